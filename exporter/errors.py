@@ -1,0 +1,47 @@
+"""Errors a user can cause or meet, each with the exit code the command line gives it.
+
+A message says what was found, what was expected and what to do next; the command line prints it
+without a traceback.
+"""
+
+from __future__ import annotations
+
+
+class LinexportError(Exception):
+    """Base of all errors raised on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(LinexportError):
+    """The request itself cannot be carried out: a bad path, option or combination."""
+
+    exit_code = 2
+
+
+class ParityError(LinexportError):
+    """The converted model does not equal the original."""
+
+    exit_code = 3
+
+
+class UnsupportedModelError(LinexportError):
+    """The model or file is understood to be something linexport does not convert."""
+
+    exit_code = 4
+
+
+class OpError(UnsupportedModelError, ValueError):
+    """Attributes or input shapes of a linexport op contradict its definition."""
+
+
+class EnvironmentProblemError(LinexportError):
+    """Something outside the model is missing: a library, a provider, space on disk."""
+
+    exit_code = 5
+
+
+class BuildError(LinexportError):
+    """Tracing or lowering failed."""
+
+    exit_code = 6

@@ -1,0 +1,54 @@
+"""What every loader returns: a module ready to trace, and where it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model came from.
+
+    Attributes:
+        kind: "checkpoint", "exported_program" or "factory".
+        location: the path or ``package.module:callable`` as the user gave it.
+        sha256: of the file, or None for a factory.
+        description: one line for people, for example "LanguageModel, 0.4 M parameters".
+    """
+
+    kind: str
+    location: str
+    sha256: str | None
+    description: str
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A module in eval mode with example inputs.
+
+    Attributes:
+        module: the reference of every later check; called as ``module(*args, **kwargs)``.
+        args: positional example inputs (tensors, or nests of them as torch.export takes).
+        kwargs: keyword example inputs.
+        dynamic_shapes: in torch.export's notation, matching args and kwargs; None where the file
+            already fixes them (an exported program).
+        source: provenance.
+        program: the exported program itself where the source is one, else None.
+        integer_ranges: for each integer input, by its position among the flattened inputs, the
+            half-open range of values it may take (a vocabulary, say). Absent: the range seen in
+            the example.
+        warnings: what the user should know, such as NaN in a weight.
+    """
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dynamic_shapes: Any
+    source: Source
+    program: torch.export.ExportedProgram | None = None
+    integer_ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,101 @@
+"""Write ONNX function bodies as Python expressions.
+
+    b = Body()
+    y = b.Add(x, b.const([1.0]))          # one output: a name
+    a, c = b.Split(x, outputs=2, axis=-1)  # several: a tuple of names
+    function = b.function("linexport", "Twice", ["x"], {"y": y})
+
+Every call appends one node; every value is its name. Nothing is evaluated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+OPSET = 18
+"""Standard operator set that function bodies are written in: the lowest one they need."""
+
+MICROSOFT = "com.microsoft"
+"""Domain of ONNX Runtime's own operators, always at version 1."""
+
+
+class Body:
+    """Nodes of one function body, or of one subgraph inside it.
+
+    Args:
+        parent: the body this one is nested in (a Scan's), so that names stay unique.
+    """
+
+    def __init__(self, parent: Body | None = None) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self._names: list[int] = parent._names if parent else [0]
+
+    def fresh(self, hint: str) -> str:
+        """A value name not used before in this body or the ones around it."""
+        self._names[0] += 1
+        return f"{hint}_{self._names[0]}"
+
+    def node(
+        self, op_type: str, *inputs: str, outputs: int = 1, domain: str = "", **attributes: Any
+    ) -> Any:
+        """Append a node; returns its output name, or a tuple of names if there are several."""
+        names = [self.fresh(op_type.lower()) for _ in range(outputs)]
+        self.nodes.append(
+            helper.make_node(op_type, list(inputs), names, domain=domain, **attributes)
+        )
+        return names[0] if outputs == 1 else tuple(names)
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if not op_type[:1].isupper():
+            raise AttributeError(op_type)
+        return lambda *inputs, **kwargs: self.node(op_type, *inputs, **kwargs)
+
+    def const(self, value: Any, dtype: Any = None) -> str:
+        """A Constant: floats become float32 and integers int64 unless ``dtype`` says otherwise."""
+        array = np.asarray(value)
+        if dtype is None:
+            dtype = np.float32 if array.dtype.kind == "f" else array.dtype
+        return str(self.Constant(value=numpy_helper.from_array(array.astype(dtype))))
+
+    def subgraph(
+        self, name: str, inputs: Sequence[str], outputs: Sequence[str]
+    ) -> onnx.GraphProto:
+        """This body as the body of a Scan: untyped inputs and outputs, in the order given."""
+        empty = onnx.TypeProto()
+        return helper.make_graph(
+            self.nodes,
+            name,
+            [helper.make_value_info(n, empty) for n in inputs],
+            [helper.make_value_info(n, empty) for n in outputs],
+        )
+
+    def function(
+        self,
+        domain: str,
+        name: str,
+        inputs: Sequence[str],
+        outputs: Mapping[str, str],
+        overload: str = "",
+        attributes: Sequence[str] = (),
+    ) -> onnx.FunctionProto:
+        """This body as a model-local function; ``outputs`` maps formal names to values."""
+        for formal, value in outputs.items():
+            self.nodes.append(helper.make_node("Identity", [value], [formal]))
+        opsets = [helper.make_opsetid("", OPSET)]
+        if any(n.domain == MICROSOFT for n in self.nodes):
+            opsets.append(helper.make_opsetid(MICROSOFT, 1))
+        return helper.make_function(
+            domain,
+            name,
+            list(inputs),
+            list(outputs),
+            self.nodes,
+            opsets,
+            list(attributes),
+            overload=overload,
+        )
