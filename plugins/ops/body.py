@@ -62,9 +62,7 @@ class Body:
             dtype = np.float32 if array.dtype.kind == "f" else array.dtype
         return str(self.Constant(value=numpy_helper.from_array(array.astype(dtype))))
 
-    def subgraph(
-        self, name: str, inputs: Sequence[str], outputs: Sequence[str]
-    ) -> onnx.GraphProto:
+    def subgraph(self, name: str, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.GraphProto:
         """This body as the body of a Scan: untyped inputs and outputs, in the order given."""
         empty = onnx.TypeProto()
         return helper.make_graph(

@@ -1,0 +1,132 @@
+"""The op ``linexport.CausalConvWithState``: ONNX's depthwise causal convolution (opset 27), whole.
+
+    y_t = f(bias + sum_j weight_j x_{t - (k-1) + j})   j = 0 ... k-1, per channel
+    f   = identity, or silu(y) = y * sigmoid(y)
+
+Channels first: input and output (B, C, T), weight (C, 1, k), bias (C), states (B, C, k-1). Values
+before the first come from past_state, or are zero; present_state is the last k-1 values seen.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import defs, helper
+
+from linexport.errors import OpError
+from linexport.plugins.ops.body import Body
+from linexport.plugins.ops.op import DOMAIN, VERSION, Node, Op, activations, parameter
+from linexport.plugins.ops.shapes import Shape, rank, same
+
+ACTIVATIONS = ("none", "silu", "swish")
+
+Array = NDArray[np.float64]
+
+
+def check(
+    activation: str,
+    input: Shape,
+    weight: Shape,
+    bias: Shape | None = None,
+    past_state: Shape | None = None,
+) -> int:
+    """The kernel size, once the shapes have been compared.
+
+    Raises:
+        OpError: unknown activation, or shapes that contradict each other.
+    """
+    if activation not in ACTIVATIONS:
+        raise OpError(f"activation is {activation!r}; expected one of {', '.join(ACTIVATIONS)}.")
+    rank("input", input, 3)
+    rank("weight", weight, 3)
+    same("weight", "channels", weight[0], input[1])
+    same("weight", "middle dimension", weight[1], 1)
+    size = weight[2]
+    if not isinstance(size, int) or size < 1:
+        raise OpError(f"weight has kernel size {size}; expected a fixed size of at least 1.")
+    if bias is not None:
+        rank("bias", bias, 1)
+        same("bias", "channels", bias[0], input[1])
+    if past_state is not None:
+        rank("past_state", past_state, 3)
+        for what, axis, expected in (("batch", 0, input[0]), ("channels", 1, input[1])):
+            same("past_state", what, past_state[axis], expected)
+        same("past_state", "length", past_state[2], size - 1)
+    return size
+
+
+def causal_conv(
+    activation: str,
+    input: Array,
+    weight: Array,
+    bias: Array | None = None,
+    past_state: Array | None = None,
+) -> tuple[Array, Array]:
+    """The definition above in float64, position by position: output and present_state.
+
+    Raises:
+        OpError: shapes that do not fit.
+    """
+    optional = tuple(None if x is None else x.shape for x in (bias, past_state))
+    size = check(activation, input.shape, weight.shape, *optional)
+    batch, channels, length = input.shape
+    past = np.zeros((batch, channels, size - 1)) if past_state is None else np.float64(past_state)
+    seen = np.concatenate([past, np.float64(input)], axis=2)
+    output = np.zeros(input.shape, np.float64)
+    for t in range(length):
+        output[:, :, t] = (seen[:, :, t : t + size] * weight[None, :, 0, :]).sum(-1)
+    if bias is not None:
+        output += bias[None, :, None]
+    if activation != "none":
+        output = output / (1 + np.exp(-output))
+    return output, seen[:, :, length:]
+
+
+def _activation(node: Node) -> str:
+    return str(node.attributes.get("activation", "none"))
+
+
+def _check(node: Node) -> None:
+    check(_activation(node), **node.shapes)
+
+
+def _portable(node: Node) -> tuple[Body, list[str]]:
+    """Concat of past and input, a depthwise Conv, and the last k-1 positions."""
+    b = Body()
+    x, weight, bias, past = node.inputs
+    channels, size = node.shapes["weight"][0], node.shapes["weight"][2]
+    assert isinstance(size, int)
+    seen = b.Concat(past, x, axis=2) if past else b.Pad(x, b.const([0, 0, size - 1, 0, 0, 0]))
+    y = b.Conv(seen, weight, *([bias] if bias else []), group=channels)
+    if _activation(node) != "none":
+        y = b.Mul(y, b.Sigmoid(y))
+    end = b.const([np.iinfo(np.int64).max])
+    # Not -(k-1): for k = 1 that would be the whole sequence.
+    start = b.Shape(x, start=2, end=3)
+    return b, [y, b.Slice(seen, start, end, b.const([2]))]
+
+
+OP = Op(
+    schema=defs.OpSchema(
+        "CausalConvWithState",
+        DOMAIN,
+        VERSION,
+        doc=__doc__ or "",
+        inputs=[
+            parameter("input", "T", "(B, C, T)"),
+            parameter("weight", "T", "(C, 1, k)"),
+            parameter("bias", "T", "(C)", "Optional"),
+            parameter("past_state", "T", "(B, C, k - 1)", "Optional"),
+        ],
+        outputs=[
+            parameter("output", "T", "(B, C, T)"),
+            parameter("present_state", "T", "(B, C, k - 1)", "Optional"),
+        ],
+        type_constraints=activations("T"),
+        attributes=[
+            defs.OpSchema.Attribute("activation", helper.make_attribute("activation", "none"))
+        ],
+    ),
+    check=_check,
+    portable=_portable,
+)

@@ -1,0 +1,78 @@
+"""The op ``linexport.LinearAttention``, whole: schema, checks, portable lowering, oracle."""
+
+from __future__ import annotations
+
+from onnx import defs, helper
+
+from linexport.plugins.ops.body import Body
+from linexport.plugins.ops.linear_attention import chunk
+from linexport.plugins.ops.linear_attention.oracle import linear_attention
+from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec, Sizes
+from linexport.plugins.ops.op import DOMAIN, VERSION, Node, Op, activations, parameter
+
+__all__ = ["OP", "LinearAttentionSpec", "linear_attention", "view"]
+
+INPUTS = (
+    "query",
+    "key",
+    "value",
+    "past_state",
+    "past_normalizer",
+    "decay",
+    "beta",
+    "key_mask",
+)
+
+
+def view(node: Node) -> tuple[LinearAttentionSpec, Sizes]:
+    """The checked attributes of a node and the sizes its input shapes imply.
+
+    Raises:
+        OpError: they contradict the definition.
+    """
+    spec = LinearAttentionSpec.from_attributes(dict(node.attributes))
+    return spec, spec.check(**{name: node.shapes[name] for name in INPUTS if name in node.shapes})
+
+
+def _portable(node: Node) -> tuple[Body, list[str]]:
+    spec, sizes = view(node)
+    return chunk.write(spec, sizes, node.inputs)
+
+
+_DEFAULTS = LinearAttentionSpec(1, 1).attributes()
+_HEADS = ("q_num_heads", "kv_num_heads")
+
+OP = Op(
+    schema=defs.OpSchema(
+        "LinearAttention",
+        DOMAIN,
+        VERSION,
+        doc=str(linear_attention.__doc__),
+        inputs=[
+            parameter("query", "T", "(B, T, H_q * d_k)"),
+            parameter("key", "T", "(B, T, H_k * d_k)"),
+            parameter("value", "T", "(B, T, H_kv * d_v)"),
+            parameter("past_state", "S", "(B, H_kv, d_k, d_v)", "Optional"),
+            parameter("past_normalizer", "S", "(B, H_kv, d_k)", "Optional"),
+            parameter("decay", "T", "(B, T, H_kv) or (B, T, H_kv * d_k), log space", "Optional"),
+            parameter("beta", "T", "(B, T, H_kv) or (B, T, 1)", "Optional"),
+            parameter("key_mask", "tensor(bool)", "(B, T), False: padded token", "Optional"),
+        ],
+        outputs=[
+            parameter("output", "T", "(B, T, max(H_q, H_kv) * d_v)"),
+            parameter("present_state", "S", "(B, H_kv, d_k, d_v)", "Optional"),
+            parameter("present_normalizer", "S", "(B, H_kv, d_k)", "Optional"),
+        ],
+        type_constraints=activations("T", "S"),
+        attributes=[
+            *(defs.OpSchema.Attribute(name, defs.OpSchema.AttrType.INT) for name in _HEADS),
+            *(
+                defs.OpSchema.Attribute(name, helper.make_attribute(name, value))
+                for name, value in _DEFAULTS.items()
+                if name not in _HEADS
+            ),
+        ],
+    ),
+    check=lambda node: (view(node), None)[1],
+    portable=_portable,
+)

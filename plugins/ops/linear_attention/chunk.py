@@ -1,0 +1,243 @@
+"""The portable lowering of LinearAttention: chunks of tokens, standard operators, any length.
+
+The sequence is cut into N = ceil(T / chunk_size) chunks of C = ceil(T / N) tokens (so T = 1 is one
+chunk of one token, and at most N - 1 tokens of padding are added), and a Scan carries the state S
+(and normaliser z) from chunk to chunk. Within a chunk, with L_t the sum of decays up to t and
+D_ts = exp(L_t - L_s) for s <= t, 0 otherwise:
+
+    U   = V                                                      linear, gated
+    U   = (I + A)^-1 (beta * (V - (K * exp(L)) S)),  A_ts = beta_t (k_t . k_s) D_ts for s < t
+    O   = (Q * exp(L)) S + ((Q K^T) * D) U
+    den = (Q * exp(L)) z + row sums of (Q K^T) * D
+    S'  = exp(L_C) * S + (K * exp(L_C - L))^T U
+
+The differences L_t - L_s are summed directly (a masked cumulative sum), never subtracted, so a
+decay of any size, -inf too, loses no precision. Memory and time are linear in T.
+Source: the chunk form of MATH 1; Yang et al. 2024 (arXiv 2406.06484) for the delta rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import TensorProto
+
+from linexport.plugins.ops.body import Body
+from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec, Sizes
+
+PER_CHANNEL_CHUNK = 16
+"""Tokens a chunk where decay differs per key channel: D is then (C, C, d_k) and must stay small."""
+
+
+def write(spec: LinearAttentionSpec, sizes: Sizes, inputs: Sequence[str]) -> tuple[Body, list[str]]:
+    """A body computing output, present_state and present_normalizer from the op's eight inputs.
+
+    ``inputs`` are the eight formal names in order, "" for an absent one.
+    """
+    b = Body()
+    query, key, value, past_state, past_normalizer, decay, beta, key_mask = inputs
+    batch = b.Shape(query, start=0, end=1)
+    length = b.Shape(query, start=1, end=2)
+    query_f = b.Mul(b.Cast(query, to=TensorProto.FLOAT), b.const(float(spec.scale)))
+    key_f, value_f = (b.Cast(x, to=TensorProto.FLOAT) for x in (key, value))
+    if key_mask:
+        keep = b.Unsqueeze(key_mask, b.const([2]))
+        key_f = b.Where(keep, key_f, b.const(0.0))
+        decay = decay and b.Where(keep, b.Cast(decay, to=TensorProto.FLOAT), b.const(0.0))
+
+    heads = spec.kv_num_heads
+    S = past_state or b.Expand(b.const(0.0), _dims(b, batch, heads, sizes.d_k, sizes.d_v))
+    S = b.Reshape(b.Cast(S, to=TensorProto.FLOAT), _dims(b, batch, heads, 1, sizes.d_k, sizes.d_v))
+    z = past_normalizer or b.Expand(b.const(0.0), _dims(b, batch, heads, sizes.d_k))
+    z = b.Reshape(b.Cast(z, to=TensorProto.FLOAT), _dims(b, batch, heads, 1, sizes.d_k, 1))
+
+    cut = _Cutter(b, spec, sizes, batch, length)
+    chunks = [
+        cut.split(query_f, spec.q_num_heads, queries=True),
+        cut.split(key_f, sizes.key_heads),
+        cut.split(value_f, heads),
+    ]
+    if spec.has_decay:
+        chunks.append(cut.split(b.Cast(decay, to=TensorProto.FLOAT), heads))
+    if spec.has_beta:
+        beta_heads = heads if sizes.beta_per_head else 1
+        chunks.append(cut.split(b.Cast(beta, to=TensorProto.FLOAT), beta_heads))
+
+    if spec.causal:
+        cell = _cell(b, spec, sizes, len(chunks))
+        S, z, output = b.Scan(S, z, *chunks, outputs=3, body=cell, num_scan_inputs=len(chunks))
+    else:
+        S, z, output = _bidirectional(b, spec, *chunks)
+    output = b.CastLike(cut.join(output), query)
+    S = b.Reshape(S, _dims(b, batch, heads, sizes.d_k, sizes.d_v))
+    z = b.Reshape(z, _dims(b, batch, heads, sizes.d_k))
+    return b, [output, S, z]
+
+
+def _dims(b: Body, *sizes: int | str) -> str:
+    """A shape tensor of fixed sizes and one-element tensors."""
+    parts = [b.const([s]) if isinstance(s, int) else s for s in sizes]
+    return str(b.Concat(*parts, axis=0))
+
+
+class _Cutter:
+    """Cuts (B, T, heads*d) into chunks (N, B, H_kv, G, C, d) and joins them again.
+
+    G counts the query heads that share one key/value head; it is 1 for keys and values.
+    """
+
+    def __init__(
+        self, b: Body, spec: LinearAttentionSpec, sizes: Sizes, batch: str, length: str
+    ) -> None:
+        self.b, self.spec, self.batch, self.length = b, spec, batch, length
+        self.width = spec.output_heads * sizes.d_v
+        one = b.const([1])
+        if spec.causal:
+            size = PER_CHANNEL_CHUNK if sizes.decay_per_channel else spec.chunk_size
+            limit = b.const([min(size, spec.chunk_size)])
+            self.count = b.Max(_ceil_div(b, length, limit), one)
+            # At least 1: for T = 0, ONNX Runtime leaves products over no tokens uninitialised.
+            self.size = b.Max(_ceil_div(b, length, self.count), one)
+            padding = b.Sub(b.Mul(self.count, self.size), length)
+            self.pads = b.Concat(b.const([0, 0, 0, 0]), padding, b.const([0]), axis=0)
+        else:
+            self.count, self.size, self.pads = one, length, ""
+
+    def split(self, packed: str, heads: int, queries: bool = False) -> str:
+        b, served = self.b, self.spec.output_heads if queries else self.spec.kv_num_heads
+        if self.pads:
+            packed = b.Pad(packed, self.pads)
+        width = b.Div(b.Shape(packed, start=2, end=3), b.const([heads]))
+        shape = _dims(b, self.batch, self.count, self.size, heads, width)
+        x = b.Reshape(packed, shape, allowzero=1)
+        if heads != served:
+            x = b.Gather(x, b.const(np.repeat(np.arange(heads), served // heads)), axis=3)
+        kv = self.spec.kv_num_heads
+        grouped = _dims(b, self.batch, self.count, self.size, kv, served // kv, width)
+        return str(b.Transpose(b.Reshape(x, grouped, allowzero=1), perm=[1, 0, 3, 4, 2, 5]))
+
+    def join(self, chunks: str) -> str:
+        b = self.b
+        x = b.Transpose(chunks, perm=[1, 0, 4, 2, 3, 5])
+        padded = b.Mul(self.count, self.size)
+        x = b.Reshape(x, _dims(b, self.batch, padded, self.width), allowzero=1)
+        if self.pads:
+            x = b.Slice(x, b.const([0]), self.length, b.const([1]))
+        return str(x)
+
+
+def _ceil_div(b: Body, numerator: str, denominator: str) -> str:
+    return str(b.Div(b.Sub(b.Add(numerator, denominator), b.const([1])), denominator))
+
+
+def _transpose(b: Body, x: str) -> str:
+    return str(b.Transpose(x, perm=[0, 1, 2, 4, 3]))
+
+
+def _row_sums(b: Body, x: str) -> str:
+    return str(b.ReduceSum(x, b.const([-1]), keepdims=1))
+
+
+def _divide(b: Body, spec: LinearAttentionSpec, numerator: str, denominator: str) -> str:
+    if not spec.normalize:
+        return numerator
+    return str(b.Div(numerator, b.Add(denominator, b.const(float(spec.eps)))))
+
+
+def _bidirectional(
+    b: Body, spec: LinearAttentionSpec, q: str, k: str, v: str
+) -> tuple[str, str, str]:
+    """O = Q (K^T V) / (Q sum(K) + eps) on one chunk of all tokens."""
+    q, k, v = (b.Squeeze(x, b.const([0])) for x in (q, k, v))
+    k_t = _transpose(b, k)
+    S, z = b.MatMul(k_t, v), _row_sums(b, k_t)
+    output = _divide(b, spec, b.MatMul(q, S), b.MatMul(q, z))
+    return S, z, b.Unsqueeze(output, b.const([0]))
+
+
+def _cell(outer: Body, spec: LinearAttentionSpec, sizes: Sizes, scanned: int) -> object:
+    """The Scan body: one chunk, tensors (B, H_kv, G, C, d) and state (B, H_kv, 1, d_k, d_v)."""
+    b = Body(outer)
+    S, z, *chunk = (b.fresh(n) for n in ("S", "z", "q", "k", "v", "g", "beta")[: 2 + scanned])
+    q, k, v = chunk[:3]
+    decay = chunk[3] if spec.has_decay else ""
+    beta = chunk[-1] if spec.has_beta else ""
+
+    k_t = _transpose(b, k)
+    q_decayed, k_decayed, k_rest, S_end, z_end = q, k, k_t, S, z
+    if decay:
+        from_start = b.Exp(b.CumSum(decay, b.const(3)))
+        to_end = b.Exp(b.CumSum(decay, b.const(3), exclusive=1, reverse=1))
+        pairs = _decay_pairs(b, decay, sizes.decay_per_channel)
+        q_decayed, k_decayed = b.Mul(q, from_start), b.Mul(k, from_start)
+        k_rest = _transpose(b, b.Mul(k, to_end))
+        total = b.Exp(_row_sums(b, _transpose(b, decay)))
+        S_end, z_end = b.Mul(S, total), b.Mul(z, total)
+        if sizes.decay_per_channel:
+            decayed = b.Mul(b.Unsqueeze(k, b.const([3])), pairs)
+            scores = _contract(b, decayed, q)
+            keys = _contract(b, decayed, k) if beta else ""
+        else:
+            scores = b.Mul(b.MatMul(q, k_t), pairs)
+            keys = b.Mul(b.MatMul(k, k_t), pairs) if beta else ""
+    else:
+        scores = b.Trilu(b.MatMul(q, k_t), upper=0)
+        keys = b.MatMul(k, k_t) if beta else ""
+
+    if beta:
+        target = b.Mul(beta, b.Sub(v, b.MatMul(k_decayed, S)))
+        below = b.Trilu(b.Mul(beta, keys), b.const(-1), upper=0)
+        v = b.MatMul(_unit_lower_inverse(b, below, spec.chunk_size), target)
+    numerator = b.Add(b.MatMul(q_decayed, S), b.MatMul(scores, v))
+    output = numerator
+    if spec.normalize:
+        denominator = b.Add(b.MatMul(q_decayed, z), _row_sums(b, scores))
+        output = _divide(b, spec, numerator, denominator)
+    S_next = b.Add(S_end, b.MatMul(k_rest, v))
+    z_next = b.Add(z_end, _row_sums(b, k_rest))
+    return b.subgraph("chunk", [S, z, *chunk], [S_next, z_next, output])
+
+
+def _contract(b: Body, decayed_keys: str, x: str) -> str:
+    """Sum over channels of x_t * decayed_keys_ts: (B, H, G, C, d) to (B, H, G, C, C)."""
+    return str(b.Squeeze(b.MatMul(decayed_keys, b.Unsqueeze(x, b.const([5]))), b.const([5])))
+
+
+def _decay_pairs(b: Body, decay: str, per_channel: bool) -> str:
+    """D_ts = exp(sum of decays in (s, t]) for s <= t, else 0.
+
+    D is (B, H, 1, C, C), or (B, H, 1, C, C, d_k) per channel.
+    """
+    size = b.Shape(decay, start=3, end=4)
+    index = b.Range(b.const(0), b.Squeeze(size, b.const([0])), b.const(1))
+    row, column = b.Unsqueeze(index, b.const([1])), b.Unsqueeze(index, b.const([0]))
+    after, upto = b.Greater(row, column), b.GreaterOrEqual(row, column)
+    steps = decay  # (..., C, 1): broadcasts over s
+    if per_channel:
+        after, upto = (b.Unsqueeze(x, b.const([2])) for x in (after, upto))
+        steps = b.Unsqueeze(decay, b.const([4]))
+    sums = b.CumSum(b.Where(after, steps, b.const(0.0)), b.const(3))
+    return str(b.Exp(b.Where(upto, sums, b.const(-np.inf))))
+
+
+def _unit_lower_inverse(b: Body, below: str, largest: int) -> str:
+    """(I + A)^-1 for strictly lower triangular A, by doubling the size of inverted blocks.
+
+    With X the inverse of the diagonal blocks of size w and A_w the part of A that joins two of
+    them, X - X A_w X inverts the blocks of size 2w. Each entry is as accurate as forward
+    substitution makes it, unlike powers of A, whose entries grow like binomials.
+    """
+    size = b.Shape(below, start=3, end=4)
+    index = b.Range(b.const(0), b.Squeeze(size, b.const([0])), b.const(1))
+    row, column = b.Unsqueeze(index, b.const([1])), b.Unsqueeze(index, b.const([0]))
+    inverse = b.Cast(b.Equal(row, column), to=TensorProto.FLOAT)
+    width = 1
+    while width < largest:
+        pair, w = b.const(2 * width), b.const(width)
+        same = b.Equal(b.Div(row, pair), b.Div(column, pair))
+        joins = b.And(same, b.Not(b.Equal(b.Div(row, w), b.Div(column, w))))
+        joined = b.Where(joins, below, b.const(0.0))
+        inverse = b.Sub(inverse, b.MatMul(b.MatMul(inverse, joined), inverse))
+        width *= 2
+    return str(inverse)

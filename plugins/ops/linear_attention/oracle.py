@@ -1,0 +1,103 @@
+"""Linear attention, token by token, in float64: the definition every other form is tested against.
+
+For each token, with alpha_t = exp(decay_t), scale s and the key of a masked token set to zero
+(and its decay to zero, so that it leaves the state as it was):
+
+    linear       S_t = S_{t-1} + k_t v_t^T
+    gated        S_t = alpha_t S_{t-1} + k_t v_t^T
+    delta        S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T
+    gated_delta  S_t = alpha_t S_{t-1} + beta_t k_t (v_t - (alpha_t S_{t-1})^T k_t)^T
+    normalizer   z_t = alpha_t z_{t-1} + k_t
+    output       o_t = s q_t^T S_t                            normalize = 0
+                 o_t = s q_t^T S_t / (s q_t^T z_t + eps)      normalize = 1
+
+``causal = 0`` uses S_T and z_T for every t. Source: the reference recurrence of ONNX's
+LinearAttention (opset 27), with a normaliser, a mask and a bidirectional form added.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
+
+Array = NDArray[np.float64]
+
+
+def linear_attention(
+    spec: LinearAttentionSpec,
+    query: Array,
+    key: Array,
+    value: Array,
+    past_state: Array | None = None,
+    past_normalizer: Array | None = None,
+    decay: Array | None = None,
+    beta: Array | None = None,
+    key_mask: NDArray[np.bool_] | None = None,
+) -> tuple[Array, Array, Array]:
+    """Output (B, T, H*d_v), state (B, H_kv, d_k, d_v) and normalizer (B, H_kv, d_k), all float64.
+
+    Shapes are those of ``spec``. The normalizer is returned whether or not ``spec.normalize``.
+
+    Raises:
+        OpError: shapes that do not fit.
+    """
+    inputs = (query, key, value, past_state, past_normalizer, decay, beta, key_mask)
+    sizes = spec.check(*(None if x is None else x.shape for x in inputs))  # type: ignore[arg-type]
+    batch, length = query.shape[:2]
+    heads, d_k, d_v = spec.kv_num_heads, sizes.d_k, sizes.d_v
+
+    q = _heads(query, spec.q_num_heads, spec.output_heads)
+    k = _heads(key, sizes.key_heads, heads)
+    v = _heads(value, heads, heads)
+    alpha = np.ones((batch, length, heads, 1))
+    if decay is not None:
+        alpha = np.exp(_heads(decay, heads, heads))
+    step = np.ones((batch, length, heads))
+    if beta is not None:
+        step = np.broadcast_to(np.asarray(beta, np.float64), (batch, length, heads)).copy()
+    if key_mask is not None:
+        k = np.where(key_mask[:, :, None, None], k, 0.0)
+        alpha = np.where(key_mask[:, :, None, None], alpha, 1.0)
+
+    S: Array = np.zeros((batch, heads, d_k, d_v))
+    z: Array = np.zeros((batch, heads, d_k))
+    if past_state is not None:
+        S = S + past_state
+    if past_normalizer is not None:
+        z = z + past_normalizer
+    states: list[Array] = []
+    normalizers: list[Array] = []
+    for t in range(length):
+        S = alpha[:, t, :, :, None] * S
+        z = alpha[:, t] * z + k[:, t]
+        target = v[:, t]
+        if spec.has_beta:
+            target = step[:, t, :, None] * (target - np.einsum("bhkv,bhk->bhv", S, k[:, t]))
+        S = S + k[:, t, :, :, None] * target[:, :, None, :]
+        states.append(S)
+        normalizers.append(z)
+    if not spec.causal:
+        states, normalizers = [S] * length, [z] * length
+
+    group = spec.output_heads // heads
+    output = np.zeros((batch, length, spec.output_heads, d_v))
+    for t in range(length):
+        S_t = np.repeat(states[t], group, axis=1)
+        z_t = np.repeat(normalizers[t], group, axis=1)
+        o = spec.scale * np.einsum("bhk,bhkv->bhv", q[:, t], S_t)
+        if spec.normalize:
+            denominator = spec.scale * np.einsum("bhk,bhk->bh", q[:, t], z_t) + spec.eps
+            with np.errstate(divide="ignore", invalid="ignore"):
+                o = o / denominator[:, :, None]
+        output[:, t] = o
+    return output.reshape(batch, length, spec.output_heads * d_v), S, z
+
+
+def _heads(packed: Array, heads: int, served: int) -> Array:
+    """(B, T, heads*d) as (B, T, served, d), each head repeated for the heads it serves."""
+    split = np.asarray(packed, np.float64).reshape(
+        *packed.shape[:2], heads, packed.shape[2] // heads
+    )
+    return np.repeat(split, served // heads, axis=2)

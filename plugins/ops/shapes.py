@@ -1,0 +1,48 @@
+"""Shapes of op inputs as far as a graph knows them, and the comparisons op checks are made of.
+
+A dimension is an int, a symbol (str) or None where nothing is known. Comparisons accept what is
+not known and raise OpError, naming what was found and what was expected, for what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from linexport.errors import OpError
+
+Dim = int | str | None
+Shape = Sequence[Dim]
+
+
+def rank(name: str, shape: Shape, expected: int) -> None:
+    """``shape`` has ``expected`` dimensions."""
+    if len(shape) != expected:
+        raise OpError(f"{name} has shape {tuple(shape)}; expected {expected} dimensions.")
+
+
+def same(name: str, what: str, found: Dim, expected: Dim) -> None:
+    """``found`` equals ``expected``, unless one of them is unknown."""
+    if isinstance(found, int) and isinstance(expected, int) and found != expected:
+        raise OpError(f"{name} has {what} {found}; expected {expected}.")
+
+
+def static_width(name: str, shape: Shape) -> int:
+    """The last of three dimensions, which must be known."""
+    rank(name, shape, 3)
+    if not isinstance(shape[-1], int):
+        raise OpError(f"{name} has an unknown width in {tuple(shape)}; heads need a fixed one.")
+    return shape[-1]
+
+
+def width_per_head(name: str, shape: Shape, heads: int) -> int:
+    """The last of three dimensions divided by the heads packed into it."""
+    width = static_width(name, shape)
+    if width < heads or width % heads:
+        raise OpError(f"{name} has width {width}; expected a multiple of its {heads} heads.")
+    return width // heads
+
+
+def one_of(name: str, found: int, expected: tuple[int, int]) -> None:
+    """A width is one of two."""
+    if found not in expected:
+        raise OpError(f"{name} has width {found}; expected {expected[0]} or {expected[1]}.")
