@@ -1,5 +1,38 @@
-"""linexport: export and deployment toolkit for PyTorch models with linear attention."""
+"""linexport: export and deployment toolkit for PyTorch models with linear attention.
+
+    linexport.convert("model.pt", "artifact")   convert, prove equal, measure
+    linexport.load("artifact").run(x)           run it
+    linexport.load("artifact").stream()         run it piece by piece
+    linexport.validate("artifact"), linexport.bench("artifact")
+
+Names are imported when they are first used, so that importing the package costs nothing.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from linexport.artifact import Artifact, Stream, load
+    from linexport.pipeline import bench, convert, validate
+
+__all__ = ["Artifact", "Stream", "__version__", "bench", "convert", "load", "validate"]
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Artifact": "linexport.artifact",
+    "Stream": "linexport.artifact",
+    "load": "linexport.artifact",
+    "bench": "linexport.pipeline",
+    "convert": "linexport.pipeline",
+    "validate": "linexport.pipeline",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'linexport' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

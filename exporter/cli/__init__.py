@@ -1,0 +1,47 @@
+"""The command line: one command a file, found by scanning this folder.
+
+A command module has ``register(app)``. Heavy libraries are imported inside commands, so that
+``linexport --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="linexport",
+    help="Convert PyTorch models with linear attention to checked, fast ONNX artifacts.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Options before any command."""
+    if version:
+        from linexport import __version__
+
+        typer.echo(f"linexport {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+for _module in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
+    _register = getattr(importlib.import_module(f"{__name__}.{_module.name}"), "register", None)
+    if _register:
+        _register(app)
+
+
+def main() -> None:
+    """Entry point of the ``linexport`` program."""
+    app()

@@ -18,7 +18,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 OPSET = 18
-"""Standard operator set that function bodies are written in: the lowest one they need."""
+"""Lowest standard operator set that function bodies need. They use operators in ways that later
+sets did not change, so a body may be declared at the set of the model it is attached to."""
 
 MICROSOFT = "com.microsoft"
 """Domain of ONNX Runtime's own operators, always at version 1."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import defs, helper
+from onnx import TensorProto, defs, helper
 
 from linexport.errors import OpError
 from linexport.plugins.ops.body import Body
@@ -91,9 +91,12 @@ def _check(node: Node) -> None:
 
 
 def _portable(node: Node) -> tuple[Body, list[str]]:
-    """Concat of past and input, a depthwise Conv, and the last k-1 positions."""
+    """Concat of past and input, a depthwise Conv, and the last k-1 positions.
+
+    Computed in float32: Conv takes no bfloat16 in this operator set.
+    """
     b = Body()
-    x, weight, bias, past = node.inputs
+    x, weight, bias, past = (b.Cast(v, to=TensorProto.FLOAT) if v else "" for v in node.inputs)
     channels, size = node.shapes["weight"][0], node.shapes["weight"][2]
     assert isinstance(size, int)
     seen = b.Concat(past, x, axis=2) if past else b.Pad(x, b.const([0, 0, size - 1, 0, 0, 0]))
@@ -103,7 +106,8 @@ def _portable(node: Node) -> tuple[Body, list[str]]:
     end = b.const([np.iinfo(np.int64).max])
     # Not -(k-1): for k = 1 that would be the whole sequence.
     start = b.Shape(x, start=2, end=3)
-    return b, [y, b.Slice(seen, start, end, b.const([2]))]
+    state = b.Slice(seen, start, end, b.const([2]))
+    return b, [b.CastLike(out, node.inputs[0]) for out in (y, state)]
 
 
 OP = Op(

@@ -18,6 +18,9 @@ from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.op import DOMAIN, VERSION, Node, Op, activations, parameter
 from linexport.plugins.ops.shapes import width_per_head
 
+PARAMETERS = 4
+"""Most tensors a map may take besides x."""
+
 Formula = Callable[..., str]
 """``formula(body, x, *parameters)``: x is (..., d) and the value returned (..., M)."""
 
@@ -42,7 +45,10 @@ def _check(node: Node) -> None:
         raise OpError(
             f"FeatureMap has kind {kind!r}; expected one of {', '.join(sorted(_formulas))}."
         )
-    width_per_head("x", node.shapes["x"], _heads(node))
+    heads = node.attributes.get("num_heads")
+    if not isinstance(heads, int) or heads < 1:
+        raise OpError(f"FeatureMap has num_heads {heads!r}; expected at least 1.")
+    width_per_head("x", node.shapes["x"], heads)
 
 
 def _heads(node: Node) -> int:
@@ -51,7 +57,8 @@ def _heads(node: Node) -> int:
 
 def _portable(node: Node) -> tuple[Body, list[str]]:
     formula, elementwise = _formulas[node.attributes["kind"]]
-    x, *parameters = node.inputs
+    x = node.inputs[0]
+    parameters = [name for name in node.inputs[1:] if name]
     b = Body()
     if elementwise:
         return b, [formula(b, x, *parameters)]
@@ -72,7 +79,10 @@ OP = Op(
         doc=__doc__ or "",
         inputs=[
             parameter("x", "T", "(B, T, H * d)"),
-            parameter("parameters", "T", "Of the map.", "Variadic"),
+            *(
+                parameter(f"parameter_{i}", "T", "Of the map.", "Optional")
+                for i in range(PARAMETERS)
+            ),
         ],
         outputs=[parameter("y", "T", "(B, T, H * M)")],
         type_constraints=activations("T"),

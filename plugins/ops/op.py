@@ -71,11 +71,7 @@ def describe(node: onnx.NodeProto, op: Op, shapes: Mapping[str, Shape]) -> Node:
         OpError: an input has no known shape, or there are more inputs than the op has.
     """
     formal = [parameter.name for parameter in op.schema.inputs]
-    variadic = op.schema.inputs[-1].option == defs.OpSchema.FormalParameterOption.Variadic
     actual = list(node.input)
-    if variadic:
-        last = formal.pop()
-        formal += [f"{last}_{i}" for i in range(len(actual) - len(formal))]
     if len(actual) > len(formal):
         raise OpError(f"{op.name} {node.name!r} has {len(actual)} inputs; expected {len(formal)}.")
     actual += [""] * (len(formal) - len(actual))
@@ -109,7 +105,7 @@ def function_for(node: Node, op: Op, lowering: Lowering) -> onnx.FunctionProto:
 def parameter(
     name: str, types: str, description: str, kind: str = "Single"
 ) -> defs.OpSchema.FormalParameter:
-    """A formal input or output; ``kind`` is Single, Optional or Variadic."""
+    """A formal input or output; ``kind`` is Single or Optional."""
     option = getattr(defs.OpSchema.FormalParameterOption, kind)
     return defs.OpSchema.FormalParameter(name, types, description, param_option=option)
 

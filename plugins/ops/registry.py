@@ -10,7 +10,9 @@ from functools import cache
 import onnx
 from onnx import defs, helper
 
+from linexport.errors import OpError
 from linexport.plugins import ops
+from linexport.plugins.ops.body import OPSET
 from linexport.plugins.ops.op import DOMAIN, VERSION, Lowering, Node, Op, describe, function_for
 from linexport.plugins.ops.shapes import Dim
 
@@ -28,6 +30,8 @@ def all_ops() -> Mapping[str, Op]:
 
 def register_schemas() -> None:
     """Tell onnx about the ops, so that its checker and its exporters accept nodes of them."""
+    # Its import tabulates all schemas and refuses one name in two domains: let it come first.
+    importlib.import_module("onnx.reference")
     for op in all_ops().values():
         if not defs.has(op.name, DOMAIN):
             defs.register_schema(op.schema)
@@ -58,12 +62,18 @@ def attach_functions(
     domain that were there before are replaced.
 
     Raises:
-        OpError: see ``linexport_nodes``.
+        OpError: see ``linexport_nodes``; or the model's opset is too low.
     """
+    standard = next((o.version for o in model.opset_import if not o.domain), OPSET)
+    if standard < OPSET:
+        raise OpError(f"The model has opset {standard}; linexport ops need at least {OPSET}.")
     functions = {}
     for node, op, view in linexport_nodes(model):
         function = function_for(view, op, choose(node, op, view))
+        function.opset_import[0].version = standard
         node.overload = function.overload
+        # ONNX Runtime wants the outputs a node does not use spelled out.
+        node.output.extend([""] * (len(op.schema.outputs) - len(node.output)))
         functions[op.name, function.overload] = function
     kept = [f for f in model.functions if f.domain != DOMAIN]
     del model.functions[:]

@@ -97,17 +97,16 @@ class _Cutter:
             size = PER_CHANNEL_CHUNK if sizes.decay_per_channel else spec.chunk_size
             limit = b.const([min(size, spec.chunk_size)])
             self.count = b.Max(_ceil_div(b, length, limit), one)
-            # At least 1: for T = 0, ONNX Runtime leaves products over no tokens uninitialised.
-            self.size = b.Max(_ceil_div(b, length, self.count), one)
-            padding = b.Sub(b.Mul(self.count, self.size), length)
-            self.pads = b.Concat(b.const([0, 0, 0, 0]), padding, b.const([0]), axis=0)
         else:
-            self.count, self.size, self.pads = one, length, ""
+            self.count = one
+        # At least 1: for T = 0, ONNX Runtime leaves products over no tokens uninitialised.
+        self.size = b.Max(_ceil_div(b, length, self.count), one)
+        padding = b.Sub(b.Mul(self.count, self.size), length)
+        self.pads = b.Concat(b.const([0, 0, 0, 0]), padding, b.const([0]), axis=0)
 
     def split(self, packed: str, heads: int, queries: bool = False) -> str:
         b, served = self.b, self.spec.output_heads if queries else self.spec.kv_num_heads
-        if self.pads:
-            packed = b.Pad(packed, self.pads)
+        packed = b.Pad(packed, self.pads)
         width = b.Div(b.Shape(packed, start=2, end=3), b.const([heads]))
         shape = _dims(b, self.batch, self.count, self.size, heads, width)
         x = b.Reshape(packed, shape, allowzero=1)
@@ -122,9 +121,7 @@ class _Cutter:
         x = b.Transpose(chunks, perm=[1, 0, 4, 2, 3, 5])
         padded = b.Mul(self.count, self.size)
         x = b.Reshape(x, _dims(b, self.batch, padded, self.width), allowzero=1)
-        if self.pads:
-            x = b.Slice(x, b.const([0]), self.length, b.const([1]))
-        return str(x)
+        return str(b.Slice(x, b.const([0]), self.length, b.const([1])))
 
 
 def _ceil_div(b: Body, numerator: str, denominator: str) -> str:

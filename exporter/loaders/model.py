@@ -31,7 +31,9 @@ class LoadedModel:
     """A module in eval mode with example inputs.
 
     Attributes:
-        module: the reference of every later check; called as ``module(*args, **kwargs)``.
+        module: the reference of every later check; called as ``module(*args, **kwargs)``. That of
+            an exported program raises on ``eval()`` and ``train()``, and on sizes that its guards
+            exclude.
         args: positional example inputs (tensors, or nests of them as torch.export takes).
         kwargs: keyword example inputs.
         dynamic_shapes: in torch.export's notation, matching args and kwargs; None where the file

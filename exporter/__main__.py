@@ -1,0 +1,5 @@
+"""``python -m linexport``."""
+
+from linexport.cli import main
+
+main()

@@ -1,0 +1,222 @@
+"""Running an artifact: whole sequences, and streams that hold the recurrent state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linexport import targets
+from linexport.artifact import manifest as manifests
+from linexport.errors import EnvironmentProblemError, ParityError, UsageError
+
+Arrays = dict[str, np.ndarray]
+Input = np.ndarray | Mapping[str, np.ndarray]
+
+
+def load(
+    path: str | Path, *, threads: int = 0, allow_failed: bool = False, verify: bool = True
+) -> Artifact:
+    """Open an artifact folder.
+
+    Args:
+        path: the folder ``linexport convert`` wrote.
+        threads: number of threads, 0 for the runtime's choice.
+        allow_failed: open an artifact that failed its parity check.
+        verify: compare the size of the model file with the manifest's.
+
+    Raises:
+        UsageError: not an artifact, or one that is damaged.
+        ParityError: it failed its parity check.
+        EnvironmentProblemError: the runtime cannot open it.
+    """
+    folder = Path(path)
+    manifest = manifests.read(folder)
+    if manifest["status"] != "ok" and not allow_failed:
+        raise ParityError(
+            f"{folder} failed its parity check: its outputs differ from the original's (see "
+            f"{folder / manifests.REPORT}). Pass allow_failed=True to open it all the same."
+        )
+    model = folder / manifests.MODEL
+    if verify:
+        for name, size in manifest["files"].items():
+            found = (folder / name).stat().st_size if (folder / name).is_file() else None
+            if found != size:
+                raise UsageError(
+                    f"{folder / name} is damaged: found {found} bytes, expected {size}. "
+                    "Convert the model again."
+                )
+    try:
+        session = targets.find(manifest["target"]).open(model, threads=threads)
+    except Exception as error:
+        raise EnvironmentProblemError(f"Cannot open {model}: {error}") from error
+    return Artifact(folder, manifest, session)
+
+
+class Artifact:
+    """A converted model, ready to run.
+
+    Attributes:
+        path: its folder.
+        manifest: the content of ``manifest.json``.
+    """
+
+    def __init__(self, path: Path, manifest: dict[str, Any], session: targets.Session) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._session = session
+        self._pasts = {s["past"]: s for s in manifest["states"]}
+        self._presents = {s["present"]: s["past"] for s in manifest["states"]}
+        self._inputs = [i for i in manifest["inputs"] if i["name"] not in self._pasts]
+
+    def run(self, *args: Input, **inputs: np.ndarray) -> Arrays:
+        """Outputs by name for whole sequences, starting from zero state.
+
+        Inputs are arrays of the dtypes and shapes the manifest lists: in its order, by name, or
+        as one mapping of names to arrays.
+
+        Raises:
+            UsageError: an input is missing, unknown, or of the wrong dtype or shape.
+        """
+        feeds, batch = self._bind(args, inputs)
+        return self._call(feeds, self._zeros(batch))[0]
+
+    def stream(self) -> Stream:
+        """A session that consumes sequences piece by piece.
+
+        Raises:
+            UsageError: the model has no recurrent state to hold.
+        """
+        if not self._pasts:
+            reason = self.manifest["streaming"]["reason"]
+            raise UsageError(f"{self.path} does not stream: {reason}")
+        return Stream(self)
+
+    def _bind(self, args: tuple[Input, ...], named: Mapping[str, np.ndarray]) -> tuple[Arrays, int]:
+        names = [i["name"] for i in self._inputs]
+        if len(args) == 1 and isinstance(args[0], Mapping):
+            named, args = {**args[0], **named}, ()
+        if len(args) > len(names):
+            raise UsageError(f"Found {len(args)} inputs; expected {len(names)}: {names}.")
+        feeds = {**dict(zip(names, args, strict=False)), **named}
+        if set(feeds) != set(names):
+            raise UsageError(f"Found the inputs {sorted(feeds)}; expected {names}.")
+        sizes: dict[str, int] = {}
+        bound = {
+            i["name"]: self._check(i, np.asarray(feeds[i["name"]]), sizes) for i in self._inputs
+        }
+        return bound, sizes.get("batch", next(iter(sizes.values()), 1))
+
+    def _check(
+        self, wanted: dict[str, Any], value: np.ndarray, sizes: dict[str, int]
+    ) -> np.ndarray:
+        name, shape = wanted["name"], wanted["shape"]
+        if value.dtype != wanted["dtype"]:
+            if not np.can_cast(value.dtype, wanted["dtype"], "same_kind"):
+                raise UsageError(f"{name} has dtype {value.dtype}; expected {wanted['dtype']}.")
+            value = value.astype(wanted["dtype"])
+        fits = value.ndim == len(shape) and all(
+            found == expected if isinstance(expected, int) else True
+            for found, expected in zip(value.shape, shape, strict=True)
+        )
+        if not fits:
+            raise UsageError(f"{name} has shape {value.shape}; expected {tuple(shape)}.")
+        for found, dim in zip(value.shape, shape, strict=True):
+            limits = self.manifest["dims"].get(dim) if isinstance(dim, str) else None
+            if limits is None:
+                continue
+            if sizes.setdefault(dim, found) != found:
+                raise UsageError(f"{name} has {dim} {found}; another input has {sizes[dim]}.")
+            if limits["max"] is not None and found > limits["max"]:
+                raise UsageError(
+                    f"{name} has {dim} {found}; the model takes at most {limits['max']}."
+                )
+        return value
+
+    def _zeros(self, batch: int) -> Arrays:
+        return {
+            name: np.zeros([d if isinstance(d, int) else batch for d in s["shape"]], s["dtype"])
+            for name, s in self._pasts.items()
+        }
+
+    def _call(self, feeds: Arrays, state: Arrays) -> tuple[Arrays, Arrays]:
+        """Outputs and next state."""
+        outputs = self._session.run({**feeds, **state})
+        after = {past: outputs.pop(present) for present, past in self._presents.items()}
+        return outputs, after
+
+
+class Stream:
+    """A sequence in progress: ``step`` feeds the next piece, of one token or many.
+
+    The batch size is that of the first step.
+    """
+
+    def __init__(self, artifact: Artifact) -> None:
+        self._artifact = artifact
+        self._state: Arrays | None = None
+
+    def step(self, *args: Input, **inputs: np.ndarray) -> Arrays:
+        """Outputs by name for the next piece of the sequence.
+
+        Raises:
+            UsageError: see ``Artifact.run``; or the batch differs from that of the state.
+        """
+        feeds, batch = self._artifact._bind(args, inputs)
+        if self._state is None:
+            self._state = self._artifact._zeros(batch)
+        held = next(iter(self._state.values())).shape[0]
+        if held != batch:
+            raise UsageError(f"This stream has batch {held}; the step has {batch}. Call reset().")
+        outputs, self._state = self._artifact._call(feeds, self._state)
+        return outputs
+
+    def reset(self) -> None:
+        """Begin a new sequence."""
+        self._state = None
+
+    def fork(self) -> Stream:
+        """A second stream that goes on from here; neither affects the other."""
+        other = Stream(self._artifact)
+        other._state = copy.deepcopy(self._state)
+        return other
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to an ``.npz`` file."""
+        with Path(path).open("wb") as file:
+            np.savez(file, allow_pickle=False, **(self._state or {}))
+
+    def restore(self, path: str | Path) -> None:
+        """Go on from a saved state.
+
+        Raises:
+            UsageError: not a saved state, or one of another model.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                state = {name: file[name] for name in file.files}
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path} is not a saved stream: {error}.") from None
+        if state:
+            self._check_state(Path(path), state)
+        self._state = state or None
+
+    def _check_state(self, path: Path, state: Arrays) -> None:
+        batch = next(iter(state.values())).shape[:1]
+        expected = self._artifact._zeros(batch[0] if batch else 1)
+        wrong = [
+            name
+            for name in sorted({*state, *expected})
+            if name not in state
+            or name not in expected
+            or (state[name].shape, state[name].dtype)
+            != (expected[name].shape, expected[name].dtype)
+        ]
+        if wrong:
+            raise UsageError(
+                f"{path} holds the state of another model: {wrong[0]} does not fit. Expected "
+                f"{ {n: v.shape for n, v in expected.items()} }."
+            )

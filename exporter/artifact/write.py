@@ -1,0 +1,149 @@
+"""Writing an artifact so that an interruption leaves the earlier one or none, never half of one."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+
+from linexport.artifact.manifest import DATA, MODEL, is_artifact
+from linexport.errors import EnvironmentProblemError, UsageError
+
+EXTERNAL_ABOVE = 1_500_000_000
+"""Bytes above which weights go to a file of their own: a protobuf ends at 2 GB."""
+
+
+def check_output(output: Path, overwrite: bool) -> None:
+    """Refuse an output path before any work is done for it.
+
+    Raises:
+        UsageError: it is a file, a folder that is not an artifact, or an artifact that was not
+            asked to be replaced.
+        EnvironmentProblemError: nothing can be written there.
+    """
+    if output.is_symlink() or output.is_file():
+        raise UsageError(f"{output} is a file; expected a folder to write the artifact to.")
+    if output.is_dir() and any(output.iterdir()):
+        if not is_artifact(output):
+            raise UsageError(
+                f"{output} is a folder with other things in it; expected a new or empty folder, "
+                "or an artifact to replace."
+            )
+        if not overwrite:
+            raise UsageError(
+                f"{output} holds an artifact already. Pass --overwrite to replace it once the new "
+                "one is complete, or choose another folder."
+            )
+    parent = output.absolute().parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".linexport-", dir=parent):
+            pass
+    except OSError as error:
+        raise EnvironmentProblemError(f"Cannot write to {parent}: {error.strerror}.") from None
+
+
+@contextmanager
+def staged(output: Path) -> Iterator[Path]:
+    """A temporary folder beside ``output``, removed on any exception.
+
+    ``publish`` moves it into place. Leftovers of runs that were killed are removed first.
+
+    Raises:
+        EnvironmentProblemError: the disk is full, or a file cannot be written.
+    """
+    parent, prefix = output.absolute().parent, f".{output.name}.partial-"
+    for leftover in parent.glob(f"{prefix}*"):
+        if not _alive(leftover.name.rpartition("-")[2]):
+            shutil.rmtree(leftover, ignore_errors=True)
+    folder = parent / f"{prefix}{os.getpid()}"
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir()
+        yield folder
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM):
+            raise
+        raise EnvironmentProblemError(
+            f"Cannot write the artifact to {parent}: {error.strerror}. "
+            "What was there before is unchanged."
+        ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def publish(folder: Path, output: Path) -> None:
+    """Put a staged folder in the place of ``output`` in one step."""
+    for path in folder.iterdir():
+        _sync(path)
+    _sync(folder)
+    if output.is_dir() and not any(output.iterdir()):
+        output.rmdir()
+    if output.exists():
+        _exchange(folder, output.absolute())
+    else:
+        folder.rename(output.absolute())
+    _sync(output.absolute().parent)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace one file of an artifact in one step."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        _sync(partial)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def save_model(model: onnx.ModelProto, folder: Path) -> Path:
+    """Write ``model.onnx`` (weights beside it where they are large); returns its path."""
+    path = folder / MODEL
+    large = model.ByteSize() > EXTERNAL_ABOVE
+    onnx.save_model(model, str(path), save_as_external_data=large, location=DATA)
+    return path
+
+
+def _alive(process: str) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Swap two folders; afterwards ``new`` names the old content.
+
+    Linux swaps names in one system call. Elsewhere two renames must do; a kill between them leaves
+    the old artifact beside its place, under the name of the temporary folder plus ``.old``.
+    """
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        rename = None
+    at_cwd, exchange = -100, 2
+    if rename and rename(at_cwd, os.fsencode(new), at_cwd, os.fsencode(old), exchange) == 0:
+        return
+    aside = new.with_name(f"{new.name}.old")
+    old.rename(aside)
+    new.rename(old)
+    shutil.rmtree(aside, ignore_errors=True)

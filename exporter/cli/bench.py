@@ -1,0 +1,48 @@
+"""``linexport bench``."""
+
+from __future__ import annotations
+
+import typer
+
+from linexport.cli.guard import guarded, print_json
+from linexport.cli.options import (
+    ArtifactPath,
+    Json,
+    Lengths,
+    Seed,
+    SourceOption,
+    Threads,
+    parse_lengths,
+)
+from linexport.cli.outcome import finish
+from linexport.cli.progress import Spinner
+
+
+def bench(
+    artifact: ArtifactPath,
+    source: SourceOption = None,
+    lengths: Lengths = None,
+    threads: Threads = 0,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Measure an artifact beside a plain export and eager PyTorch."""
+    with guarded(json):
+        from linexport import pipeline
+
+        manifest = pipeline.bench(
+            artifact,
+            source=source,
+            lengths=parse_lengths(lengths),
+            threads=threads,
+            seed=seed,
+            progress=Spinner(quiet=json),
+        )
+        if json:
+            print_json(manifest)
+        finish(manifest, artifact, json)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(bench)

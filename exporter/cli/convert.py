@@ -1,0 +1,71 @@
+"""``linexport convert``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from linexport.cli.guard import guarded, print_json
+from linexport.cli.options import Json, Lengths, Seed, Threads, parse_lengths
+from linexport.cli.outcome import finish
+from linexport.cli.progress import Spinner
+
+
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A linexport checkpoint (.pt), an exported program (.pt2), or "
+            "package.module:callable, a factory returning (module, args[, dynamic_shapes])."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder to write the artifact to.")
+    ],
+    target: Annotated[
+        str, typer.Option(help="Where it will run: ort, onnx (portable) or onnx27.")
+    ] = "ort",
+    dim: Annotated[
+        list[str] | None,
+        typer.Option(help="Range of a dynamic dimension, NAME=MIN:OPT:MAX; may be repeated."),
+    ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Choose lowerings by measuring them on this machine.")
+    ] = False,
+    bench: Annotated[bool, typer.Option(help="Measure latency and memory.")] = True,
+    lengths: Lengths = None,
+    threads: Threads = 0,
+    seed: Seed = 0,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Replace an earlier artifact once this one is complete."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Convert a model to a checked, measured artifact folder."""
+    with guarded(json):
+        from linexport import pipeline
+
+        manifest = pipeline.convert(
+            source,
+            output,
+            target=target,
+            dims=dim or (),
+            tune=tune,
+            bench=bench,
+            lengths=parse_lengths(lengths),
+            threads=threads,
+            seed=seed,
+            overwrite=overwrite,
+            progress=Spinner(quiet=json),
+        )
+        if json:
+            print_json(manifest)
+        finish(manifest, Path(manifest["artifact"]), json)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(convert)

@@ -1,0 +1,59 @@
+"""Errors as messages and exit codes; JSON alone on standard output where it was asked for.
+
+Exit codes: 0 done, 1 internal error, 2 usage, 3 parity, 4 unsupported model, 5 environment,
+6 build, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+from linexport.errors import LinexportError
+
+INTERRUPTED = 130
+TRACEBACKS = "LINEXPORT_TRACEBACK"
+
+
+@contextmanager
+def guarded(json_output: bool) -> Iterator[None]:
+    """Turn exceptions of a command into one message and an exit code."""
+    try:
+        yield
+    except LinexportError as error:
+        _fail(str(error), error.exit_code, json_output)
+    except KeyboardInterrupt:
+        _fail("Interrupted; nothing was left behind.", INTERRUPTED, json_output)
+    except (typer.Exit, SystemExit):
+        raise
+    except Exception as error:
+        if os.environ.get(TRACEBACKS):
+            raise
+        first = (str(error).strip() or "no message").splitlines()[0]
+        _fail(
+            f"Internal error: {type(error).__name__}: {first}\nThis is a fault of linexport. Run "
+            f"again with {TRACEBACKS}=1 to see where, and report it.",
+            1,
+            json_output,
+        )
+
+
+def _fail(message: str, code: int, json_output: bool) -> None:
+    if json_output:
+        print_json({"status": "error", "exit_code": code, "message": message})
+    else:
+        typer.secho("Error: ", fg="red", bold=True, err=True, nl=False)
+        typer.echo(message, err=True)
+    raise typer.Exit(code)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One object on standard output: standard JSON."""
+    from linexport.artifact.manifest import dumps
+
+    sys.stdout.write(dumps(value))

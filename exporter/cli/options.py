@@ -1,0 +1,42 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from linexport.errors import UsageError
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+Seed = Annotated[int, typer.Option(help="Seed of all random inputs; recorded.")]
+Threads = Annotated[
+    int, typer.Option(min=0, help="Threads of every competitor; 0 for each one's own choice.")
+]
+ArtifactPath = Annotated[Path, typer.Argument(help="Folder made by linexport convert.")]
+SourceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--source",
+        help="The original, where it is not at the place the manifest names: a file, or "
+        "package.module:callable.",
+    ),
+]
+Lengths = Annotated[
+    str | None, typer.Option(help="Sequence lengths to measure at, such as 128,1024,4096.")
+]
+
+
+def parse_lengths(text: str | None) -> tuple[int, ...] | None:
+    """Comma-separated positive integers.
+
+    Raises:
+        UsageError: anything else.
+    """
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise UsageError(f"--lengths {text!r}: expected positive integers, such as 128,1024.")
+    return tuple(int(part) for part in parts)

@@ -1,0 +1,53 @@
+"""Stages on standard error: a spinner with elapsed time, or plain lines without a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+NAMES = {
+    "load": "Loading the model",
+    "trace": "Tracing it to ONNX",
+    "rewrite": "Rewriting the graph",
+    "lower": "Choosing lowerings",
+    "write": "Writing the model",
+    "parity": "Comparing it with the original",
+    "streaming": "Checking that it streams",
+    "measure": "Measuring it beside plain export and PyTorch",
+}
+
+
+class Spinner:
+    """Shows stages with rich; see ``linexport.progress.Progress``."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """A line for one stage."""
+        text = NAMES.get(name, name)
+        start = time.perf_counter()
+        if not self._console.is_terminal:
+            self._console.print(f"  {text} ...")
+        with self._timed_status(text):
+            yield
+        took = f"{time.perf_counter() - start:.1f} s"
+        self._console.print(f"[green]✓[/green] {text} [dim]{took}[/dim]")
+
+    @contextmanager
+    def _timed_status(self, text: str) -> Iterator[None]:
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(
+            *columns,
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        ) as progress:
+            progress.add_task(text, total=None)
+            yield

@@ -1,0 +1,34 @@
+"""``linexport validate``."""
+
+from __future__ import annotations
+
+import typer
+
+from linexport.cli.guard import guarded, print_json
+from linexport.cli.options import ArtifactPath, Json, Seed, SourceOption, Threads
+from linexport.cli.outcome import finish
+from linexport.cli.progress import Spinner
+
+
+def validate(
+    artifact: ArtifactPath,
+    source: SourceOption = None,
+    seed: Seed = 0,
+    threads: Threads = 0,
+    json: Json = False,
+) -> None:
+    """Check an artifact against its original again; exit 3 if they differ."""
+    with guarded(json):
+        from linexport import pipeline
+
+        manifest = pipeline.validate(
+            artifact, source=source, seed=seed, threads=threads, progress=Spinner(quiet=json)
+        )
+        if json:
+            print_json(manifest)
+        finish(manifest, artifact, json)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(validate)

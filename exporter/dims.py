@@ -1,0 +1,73 @@
+"""Dynamic dimensions by name, and the user's ranges for them: ``seq=1:1024:8192``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from linexport.errors import UsageError
+
+
+@dataclass(frozen=True)
+class DimRange:
+    """Sizes a named dimension may take: at least ``min``, usually ``opt``, at most ``max``.
+
+    ``max`` is None where nothing bounds it.
+    """
+
+    min: int = 1
+    opt: int | None = None
+    max: int | None = None
+
+    def allows(self, size: int) -> bool:
+        """``size`` lies in the range."""
+        return self.min <= size and (self.max is None or size <= self.max)
+
+
+def parse(options: Iterable[str]) -> dict[str, DimRange]:
+    """``NAME=MIN:OPT:MAX`` options as ranges by name.
+
+    Raises:
+        UsageError: an option that is not of that form, or whose sizes are not in order.
+    """
+    ranges: dict[str, DimRange] = {}
+    for option in options:
+        name, separator, sizes = option.partition("=")
+        parts = sizes.split(":")
+        if not name or not separator or len(parts) != 3 or not all(p.isdecimal() for p in parts):
+            raise UsageError(
+                f"--dim {option!r} is not of the form NAME=MIN:OPT:MAX, for example "
+                "--dim seq=1:1024:8192."
+            )
+        if name in ranges:
+            raise UsageError(f"--dim {name} is given twice.")
+        low, opt, high = map(int, parts)
+        if not 1 <= low <= opt <= high:
+            raise UsageError(
+                f"--dim {option}: found MIN {low}, OPT {opt}, MAX {high}; "
+                "expected 1 <= MIN <= OPT <= MAX."
+            )
+        ranges[name] = DimRange(low, opt, high)
+    return ranges
+
+
+def merge(found: Mapping[str, DimRange], asked: Mapping[str, DimRange]) -> dict[str, DimRange]:
+    """The model's own ranges narrowed to those the user asked for.
+
+    Raises:
+        UsageError: a name the model does not have, or a range beyond the model's own.
+    """
+    merged = dict(found)
+    for name, wanted in asked.items():
+        if name not in found:
+            known = ", ".join(sorted(found)) or "none: every dimension is fixed"
+            raise UsageError(f"--dim {name}: the model has no such dimension; it has {known}.")
+        own = found[name]
+        for size in (wanted.min, wanted.max):
+            if size is not None and not own.allows(size):
+                bound = "unbounded" if own.max is None else own.max
+                raise UsageError(
+                    f"--dim {name}: found {size}; the model takes {own.min} to {bound}."
+                )
+        merged[name] = wanted
+    return merged

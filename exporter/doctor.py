@@ -1,0 +1,98 @@
+"""What is installed, what of it really works, and how to get what is missing."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+from typing import Any
+
+from linexport import environment
+from linexport.errors import EnvironmentProblemError
+
+REQUIRED = ("torch", "onnx", "onnxruntime", "onnx-graphsurgeon", "onnxscript", "numpy", "typer")
+TENSORRT = {
+    "tensorrt": "pip install 'linexport[tensorrt]'",
+    "tensorrt_rtx": "pip install 'linexport[tensorrt-rtx]'",
+}
+EXTRAS = {
+    "transformers": "pip install 'linexport[hf]'",
+    "sklearn": "pip install 'linexport[train]'",
+}
+
+
+def examine() -> dict[str, Any]:
+    """Versions, providers opened for real, TensorRT flavours, extras, and what is missing."""
+    report: dict[str, Any] = {
+        "environment": environment.describe(),
+        "required": {name: environment.version(name) for name in REQUIRED},
+        "providers": _providers(),
+        "tensorrt": {name: _module(name) for name in TENSORRT},
+        "extras": {name: _module(name) for name in EXTRAS},
+        "gpu": _gpu(),
+    }
+    missing = {
+        **{n: f"pip install {n}" for n, v in report["required"].items() if v is None},
+        **{n: TENSORRT[n] for n, m in report["tensorrt"].items() if m["version"] is None},
+        **{n: EXTRAS[n] for n, m in report["extras"].items() if m["version"] is None},
+    }
+    report["missing"] = [{"what": n, "install": command} for n, command in missing.items()]
+    cpu = next((p for p in report["providers"] if p["name"] == "CPUExecutionProvider"), None)
+    report["ok"] = all(report["required"].values()) and bool(cpu and cpu["works"])
+    return report
+
+
+def _module(name: str) -> dict[str, Any]:
+    """Version of an importable module; importing is the test, since wheels can lack libraries."""
+    try:
+        module = importlib.import_module(name)
+        return {"version": str(getattr(module, "__version__", "unknown")), "error": None}
+    except ModuleNotFoundError:
+        return {"version": None, "error": "not installed"}
+    except Exception as error:
+        return {"version": None, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
+
+
+def _providers() -> list[dict[str, Any]]:
+    """Every provider of this ONNX Runtime, each opened and run on a tiny model."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return []
+    return [_try_provider(name) for name in onnxruntime.get_available_providers()]
+
+
+def _try_provider(name: str) -> dict[str, Any]:
+    import numpy as np
+    from onnx import TensorProto, helper
+
+    from linexport.targets.base import OrtSession
+
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "neg", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    try:
+        session = OrtSession(model.SerializeToString(), providers=(name,))
+        result = session.run({"x": np.ones(1, np.float32)})["y"]
+        used = name in session.inner.get_providers()
+        if not used:
+            raise EnvironmentProblemError("ONNX Runtime fell back to another provider")
+        return {"name": name, "works": bool(result[0] == -1), "error": None}
+    except Exception as error:
+        return {"name": name, "works": False, "error": str(error).splitlines()[0][:200]}
+
+
+def _gpu() -> str | None:
+    """Name and driver of the first NVIDIA GPU, or None."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return None
+    done = subprocess.run(
+        [tool, "--query-gpu=name,driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    lines = done.stdout.strip().splitlines()
+    return lines[0] if done.returncode == 0 and lines else None

@@ -1,0 +1,52 @@
+"""What linexport finds in a model, or in an artifact: the ops, their sizes and their lowerings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from linexport import passes, trace
+from linexport.artifact import manifest as manifests
+from linexport.loaders import load_model
+from linexport.plugins.ops.linear_attention import view
+from linexport.plugins.ops.registry import linexport_nodes
+
+
+def inspect(path: str | Path) -> dict[str, Any]:
+    """A description of an artifact folder, or of a source as it would be converted.
+
+    Raises:
+        LinexportError: neither can be read; see ``load_model`` and ``trace``.
+    """
+    folder = Path(path)
+    if manifests.is_artifact(folder):
+        manifest = manifests.read(folder)
+        model = onnx.load_model(str(folder / manifests.MODEL), load_external_data=False)
+        chosen = {c["node"]: c["lowering"] for c in manifest["lowerings"]}
+        ops = [{**op, "lowering": chosen.get(op["node"])} for op in _ops(model)]
+        kept = ("status", "target", "source", "inputs", "outputs", "states", "dims", "nodes")
+        return {"kind": "artifact", **{k: manifest[k] for k in kept}, "ops": ops}
+    loaded = load_model(path)
+    traced = trace.trace(loaded)
+    model = passes.run(traced.model)
+    return {
+        "kind": loaded.source.kind,
+        "source": vars(loaded.source),
+        "dims": {n: vars(limits) for n, limits in traced.dims.items()},
+        "nodes": {"traced": len(traced.model.graph.node), "rewritten": len(model.graph.node)},
+        "ops": _ops(model),
+        "warnings": list(loaded.warnings),
+    }
+
+
+def _ops(model: onnx.ModelProto) -> list[dict[str, Any]]:
+    found = []
+    for node, op, seen in linexport_nodes(model):
+        entry: dict[str, Any] = {"node": node.name, "op": op.name, **seen.attributes}
+        if op.name == "LinearAttention":
+            _, sizes = view(seen)
+            entry |= {"d_k": sizes.d_k, "d_v": sizes.d_v, "key_heads": sizes.key_heads}
+        found.append(entry)
+    return found

@@ -1,0 +1,70 @@
+"""Stage `load`: a path or ``package.module:callable`` becomes a LoadedModel.
+
+One file per input kind: `checkpoint`, `exported_program`, `factory`; everything else is recognised
+by its content in `recognise` and refused with advice in `refuse`. No file is ever unpickled in a
+way that can run code from it, and torch is imported only once a file deserves it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from linexport.errors import UsageError
+from linexport.loaders.model import LoadedModel, Source
+
+__all__ = ["LoadedModel", "Source", "load_model"]
+
+_WINDOWS_DRIVE = re.compile(r"[A-Za-z]:[\\/]")
+
+
+def load_model(source: str | Path, *, seed: int = 0) -> LoadedModel:
+    """Load a model from a file, or from a function that builds it.
+
+    Args:
+        source: path of a linexport checkpoint (``.pt``) or of an exported program (``.pt2``), or
+            ``package.module:callable`` naming a function without arguments. The content of a file
+            decides its kind, not the name.
+        seed: seed of the example inputs and of any weights a factory draws.
+
+    Returns:
+        The module in inference mode, with example inputs, dynamic dims and provenance.
+
+    Raises:
+        UsageError: nothing is there, it cannot be read, or the factory cannot be found or fails.
+        UnsupportedModelError: the file is damaged, unsafe, or of a kind linexport does not read.
+    """
+    path = Path(source)
+    if not _exists(path):
+        if isinstance(source, str) and ":" in source and not _WINDOWS_DRIVE.match(source):
+            from linexport.loaders.factory import load_factory
+
+            return load_factory(source, seed=seed)
+        raise UsageError(
+            f"no file or folder {source}. Expected a linexport checkpoint (.pt), an exported "
+            "program (.pt2), or package.module:callable naming a function that returns "
+            "(module, example_args)."
+        )
+
+    from linexport.loaders.recognise import Kind, recognise
+
+    kind = recognise(path)
+    if kind is Kind.EXPORTED_PROGRAM:
+        from linexport.loaders.exported_program import load_exported_program
+
+        return load_exported_program(path)
+    if kind is Kind.TORCH_ZIP:
+        from linexport.loaders.checkpoint import load_checkpoint_file
+
+        return load_checkpoint_file(path, seed=seed)
+
+    from linexport.loaders.refuse import refusal
+
+    raise refusal(path, kind)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError) as error:  # a name too long, a null byte
+        raise UsageError(f"not a usable path: {error}. Check the spelling.") from error

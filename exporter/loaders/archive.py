@@ -1,0 +1,94 @@
+"""A zip written by torch, opened by torch's own reader, its sizes and names checked first.
+
+Two zip parsers may see different members in one crafted file. torch reads with its C++ reader, so
+checks made with another parser prove nothing; here that reader is used for every byte, and a file
+in which Python's parser sees other members is refused.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from pathlib import Path
+
+from linexport.errors import UnsupportedModelError
+
+_MAX_MEMBERS = 200_000
+_NAME = re.compile(r"[A-Za-z0-9_.@+][A-Za-z0-9_.@+ /-]*")
+
+
+class TorchArchive:
+    """Checked access to the members of a torch zip.
+
+    Attributes:
+        names: the members, without the folder that torch puts around them.
+    """
+
+    def __init__(self, source: Path | bytes) -> None:
+        """Open and check.
+
+        Raises:
+            UnsupportedModelError: damaged, compressed, ambiguous, or larger inside than outside.
+        """
+        self._sizes = _members(source)
+        import torch
+
+        opened = io.BytesIO(source) if isinstance(source, bytes) else str(source)
+        try:
+            self._reader = torch._C.PyTorchFileReader(opened)
+            seen = self._reader.get_all_records()
+            sizes = {name: int(self._reader.get_record_size(name)) for name in seen}
+        except RuntimeError as error:
+            raise UnsupportedModelError("torch cannot read the zip archive") from error
+        if len(seen) != len(sizes) or sizes != self._sizes:
+            raise UnsupportedModelError("two zip readers see different members in it")
+        self.names = tuple(seen)
+
+    def size(self, name: str) -> int:
+        """Bytes of a member."""
+        return self._sizes[name]
+
+    def read(self, name: str, limit: int) -> bytes:
+        """Content of a member.
+
+        Raises:
+            UnsupportedModelError: it is missing, damaged, or holds more than `limit` bytes.
+        """
+        if name not in self._sizes:
+            raise UnsupportedModelError(f"its member {name} is missing")
+        if self._sizes[name] > limit:
+            raise UnsupportedModelError(
+                f"its member {name} holds {self._sizes[name]} bytes, more than the {limit} expected"
+            )
+        try:
+            return bytes(self._reader.get_record(name))
+        except RuntimeError as error:
+            raise UnsupportedModelError(f"its member {name} is damaged") from error
+
+
+def _members(source: Path | bytes) -> dict[str, int]:
+    """Size of each member as Python's parser sees it, without the outer folder."""
+    size = len(source) if isinstance(source, bytes) else source.stat().st_size
+    try:
+        with zipfile.ZipFile(io.BytesIO(source) if isinstance(source, bytes) else source) as zipped:
+            entries = zipped.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        raise UnsupportedModelError("it is not a readable zip archive") from error
+    if len(entries) > _MAX_MEMBERS:
+        raise UnsupportedModelError(f"it has {len(entries)} members, more than {_MAX_MEMBERS}")
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise UnsupportedModelError("it has compressed members, which torch does not write")
+    if sum(entry.file_size for entry in entries) > size:
+        raise UnsupportedModelError("its members claim more bytes than the file has")
+    sizes = {_inner_name(entry.filename, entries[0].filename): entry.file_size for entry in entries}
+    if len(sizes) != len(entries):
+        raise UnsupportedModelError("it has two members of the same name")
+    return sizes
+
+
+def _inner_name(name: str, first: str) -> str:
+    folder, _, inner = name.partition("/")
+    if folder != first.partition("/")[0] or not _NAME.fullmatch(inner) or ".." in inner:
+        raise UnsupportedModelError(f"its member {name!r} has a name that torch does not write")
+    return inner

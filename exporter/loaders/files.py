@@ -1,0 +1,44 @@
+"""What every file loader needs: refusals that name the file, and its SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from linexport.errors import UnsupportedModelError, UsageError
+
+FACTORY_ADVICE = (
+    "write a function without arguments that returns (module, example_args) and pass it as "
+    "package.module:callable"
+)
+
+
+def refuse(path: Path, found: str, advice: str) -> UnsupportedModelError:
+    """The error for a file that is not converted: what it is, then what to do."""
+    return UnsupportedModelError(f"{path}: {found}. {advice[0].upper()}{advice[1:]}.")
+
+
+def unreadable(path: Path, error: OSError) -> UsageError:
+    """The error for something the operating system does not let us read."""
+    reason = error.strerror or str(error)
+    return UsageError(f"cannot read {path}: {reason}. Check that it is there and its permissions.")
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of the file, in hexadecimal.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def first_line(error: BaseException, limit: int = 300) -> str:
+    """The type of an exception and the first line of its message, cut to `limit` characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text if len(text) <= limit else text[: limit - 1] + "…"

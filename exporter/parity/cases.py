@@ -1,0 +1,114 @@
+"""The inputs that a converted model is compared with its original on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.utils import _pytree as pytree
+
+from linexport.dims import DimRange
+from linexport.loaders.model import LoadedModel
+
+NEVER_TRACED = (37, 150, 101)
+"""Lengths tried beside the traced one; none is a multiple of a usual chunk."""
+
+LONG = 4096 + 1
+"""At least 4096, and not a multiple of a usual chunk."""
+
+BATCHES = (1, 3)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes of the dynamic dimensions and the kind of values to draw.
+
+    Attributes:
+        name: for people.
+        sizes: by dimension name.
+        seed: of the random values.
+        magnitude: factor on floating inputs of unit variance; 0 gives zeros.
+    """
+
+    name: str
+    sizes: Mapping[str, int]
+    seed: int
+    magnitude: float = 1.0
+
+
+def plan(
+    dims: Mapping[str, DimRange], traced: Mapping[str, int], floating: bool, seed: int
+) -> list[Case]:
+    """Cases for a model with these dynamic dimensions.
+
+    Lengths 1, the traced one, two never traced and one of at least 4096 (or the longest allowed),
+    with batch 1 and 3 and a new seed each; then, where there are floating inputs, large and tiny
+    magnitudes and zeros.
+    """
+    lengths = _lengths(dims, traced)
+    cases: list[Case] = []
+    for length in lengths:
+        for batch in BATCHES if length < LONG else BATCHES[:1]:
+            sizes = _sizes(dims, traced, batch, length)
+            case = Case("random", sizes, seed + len(cases))
+            if sizes not in [c.sizes for c in cases]:
+                cases.append(case)
+    if floating:
+        middle = _sizes(dims, traced, BATCHES[-1], sorted(lengths)[len(lengths) // 2])
+        for name, magnitude in (("large", 1e2), ("tiny", 1e-3), ("zeros", 0.0)):
+            cases.append(Case(name, middle, seed + len(cases), magnitude))
+    return cases
+
+
+def _lengths(dims: Mapping[str, DimRange], traced: Mapping[str, int]) -> list[int]:
+    sequence = [name for name in dims if not name.startswith("batch")]
+    if not sequence:
+        return [1]
+    first = sequence[0]
+    untraced = [n for n in NEVER_TRACED if n != traced[first] and dims[first].allows(n)][:2]
+    longest = LONG if dims[first].allows(LONG) else dims[first].max or LONG
+    wanted = [1, traced[first], *untraced, longest]
+    return list(dict.fromkeys(n for n in wanted if dims[first].allows(n)))
+
+
+def _sizes(
+    dims: Mapping[str, DimRange], traced: Mapping[str, int], batch: int, length: int
+) -> dict[str, int]:
+    """One size per dimension; a second sequence dimension gets another length than the first."""
+    sizes = {}
+    for position, (name, limits) in enumerate(
+        sorted(dims.items(), key=lambda item: not item[0].startswith("batch"))
+    ):
+        wanted = batch if name.startswith("batch") else length + 3 * max(position - 1, 0)
+        sizes[name] = wanted if limits.allows(wanted) else traced[name]
+    return sizes
+
+
+def draw(
+    loaded: LoadedModel, shapes: Sequence[Sequence[int | str]], case: Case
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Inputs of a case, nested as the model takes them.
+
+    ``shapes`` are those of the flattened inputs, with dimension names for dynamic sizes.
+    """
+    leaves, structure = pytree.tree_flatten((loaded.args, loaded.kwargs))
+    generator = torch.Generator().manual_seed(case.seed)
+    drawn: list[object] = []
+    tensors = iter(shapes)
+    for position, leaf in enumerate(leaves):
+        if not isinstance(leaf, torch.Tensor):
+            drawn.append(leaf)
+            continue
+        shape = [d if isinstance(d, int) else case.sizes[d] for d in next(tensors)]
+        if leaf.dtype == torch.bool:
+            drawn.append(torch.rand(shape, generator=generator) < 0.8)
+        elif leaf.is_floating_point():
+            drawn.append(case.magnitude * torch.randn(shape, generator=generator, dtype=leaf.dtype))
+        else:
+            low, high = loaded.integer_ranges.get(
+                position, (int(leaf.min()), int(leaf.max()) + 1) if leaf.numel() else (0, 2)
+            )
+            drawn.append(torch.randint(low, high, shape, generator=generator, dtype=leaf.dtype))
+    args, kwargs = pytree.tree_unflatten(drawn, structure)
+    return args, kwargs

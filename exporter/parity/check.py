@@ -1,0 +1,159 @@
+"""Parity: the artifact's outputs against the original's, over planned cases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from linexport.dims import DimRange
+from linexport.loaders.model import LoadedModel
+from linexport.parity.cases import Case, draw, plan
+from linexport.parity.compare import EDGES, compare
+from linexport.parity.reference import Reference, feeds
+from linexport.parity.tolerances import TOLERANCES, Tolerance
+from linexport.states import State
+from linexport.targets import Session
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A converted model under test.
+
+    Attributes:
+        loaded: the original.
+        session: the converted model, opened.
+        input_names: the original's inputs, in its order; states are not among them.
+        input_shapes: their shapes, dynamic sizes by name.
+        output_names: the original's outputs, in its order.
+        output_shapes: their shapes.
+        states: inputs to begin with zeros.
+        dims: the dynamic dimensions.
+        traced: the sizes they had in the example.
+    """
+
+    loaded: LoadedModel
+    session: Session
+    input_names: Sequence[str]
+    input_shapes: Sequence[Sequence[int | str]]
+    output_names: Sequence[str]
+    output_shapes: Sequence[Sequence[int | str | None]]
+    states: Sequence[State]
+    dims: Mapping[str, DimRange]
+    traced: Mapping[str, int]
+
+    def zero_state(self, batch: int) -> dict[str, np.ndarray]:
+        """States that begin a sequence."""
+        return {
+            s.past: np.zeros([d if isinstance(d, int) else batch for d in s.shape], s.dtype)
+            for s in self.states
+        }
+
+    def batch(self, sizes: Mapping[str, int]) -> int:
+        """The batch size of a case: what the states' first dimension is called, or 1."""
+        name = self.states[0].shape[0] if self.states else None
+        return sizes.get(name, 1) if isinstance(name, str) else 1
+
+
+@dataclass
+class Parity:
+    """Outcome over all cases."""
+
+    tolerance: Tolerance
+    cases: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    counts: np.ndarray = field(default_factory=lambda: np.zeros(len(EDGES) - 1, np.int64))
+
+    @property
+    def passed(self) -> bool:
+        """Every case that could be run passed, and there was one."""
+        return bool(self.cases) and all(case["passed"] for case in self.cases)
+
+    def json(self) -> dict[str, Any]:
+        """As written to the manifest."""
+        worst = max((c["max_relative_error"] for c in self.cases), default=float("inf"))
+        absolute = max((c["max_absolute_error"] for c in self.cases), default=float("inf"))
+        return {
+            "passed": self.passed,
+            "max_relative_error": worst,
+            "max_absolute_error": absolute,
+            "lengths": sorted({c["length"] for c in self.cases}),
+            "tolerance": self.tolerance.json(),
+            "cases": self.cases,
+            "histogram": {"log10_edges": EDGES.tolist(), "counts": self.counts.tolist()},
+        }
+
+
+def check(subject: Subject, seed: int = 0) -> Parity:
+    """Run every planned case on the artifact and on the original, in float32 and float64."""
+    loaded = subject.loaded
+    floating = any(
+        isinstance(x, torch.Tensor) and x.is_floating_point()
+        for x in torch.utils._pytree.tree_leaves((loaded.args, loaded.kwargs))
+    )
+    parity = Parity(TOLERANCES["float32"])
+    references = [Reference(loaded, torch.float32)]
+    try:
+        references.append(Reference(loaded, torch.float64))
+    except Exception as error:
+        parity.notes.append(f"No float64 reference: {error}")
+    for case in plan(subject.dims, subject.traced, floating, seed):
+        _run_case(subject, parity, references, case)
+    return parity
+
+
+def _run_case(subject: Subject, parity: Parity, references: list[Reference], case: Case) -> None:
+    inputs = draw(subject.loaded, subject.input_shapes, case)
+    got: dict[str, np.ndarray] | None = None
+    failure = None
+    for reference in list(references):
+        try:
+            expected = reference(inputs)
+        except Exception as error:
+            text = f"The original itself fails in {reference.name} at {dict(case.sizes)}: {error}"
+            parity.notes.append(text.splitlines()[0])
+            if reference.dtype == torch.float64 and got is not None:
+                references.remove(reference)
+            continue
+        if got is None and failure is None:
+            state = subject.zero_state(subject.batch(case.sizes))
+            try:
+                got = subject.session.run({**feeds(inputs, subject.input_names), **state})
+            except Exception as error:
+                failure = str(error).splitlines()[0]
+        for name, value in zip(subject.output_names, expected, strict=True):
+            parity.cases.append(_record(parity, case, reference, name, value, got, failure))
+
+
+def _record(
+    parity: Parity,
+    case: Case,
+    reference: Reference,
+    name: str,
+    expected: np.ndarray,
+    got: dict[str, np.ndarray] | None,
+    failure: str | None,
+) -> dict[str, Any]:
+    sizes = dict(case.sizes)
+    length = next((n for d, n in sizes.items() if not d.startswith("batch")), 1)
+    batch = next((n for d, n in sizes.items() if d.startswith("batch")), 1)
+    found = got[name] if got is not None else np.zeros((0,), np.float32)
+    result = compare(expected, found, parity.tolerance)
+    parity.counts += np.asarray(result.counts)
+    record = {
+        "name": case.name,
+        "batch": batch,
+        "length": length,
+        "sizes": sizes,
+        "seed": case.seed,
+        "magnitude": case.magnitude,
+        "reference": reference.name,
+        "output": name,
+        **result.json(),
+    }
+    if got is None:
+        record["reason"] = f"the artifact fails at this size: {failure}"
+    return record

@@ -1,0 +1,131 @@
+"""Streaming: a sequence fed in pieces, with states carried over, gives what it gives whole."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from linexport.parity.cases import Case, draw
+from linexport.parity.check import Subject
+from linexport.parity.compare import compare
+from linexport.parity.reference import feeds
+from linexport.parity.tolerances import TOLERANCES
+
+LENGTH = 150
+TRIALS = 4
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """Outcome; ``passed`` is None where there is nothing to stream, with the reason."""
+
+    passed: bool | None
+    reason: str | None
+    max_relative_error: float | None = None
+    splits: tuple[tuple[int, ...], ...] = ()
+
+    def json(self) -> dict[str, Any]:
+        """As written to the manifest."""
+        return {**asdict(self), "splits": [list(s) for s in self.splits]}
+
+
+def check_streaming(subject: Subject, seed: int = 0) -> Streaming:
+    """Split a sequence at random places, and once into single tokens, and compare.
+
+    States after the last piece must agree as well.
+    """
+    if not subject.states:
+        return Streaming(None, "the model has no causal operator whose state could be carried")
+    sequence = _sequence_dim(subject)
+    if sequence is None:
+        return Streaming(False, "no dimension of the inputs is a dynamic sequence")
+    for name, shape in zip(subject.output_names, subject.output_shapes, strict=True):
+        if sequence not in shape:
+            return Streaming(
+                False, f"the output {name} has no {sequence} axis to join pieces along"
+            )
+    limits = subject.dims[sequence]
+    length = min(LENGTH, limits.max or LENGTH)
+    worst, tried = 0.0, []
+    for trial in range(TRIALS):
+        sizes = {d: subject.traced[d] for d in subject.dims}
+        sizes[sequence] = length
+        case = Case("stream", sizes, seed + trial)
+        pieces = _pieces(length, trial, seed)
+        tried.append(tuple(pieces))
+        error, reason = _one(subject, case, sequence, pieces)
+        worst = max(worst, error)
+        if reason:
+            return Streaming(False, reason, worst, tuple(tried))
+    return Streaming(True, None, worst, tuple(tried))
+
+
+def _sequence_dim(subject: Subject) -> str | None:
+    """The dimension along which states are advanced: any but the batch of the states."""
+    batch = subject.states[0].shape[0]
+    named = [d for shape in subject.input_shapes for d in shape if isinstance(d, str)]
+    return next((d for d in named if d != batch), None)
+
+
+def _pieces(length: int, trial: int, seed: int) -> list[int]:
+    """Lengths that sum to ``length``: single tokens first, then random pieces."""
+    if trial == 0:
+        return [1] * length
+    choose = random.Random(seed + trial)
+    cuts = sorted(choose.sample(range(1, length), min(1 + 2 * trial, length - 1)))
+    return [b - a for a, b in zip([0, *cuts], [*cuts, length], strict=True)]
+
+
+def _one(
+    subject: Subject, case: Case, sequence: str, pieces: list[int]
+) -> tuple[float, str | None]:
+    inputs = feeds(draw(subject.loaded, subject.input_shapes, case), subject.input_names)
+    state = subject.zero_state(subject.batch(case.sizes))
+    try:
+        whole = subject.session.run({**inputs, **state})
+        parts = []
+        start = 0
+        for size in pieces:
+            piece = {
+                name: _cut(inputs[name], shape, sequence, start, size)
+                for name, shape in zip(subject.input_names, subject.input_shapes, strict=True)
+            }
+            part = subject.session.run({**piece, **state})
+            state = {s.past: part[s.present] for s in subject.states}
+            parts.append(part)
+            start += size
+    except Exception as error:
+        return float("inf"), f"pieces of {_spell(pieces)} tokens: {str(error).splitlines()[0]}"
+    worst = 0.0
+    for name, shape in zip(subject.output_names, subject.output_shapes, strict=True):
+        joined = np.concatenate([p[name] for p in parts], axis=list(shape).index(sequence))
+        result = compare(whole[name], joined, TOLERANCES["float32"])
+        worst = max(worst, result.max_relative_error)
+        if not result.passed:
+            return worst, (
+                f"{name} differs by {result.max_relative_error:.1e} when the sequence is fed in "
+                f"pieces of {_spell(pieces)} tokens: an operation besides the fused ones mixes "
+                "tokens"
+            )
+    for held in subject.states:
+        result = compare(whole[held.present], state[held.past], TOLERANCES["float32"])
+        worst = max(worst, result.max_relative_error)
+        if not result.passed:
+            return worst, f"the state {held.present} differs by {result.max_relative_error:.1e}"
+    return worst, None
+
+
+def _cut(value: np.ndarray, shape: Any, sequence: str, start: int, size: int) -> np.ndarray:
+    if sequence not in shape:
+        return value
+    index: list[Any] = [slice(None)] * value.ndim
+    index[list(shape).index(sequence)] = slice(start, start + size)
+    return value[tuple(index)]
+
+
+def _spell(pieces: list[int]) -> str:
+    text = ", ".join(map(str, pieces[:8]))
+    return text + (", ..." if len(pieces) > 8 else "")

@@ -1,0 +1,54 @@
+"""How far a converted model may be from its original, and why: the one place that says it.
+
+Errors are measured against the largest magnitude of the reference output: with r the reference and
+a the artifact's output, max|a - r| <= absolute + relative * max|r|.
+
+float32: every output is a sum of products whose order differs between the two programs. Each
+rounding contributes 2^-24 = 6e-8 of a term, and errors of a sum of n terms grow like sqrt(n): for
+n of the order of 10^5 (a product of width 10^3 in each of some tens of layers, prefix sums of 10^4
+tokens) that is 2e-5. The limit is about twice this. A wrong epsilon, mask, decay or chunk border
+gives errors of 1e-3 and more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Limits for one dtype; ``why`` is printed beside them."""
+
+    dtype: str
+    relative: float
+    absolute: float
+    why: str
+
+    def json(self) -> dict[str, Any]:
+        """As written to the manifest."""
+        return asdict(self)
+
+
+TOLERANCES = {
+    "float32": Tolerance(
+        "float32",
+        5e-5,
+        1e-6,
+        "Sums are taken in another order: rounding of 6e-8 a term grows to about 2e-5 over 1e5 "
+        "terms; twice that is allowed, relative to the largest output. A wrong epsilon, mask or "
+        "chunk border gives 1e-3 and more.",
+    ),
+    "float16": Tolerance(
+        "float16",
+        5e-3,
+        1e-4,
+        "Activations carry 11 bits: rounding of 5e-4 a step over some tens of layers.",
+    ),
+    "bfloat16": Tolerance(
+        "bfloat16",
+        4e-2,
+        1e-3,
+        "Activations carry 8 bits: rounding of 4e-3 a step over some tens of layers.",
+    ),
+}

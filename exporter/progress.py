@@ -1,0 +1,41 @@
+"""Telling whoever asked for a conversion which stage it is in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+
+class Progress(Protocol):
+    """Shows stages; the command line has one with a spinner."""
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """Entered when a stage begins and left when it ends."""
+        ...
+
+
+class Silent:
+    """Shows nothing: the default of the library."""
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """See ``Progress``."""
+        yield
+
+
+class Stopwatch:
+    """Passes stages on and keeps how long each took."""
+
+    def __init__(self, shown: Progress) -> None:
+        self.shown = shown
+        self.stages: list[dict[str, Any]] = []
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """See ``Progress``."""
+        start = time.perf_counter()
+        with self.shown.stage(name):
+            yield
+        self.stages.append({"name": name, "seconds": round(time.perf_counter() - start, 3)})

@@ -1,0 +1,25 @@
+"""manifest.json, as a plain dict -> report.html (one self-contained page) or a terminal summary."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["render_html", "render_summary"]
+
+
+def render_html(manifest: dict[str, Any]) -> str:
+    """The whole report as one HTML document that loads nothing from outside itself."""
+    # Imported here because the command line imports this package to print its help.
+    from linexport.report.page import page
+
+    return page(manifest)
+
+
+def render_summary(manifest: dict[str, Any], console: Console) -> None:
+    """Prints the verdict, what was fused, the checks and a latency table to the console."""
+    from linexport.report.summary import print_summary
+
+    print_summary(manifest, console)

@@ -1,0 +1,127 @@
+"""Values of the manifest -> words and numbers for people; anything absent is said to be absent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from itertools import groupby
+from typing import Any
+
+NO_REASON = "the manifest gives no reason"
+ABSENT = f"not measured: {NO_REASON}"
+
+TARGETS = {
+    "ort": "ONNX Runtime",
+    "tensorrt": "TensorRT",
+    "tensorrt-rtx": "TensorRT-RTX",
+}
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """The value where it is a JSON object, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def items(value: Any) -> list[Any]:
+    """The value where it is a JSON list, else an empty one."""
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def objects(value: Any) -> list[Mapping[str, Any]]:
+    """The JSON objects of a JSON list."""
+    return [item for item in items(value) if isinstance(item, Mapping)]
+
+
+def number(value: Any) -> float | None:
+    """The value as a finite float, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def positive(value: Any) -> float | None:
+    """The value as a finite float above zero, else None: what a logarithmic axis can show."""
+    found = number(value)
+    return found if found is not None and found > 0 else None
+
+
+def plain(value: Any) -> str:
+    """Any value as text."""
+    return ABSENT if value is None or value == "" else str(value)
+
+
+def count(value: Any) -> str:
+    """1024 -> 1,024."""
+    found = number(value)
+    return plain(value) if found is None else f"{found:,.10g}"
+
+
+def error(value: Any) -> str:
+    """0.0000031 -> 3.1e-06; exact equality is 0."""
+    found = number(value)
+    if found is None:
+        return plain(value)
+    return "0" if found == 0 else f"{found:.1e}"
+
+
+def exact(value: Any) -> str:
+    """A tensor element with the nine digits that tell float32 numbers apart."""
+    found = number(value)
+    return plain(value) if found is None else f"{found:.9g}"
+
+
+def amount(value: Any) -> str:
+    """Three significant digits without an exponent, for milliseconds, seconds and megabytes."""
+    found = number(value)
+    if found is None:
+        return plain(value)
+    if found == 0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(found))))
+    return f"{found:,.{digits}f}"
+
+
+def times(slower: Any, faster: Any) -> str:
+    """How many times the second fits into the first: 9.1 and 2.4 -> 3.8×."""
+    above, below = positive(slower), positive(faster)
+    if above is None or below is None:
+        return "–"
+    ratio = above / below
+    if ratio >= 10:
+        return f"{ratio:,.0f}×"
+    return f"{ratio:.1f}×" if ratio >= 1 else f"{ratio:.2f}×"
+
+
+def shape(value: Any) -> str:
+    """["batch", 4, 32] -> batch × 4 × 32."""
+    if not isinstance(value, list | tuple):
+        return plain(value)
+    return " × ".join(str(item) for item in value) or "scalar"
+
+
+def split(sizes: Iterable[Any]) -> str:
+    """[1, 1, 1, 34] -> 3 pieces of 1 + 34."""
+    runs = [(size, len(list(same))) for size, same in groupby(sizes)]
+    return " + ".join(f"{much} pieces of {size}" if much > 1 else str(size) for size, much in runs)
+
+
+def moment(value: Any) -> str:
+    """2026-11-20T12:00:00+00:00 -> 20 November 2026, 12:00 UTC."""
+    try:
+        when = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return plain(value)
+    zone = f" {when.tzname()}" if when.tzinfo else ""
+    return f"{when.day} {when:%B %Y, %H:%M}{zone}"
+
+
+def target(manifest: Mapping[str, Any]) -> str:
+    """The runtime's own name."""
+    name = manifest.get("target")
+    return TARGETS.get(str(name), plain(name))
+
+
+def printable(value: str) -> str:
+    """The text without control characters, which a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in value)

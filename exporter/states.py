@@ -1,0 +1,56 @@
+"""The recurrent states of a graph: which input continues which output."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import onnx
+
+from linexport.plugins.ops.op import DOMAIN
+from linexport.plugins.ops.registry import known_shapes
+
+PAIRS = {
+    "LinearAttention": ((3, 1), (4, 2)),
+    "CausalConvWithState": ((3, 1),),
+}
+"""Positions of past inputs and present outputs, by op."""
+
+
+@dataclass(frozen=True)
+class State:
+    """One state: feed the output ``present`` of a call to the input ``past`` of the next.
+
+    ``shape`` starts with the batch; zeros begin a sequence.
+    """
+
+    past: str
+    present: str
+    dtype: str
+    shape: tuple[int | str | None, ...]
+    op: str
+
+    def json(self) -> dict[str, Any]:
+        """As written to the manifest."""
+        return {**asdict(self), "shape": list(self.shape)}
+
+
+def find(model: onnx.ModelProto) -> list[State]:
+    """States whose past is an input and whose present is an output of the graph."""
+    inputs = {i.name: i for i in model.graph.input}
+    outputs = {o.name for o in model.graph.output}
+    shapes = known_shapes(model)
+    found = []
+    for node in model.graph.node:
+        if node.domain != DOMAIN:
+            continue
+        for past, present in PAIRS.get(node.op_type, ()):
+            if len(node.input) <= past or len(node.output) <= present:
+                continue
+            start, end = node.input[past], node.output[present]
+            if start in inputs and end in outputs:
+                dtype = onnx.helper.tensor_dtype_to_np_dtype(
+                    inputs[start].type.tensor_type.elem_type
+                )
+                found.append(State(start, end, dtype.name, shapes[start], node.op_type))
+    return found

@@ -1,0 +1,46 @@
+"""From a manifest and an original: the subject that parity and timing work on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+
+from linexport.dims import DimRange
+from linexport.loaders.model import LoadedModel
+from linexport.parity import Subject
+from linexport.plugins.ops.registry import known_shapes
+from linexport.states import State
+from linexport.targets import Session
+
+
+def tensors(model: onnx.ModelProto, names: Sequence[str], outputs: bool) -> list[dict[str, Any]]:
+    """Name, dtype and shape of graph inputs or outputs, as written to the manifest."""
+    shapes = known_shapes(model)
+    infos = {i.name: i for i in (model.graph.output if outputs else model.graph.input)}
+    found = []
+    for name in names:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(infos[name].type.tensor_type.elem_type)
+        found.append({"name": name, "dtype": dtype.name, "shape": list(shapes[name])})
+    return found
+
+
+def subject_of(manifest: dict[str, Any], loaded: LoadedModel, session: Session) -> Subject:
+    """The converted model of a manifest beside its original."""
+    states = [State(**{**s, "shape": tuple(s["shape"])}) for s in manifest["states"]]
+    pasts = {s.past for s in states}
+    presents = {s.present for s in states}
+    inputs = [i for i in manifest["inputs"] if i["name"] not in pasts]
+    outputs = [o for o in manifest["outputs"] if o["name"] not in presents]
+    return Subject(
+        loaded=loaded,
+        session=session,
+        input_names=[i["name"] for i in inputs],
+        input_shapes=[i["shape"] for i in inputs],
+        output_names=[o["name"] for o in outputs],
+        output_shapes=[o["shape"] for o in outputs],
+        states=states,
+        dims={n: DimRange(d["min"], d["opt"], d["max"]) for n, d in manifest["dims"].items()},
+        traced={n: d["traced"] for n, d in manifest["dims"].items()},
+    )

@@ -1,0 +1,245 @@
+"""linexport ops lowered to a LinearAttention kernel: ONNX Runtime's own, or the opset 27 operator.
+
+Both have the four causal update rules, without normaliser and mask. The mask is applied to key and
+decay in front; the denominator is a running sum of keys:
+
+    den_t = scale q_t . (z_0 + sum_{s <= t} k_s)                       linear, normalised
+    den   = the same kernel on values of one                           gated, normalised
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from onnx import TensorProto
+
+from linexport.plugins.ops import causal_conv
+from linexport.plugins.ops.body import MICROSOFT, Body
+from linexport.plugins.ops.linear_attention import LinearAttentionSpec, view
+from linexport.plugins.ops.linear_attention.spec import Sizes
+from linexport.plugins.ops.op import Node
+
+KEY_MULTIPLE, VALUE_MULTIPLE = 16, 32
+"""ONNX Runtime's CPU kernel is fast for key and value widths that are multiples of these."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """Where the kernel's operator lives.
+
+    Attributes:
+        domain: of LinearAttention and CausalConvWithState.
+        shares_keys: one query or key head may serve several value heads.
+    """
+
+    domain: str
+    shares_keys: bool
+
+
+ONNX_RUNTIME = Dialect(MICROSOFT, shares_keys=True)
+ONNX_27 = Dialect("", shares_keys=False)
+
+
+def native(node: Node, dialect: Dialect = ONNX_RUNTIME) -> tuple[Body, list[str]]:
+    """The kernel on the widths as they are."""
+    spec, sizes = view(node)
+    return _native(dialect, node, spec, sizes, sizes.d_k, sizes.d_v)
+
+
+def native_padded(node: Node) -> tuple[Body, list[str]]:
+    """ONNX Runtime's kernel on heads padded with zeros to the widths it is fast at.
+
+    A zero key channel stays zero in the state, and a zero value channel is cut off again.
+    """
+    spec, sizes = view(node)
+    return _native(
+        ONNX_RUNTIME,
+        node,
+        spec,
+        sizes,
+        -(-sizes.d_k // KEY_MULTIPLE) * KEY_MULTIPLE,
+        -(-sizes.d_v // VALUE_MULTIPLE) * VALUE_MULTIPLE,
+    )
+
+
+def _native(
+    dialect: Dialect, node: Node, spec: LinearAttentionSpec, sizes: Sizes, d_k: int, d_v: int
+) -> tuple[Body, list[str]]:
+    b = Body()
+    query, key, value, past_state, past_normalizer, decay, beta, key_mask = node.inputs
+    if key_mask:
+        keep = b.Unsqueeze(key_mask, b.const([2]))
+        key = b.Where(keep, key, b.CastLike(b.const(0.0), key))
+        decay = decay and b.Where(keep, decay, b.CastLike(b.const(0.0), decay))
+    heads = spec.kv_num_heads
+    if not dialect.shares_keys:
+        if sizes.key_heads != heads:
+            key = _repeat(b, key, sizes.key_heads, heads, sizes.d_k)
+        if spec.q_num_heads < heads:
+            query = _repeat(b, query, spec.q_num_heads, heads, sizes.d_k)
+        spec = replace(spec, q_num_heads=spec.output_heads)
+        sizes = replace(sizes, key_heads=heads)
+    if d_k != sizes.d_k:
+        query = _pad_heads(b, query, spec.q_num_heads, sizes.d_k, d_k)
+        key = _pad_heads(b, key, sizes.key_heads, sizes.d_k, d_k)
+        if sizes.decay_per_channel:
+            decay = _pad_heads(b, decay, heads, sizes.d_k, d_k)
+    if d_v != sizes.d_v:
+        value = _pad_heads(b, value, heads, sizes.d_v, d_v)
+    if past_state and (d_k, d_v) != (sizes.d_k, sizes.d_v):
+        pads = [0, 0, 0, 0, 0, 0, d_k - sizes.d_k, d_v - sizes.d_v]
+        past_state = b.Pad(past_state, b.const(pads))
+    if past_normalizer and d_k != sizes.d_k:
+        past_normalizer = b.Pad(past_normalizer, b.const([0, 0, 0, 0, 0, d_k - sizes.d_k]))
+
+    output, state = _kernel(b, dialect, spec, query, key, value, past_state, decay, beta)
+    if (d_k, d_v) != (sizes.d_k, sizes.d_v):
+        state = b.Slice(state, b.const([0, 0]), b.const([sizes.d_k, sizes.d_v]), b.const([2, 3]))
+    if not spec.normalize:
+        normalizer = b.const(np.zeros((1, heads, sizes.d_k), np.float32))
+        return b, [_cut_heads(b, output, spec.output_heads, sizes.d_v, d_v), state, normalizer]
+
+    denominator, normalizer = _denominator(
+        b, dialect, spec, sizes, d_k, query, key, past_normalizer, decay
+    )
+    split = _split(b, output, spec.output_heads, d_v)
+    ratio = b.Div(b.Cast(split, to=TensorProto.FLOAT), b.Add(denominator, b.const(spec.eps)))
+    output = _pack(b, b.CastLike(ratio, query), spec.output_heads * d_v)
+    if d_k != sizes.d_k:
+        normalizer = b.Slice(normalizer, b.const([0]), b.const([sizes.d_k]), b.const([2]))
+    return b, [_cut_heads(b, output, spec.output_heads, sizes.d_v, d_v), state, normalizer]
+
+
+def _kernel(
+    b: Body,
+    dialect: Dialect,
+    spec: LinearAttentionSpec,
+    query: str,
+    key: str,
+    value: str,
+    past_state: str,
+    decay: str,
+    beta: str,
+) -> tuple[str, str]:
+    inputs = [query, key, value, past_state, decay, beta]
+    while not inputs[-1]:
+        inputs.pop()
+    output, state = b.node(
+        "LinearAttention",
+        *inputs,
+        outputs=2,
+        domain=dialect.domain,
+        q_num_heads=spec.q_num_heads,
+        kv_num_heads=spec.kv_num_heads,
+        update_rule=spec.update_rule,
+        scale=float(spec.scale),
+    )
+    # The kernel keeps its state in the activation type where it is not given one.
+    return output, b.Cast(state, to=TensorProto.FLOAT)
+
+
+def _denominator(
+    b: Body,
+    dialect: Dialect,
+    spec: LinearAttentionSpec,
+    sizes: Sizes,
+    d_k: int,
+    query: str,
+    key: str,
+    past: str,
+    decay: str,
+) -> tuple[str, str]:
+    """scale q_t . z_t as (B, T, H, 1) in float32, and the last z as (B, H_kv, d_k)."""
+    heads, group = spec.kv_num_heads, spec.output_heads // spec.kv_num_heads
+    if spec.has_decay:
+        return _denominator_by_kernel(b, dialect, spec, sizes, d_k, query, key, past, decay)
+    query_f, key_f = (b.Cast(x, to=TensorProto.FLOAT) for x in (query, key))
+    if sizes.key_heads != heads:
+        key_f = _repeat(b, key_f, sizes.key_heads, heads, d_k)
+    if spec.q_num_heads < heads:
+        query_f = _repeat(b, query_f, spec.q_num_heads, heads, d_k)
+    sums = b.CumSum(key_f, b.const(1))
+    total = b.ReduceSum(key_f, b.const([1]), keepdims=0)
+    if past:
+        flat = b.Reshape(past, b.const([0, heads * d_k]))
+        sums = b.Add(sums, b.Unsqueeze(flat, b.const([1])))
+        total = b.Add(total, flat)
+    if group == 1:
+        products = _split(b, b.Mul(query_f, sums), heads, d_k)
+    else:
+        grouped = b.Reshape(query_f, b.const([0, 0, heads, group, d_k]))
+        shared = b.Reshape(sums, b.const([0, 0, heads, 1, d_k]))
+        products = b.Reshape(b.Mul(grouped, shared), b.const([0, 0, heads * group, d_k]))
+    # Not ReduceSum, whose output has the wrong shape in ONNX Runtime when T = 0.
+    denominator = b.MatMul(products, b.const(np.full((d_k, 1), spec.scale)))
+    return denominator, b.Reshape(total, b.const([0, heads, d_k]))
+
+
+def _denominator_by_kernel(
+    b: Body,
+    dialect: Dialect,
+    spec: LinearAttentionSpec,
+    sizes: Sizes,
+    d_k: int,
+    query: str,
+    key: str,
+    past: str,
+    decay: str,
+) -> tuple[str, str]:
+    """The same by running the kernel on one value channel of ones (padded to its fast width)."""
+    heads, width = spec.kv_num_heads, VALUE_MULTIPLE
+    unit = np.zeros((1, 1, heads, width), np.float32)
+    unit[..., 0] = 1
+    row = b.CastLike(b.const(unit.reshape(1, 1, -1)), query)
+    ones = b.Expand(row, b.Concat(b.Shape(query, start=0, end=2), b.const([1]), axis=0))
+    if past:
+        column = b.Unsqueeze(past, b.const([3]))
+        past = b.Pad(column, b.const([0, 0, 0, 0, 0, 0, 0, width - 1]))
+    output, state = _kernel(b, dialect, spec, query, key, ones, past, decay, "")
+    first, second = b.const([0]), b.const([1])
+    split = b.Cast(_split(b, output, spec.output_heads, width), to=TensorProto.FLOAT)
+    return (
+        b.Slice(split, first, second, b.const([3])),
+        b.Squeeze(b.Slice(state, first, second, b.const([3])), b.const([3])),
+    )
+
+
+def _split(b: Body, packed: str, heads: int, width: int) -> str:
+    """(B, T, H*d) as (B, T, H, d); also for T = 0, so the width is given."""
+    return str(b.Reshape(packed, b.const([0, 0, heads, width])))
+
+
+def _pack(b: Body, split: str, width: int) -> str:
+    return str(b.Reshape(split, b.const([0, 0, width])))
+
+
+def _pad_heads(b: Body, packed: str, heads: int, width: int, padded: int) -> str:
+    pads = b.const([0, 0, 0, 0, 0, 0, 0, padded - width])
+    return _pack(b, b.Pad(_split(b, packed, heads, width), pads), heads * padded)
+
+
+def _cut_heads(b: Body, packed: str, heads: int, width: int, padded: int) -> str:
+    if width == padded:
+        return packed
+    split = _split(b, packed, heads, padded)
+    cut = b.Slice(split, b.const([0]), b.const([width]), b.const([3]))
+    return _pack(b, cut, heads * width)
+
+
+def _repeat(b: Body, packed: str, heads: int, served: int, width: int) -> str:
+    index = b.const(np.repeat(np.arange(heads), served // heads))
+    return _pack(b, b.Gather(_split(b, packed, heads, width), index, axis=2), served * width)
+
+
+def native_conv(node: Node, dialect: Dialect = ONNX_RUNTIME) -> tuple[Body, list[str]]:
+    """The kernel's CausalConvWithState, which has our definition."""
+    b = Body()
+    inputs = list(node.inputs)
+    while not inputs[-1]:
+        inputs.pop()
+    activation = str(node.attributes.get("activation", causal_conv.ACTIVATIONS[0]))
+    outputs = b.node(
+        "CausalConvWithState", *inputs, outputs=2, domain=dialect.domain, activation=activation
+    )
+    return b, list(outputs)

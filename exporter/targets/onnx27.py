@@ -1,0 +1,89 @@
+"""Target ``onnx27``: the standard LinearAttention and CausalConvWithState of ONNX opset 27.
+
+ONNX Runtime 1.31 loads opset 27 only when asked to, and then runs these operators by their own
+function bodies; the target is for runtimes that implement them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import onnx
+from onnx import defs, version_converter
+
+from linexport.errors import BuildError
+from linexport.plugins.ops.linear_attention import view
+from linexport.plugins.ops.op import Node, Op
+from linexport.targets import kernels
+from linexport.targets.base import OrtSession, Target
+from linexport.targets.lowering import Candidate
+
+OPSET = 27
+
+CONVERTIBLE = 26
+"""The highest opset that onnx's converter reaches with an adapter for every operator."""
+
+UNRELEASED = "ALLOW_RELEASED_ONNX_OPSET_ONLY"
+"""Environment variable by which ONNX Runtime refuses opsets newer than it knows."""
+
+
+def candidates(op: Op, node: Node) -> Sequence[Candidate]:
+    """The standard operator where there is one."""
+    reason = "the operator of ONNX opset 27"
+    if op.name == "CausalConvWithState":
+        write = partial(kernels.native_conv, dialect=kernels.ONNX_27)
+        return [Candidate("standard", reason, write)]
+    if op.name == "LinearAttention" and view(node)[0].causal:
+        write = partial(kernels.native, dialect=kernels.ONNX_27)
+        return [Candidate("standard", reason, write)]
+    return [Candidate("portable", "standard operators", op.portable)]
+
+
+def raise_opset(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model at opset 27.
+
+    onnx's converter stops at 26. Operators that 27 left as they were need no conversion beyond.
+
+    Raises:
+        BuildError: the model uses an operator that opset 27 changed.
+    """
+    raised = version_converter.convert_version(model, CONVERTIBLE)
+    for node in raised.graph.node:
+        if node.domain == "" and _since(node.op_type, OPSET) != _since(node.op_type, CONVERTIBLE):
+            raise BuildError(
+                f"{node.op_type} {node.name!r} changed in ONNX opset {OPSET}, and onnx has no "
+                "adapter for it. Use --target ort or --target onnx."
+            )
+    for opset in raised.opset_import:
+        if opset.domain == "":
+            opset.version = OPSET
+    return raised
+
+
+def _since(op_type: str, version: int) -> int:
+    return int(defs.get_schema(op_type, version, "").since_version)
+
+
+def open_session(model: Path | bytes, threads: int = 0) -> OrtSession:
+    """Open in ONNX Runtime with its check for released opsets off."""
+    saved = os.environ.get(UNRELEASED)
+    os.environ[UNRELEASED] = "0"
+    try:
+        return OrtSession(model, threads)
+    finally:
+        if saved is None:
+            del os.environ[UNRELEASED]
+        else:
+            os.environ[UNRELEASED] = saved
+
+
+TARGET = Target(
+    name="onnx27",
+    summary="Standard LinearAttention of ONNX opset 27, for runtimes that implement it.",
+    candidates=candidates,
+    open=open_session,
+    prepare=raise_opset,
+)

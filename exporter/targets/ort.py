@@ -1,0 +1,55 @@
+"""Target ``ort``: ONNX Runtime's own kernels, padded to the widths they are fast at.
+
+The rules below are measured (``tools/bench_attention.py``); ``--tune`` measures again, per model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from linexport.plugins.ops.linear_attention import view
+from linexport.plugins.ops.op import Node, Op
+from linexport.targets import kernels
+from linexport.targets.base import OrtSession, Target
+from linexport.targets.lowering import Candidate
+
+WIDEST_KEY = 256
+GROUPS = (1, 2, 4, 8)
+"""Query heads per key/value head that the CPU kernel has a fast path for."""
+
+
+def candidates(op: Op, node: Node) -> Sequence[Candidate]:
+    """Lowerings for ONNX Runtime, best first by measured rules."""
+    portable = Candidate("portable", "standard operators", op.portable)
+    if op.name == "CausalConvWithState":
+        return [Candidate("native", "ONNX Runtime's kernel", kernels.native_conv), portable]
+    if op.name != "LinearAttention":
+        return [portable]
+    spec, sizes = view(node)
+    if not spec.causal:
+        return [Candidate("portable", "bidirectional: two matrix products", op.portable)]
+    aligned = sizes.d_k % kernels.KEY_MULTIPLE == 0 and sizes.d_v % kernels.VALUE_MULTIPLE == 0
+    group = spec.output_heads // spec.kv_num_heads
+    if sizes.d_k > WIDEST_KEY or group not in GROUPS:
+        native = Candidate("native", "ONNX Runtime's kernel", kernels.native)
+        return [portable, native] if not spec.has_beta else [native, portable]
+    if aligned:
+        reason = "widths on the kernel's fast path"
+        return [Candidate("native", reason, kernels.native), portable]
+    reason = (
+        f"widths {sizes.d_k} x {sizes.d_v} padded to multiples of "
+        f"{kernels.KEY_MULTIPLE} x {kernels.VALUE_MULTIPLE}, the kernel's fast path"
+    )
+    return [
+        Candidate("native_padded", reason, kernels.native_padded),
+        Candidate("native", "ONNX Runtime's kernel", kernels.native),
+        portable,
+    ]
+
+
+TARGET = Target(
+    name="ort",
+    summary="ONNX Runtime with its native kernels (the default).",
+    candidates=candidates,
+    open=OrtSession,
+)

@@ -1,0 +1,178 @@
+"""The artifact, a plain export and eager PyTorch, each ready to be called at one size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from linexport import trace
+from linexport.loaders.model import LoadedModel
+from linexport.parity.cases import Case, draw
+from linexport.parity.check import Subject
+from linexport.parity.reference import feeds
+from linexport.targets.base import OrtSession
+from linexport.timing.latency import Call, Settings, measure, table
+from linexport.timing.memory import peak_megabytes
+
+LENGTHS = (64, 256, 1024, 4096)
+BATCHES_WITHOUT_LENGTH = (1, 8, 64)
+
+
+@dataclass
+class Bench:
+    """Measures a subject beside its competitors.
+
+    Args:
+        subject: the converted model with its original.
+        model: the artifact's model file.
+        target: name of its target.
+        work: an existing folder for temporary files.
+        settings: of the measurement.
+    """
+
+    subject: Subject
+    model: Path
+    target: str
+    work: Path
+    settings: Settings
+    seed: int = 0
+    reasons: dict[str, str] = field(default_factory=dict)
+    plain: OrtSession | None = None
+    plain_nodes: int | None = None
+
+    def export_plainly(self) -> None:
+        """Make the plain export; what stops it becomes the reason of its empty columns."""
+        loaded = self.subject.loaded
+        try:
+            program = loaded.program or trace.export_program(loaded)
+            model = trace.plain_onnx(program)
+            self.plain_nodes = len(model.graph.node)
+            path = self.work / "plain.onnx"
+            path.write_bytes(model.SerializeToString())
+            self.plain = OrtSession(path, self.settings.threads)
+        except Exception as error:
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            self.reasons["plain_export"] = f"plain torch.onnx.export fails: {first[:200]}"
+
+    def latency(self, lengths: tuple[int, ...] | None = None) -> list[dict[str, Any]]:
+        """A row per length at batch 1, or per batch where the model has no dynamic length."""
+        sequence = _sequence(self.subject)
+        if sequence is None:
+            fixed = next((s[1] for s in self.subject.input_shapes if len(s) > 1), 1)
+            return [
+                {
+                    "length": fixed,
+                    "batch": batch,
+                    **measure(self._calls({"batch": batch}), self.reasons, self.settings),
+                }
+                for batch in BATCHES_WITHOUT_LENGTH
+            ]
+        wanted = [n for n in lengths or LENGTHS if self.subject.dims[sequence].allows(n)]
+        return table(
+            wanted or [self.subject.traced[sequence]],
+            lambda n: self._calls({sequence: n}),
+            self.reasons,
+            self.settings,
+        )
+
+    def decode(self) -> dict[str, Any] | None:
+        """One token with the states carried over; None where the artifact has none."""
+        subject, sequence = self.subject, _sequence(self.subject)
+        if not subject.states or sequence is None:
+            return None
+        inputs, fed = self._inputs({sequence: 1})
+        state = subject.zero_state(1)
+        step = _eager_step(subject.loaded, inputs)
+        reasons = {
+            "plain_export": "it has no state: a step would run the whole prefix again",
+            **({} if step else {"pytorch": "the module has no step with a state to call"}),
+        }
+        calls: dict[str, Call | None] = {
+            "artifact": lambda: subject.session.run({**fed, **state}),
+            "pytorch": step,
+        }
+        return measure(calls, reasons, self.settings)
+
+    def memory(self, lengths: tuple[int, ...]) -> list[dict[str, Any]]:
+        """Peak megabytes of one run, each in a process of its own."""
+        return [self._memory_row(length) for length in lengths]
+
+    def _memory_row(self, length: int) -> dict[str, Any]:
+        sequence = _sequence(self.subject)
+        small = {sequence: min(8, length)} if sequence else {}
+        files = {}
+        for name, sizes in (("small", small), ("inputs", {sequence: length} if sequence else {})):
+            _, fed = self._inputs(sizes)
+            plain, full = self.work / f"plain-{name}.npz", self.work / f"full-{name}.npz"
+            np.savez(plain, allow_pickle=False, **fed)
+            state = self.subject.zero_state(1)
+            np.savez(full, allow_pickle=False, **fed, **state)
+            files[name] = (plain, full)
+        outputs = self.subject.session.run({**fed, **state})
+        moved = sum(a.nbytes for a in [*fed.values(), *outputs.values()])
+        row: dict[str, Any] = {"length": length, "io_mb": round(moved / 2**20, 3), "reasons": {}}
+        location = self.subject.loaded.source.location
+        contestants = {
+            "artifact": ("onnx", str(self.model), 1, self.target),
+            "plain_export": ("onnx", str(self.work / "plain.onnx"), 0, "ort"),
+            "pytorch": ("pytorch", location, 0, ""),
+        }
+        for name, (kind, path, which, target) in contestants.items():
+            peak, reason = None, self.reasons.get(name)
+            if reason is None:
+                peak, reason = peak_megabytes(
+                    kind, path, files["inputs"][which], files["small"][which], target
+                )
+            row[f"{name}_mb"] = peak
+            if reason:
+                row["reasons"][name] = reason
+        return row
+
+    def _inputs(self, sizes: Mapping[str, int]) -> tuple[tuple[Any, ...], dict[str, np.ndarray]]:
+        subject = self.subject
+        full = {d: 1 if d.startswith("batch") else subject.traced[d] for d in subject.dims}
+        case = Case("timing", {**full, **sizes}, self.seed)
+        inputs = draw(subject.loaded, subject.input_shapes, case)
+        return inputs, feeds(inputs, subject.input_names)
+
+    def _calls(self, sizes: Mapping[str, int]) -> dict[str, Call | None]:
+        subject, plain = self.subject, self.plain
+        (args, kwargs), fed = self._inputs(sizes)
+        state = subject.zero_state(sizes.get("batch", 1))
+        names = [i.name for i in plain.inner.get_inputs()] if plain else []
+        by_position = dict(zip(names, fed.values(), strict=False))
+
+        def eager() -> object:
+            with torch.no_grad():
+                return subject.loaded.module(*args, **kwargs)
+
+        return {
+            "artifact": lambda: subject.session.run({**fed, **state}),
+            "plain_export": (lambda: plain.run(by_position)) if plain else None,
+            "pytorch": eager,
+        }
+
+
+def _sequence(subject: Subject) -> str | None:
+    return next((d for d in subject.dims if not d.startswith("batch")), None)
+
+
+def _eager_step(loaded: LoadedModel, inputs: tuple[Any, ...]) -> Call | None:
+    """``module.step(x, state)`` on one token, where the module has such a method."""
+    module: Any = loaded.module
+    if not (hasattr(module, "step") and hasattr(module, "initial_state")):
+        return None
+    args = pytree.tree_leaves(inputs)
+    state = module.initial_state(1)
+
+    def step() -> object:
+        with torch.no_grad():
+            return module.step(*args, state)
+
+    return step

@@ -1,0 +1,100 @@
+"""Latency of the artifact, a plain export and eager PyTorch: interleaved, p50 and p90."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+COMPETITORS = ("artifact", "plain_export", "pytorch")
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure.
+
+    Attributes:
+        warmup: calls before the ones that count.
+        repeats: counted calls of each competitor.
+        seconds: a competitor that has used this much time at one size stops early.
+        threads: of every competitor; 0 for each one's own choice.
+    """
+
+    warmup: int = 3
+    repeats: int = 20
+    seconds: float = 2.0
+    threads: int = 0
+
+    def json(self) -> dict[str, Any]:
+        """As written to the manifest."""
+        return {
+            "warmup": self.warmup,
+            "repeats": self.repeats,
+            "threads": self.threads,
+            "interleaved": True,
+        }
+
+
+def interleaved(calls: Mapping[str, Call], settings: Settings) -> dict[str, list[float]]:
+    """Milliseconds of every counted call, the competitors taking turns.
+
+    A competitor that raises is left out; see ``measure`` for its reason.
+    """
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    spent = dict.fromkeys(calls, 0.0)
+    for repeat in range(settings.warmup + settings.repeats):
+        for name, call in calls.items():
+            # Three counted calls at least: a median needs them.
+            if spent[name] > settings.seconds and len(times[name]) >= 3:
+                continue
+            start = time.perf_counter()
+            call()
+            elapsed = time.perf_counter() - start
+            spent[name] += elapsed
+            warm = repeat >= settings.warmup or spent[name] > settings.seconds
+            if warm:
+                times[name].append(1e3 * elapsed)
+    return times
+
+
+def measure(
+    calls: Mapping[str, Call | None], reasons: Mapping[str, str], settings: Settings
+) -> dict[str, Any]:
+    """One row: ``<name>_ms`` (p50), ``<name>_p90_ms``, and ``reasons`` for those that are null."""
+    why = dict(reasons)
+    able: dict[str, Call] = {}
+    for name, call in calls.items():
+        if call is None:
+            continue
+        try:
+            call()
+            able[name] = call
+        except Exception as error:
+            why[name] = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+    times = interleaved(able, settings)
+    row: dict[str, Any] = {}
+    for name in COMPETITORS:
+        record = times.get(name)
+        row[f"{name}_ms"] = round(float(np.percentile(record, 50)), 4) if record else None
+        row[f"{name}_p90_ms"] = round(float(np.percentile(record, 90)), 4) if record else None
+    row["reasons"] = {name: why[name] for name in COMPETITORS if name in why and name not in times}
+    return row
+
+
+def table(
+    lengths: Sequence[int],
+    prepare: Callable[[int], Mapping[str, Call | None]],
+    reasons: Mapping[str, str],
+    settings: Settings,
+    batch: int = 1,
+) -> list[dict[str, Any]]:
+    """A row per length; ``prepare`` gives the competitors' calls at one length."""
+    return [
+        {"length": length, "batch": batch, **measure(prepare(length), reasons, settings)}
+        for length in lengths
+    ]

@@ -1,0 +1,160 @@
+"""Exported program -> ONNX graph.
+
+The graph is exported without the exporter's optimiser, which takes x + 1e-9 for x and so drops
+epsilons. linexport's operators become nodes of the linexport domain, without function bodies.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import onnx
+import torch
+from onnxscript import values
+
+from linexport.errors import BuildError
+from linexport.models import functional
+from linexport.models.feature_maps import base
+from linexport.plugins.ops import registry
+from linexport.plugins.ops.body import OPSET
+from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
+from linexport.trace.names import rename_symbols
+from linexport.trace.program import first_line
+from linexport.trace.quiet import quiet
+
+
+def to_onnx(
+    program: torch.export.ExportedProgram, symbols: Mapping[str, str] | None = None
+) -> onnx.ModelProto:
+    """Translate a program, keeping linexport ops as nodes.
+
+    ``symbols`` renames the program's size symbols. Nodes of linexport ops are named after the
+    submodule they come from; metadata of the exporter, which holds local paths, is dropped.
+
+    Raises:
+        BuildError: an operator has no translation.
+    """
+    registry.register_schemas()
+    try:
+        with quiet():
+            exported = torch.onnx.export(
+                program,
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+                opset_version=OPSET,
+                custom_translation_table=_translations(),
+            )
+    except Exception as error:
+        raise BuildError(
+            f"torch.onnx.export cannot translate the model: {_innermost(error)}"
+        ) from error
+    assert exported is not None
+    model = exported.model_proto
+    _name_nodes(model)
+    _name_outputs(model)
+    rename_symbols(model, symbols or {})
+    return model
+
+
+def plain_onnx(program: torch.export.ExportedProgram) -> onnx.ModelProto:
+    """What ``torch.onnx.export`` gives for the same module, with the exporter's own optimiser.
+
+    linexport operators are replaced by the PyTorch code they stand for.
+
+    Raises:
+        Exception: whatever torch raises; a plain export that fails is a result, not a fault.
+    """
+    with torch.no_grad(), quiet():
+        # The replacements loop over chunks for some update rules: sizes they fix are errors.
+        plain = program.run_decompositions(_decompositions())
+        exported = torch.onnx.export(plain, dynamo=True, verbose=False, opset_version=OPSET)
+    assert exported is not None
+    model: onnx.ModelProto = exported.model_proto
+    return model
+
+
+def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+    opset = values.Opset("linexport", 1)
+    library = torch.ops.linexport
+
+    def linear_attention(*inputs: Any, **attributes: Any) -> Any:
+        return opset.LinearAttention(*inputs, **attributes)
+
+    def causal_conv(
+        input: Any, weight: Any, bias: Any = None, past: Any = None, activation: str = "none"
+    ) -> Any:
+        return opset.CausalConvWithState(input, weight, bias, past, activation=activation)
+
+    def feature_map(x: Any, parameters: Any, kind: str, num_heads: int) -> Any:
+        return opset.FeatureMap(x, *parameters, kind=kind, num_heads=num_heads)
+
+    return {
+        library.linear_attention.default: linear_attention,
+        library.causal_conv.default: causal_conv,
+        library.feature_map.default: feature_map,
+    }
+
+
+def _decompositions() -> Any:
+    def linear_attention(*inputs: Any, **attributes: Any) -> Any:
+        spec = LinearAttentionSpec.from_attributes(attributes)
+        return functional.chunked_linear_attention(spec, *inputs)
+
+    def feature_map(x: Any, parameters: Any, kind: str, num_heads: int) -> Any:
+        return base.apply_packed(kind, x, parameters, num_heads)
+
+    library = torch.ops.linexport
+    table = torch.export.default_decompositions()
+    table[library.linear_attention.default] = linear_attention
+    table[library.causal_conv.default] = functional.plain_causal_conv
+    table[library.feature_map.default] = feature_map
+    return table
+
+
+def _name_nodes(model: onnx.ModelProto) -> None:
+    taken: set[str] = set()
+    for node in model.graph.node:
+        metadata = {p.key: p.value for p in node.metadata_props}
+        scopes = re.findall(r"'([^']*)'", metadata.get("pkg.torch.onnx.name_scopes", ""))
+        stem = scopes[-2] if len(scopes) > 1 else ""
+        if node.domain == "linexport":
+            node.name = f"{stem}/{node.op_type}" if stem else node.op_type
+        name, count = node.name or node.op_type, 1
+        while name in taken:
+            count += 1
+            name = f"{node.name or node.op_type}_{count}"
+        node.name = name
+        taken.add(name)
+        del node.metadata_props[:]
+    for item in [*model.graph.value_info, *model.graph.input, *model.graph.output]:
+        del item.metadata_props[:]
+    del model.graph.metadata_props[:]
+    del model.metadata_props[:]
+
+
+def _name_outputs(model: onnx.ModelProto) -> None:
+    """``output``, or ``output_0``, ``output_1`` ...: torch names outputs after operators."""
+    graph = model.graph
+    several = len(graph.output) > 1
+    inputs = {i.name for i in graph.input}
+    names = {
+        o.name: f"output_{i}" if several else "output"
+        for i, o in enumerate(graph.output)
+        if o.name not in inputs
+    }
+    for node in graph.node:
+        for values_ in (node.input, node.output):
+            for i, value in enumerate(values_):
+                values_[i] = names.get(value, value)
+    for info in [*graph.output, *graph.value_info]:
+        info.name = names.get(info.name, info.name)
+
+
+def _innermost(error: BaseException) -> str:
+    """The first line of the innermost cause: torch wraps it in several layers of advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return first_line(error)

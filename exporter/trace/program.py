@@ -1,0 +1,106 @@
+"""``torch.export`` of a module; a dimension the code fixes is an error that names the line."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from linexport.errors import BuildError, LinexportError, UnsupportedModelError
+from linexport.loaders.model import LoadedModel
+from linexport.models import torch_ops as torch_ops  # registers the operators
+from linexport.trace.quiet import quiet
+
+
+def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
+    """``torch.export`` of the module; specialisation is an error that names its line.
+
+    Raises:
+        UnsupportedModelError, BuildError: see ``trace``.
+    """
+
+    def export() -> torch.export.ExportedProgram:
+        with torch.no_grad(), quiet():
+            return torch.export.export(
+                loaded.module,
+                loaded.args,
+                loaded.kwargs,
+                dynamic_shapes=loaded.dynamic_shapes,
+                strict=False,
+            )
+
+    try:
+        return export()
+    except LinexportError:
+        raise
+    except Exception as error:
+        if "onstraints violated" in str(error):
+            raise UnsupportedModelError(_frozen_message(export, error)) from error
+        raise BuildError(
+            f"torch.export cannot trace the model: {first_line(error)}{_user_line(error)}"
+        ) from error
+
+
+class _FreezeProbe(logging.Handler):
+    """Notes which line of the model was running when torch fixed a size symbol.
+
+    torch logs each decision about a symbol while the code that asks for it is still on the stack.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "set_replacement" in record.getMessage():
+            frame = _innermost_user_frame(traceback.extract_stack())
+            if frame:
+                self.lines.append(f"{frame.filename}:{frame.lineno}: {frame.line}")
+
+
+def _frozen_message(export: Callable[[], object], error: Exception) -> str:
+    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    probe, saved = _FreezeProbe(), (log.handlers, log.level, log.propagate)
+    log.handlers, log.propagate = [probe], False
+    log.setLevel(logging.INFO)
+    try:
+        with contextlib.suppress(Exception):
+            export()
+    finally:
+        log.handlers, log.propagate = saved[0], saved[2]
+        log.setLevel(saved[1])
+    where = "".join(f"\n  {line}" for line in dict.fromkeys(probe.lines))
+    detail = re.search(r"- (.*?specialized it to be a constant \(\d+\))", str(error))
+    what = detail.group(1) if detail else first_line(error)
+    return (
+        "The export would freeze a dimension that should be dynamic: "
+        f"{what}.\nFixed by:{where or ' (torch does not say which line)'}\n"
+        "A Python loop over tokens or chunks, a table of one length, or int(x.shape[1]) does "
+        "this. Use linexport.models.functional.linear_attention for the recurrence, index tables "
+        "by the length, or leave the dimension out of dynamic_shapes if it is meant to be fixed."
+    )
+
+
+def _innermost_user_frame(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
+    """The last frame outside torch, the interpreter's library and this file."""
+    library = (str(Path(torch.__file__).parent), str(Path(logging.__file__).parent.parent))
+    for frame in reversed(frames):
+        inside = frame.filename.startswith(library) and "site-packages" not in frame.filename
+        in_torch = frame.filename.startswith(library[0])
+        if not (inside or in_torch or frame.filename in (__file__, "<string>")):
+            return frame
+    return None
+
+
+def _user_line(error: BaseException) -> str:
+    frame = _innermost_user_frame(traceback.extract_tb(error.__traceback__))
+    return f"\nAt {frame.filename}:{frame.lineno}: {frame.line}" if frame else ""
+
+
+def first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"

@@ -1,0 +1,114 @@
+"""Which dims of examples vary when the factory does not say."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim
+
+from linexport.loaders.default_dims import default_dims
+
+BATCH = {0: Dim.DYNAMIC}
+BOTH = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (zeros(2, 5, dtype=torch.int64), BOTH),
+        (zeros(2, 5, dtype=torch.int32), BOTH),
+        (zeros(2, 5, dtype=torch.bool), BOTH),
+        (zeros(2, 5, 8), BOTH),
+        (zeros(2, 5, 8, dtype=torch.float16), BOTH),
+        (zeros(2, 5), BATCH),
+        (zeros(2), BATCH),
+        (zeros(2, dtype=torch.int64), BATCH),
+        (zeros(2, 5, 8, dtype=torch.int64), BATCH),
+        (zeros(2, 3, 8, 8), BATCH),
+        (zeros(), None),
+    ],
+)
+def test_rank_and_dtype_decide(tensor: torch.Tensor, expected: Any) -> None:
+    chosen = default_dims((tensor,))
+    assert chosen.dynamic_shapes == (expected,)
+    assert chosen.warnings == ()
+    assert chosen.args[0] is tensor
+
+
+def test_nested_and_constant_arguments() -> None:
+    pair = namedtuple("pair", "a b")
+    x, flag = zeros(2, 5, 8), 3
+    chosen = default_dims((x, [x, None], {"k": (x, flag)}, "text", pair(x, 1.5)))
+    assert chosen.dynamic_shapes == (BOTH, [BOTH, None], {"k": (BOTH, None)}, None, (BOTH, None))
+    assert chosen.args[1:4] == ([x, None], {"k": (x, 3)}, "text")
+    assert isinstance(chosen.args[4], pair)
+
+
+@pytest.mark.parametrize(
+    ("args", "match"),
+    [
+        ((zeros(2, 5, 8), zeros(3, 5, 8)), "different first dims (2, 3)"),
+        ((zeros(1, 5, 8), zeros(7)), "different first dims (1, 7)"),
+        ((zeros(0, 5, 8),), "a batch of 0"),
+    ],
+)
+def test_batches_that_cannot_vary_stay_constant(args: Any, match: str) -> None:
+    chosen = default_dims(args)
+    assert chosen.dynamic_shapes == (None,) * len(args)
+    assert chosen.args == args
+    (warning,) = chosen.warnings
+    assert match in warning
+
+
+def test_a_batch_of_one_is_repeated_with_its_values() -> None:
+    x, mask, scalar = torch.randn(1, 5, 8), torch.rand(1, 5) > 0.5, torch.tensor(3.0)
+    chosen = default_dims((x, mask, scalar))
+    assert [tuple(t.shape) for t in chosen.args] == [(2, 5, 8), (2, 5), ()]
+    assert torch.equal(chosen.args[0], torch.cat([x, x]))
+    assert chosen.args[1].dtype == torch.bool
+    (warning,) = chosen.warnings
+    assert "batch of 1 was repeated to 2" in warning
+
+
+def test_a_sequence_of_one_is_repeated() -> None:
+    chosen = default_dims((torch.tensor([[4], [7]]),))
+    assert chosen.args[0].tolist() == [[4, 4], [7, 7]]
+    assert chosen.dynamic_shapes == (BOTH,)
+    assert "sequence of 1 was repeated" in chosen.warnings[0]
+
+
+def test_both_of_one_are_repeated() -> None:
+    chosen = default_dims((zeros(1, 1, 8),))
+    assert chosen.args[0].shape == (2, 2, 8)
+    assert len(chosen.warnings) == 2
+
+
+def test_a_one_among_longer_sequences_is_a_broadcast_and_stays() -> None:
+    chosen = default_dims((zeros(2, 5, 8), zeros(2, 1, dtype=torch.bool)))
+    assert chosen.dynamic_shapes == (BOTH, BATCH)
+    assert chosen.args[1].shape == (2, 1)
+    assert chosen.warnings == ("dim 1 of the inputs where it is 1 stays constant",)
+
+
+def test_an_empty_sequence_stays_constant() -> None:
+    chosen = default_dims((zeros(2, 0, 8),))
+    assert chosen.dynamic_shapes == (BATCH,)
+    assert chosen.warnings == ("dim 1 of the inputs where it is 0 stays constant",)
+
+
+def test_torch_accepts_what_was_chosen() -> None:
+    class Masked(torch.nn.Module):
+        def forward(self, x: Any, pair: Any, flag: bool) -> torch.Tensor:
+            return x * pair["mask"][..., None] if flag else x
+
+    chosen = default_dims((zeros(1, 1, 8), {"mask": zeros(1, 1, dtype=torch.bool)}, True))
+    exported = torch.export.export(Masked(), chosen.args, dynamic_shapes=chosen.dynamic_shapes)
+    other = (torch.randn(3, 7, 8), {"mask": torch.rand(3, 7) > 0.5}, True)
+    torch.testing.assert_close(exported.module()(*other), Masked()(*other))

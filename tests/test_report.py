@@ -1,0 +1,367 @@
+"""The report: complete, self-contained, safe with hostile names, open about what is missing."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from rich.console import Console
+
+from linexport.report import render_html, render_summary
+from linexport.report.snippet import with_linexport, with_onnxruntime
+from linexport.report.text import amount, error, split, times
+from linexport.report.verdict import verdict
+
+SAMPLE = Path(__file__).with_name("test_report_sample.json")
+
+
+def timing(
+    length: int, artifact: float, plain: float | None, torch: float | None, **reasons: str
+) -> dict[str, Any]:
+    """One row of latencies."""
+    row: dict[str, Any] = {"length": length, "batch": 1, "reasons": reasons}
+    for key, value in (("artifact", artifact), ("plain_export", plain), ("pytorch", torch)):
+        row[f"{key}_ms"] = value
+        row[f"{key}_p90_ms"] = None if value is None else value * 1.17
+    return row
+
+
+def sample() -> dict[str, Any]:
+    """A manifest as convert writes it: a small language model for ONNX Runtime."""
+    manifest: dict[str, Any] = json.loads(SAMPLE.read_text())
+    return manifest
+
+
+def failed() -> dict[str, Any]:
+    """A manifest whose artifact differs from the original at length 100."""
+    manifest = sample()
+    manifest["status"] = "parity_failed"
+    parity = manifest["parity"]
+    parity["passed"] = False
+    parity |= {"max_relative_error": 0.12, "max_absolute_error": 0.031}
+    parity["cases"][7] |= {"passed": False, "max_relative_error": 0.12, "max_absolute_error": 0.031}
+    parity["cases"][8] |= {"passed": False, "max_relative_error": 7e-5}
+    parity["histogram"]["counts"][14] = 5120
+    manifest["streaming"] |= {"passed": False, "reason": "token 6 differs after the first split"}
+    return manifest
+
+
+class Page(HTMLParser):
+    """What a browser would see: the tags with their attributes, and the text."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.headings: list[str] = []
+        self.pieces: list[str] = []
+        self.inside = ""
+        self.feed(source)
+        self.text = re.sub(r"\s+", " ", "".join(self.pieces))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.inside = tag
+        if tag == "h2":
+            self.headings.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "h2":
+            self.headings[-1] += data
+        if self.inside != "style":
+            self.pieces.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
+        if tag in {"td", "th", "p", "dt", "dd", "h1", "li"}:
+            self.pieces.append(" ")
+
+
+def summary(manifest: dict[str, Any], **options: Any) -> str:
+    """The terminal summary as a file would receive it."""
+    console = Console(file=io.StringIO(), **{"width": 100} | options)
+    render_summary(manifest, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def paths(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in nested JSON, of long lists the first two items only."""
+    inner: list[Any] = []
+    if isinstance(value, dict):
+        inner = list(value)
+    elif isinstance(value, list):
+        inner = list(range(min(2, len(value))))
+    for key in inner:
+        yield (*here, key)
+        yield from paths(value[key], (*here, key))
+
+
+def changed(manifest: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    """A copy with another value in one place."""
+    result = copy.deepcopy(manifest)
+    holder: Any = result
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = value
+    return result
+
+
+def bare() -> dict[str, Any]:
+    """A manifest of convert without checks and benchmarks."""
+    gone = ("parity", "streaming", "latency", "decode", "memory", "measurement")
+    return sample() | dict.fromkeys(gone)
+
+
+def test_the_header_says_equal_and_how_fast() -> None:
+    found = verdict(sample())
+    assert found.tone == "good"
+    assert found.sentence == (
+        "This ONNX model equals the PyTorch original (largest relative error 3.1e-06 over 13 "
+        "checks) and runs 3.8× as fast as a plain export at 1,024 tokens."
+    )
+    assert found.sentence in Page(render_html(sample())).text
+
+
+def test_the_header_of_a_failure_is_red_and_names_the_worst_case() -> None:
+    found = verdict(failed())
+    assert found.tone == "bad"
+    assert found.sentence == (
+        "This ONNX model does not equal the PyTorch original: 2 of 13 checks failed, worst "
+        "“random tokens” (batch 3, 100 tokens), where the relative error reaches 1.2e-01 and "
+        "5.0e-05 is allowed."
+    )
+    page = Page(render_html(failed()))
+    assert found.sentence in page.text
+    assert ("header", {"class": "top bad"}) in page.tags
+    assert (
+        sum(tag == "tr" and "failed" in (given.get("class") or "") for tag, given in page.tags) == 2
+    )
+
+
+def test_wrong_nan_counts_are_worse_than_any_error() -> None:
+    manifest = failed()
+    manifest["parity"]["cases"][2] |= {"passed": False, "nan": {"expected": 0, "got": 12}}
+    assert "it gives 12 NaN values where the original gives 0" in verdict(manifest).sentence
+
+
+def test_a_failure_by_absolute_error_quotes_the_absolute_error() -> None:
+    manifest = failed()
+    for index, relative in ((7, 1e-7), (8, 1e-8)):
+        manifest["parity"]["cases"][index]["max_relative_error"] = relative
+    assert "the absolute error reaches 3.1e-02 and 1.0e-06" in verdict(manifest).sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"latency": None}, "and its speed was not measured."),
+        ({"latency": [timing(64, 2.0, 1.0, 9.0)]}, "takes 2.0× as long as a plain export at 64"),
+        ({"latency": [timing(64, 1.0, 1.02, 9.0)]}, "runs about as fast as a plain export at 64"),
+        ({"latency": [timing(64, 1.0, None, 9.0)]}, "runs 9.0× as fast as eager PyTorch at 64"),
+        ({"latency": [timing(64, 1.0, None, None)]}, "and takes 1.00 ms at 64 tokens."),
+        ({"parity": None}, "Parity was not measured"),
+        ({"parity": None}, "; it runs 3.8× as fast"),
+        ({"streaming": {"passed": False}}, "must not be streamed"),
+        ({"target": "tensorrt"}, "This artifact equals"),
+    ],
+)
+def test_the_header_follows_the_numbers(change: dict[str, Any], words: str) -> None:
+    assert words in verdict(sample() | change).sentence
+
+
+def test_status_and_parity_block_that_disagree_count_as_failed() -> None:
+    assert verdict(sample() | {"status": "parity_failed"}).tone == "bad"
+    assert verdict(changed(sample(), ("parity", "passed"), False)).tone == "bad"
+
+
+def test_sections_come_in_order() -> None:
+    for manifest in (sample(), bare(), {}):
+        assert Page(render_html(manifest)).headings == [
+            "Key facts",
+            "What was matched",
+            "Parity",
+            "Streaming",
+            "Latency",
+            "Decode step",
+            "Peak memory",
+            "Inputs, outputs, states",
+            "Use it",
+            "Environment",
+            "Glossary",
+        ]
+
+
+def test_every_number_of_the_tables_is_on_the_page() -> None:
+    manifest, text = sample(), Page(render_html(sample())).text
+    for row in manifest["latency"]:
+        for key in ("artifact", "plain_export", "pytorch"):
+            for name in (f"{key}_ms", f"{key}_p90_ms"):
+                assert row[name] is None or f" {amount(row[name])} " in text
+            if row[f"{key}_ms"] is not None and key != "artifact":
+                assert f" {times(row[f'{key}_ms'], row['artifact_ms'])} " in text
+    for row in manifest["memory"]:
+        for key in ("io_mb", "artifact_mb", "plain_export_mb", "pytorch_mb"):
+            assert row[key] is None or f" {amount(row[key])} " in text
+    for one in manifest["parity"]["cases"]:
+        for key in ("max_relative_error", "max_absolute_error"):
+            assert f" {error(one[key])} " in text
+        assert str(one["worst"]["index"]) in text
+        assert f"{one['worst']['expected']:.9g} → {one['worst']['got']:.9g}" in text
+    for much in manifest["parity"]["histogram"]["counts"]:
+        assert f" {much:,} " in text
+    for value in manifest["environment"].values():
+        assert f" {value} " in text
+    assert "could not run: needs 17 GB, the machine has 8" in text
+    assert "could not run: a plain export carries no state" in text
+    assert "1 + 5 + 31" in text and "37 pieces of 1" in text
+    assert manifest["parity"]["tolerance"]["why"] in text
+    assert manifest["refused"][0]["reason"] in text
+
+
+def test_missing_sections_say_so() -> None:
+    text = Page(render_html(bare())).text
+    assert text.count("not measured: the manifest has no such results") == 3
+    assert text.count("not measured: the manifest gives no reason") >= 2
+    assert "not applicable: both ways" in Page(
+        render_html(sample() | {"streaming": {"passed": None, "reason": "both ways"}})
+    ).text.replace(":  ", ": ")
+
+
+@pytest.mark.parametrize("value", [None, "text", -1.5, float("nan"), {}, [None]])
+def test_no_value_in_any_place_stops_the_report(value: Any) -> None:
+    manifest = failed()
+    manifest["parity"]["cases"] = manifest["parity"]["cases"][7:9]
+    for path in paths(manifest):
+        damaged = changed(manifest, path, value)
+        render_html(damaged)
+        summary(damaged)
+
+
+def test_names_from_files_are_text_never_markup() -> None:
+    hostile = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>{{ 7 * 7 }}"
+    quiet = Page(render_html(sample()))
+    for path in paths(sample()):
+        manifest = changed(sample(), path, hostile)
+        if path[0] != "fused":
+            manifest["fused"][hostile] = 1
+        page = Page(render_html(manifest))
+        assert not {tag for tag, _ in page.tags} - {tag for tag, _ in quiet.tags}
+        assert not any(name.startswith("on") for _, given in page.tags for name in given)
+        assert hostile in page.text or path == ("fused",)
+    manifest = changed(sample(), ("lowerings", 0, "node"), hostile)
+    assert "&lt;script&gt;alert(1)&lt;/" in render_html(manifest)
+
+
+def test_the_page_loads_nothing() -> None:
+    source = render_html(sample())
+    assert source.startswith("<!doctype html>")
+    assert "http://" not in source and "https://" not in source and "url(" not in source
+    page = Page(source)
+    for tag, given in page.tags:
+        assert tag not in {"script", "iframe", "object", "embed", "img", "base"}
+        assert "src" not in given
+        assert (given.get("href") or "#").startswith(("#", "data:,"))
+    anchors = {given["href"] for tag, given in page.tags if tag == "a"}
+    assert anchors <= {f"#{given.get('id')}" for _, given in page.tags}
+    idents = [given["id"] for _, given in page.tags if "id" in given]
+    assert len(idents) == len(set(idents))
+
+
+def tiny_model(path: Path) -> None:
+    """A running sum whose state is its last value, as model.onnx."""
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["tokens"], ["x"], to=TensorProto.FLOAT),
+            helper.make_node("ReduceSum", ["x", "axes"], ["part"], keepdims=0),
+            helper.make_node("Add", ["part", "past_0"], ["present_0"]),
+            helper.make_node("Identity", ["present_0"], ["logits"]),
+        ],
+        "tiny",
+        [
+            value("tokens", TensorProto.INT64, ["batch", "seq"]),
+            value("past_0", TensorProto.FLOAT, ["batch"]),
+        ],
+        [
+            value("logits", TensorProto.FLOAT, ["batch"]),
+            value("present_0", TensorProto.FLOAT, ["batch"]),
+        ],
+        [helper.make_tensor("axes", TensorProto.INT64, [1], [1])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(model, str(path))
+
+
+def test_the_printed_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_model(tmp_path / "model.onnx")
+    state = {"past": "past_0", "present": "present_0", "dtype": "float32", "shape": ["batch"]}
+    manifest = sample() | {"states": [state]}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(with_onnxruntime(manifest), names)
+    assert names["outputs"]["logits"].shape == (1,)
+    assert list(names["past"]) == ["past_0"]
+    quotes = {"name": 'it\'s "x"', "dtype": "float32", "shape": ["batch", 3]}
+    for render in (with_linexport, with_onnxruntime):
+        for states in ([], [state]):
+            code = render(sample() | {"inputs": [quotes], "states": states})
+            compile(code, "snippet", "exec")
+            assert ("past" in code) == (bool(states) and render is with_onnxruntime)
+
+
+def test_the_summary_reads_without_colour() -> None:
+    text = summary(sample())
+    assert "\x1b" not in text
+    for words in ("✓ passed  13 of 13 checks", "4 LinearAttention", "3.8×", "could not run"):
+        assert words in text
+    assert "✗ failed" in summary(failed())
+    assert "\x1b[" in summary(sample(), force_terminal=True, color_system="standard")
+
+
+def test_the_summary_fits_its_width_and_plain_terminals() -> None:
+    assert max(map(len, summary(sample(), width=60).splitlines())) <= 60
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="replace")
+    render_summary(sample(), Console(file=file, width=100))
+    file.seek(0)
+    assert "+ passed" in file.read()
+
+
+def test_names_cannot_command_the_terminal_or_rich() -> None:
+    manifest = changed(sample(), ("refused", 0, "where"), "\x1b[2J[red]node[/]\r")
+    text = summary(manifest)
+    assert "\x1b" not in text and "\r" not in text
+    assert "[red]node[/]" in text
+
+
+def test_importing_the_report_is_cheap() -> None:
+    heavy = "{'jinja2', 'rich', 'numpy', 'torch', 'onnx'} & set(sys.modules)"
+    code = f"import sys, linexport.report; sys.exit(bool({heavy}))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "words"),
+    [
+        (amount, 0.0412, "0.0412"),
+        (amount, 2.4, "2.40"),
+        (amount, 1234.5, "1,234"),
+        (amount, 0, "0"),
+        (error, 0.0, "0"),
+        (error, float("nan"), "nan"),
+        (split, [1] * 3 + [34], "3 pieces of 1 + 34"),
+    ],
+)
+def test_numbers_in_words(function: Callable[[Any], str], value: Any, words: str) -> None:
+    assert function(value) == words
