@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from linexport.artifact import Artifact, Stream, load
-    from linexport.pipeline import bench, convert, validate
+    from linexport.pipeline import convert
+    from linexport.recheck import bench, validate
 
 __all__ = ["Artifact", "Stream", "__version__", "bench", "convert", "load", "validate"]
 
@@ -24,9 +25,9 @@ _HOMES = {
     "Artifact": "linexport.artifact",
     "Stream": "linexport.artifact",
     "load": "linexport.artifact",
-    "bench": "linexport.pipeline",
+    "bench": "linexport.recheck",
     "convert": "linexport.pipeline",
-    "validate": "linexport.pipeline",
+    "validate": "linexport.recheck",
 }
 
 

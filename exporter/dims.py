@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from linexport.errors import UsageError
 
@@ -12,16 +12,27 @@ from linexport.errors import UsageError
 class DimRange:
     """Sizes a named dimension may take: at least ``min``, usually ``opt``, at most ``max``.
 
-    ``max`` is None where nothing bounds it.
+    ``max`` is None where nothing bounds it. ``batch`` tells the dimension that independent samples
+    are stacked along from those of sequences, whatever they are called.
     """
 
     min: int = 1
     opt: int | None = None
     max: int | None = None
+    batch: bool = False
 
     def allows(self, size: int) -> bool:
         """``size`` lies in the range."""
         return self.min <= size and (self.max is None or size <= self.max)
+
+    def nearest(self, size: int) -> int:
+        """``size``, or the end of the range it lies beyond."""
+        return max(self.min, size if self.max is None else min(size, self.max))
+
+
+def sequence(dims: Mapping[str, DimRange]) -> str | None:
+    """The first dimension that is not the batch."""
+    return next((name for name, limits in dims.items() if not limits.batch), None)
 
 
 def parse(options: Iterable[str]) -> dict[str, DimRange]:
@@ -69,5 +80,5 @@ def merge(found: Mapping[str, DimRange], asked: Mapping[str, DimRange]) -> dict[
                 raise UsageError(
                     f"--dim {name}: found {size}; the model takes {own.min} to {bound}."
                 )
-        merged[name] = wanted
+        merged[name] = replace(wanted, batch=own.batch)
     return merged

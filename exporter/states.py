@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,8 +36,11 @@ class State:
         return {**asdict(self), "shape": list(self.shape)}
 
 
-def find(model: onnx.ModelProto) -> list[State]:
-    """States whose past is an input and whose present is an output of the graph."""
+def find(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:
+    """States whose past is an input and whose present is an output of the graph.
+
+    ``given`` are inputs of the original model: a past among them is its caller's to carry.
+    """
     inputs = {i.name: i for i in model.graph.input}
     outputs = {o.name for o in model.graph.output}
     shapes = known_shapes(model)
@@ -48,7 +52,7 @@ def find(model: onnx.ModelProto) -> list[State]:
             if len(node.input) <= past or len(node.output) <= present:
                 continue
             start, end = node.input[past], node.output[present]
-            if start in inputs and end in outputs:
+            if start in inputs and end in outputs and start not in given:
                 dtype = onnx.helper.tensor_dtype_to_np_dtype(
                     inputs[start].type.tensor_type.elem_type
                 )

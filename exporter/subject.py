@@ -41,6 +41,9 @@ def subject_of(manifest: dict[str, Any], loaded: LoadedModel, session: Session) 
         output_names=[o["name"] for o in outputs],
         output_shapes=[o["shape"] for o in outputs],
         states=states,
-        dims={n: DimRange(d["min"], d["opt"], d["max"]) for n, d in manifest["dims"].items()},
+        dims={
+            n: DimRange(d["min"], d["opt"], d["max"], d["batch"])
+            for n, d in manifest["dims"].items()
+        },
         traced={n: d["traced"] for n, d in manifest["dims"].items()},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,11 @@ def read(folder: Path) -> dict[str, Any]:
         UsageError: there is no folder, no manifest, or not one this version reads.
     """
     path = folder / MANIFEST
-    if not folder.is_dir():
-        raise UsageError(
-            f"{folder} is not a folder; expected an artifact made by linexport convert."
-        )
     try:
+        if not folder.is_dir():
+            raise UsageError(
+                f"{folder} is not a folder; expected an artifact made by linexport convert."
+            )
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(
@@ -48,6 +49,19 @@ def read(folder: Path) -> dict[str, Any]:
             "Use the version that made it, or convert the model again."
         )
     return manifest
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file of the artifact.
+
+    Raises:
+        UsageError: it is missing.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise UsageError(f"{path} is missing. Convert the model again.") from None
 
 
 def dumps(manifest: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from linexport.errors import EnvironmentProblemError, ParityError, UsageError
 
 Arrays = dict[str, np.ndarray]
 Input = np.ndarray | Mapping[str, np.ndarray]
+
+OWNER = "model_sha256"
+"""Entry of a saved stream that says whose state it is."""
 
 
 def load(
@@ -82,7 +86,7 @@ class Artifact:
             UsageError: an input is missing, unknown, or of the wrong dtype or shape.
         """
         feeds, batch = self._bind(args, inputs)
-        return self._call(feeds, self._zeros(batch))[0]
+        return self._call(feeds, self.initial_state(batch))[0]
 
     def stream(self) -> Stream:
         """A session that consumes sequences piece by piece.
@@ -108,7 +112,8 @@ class Artifact:
         bound = {
             i["name"]: self._check(i, np.asarray(feeds[i["name"]]), sizes) for i in self._inputs
         }
-        return bound, sizes.get("batch", next(iter(sizes.values()), 1))
+        first = next((s["shape"][0] for s in self._pasts.values()), 1)
+        return bound, first if isinstance(first, int) else sizes[first]
 
     def _check(
         self, wanted: dict[str, Any], value: np.ndarray, sizes: dict[str, int]
@@ -136,7 +141,8 @@ class Artifact:
                 )
         return value
 
-    def _zeros(self, batch: int) -> Arrays:
+    def initial_state(self, batch: int = 1) -> Arrays:
+        """The states that begin sequences, by input name: zeros."""
         return {
             name: np.zeros([d if isinstance(d, int) else batch for d in s["shape"]], s["dtype"])
             for name, s in self._pasts.items()
@@ -167,7 +173,7 @@ class Stream:
         """
         feeds, batch = self._artifact._bind(args, inputs)
         if self._state is None:
-            self._state = self._artifact._zeros(batch)
+            self._state = self._artifact.initial_state(batch)
         held = next(iter(self._state.values())).shape[0]
         if held != batch:
             raise UsageError(f"This stream has batch {held}; the step has {batch}. Call reset().")
@@ -187,7 +193,8 @@ class Stream:
     def save(self, path: str | Path) -> None:
         """Write the state to an ``.npz`` file."""
         with Path(path).open("wb") as file:
-            np.savez(file, allow_pickle=False, **(self._state or {}))
+            owner = np.array(self._artifact.manifest[OWNER])
+            np.savez(file, allow_pickle=False, **(self._state or {}), **{OWNER: owner})
 
     def restore(self, path: str | Path) -> None:
         """Go on from a saved state.
@@ -196,17 +203,23 @@ class Stream:
             UsageError: not a saved state, or one of another model.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
+            file = np.load(path, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise ValueError("it holds a single array")
+            with file:
                 state = {name: file[name] for name in file.files}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError, BadZipFile) as error:
             raise UsageError(f"{path} is not a saved stream: {error}.") from None
+        owner = str(state.pop(OWNER, None))
+        if owner != self._artifact.manifest[OWNER]:
+            raise UsageError(f"{path} holds the state of another model, SHA-256 {owner}.")
         if state:
             self._check_state(Path(path), state)
         self._state = state or None
 
     def _check_state(self, path: Path, state: Arrays) -> None:
         batch = next(iter(state.values())).shape[:1]
-        expected = self._artifact._zeros(batch[0] if batch else 1)
+        expected = self._artifact.initial_state(batch[0] if batch else 1)
         wrong = [
             name
             for name in sorted({*state, *expected})

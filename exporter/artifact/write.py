@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import glob
 import os
 import shutil
 import tempfile
@@ -24,12 +25,28 @@ def check_output(output: Path, overwrite: bool) -> None:
     """Refuse an output path before any work is done for it.
 
     Raises:
-        UsageError: it is a file, a folder that is not an artifact, or an artifact that was not
-            asked to be replaced.
+        UsageError: it is a file, a folder that is not an artifact or that nothing can take the
+            place of, or an artifact that was not asked to be replaced.
         EnvironmentProblemError: nothing can be written there.
     """
-    if output.is_symlink() or output.is_file():
-        raise UsageError(f"{output} is a file; expected a folder to write the artifact to.")
+    try:
+        _check_kind(output, overwrite)
+        parent = output.absolute().parent
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=_prefix(output), dir=parent):
+            pass
+    except OSError as error:
+        raise EnvironmentProblemError(f"Cannot write to {output}: {error.strerror}.") from None
+
+
+def _check_kind(output: Path, overwrite: bool) -> None:
+    if output.name in ("", "..") or output.is_mount():
+        raise UsageError(
+            f"{output} cannot be replaced as a whole. Name a folder in it, such as "
+            f"{output / 'artifact'}."
+        )
+    if output.is_symlink() or (output.exists() and not output.is_dir()):
+        raise UsageError(f"{output} is not a folder; expected one to write the artifact to.")
     if output.is_dir() and any(output.iterdir()):
         if not is_artifact(output):
             raise UsageError(
@@ -41,13 +58,11 @@ def check_output(output: Path, overwrite: bool) -> None:
                 f"{output} holds an artifact already. Pass --overwrite to replace it once the new "
                 "one is complete, or choose another folder."
             )
-    parent = output.absolute().parent
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".linexport-", dir=parent):
-            pass
-    except OSError as error:
-        raise EnvironmentProblemError(f"Cannot write to {parent}: {error.strerror}.") from None
+
+
+def _prefix(output: Path) -> str:
+    """Of the temporary folders beside ``output``; the rest of their names is a process."""
+    return f".{output.name}.partial-"
 
 
 @contextmanager
@@ -59,8 +74,8 @@ def staged(output: Path) -> Iterator[Path]:
     Raises:
         EnvironmentProblemError: the disk is full, or a file cannot be written.
     """
-    parent, prefix = output.absolute().parent, f".{output.name}.partial-"
-    for leftover in parent.glob(f"{prefix}*"):
+    parent, prefix = output.absolute().parent, _prefix(output)
+    for leftover in parent.glob(f"{glob.escape(prefix)}*"):
         if not _alive(leftover.name.rpartition("-")[2]):
             shutil.rmtree(leftover, ignore_errors=True)
     folder = parent / f"{prefix}{os.getpid()}"

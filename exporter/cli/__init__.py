@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from typing import Annotated
 
 import typer
@@ -44,4 +45,13 @@ for _module in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
 
 def main() -> None:
     """Entry point of the ``linexport`` program."""
-    app()
+    if "--json" not in sys.argv[1:]:
+        app()
+    try:
+        sys.exit(app(standalone_mode=False))
+    except typer.TyperException as error:
+        # Options that do not parse: no command has run that could have answered in JSON.
+        from linexport.cli.guard import print_error
+
+        print_error(error.format_message(), error.exit_code)
+        sys.exit(error.exit_code)

@@ -28,9 +28,9 @@ def bench(
 ) -> None:
     """Measure an artifact beside a plain export and eager PyTorch."""
     with guarded(json):
-        from linexport import pipeline
+        from linexport import recheck
 
-        manifest = pipeline.bench(
+        manifest = recheck.bench(
             artifact,
             source=source,
             lengths=parse_lengths(lengths),

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextvars import ContextVar
+from typing import Any, TextIO
 
 import typer
 
@@ -19,12 +20,17 @@ from linexport.errors import LinexportError
 INTERRUPTED = 130
 TRACEBACKS = "LINEXPORT_TRACEBACK"
 
+_stdout: ContextVar[TextIO | None] = ContextVar("stdout", default=None)
+"""Where JSON goes. Whatever else is printed meanwhile, by the user's model say, goes elsewhere."""
+
 
 @contextmanager
 def guarded(json_output: bool) -> Iterator[None]:
     """Turn exceptions of a command into one message and an exit code."""
+    reset = _stdout.set(sys.stdout)
     try:
-        yield
+        with redirect_stdout(sys.stderr) if json_output else nullcontext():
+            yield
     except LinexportError as error:
         _fail(str(error), error.exit_code, json_output)
     except KeyboardInterrupt:
@@ -41,19 +47,26 @@ def guarded(json_output: bool) -> Iterator[None]:
             1,
             json_output,
         )
+    finally:
+        _stdout.reset(reset)
 
 
 def _fail(message: str, code: int, json_output: bool) -> None:
     if json_output:
-        print_json({"status": "error", "exit_code": code, "message": message})
+        print_error(message, code)
     else:
         typer.secho("Error: ", fg="red", bold=True, err=True, nl=False)
         typer.echo(message, err=True)
     raise typer.Exit(code)
 
 
+def print_error(message: str, code: int) -> None:
+    """The object that stands for a result that could not be had."""
+    print_json({"status": "error", "exit_code": code, "message": message})
+
+
 def print_json(value: dict[str, Any]) -> None:
     """One object on standard output: standard JSON."""
     from linexport.artifact.manifest import dumps
 
-    sys.stdout.write(dumps(value))
+    (_stdout.get() or sys.stdout).write(dumps(value))

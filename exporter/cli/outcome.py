@@ -7,7 +7,6 @@ from typing import Any
 
 import typer
 
-from linexport.artifact.manifest import REPORT
 from linexport.errors import ParityError
 
 
@@ -16,10 +15,15 @@ def finish(manifest: dict[str, Any], folder: Path, json: bool) -> None:
     if not json:
         from rich.console import Console
 
+        from linexport.artifact.manifest import REPORT
         from linexport.report import render_summary
 
         console = Console(highlight=False)
         render_summary(manifest, console)
+        first = (manifest["parity"] or {}).get("first_divergence")
+        if first:
+            where = f"{first['tensor']}, computed by {first['op']} {first['node']}"
+            console.print(f"First value that differs: {where}", markup=False)
         console.print(f"\nartifact  {folder}", soft_wrap=True, markup=False)
         console.print(f"report    {folder / REPORT}", soft_wrap=True, markup=False)
     if manifest["status"] != "ok":

@@ -19,9 +19,9 @@ def validate(
 ) -> None:
     """Check an artifact against its original again; exit 3 if they differ."""
     with guarded(json):
-        from linexport import pipeline
+        from linexport import recheck
 
-        manifest = pipeline.validate(
+        manifest = recheck.validate(
             artifact, source=source, seed=seed, threads=threads, progress=Spinner(quiet=json)
         )
         if json:

@@ -1,6 +1,7 @@
 """Proving that an artifact equals its original: parity over cases, and streaming equivalence."""
 
 from linexport.parity.check import Parity, Subject, check
+from linexport.parity.diverge import first_divergence
 from linexport.parity.streaming import Streaming, check_streaming
 
-__all__ = ["Parity", "Streaming", "Subject", "check", "check_streaming"]
+__all__ = ["Parity", "Streaming", "Subject", "check", "check_streaming", "first_divergence"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils import _pytree as pytree
 
-from linexport.dims import DimRange
+from linexport.dims import DimRange, sequence
 from linexport.loaders.model import LoadedModel
 
 NEVER_TRACED = (37, 150, 101)
@@ -50,38 +50,37 @@ def plan(
     cases: list[Case] = []
     for length in lengths:
         for batch in BATCHES if length < LONG else BATCHES[:1]:
-            sizes = _sizes(dims, traced, batch, length)
+            sizes = _sizes(dims, batch, length)
             case = Case("random", sizes, seed + len(cases))
             if sizes not in [c.sizes for c in cases]:
                 cases.append(case)
     if floating:
-        middle = _sizes(dims, traced, BATCHES[-1], sorted(lengths)[len(lengths) // 2])
+        middle = _sizes(dims, BATCHES[-1], sorted(lengths)[len(lengths) // 2])
         for name, magnitude in (("large", 1e2), ("tiny", 1e-3), ("zeros", 0.0)):
             cases.append(Case(name, middle, seed + len(cases), magnitude))
     return cases
 
 
 def _lengths(dims: Mapping[str, DimRange], traced: Mapping[str, int]) -> list[int]:
-    sequence = [name for name in dims if not name.startswith("batch")]
-    if not sequence:
+    first = sequence(dims)
+    if first is None:
         return [1]
-    first = sequence[0]
-    untraced = [n for n in NEVER_TRACED if n != traced[first] and dims[first].allows(n)][:2]
-    longest = LONG if dims[first].allows(LONG) else dims[first].max or LONG
-    wanted = [1, traced[first], *untraced, longest]
-    return list(dict.fromkeys(n for n in wanted if dims[first].allows(n)))
+    limits = dims[first]
+    longest = limits.nearest(LONG)
+    # In a range that leaves those out, its optimum, its middle and its ends take their place.
+    tried = (*NEVER_TRACED, limits.opt, (limits.min + longest) // 2, limits.min, longest)
+    inside = dict.fromkeys(n for n in tried if n and n != traced[first] and limits.allows(n))
+    wanted = [1, traced[first], *list(inside)[:2], longest]
+    return list(dict.fromkeys(n for n in wanted if limits.allows(n)))
 
 
-def _sizes(
-    dims: Mapping[str, DimRange], traced: Mapping[str, int], batch: int, length: int
-) -> dict[str, int]:
+def _sizes(dims: Mapping[str, DimRange], batch: int, length: int) -> dict[str, int]:
     """One size per dimension; a second sequence dimension gets another length than the first."""
     sizes = {}
     for position, (name, limits) in enumerate(
-        sorted(dims.items(), key=lambda item: not item[0].startswith("batch"))
+        sorted(dims.items(), key=lambda item: not item[1].batch)
     ):
-        wanted = batch if name.startswith("batch") else length + 3 * max(position - 1, 0)
-        sizes[name] = wanted if limits.allows(wanted) else traced[name]
+        sizes[name] = limits.nearest(batch if limits.batch else length + 3 * max(position - 1, 0))
     return sizes
 
 

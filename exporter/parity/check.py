@@ -60,12 +60,14 @@ class Subject:
 
 @dataclass
 class Parity:
-    """Outcome over all cases."""
+    """Outcome over all cases; ``failed`` is the first case that did."""
 
     tolerance: Tolerance
     cases: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     counts: np.ndarray = field(default_factory=lambda: np.zeros(len(EDGES) - 1, np.int64))
+    failed: Case | None = None
+    first_divergence: dict[str, Any] | None = None
 
     @property
     def passed(self) -> bool:
@@ -83,6 +85,7 @@ class Parity:
             "lengths": sorted({c["length"] for c in self.cases}),
             "tolerance": self.tolerance.json(),
             "cases": self.cases,
+            "first_divergence": self.first_divergence,
             "histogram": {"log10_edges": EDGES.tolist(), "counts": self.counts.tolist()},
         }
 
@@ -125,10 +128,14 @@ def _run_case(subject: Subject, parity: Parity, references: list[Reference], cas
             except Exception as error:
                 failure = str(error).splitlines()[0]
         for name, value in zip(subject.output_names, expected, strict=True):
-            parity.cases.append(_record(parity, case, reference, name, value, got, failure))
+            record = _record(subject, parity, case, reference, name, value, got, failure)
+            parity.cases.append(record)
+            if parity.failed is None and not record["passed"]:
+                parity.failed = case
 
 
 def _record(
+    subject: Subject,
     parity: Parity,
     case: Case,
     reference: Reference,
@@ -138,8 +145,8 @@ def _record(
     failure: str | None,
 ) -> dict[str, Any]:
     sizes = dict(case.sizes)
-    length = next((n for d, n in sizes.items() if not d.startswith("batch")), 1)
-    batch = next((n for d, n in sizes.items() if d.startswith("batch")), 1)
+    length = next((n for d, n in sizes.items() if not subject.dims[d].batch), 1)
+    batch = next((n for d, n in sizes.items() if subject.dims[d].batch), 1)
     found = got[name] if got is not None else np.zeros((0,), np.float32)
     result = compare(expected, found, parity.tolerance)
     parity.counts += np.asarray(result.counts)

@@ -19,12 +19,13 @@ STAGE = "state"
 # Per op: formal position of the past input, position of the present output, name of the pair.
 LINEAR_ATTENTION = ((3, 1, "state"), (4, 2, "normalizer"))
 CONV = ((3, 1, "conv"),)
+SIDES = ("past", "present")
 
 
 def run(graph: gs.Graph) -> None:
     """Apply to every causal node; pasts that the graph already provides are left alone."""
-    index = 0
-    for node in graph.nodes:
+    index, taken = 0, set(graph.tensors())
+    for node in list(graph.nodes):
         if node.domain != DOMAIN:
             continue
         if node.op == "LinearAttention" and node.attrs.get("causal", 1):
@@ -35,6 +36,8 @@ def run(graph: gs.Graph) -> None:
             continue
         if any(_given(node, past) for past, _, _ in pairs):
             continue
+        while any(f"{side}_{pair[2]}_{index}" in taken for pair in pairs for side in SIDES):
+            index += 1
         for past, present, name in pairs:
             shape, dtype = _state_type(node, name)
             _attach(graph, node, past, present, f"{name}_{index}", shape, dtype)
@@ -71,10 +74,10 @@ def _attach(
     graph.inputs.append(node.inputs[past])
     while len(node.outputs) <= present:
         node.outputs.append(gs.Variable.empty())
-    output = node.outputs[present]
-    if output.is_empty() or not (output in graph.outputs or output.outputs):
-        output = gs.Variable(f"present_{name}")
-        node.outputs[present] = output
-    output.dtype, output.shape = dtype, shape
-    if output not in graph.outputs:
-        graph.outputs.append(output)
+    output, state = node.outputs[present], gs.Variable(f"present_{name}", dtype, shape)
+    node.outputs[present] = state
+    graph.outputs.append(state)
+    if not output.is_empty() and (output in graph.outputs or output.outputs):
+        # The model's own use of it stays what it is.
+        copy = gs.Node("Identity", f"{node.name}/{state.name}", inputs=[state], outputs=[output])
+        graph.nodes.append(copy)

@@ -129,6 +129,7 @@ def _checked(manifest: Mapping[str, Any]) -> dict[str, Any]:
             "failed": parity_failed(manifest),
             "cases": measured.cases(parity),
             "lengths": ", ".join(map(count, items(parity.get("lengths")))) or ABSENT,
+            "divergence": _divergence(mapping(parity.get("first_divergence"))),
             "relative": error(parity.get("max_relative_error")),
             "absolute": error(parity.get("max_absolute_error")),
             "tolerance": {
@@ -185,3 +186,8 @@ def _method(manifest: Mapping[str, Any]) -> str:
         f"{count(how.get('repeats'))} timed runs after {count(how.get('warmup'))} to warm up, "
         f"on {count(how.get('threads'))} threads, the competitors {turns}."
     )
+
+
+def _divergence(found: Mapping[str, Any]) -> dict[str, str]:
+    """The first value out of tolerance; empty where none was named."""
+    return {key: str(found.get(key, ABSENT)) for key in ("tensor", "op", "node")} if found else {}

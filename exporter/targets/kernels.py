@@ -93,16 +93,15 @@ def _native(
     if past_normalizer and d_k != sizes.d_k:
         past_normalizer = b.Pad(past_normalizer, b.const([0, 0, 0, 0, 0, d_k - sizes.d_k]))
 
-    output, state = _kernel(b, dialect, spec, query, key, value, past_state, decay, beta)
+    kernel = _Kernel(b, dialect, spec, sizes.key_heads, d_k, query, key, decay)
+    output, state = kernel.call(value, past_state, beta)
     if (d_k, d_v) != (sizes.d_k, sizes.d_v):
         state = b.Slice(state, b.const([0, 0]), b.const([sizes.d_k, sizes.d_v]), b.const([2, 3]))
     if not spec.normalize:
         normalizer = b.const(np.zeros((1, heads, sizes.d_k), np.float32))
         return b, [_cut_heads(b, output, spec.output_heads, sizes.d_v, d_v), state, normalizer]
 
-    denominator, normalizer = _denominator(
-        b, dialect, spec, sizes, d_k, query, key, past_normalizer, decay
-    )
+    denominator, normalizer = kernel.denominator(past_normalizer)
     split = _split(b, output, spec.output_heads, d_v)
     ratio = b.Div(b.Cast(split, to=TensorProto.FLOAT), b.Add(denominator, b.const(spec.eps)))
     output = _pack(b, b.CastLike(ratio, query), spec.output_heads * d_v)
@@ -111,98 +110,83 @@ def _native(
     return b, [_cut_heads(b, output, spec.output_heads, sizes.d_v, d_v), state, normalizer]
 
 
-def _kernel(
-    b: Body,
-    dialect: Dialect,
-    spec: LinearAttentionSpec,
-    query: str,
-    key: str,
-    value: str,
-    past_state: str,
-    decay: str,
-    beta: str,
-) -> tuple[str, str]:
-    inputs = [query, key, value, past_state, decay, beta]
-    while not inputs[-1]:
-        inputs.pop()
-    output, state = b.node(
-        "LinearAttention",
-        *inputs,
-        outputs=2,
-        domain=dialect.domain,
-        q_num_heads=spec.q_num_heads,
-        kv_num_heads=spec.kv_num_heads,
-        update_rule=spec.update_rule,
-        scale=float(spec.scale),
-    )
-    # The kernel keeps its state in the activation type where it is not given one.
-    return output, b.Cast(state, to=TensorProto.FLOAT)
+@dataclass(frozen=True)
+class _Kernel:
+    """The kernel on one query, key and decay, packed, with heads of width ``d_k``."""
 
+    b: Body
+    dialect: Dialect
+    spec: LinearAttentionSpec
+    key_heads: int
+    d_k: int
+    query: str
+    key: str
+    decay: str
 
-def _denominator(
-    b: Body,
-    dialect: Dialect,
-    spec: LinearAttentionSpec,
-    sizes: Sizes,
-    d_k: int,
-    query: str,
-    key: str,
-    past: str,
-    decay: str,
-) -> tuple[str, str]:
-    """scale q_t . z_t as (B, T, H, 1) in float32, and the last z as (B, H_kv, d_k)."""
-    heads, group = spec.kv_num_heads, spec.output_heads // spec.kv_num_heads
-    if spec.has_decay:
-        return _denominator_by_kernel(b, dialect, spec, sizes, d_k, query, key, past, decay)
-    query_f, key_f = (b.Cast(x, to=TensorProto.FLOAT) for x in (query, key))
-    if sizes.key_heads != heads:
-        key_f = _repeat(b, key_f, sizes.key_heads, heads, d_k)
-    if spec.q_num_heads < heads:
-        query_f = _repeat(b, query_f, spec.q_num_heads, heads, d_k)
-    sums = b.CumSum(key_f, b.const(1))
-    total = b.ReduceSum(key_f, b.const([1]), keepdims=0)
-    if past:
-        flat = b.Reshape(past, b.const([0, heads * d_k]))
-        sums = b.Add(sums, b.Unsqueeze(flat, b.const([1])))
-        total = b.Add(total, flat)
-    if group == 1:
-        products = _split(b, b.Mul(query_f, sums), heads, d_k)
-    else:
-        grouped = b.Reshape(query_f, b.const([0, 0, heads, group, d_k]))
-        shared = b.Reshape(sums, b.const([0, 0, heads, 1, d_k]))
-        products = b.Reshape(b.Mul(grouped, shared), b.const([0, 0, heads * group, d_k]))
-    # Not ReduceSum, whose output has the wrong shape in ONNX Runtime when T = 0.
-    denominator = b.MatMul(products, b.const(np.full((d_k, 1), spec.scale)))
-    return denominator, b.Reshape(total, b.const([0, heads, d_k]))
+    def call(self, value: str, past: str, beta: str) -> tuple[str, str]:
+        """Output and state, the state in float32."""
+        inputs = [self.query, self.key, value, past, self.decay, beta]
+        while not inputs[-1]:
+            inputs.pop()
+        output, state = self.b.node(
+            "LinearAttention",
+            *inputs,
+            outputs=2,
+            domain=self.dialect.domain,
+            q_num_heads=self.spec.q_num_heads,
+            kv_num_heads=self.spec.kv_num_heads,
+            update_rule=self.spec.update_rule,
+            scale=float(self.spec.scale),
+        )
+        # The kernel keeps its state in the activation type where it is not given one.
+        return output, self.b.Cast(state, to=TensorProto.FLOAT)
 
+    def denominator(self, past: str) -> tuple[str, str]:
+        """scale q_t . z_t as (B, T, H, 1) in float32, and the last z as (B, H_kv, d_k)."""
+        return self._by_kernel(past) if self.decay else self._by_cumsum(past)
 
-def _denominator_by_kernel(
-    b: Body,
-    dialect: Dialect,
-    spec: LinearAttentionSpec,
-    sizes: Sizes,
-    d_k: int,
-    query: str,
-    key: str,
-    past: str,
-    decay: str,
-) -> tuple[str, str]:
-    """The same by running the kernel on one value channel of ones (padded to its fast width)."""
-    heads, width = spec.kv_num_heads, VALUE_MULTIPLE
-    unit = np.zeros((1, 1, heads, width), np.float32)
-    unit[..., 0] = 1
-    row = b.CastLike(b.const(unit.reshape(1, 1, -1)), query)
-    ones = b.Expand(row, b.Concat(b.Shape(query, start=0, end=2), b.const([1]), axis=0))
-    if past:
-        column = b.Unsqueeze(past, b.const([3]))
-        past = b.Pad(column, b.const([0, 0, 0, 0, 0, 0, 0, width - 1]))
-    output, state = _kernel(b, dialect, spec, query, key, ones, past, decay, "")
-    first, second = b.const([0]), b.const([1])
-    split = b.Cast(_split(b, output, spec.output_heads, width), to=TensorProto.FLOAT)
-    return (
-        b.Slice(split, first, second, b.const([3])),
-        b.Squeeze(b.Slice(state, first, second, b.const([3])), b.const([3])),
-    )
+    def _by_cumsum(self, past: str) -> tuple[str, str]:
+        b, spec, d_k, heads = self.b, self.spec, self.d_k, self.spec.kv_num_heads
+        query, key = (b.Cast(x, to=TensorProto.FLOAT) for x in (self.query, self.key))
+        if self.key_heads != heads:
+            key = _repeat(b, key, self.key_heads, heads, d_k)
+        if spec.q_num_heads < heads:
+            query = _repeat(b, query, spec.q_num_heads, heads, d_k)
+        sums = b.CumSum(key, b.const(1))
+        total = b.ReduceSum(key, b.const([1]), keepdims=0)
+        if past:
+            flat = b.Reshape(past, b.const([0, heads * d_k]))
+            sums = b.Add(sums, b.Unsqueeze(flat, b.const([1])))
+            total = b.Add(total, flat)
+        group = spec.output_heads // heads
+        if group == 1:
+            products = _split(b, b.Mul(query, sums), heads, d_k)
+        else:
+            grouped = b.Reshape(query, b.const([0, 0, heads, group, d_k]))
+            shared = b.Reshape(sums, b.const([0, 0, heads, 1, d_k]))
+            products = b.Reshape(b.Mul(grouped, shared), b.const([0, 0, heads * group, d_k]))
+        # Not ReduceSum, whose output has the wrong shape in ONNX Runtime when T = 0.
+        denominator = b.MatMul(products, b.const(np.full((d_k, 1), spec.scale)))
+        return denominator, b.Reshape(total, b.const([0, heads, d_k]))
+
+    def _by_kernel(self, past: str) -> tuple[str, str]:
+        """One value channel of ones, padded to the width the kernel is fast at."""
+        b, heads, width = self.b, self.spec.kv_num_heads, VALUE_MULTIPLE
+        unit = np.zeros((heads, width), np.float32)
+        unit[:, 0] = 1
+        row = b.CastLike(b.const(unit.reshape(1, 1, -1)), self.query)
+        tokens = b.Shape(self.query, start=0, end=2)
+        ones = b.Expand(row, b.Concat(tokens, b.const([1]), axis=0))
+        if past:
+            pads = b.const([0, 0, 0, 0, 0, 0, 0, width - 1])
+            past = b.Pad(b.Unsqueeze(past, b.const([3])), pads)
+        output, state = self.call(ones, past, "")
+        split = _split(b, output, self.spec.output_heads, width)
+        first, second, axis = b.const([0]), b.const([1]), b.const([3])
+        return (
+            b.Slice(b.Cast(split, to=TensorProto.FLOAT), first, second, axis),
+            b.Squeeze(b.Slice(state, first, second, axis), axis),
+        )
 
 
 def _split(b: Body, packed: str, heads: int, width: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,17 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from linexport import trace
+from linexport import dims, trace
 from linexport.loaders.model import LoadedModel
 from linexport.parity.cases import Case, draw
 from linexport.parity.check import Subject
+from linexport.parity.compare import compare
 from linexport.parity.reference import feeds
+from linexport.parity.tolerances import TOLERANCES
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Call, Settings, measure, table
 from linexport.timing.memory import peak_megabytes
+from linexport.trace.messages import innermost
 
 LENGTHS = (64, 256, 1024, 4096)
 BATCHES_WITHOUT_LENGTH = (1, 8, 64)
@@ -57,37 +60,47 @@ class Bench:
             path.write_bytes(model.SerializeToString())
             self.plain = OrtSession(path, self.settings.threads)
         except Exception as error:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            self.reasons["plain_export"] = f"plain torch.onnx.export fails: {first[:200]}"
+            reason = innermost(error)[:200]
+            self.reasons["plain_export"] = f"plain torch.onnx.export fails: {reason}"
 
     def latency(self, lengths: tuple[int, ...] | None = None) -> list[dict[str, Any]]:
         """A row per length at batch 1, or per batch where the model has no dynamic length."""
-        sequence = _sequence(self.subject)
+        sequence = dims.sequence(self.subject.dims)
         if sequence is None:
-            fixed = next((s[1] for s in self.subject.input_shapes if len(s) > 1), 1)
-            return [
-                {
-                    "length": fixed,
-                    "batch": batch,
-                    **measure(self._calls({"batch": batch}), self.reasons, self.settings),
-                }
-                for batch in BATCHES_WITHOUT_LENGTH
-            ]
-        wanted = [n for n in lengths or LENGTHS if self.subject.dims[sequence].allows(n)]
+            return self._latency_by_batch()
+        limits = self.subject.dims[sequence]
+        wanted = [n for n in lengths or LENGTHS if limits.allows(n)]
         return table(
-            wanted or [self.subject.traced[sequence]],
+            wanted or [limits.nearest(self.subject.traced[sequence])],
             lambda n: self._calls({sequence: n}),
             self.reasons,
             self.settings,
+            self._batch({}),
         )
+
+    def _latency_by_batch(self) -> list[dict[str, Any]]:
+        """A row per batch, or the one row of a model all of whose dimensions are fixed."""
+        length = next((s[1] for s in self.subject.input_shapes if len(s) > 1), 1)
+        sizes: list[dict[str, int]] = [{}]
+        for name, limits in self.subject.dims.items():
+            allowed = [n for n in BATCHES_WITHOUT_LENGTH if limits.allows(n)]
+            sizes = [{name: n} for n in allowed] or sizes
+        return [
+            {
+                "length": length,
+                "batch": self._batch(size),
+                **measure(self._calls(size), self.reasons, self.settings),
+            }
+            for size in sizes
+        ]
 
     def decode(self) -> dict[str, Any] | None:
         """One token with the states carried over; None where the artifact has none."""
-        subject, sequence = self.subject, _sequence(self.subject)
+        subject, sequence = self.subject, dims.sequence(self.subject.dims)
         if not subject.states or sequence is None:
             return None
         inputs, fed = self._inputs({sequence: 1})
-        state = subject.zero_state(1)
+        state = self._state({})
         step = _eager_step(subject.loaded, inputs)
         reasons = {
             "plain_export": "it has no state: a step would run the whole prefix again",
@@ -104,14 +117,14 @@ class Bench:
         return [self._memory_row(length) for length in lengths]
 
     def _memory_row(self, length: int) -> dict[str, Any]:
-        sequence = _sequence(self.subject)
+        sequence = dims.sequence(self.subject.dims)
         small = {sequence: min(8, length)} if sequence else {}
         files = {}
         for name, sizes in (("small", small), ("inputs", {sequence: length} if sequence else {})):
             _, fed = self._inputs(sizes)
             plain, full = self.work / f"plain-{name}.npz", self.work / f"full-{name}.npz"
             np.savez(plain, allow_pickle=False, **fed)
-            state = self.subject.zero_state(1)
+            state = self._state(sizes)
             np.savez(full, allow_pickle=False, **fed, **state)
             files[name] = (plain, full)
         outputs = self.subject.session.run({**fed, **state})
@@ -136,15 +149,31 @@ class Bench:
 
     def _inputs(self, sizes: Mapping[str, int]) -> tuple[tuple[Any, ...], dict[str, np.ndarray]]:
         subject = self.subject
-        full = {d: 1 if d.startswith("batch") else subject.traced[d] for d in subject.dims}
-        case = Case("timing", {**full, **sizes}, self.seed)
+        case = Case("timing", self._sizes(sizes), self.seed)
         inputs = draw(subject.loaded, subject.input_shapes, case)
         return inputs, feeds(inputs, subject.input_names)
+
+    def _sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Those given; else a batch of 1 and the traced length, or as near as the model takes."""
+        found = {
+            name: limits.nearest(1 if limits.batch else self.subject.traced[name])
+            for name, limits in self.subject.dims.items()
+        }
+        return {**found, **sizes}
+
+    def _batch(self, sizes: Mapping[str, int]) -> int:
+        shape = self.subject.input_shapes[0]
+        fixed = shape[0] if shape and isinstance(shape[0], int) else 1
+        named = (d for d, limits in self.subject.dims.items() if limits.batch)
+        return next((self._sizes(sizes)[d] for d in named), fixed)
+
+    def _state(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+        return self.subject.zero_state(self.subject.batch(self._sizes(sizes)))
 
     def _calls(self, sizes: Mapping[str, int]) -> dict[str, Call | None]:
         subject, plain = self.subject, self.plain
         (args, kwargs), fed = self._inputs(sizes)
-        state = subject.zero_state(sizes.get("batch", 1))
+        state = self._state(sizes)
         names = [i.name for i in plain.inner.get_inputs()] if plain else []
         by_position = dict(zip(names, fed.values(), strict=False))
 
@@ -154,13 +183,33 @@ class Bench:
 
         return {
             "artifact": lambda: subject.session.run({**fed, **state}),
-            "plain_export": (lambda: plain.run(by_position)) if plain else None,
+            "plain_export": _if_equal(lambda: plain.run(by_position), eager) if plain else None,
             "pytorch": eager,
         }
 
 
-def _sequence(subject: Subject) -> str | None:
-    return next((d for d in subject.dims if not d.startswith("batch")), None)
+def _if_equal(call: Callable[[], dict[str, np.ndarray]], original: Call) -> Call:
+    """``call``, or one that raises if its outputs are not the original's.
+
+    Exports that freeze a length can run at another one and return something else; how fast they
+    do that is of no interest.
+    """
+    expected = [x.numpy() for x in pytree.tree_leaves(original()) if isinstance(x, torch.Tensor)]
+    error = None
+    try:
+        got = list(call().values())
+        results = [compare(e, g, TOLERANCES["float32"]) for e, g in zip(expected, got, strict=True)]
+        wrong = [r for r in results if not r.passed]
+        if wrong:
+            worst = max(r.max_relative_error for r in wrong)
+            error = f"its output is wrong at this size: relative error {worst:.1e}"
+    except Exception as raised:
+        error = f"it fails at this size: {innermost(raised)[:200]}"
+
+    def refuse() -> object:
+        raise RuntimeError(error)
+
+    return refuse if error else call
 
 
 def _eager_step(loaded: LoadedModel, inputs: tuple[Any, ...]) -> Call | None:

@@ -30,12 +30,14 @@ class Traced:
     Attributes:
         model: ONNX graph; linexport ops are nodes without function bodies.
         program: what it was made from.
+        translated: the same after the exporter's decompositions.
         dims: the dynamic dimensions by name, with the range the program allows.
         example_sizes: the size each of them had in the example.
     """
 
     model: onnx.ModelProto
     program: torch.export.ExportedProgram
+    translated: torch.export.ExportedProgram
     dims: Mapping[str, DimRange]
     example_sizes: Mapping[str, int]
 
@@ -49,9 +51,9 @@ def trace(loaded: LoadedModel) -> Traced:
     """
     program = loaded.program or export_program(loaded)
     names, dims, sizes = name_symbols(program, loaded.dynamic_shapes)
-    model = to_onnx(program, names)
+    model, translated = to_onnx(program, names)
     _check_outputs(program, model)
-    return Traced(model, program, dims, sizes)
+    return Traced(model, program, translated, dims, sizes)
 
 
 def _check_outputs(program: torch.export.ExportedProgram, model: onnx.ModelProto) -> None:

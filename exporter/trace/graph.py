@@ -20,15 +20,18 @@ from linexport.models.feature_maps import base
 from linexport.plugins.ops import registry
 from linexport.plugins.ops.body import OPSET
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
+from linexport.trace.messages import innermost
 from linexport.trace.names import rename_symbols
-from linexport.trace.program import first_line
 from linexport.trace.quiet import quiet
 
 
 def to_onnx(
     program: torch.export.ExportedProgram, symbols: Mapping[str, str] | None = None
-) -> onnx.ModelProto:
+) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
     """Translate a program, keeping linexport ops as nodes.
+
+    Also returns the program the exporter translated, after its decompositions: values of the graph
+    are named after its nodes.
 
     ``symbols`` renames the program's size symbols. Nodes of linexport ops are named after the
     submodule they come from; metadata of the exporter, which holds local paths, is dropped.
@@ -49,14 +52,15 @@ def to_onnx(
             )
     except Exception as error:
         raise BuildError(
-            f"torch.onnx.export cannot translate the model: {_innermost(error)}"
+            f"torch.onnx.export cannot translate the model: {innermost(error)}"
         ) from error
     assert exported is not None
     model = exported.model_proto
     _name_nodes(model)
     _name_outputs(model)
     rename_symbols(model, symbols or {})
-    return model
+    assert exported.exported_program is not None
+    return model, exported.exported_program
 
 
 def plain_onnx(program: torch.export.ExportedProgram) -> onnx.ModelProto:
@@ -151,10 +155,3 @@ def _name_outputs(model: onnx.ModelProto) -> None:
                 values_[i] = names.get(value, value)
     for info in [*graph.output, *graph.value_info]:
         info.name = names.get(info.name, info.name)
-
-
-def _innermost(error: BaseException) -> str:
-    """The first line of the innermost cause: torch wraps it in several layers of advice."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return first_line(error)

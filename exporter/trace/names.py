@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -22,6 +23,7 @@ def name_symbols(
     names: dict[str, str] = {}
     sizes: dict[str, int] = {}
     dims: dict[str, DimRange] = {}
+    axes: dict[str, set[int]] = {}
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     leaf = -1
     for entry in program.graph_signature.input_specs:
@@ -31,6 +33,7 @@ def name_symbols(
         value = placeholders[entry.arg.name].meta.get("val")
         for axis, size in enumerate(getattr(value, "shape", ())):
             symbol = str(size)
+            axes.setdefault(symbol, set()).add(axis)
             if isinstance(size, int) or symbol in names or not SYMBOL.fullmatch(symbol):
                 continue
             stem = own.get((leaf, axis)) or {0: "batch", 1: "seq"}.get(axis, f"dim_{axis}")
@@ -46,7 +49,16 @@ def name_symbols(
             finite = isinstance(high, int) or getattr(high, "is_Integer", False)
             bound = int(str(high)) if finite else None
             dims[name] = DimRange(1 if low <= 2 else int(low), None, bound)
-    return names, dims, sizes
+    batch = _batch({name: axes[symbol] for symbol, name in names.items()})
+    return names, {n: replace(d, batch=n in batch) for n, d in dims.items()}, sizes
+
+
+def _batch(axes: Mapping[str, set[int]]) -> set[str]:
+    """Dimensions called batch; if none is, those that lead where others follow."""
+    called = {name for name in axes if name.lower().startswith("batch")}
+    if called or all(0 in places for places in axes.values()):
+        return called
+    return {name for name, places in axes.items() if 0 in places}
 
 
 def _own_names(spec: Any) -> dict[tuple[int, int], str]:

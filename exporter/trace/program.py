@@ -14,6 +14,7 @@ import torch
 from linexport.errors import BuildError, LinexportError, UnsupportedModelError
 from linexport.loaders.model import LoadedModel
 from linexport.models import torch_ops as torch_ops  # registers the operators
+from linexport.trace.messages import first_line
 from linexport.trace.quiet import quiet
 
 
@@ -100,7 +101,3 @@ def _innermost_user_frame(frames: traceback.StackSummary) -> traceback.FrameSumm
 def _user_line(error: BaseException) -> str:
     frame = _innermost_user_frame(traceback.extract_tb(error.__traceback__))
     return f"\nAt {frame.filename}:{frame.lineno}: {frame.line}" if frame else ""
-
-
-def first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"

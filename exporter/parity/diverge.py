@@ -1,0 +1,101 @@
+"""Where a converted model first differs from its original.
+
+Values of the ONNX graph keep the names of the traced program's, so the program is interpreted node
+by node on the failing inputs, the graph is run with the same values as extra outputs, and the first
+one in graph order that is out of tolerance is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch.utils import _pytree as pytree
+
+from linexport.parity.cases import Case, draw
+from linexport.parity.check import Subject
+from linexport.parity.compare import compare
+from linexport.parity.reference import feeds
+from linexport.parity.tolerances import TOLERANCES
+from linexport.targets import Session
+from linexport.trace import Traced
+
+
+def first_divergence(
+    subject: Subject,
+    traced: Traced,
+    model: onnx.ModelProto,
+    open_session: Callable[[bytes], Session],
+    case: Case,
+) -> dict[str, Any] | None:
+    """Tensor, node, op and error of the first value out of tolerance; None if none can be named."""
+    inputs = draw(subject.loaded, subject.input_shapes, case)
+    try:
+        expected = _interpret(traced.translated, inputs)
+        observed = _observed(model, expected)
+        state = subject.zero_state(subject.batch(case.sizes))
+        session = open_session(observed.SerializeToString())
+        got = session.run({**feeds(inputs, subject.input_names), **state})
+    except Exception:
+        return None  # The failure itself is reported already; this only adds to it.
+    for node in model.graph.node:
+        for name in node.output:
+            if name in expected and name in got:
+                result = compare(expected[name], got[name], TOLERANCES["float32"])
+                if not result.passed:
+                    return {
+                        "tensor": name,
+                        "node": node.name,
+                        "op": node.op_type,
+                        "max_relative_error": result.max_relative_error,
+                        "worst": result.worst,
+                    }
+    return None
+
+
+class _Recorder(torch.fx.Interpreter):
+    """Keeps every floating tensor a graph computes, by node name."""
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__(module)
+        self.values: dict[str, np.ndarray] = {}
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        result = super().run_node(n)
+        if isinstance(result, torch.Tensor) and result.is_floating_point():
+            self.values[n.name] = result.detach().numpy().copy()
+        return result
+
+
+def _interpret(
+    program: torch.export.ExportedProgram, inputs: tuple[object, ...]
+) -> Mapping[str, np.ndarray]:
+    leaves = iter(pytree.tree_leaves(inputs))
+    flat = []
+    for spec in program.graph_signature.input_specs:
+        if spec.kind.name == "USER_INPUT":
+            flat.append(next(leaves))
+        else:
+            assert spec.target is not None
+            source = program.state_dict if spec.target in program.state_dict else program.constants
+            flat.append(source[spec.target])
+    recorder = _Recorder(program.graph_module)
+    with torch.no_grad():
+        recorder.run(*flat)
+    return recorder.values
+
+
+def _observed(model: onnx.ModelProto, wanted: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+    """The model with every wanted value among its outputs."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    there = {o.name for o in copy.graph.output}
+    for node in copy.graph.node:
+        for name in node.output:
+            if name in wanted and name not in there:
+                there.add(name)
+                copy.graph.output.append(onnx.ValueInfoProto(name=name))
+    return copy

@@ -1,0 +1,104 @@
+"""Checking and measuring an artifact again, beside its original."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from linexport import parity, targets
+from linexport.artifact import manifest as manifests
+from linexport.errors import UsageError
+from linexport.loaders import LoadedModel, load_model
+from linexport.progress import Progress, Silent, Stopwatch
+from linexport.results import Manifest, check_parity, measure, write_reports
+from linexport.subject import subject_of
+
+
+def validate(
+    artifact: str | Path,
+    *,
+    source: str | Path | None = None,
+    seed: int = 0,
+    threads: int = 0,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Check an artifact against its original again, and write the outcome to its manifest.
+
+    Args:
+        artifact: the folder.
+        source: the original, where it is not at the place the manifest names.
+        seed: of the random inputs.
+        threads: 0 for the runtime's choice.
+        progress: shown the stages.
+
+    Returns:
+        The updated manifest.
+
+    Raises:
+        UsageError: not an artifact, or the source is missing or not the one it was made from.
+    """
+    folder = Path(artifact)
+    watch = Stopwatch(progress or Silent())
+    manifest, subject = _reopen(folder, source, threads, watch)
+    with watch.stage("parity"):
+        check_parity(manifest, subject, seed, None, folder / manifests.MODEL)
+    with watch.stage("streaming"):
+        before = manifest["streaming"]
+        if subject.states:
+            manifest["streaming"] = parity.check_streaming(subject, seed).json()
+            if manifest["streaming"]["passed"] is False:
+                manifest["status"] = "parity_failed"
+        else:
+            manifest["streaming"] = before
+    manifest["seed"] = seed
+    write_reports(folder, manifest)
+    return manifest
+
+
+def bench(
+    artifact: str | Path,
+    *,
+    source: str | Path | None = None,
+    lengths: Iterable[int] | None = None,
+    threads: int = 0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Measure an artifact beside its competitors again, and write the outcome to its manifest.
+
+    Arguments and errors are those of ``validate``; ``lengths`` are sequence lengths.
+    """
+    folder = Path(artifact)
+    watch = Stopwatch(progress or Silent())
+    manifest, subject = _reopen(folder, source, threads, watch)
+    chosen = None if lengths is None else tuple(lengths)
+    with watch.stage("measure"):
+        measure(manifest, subject, folder, chosen, threads, seed)
+    write_reports(folder, manifest)
+    return manifest
+
+
+def _reopen(
+    folder: Path, source: str | Path | None, threads: int, watch: Stopwatch
+) -> tuple[Manifest, parity.Subject]:
+    manifest = manifests.read(folder)
+    with watch.stage("load"):
+        if manifests.digest(folder / manifests.MODEL) != manifest["model_sha256"]:
+            raise UsageError(
+                f"{folder / manifests.MODEL} is not the file its manifest describes: it was "
+                "changed or damaged. Convert the model again."
+            )
+        loaded = _original(manifest, source)
+        session = targets.find(manifest["target"]).open(folder / manifests.MODEL, threads=threads)
+    return manifest, subject_of(manifest, loaded, session)
+
+
+def _original(manifest: Manifest, source: str | Path | None) -> LoadedModel:
+    recorded = manifest["source"]
+    loaded = load_model(source or recorded["location"])
+    if loaded.source.sha256 != recorded["sha256"]:
+        raise UsageError(
+            f"{loaded.source.location} is not the model the artifact was made from: its SHA-256 is "
+            f"{loaded.source.sha256}; the manifest says {recorded['sha256']}. Pass --source."
+        )
+    return loaded

@@ -1,0 +1,194 @@
+"""Causal elu+1 linear attention: the artifact beside the bare kernel, other spellings and softmax.
+
+    python tools/bench_attention.py [--lengths 512,1024,4096,16384] [--json FILE]
+
+One head layout (H = 8, d = 64, B = 1) at several lengths, then widths off the kernel's fast path,
+then peak memory. All competitors of a row take turns in one process; p50 of each, and ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from onnx import TensorProto, helper
+
+import linexport
+from linexport import environment, models
+from linexport.targets.base import OrtSession
+from linexport.timing.latency import Settings, interleaved
+from linexport.timing.memory import peak_megabytes
+
+HEADS, WIDTH = 8, 64
+SETTINGS = Settings(warmup=3, repeats=15, seconds=4.0)
+ODD_WIDTHS = {48: 64, 63: 64, 80: 96, 100: 128}
+"""Widths off the fast path, and the aligned width each is compared with."""
+
+
+class Cumsum(torch.nn.Module):
+    """The usual spelling: a cumulative sum over outer products."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.unflatten(-1, (HEADS, WIDTH)) for x in (q, k, v))
+        q, k = (torch.nn.functional.elu(x) + 1 for x in (q, k))
+        states = (k.unsqueeze(-1) * v.unsqueeze(-2)).cumsum(1)
+        top = (q.unsqueeze(-2) @ states).squeeze(-2)
+        below = (q * k.cumsum(1)).sum(-1, keepdim=True) + 1e-6
+        return (top / below).flatten(2)
+
+
+class MaskedQuadratic(torch.nn.Module):
+    """The other usual spelling: all pairs, then a triangular mask."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for x in (q, k, v))
+        q, k = (torch.nn.functional.elu(x) + 1 for x in (q, k))
+        scores = (q @ k.transpose(-1, -2)).tril()
+        out = scores @ v / (scores.sum(-1, keepdim=True) + 1e-6)
+        return out.transpose(1, 2).flatten(2)
+
+
+def plain_export(module: torch.nn.Module, folder: Path) -> OrtSession:
+    """``torch.onnx.export`` with a dynamic batch and length."""
+    dynamic = torch.export.Dim.DYNAMIC
+    example = tuple(torch.randn(2, 16, HEADS * WIDTH) for _ in range(3))
+    program = torch.onnx.export(
+        module.eval(), example, dynamo=True, dynamic_shapes=({0: dynamic, 1: dynamic},) * 3
+    )
+    assert program is not None
+    path = folder / f"{type(module).__name__}.onnx"
+    program.save(str(path))
+    return OrtSession(path)
+
+
+def single_node(op_type: str, outputs: list[str], **attributes: Any) -> OrtSession:
+    """One com.microsoft operator on packed query, key and value."""
+    width = HEADS * WIDTH
+    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["B", "T", width]) for n in "qkv"]
+    results = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs]
+    node = helper.make_node(op_type, list("qkv"), outputs, domain="com.microsoft", **attributes)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([node], "bare", inputs, results)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return OrtSession(model.SerializeToString())
+
+
+def artifact(folder: Path, target: str, width: int = WIDTH) -> linexport.Artifact:
+    """The reference layer, converted once."""
+    source, output = folder / f"layer-{width}.pt", folder / f"{target}-{width}"
+    if not output.exists():
+        config = {"num_heads": HEADS, "head_dim": width}
+        models.save(models.build("linear_attention_layer", config), source)
+        linexport.convert(source, output, target=target, bench=False)
+    return linexport.load(output)
+
+
+def inputs(length: int, width: int = WIDTH) -> list[np.ndarray]:
+    """Query, key and value of unit variance."""
+    random = np.random.default_rng(0)
+    return [random.standard_normal((1, length, HEADS * width), np.float32) for _ in range(3)]
+
+
+def medians(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Milliseconds, p50."""
+    return {n: float(np.median(t)) for n, t in interleaved(calls, SETTINGS).items()}
+
+
+def by_length(folder: Path, lengths: list[int]) -> list[dict[str, Any]]:
+    """A row per length; the spellings whose memory explodes stop at 4096."""
+    ort, portable = artifact(folder, "ort"), artifact(folder, "onnx")
+    cumsum, quadratic = (plain_export(m, folder) for m in (Cumsum(), MaskedQuadratic()))
+    native = single_node(
+        "LinearAttention",
+        ["out", "state"],
+        q_num_heads=HEADS,
+        kv_num_heads=HEADS,
+        update_rule="linear",
+        scale=1.0,
+    )
+    softmax = single_node("MultiHeadAttention", ["out"], num_heads=HEADS, unidirectional=1)
+    rows = []
+    for length in lengths:
+        q, k, v = inputs(length)
+        named = dict(zip("qkv", (q, k, v), strict=True))
+        calls: dict[str, Callable[[], object]] = {
+            "native_kernel": lambda named=named: native.run(named),
+            "ort": lambda x=(q, k, v): ort.run(*x),
+            "onnx": lambda x=(q, k, v): portable.run(*x),
+        }
+        if length <= 4096:
+            calls["cumsum"] = lambda named=named: cumsum.run(named)
+            calls["masked_quadratic"] = lambda named=named: quadratic.run(named)
+            calls["softmax"] = lambda named=named: softmax.run(named)
+        times = medians(calls)
+        rows.append({"length": length, "ms": times, "ratio_to_ort": _ratios(times)})
+        print(_line(rows[-1]), flush=True)
+    return rows
+
+
+def by_width(folder: Path, length: int = 1024) -> list[dict[str, Any]]:
+    """Each odd width beside the next aligned one."""
+    rows = []
+    for odd, aligned in ODD_WIDTHS.items():
+        calls: dict[str, Callable[[], object]] = {}
+        for name, width in (("odd", odd), ("aligned", aligned)):
+            opened, x = artifact(folder, "ort", width), inputs(length, width)
+            calls[name] = lambda opened=opened, x=x: opened.run(*x)
+        times = medians(calls)
+        ratio = times["odd"] / times["aligned"]
+        rows.append({"width": odd, "aligned": aligned, "ms": times, "ratio": ratio})
+        print(f"d = {odd}: {times['odd']:.2f} ms, {ratio:.2f} x the next aligned width", flush=True)
+    return rows
+
+
+def memory(folder: Path, length: int = 16384) -> dict[str, Any]:
+    """Peak of one run of the artifact beside its inputs and outputs."""
+    opened = artifact(folder, "ort")
+    state = opened.initial_state(1)
+    files = []
+    for name, size in (("full", length), ("small", 8)):
+        x = inputs(size)
+        path = folder / f"{name}.npz"
+        np.savez(path, allow_pickle=False, **dict(zip("qkv", x, strict=True)), **state)
+        files.append(path)
+    peak, reason = peak_megabytes("onnx", str(opened.path / "model.onnx"), files[0], files[1])
+    moved = 4 * length * HEADS * WIDTH * 4 / 2**20
+    print(f"T = {length}: peak {peak} MB, inputs and outputs {moved:.0f} MB {reason or ''}")
+    return {"length": length, "peak_mb": peak, "io_mb": moved, "reason": reason}
+
+
+def _ratios(times: dict[str, float]) -> dict[str, float]:
+    return {name: value / times["ort"] for name, value in times.items()}
+
+
+def _line(row: dict[str, Any]) -> str:
+    parts = [f"{n} {t:.2f} ms ({row['ratio_to_ort'][n]:.2f} x)" for n, t in row["ms"].items()]
+    return f"T = {row['length']}: " + ", ".join(parts)
+
+
+def main() -> None:
+    """Run all three parts."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--lengths", default="512,1024,4096,16384")
+    options.add_argument("--json", type=Path)
+    given = options.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        result = {
+            "environment": environment.describe(),
+            "by_length": by_length(folder, [int(n) for n in given.lengths.split(",")]),
+            "by_width": by_width(folder),
+        }
+        result["memory"] = memory(folder)
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
