@@ -153,9 +153,12 @@ def _linear(
 ) -> Parts:
     """All chunks at once; a cumulative sum over chunks gives the state before each of them."""
     length = q.shape[-2]
-    size, count = spec.chunk_size, -(-length // spec.chunk_size)
+    # Not -(-length // size): ONNX divides integers towards zero, and this is exported plainly.
+    size = spec.chunk_size
+    count = (length + size - 1) // size
     if isinstance(length, int):  # not while tracing, where the length is a symbol
-        size, count = max(1, min(size, length)), max(1, count)
+        size = max(1, min(size, length))
+        count = max(1, (length + size - 1) // size)
     padding = (0, 0, 0, count * size - length)
     q, k, v = (F.pad(x, padding).unflatten(-2, (count, size)) for x in (q, k, v))
     k_t = k.transpose(-1, -2)
@@ -197,7 +200,8 @@ def _gated(
         g = torch.zeros_like(k_c[..., :1]) if decay is None else decay[..., part, :]
         pairs = _decay_pairs(g)
         from_start = g.cumsum(-2).exp()
-        k_rest = (k_c * (g.flip(-2).cumsum(-2).flip(-2) - g).exp()).transpose(-1, -2)
+        after = F.pad(g[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2)
+        k_rest = (k_c * after.exp()).transpose(-1, -2)
         total = g.sum(-2).exp().unsqueeze(-1)
         if beta is not None:
             step = beta[..., part, :]

@@ -8,7 +8,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,121 +18,78 @@ from linexport.models.feature_maps import base
 from linexport.plugins.ops import causal_conv as conv_op
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 
+SCHEMAS = {
+    "linear_attention": """(
+        Tensor query, Tensor key, Tensor value, Tensor? past_state, Tensor? past_normalizer,
+        Tensor? decay, Tensor? beta, Tensor? key_mask, *, int q_num_heads, int kv_num_heads,
+        str update_rule, int causal, int normalize, float scale, float eps, int chunk_size
+    ) -> (Tensor, Tensor, Tensor)""",
+    "causal_conv": """(
+        Tensor input, Tensor weight, Tensor? bias, Tensor? past_state, str activation
+    ) -> (Tensor, Tensor)""",
+    "feature_map": "(Tensor x, Tensor[] parameters, str kind, int num_heads) -> Tensor",
+}
 
-@torch.library.custom_op("linexport::linear_attention", mutates_args=())
-def linear_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    past_state: Tensor | None,
-    past_normalizer: Tensor | None,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    key_mask: Tensor | None,
-    *,
-    q_num_heads: int,
-    kv_num_heads: int,
-    update_rule: str,
-    causal: int,
-    normalize: int,
-    scale: float,
-    eps: float,
-    chunk_size: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+library = torch.library.Library("linexport", "DEF")
+for _name, _schema in SCHEMAS.items():
+    library.define(_name + _schema)
+
+
+def linear_attention(*inputs: Tensor | None, **attributes: Any) -> tuple[Tensor, Tensor, Tensor]:
     """See ``functional.linear_attention``."""
-    spec = _spec(q_num_heads, kv_num_heads, update_rule, causal, normalize, scale, eps, chunk_size)
-    outputs = functional.chunked_linear_attention(
-        spec, query, key, value, past_state, past_normalizer, decay, beta, key_mask
-    )
+    spec = LinearAttentionSpec.from_attributes(attributes)
+    outputs = functional.chunked_linear_attention(spec, *inputs)  # type: ignore[arg-type]
     output, state, normalizer = (x.contiguous() for x in outputs)
     return output, state, normalizer
 
 
-@linear_attention.register_fake
-def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    past_state: Tensor | None,
-    past_normalizer: Tensor | None,
-    decay: Tensor | None,
-    beta: Tensor | None,
-    key_mask: Tensor | None,
-    *,
-    q_num_heads: int,
-    kv_num_heads: int,
-    update_rule: str,
-    causal: int,
-    normalize: int,
-    scale: float,
-    eps: float,
-    chunk_size: int,
+def linear_attention_shapes(
+    *inputs: Tensor | None, **attributes: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    spec = _spec(q_num_heads, kv_num_heads, update_rule, causal, normalize, scale, eps, chunk_size)
-    d_k, d_v = query.shape[-1] // q_num_heads, value.shape[-1] // kv_num_heads
+    """The same on tensors without values."""
+    spec = LinearAttentionSpec.from_attributes(attributes)
+    sizes = spec.check(*(None if x is None else tuple(x.shape) for x in inputs))  # type: ignore[arg-type]
+    query, key, value, past_state, past_normalizer, decay, beta, key_mask = inputs
+    assert query is not None
     batch, length = query.shape[:2]
-    dtype = torch.promote_types(query.dtype, torch.float32)
+    # So that sizes which are traced as separate symbols are known to be equal.
+    for other in (key, value, decay, beta, key_mask):
+        if other is not None:
+            torch._check(other.shape[0] == batch)
+            torch._check(other.shape[1] == length)
+    for past in (past_state, past_normalizer):
+        if past is not None:
+            torch._check(past.shape[0] == batch)
+    heads, dtype = spec.kv_num_heads, torch.promote_types(query.dtype, torch.float32)
     return (
-        query.new_empty(batch, length, spec.output_heads * d_v),
-        query.new_empty(batch, kv_num_heads, d_k, d_v, dtype=dtype),
-        query.new_empty(batch, kv_num_heads, d_k, dtype=dtype),
+        query.new_empty(batch, length, spec.output_heads * sizes.d_v),
+        query.new_empty(batch, heads, sizes.d_k, sizes.d_v, dtype=dtype),
+        query.new_empty(batch, heads, sizes.d_k, dtype=dtype),
     )
 
 
-def _spec(
-    q_num_heads: int,
-    kv_num_heads: int,
-    update_rule: str,
-    causal: int,
-    normalize: int,
-    scale: float,
-    eps: float,
-    chunk_size: int,
-) -> LinearAttentionSpec:
-    return LinearAttentionSpec(
-        q_num_heads,
-        kv_num_heads,
-        update_rule,
-        bool(causal),
-        bool(normalize),
-        scale,
-        eps,
-        chunk_size,
-    )
-
-
-@torch.library.custom_op("linexport::causal_conv", mutates_args=())
-def causal_conv(
+def causal_conv_shapes(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     past_state: Tensor | None,
     activation: str,
 ) -> tuple[Tensor, Tensor]:
-    """See ``functional.causal_conv``."""
-    return functional.plain_causal_conv(input, weight, bias, past_state, activation)
-
-
-@causal_conv.register_fake
-def _(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    past_state: Tensor | None,
-    activation: str,
-) -> tuple[Tensor, Tensor]:
-    batch, channels = input.shape[:2]
+    """``functional.plain_causal_conv`` on tensors without values."""
     optional = (None if x is None else x.shape for x in (bias, past_state))
     size = conv_op.check(activation, input.shape, weight.shape, *optional)
-    return torch.empty_like(input), input.new_empty(batch, channels, size - 1)
+    return torch.empty_like(input), input.new_empty(*input.shape[:2], size - 1)
 
 
-@torch.library.custom_op("linexport::feature_map", mutates_args=())
-def feature_map(x: Tensor, parameters: Sequence[Tensor], kind: str, num_heads: int) -> Tensor:
-    """phi on every head of (B, T, num_heads * d)."""
-    return base.apply_packed(kind, x, list(parameters), num_heads).clone()
+def feature_map(x: Tensor, parameters: list[Tensor], kind: str, num_heads: int) -> Tensor:
+    """phi on every head of (B, T, num_heads * d); a copy, as operators may not return views."""
+    return base.apply_packed(kind, x, parameters, num_heads).clone()
 
 
-@feature_map.register_fake
-def _(x: Tensor, parameters: Sequence[Tensor], kind: str, num_heads: int) -> Tensor:
-    return base.apply_packed(kind, x, list(parameters), num_heads)
+_EVERYWHERE = "CompositeExplicitAutograd"
+library.impl("linear_attention", linear_attention, _EVERYWHERE)
+library.impl("causal_conv", functional.plain_causal_conv, _EVERYWHERE)
+library.impl("feature_map", feature_map, _EVERYWHERE)
+torch.library.register_fake("linexport::linear_attention", linear_attention_shapes, lib=library)
+torch.library.register_fake("linexport::causal_conv", causal_conv_shapes, lib=library)
+torch.library.register_fake("linexport::feature_map", feature_map, lib=library)

@@ -44,8 +44,8 @@ class FeatureMap(nn.Module, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "kind" in cls.__dict__:
-            _maps[cls.kind] = cls
             op.register(cls.kind, cls.phi_onnx, cls.elementwise)
+            _maps[cls.kind] = cls
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnx import defs, helper
 
 from linexport.plugins.ops.body import Body
-from linexport.plugins.ops.linear_attention import chunk
+from linexport.plugins.ops.linear_attention import bidirectional, chunk
 from linexport.plugins.ops.linear_attention.oracle import linear_attention
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec, Sizes
 from linexport.plugins.ops.op import DOMAIN, VERSION, Node, Op, activations, parameter
@@ -36,7 +36,8 @@ def view(node: Node) -> tuple[LinearAttentionSpec, Sizes]:
 
 def _portable(node: Node) -> tuple[Body, list[str]]:
     spec, sizes = view(node)
-    return chunk.write(spec, sizes, node.inputs)
+    form = chunk if spec.causal else bidirectional
+    return form.write(spec, sizes, node.inputs)
 
 
 _DEFAULTS = LinearAttentionSpec(1, 1).attributes()

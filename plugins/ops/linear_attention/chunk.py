@@ -1,4 +1,4 @@
-"""The portable lowering of LinearAttention: chunks of tokens, standard operators, any length.
+"""The portable lowering of causal LinearAttention: chunks of tokens, standard operators, any T.
 
 The sequence is cut into N = ceil(T / chunk_size) chunks of C = ceil(T / N) tokens (so T = 1 is one
 chunk of one token, and at most N - 1 tokens of padding are added), and a Scan carries the state S
@@ -64,11 +64,8 @@ def write(spec: LinearAttentionSpec, sizes: Sizes, inputs: Sequence[str]) -> tup
         beta_heads = heads if sizes.beta_per_head else 1
         chunks.append(cut.split(b.Cast(beta, to=TensorProto.FLOAT), beta_heads))
 
-    if spec.causal:
-        cell = _cell(b, spec, sizes, len(chunks))
-        S, z, output = b.Scan(S, z, *chunks, outputs=3, body=cell, num_scan_inputs=len(chunks))
-    else:
-        S, z, output = _bidirectional(b, spec, *chunks)
+    cell = _cell(b, spec, sizes, len(chunks))
+    S, z, output = b.Scan(S, z, *chunks, outputs=3, body=cell, num_scan_inputs=len(chunks))
     output = b.CastLike(cut.join(output), query)
     S = b.Reshape(S, _dims(b, batch, heads, sizes.d_k, sizes.d_v))
     z = b.Reshape(z, _dims(b, batch, heads, sizes.d_k))
@@ -142,17 +139,6 @@ def _divide(b: Body, spec: LinearAttentionSpec, numerator: str, denominator: str
     return str(b.Div(numerator, b.Add(denominator, b.const(float(spec.eps)))))
 
 
-def _bidirectional(
-    b: Body, spec: LinearAttentionSpec, q: str, k: str, v: str
-) -> tuple[str, str, str]:
-    """O = Q (K^T V) / (Q sum(K) + eps) on one chunk of all tokens."""
-    q, k, v = (b.Squeeze(x, b.const([0])) for x in (q, k, v))
-    k_t = _transpose(b, k)
-    S, z = b.MatMul(k_t, v), _row_sums(b, k_t)
-    output = _divide(b, spec, b.MatMul(q, S), b.MatMul(q, z))
-    return S, z, b.Unsqueeze(output, b.const([0]))
-
-
 def _cell(outer: Body, spec: LinearAttentionSpec, sizes: Sizes, scanned: int) -> object:
     """The Scan body: one chunk, tensors (B, H_kv, G, C, d) and state (B, H_kv, 1, d_k, d_v)."""
     b = Body(outer)
@@ -222,8 +208,8 @@ def _unit_lower_inverse(b: Body, below: str, largest: int) -> str:
     """(I + A)^-1 for strictly lower triangular A, by doubling the size of inverted blocks.
 
     With X the inverse of the diagonal blocks of size w and A_w the part of A that joins two of
-    them, X - X A_w X inverts the blocks of size 2w. Each entry is as accurate as forward
-    substitution makes it, unlike powers of A, whose entries grow like binomials.
+    them, X - X A_w X inverts the blocks of size 2w. Close to forward substitution in accuracy,
+    unlike a series in powers of A, whose entries grow like binomials.
     """
     size = b.Shape(below, start=3, end=4)
     index = b.Range(b.const(0), b.Squeeze(size, b.const([0])), b.const(1))

@@ -1,0 +1,279 @@
+"""What the op tests share: random inputs for a layout, models of one node, runtimes to run them in.
+
+A ``Layout`` is everything of a LinearAttention node but its lengths and values. Helpers reach the
+tests through fixtures, because pytest's importlib mode gives test modules no package to import
+from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, inliner
+from onnx.reference import ReferenceEvaluator
+
+from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec, linear_attention
+from linexport.plugins.ops.registry import attach_functions, register_schemas
+
+register_schemas()
+
+OUTPUTS = ("output", "present_state", "present_normalizer")
+SEQUENCES = ("query", "key", "value", "decay", "beta")
+"""Inputs in the dtype of the activations; states are float32 and the mask is bool."""
+
+ELEMENT = {
+    "float32": (np.float32, TensorProto.FLOAT),
+    "float16": (np.float16, TensorProto.FLOAT16),
+    "bfloat16": (ml_dtypes.bfloat16, TensorProto.BFLOAT16),
+}
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One LinearAttention node up to its lengths and values."""
+
+    spec: LinearAttentionSpec
+    key_heads: int
+    d_k: int = 3
+    d_v: int = 5
+    past: bool = False
+    per_channel: bool = False
+    shared_beta: bool = False
+    masked: bool = False
+    dtype: str = "float32"
+
+    def widths(self) -> dict[str, tuple[Any, ...]]:
+        """Shapes of the inputs the node has, by name, with symbols for batch and length."""
+        s, h = self.spec, self.spec.kv_num_heads
+        sequence = {
+            "query": s.q_num_heads * self.d_k,
+            "key": self.key_heads * self.d_k,
+            "value": h * self.d_v,
+        }
+        shapes: dict[str, tuple[Any, ...]] = {n: ("B", "T", w) for n, w in sequence.items()}
+        if self.past:
+            shapes["past_state"] = ("B", h, self.d_k, self.d_v)
+        if self.past and s.normalize:
+            shapes["past_normalizer"] = ("B", h, self.d_k)
+        if s.has_decay:
+            shapes["decay"] = ("B", "T", h * self.d_k if self.per_channel else h)
+        if s.has_beta:
+            shapes["beta"] = ("B", "T", 1 if self.shared_beta else h)
+        if self.masked:
+            shapes["key_mask"] = ("B", "T")
+        return shapes
+
+    def inputs(self, rng: np.random.Generator, batch: int, length: int) -> Arrays:
+        """Random values in the dtypes of the op; the delta rules get keys of norm 1."""
+        sizes = {"B": batch, "T": length}
+        arrays: Arrays = {}
+        for name, shape in self.widths().items():
+            x = rng.normal(size=[sizes.get(d, d) for d in shape])
+            if name == "key" and self.spec.has_beta:
+                heads = x.reshape(batch, length, self.key_heads, self.d_k)
+                x = (heads / np.linalg.norm(heads, axis=-1, keepdims=True)).reshape(x.shape)
+            if name in ("query", "key", "past_normalizer") and self.spec.normalize:
+                x = np.abs(x) + 0.1
+            if name == "decay":
+                x = -np.abs(x)
+            if name == "beta":
+                x = rng.uniform(0, 2, x.shape)
+            if name == "key_mask":
+                arrays[name] = x > -0.5
+            else:
+                kind = self.dtype if name in SEQUENCES else "float32"
+                arrays[name] = x.astype(ELEMENT[kind][0])
+        return arrays
+
+    def reference(self, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+        """The oracle on these inputs, in float64."""
+        wide = {n: x if x.dtype == bool else x.astype(np.float64) for n, x in arrays.items()}
+        with np.errstate(all="ignore"):
+            return linear_attention(self.spec, **wide)
+
+    def magnitude(self, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+        """Sums of absolute values of the terms of each result: what rounding is relative to.
+
+        The delta rules subtract what they stored, so there the largest value stored stands in
+        for the terms of a state, and |q| times it for those of an output.
+        """
+        terms = {n: x if n in ("decay", "key_mask") else np.abs(x) for n, x in arrays.items()}
+        if not self.spec.has_beta:
+            return self.reference(terms)
+        output, state, _ = self.reference(arrays)
+        stored = [state, arrays["value"], arrays.get("past_state", state)]
+        largest = max(float(np.abs(x).max(initial=0)) for x in stored)
+        heads = (*output.shape[:2], self.spec.q_num_heads, self.d_k)
+        query = np.abs(arrays["query"].astype(np.float64)).reshape(heads).sum(-1)
+        query = np.repeat(query, output.shape[2] // self.spec.q_num_heads, axis=2)
+        positive_keys = self.reference({**arrays, "key": np.abs(arrays["key"])})[2]
+        return (
+            np.maximum(np.abs(output), np.abs(self.spec.scale * largest * query)),
+            np.full_like(state, largest),
+            positive_keys,
+        )
+
+    def model(self, **attach: Any) -> onnx.ModelProto:
+        """The node with dynamic batch and length, its function attached.
+
+        Graph inputs and outputs are float32 whatever the dtype of the node: Cast nodes stand
+        between, as NumPy has no bfloat16 to feed a runtime with.
+        """
+        feeds, nodes, infos, names = [], [], [], []
+        wide, narrow = TensorProto.FLOAT, ELEMENT[self.dtype][1]
+        for name in INPUTS:
+            shape = self.widths().get(name)
+            names.append(name if shape else "")
+            if shape is None:
+                continue
+            kind = TensorProto.BOOL if name == "key_mask" else wide
+            feeds.append(helper.make_tensor_value_info(name, kind, shape))
+            if name in SEQUENCES and narrow != wide:
+                names[-1] = f"{name}_cast"
+                nodes.append(helper.make_node("Cast", [name], [names[-1]], to=narrow))
+                infos.append(helper.make_tensor_value_info(names[-1], narrow, shape))
+        while not names[-1]:
+            names.pop()
+        results = ["narrow_output", *OUTPUTS[1:]]
+        nodes += [
+            helper.make_node(
+                "LinearAttention", names, results, domain="linexport", **self.spec.attributes()
+            ),
+            helper.make_node("Cast", results[:1], ["output"], to=wide),
+        ]
+        h, width = self.spec.kv_num_heads, self.spec.output_heads * self.d_v
+        shapes = (("B", "T", width), ("B", h, self.d_k, self.d_v), ("B", h, self.d_k))
+        ends = [
+            helper.make_tensor_value_info(n, wide, s) for n, s in zip(OUTPUTS, shapes, strict=True)
+        ]
+        model = one_op_model(nodes, feeds, ends, infos)
+        attach_functions(model, **attach)
+        return model
+
+
+def one_op_model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    infos: Sequence[onnx.ValueInfoProto] = (),
+) -> onnx.ModelProto:
+    """A model at the opset the bodies are written in, without functions yet."""
+    graph = helper.make_graph(list(nodes), "test", list(inputs), list(outputs), value_info=infos)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("linexport", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def session(model: onnx.ModelProto, optimise: bool = True) -> ort.InferenceSession:
+    """An ONNX Runtime CPU session on one thread."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    if not optimise:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+
+
+def on_onnxruntime(model: onnx.ModelProto) -> Callable[[Arrays], list[np.ndarray]]:
+    """Run a model on ONNX Runtime; half-precision arrays are fed as float32."""
+    opened = session(model)
+    return lambda arrays: opened.run(None, {n: _feed(x) for n, x in arrays.items()})
+
+
+def on_reference(model: onnx.ModelProto) -> Callable[[Arrays], list[np.ndarray]]:
+    """Run a model in onnx's own evaluator, in NumPy.
+
+    The functions are inlined first: the evaluator wants every optional input spelled out.
+    """
+    evaluator = ReferenceEvaluator(inliner.inline_local_functions(model))
+    return lambda arrays: evaluator.run(None, {n: _feed(x) for n, x in arrays.items()})
+
+
+def _feed(x: np.ndarray) -> np.ndarray:
+    return x if x.dtype == bool else x.astype(np.float32)
+
+
+def assert_close(
+    got: Sequence[np.ndarray],
+    want: Sequence[np.ndarray],
+    magnitude: Sequence[np.ndarray] | None = None,
+    rtol: float = 1e-5,
+    atol: float = 1e-37,
+) -> None:
+    """Equal shapes, NaN and infinity in the same places, and |got - want| <= rtol * magnitude."""
+    scales = want if magnitude is None else magnitude
+    for position, (g, w, scale) in enumerate(zip(got, want, scales, strict=True)):
+        assert g.shape == w.shape, f"result {position}"
+        finite = np.isfinite(w)
+        np.testing.assert_array_equal(g[~finite], w[~finite], f"result {position}: not finite")
+        error = np.abs(np.where(finite, g.astype(np.float64) - np.where(finite, w, 0), 0))
+        limit = rtol * np.where(np.isfinite(scale), np.abs(scale), 0) + atol
+        wrong = ~(error <= limit) & finite
+        if wrong.any():
+            at = tuple(np.argwhere(wrong)[0])
+            raise AssertionError(
+                f"result {position}: {wrong.sum()} of {wrong.size} values are off; at {at}: "
+                f"{g[at]!r}, expected {w[at]!r} within {limit[at]:.2e}; "
+                f"largest error / limit {np.nanmax(error / limit):.3g}"
+            )
+
+
+HEADS = ((2, 2, 2), (4, 2, 2), (6, 2, 1), (2, 4, 4), (2, 4, 2), (1, 3, 1), (4, 1, 1), (1, 1, 1))
+"""(query heads, key/value heads, key heads): groups on either side, fewer key heads."""
+
+
+@st.composite
+def layouts(draw: st.DrawFn, rule: str | None = None, dtype: str = "float32") -> Layout:
+    """Any layout of the op, with small widths; ``rule`` fixes the update rule."""
+    update = rule or draw(st.sampled_from(["linear", "gated", "delta", "gated_delta"]))
+    query_heads, heads, key_heads = draw(st.sampled_from(HEADS))
+    flags = {f: draw(st.booleans()) for f in ("past", "per_channel", "shared_beta", "masked")}
+    causal = update != "linear" or draw(st.integers(0, 2)) > 0
+    spec = LinearAttentionSpec(
+        query_heads,
+        heads,
+        update,
+        causal=causal,
+        normalize="delta" not in update and draw(st.booleans()),
+        scale=draw(st.sampled_from([1.0, 0.35, 2.5])),
+        eps=draw(st.sampled_from([0.0, 1e-6, 0.5])),
+        chunk_size=draw(st.sampled_from([1, 2, 7, 16, 33, 64])),
+    )
+    flags["past"] &= causal
+    d_k, d_v = draw(st.sampled_from([(3, 5), (4, 2), (1, 3), (6, 6), (8, 1)]))
+    return Layout(spec, key_heads, d_k, d_v, dtype=dtype, **flags)
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_thread() -> Iterator[None]:
+    """On tensors this small more threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def ops() -> SimpleNamespace:
+    """The helpers of this file."""
+    return SimpleNamespace(
+        Layout=Layout,
+        layouts=layouts,
+        one_op_model=one_op_model,
+        session=session,
+        on_onnxruntime=on_onnxruntime,
+        on_reference=on_reference,
+        assert_close=assert_close,
+        element=ELEMENT,
+    )
