@@ -109,7 +109,8 @@ def find(kind: str) -> type[FeatureMap]:
     """
     known = kinds() if kind not in _maps else [kind]
     if kind not in known:
-        near = difflib.get_close_matches(str(kind), known, n=1)
+        begun = [name for name in known if kind and name.startswith(kind)]
+        near = begun or difflib.get_close_matches(kind, known, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise UsageError(f"Unknown feature map {kind!r}; expected one of {', '.join(known)}.{hint}")
     return _maps[kind]

@@ -1,13 +1,12 @@
 """elu(x) + 1 = x + 1 for x > 0, exp(x) otherwise. Source: Katharopoulos et al. 2020.
 
-Written max(x + 1, exp(min(x, 0))): the same function, without the cancellation that elu(x) + 1
+Written relu(x) + exp(min(x, 0)): the same function, without the cancellation that elu(x) + 1
 suffers for x << 0, and without a branch.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,12 +22,12 @@ class Elu1(FeatureMap):
 
     @staticmethod
     def phi(x: Tensor, *frozen: Tensor) -> Tensor:
-        return torch.maximum(x + 1, x.clamp(max=0).exp())
+        return x.relu() + x.clamp(max=0).exp()
 
     @staticmethod
     def phi_onnx(b: Body, x: str, *frozen: str) -> str:
-        one, zero = (b.CastLike(b.const(c), x) for c in (1.0, 0.0))
-        return str(b.Max(b.Add(x, one), b.Exp(b.Min(x, zero))))
+        zero = b.CastLike(b.const(0.0), x)
+        return str(b.Add(b.Relu(x), b.Exp(b.Min(x, zero))))
 
     def kernel_value(
         self, query: NDArray[np.float64], key: NDArray[np.float64]

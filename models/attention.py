@@ -1,0 +1,149 @@
+"""Multi-head linear attention as a layer.
+
+    q = phi(W_q x)   k = phi(W_k x)   v = W_v x        x (B, T, dim), phi on every head
+    gated rules:     decay = log sigmoid(W_g x + b)    per kv head, or per key channel
+    delta rules:     beta = sigmoid(W_b x + c) per kv head, and k / |k|, so that a step with
+                     beta = 1 replaces what is stored under k and never overshoots
+    output           W_o linear_attention(q, k, v)     (B, T, dim)
+
+Query heads may outnumber key/value heads (grouped, multi-query) or the reverse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from linexport.errors import UsageError
+from linexport.models import feature_maps, functional
+from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
+
+# exp(log sigmoid 4) = 0.98: a fresh layer forgets over some 50 tokens, not over 2.
+_SLOW_DECAY = 4.0
+# Smallest |k| divided by; not torch's 1e-12, which float16 rounds to 0.
+_KEY_NORM = 1e-6
+
+
+class AttentionState(NamedTuple):
+    """All a causal layer remembers of the tokens so far.
+
+    Attributes:
+        state: S, (B, kv_heads, M, value_dim) with M features per key.
+        normalizer: z, (B, kv_heads, M); None for a layer that does not normalise.
+    """
+
+    state: Tensor
+    normalizer: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """Sizes and choices of one layer.
+
+    Attributes:
+        dim: width of input and output.
+        num_heads: of queries.
+        kv_heads: of keys and values; None: num_heads.
+        head_dim: of queries and keys, before the feature map; None: dim / num_heads.
+        value_dim: of each value head; None: head_dim.
+        feature_map: name of the map phi.
+        normalize: divide by phi(q) . z + eps.
+        update_rule: linear, gated, delta or gated_delta.
+        decay_per_channel: gated rules forget per key channel rather than per head.
+        eps: added to the denominator.
+        scale: factor of the queries.
+    """
+
+    dim: int
+    num_heads: int
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    value_dim: int | None = None
+    feature_map: str = "elu1"
+    normalize: bool = True
+    update_rule: str = "linear"
+    decay_per_channel: bool = False
+    eps: float = 1e-6
+    scale: float = 1.0
+
+
+class LinearAttention(nn.Module):
+    """The layer above; ``causal=False`` lets every token see the whole sequence.
+
+    Raises:
+        UsageError: unknown feature map, or dim that head_dim=None cannot split.
+        OpError: settings that contradict each other.
+    """
+
+    def __init__(self, config: AttentionConfig, causal: bool = True) -> None:
+        super().__init__()
+        if config.head_dim is None and config.dim % config.num_heads:
+            raise UsageError(
+                f"dim {config.dim} does not split into num_heads {config.num_heads}. "
+                "Set head_dim, or choose a multiple."
+            )
+        head_dim = config.head_dim or config.dim // config.num_heads
+        value_dim = config.value_dim or head_dim
+        self.spec = LinearAttentionSpec(
+            q_num_heads=config.num_heads,
+            kv_num_heads=config.kv_heads or config.num_heads,
+            update_rule=config.update_rule,
+            causal=causal,
+            normalize=config.normalize,
+            scale=config.scale,
+            eps=config.eps,
+        )
+        heads = self.spec.kv_num_heads
+        # One map for both sides: phi(q) and phi(k) must share what a random map drew.
+        self.feature_map = feature_maps.find(config.feature_map)(head_dim)
+        features = self.feature_map.features
+        self.state_shape = (heads, features, value_dim)
+        self.query = nn.Linear(config.dim, config.num_heads * head_dim, bias=False)
+        self.key = nn.Linear(config.dim, heads * head_dim, bias=False)
+        self.value = nn.Linear(config.dim, heads * value_dim, bias=False)
+        self.output = nn.Linear(self.spec.output_heads * value_dim, config.dim, bias=False)
+        if self.spec.has_decay:
+            gates = heads * (features if config.decay_per_channel else 1)
+            self.decay = nn.Linear(config.dim, gates)
+            nn.init.constant_(self.decay.bias, _SLOW_DECAY)
+        if self.spec.has_beta:
+            self.beta = nn.Linear(config.dim, heads)
+
+    def initial_state(self, batch: int) -> AttentionState:
+        """Zeros: the state before the first token."""
+        S = self.query.weight.new_zeros(batch, *self.state_shape)
+        # States are float32 even where the weights are half precision.
+        S = S.to(torch.promote_types(S.dtype, torch.float32))
+        return AttentionState(S, S[..., 0].clone() if self.spec.normalize else None)
+
+    def forward(
+        self, x: Tensor, key_mask: Tensor | None = None, state: AttentionState | None = None
+    ) -> tuple[Tensor, AttentionState]:
+        """Output (B, T, dim) and the state after the last token.
+
+        Args:
+            x: (B, T, dim).
+            key_mask: (B, T) bool; False for a padded token, which no token attends to.
+            state: of the tokens before x; None: there are none. Causal layers only.
+        """
+        heads = self.spec.kv_num_heads
+        query = self.feature_map(self.query(x), self.spec.q_num_heads)
+        key = self.feature_map(self.key(x), heads)
+        if self.spec.has_beta:
+            key = F.normalize(key.unflatten(-1, (heads, -1)), dim=-1, eps=_KEY_NORM).flatten(-2)
+        past: tuple[Tensor | None, Tensor | None] = (None, None) if state is None else state
+        output, S, z = functional.linear_attention(
+            query,
+            key,
+            self.value(x),
+            *past,
+            F.logsigmoid(self.decay(x)) if self.spec.has_decay else None,
+            self.beta(x).sigmoid() if self.spec.has_beta else None,
+            key_mask,
+            **self.spec.attributes(),
+        )
+        return self.output(output), AttentionState(S, z if self.spec.normalize else None)

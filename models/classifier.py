@@ -1,0 +1,87 @@
+"""A digit classifier: every patch of an image attends to every other, in both directions.
+
+h = W x + P                                      x (B, tokens, features), P learned positions
+h = h + attention(norm(h))                       layers times, bidirectional
+h = h + feed_forward(norm(h))
+logits = W_c mean_t norm(h)                      (B, 10)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from linexport.models.attention import AttentionConfig, LinearAttention
+from linexport.models.feed_forward import feed_forward
+from linexport.models.registry import ReferenceModel
+
+CLASSES = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitClassifierConfig(AttentionConfig):
+    """Of the whole model; the attention fields are those of every layer.
+
+    Attributes:
+        layers: blocks.
+        hidden_dim: inside the feed-forward layers; None: four times dim.
+        tokens: patches an image is cut into.
+        features: pixels of a patch.
+    """
+
+    layers: int
+    hidden_dim: int | None = None
+    tokens: int = 16
+    features: int = 4
+
+
+class Block(nn.Module):
+    """Bidirectional attention, then feed-forward, each added to its input."""
+
+    def __init__(self, config: DigitClassifierConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.dim)
+        self.attention = LinearAttention(config, causal=False)
+        self.feed_forward_norm = nn.LayerNorm(config.dim)
+        self.feed_forward = feed_forward(config.dim, config.hidden_dim)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """(B, tokens, dim)."""
+        seen, _ = self.attention(self.attention_norm(h))
+        h = h + seen
+        return h + self.feed_forward(self.feed_forward_norm(h))
+
+
+class DigitClassifier(ReferenceModel):
+    """Logits of the ten digits from the pixels of an image, cut into patches."""
+
+    name = "digit_classifier"
+    Config = DigitClassifierConfig
+
+    def __init__(self, config: DigitClassifierConfig) -> None:
+        super().__init__(config)
+        self.embedding = nn.Linear(config.features, config.dim)
+        self.positions = nn.Parameter(torch.randn(config.tokens, config.dim) * 0.5)
+        self.blocks = nn.Sequential(*(Block(config) for _ in range(config.layers)))
+        self.norm = nn.LayerNorm(config.dim)
+        self.classes = nn.Linear(config.dim, CLASSES)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Logits (B, 10) of ``pixels``, (B, tokens, features) in [0, 1]."""
+        h = self.blocks(self.embedding(pixels) + self.positions)
+        logits: Tensor = self.classes(self.norm(h).mean(1))
+        return logits
+
+    def example_inputs(self, batch: int, length: int, seed: int) -> tuple[Tensor, ...]:
+        """Random pixels; the number of tokens is the model's own."""
+        generator = torch.Generator().manual_seed(seed)
+        shape = (batch, self.config["tokens"], self.config["features"])
+        return (torch.rand(shape, generator=generator),)
+
+    def dynamic_shapes(self) -> tuple[Any, ...]:
+        """Only the batch: positions are learned one by one."""
+        return ({0: Dim.DYNAMIC},)

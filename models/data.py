@@ -1,0 +1,81 @@
+"""Real data that is already on the machine: Python's own source text, and scikit-learn's digits."""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from linexport.errors import EnvironmentProblemError
+
+# One in sixteen of the library's files; about one in five of the images.
+_HELD_OUT_FILES = 16
+_TRAIN_IMAGES = 1437
+_SIDE = 8
+
+
+class Text(NamedTuple):
+    """Bytes for training and bytes the model never sees, uint8, one-dimensional."""
+
+    train: Tensor
+    held_out: Tensor
+
+
+def library_text() -> Text:
+    """Top-level modules of the interpreter's standard library, in the order of their names.
+
+    A file's name, hashed, decides its side, so that a new release of Python moves no file.
+
+    Raises:
+        EnvironmentProblemError: this interpreter comes without its source.
+    """
+    folder = Path(sysconfig.get_path("stdlib"))
+    parts: tuple[list[bytes], list[bytes]] = ([], [])
+    for path in sorted(folder.glob("*.py")):
+        digest = hashlib.sha256(path.name.encode()).digest()
+        parts[digest[0] % _HELD_OUT_FILES == 0].append(path.read_bytes())
+    if not all(parts):
+        raise EnvironmentProblemError(
+            f"Too few Python sources in {folder} to train on. "
+            "Use an interpreter that is installed with the source of its standard library."
+        )
+    return Text(*(torch.frombuffer(bytearray(b"".join(p)), dtype=torch.uint8) for p in parts))
+
+
+class Digits(NamedTuple):
+    """Images (N, 8, 8) in [0, 1] and the digits they show, (N,)."""
+
+    images: Tensor
+    labels: Tensor
+
+
+def digits() -> tuple[Digits, Digits]:
+    """Training and held-out images of scikit-learn's bundled set, split once and for all.
+
+    Raises:
+        EnvironmentProblemError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise EnvironmentProblemError(
+            "The digits come with scikit-learn, which is not installed. "
+            'Run: pip install "linexport[train]"'
+        ) from error
+    bundled = load_digits()
+    images = torch.tensor(bundled.images, dtype=torch.float32) / 16
+    labels = torch.tensor(bundled.target)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    train, held_out = order[:_TRAIN_IMAGES], order[_TRAIN_IMAGES:]
+    return Digits(images[train], labels[train]), Digits(images[held_out], labels[held_out])
+
+
+def patches(images: Tensor, tokens: int) -> Tensor:
+    """(N, 8, 8) as (N, tokens, 64 / tokens): square patches from left to right, row by row."""
+    size = int((_SIDE**2 // tokens) ** 0.5)
+    tiles = images.unfold(1, size, size).unfold(2, size, size)
+    return tiles.reshape(len(images), tokens, size * size)

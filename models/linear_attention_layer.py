@@ -1,0 +1,79 @@
+"""The kernel alone: a feature map and linear attention, without projections.
+
+    output = linear_attention(phi(query), phi(key), value)      packed (B, T, heads * width)
+
+What kernels and lowerings are measured with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import Dim
+
+from linexport.models import feature_maps, functional
+from linexport.models.registry import ReferenceModel
+from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearAttentionLayerConfig:
+    """Attributes: those of ``AttentionConfig``; the update rule is linear, which needs no gate."""
+
+    num_heads: int
+    head_dim: int
+    kv_heads: int | None = None
+    value_dim: int | None = None
+    feature_map: str = "elu1"
+    causal: bool = True
+    normalize: bool = True
+    eps: float = 1e-6
+    scale: float = 1.0
+
+
+class LinearAttentionLayer(ReferenceModel):
+    """It has no weights besides those a feature map may hold."""
+
+    name = "linear_attention_layer"
+    Config = LinearAttentionLayerConfig
+
+    def __init__(self, config: LinearAttentionLayerConfig) -> None:
+        super().__init__(config)
+        self.spec = LinearAttentionSpec(
+            q_num_heads=config.num_heads,
+            kv_num_heads=config.kv_heads or config.num_heads,
+            causal=config.causal,
+            normalize=config.normalize,
+            scale=config.scale,
+            eps=config.eps,
+        )
+        self.head_dim, self.value_dim = config.head_dim, config.value_dim or config.head_dim
+        self.feature_map = feature_maps.find(config.feature_map)(config.head_dim)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """(B, T, max(num_heads, kv_heads) * value_dim)."""
+        output, _, _ = functional.linear_attention(
+            self.feature_map(query, self.spec.q_num_heads),
+            self.feature_map(key, self.spec.kv_num_heads),
+            value,
+            **self.spec.attributes(),
+        )
+        return output
+
+    def example_inputs(self, batch: int, length: int, seed: int) -> tuple[Tensor, ...]:
+        """Standard normal query, key and value."""
+        generator = torch.Generator().manual_seed(seed)
+        heads = self.spec.kv_num_heads
+        widths = (
+            self.spec.q_num_heads * self.head_dim,
+            heads * self.head_dim,
+            heads * self.value_dim,
+        )
+        return tuple(torch.randn(batch, length, width, generator=generator) for width in widths)
+
+    def dynamic_shapes(self) -> tuple[Any, ...]:
+        """Batch and length of all three."""
+        return ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},) * 3
