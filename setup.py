@@ -1,4 +1,4 @@
-"""The folders exporter/, models/ and plugins/ become linexport, linexport.models, linexport.plugins.
+"""exporter/, models/ and plugins/ become linexport, linexport.models and linexport.plugins.
 
 Kept in code because a declared list of packages silently drops new subpackages.
 """

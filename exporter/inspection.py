@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from google.protobuf.message import DecodeError
 
 from linexport import passes, trace
 from linexport.artifact import manifest as manifests
+from linexport.errors import UsageError
 from linexport.loaders import load_model
 from linexport.plugins.ops.linear_attention import view
 from linexport.plugins.ops.registry import linexport_nodes
@@ -23,7 +25,7 @@ def inspect(path: str | Path) -> dict[str, Any]:
     folder = Path(path)
     if manifests.is_artifact(folder):
         manifest = manifests.read(folder)
-        model = onnx.load_model(str(folder / manifests.MODEL), load_external_data=False)
+        model = _model(folder / manifests.MODEL)
         chosen = {c["node"]: c["lowering"] for c in manifest["lowerings"]}
         ops = [{**op, "lowering": chosen.get(op["node"])} for op in _ops(model)]
         kept = ("status", "target", "source", "inputs", "outputs", "states", "dims", "nodes")
@@ -39,6 +41,13 @@ def inspect(path: str | Path) -> dict[str, Any]:
         "ops": _ops(model),
         "warnings": list(loaded.warnings),
     }
+
+
+def _model(path: Path) -> onnx.ModelProto:
+    try:
+        return onnx.load_model(str(path), load_external_data=False)
+    except (OSError, DecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}. Convert the model again.") from None
 
 
 def _ops(model: onnx.ModelProto) -> list[dict[str, Any]]:

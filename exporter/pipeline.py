@@ -170,7 +170,7 @@ class _Conversion:
             path = write.save_model(lowered, self.folder)
             manifest = self._manifest(lowered, [c.json() for c in choices])
         with stage("parity"):
-            session = self.target.open(path, threads=self.request.threads)
+            session = self.target.open(path, threads=self.request.threads, taking_turns=True)
             self.subject = subject_of(manifest, self.loaded, session)
             check_parity(manifest, self.subject, self.request.seed, self.traced, path)
         with stage("streaming"):

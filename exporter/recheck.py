@@ -89,7 +89,9 @@ def _reopen(
                 "changed or damaged. Convert the model again."
             )
         loaded = _original(manifest, source)
-        session = targets.find(manifest["target"]).open(folder / manifests.MODEL, threads=threads)
+        session = targets.find(manifest["target"]).open(
+            folder / manifests.MODEL, threads=threads, taking_turns=True
+        )
     return manifest, subject_of(manifest, loaded, session)
 
 

@@ -64,6 +64,7 @@ def measure(
         runner.export_plainly()
         rows = runner.latency(lengths)
         manifest["latency"] = rows
+        manifest["warnings"] = list(dict.fromkeys([*manifest["warnings"], *runner.notes]))
         manifest["decode"] = runner.decode()
         measured = {row["length"] for row in rows}
         wanted = [n for n in MEMORY_LENGTHS if n in measured] or [max(measured)]

@@ -64,7 +64,7 @@ def plain_export(module: torch.nn.Module, folder: Path) -> OrtSession:
     assert program is not None
     path = folder / f"{type(module).__name__}.onnx"
     program.save(str(path))
-    return OrtSession(path)
+    return OrtSession(path, taking_turns=True)
 
 
 def single_node(op_type: str, outputs: list[str], **attributes: Any) -> OrtSession:
@@ -76,23 +76,39 @@ def single_node(op_type: str, outputs: list[str], **attributes: Any) -> OrtSessi
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
     graph = helper.make_graph([node], "bare", inputs, results)
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    return OrtSession(model.SerializeToString())
+    return OrtSession(model.SerializeToString(), taking_turns=True)
 
 
-def artifact(folder: Path, target: str, width: int = WIDTH) -> linexport.Artifact:
-    """The reference layer, converted once."""
+def artifact(folder: Path, target: str, width: int = WIDTH) -> Path:
+    """Folder of the reference layer, converted once."""
     source, output = folder / f"layer-{width}.pt", folder / f"{target}-{width}"
     if not output.exists():
         config = {"num_heads": HEADS, "head_dim": width}
         models.save(models.build("linear_attention_layer", config), source)
         linexport.convert(source, output, target=target, bench=False)
-    return linexport.load(output)
+    return output
 
 
-def inputs(length: int, width: int = WIDTH) -> list[np.ndarray]:
+def opened(folder: Path, target: str, width: int = WIDTH) -> OrtSession:
+    """Its model, for taking turns with other sessions."""
+    path = artifact(folder, target, width) / "model.onnx"
+    return OrtSession(path, taking_turns=True)
+
+
+def inputs(length: int, width: int = WIDTH) -> dict[str, np.ndarray]:
     """Query, key and value of unit variance."""
     random = np.random.default_rng(0)
-    return [random.standard_normal((1, length, HEADS * width), np.float32) for _ in range(3)]
+    shape = (1, length, HEADS * width)
+    names = ("query", "key", "value")
+    return {name: random.standard_normal(shape, np.float32) for name in names}
+
+
+def zero_state(width: int = WIDTH) -> dict[str, np.ndarray]:
+    """What the artifact's states begin with."""
+    return {
+        "past_state_0": np.zeros((1, HEADS, width, width), np.float32),
+        "past_normalizer_0": np.zeros((1, HEADS, width), np.float32),
+    }
 
 
 def medians(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
@@ -102,7 +118,7 @@ def medians(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
 
 def by_length(folder: Path, lengths: list[int]) -> list[dict[str, Any]]:
     """A row per length; the spellings whose memory explodes stop at 4096."""
-    ort, portable = artifact(folder, "ort"), artifact(folder, "onnx")
+    ort, portable = opened(folder, "ort"), opened(folder, "onnx")
     cumsum, quadratic = (plain_export(m, folder) for m in (Cumsum(), MaskedQuadratic()))
     native = single_node(
         "LinearAttention",
@@ -115,12 +131,13 @@ def by_length(folder: Path, lengths: list[int]) -> list[dict[str, Any]]:
     softmax = single_node("MultiHeadAttention", ["out"], num_heads=HEADS, unidirectional=1)
     rows = []
     for length in lengths:
-        q, k, v = inputs(length)
-        named = dict(zip("qkv", (q, k, v), strict=True))
+        x = inputs(length)
+        named = dict(zip("qkv", x.values(), strict=True))
+        fed = {**x, **zero_state()}
         calls: dict[str, Callable[[], object]] = {
             "native_kernel": lambda named=named: native.run(named),
-            "ort": lambda x=(q, k, v): ort.run(*x),
-            "onnx": lambda x=(q, k, v): portable.run(*x),
+            "ort": lambda fed=fed: ort.run(fed),
+            "onnx": lambda fed=fed: portable.run(fed),
         }
         if length <= 4096:
             calls["cumsum"] = lambda named=named: cumsum.run(named)
@@ -138,8 +155,9 @@ def by_width(folder: Path, length: int = 1024) -> list[dict[str, Any]]:
     for odd, aligned in ODD_WIDTHS.items():
         calls: dict[str, Callable[[], object]] = {}
         for name, width in (("odd", odd), ("aligned", aligned)):
-            opened, x = artifact(folder, "ort", width), inputs(length, width)
-            calls[name] = lambda opened=opened, x=x: opened.run(*x)
+            session = opened(folder, "ort", width)
+            fed = {**inputs(length, width), **zero_state(width)}
+            calls[name] = lambda session=session, fed=fed: session.run(fed)
         times = medians(calls)
         ratio = times["odd"] / times["aligned"]
         rows.append({"width": odd, "aligned": aligned, "ms": times, "ratio": ratio})
@@ -149,15 +167,14 @@ def by_width(folder: Path, length: int = 1024) -> list[dict[str, Any]]:
 
 def memory(folder: Path, length: int = 16384) -> dict[str, Any]:
     """Peak of one run of the artifact beside its inputs and outputs."""
-    opened = artifact(folder, "ort")
-    state = opened.initial_state(1)
     files = []
     for name, size in (("full", length), ("small", 8)):
-        x = inputs(size)
         path = folder / f"{name}.npz"
-        np.savez(path, allow_pickle=False, **dict(zip("qkv", x, strict=True)), **state)
+        np.savez(path, allow_pickle=False, **inputs(size), **zero_state())
         files.append(path)
-    peak, reason = peak_megabytes("onnx", str(opened.path / "model.onnx"), files[0], files[1])
+    peak, reason = peak_megabytes(
+        "onnx", str(artifact(folder, "ort") / "model.onnx"), files[0], files[1]
+    )
     moved = 4 * length * HEADS * WIDTH * 4 / 2**20
     print(f"T = {length}: peak {peak} MB, inputs and outputs {moved:.0f} MB {reason or ''}")
     return {"length": length, "peak_mb": peak, "io_mb": moved, "reason": reason}

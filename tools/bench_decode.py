@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import linexport
 from linexport import environment, models
+from linexport.artifact import manifest
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Settings, interleaved
 
@@ -37,7 +38,7 @@ def products(weights: list[np.ndarray]) -> OrtSession:
         nodes.append(helper.make_node("MatMul", [f"x{i}", f"w{i}"], [f"y{i}"]))
     graph = helper.make_graph(nodes, "products", inputs, outputs, constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    return OrtSession(model.SerializeToString())
+    return OrtSession(model.SerializeToString(), taking_turns=True)
 
 
 def main() -> None:
@@ -52,7 +53,9 @@ def main() -> None:
         module = models.build("language_model", config)
         models.save(module, folder / "model.pt")
         linexport.convert(folder / "model.pt", folder / "out", bench=False)
-        stream = linexport.load(folder / "out").stream()
+        path = folder / "out"
+        session = OrtSession(path / "model.onnx", taking_turns=True)
+        stream = linexport.Artifact(path, manifest.read(path), session).stream()
         token = np.zeros((1, 1), np.int64)
         linear = [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
         weights = [m.weight.detach().numpy() for m in linear]

@@ -123,6 +123,7 @@ def save_model(model: onnx.ModelProto, folder: Path) -> Path:
     """Write ``model.onnx`` (weights beside it where they are large); returns its path."""
     path = folder / MODEL
     large = model.ByteSize() > EXTERNAL_ABOVE
+    (folder / DATA).unlink(missing_ok=True)  # onnx would append to it
     onnx.save_model(model, str(path), save_as_external_data=large, location=DATA)
     return path
 

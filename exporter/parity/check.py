@@ -13,7 +13,7 @@ from linexport.dims import DimRange
 from linexport.loaders.model import LoadedModel
 from linexport.parity.cases import Case, draw, plan
 from linexport.parity.compare import EDGES, compare
-from linexport.parity.reference import Reference, feeds
+from linexport.parity.reference import Inputs, Reference, feeds
 from linexport.parity.tolerances import TOLERANCES, Tolerance
 from linexport.states import State
 from linexport.targets import Session
@@ -110,28 +110,46 @@ def check(subject: Subject, seed: int = 0) -> Parity:
 
 def _run_case(subject: Subject, parity: Parity, references: list[Reference], case: Case) -> None:
     inputs = draw(subject.loaded, subject.input_shapes, case)
+    expected = _references(parity, references, case, inputs)
+    if not expected:
+        return
     got: dict[str, np.ndarray] | None = None
     failure = None
-    for reference in list(references):
-        try:
-            expected = reference(inputs)
-        except Exception as error:
-            text = f"The original itself fails in {reference.name} at {dict(case.sizes)}: {error}"
-            parity.notes.append(text.splitlines()[0])
-            if reference.dtype == torch.float64 and got is not None:
-                references.remove(reference)
-            continue
-        if got is None and failure is None:
-            state = subject.zero_state(subject.batch(case.sizes))
-            try:
-                got = subject.session.run({**feeds(inputs, subject.input_names), **state})
-            except Exception as error:
-                failure = str(error).splitlines()[0]
-        for name, value in zip(subject.output_names, expected, strict=True):
+    state = subject.zero_state(subject.batch(case.sizes))
+    try:
+        got = subject.session.run({**feeds(inputs, subject.input_names), **state})
+    except Exception as error:
+        failure = str(error).splitlines()[0]
+    for reference, values in expected:
+        for name, value in zip(subject.output_names, values, strict=True):
             record = _record(subject, parity, case, reference, name, value, got, failure)
             parity.cases.append(record)
             if parity.failed is None and not record["passed"]:
                 parity.failed = case
+
+
+def _references(
+    parity: Parity, references: list[Reference], case: Case, inputs: Inputs
+) -> list[tuple[Reference, list[np.ndarray]]]:
+    """The original's outputs in each precision that can be compared with; notes on the others."""
+    found: list[tuple[Reference, list[np.ndarray]]] = []
+    for reference in list(references):
+        try:
+            found.append((reference, reference(inputs)))
+        except Exception as error:
+            text = f"The original itself fails in {reference.name} at {dict(case.sizes)}: {error}"
+            parity.notes.append(text.splitlines()[0])
+            if reference.dtype == torch.float64 and found:
+                references.remove(reference)
+    if len(found) == len(references) == 2:
+        single, double = (sum(int((~np.isfinite(x)).sum()) for x in v) for _, v in found)
+        if single > double:
+            parity.notes.append(
+                f"The original overflows in float32 on the {case.name} inputs ({single} values "
+                "that float64 keeps finite): there it is compared in float64 only."
+            )
+            return found[1:]
+    return found
 
 
 def _record(

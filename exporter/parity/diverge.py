@@ -7,7 +7,7 @@ one in graph order that is out of tolerance is named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ def first_divergence(
     """Tensor, node, op and error of the first value out of tolerance; None if none can be named."""
     inputs = draw(subject.loaded, subject.input_shapes, case)
     try:
-        expected = _interpret(traced.translated, inputs)
+        expected = _interpret(traced.translated, inputs, subject.output_names)
         observed = _observed(model, expected)
         state = subject.zero_state(subject.batch(case.sizes))
         session = open_session(observed.SerializeToString())
@@ -71,8 +71,9 @@ class _Recorder(torch.fx.Interpreter):
 
 
 def _interpret(
-    program: torch.export.ExportedProgram, inputs: tuple[object, ...]
+    program: torch.export.ExportedProgram, inputs: tuple[object, ...], output_names: Sequence[str]
 ) -> Mapping[str, np.ndarray]:
+    """Values by name in the graph, whose outputs have names of their own."""
     leaves = iter(pytree.tree_leaves(inputs))
     flat = []
     for spec in program.graph_signature.input_specs:
@@ -84,8 +85,11 @@ def _interpret(
             flat.append(source[spec.target])
     recorder = _Recorder(program.graph_module)
     with torch.no_grad():
-        recorder.run(*flat)
-    return recorder.values
+        results = recorder.run(*flat)
+    specs = zip(program.graph_signature.output_specs, results, strict=True)
+    outputs = [x for spec, x in specs if spec.kind.name == "USER_OUTPUT" and torch.is_tensor(x)]
+    named = zip(output_names, outputs, strict=True)
+    return {**recorder.values, **{name: x.numpy() for name, x in named}}
 
 
 def _observed(model: onnx.ModelProto, wanted: Mapping[str, np.ndarray]) -> onnx.ModelProto:

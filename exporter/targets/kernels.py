@@ -153,11 +153,14 @@ class _Kernel:
         if spec.q_num_heads < heads:
             query = _repeat(b, query, spec.q_num_heads, heads, d_k)
         sums = b.CumSum(key, b.const(1))
-        total = b.ReduceSum(key, b.const([1]), keepdims=0)
+        start = b.Reshape(past, b.const([0, 1, heads * d_k])) if past else self._zero_row(key)
         if past:
-            flat = b.Reshape(past, b.const([0, heads * d_k]))
-            sums = b.Add(sums, b.Unsqueeze(flat, b.const([1])))
-            total = b.Add(total, flat)
+            sums = b.Add(sums, start)
+        # The last sum, or the one before the first token where T = 0. Summing the keys again, over
+        # tokens, would cost as much as all of the above.
+        last, end = b.const([-1]), b.const([np.iinfo(np.int64).max])
+        total = b.Concat(start, b.Slice(sums, last, end, b.const([1])), axis=1)
+        total = b.Slice(total, last, end, b.const([1]))
         group = spec.output_heads // heads
         if group == 1:
             products = _split(b, b.Mul(query, sums), heads, d_k)
@@ -168,6 +171,13 @@ class _Kernel:
         # Not ReduceSum, whose output has the wrong shape in ONNX Runtime when T = 0.
         denominator = b.MatMul(products, b.const(np.full((d_k, 1), spec.scale)))
         return denominator, b.Reshape(total, b.const([0, heads, d_k]))
+
+    def _zero_row(self, key: str) -> str:
+        """(B, 1, width of key) of zeros."""
+        b = self.b
+        width = b.const([self.spec.kv_num_heads * self.d_k])
+        shape = b.Concat(b.Shape(key, start=0, end=1), b.const([1]), width, axis=0)
+        return str(b.Expand(b.const(0.0), shape))
 
     def _by_kernel(self, past: str) -> tuple[str, str]:
         """One value channel of ones, padded to the width the kernel is fast at."""

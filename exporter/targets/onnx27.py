@@ -67,12 +67,12 @@ def _since(op_type: str, version: int) -> int:
     return int(defs.get_schema(op_type, version, "").since_version)
 
 
-def open_session(model: Path | bytes, threads: int = 0) -> OrtSession:
+def open_session(model: Path | bytes, threads: int = 0, taking_turns: bool = False) -> OrtSession:
     """Open in ONNX Runtime with its check for released opsets off."""
     saved = os.environ.get(UNRELEASED)
     os.environ[UNRELEASED] = "0"
     try:
-        return OrtSession(model, threads)
+        return OrtSession(model, threads, taking_turns)
     finally:
         if saved is None:
             del os.environ[UNRELEASED]

@@ -48,6 +48,7 @@ class Bench:
     reasons: dict[str, str] = field(default_factory=dict)
     plain: OrtSession | None = None
     plain_nodes: int | None = None
+    notes: list[str] = field(default_factory=list)
 
     def export_plainly(self) -> None:
         """Make the plain export; what stops it becomes the reason of its empty columns."""
@@ -58,7 +59,7 @@ class Bench:
             self.plain_nodes = len(model.graph.node)
             path = self.work / "plain.onnx"
             path.write_bytes(model.SerializeToString())
-            self.plain = OrtSession(path, self.settings.threads)
+            self.plain = OrtSession(path, self.settings.threads, taking_turns=True)
         except Exception as error:
             reason = innermost(error)[:200]
             self.reasons["plain_export"] = f"plain torch.onnx.export fails: {reason}"
@@ -70,6 +71,9 @@ class Bench:
             return self._latency_by_batch()
         limits = self.subject.dims[sequence]
         wanted = [n for n in lengths or LENGTHS if limits.allows(n)]
+        refused = sorted(set(lengths or ()) - set(wanted))
+        if refused:
+            self.notes.append(f"Not measured at {refused}: outside the range of {sequence}.")
         return table(
             wanted or [limits.nearest(self.subject.traced[sequence])],
             lambda n: self._calls({sequence: n}),

@@ -1,5 +1,10 @@
-"""Feature maps phi with sim(q, k) = phi(q) . phi(k), one file each."""
+"""Feature maps phi with sim(q, k) = phi(q) . phi(k), one file each.
+
+Importing this package imports every map, so that a graph which names one is understood.
+"""
 
 from linexport.models.feature_maps.base import FeatureMap, find, kinds
 
 __all__ = ["FeatureMap", "find", "kinds"]
+
+kinds()

@@ -27,7 +27,7 @@ class Elu1(FeatureMap):
     @staticmethod
     def phi_onnx(b: Body, x: str, *frozen: str) -> str:
         zero = b.CastLike(b.const(0.0), x)
-        return str(b.Add(b.Relu(x), b.Exp(b.Min(x, zero))))
+        return str(b.Add(b.Relu(x), b.Exp(b.Clip(x, "", zero))))
 
     def kernel_value(
         self, query: NDArray[np.float64], key: NDArray[np.float64]

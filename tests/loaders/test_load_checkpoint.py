@@ -50,7 +50,7 @@ def test_a_loaded_checkpoint_is_the_saved_model(
     assert loaded.source.description.startswith("language_model, 2.5 k")
     assert loaded.integer_ranges == {0: (0, 256)}
     assert loaded.warnings == ()
-    assert loaded.args[0].shape == (2, 16)
+    assert loaded.args[0].shape == (2, 100)
     assert len(loaded.dynamic_shapes) == len(loaded.args)
     torch.testing.assert_close(loaded.module(*loaded.args), model(*loaded.args))
 

@@ -1,0 +1,142 @@
+"""Stages import in one direction only, from nothing to the command line."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = {"linexport.models": "models", "linexport.plugins": "plugins", "linexport": "exporter"}
+
+ORDER = [
+    # The package itself: its version, and names that are imported when they are first used.
+    {"linexport"},
+    {"errors"},
+    {"dims", "progress", "environment"},
+    {"plugins"},
+    {"models"},
+    {"loaders"},
+    {"trace"},
+    {"passes", "states"},
+    {"targets"},
+    {"artifact"},
+    {"parity"},
+    {"subject"},
+    {"timing"},
+    {"report"},
+    {"results"},
+    {"pipeline", "recheck", "inspection", "doctor"},
+    {"cli"},
+    {"__main__"},
+]
+"""Each may import those above it; those of one line do not import each other."""
+
+RANK = {part: rank for rank, line in enumerate(ORDER) for part in line}
+
+ALLOWED = {"report": {"errors"}}
+"""What a part may import, where that is less than all above it."""
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for package, folder in FOLDERS.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            name = ".".join((package, *parts)).removesuffix(".__init__")
+            found[name] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(name: str, text: str) -> set[str]:
+    """Modules of linexport that a module imports, in functions and for types too."""
+    package = name if MODULES[name].name == "__init__.py" else name.rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([base] if base else [])])
+            names = {f"{base}.{alias.name}" for alias in node.names}
+            found |= {n if n in MODULES else base for n in names}
+    return {n for n in found if n == "linexport" or n.startswith("linexport.")}
+
+
+def part(name: str) -> str:
+    """The stage a module belongs to."""
+    return name.split(".")[1] if "." in name else name
+
+
+def backward(name: str, text: str) -> list[str]:
+    """Its imports that the order does not allow."""
+    own = part(name)
+    found = []
+    for other in sorted(imports(name, text)):
+        there = part(other)
+        if there == own:
+            continue
+        if RANK[there] >= RANK[own] or there not in ALLOWED.get(own, RANK):
+            found.append(other)
+    return found
+
+
+def test_every_part_has_its_place_in_the_order() -> None:
+    assert {part(name) for name in MODULES} == set(RANK)
+
+
+@pytest.mark.parametrize("name", [n for n in MODULES if n != "linexport"])
+def test_no_import_goes_backwards(name: str) -> None:
+    assert backward(name, MODULES[name].read_text()) == []
+
+
+def test_a_backward_import_is_found() -> None:
+    assert backward("linexport.trace.graph", "from linexport.passes import run") == [
+        "linexport.passes"
+    ]
+    assert backward("linexport.trace", "def f():\n    from linexport import pipeline") == [
+        "linexport.pipeline"
+    ]
+    assert backward("linexport.trace.graph", "from ..cli.guard import guarded") == [
+        "linexport.cli.guard"
+    ]
+    assert backward("linexport.states", "import linexport.passes") == ["linexport.passes"]
+    assert backward("linexport.report.page", "import linexport.dims") == ["linexport.dims"]
+    assert backward("linexport.trace.graph", "from . import names\nimport os") == []
+
+
+def test_the_package_names_only_what_it_imports_late() -> None:
+    """Its imports are for type checkers; at run time there are none."""
+    tree = ast.parse(MODULES["linexport"].read_text())
+    direct = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+    assert {n.module for n in direct if isinstance(n, ast.ImportFrom)} == {"__future__", "typing"}
+
+
+def test_there_are_no_cycles() -> None:
+    graph = {
+        name: imports(name, path.read_text()) - {name, "linexport"}
+        for name, path in MODULES.items()
+        if name != "linexport"
+    }
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("folder", ["exporter", "models", "plugins", "tests", "tools"])
+def test_nothing_imports_a_folder_by_its_name(folder: str) -> None:
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            first = {name.split(".")[0] for name in names}
+            assert not first & {"exporter", "models", "plugins"}, path

@@ -1,0 +1,128 @@
+"""Tracing: dynamic dimensions stay so or are refused, epsilons survive, no local path leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import linexport
+from linexport import trace
+from linexport.errors import BuildError, UnsupportedModelError
+from linexport.loaders import load_model
+from linexport.plugins.ops.registry import known_shapes
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def traced(factories: SimpleNamespace) -> Callable[[str], trace.Traced]:
+    return lambda name: trace.trace(load_model(factories.source(name)))
+
+
+def test_batch_and_length_are_dynamic_without_being_asked(
+    traced: Callable[[str], trace.Traced],
+) -> None:
+    found = traced("small")
+    assert list(found.dims) == ["batch", "seq"]
+    assert [d.batch for d in found.dims.values()] == [True, False]
+    assert all((d.min, d.max) == (1, None) for d in found.dims.values())
+    assert found.example_sizes == {"batch": 2, "seq": 16}
+    shapes = known_shapes(found.model)
+    assert shapes["x"] == shapes["output"] == ("batch", "seq", 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [("loop", "for t in range(x.shape[1]):"), ("table", "doubled + self.table")]
+)
+def test_a_frozen_length_is_refused_with_the_line_that_freezes_it(
+    factories: SimpleNamespace, traced: Callable[[str], trace.Traced], name: str, line: str
+) -> None:
+    source = factories.path.read_text().splitlines()
+    number = next(i for i, text in enumerate(source, 1) if line in text)
+    with pytest.raises(UnsupportedModelError) as error:
+        traced(name)
+    assert f"{factories.path}:{number}: {source[number - 1].strip()}" in str(error.value)
+    assert "constant (16)" in str(error.value)
+
+
+def test_what_torch_cannot_trace_is_a_build_error_at_its_line(
+    factories: SimpleNamespace, traced: Callable[[str], trace.Traced]
+) -> None:
+    with pytest.raises(BuildError, match=r"if x\.sum\(\) > 0:") as error:
+        traced("branch")
+    assert str(factories.path) in str(error.value)
+
+
+def test_a_tiny_epsilon_survives(converted: Callable[..., Path]) -> None:
+    artifact = linexport.load(converted("epsilon"), threads=1)
+    zeros = np.zeros((2, 5, 8), np.float32)
+    assert np.array_equal(artifact.run(zeros)["output"], zeros)
+    negative = np.full((2, 5, 8), -1e-18, np.float32)
+    expected = (torch.from_numpy(negative) / 1e-15).numpy()
+    assert np.allclose(artifact.run(negative)["output"], expected, rtol=1e-5)
+
+
+def test_the_users_names_and_limits_are_kept(
+    converted: Callable[..., Path], manifest_of: Callable[[Path], dict]
+) -> None:
+    manifest = manifest_of(converted("named"))
+    assert list(manifest["dims"]) == ["items", "steps"]
+    assert manifest["dims"]["steps"]["max"] == 512
+    assert max(manifest["parity"]["lengths"]) == 512
+    assert {c["sizes"]["items"] for c in manifest["parity"]["cases"]} == {1, 3}
+    assert manifest["inputs"][0]["shape"] == ["items", "steps", 8]
+    graph = onnx.load_model(converted("named") / "model.onnx").graph
+    dims = [d.dim_param or d.dim_value for d in graph.output[0].type.tensor_type.shape.dim]
+    assert dims == ["items", "steps", 8]
+    artifact = linexport.load(converted("named"), threads=1)
+    with pytest.raises(linexport.errors.UsageError, match="at most 512"):
+        artifact.run(np.zeros((1, 513, 8), np.float32))
+
+
+def test_two_lengths_get_two_names(tmp_path: Path) -> None:
+    class Two(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x.sum(1) + y.sum(1)
+
+    loaded = load_model_of(Two(), (torch.randn(2, 4, 8), torch.randn(2, 6, 8)))
+    assert trace.trace(loaded).example_sizes == {"batch": 2, "seq": 4, "seq_2": 6}
+
+
+def test_an_unbatched_sequence_is_no_batch() -> None:
+    dim = torch.export.Dim("steps")
+    loaded = load_model_of(torch.nn.Linear(8, 8), (torch.randn(5, 8),), ({0: dim},))
+    assert not trace.trace(loaded).dims["steps"].batch
+
+
+def test_no_local_path_is_left_in_the_model(
+    factories: SimpleNamespace,
+    converted: Callable[..., Path],
+    traced: Callable[[str], trace.Traced],
+) -> None:
+    written = (converted("language_model") / "model.onnx").read_bytes()
+    for data in (written, traced("language_model").model.SerializeToString()):
+        for secret in (str(factories.folder), "lxfactories", "site-packages", "models/attention"):
+            assert secret.encode() not in data
+
+
+def test_nodes_are_named_after_their_submodules(traced: Callable[[str], trace.Traced]) -> None:
+    nodes = [n.name for n in traced("language_model").model.graph.node if n.domain == "linexport"]
+    assert "blocks.0.attention/LinearAttention" in nodes
+    assert "blocks.1.conv/CausalConvWithState" in nodes
+    assert len(nodes) == len(set(nodes)) == 8
+
+
+def load_model_of(
+    module: torch.nn.Module, args: tuple, shapes: tuple | None = None
+) -> linexport.loaders.LoadedModel:
+    from linexport.loaders import LoadedModel, Source
+    from linexport.loaders.default_dims import default_dims
+
+    source = Source("factory", "here", None, "a module")
+    return LoadedModel(module.eval(), args, {}, shapes or default_dims(args).dynamic_shapes, source)
