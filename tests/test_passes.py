@@ -249,3 +249,31 @@ def test_stages_can_be_left_out(models: Models) -> None:
     model = passes.run(models("language_model"), passes.STAGES[:-1])
     assert not states.find(model)
     assert [i.name for i in model.graph.input] == ["tokens"]
+
+
+def test_transposed_weights_are_folded_unless_shared() -> None:
+    def graph(shared: bool) -> onnx.ModelProto:
+        weight = numpy_helper.from_array(np.arange(6, dtype=np.float32).reshape(2, 3), "w")
+        nodes = [
+            helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]),
+            helper.make_node("MatMul", ["x", "t"], ["y"]),
+        ]
+        outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])]
+        if shared:
+            nodes.append(helper.make_node("Identity", ["w"], ["z"]))
+            outputs.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [2, 3]))
+        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])
+        made = helper.make_graph(nodes, "g", [x], outputs, [weight])
+        return helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+    feeds = {"x": np.ones((4, 3), np.float32)}
+    for shared in (False, True):
+        model = graph(shared)
+        folded = passes.run(model)
+        kinds = [n.op_type for n in folded.graph.node]
+        assert ("Transpose" in kinds) == shared
+        before, after = (
+            onnxruntime.InferenceSession(m.SerializeToString()).run(["y"], feeds)[0]
+            for m in (model, folded)
+        )
+        np.testing.assert_array_equal(before, after)

@@ -1,4 +1,4 @@
-"""Target ``onnx``: every op has a body of standard operators; any runtime of opset 18 runs it."""
+"""Target ``onnx``: every op has a body of standard operators; any runtime of opset 20 runs it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def candidates(op: Op, node: Node) -> Sequence[Candidate]:
 
 TARGET = Target(
     name="onnx",
-    summary="Portable ONNX of standard operators (opset 18), for any runtime.",
+    summary="Portable ONNX of standard operators (opset 20), for any runtime.",
     candidates=candidates,
     open=OrtSession,
 )

@@ -13,6 +13,9 @@ COMPETITORS = ("artifact", "plain_export", "pytorch")
 
 Call = Callable[[], object]
 
+PAUSE = 0.01
+"""Seconds before each call, for the threads of the previous competitor to stop spinning."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -52,6 +55,7 @@ def interleaved(calls: Mapping[str, Call], settings: Settings) -> dict[str, list
             # Three counted calls at least: a median needs them.
             if spent[name] > settings.seconds and len(times[name]) >= 3:
                 continue
+            time.sleep(PAUSE)
             start = time.perf_counter()
             call()
             elapsed = time.perf_counter() - start
