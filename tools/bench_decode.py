@@ -24,7 +24,7 @@ from linexport.artifact import manifest
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Settings, interleaved
 
-SETTINGS = Settings(warmup=20, repeats=200, seconds=20.0)
+SETTINGS = Settings(warmup=5, repeats=100, seconds=20.0, lead_in=4)
 LAYERS = 4
 
 

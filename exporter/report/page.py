@@ -182,9 +182,13 @@ def _method(manifest: Mapping[str, Any]) -> str:
     if not how:
         return "How the times were taken is not recorded."
     turns = "in turns" if how.get("interleaved") else "one after the other"
+    own = how.get("threads") == 0
+    threads = (
+        "on each one's own choice of threads" if own else f"on {count(how.get('threads'))} threads"
+    )
     return (
         f"{count(how.get('repeats'))} timed runs after {count(how.get('warmup'))} to warm up, "
-        f"on {count(how.get('threads'))} threads, the competitors {turns}."
+        f"{threads}, the competitors {turns}."
     )
 
 

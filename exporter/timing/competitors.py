@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from linexport.timing.memory import peak_megabytes
 from linexport.trace.messages import innermost
 
 LENGTHS = (64, 256, 1024, 4096)
+LEAD_IN = 4
 BATCHES_WITHOUT_LENGTH = (1, 8, 64)
 
 
@@ -114,7 +115,7 @@ class Bench:
             "artifact": lambda: subject.session.run({**fed, **state}),
             "pytorch": step,
         }
-        return measure(calls, reasons, self.settings)
+        return measure(calls, reasons, replace(self.settings, lead_in=LEAD_IN))
 
     def memory(self, lengths: tuple[int, ...]) -> list[dict[str, Any]]:
         """Peak megabytes of one run, each in a process of its own."""

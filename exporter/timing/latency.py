@@ -26,12 +26,15 @@ class Settings:
         repeats: counted calls of each competitor.
         seconds: a competitor that has used this much time at one size stops early.
         threads: of every competitor; 0 for each one's own choice.
+        lead_in: uncounted calls at the start of every turn: decode steps follow one another, and
+            the first after a pause has threads to wake.
     """
 
     warmup: int = 3
     repeats: int = 20
     seconds: float = 2.0
     threads: int = 0
+    lead_in: int = 0
 
     def json(self) -> dict[str, Any]:
         """As written to the manifest."""
@@ -56,6 +59,8 @@ def interleaved(calls: Mapping[str, Call], settings: Settings) -> dict[str, list
             if spent[name] > settings.seconds and len(times[name]) >= 3:
                 continue
             time.sleep(PAUSE)
+            for _ in range(settings.lead_in):
+                call()
             start = time.perf_counter()
             call()
             elapsed = time.perf_counter() - start
