@@ -180,7 +180,9 @@ class _Conversion:
 
     def _runner(self) -> Any:
         return lambda model: (
-            self.target.open(model.SerializeToString(), threads=self.request.threads).run
+            self.target.open(
+                model.SerializeToString(), threads=self.request.threads, taking_turns=True
+            ).run
         )
 
     def _tune_sizes(self) -> dict[str, int]:
@@ -211,8 +213,8 @@ class _Conversion:
             "target": self.target.name,
             "source": vars(self.loaded.source),
             "warnings": warnings,
-            "inputs": tensors(model, [i.name for i in graph.input], outputs=False),
-            "outputs": tensors(model, [o.name for o in graph.output], outputs=True),
+            "inputs": tensors(graph.input),
+            "outputs": tensors(graph.output),
             "states": [s.json() for s in found],
             "dims": {
                 name: {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import onnx
@@ -10,20 +10,21 @@ import onnx
 from linexport.dims import DimRange
 from linexport.loaders.model import LoadedModel
 from linexport.parity import Subject
-from linexport.plugins.ops.registry import known_shapes
+from linexport.plugins.ops.registry import dim
 from linexport.states import State
 from linexport.targets import Session
 
 
-def tensors(model: onnx.ModelProto, names: Sequence[str], outputs: bool) -> list[dict[str, Any]]:
+def tensors(infos: Iterable[onnx.ValueInfoProto]) -> list[dict[str, Any]]:
     """Name, dtype and shape of graph inputs or outputs, as written to the manifest."""
-    shapes = known_shapes(model)
-    infos = {i.name: i for i in (model.graph.output if outputs else model.graph.input)}
-    found = []
-    for name in names:
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(infos[name].type.tensor_type.elem_type)
-        found.append({"name": name, "dtype": dtype.name, "shape": list(shapes[name])})
-    return found
+    return [
+        {
+            "name": info.name,
+            "dtype": onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type).name,
+            "shape": [dim(d) for d in info.type.tensor_type.shape.dim],
+        }
+        for info in infos
+    ]
 
 
 def subject_of(manifest: dict[str, Any], loaded: LoadedModel, session: Session) -> Subject:

@@ -93,11 +93,12 @@ def known_shapes(model: onnx.ModelProto) -> dict[str, tuple[Dim, ...]]:
     shapes: dict[str, tuple[Dim, ...]] = {t.name: tuple(t.dims) for t in graph.initializer}
     for info in [*graph.input, *graph.value_info, *graph.output]:
         if info.type.tensor_type.HasField("shape"):
-            shapes[info.name] = tuple(map(_dim, info.type.tensor_type.shape.dim))
+            shapes[info.name] = tuple(map(dim, info.type.tensor_type.shape.dim))
     return shapes
 
 
-def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
-    if dim.HasField("dim_value"):
-        return int(dim.dim_value)
-    return dim.dim_param or None
+def dim(size: onnx.TensorShapeProto.Dimension) -> Dim:
+    """A size of a tensor type: an int, a symbol, or None."""
+    if size.HasField("dim_value"):
+        return int(size.dim_value)
+    return size.dim_param or None

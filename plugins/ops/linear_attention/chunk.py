@@ -133,12 +133,6 @@ def _row_sums(b: Body, x: str) -> str:
     return str(b.ReduceSum(x, b.const([-1]), keepdims=1))
 
 
-def _divide(b: Body, spec: LinearAttentionSpec, numerator: str, denominator: str) -> str:
-    if not spec.normalize:
-        return numerator
-    return str(b.Div(numerator, b.Add(denominator, b.const(float(spec.eps)))))
-
-
 def _cell(outer: Body, spec: LinearAttentionSpec, sizes: Sizes, scanned: int) -> object:
     """The Scan body: one chunk, tensors (B, H_kv, G, C, d) and state (B, H_kv, 1, d_k, d_v)."""
     b = Body(outer)
@@ -172,11 +166,10 @@ def _cell(outer: Body, spec: LinearAttentionSpec, sizes: Sizes, scanned: int) ->
         target = b.Mul(beta, b.Sub(v, b.MatMul(k_decayed, S)))
         below = b.Trilu(b.Mul(beta, keys), b.const(-1), upper=0)
         v = b.MatMul(_unit_lower_inverse(b, below, spec.chunk_size), target)
-    numerator = b.Add(b.MatMul(q_decayed, S), b.MatMul(scores, v))
-    output = numerator
+    output = b.Add(b.MatMul(q_decayed, S), b.MatMul(scores, v))
     if spec.normalize:
         denominator = b.Add(b.MatMul(q_decayed, z), _row_sums(b, scores))
-        output = _divide(b, spec, numerator, denominator)
+        output = b.Div(output, b.Add(denominator, b.const(float(spec.eps))))
     S_next = b.Add(S_end, b.MatMul(k_rest, v))
     z_next = b.Add(z_end, _row_sums(b, k_rest))
     return b.subgraph("chunk", [S, z, *chunk], [S_next, z_next, output])
