@@ -12,7 +12,7 @@ Query heads may outnumber key/value heads (grouped, multi-query) or the reverse.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,7 @@ class AttentionConfig:
         head_dim: of queries and keys, before the feature map; None: dim / num_heads.
         value_dim: of each value head; None: head_dim.
         feature_map: name of the map phi.
+        feature_map_options: of the map, by name; None: all at their defaults.
         normalize: divide by phi(q) . z + eps.
         update_rule: linear, gated, delta or gated_delta.
         decay_per_channel: gated rules forget per key channel rather than per head.
@@ -64,6 +65,7 @@ class AttentionConfig:
     head_dim: int | None = None
     value_dim: int | None = None
     feature_map: str = "elu1"
+    feature_map_options: dict[str, Any] | None = None
     normalize: bool = True
     update_rule: str = "linear"
     decay_per_channel: bool = False
@@ -75,7 +77,7 @@ class LinearAttention(nn.Module):
     """The layer above; ``causal=False`` lets every token see the whole sequence.
 
     Raises:
-        UsageError: unknown feature map, or dim that head_dim=None cannot split.
+        UsageError: unknown feature map or option of it, or dim that head_dim=None cannot split.
         OpError: settings that contradict each other.
     """
 
@@ -99,7 +101,9 @@ class LinearAttention(nn.Module):
         )
         heads = self.spec.kv_num_heads
         # One map for both sides: phi(q) and phi(k) must share what a random map drew.
-        self.feature_map = feature_maps.find(config.feature_map)(head_dim)
+        self.feature_map = feature_maps.make(
+            config.feature_map, head_dim, config.feature_map_options
+        )
         features = self.feature_map.features
         self.state_shape = (heads, features, value_dim)
         self.query = nn.Linear(config.dim, config.num_heads * head_dim, bias=False)
@@ -132,7 +136,7 @@ class LinearAttention(nn.Module):
         """
         heads = self.spec.kv_num_heads
         query = self.feature_map(self.query(x), self.spec.q_num_heads)
-        key = self.feature_map(self.key(x), heads)
+        key = self.feature_map(self.key(x), heads, "key")
         if self.spec.has_beta:
             key = F.normalize(key.unflatten(-1, (heads, -1)), dim=-1, eps=_KEY_NORM).flatten(-2)
         past: tuple[Tensor | None, Tensor | None] = (None, None) if state is None else state

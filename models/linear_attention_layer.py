@@ -28,6 +28,7 @@ class LinearAttentionLayerConfig:
     kv_heads: int | None = None
     value_dim: int | None = None
     feature_map: str = "elu1"
+    feature_map_options: dict[str, Any] | None = None
     causal: bool = True
     normalize: bool = True
     eps: float = 1e-6
@@ -51,13 +52,15 @@ class LinearAttentionLayer(ReferenceModel):
             eps=config.eps,
         )
         self.head_dim, self.value_dim = config.head_dim, config.value_dim or config.head_dim
-        self.feature_map = feature_maps.find(config.feature_map)(config.head_dim)
+        self.feature_map = feature_maps.make(
+            config.feature_map, config.head_dim, config.feature_map_options
+        )
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """(B, T, max(num_heads, kv_heads) * value_dim)."""
         output, _, _ = functional.linear_attention(
             self.feature_map(query, self.spec.q_num_heads),
-            self.feature_map(key, self.spec.kv_num_heads),
+            self.feature_map(key, self.spec.kv_num_heads, "key"),
             value,
             **self.spec.attributes(),
         )

@@ -27,7 +27,9 @@ SCHEMAS = {
     "causal_conv": """(
         Tensor input, Tensor weight, Tensor? bias, Tensor? past_state, str activation
     ) -> (Tensor, Tensor)""",
-    "feature_map": "(Tensor x, Tensor[] parameters, str kind, int num_heads) -> Tensor",
+    "feature_map": """(
+        Tensor x, Tensor[] parameters, str kind, int num_heads, str side="query", bool log=False
+    ) -> Tensor""",
 }
 
 library = torch.library.Library("linexport", "DEF")
@@ -81,9 +83,19 @@ def causal_conv_shapes(
     return torch.empty_like(input), input.new_empty(*input.shape[:2], size - 1)
 
 
-def feature_map(x: Tensor, parameters: list[Tensor], kind: str, num_heads: int) -> Tensor:
-    """phi on every head of (B, T, num_heads * d); a copy, as operators may not return views."""
-    return base.apply_packed(kind, x, parameters, num_heads).clone()
+def feature_map(
+    x: Tensor,
+    parameters: list[Tensor],
+    kind: str,
+    num_heads: int,
+    side: str = "query",
+    log: bool = False,
+) -> Tensor:
+    """One side of phi on every head of (B, T, num_heads * d), see ``base.apply_packed``.
+
+    A copy, as operators may not return views.
+    """
+    return base.apply_packed(kind, x, parameters, num_heads, side, log).clone()
 
 
 _EVERYWHERE = "CompositeExplicitAutograd"

@@ -94,8 +94,11 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     ) -> Any:
         return opset.CausalConvWithState(input, weight, bias, past, activation=activation)
 
-    def feature_map(x: Any, parameters: Any, kind: str, num_heads: int) -> Any:
-        return opset.FeatureMap(x, *parameters, kind=kind, num_heads=num_heads)
+    def feature_map(
+        x: Any, parameters: Any, kind: str, num_heads: int, side: str = "query", log: bool = False
+    ) -> Any:
+        attributes = {"kind": kind, "num_heads": num_heads, "side": side, "log": int(log)}
+        return opset.FeatureMap(x, *parameters, **attributes)
 
     return {
         library.linear_attention.default: linear_attention,
@@ -109,14 +112,11 @@ def _decompositions() -> Any:
         spec = LinearAttentionSpec.from_attributes(attributes)
         return functional.chunked_linear_attention(spec, *inputs)
 
-    def feature_map(x: Any, parameters: Any, kind: str, num_heads: int) -> Any:
-        return base.apply_packed(kind, x, parameters, num_heads)
-
     library = torch.ops.linexport
     table = torch.export.default_decompositions()
     table[library.linear_attention.default] = linear_attention
     table[library.causal_conv.default] = functional.plain_causal_conv
-    table[library.feature_map.default] = feature_map
+    table[library.feature_map.default] = base.apply_packed
     return table
 
 

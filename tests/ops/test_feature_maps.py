@@ -5,6 +5,7 @@ A map added to the folder is tested here without a line added to this file.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from onnx import TensorProto, helper, numpy_helper
 from linexport.errors import UsageError
 from linexport.models.feature_maps import FeatureMap, base, find, kinds
 from linexport.plugins.ops import feature_map as op
-from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.registry import attach_functions
 
 KINDS = kinds()
@@ -183,17 +183,14 @@ def test_a_kind_belongs_to_one_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(op, "_formulas", dict(op._formulas))
     first = find("relu")
 
-    def formula(b: Body, x: str, *frozen: str) -> str:
-        return str(b.Abs(x))
-
     with pytest.raises(ValueError, match="'relu' is defined twice"):
-        type("Again", (first,), {"kind": "relu", "phi_onnx": staticmethod(formula)})
+        type("Again", (first,), {"kind": "relu", "__module__": __name__})
     assert find("relu") is first
-    assert op._formulas["relu"][0] is first.phi_onnx
+    assert op.formulas("relu").module == first.__module__
     with pytest.raises(ValueError, match="'relu' is defined twice"):
-        op.register("relu", formula, True)
+        op.register("relu", replace(op.formulas("relu"), module=__name__))
     # The module that defined it may do so again, as a reload does.
-    op.register("relu", first.phi_onnx, True)
+    op.register("relu", op.formulas("relu"))
 
 
 def test_a_subclass_without_a_kind_registers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
