@@ -8,6 +8,7 @@ Everything is written to a temporary folder that takes the place of the output a
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from linexport import environment, parity, passes, states, targets, trace
 from linexport.artifact import manifest as manifests
 from linexport.artifact import write
 from linexport.loaders import load_model
+from linexport.plugins.ops.feature_map import SIDES
 from linexport.plugins.ops.op import DOMAIN
 from linexport.progress import Progress, Silent, Stopwatch
 from linexport.results import Manifest, check_parity, measure, write_reports
@@ -155,9 +157,7 @@ class _Conversion:
     def _lower_and_check(self, with_state: bool) -> Manifest:
         stage = self.watch.stage
         with stage("rewrite"):
-            model = self.target.prepare(
-                passes.run(self.traced.model, passes.STAGES if with_state else passes.STAGES[:-1])
-            )
+            model = self.target.prepare(passes.run(self.traced.model, passes.stages(with_state)))
         with stage("lower"):
             lowered, choices = lower(
                 model,
@@ -193,10 +193,7 @@ class _Conversion:
 
     def _manifest(self, model: onnx.ModelProto, lowerings: list[dict[str, Any]]) -> Manifest:
         found = states.find(model, [i.name for i in self.traced.model.graph.input])
-        fused: dict[str, int] = {}
-        for node in model.graph.node:
-            if node.domain == DOMAIN:
-                fused[node.op_type] = fused.get(node.op_type, 0) + 1
+        fused = _fused(model.graph)
         warnings = list(self.loaded.warnings)
         if not fused:
             warnings.append(
@@ -245,3 +242,14 @@ class _Conversion:
             "seed": self.request.seed,
             "stages": [],
         }
+
+
+def _fused(graph: onnx.GraphProto) -> dict[str, int]:
+    """How often each op occurs; feature maps that an attention applies itself count, too."""
+    count: Counter[str] = Counter()
+    for node in graph.node:
+        if node.domain == DOMAIN:
+            count[node.op_type] += 1
+            if any(a.name == "feature_map" and a.s for a in node.attribute):
+                count["FeatureMap"] += len(SIDES)
+    return dict(count)

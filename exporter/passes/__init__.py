@@ -14,13 +14,18 @@ from types import ModuleType
 import onnx
 import onnx_graphsurgeon as gs
 
-STAGES = ("canonicalise", "state")
+STAGES = ("canonicalise", "state", "absorb")
 
 
-def run(model: onnx.ModelProto, stages: tuple[str, ...] = STAGES) -> onnx.ModelProto:
+def stages(with_state: bool = True) -> tuple[str, ...]:
+    """All stages, or all but the one that gives causal nodes a past."""
+    return tuple(stage for stage in STAGES if with_state or stage != "state")
+
+
+def run(model: onnx.ModelProto, chosen: tuple[str, ...] = STAGES) -> onnx.ModelProto:
     """The model after all passes of the given stages."""
     graph = gs.import_onnx(model)
-    for stage in stages:
+    for stage in chosen:
         for found in passes():
             if stage == found.STAGE:
                 found.run(graph)
