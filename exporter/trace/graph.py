@@ -112,11 +112,14 @@ def _decompositions() -> Any:
         spec = LinearAttentionSpec.from_attributes(attributes)
         return functional.chunked_linear_attention(spec, *inputs)
 
+    def feature_map(x: Any, parameters: Any, kind: str, *rest: Any, **named: Any) -> Any:
+        return base.apply_packed(kind, x, parameters, *rest, **named)
+
     library = torch.ops.linexport
     table = torch.export.default_decompositions()
     table[library.linear_attention.default] = linear_attention
     table[library.causal_conv.default] = functional.plain_causal_conv
-    table[library.feature_map.default] = base.apply_packed
+    table[library.feature_map.default] = feature_map
     return table
 
 
