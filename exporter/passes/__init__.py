@@ -18,7 +18,9 @@ import onnx_graphsurgeon as gs
 
 from linexport.recognise import Findings
 
-STAGES = ("canonicalise", "fuse", "state")
+STAGES = ("canonicalise", "fuse", "stream", "state")
+STATELESS = STAGES[:2]
+"""Those that leave the inputs and outputs of the graph as they are."""
 
 
 @dataclass(frozen=True)
