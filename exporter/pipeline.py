@@ -21,6 +21,7 @@ from linexport import dims as dimensions
 from linexport import environment, parity, passes, states, targets, trace
 from linexport.artifact import manifest as manifests
 from linexport.artifact import write
+from linexport.errors import BuildError
 from linexport.loaders import load_model
 from linexport.plugins.ops.feature_map import SIDES
 from linexport.plugins.ops.op import DOMAIN
@@ -157,7 +158,7 @@ class _Conversion:
     def _lower_and_check(self, with_state: bool) -> Manifest:
         stage = self.watch.stage
         with stage("rewrite"):
-            model = self.target.prepare(passes.run(self.traced.model, passes.stages(with_state)))
+            model = self.target.prepare(passes.run(self.traced.model, passes.STAGES if with_state else passes.STATELESS))
         with stage("lower"):
             lowered, choices = lower(
                 model,
@@ -165,9 +166,9 @@ class _Conversion:
                 self._runner() if self.request.tune else None,
                 self._tune_sizes(),
             )
-            onnx.checker.check_model(lowered)
         with stage("write"):
             path = write.save_model(lowered, self.folder)
+            self._check(path)
             manifest = self._manifest(lowered, [c.json() for c in choices])
         with stage("parity"):
             session = self.target.open(path, threads=self.request.threads, taking_turns=True)
@@ -177,6 +178,13 @@ class _Conversion:
             streaming = parity.check_streaming(self.subject, self.request.seed)
             manifest["streaming"] = streaming.json()
         return manifest
+
+    @staticmethod
+    def _check(path: Path) -> None:
+        try:
+            onnx.checker.check_model(str(path))  # by its path: it may be larger than a protobuf
+        except onnx.checker.ValidationError as error:
+            raise BuildError(f"The rewritten graph is not valid ONNX: {error}") from error
 
     def _runner(self) -> Any:
         return lambda model: (

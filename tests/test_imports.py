@@ -20,6 +20,7 @@ ORDER = [
     {"models"},
     {"loaders"},
     {"trace"},
+    {"recognise"},
     {"passes", "states"},
     {"targets"},
     {"artifact"},

@@ -247,7 +247,7 @@ def test_a_bidirectional_node_has_no_state() -> None:
 
 
 def test_stages_can_be_left_out(models: Models) -> None:
-    model = passes.run(models("language_model"), passes.stages(with_state=False))
+    model = passes.run(models("language_model"), passes.STATELESS)
     assert not states.find(model)
     assert [i.name for i in model.graph.input] == ["tokens"]
 

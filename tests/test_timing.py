@@ -103,10 +103,10 @@ def test_a_plain_export_that_is_wrong_is_not_timed(
 def test_a_plain_export_that_fails_says_why(
     bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(program: object) -> object:
+    def fail(*_: object) -> object:
         raise RuntimeError("no such thing\nas this")
 
-    monkeypatch.setattr(competitors.trace, "plain_onnx", fail)
+    monkeypatch.setattr(competitors.trace, "plain_export", fail)
     runner = bench("small")
     runner.export_plainly()
     row = runner.latency((8,))[0]

@@ -17,7 +17,7 @@ def convert(
     source: Annotated[
         str,
         typer.Argument(
-            help="A linexport checkpoint (.pt), an exported program (.pt2), or "
+            help="A linexport checkpoint (.pt), an exported program (.pt2), an ONNX file, or "
             "package.module:callable, a factory returning (module, args[, dynamic_shapes])."
         ),
     ],

@@ -1,8 +1,9 @@
 """Stage `load`: a path or ``package.module:callable`` becomes a LoadedModel.
 
-One file per input kind: `checkpoint`, `exported_program`, `factory`; everything else is recognised
-by its content in `recognise` and refused with advice in `refuse`. No file is ever unpickled in a
-way that can run code from it, and torch is imported only once a file deserves it.
+One file per input kind: `checkpoint`, `exported_program`, `onnx_file`, `factory`; everything
+else is recognised by its content in `recognise` and refused with advice in `refuse`. No file is
+ever unpickled in a way that can run code from it, and torch is imported only once a file deserves
+it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ def load_model(source: str | Path, *, seed: int = 0) -> LoadedModel:
     """Load a model from a file, or from a function that builds it.
 
     Args:
-        source: path of a linexport checkpoint (``.pt``) or of an exported program (``.pt2``), or
-            ``package.module:callable`` naming a function without arguments. The content of a file
-            decides its kind, not the name.
+        source: path of a linexport checkpoint (``.pt``), of an exported program (``.pt2``) or of
+            an ONNX file, or ``package.module:callable`` naming a function without arguments. The
+            content of a file decides its kind, not the name.
         seed: seed of the example inputs and of any weights a factory draws.
 
     Returns:
@@ -42,8 +43,8 @@ def load_model(source: str | Path, *, seed: int = 0) -> LoadedModel:
             return load_factory(source, seed=seed)
         raise UsageError(
             f"no file or folder {source}. Expected a linexport checkpoint (.pt), an exported "
-            "program (.pt2), or package.module:callable naming a function that returns "
-            "(module, example_args)."
+            "program (.pt2), an ONNX file, or package.module:callable naming a function that "
+            "returns (module, example_args)."
         )
 
     from linexport.loaders.recognise import Kind, recognise
@@ -57,6 +58,10 @@ def load_model(source: str | Path, *, seed: int = 0) -> LoadedModel:
         from linexport.loaders.checkpoint import load_checkpoint_file
 
         return load_checkpoint_file(path, seed=seed)
+    if kind is Kind.ONNX:
+        from linexport.loaders.onnx_file import load_onnx_file
+
+        return load_onnx_file(path, seed=seed)
 
     from linexport.loaders.refuse import refusal
 

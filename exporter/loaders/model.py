@@ -1,9 +1,13 @@
-"""What every loader returns: a module ready to trace, and where it came from."""
+"""What every loader returns: a module to compare with, its graph or how to get it, its origin."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from linexport.dims import DimRange
 
 if TYPE_CHECKING:
     import torch
@@ -14,9 +18,9 @@ class Source:
     """Where a model came from.
 
     Attributes:
-        kind: "checkpoint", "exported_program" or "factory".
+        kind: "checkpoint", "exported_program", "factory" or "onnx".
         location: the path or ``package.module:callable`` as the user gave it.
-        sha256: of the file, or None for a factory.
+        sha256: of the file with what belongs to it, or None for a factory.
         description: one line for people, for example "LanguageModel, 0.4 M parameters".
     """
 
@@ -27,19 +31,41 @@ class Source:
 
 
 @dataclass(frozen=True)
+class OnnxGraph:
+    """A graph that needs no tracing.
+
+    Attributes:
+        path: of the file; ONNX Runtime runs it as it is.
+        nodes: how many it has.
+        shapes: of the inputs, in order, with names for dynamic sizes.
+        output_shapes: of the outputs; None for a size that is neither fixed nor a dimension.
+        dims: the dynamic dimensions by name.
+        sizes: the size each of them has in the example inputs.
+    """
+
+    path: Path
+    nodes: int
+    shapes: Sequence[tuple[int | str, ...]]
+    output_shapes: Sequence[tuple[int | str | None, ...]]
+    dims: Mapping[str, DimRange]
+    sizes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """A module in eval mode with example inputs.
 
     Attributes:
         module: the reference of every later check; called as ``module(*args, **kwargs)``. That of
             an exported program raises on ``eval()`` and ``train()``, and on sizes that its guards
-            exclude.
+            exclude; that of an ONNX file runs it in ONNX Runtime, in the dtypes it has.
         args: positional example inputs (tensors, or nests of them as torch.export takes).
         kwargs: keyword example inputs.
         dynamic_shapes: in torch.export's notation, matching args and kwargs; None where the file
-            already fixes them (an exported program).
+            already fixes them (an exported program, an ONNX file).
         source: provenance.
         program: the exported program itself where the source is one, else None.
+        graph: the ONNX graph itself where the source is one, else None.
         integer_ranges: for each integer input, by its position among the flattened inputs, the
             half-open range of values it may take (a vocabulary, say). Absent: the range seen in
             the example.
@@ -52,5 +78,6 @@ class LoadedModel:
     dynamic_shapes: Any
     source: Source
     program: torch.export.ExportedProgram | None = None
+    graph: OnnxGraph | None = None
     integer_ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()

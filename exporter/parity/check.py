@@ -103,7 +103,7 @@ def check(subject: Subject, seed: int = 0) -> Parity:
         references.append(Reference(loaded, torch.float64))
     except Exception as error:
         parity.notes.append(f"No float64 reference: {error}")
-    for case in plan(subject.dims, subject.traced, floating, seed):
+    for case in plan(subject.dims, subject.traced, floating, seed, subject.input_shapes):
         _run_case(subject, parity, references, case)
     return parity
 

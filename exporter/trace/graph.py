@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -20,6 +21,7 @@ from linexport.models.feature_maps import base
 from linexport.plugins.ops import registry
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 from linexport.trace.messages import innermost
+from linexport.trace.metadata import drop_metadata
 from linexport.trace.names import rename_symbols
 from linexport.trace.quiet import quiet
 
@@ -59,16 +61,18 @@ def to_onnx(
     assert exported is not None
     model = exported.model_proto
     _name_nodes(model)
+    drop_metadata(model)
     _name_outputs(model)
     rename_symbols(model, symbols or {})
     assert exported.exported_program is not None
     return model, exported.exported_program
 
 
-def plain_onnx(program: torch.export.ExportedProgram) -> onnx.ModelProto:
+def plain_onnx(program: torch.export.ExportedProgram, path: Path) -> int:
     """What ``torch.onnx.export`` gives for the same module, with the exporter's own optimiser.
 
-    linexport operators are replaced by the PyTorch code they stand for.
+    linexport operators are replaced by the PyTorch code they stand for. The model is written to
+    ``path``, with its weights beside it where they are large; returns how many nodes it has.
 
     Raises:
         Exception: whatever torch raises; a plain export that fails is a result, not a fault.
@@ -78,8 +82,8 @@ def plain_onnx(program: torch.export.ExportedProgram) -> onnx.ModelProto:
         plain = program.run_decompositions(_decompositions())
         exported = torch.onnx.export(plain, dynamo=True, verbose=False, opset_version=OPSET)
     assert exported is not None
-    model: onnx.ModelProto = exported.model_proto
-    return model
+    exported.save(str(path))
+    return len(exported.model.graph)
 
 
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -137,11 +141,6 @@ def _name_nodes(model: onnx.ModelProto) -> None:
             name = f"{node.name or node.op_type}_{count}"
         node.name = name
         taken.add(name)
-        del node.metadata_props[:]
-    for item in [*model.graph.value_info, *model.graph.input, *model.graph.output]:
-        del item.metadata_props[:]
-    del model.graph.metadata_props[:]
-    del model.metadata_props[:]
 
 
 def _name_outputs(model: onnx.ModelProto) -> None:

@@ -1,0 +1,93 @@
+"""ONNX file -> the graph that passes work on.
+
+Local functions are inlined, an operator set below what linexport's bodies need is raised, nodes and
+dynamic sizes get names, shapes are inferred, and weights kept in files beside it are read. Nothing
+else is changed, and parity with the file as it was proves that this changed nothing that counts.
+"""
+
+from __future__ import annotations
+
+import onnx
+from onnx import inliner, shape_inference, version_converter
+
+from linexport.errors import UnsupportedModelError
+from linexport.loaders.model import OnnxGraph
+from linexport.loaders.onnx_file.document import read
+from linexport.loaders.onnx_file.external import attach
+from linexport.loaders.onnx_file.sizes import inputs
+from linexport.plugins.ops.body import OPSET
+from linexport.plugins.ops.op import DOMAIN
+from linexport.trace.messages import first_line
+from linexport.trace.metadata import drop_metadata
+
+
+def adopt(graph: OnnxGraph) -> onnx.ModelProto:
+    """The graph of a file, with everything in memory.
+
+    Raises:
+        UnsupportedModelError: its operator set cannot be raised; or see ``document.read``.
+    """
+    model = _raised(_inlined(read(graph.path)))
+    given = inputs(model)
+    for value, shape in zip(given, graph.shapes, strict=True):
+        _write_shape(value, shape)
+    for value, seen in zip(model.graph.output, graph.output_shapes, strict=True):
+        _write_shape(value, seen)
+    kept = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in given]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    _name_nodes(model)
+    model = shape_inference.infer_shapes(model, data_prop=True)
+    drop_metadata(model)
+    attach(graph.path, model)
+    return model
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Without local functions, save those of linexport's ops, which are understood as they are."""
+    others = [f for f in model.functions if f.domain == DOMAIN]
+    if len(others) < len(model.functions):
+        ours = sorted({(f.domain, f.name) for f in others})
+        model = inliner.inline_selected_functions(model, ours, exclude=True)
+    for node in model.graph.node:
+        if node.domain == DOMAIN:
+            node.overload = ""
+    del model.functions[:]
+    return model
+
+
+def _raised(model: onnx.ModelProto) -> onnx.ModelProto:
+    version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), OPSET)
+    if version >= OPSET:
+        return model
+    try:
+        return version_converter.convert_version(model, OPSET)
+    except RuntimeError as error:
+        raise UnsupportedModelError(
+            f"The model has opset {version}, and onnx cannot raise it to the {OPSET} that fused "
+            f"operators need: {first_line(error)}. Export it again at opset {OPSET} or higher."
+        ) from error
+
+
+def _name_nodes(model: onnx.ModelProto) -> None:
+    """A name for every node, and no two the same: what is said of nodes says it by name."""
+    taken: set[str] = set()
+    for node in model.graph.node:
+        stem = node.name = node.name or node.op_type
+        count = 1
+        while node.name in taken:
+            count += 1
+            node.name = f"{stem}_{count}"
+        taken.add(node.name)
+
+
+def _write_shape(value: onnx.ValueInfoProto, shape: tuple[int | str | None, ...]) -> None:
+    """Write the sizes of an input or output; None leaves what the file says."""
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension() for _ in shape)
+    for dim, size in zip(tensor.shape.dim, shape, strict=True):
+        if isinstance(size, str):
+            dim.dim_param = size
+        elif size is not None:
+            dim.dim_value = size
