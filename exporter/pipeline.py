@@ -22,6 +22,7 @@ from linexport.artifact import manifest as manifests
 from linexport.artifact import write
 from linexport.loaders import load_model
 from linexport.plugins.ops.op import DOMAIN
+from linexport.plugins.ops.registry import all_ops
 from linexport.progress import Progress, Silent, Stopwatch
 from linexport.results import Manifest, check_parity, measure, write_reports
 from linexport.subject import subject_of, tensors
@@ -198,6 +199,11 @@ class _Conversion:
             if node.domain == DOMAIN:
                 fused[node.op_type] = fused.get(node.op_type, 0) + 1
         warnings = list(self.loaded.warnings)
+        warnings += [
+            f"{name} was found: {op.slow}."
+            for name, op in all_ops().items()
+            if op.slow and name in fused
+        ]
         if not fused:
             warnings.append(
                 "No linear attention was found: the artifact is the model as exported. Layers "

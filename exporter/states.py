@@ -8,14 +8,7 @@ from typing import Any
 
 import onnx
 
-from linexport.plugins.ops.op import DOMAIN
-from linexport.plugins.ops.registry import known_shapes
-
-PAIRS = {
-    "LinearAttention": ((3, 1), (4, 2)),
-    "CausalConvWithState": ((3, 1),),
-}
-"""Positions of past inputs and present outputs, by op."""
+from linexport.plugins.ops.registry import known_shapes, linexport_nodes
 
 
 @dataclass(frozen=True)
@@ -45,13 +38,11 @@ def find(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:
     outputs = {o.name for o in model.graph.output}
     shapes = known_shapes(model)
     found = []
-    for node in model.graph.node:
-        if node.domain != DOMAIN:
-            continue
-        for past, present in PAIRS.get(node.op_type, ()):
-            if len(node.input) <= past or len(node.output) <= present:
+    for node, op, view in linexport_nodes(model):
+        for port in op.states(view):
+            if len(node.input) <= port.past or len(node.output) <= port.present:
                 continue
-            start, end = node.input[past], node.output[present]
+            start, end = node.input[port.past], node.output[port.present]
             if start in inputs and end in outputs and start not in given:
                 dtype = onnx.helper.tensor_dtype_to_np_dtype(
                     inputs[start].type.tensor_type.elem_type

@@ -10,12 +10,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
+from onnx import helper, numpy_helper
 from onnxscript import values
 
 from linexport.errors import BuildError
-from linexport.models import functional
+from linexport.models import functional, generalized_delta_rule
 from linexport.models.feature_maps import base
 from linexport.plugins.ops import registry
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
@@ -58,6 +60,7 @@ def to_onnx(
         ) from error
     assert exported is not None
     model = exported.model_proto
+    _lift_constants(model)
     _name_nodes(model)
     _name_outputs(model)
     rename_symbols(model, symbols or {})
@@ -89,6 +92,9 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     def linear_attention(*inputs: Any, **attributes: Any) -> Any:
         return opset.LinearAttention(*inputs, **attributes)
 
+    def generalized(*inputs: Any, **attributes: Any) -> Any:
+        return opset.GeneralizedDeltaRule(*inputs, **attributes)
+
     def causal_conv(
         input: Any, weight: Any, bias: Any = None, past: Any = None, activation: str = "none"
     ) -> Any:
@@ -99,6 +105,7 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 
     return {
         library.linear_attention.default: linear_attention,
+        library.generalized_delta_rule.default: generalized,
         library.causal_conv.default: causal_conv,
         library.feature_map.default: feature_map,
     }
@@ -115,9 +122,29 @@ def _decompositions() -> Any:
     library = torch.ops.linexport
     table = torch.export.default_decompositions()
     table[library.linear_attention.default] = linear_attention
+    table[library.generalized_delta_rule.default] = generalized_delta_rule.recurrent
     table[library.causal_conv.default] = functional.plain_causal_conv
     table[library.feature_map.default] = feature_map
     return table
+
+
+def _lift_constants(model: onnx.ModelProto) -> None:
+    """Constant nodes become initializers: one form for passes to read, and fewer nodes."""
+    graph = model.graph
+    kept = []
+    for node in graph.node:
+        if node.op_type == "Constant" and not node.domain:
+            [attribute] = node.attribute
+            value = helper.get_attribute_value(attribute)
+            if not isinstance(value, onnx.TensorProto):
+                dtype = np.int64 if attribute.name.startswith("value_int") else np.float32
+                value = numpy_helper.from_array(np.asarray(value, dtype))
+            value.name = node.output[0]
+            graph.initializer.append(value)
+        else:
+            kept.append(node)
+    del graph.node[:]
+    graph.node.extend(kept)
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:
