@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -12,6 +12,9 @@ import numpy as np
 
 from linexport import targets
 from linexport.artifact import manifest as manifests
+from linexport.artifact import text
+from linexport.artifact.language_model import Prompt, language_model
+from linexport.artifact.sampling import Sampling, continuation
 from linexport.errors import EnvironmentProblemError, ParityError, UsageError
 
 Arrays = dict[str, np.ndarray]
@@ -98,6 +101,40 @@ class Artifact:
             reason = self.manifest["streaming"]["reason"]
             raise UsageError(f"{self.path} does not stream: {reason}")
         return Stream(self)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        seed: int = 0,
+        stop: Collection[int] | None = None,
+    ) -> Iterator[int]:
+        """Token ids that continue a prompt of token ids, one at a time, from the state.
+
+        Args:
+            prompt: at least one token id; of bytes, their values.
+            max_tokens: None goes on for ever, or until the model ends the text.
+            temperature: 0 takes the likeliest token; more draws from softmax(logits / temperature).
+            top_k: draw from so many likeliest tokens; 0 from all.
+            seed: of the draws.
+            stop: tokens that end the text, and are not returned; None for the model's own.
+
+        Raises:
+            UsageError: not a language model, no states to continue from, or a bad argument.
+        """
+        model = language_model(self.manifest)
+        ids, sampling = model.checked(prompt), Sampling(temperature, top_k, seed)
+        ends = text.end_tokens(self.path) if stop is None else frozenset(stop)
+        stream = self.stream()
+
+        def step(tokens: np.ndarray) -> np.ndarray:
+            logits: np.ndarray = stream.step({model.tokens: tokens})[model.logits][0, -1]
+            return logits
+
+        return continuation(step, ids, sampling, max_tokens, ends)
 
     def _bind(self, args: tuple[Input, ...], named: Mapping[str, np.ndarray]) -> tuple[Arrays, int]:
         names = [i["name"] for i in self._inputs]
