@@ -45,6 +45,7 @@ class Request:
     threads: int = 0
     seed: int = 0
     overwrite: bool = False
+    trust_remote_code: bool = False
 
 
 def convert(
@@ -59,12 +60,14 @@ def convert(
     threads: int = 0,
     seed: int = 0,
     overwrite: bool = False,
+    trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> Manifest:
     """Convert a model to an artifact folder and prove it equal to the original.
 
     Args:
-        source: a linexport checkpoint, an exported program, or ``package.module:callable``.
+        source: a linexport checkpoint, an exported program, a Hugging Face model folder, or
+            ``package.module:callable``.
         output: the folder to make.
         target: name of a target, see ``linexport.targets``.
         dims: ranges of dynamic dimensions, ``NAME=MIN:OPT:MAX``.
@@ -74,6 +77,7 @@ def convert(
         threads: of every measured competitor, 0 for each one's own choice.
         seed: of all random inputs.
         overwrite: replace an artifact that is there, once the new one is complete.
+        trust_remote_code: run Python code that a model folder brings along.
         progress: shown the stages.
 
     Returns:
@@ -95,6 +99,7 @@ def convert(
         threads,
         seed,
         overwrite,
+        trust_remote_code,
     )
     targets.find(target)
     ranges = dimensions.parse(request.dims)
@@ -130,12 +135,19 @@ class _Conversion:
     def run(self) -> Manifest:
         stage = self.watch.stage
         with stage("load"):
-            self.loaded = load_model(self.request.source, seed=self.request.seed)
+            self.loaded = load_model(
+                self.request.source,
+                seed=self.request.seed,
+                trust_remote_code=self.request.trust_remote_code,
+            )
         with stage("trace"):
             self.traced = trace.trace(self.loaded)
             self.dims = dimensions.merge(self.traced.dims, self.ranges)
         manifest = self._lower_and_check(with_state=True)
-        if manifest["streaming"]["passed"] is False:
+        if manifest["streaming"]["passed"] is False and self.loaded.stepwise is not None:
+            # The model's own states are inputs and outputs: they cannot be left out.
+            manifest["status"] = "parity_failed"
+        elif manifest["streaming"]["passed"] is False:
             reason = manifest["streaming"]["reason"]
             manifest = self._lower_and_check(with_state=False)
             manifest["streaming"]["reason"] = f"exported without state: {reason}"
@@ -169,6 +181,7 @@ class _Conversion:
             onnx.checker.check_model(lowered)
         with stage("write"):
             path = write.save_model(lowered, self.folder)
+            write.copy_files(self.loaded.files, self.folder)
             manifest = self._manifest(lowered, [c.json() for c in choices])
         with stage("parity"):
             session = self.target.open(path, threads=self.request.threads, taking_turns=True)
@@ -193,7 +206,9 @@ class _Conversion:
         return sizes
 
     def _manifest(self, model: onnx.ModelProto, lowerings: list[dict[str, Any]]) -> Manifest:
-        found = states.find(model, [i.name for i in self.traced.model.graph.input])
+        given = [i.name for i in self.traced.model.graph.input]
+        own = self.loaded.stepwise.states if self.loaded.stepwise else ()
+        found = [*own, *states.find(model, given)]
         fused: dict[str, int] = {}
         for node in model.graph.node:
             if node.domain == DOMAIN:
@@ -219,7 +234,9 @@ class _Conversion:
             "target": self.target.name,
             "source": vars(self.loaded.source),
             "warnings": warnings,
-            "inputs": tensors(graph.input),
+            "inputs": [
+                {**i, "default": self.loaded.defaults.get(i["name"])} for i in tensors(graph.input)
+            ],
             "outputs": tensors(graph.output),
             "states": [s.json() for s in found],
             "dims": {
@@ -239,7 +256,7 @@ class _Conversion:
                 "exported": len(self.traced.model.graph.node),
                 "artifact": len(graph.node),
             },
-            "files": {p.name: p.stat().st_size for p in sorted(self.folder.glob("model.onnx*"))},
+            "files": {p.name: p.stat().st_size for p in sorted(self.folder.iterdir())},
             "model_sha256": manifests.digest(self.folder / manifests.MODEL),
             "parity": None,
             "streaming": None,

@@ -16,6 +16,7 @@ from linexport.artifact import text
 from linexport.artifact.language_model import Prompt, language_model
 from linexport.artifact.sampling import Sampling, continuation
 from linexport.errors import EnvironmentProblemError, ParityError, UsageError
+from linexport.states import State
 
 Arrays = dict[str, np.ndarray]
 Input = np.ndarray | Mapping[str, np.ndarray]
@@ -143,12 +144,19 @@ class Artifact:
         if len(args) > len(names):
             raise UsageError(f"Found {len(args)} inputs; expected {len(names)}: {names}.")
         feeds = {**dict(zip(names, args, strict=False)), **named}
-        if set(feeds) != set(names):
+        optional = {i["name"] for i in self._inputs if i.get("default") is not None}
+        if not set(names) - optional <= set(feeds) <= set(names):
             raise UsageError(f"Found the inputs {sorted(feeds)}; expected {names}.")
         sizes: dict[str, int] = {}
         bound = {
-            i["name"]: self._check(i, np.asarray(feeds[i["name"]]), sizes) for i in self._inputs
+            i["name"]: self._check(i, np.asarray(feeds[i["name"]]), sizes)
+            for i in self._inputs
+            if i["name"] in feeds
         }
+        for i in self._inputs:
+            if i["name"] not in bound:
+                shape = [d if isinstance(d, int) else sizes[d] for d in i["shape"]]
+                bound[i["name"]] = np.full(shape, i["default"], i["dtype"])
         first = next((s["shape"][0] for s in self._pasts.values()), 1)
         return bound, first if isinstance(first, int) else sizes[first]
 
@@ -179,11 +187,8 @@ class Artifact:
         return value
 
     def initial_state(self, batch: int = 1) -> Arrays:
-        """The states that begin sequences, by input name: zeros."""
-        return {
-            name: np.zeros([d if isinstance(d, int) else batch for d in s["shape"]], s["dtype"])
-            for name, s in self._pasts.items()
-        }
+        """The states that begin sequences, by input name: zeros; those that grow have no length."""
+        return {name: State.from_json(s).start(batch) for name, s in self._pasts.items()}
 
     def _call(self, feeds: Arrays, state: Arrays) -> tuple[Arrays, Arrays]:
         """Outputs and next state."""
@@ -255,18 +260,17 @@ class Stream:
         self._state = state or None
 
     def _check_state(self, path: Path, state: Arrays) -> None:
-        batch = next(iter(state.values())).shape[:1]
-        expected = self._artifact.initial_state(batch[0] if batch else 1)
+        expected = {s["past"]: State.from_json(s) for s in self._artifact.manifest["states"]}
+        sizes: dict[str, int] = {}
         wrong = [
             name
             for name in sorted({*state, *expected})
             if name not in state
             or name not in expected
-            or (state[name].shape, state[name].dtype)
-            != (expected[name].shape, expected[name].dtype)
+            or not expected[name].fits(state[name], sizes)
         ]
         if wrong:
             raise UsageError(
                 f"{path} holds the state of another model: {wrong[0]} does not fit. Expected "
-                f"{ {n: v.shape for n, v in expected.items()} }."
+                f"{ {n: s.shape for n, s in expected.items()} }."
             )

@@ -7,7 +7,7 @@ epsilons. linexport's operators become nodes of the linexport domain, without fu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,15 +30,18 @@ OPSET = 20
 
 
 def to_onnx(
-    program: torch.export.ExportedProgram, symbols: Mapping[str, str] | None = None
+    program: torch.export.ExportedProgram,
+    symbols: Mapping[str, str] | None = None,
+    outputs: Sequence[str] | None = None,
 ) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
     """Translate a program, keeping linexport ops as nodes.
 
     Also returns the program the exporter translated, after its decompositions: values of the graph
     are named after its nodes.
 
-    ``symbols`` renames the program's size symbols. Nodes of linexport ops are named after the
-    submodule they come from; metadata of the exporter, which holds local paths, is dropped.
+    ``symbols`` renames the program's size symbols, ``outputs`` the outputs. Nodes of linexport ops
+    are named after the submodule they come from; metadata of the exporter, which holds local
+    paths, is dropped.
 
     Raises:
         BuildError: an operator has no translation.
@@ -62,7 +65,7 @@ def to_onnx(
     model = exported.model_proto
     _lift_constants(model)
     _name_nodes(model)
-    _name_outputs(model)
+    _name_outputs(model, outputs)
     rename_symbols(model, symbols or {})
     assert exported.exported_program is not None
     return model, exported.exported_program
@@ -168,14 +171,15 @@ def _name_nodes(model: onnx.ModelProto) -> None:
     del model.metadata_props[:]
 
 
-def _name_outputs(model: onnx.ModelProto) -> None:
-    """``output``, or ``output_0``, ``output_1`` ...: torch names outputs after operators."""
+def _name_outputs(model: onnx.ModelProto, wanted: Sequence[str] | None) -> None:
+    """As wanted, else ``output``, or ``output_0`` ...: torch names outputs after operators."""
     graph = model.graph
     several = len(graph.output) > 1
     inputs = {i.name for i in graph.input}
+    numbered = [f"output_{i}" if several else "output" for i in range(len(graph.output))]
     names = {
-        o.name: f"output_{i}" if several else "output"
-        for i, o in enumerate(graph.output)
+        o.name: name
+        for o, name in zip(graph.output, wanted or numbered, strict=True)
         if o.name not in inputs
     }
     for node in graph.node:
