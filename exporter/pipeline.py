@@ -25,6 +25,7 @@ from linexport.errors import BuildError
 from linexport.loaders import load_model
 from linexport.plugins.ops.feature_map import SIDES
 from linexport.plugins.ops.op import DOMAIN
+from linexport.plugins.ops.registry import all_ops
 from linexport.progress import Progress, Silent, Stopwatch
 from linexport.results import Manifest, check_parity, measure, write_reports
 from linexport.subject import subject_of, tensors
@@ -47,6 +48,7 @@ class Request:
     threads: int = 0
     seed: int = 0
     overwrite: bool = False
+    trust_remote_code: bool = False
 
 
 def convert(
@@ -61,12 +63,14 @@ def convert(
     threads: int = 0,
     seed: int = 0,
     overwrite: bool = False,
+    trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> Manifest:
     """Convert a model to an artifact folder and prove it equal to the original.
 
     Args:
-        source: a linexport checkpoint, an exported program, or ``package.module:callable``.
+        source: a linexport checkpoint, an exported program, a Hugging Face model folder, or
+            ``package.module:callable``.
         output: the folder to make.
         target: name of a target, see ``linexport.targets``.
         dims: ranges of dynamic dimensions, ``NAME=MIN:OPT:MAX``.
@@ -76,6 +80,7 @@ def convert(
         threads: of every measured competitor, 0 for each one's own choice.
         seed: of all random inputs.
         overwrite: replace an artifact that is there, once the new one is complete.
+        trust_remote_code: run Python code that a model folder brings along.
         progress: shown the stages.
 
     Returns:
@@ -97,6 +102,7 @@ def convert(
         threads,
         seed,
         overwrite,
+        trust_remote_code,
     )
     targets.find(target)
     ranges = dimensions.parse(request.dims)
@@ -132,12 +138,19 @@ class _Conversion:
     def run(self) -> Manifest:
         stage = self.watch.stage
         with stage("load"):
-            self.loaded = load_model(self.request.source, seed=self.request.seed)
+            self.loaded = load_model(
+                self.request.source,
+                seed=self.request.seed,
+                trust_remote_code=self.request.trust_remote_code,
+            )
         with stage("trace"):
             self.traced = trace.trace(self.loaded)
             self.dims = dimensions.merge(self.traced.dims, self.ranges)
         manifest = self._lower_and_check(with_state=True)
-        if manifest["streaming"]["passed"] is False:
+        if manifest["streaming"]["passed"] is False and self.loaded.stepwise is not None:
+            # The model's own states are inputs and outputs: they cannot be left out.
+            manifest["status"] = "parity_failed"
+        elif manifest["streaming"]["passed"] is False:
             reason = manifest["streaming"]["reason"]
             manifest = self._lower_and_check(with_state=False)
             manifest["streaming"]["reason"] = f"exported without state: {reason}"
@@ -158,7 +171,9 @@ class _Conversion:
     def _lower_and_check(self, with_state: bool) -> Manifest:
         stage = self.watch.stage
         with stage("rewrite"):
-            model = self.target.prepare(passes.run(self.traced.model, passes.STAGES if with_state else passes.STATELESS))
+            model = self.target.prepare(
+                passes.run(self.traced.model, passes.STAGES if with_state else passes.STATELESS)
+            )
         with stage("lower"):
             lowered, choices = lower(
                 model,
@@ -169,6 +184,7 @@ class _Conversion:
         with stage("write"):
             path = write.save_model(lowered, self.folder)
             self._check(path)
+            write.copy_files(self.loaded.files, self.folder)
             manifest = self._manifest(lowered, [c.json() for c in choices])
         with stage("parity"):
             session = self.target.open(path, threads=self.request.threads, taking_turns=True)
@@ -200,9 +216,16 @@ class _Conversion:
         return sizes
 
     def _manifest(self, model: onnx.ModelProto, lowerings: list[dict[str, Any]]) -> Manifest:
-        found = states.find(model, [i.name for i in self.traced.model.graph.input])
+        given = [i.name for i in self.traced.model.graph.input]
+        own = self.loaded.stepwise.states if self.loaded.stepwise else ()
+        found = [*own, *states.find(model, given)]
         fused = _fused(model.graph)
         warnings = list(self.loaded.warnings)
+        warnings += [
+            f"{name} was found: {op.slow}."
+            for name, op in all_ops().items()
+            if op.slow and name in fused
+        ]
         if not fused:
             warnings.append(
                 "No linear attention was found: the artifact is the model as exported. Layers "
@@ -218,7 +241,9 @@ class _Conversion:
             "target": self.target.name,
             "source": vars(self.loaded.source),
             "warnings": warnings,
-            "inputs": tensors(graph.input),
+            "inputs": [
+                {**i, "default": self.loaded.defaults.get(i["name"])} for i in tensors(graph.input)
+            ],
             "outputs": tensors(graph.output),
             "states": [s.json() for s in found],
             "dims": {
@@ -238,7 +263,7 @@ class _Conversion:
                 "exported": len(self.traced.model.graph.node),
                 "artifact": len(graph.node),
             },
-            "files": {p.name: p.stat().st_size for p in sorted(self.folder.glob("model.onnx*"))},
+            "files": {p.name: p.stat().st_size for p in sorted(self.folder.iterdir())},
             "model_sha256": manifests.digest(self.folder / manifests.MODEL),
             "parity": None,
             "streaming": None,

@@ -10,7 +10,15 @@ from linexport.plugins.ops.linear_attention import bidirectional, chunk
 from linexport.plugins.ops.linear_attention.absorbed import AbsorbedMap, absorbed_map
 from linexport.plugins.ops.linear_attention.oracle import linear_attention
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec, Sizes
-from linexport.plugins.ops.op import DOMAIN, VERSION, Node, Op, activations, parameter
+from linexport.plugins.ops.op import (
+    DOMAIN,
+    VERSION,
+    Node,
+    Op,
+    StatePort,
+    activations,
+    parameter,
+)
 
 __all__ = ["OP", "AbsorbedMap", "LinearAttentionSpec", "absorbed_map", "linear_attention", "view"]
 
@@ -46,6 +54,14 @@ def _portable(node: Node) -> tuple[Body, list[str]]:
     spec, sizes = view(node)
     form = chunk if spec.causal else bidirectional
     return form.write(spec, sizes, node.inputs[: len(INPUTS)], absorbed_map(node))
+
+
+def _states(node: Node) -> list[StatePort]:
+    spec, sizes = view(node)
+    keys = (spec.kv_num_heads, sizes.d_k)
+    state = StatePort(3, 1, "state", (*keys, sizes.d_v))
+    normalizer = StatePort(4, 2, "normalizer", keys)
+    return ([state, normalizer] if spec.normalize else [state]) if spec.causal else []
 
 
 _DEFAULTS = LinearAttentionSpec(1, 1).attributes()
@@ -99,4 +115,5 @@ OP = Op(
     ),
     check=lambda node: (view(node), None)[1],
     portable=_portable,
+    states=_states,
 )
