@@ -1,0 +1,327 @@
+"""Causal linear attention, rules linear and gated with one decay a head, in chunks of C tokens.
+
+A sequence is cut into segments of whole chunks. With S the state before a chunk, L the sums of
+decays in it and D_ts = exp(L_t - L_s) for s <= t, 0 otherwise:
+
+    O   = exp(L) * (Q S) + ((Q K^T) * D) V
+    den = exp(L) * (Q z) + row sums of (Q K^T) * D
+    S'  = exp(L_C) * S + (K * exp(L_C - L))^T V          z' = exp(L_C) * z + sum of K * exp(L_C - L)
+
+``segment_state`` runs the last line alone from zero over each segment, ``segment_scan`` turns these
+into the state before each segment, and ``segment_output`` runs all lines from there: two passes
+over keys and values for as many blocks as there are segments. One segment
+needs the last kernel only.
+Source: the chunk form of MATH 1, as in Yang et al. 2024 (arXiv 2312.06635), section 4.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from linexport.plugins.kernels.sources.tiles import (
+    feature_map,
+    load_keep,
+    load_keys,
+    load_rows,
+    log_decays,
+    times_rows,
+    times_state,
+)
+
+
+@triton.jit
+def segment_state(
+    key,
+    value,
+    decay,
+    key_mask,
+    segment_states,
+    segment_decays,
+    length,
+    segments,
+    chunks_per_segment,
+    HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    D_K: tl.constexpr,
+    D_V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr,
+    MAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """State and normaliser of each segment on its own, and the product of its decays.
+
+    Grid: (B * HEADS * tiles of the state, segments). The state is (D_K, D_V), then D_K values of
+    the normaliser.
+    """
+    V_TILES: tl.constexpr = tl.cdiv(D_V, BLOCK_V)
+    TILES: tl.constexpr = tl.cdiv(D_K, BLOCK_K) * V_TILES
+    tile = tl.program_id(0) % TILES
+    head = tl.program_id(0) // TILES
+    segment = tl.program_id(1)
+    h = head % HEADS
+    columns_k = tile // V_TILES * BLOCK_K + tl.arange(0, BLOCK_K)
+    columns_v = tile % V_TILES * BLOCK_V + tl.arange(0, BLOCK_V)
+
+    first = segment * chunks_per_segment * CHUNK
+    row = (head // HEADS).to(tl.int64) * length + first
+    key += row * (KEY_HEADS * D_K) + h * KEY_HEADS // HEADS * D_K
+    value += row * (HEADS * D_V) + h * D_V
+    if decay is not None:
+        decay += row * HEADS + h
+    if key_mask is not None:
+        key_mask += row
+
+    S = tl.zeros((BLOCK_K, BLOCK_V), tl.float32)
+    z = tl.zeros((BLOCK_K,), tl.float32)
+    total_decay = 0.0
+    total_resets = 0
+    last = tl.minimum(length - first, chunks_per_segment * CHUNK)
+    for start in range(0, last, CHUNK):
+        offset = tl.cast(start, tl.int64)
+        live = start + tl.arange(0, CHUNK) < last
+        mask = key_mask + offset if key_mask is not None else None
+        place = key + offset * (KEY_HEADS * D_K)
+        k = load_keys(place, live, mask, columns_k, KEY_HEADS * D_K, D_K, BLOCK_K, MAP)
+        v = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V, BLOCK_V)
+        if decay is not None:
+            sums, resets, total, count = log_decays(
+                decay + offset * HEADS, load_keep(mask, live), HEADS
+            )
+            to_end = tl.where(resets == count, tl.exp(total - sums), 0.0)
+            k = (k.to(tl.float32) * to_end[:, None]).to(k.dtype)
+            whole = tl.where(count == 0, tl.exp(total), 0.0)
+            S *= whole
+            z *= whole
+            total_decay += total
+            total_resets += count
+        S += tl.dot(tl.trans(k), v, input_precision=PRECISION)
+        z += tl.sum(k.to(tl.float32), 0)
+
+    slot = head.to(tl.int64) * segments + segment
+    segment_states += slot * (D_K * D_V + D_K)
+    at = columns_k[:, None] * D_V + columns_v[None, :]
+    inside = columns_k < D_K
+    tl.store(segment_states + at, S, mask=inside[:, None] & (columns_v < D_V)[None, :])
+    if tile % V_TILES == 0:
+        tl.store(segment_states + D_K * D_V + columns_k, z, mask=inside)
+    if decay is not None:
+        if tile == 0:
+            product = tl.where(total_resets == 0, tl.exp(total_decay), 0.0)
+            tl.store(segment_decays + slot, product)
+
+
+@triton.jit
+def segment_scan(
+    segment_states,
+    segment_decays,
+    past_state,
+    past_normalizer,
+    present_state,
+    present_normalizer,
+    segments,
+    D_K: tl.constexpr,
+    D_V: tl.constexpr,
+    DECAYS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Replace what each segment adds by the state before it, in place; the last sum is the present.
+
+    Grid: (B * HEADS * blocks of the state). DECAYS is how many decays a segment has: 0, 1 or D_K.
+    """
+    STATE: tl.constexpr = D_K * D_V
+    SLOT: tl.constexpr = STATE + D_K
+    BLOCKS: tl.constexpr = tl.cdiv(SLOT, BLOCK)
+    head = (tl.program_id(0) // BLOCKS).to(tl.int64)
+    at = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    inside = at < SLOT
+    of_state = at < STATE
+    of_normalizer = inside & (at >= STATE)
+    channel = tl.where(of_state, at // D_V, at - STATE)
+    before = tl.zeros((BLOCK,), tl.float32)
+    if past_state is not None:
+        before += tl.load(past_state + head * STATE + at, mask=of_state, other=0.0)
+    if past_normalizer is not None:
+        place = past_normalizer + head * D_K + at - STATE
+        before += tl.load(place, mask=of_normalizer, other=0.0)
+    for segment in range(0, segments):
+        slot = head * segments + segment
+        place = segment_states + slot * SLOT + at
+        added = tl.load(place, mask=inside, other=0.0)
+        tl.store(place, before, mask=inside)
+        if DECAYS == 1:
+            before *= tl.load(segment_decays + slot)
+        elif DECAYS > 1:
+            before *= tl.load(segment_decays + slot * DECAYS + channel, mask=inside, other=0.0)
+        before += added
+    if present_state is not None:
+        tl.store(present_state + head * STATE + at, before, mask=of_state)
+    if present_normalizer is not None:
+        place = present_normalizer + head * D_K + at - STATE
+        tl.store(place, before, mask=of_normalizer)
+
+
+@triton.jit
+def load_state(
+    segment_states,
+    past_state,
+    past_normalizer,
+    head,
+    slot,
+    columns_k,
+    columns_v,
+    D_K: tl.constexpr,
+    D_V: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+):
+    """The tile of state and normaliser a program begins with, zero where there is no past."""
+    S = tl.zeros((columns_k.shape[0], columns_v.shape[0]), tl.float32)
+    z = tl.zeros((columns_k.shape[0],), tl.float32)
+    rows = columns_k < D_K
+    inside = rows[:, None] & (columns_v < D_V)[None, :]
+    at = columns_k[:, None] * D_V + columns_v[None, :]
+    if segment_states is not None:
+        segment_states += slot * (D_K * D_V + D_K)
+        S += tl.load(segment_states + at, mask=inside, other=0.0)
+        if NORMALIZE:
+            z += tl.load(segment_states + D_K * D_V + columns_k, mask=rows, other=0.0)
+    if past_state is not None:
+        S += tl.load(past_state + head * (D_K * D_V) + at, mask=inside, other=0.0)
+    if past_normalizer is not None:
+        z += tl.load(past_normalizer + head * D_K + columns_k, mask=rows, other=0.0)
+    return S, z
+
+
+@triton.jit
+def segment_output(
+    query,
+    key,
+    value,
+    decay,
+    key_mask,
+    past_state,
+    past_normalizer,
+    segment_states,
+    output,
+    present_state,
+    present_normalizer,
+    length,
+    segments,
+    chunks_per_segment,
+    HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    QUERY_HEADS: tl.constexpr,
+    D_K: tl.constexpr,
+    D_V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr,
+    MAP: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    SCALE: tl.constexpr,
+    EPS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Output of each segment from the state before it; the last segment writes the present state.
+
+    Grid: (B * HEADS * tiles of d_v, segments). A program serves all query heads of its state, so
+    past and present state may be the same memory. Reads ``segment_states`` or the past, not both.
+    """
+    V_TILES: tl.constexpr = tl.cdiv(D_V, BLOCK_V)
+    GROUP: tl.constexpr = tl.cdiv(QUERY_HEADS, HEADS)
+    OUT: tl.constexpr = HEADS * GROUP
+    tile = tl.program_id(0) % V_TILES
+    head = tl.program_id(0) // V_TILES
+    segment = tl.program_id(1)
+    h = head % HEADS
+    columns_k = tl.arange(0, BLOCK_K)
+    columns_v = tile * BLOCK_V + tl.arange(0, BLOCK_V)
+
+    first = segment * chunks_per_segment * CHUNK
+    row = (head // HEADS).to(tl.int64) * length + first
+    query += row * (QUERY_HEADS * D_K)
+    key += row * (KEY_HEADS * D_K) + h * KEY_HEADS // HEADS * D_K
+    value += row * (HEADS * D_V) + h * D_V
+    output += row * (OUT * D_V)
+    if decay is not None:
+        decay += row * HEADS + h
+    if key_mask is not None:
+        key_mask += row
+    head = head.to(tl.int64)
+    slot = head * segments + segment
+    S, z = load_state(
+        segment_states,
+        past_state,
+        past_normalizer,
+        head,
+        slot,
+        columns_k,
+        columns_v,
+        D_K,
+        D_V,
+        NORMALIZE,
+    )
+
+    rows = tl.arange(0, CHUNK)
+    causal = rows[:, None] >= rows[None, :]
+    last = tl.minimum(length - first, chunks_per_segment * CHUNK)
+    for start in range(0, last, CHUNK):
+        offset = tl.cast(start, tl.int64)
+        live = start + rows < last
+        mask = key_mask + offset if key_mask is not None else None
+        place = key + offset * (KEY_HEADS * D_K)
+        k = load_keys(place, live, mask, columns_k, KEY_HEADS * D_K, D_K, BLOCK_K, MAP)
+        v = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V, BLOCK_V)
+        k_rest = k
+        if decay is not None:
+            sums, resets, total, count = log_decays(
+                decay + offset * HEADS, load_keep(mask, live), HEADS
+            )
+            from_start = tl.where(resets == 0, tl.exp(sums), 0.0)
+            to_end = tl.where(resets == count, tl.exp(total - sums), 0.0)
+            k_rest = (k.to(tl.float32) * to_end[:, None]).to(k.dtype)
+            related = causal & (resets[:, None] == resets[None, :])
+            pairs = tl.where(related, tl.exp(sums[:, None] - sums[None, :]), 0.0)
+        for g in tl.static_range(GROUP):
+            query_head = (h * GROUP + g) * QUERY_HEADS // OUT
+            place = query + offset * (QUERY_HEADS * D_K) + query_head * D_K
+            q = load_rows(place, live, columns_k, QUERY_HEADS * D_K, D_K, BLOCK_K)
+            q = feature_map(q, MAP)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            o = times_state(q, S, PRECISION)
+            if decay is not None:
+                scores *= pairs
+                o *= from_start[:, None]
+            else:
+                scores = tl.where(causal, scores, 0.0)
+            o += times_rows(scores, v, PRECISION)
+            if NORMALIZE:
+                denominator = tl.sum(q.to(tl.float32) * z[None, :], 1)
+                if decay is not None:
+                    denominator *= from_start
+                denominator += tl.sum(scores, 1)
+                o = o * SCALE / (denominator * SCALE + EPS)[:, None]
+            else:
+                o *= SCALE
+            place = output + offset * (OUT * D_V) + (h * GROUP + g) * D_V
+            at = rows[:, None] * (OUT * D_V) + columns_v[None, :]
+            inside = live[:, None] & (columns_v < D_V)[None, :]
+            tl.store(place + at, o.to(output.dtype.element_ty), mask=inside)
+        if decay is not None:
+            whole = tl.where(count == 0, tl.exp(total), 0.0)
+            S *= whole
+            z *= whole
+        S += tl.dot(tl.trans(k_rest), v, input_precision=PRECISION)
+        if NORMALIZE:
+            z += tl.sum(k_rest.to(tl.float32), 0)
+
+    if segment == segments - 1:
+        rows_k = columns_k < D_K
+        at = columns_k[:, None] * D_V + columns_v[None, :]
+        inside = rows_k[:, None] & (columns_v < D_V)[None, :]
+        tl.store(present_state + head * (D_K * D_V) + at, S, mask=inside)
+        if present_normalizer is not None:
+            if tile == 0:
+                tl.store(present_normalizer + head * D_K + columns_k, z, mask=rows_k)

@@ -1,0 +1,108 @@
+"""What the kernels share: rows of a head, elementwise feature maps, decays, scaled products.
+
+Decays of one chunk, from the logarithms g_1 ... g_C. With L_t the sum of g up to t:
+
+    from_start_t = exp(L_t)    to_end_t = exp(L_C - L_t)    pairs_ts = exp(L_t - L_s), s <= t
+
+A difference of sums loses the precision of a small term beside a large one, so a g below -80, whose
+exponential (2e-35) is nothing in float32 beside what it is added to, is left out of the sums and
+counted instead: factors are zero where the counts differ. -inf, a hard reset, is then exact.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+RESET = tl.constexpr(-80.0)
+
+
+@triton.jit
+def load_rows(base, live, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows ``STRIDE`` elements apart from ``base`` on, zero where not live or past WIDTH columns.
+
+    ``columns`` are BLOCK of them, from a multiple of BLOCK on.
+    """
+    rows = tl.arange(0, live.shape[0])
+    inside = live[:, None]
+    if WIDTH % BLOCK != 0:
+        inside = inside & (columns < WIDTH)[None, :]
+    return tl.load(base + rows[:, None] * STRIDE + columns[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def load_keep(key_mask, live):
+    """Which of the live rows hold a token that is not padded."""
+    if key_mask is not None:
+        rows = tl.arange(0, live.shape[0])
+        live = live & (tl.load(key_mask + rows, mask=live, other=0) != 0)
+    return live
+
+
+@triton.jit
+def feature_map(x, MAP: tl.constexpr):
+    """An elementwise map, computed in float32 and returned in the dtype of x."""
+    if MAP == "relu":
+        return tl.maximum(x, 0.0).to(x.dtype)
+    elif MAP == "elu1":
+        wide = x.to(tl.float32)
+        return (tl.maximum(wide, 0.0) + tl.exp(tl.minimum(wide, 0.0))).to(x.dtype)
+    elif MAP == "exp":
+        return tl.exp(x.to(tl.float32)).to(x.dtype)
+    else:
+        tl.static_assert(MAP == "identity")
+        return x
+
+
+@triton.jit
+def load_keys(
+    base,
+    live,
+    key_mask,
+    columns,
+    STRIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MAP: tl.constexpr,
+):
+    """phi of rows of keys; zero for padded tokens and columns, whatever phi(0) is."""
+    keep = load_keep(key_mask, live)
+    keys = feature_map(load_rows(base, keep, columns, STRIDE, WIDTH, BLOCK), MAP)
+    if MAP == "elu1" or MAP == "exp":
+        inside = keep[:, None]
+        if WIDTH % BLOCK != 0:
+            inside = inside & (columns < WIDTH)[None, :]
+        keys = tl.where(inside, keys, 0.0).to(keys.dtype)
+    return keys
+
+
+@triton.jit
+def log_decays(base, keep, STRIDE: tl.constexpr):
+    """Sums and counts of resets up to each row, and both over all rows."""
+    rows = tl.arange(0, keep.shape[0])
+    g = tl.load(base + rows * STRIDE, mask=keep, other=0.0).to(tl.float32)
+    reset = g < RESET
+    g = tl.where(reset, 0.0, g)
+    counts = reset.to(tl.int32)
+    return tl.cumsum(g, 0), tl.cumsum(counts, 0), tl.sum(g, 0), tl.sum(counts, 0)
+
+
+@triton.jit
+def times_state(rows, state, PRECISION: tl.constexpr):
+    """rows @ state, the state (float32) brought to the dtype of rows, within float16's range."""
+    if rows.dtype == tl.float16:
+        largest = tl.max(tl.max(tl.abs(state), 1), 0)
+        largest = tl.where(largest > 0.0, largest, 1.0)
+        return tl.dot(rows, (state * (1.0 / largest)).to(tl.float16)) * largest
+    else:
+        return tl.dot(rows, state.to(rows.dtype), input_precision=PRECISION)
+
+
+@triton.jit
+def times_rows(scores, rows, PRECISION: tl.constexpr):
+    """scores (float32) @ rows, the scores brought to the dtype of rows as in ``times_state``."""
+    if rows.dtype == tl.float16:
+        largest = tl.maximum(tl.max(tl.abs(scores), 1), 1.0)
+        return tl.dot((scores / largest[:, None]).to(tl.float16), rows) * largest[:, None]
+    else:
+        return tl.dot(scores.to(rows.dtype), rows, input_precision=PRECISION)
