@@ -6,13 +6,13 @@ grids and scratch are the same, so what holds here holds there.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from linexport.plugins.kernels.launch import Kernel, Plan
+from linexport.plugins.kernels.launch import Plan
+from linexport.plugins.kernels.sources import function
 
 SCRATCH = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -44,9 +44,3 @@ def run(plan: Plan, tensors: Mapping[str, torch.Tensor], multiprocessors: int) -
                 num_warps=kernel.warps,
                 num_stages=kernel.stages,
             )
-
-
-def function(kernel: Kernel) -> Any:
-    """The Triton function of a kernel."""
-    module, _, name = kernel.function.rpartition(".")
-    return getattr(importlib.import_module(f"{__package__}.sources.{module}"), name)
