@@ -1,8 +1,8 @@
-"""Kernels of LinearAttention: tiles, routes, and the arguments each needs."""
+"""Kernels of LinearAttention: the routes of a node, and the arguments and constants of each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Set
 from typing import Any
 
 from linexport.errors import UnsupportedModelError
@@ -17,8 +17,9 @@ from linexport.plugins.kernels.launch import (
     Route,
     Scratch,
 )
-from linexport.plugins.ops.linear_attention import LinearAttentionSpec, view
-from linexport.plugins.ops.linear_attention.spec import Sizes
+from linexport.plugins.kernels.plans import tiles
+from linexport.plugins.kernels.plans.tiles import Tile
+from linexport.plugins.ops.linear_attention import view
 from linexport.plugins.ops.op import Node
 
 OP_TYPE = "LinearAttention"
@@ -26,32 +27,53 @@ WIDEST = 256
 """Largest d_k and d_v: the state of one head must fit the registers of a few blocks."""
 
 DECODE_LENGTH = 4
+"""Tokens up to which going through them one by one is preferred to a chunk."""
+
 FUSED_MAPS = ("identity", "relu", "elu1", "exp")
 
-SCALARS = ("length", "segments", "chunks_per_segment")
+SCALARS = ("length", "chunks", "segments", "chunks_per_segment")
+SEQUENCES = ("query", "key", "value", "decay", "beta", "output")
+PAST, PRESENT = ("past_state", "past_normalizer"), ("present_state", "present_normalizer")
 
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "linear.segment_state": (
+        *("key", "value", "decay", "key_mask", "segment_states", "segment_decays"),
+        *("length", "segments", "chunks_per_segment"),
+    ),
+    "linear.segment_scan": ("segment_states", "segment_decays", *PAST, *PRESENT, "segments"),
+    "linear.segment_output": (
+        *("query", "key", "value", "decay", "key_mask", *PAST, "segment_states", "inverses"),
+        *("output", *PRESENT, "length", "segments", "chunks_per_segment"),
+    ),
+    "delta.chunk_inverse": (*("key", "decay", "beta", "key_mask", "inverses", "length", "chunks"),),
+    "bidirectional.segment_output": (
+        *("query", "output", *PRESENT, "length", "chunks_per_segment"),
+    ),
+    "recurrent.step": (
+        *("query", "key", "value", "decay", "beta", "key_mask", *PAST, "output", *PRESENT),
+        "length",
+    ),
+}
+"""Run-time parameters in the order the kernel declares them; one without a tensor is a constant."""
 
-@dataclass(frozen=True)
-class Tile:
-    """Rows of a chunk, columns of values and keys a block holds, warps and pipeline stages."""
-
-    chunk: int
-    block_v: int
-    block_k: int
-    warps: int
-    stages: int
-
-
-def output_tile(block_k: int, d_v: int, type_: str, sm: int) -> Tile:
-    """Of ``segment_output``: what compiles without spills and without serialised wgmma."""
-    wide = 4 if type_ == "fp32" else 2
-    block_v = min(_power(d_v), 64 * 64 * 4 // (block_k * wide))
-    return Tile(32, max(block_v, 16), block_k, 4 if block_k <= 64 else 8, 2)
-
-
-def state_tile(block_k: int, d_v: int, type_: str, sm: int) -> Tile:
-    """Of ``segment_state``; its chunk is that of ``segment_output``."""
-    return Tile(32, min(_power(d_v), 64), min(block_k, 64), 4, 2)
+CONSTANTS: dict[str, tuple[str, ...]] = {
+    "linear.segment_state": ("HEADS", "KEY_HEADS", "D_K", "D_V", "DECAYS", "MAP", "PRECISION"),
+    "linear.segment_scan": ("D_K", "D_V", "DECAYS"),
+    "linear.segment_output": (
+        *("HEADS", "KEY_HEADS", "QUERY_HEADS", "D_K", "D_V", "DECAYS", "MAP", "NORMALIZE"),
+        *("SCALE", "EPS", "PRECISION"),
+    ),
+    "delta.chunk_inverse": (
+        *("HEADS", "KEY_HEADS", "BETA_HEADS", "D_K", "DECAYS", "MAP", "PRECISION"),
+    ),
+    "bidirectional.segment_output": (
+        *("HEADS", "QUERY_HEADS", "D_K", "D_V", "MAP", "SCALE", "EPS", "PRECISION"),
+    ),
+    "recurrent.step": (
+        *("HEADS", "KEY_HEADS", "QUERY_HEADS", "BETA_HEADS", "D_K", "D_V", "DECAYS", "MAP"),
+        *("NORMALIZE", "SCALE", "EPS"),
+    ),
+}
 
 
 def plan(node: Node, dtype: str, sm: int, precision: str) -> Plan:
@@ -68,13 +90,17 @@ class _Planner:
         self.inputs = {name for name in node.inputs if name}
         self.type, self.sm, self.precision = TYPES[dtype], sm, precision
         self._refuse()
-        block_k = max(_power(self.sizes.d_k), 16)
-        self.output = output_tile(block_k, self.sizes.d_v, self.type, sm)
-        self.state = state_tile(block_k, self.sizes.d_v, self.type, sm)
+        self.decays = int(self.spec.has_decay)
+        if self.sizes.decay_per_channel:
+            self.decays = self.sizes.d_k
+        shape = tiles.Shape(
+            self.sizes.d_k, self.sizes.d_v, self.type, sm, self.decays > 1, self.spec.has_beta
+        )
+        self.output, self.state = tiles.output(shape), tiles.state(shape)
+        self.step = tiles.step(shape)
 
     def _refuse(self) -> None:
-        spec, sizes = self.spec, self.sizes
-        for name, width in (("d_k", sizes.d_k), ("d_v", sizes.d_v)):
+        for name, width in (("d_k", self.sizes.d_k), ("d_v", self.sizes.d_v)):
             if width > WIDEST:
                 raise UnsupportedModelError(
                     f"LinearAttention has {name} = {width}; the kernels take at most {WIDEST}."
@@ -84,135 +110,150 @@ class _Planner:
                 f"No kernel fuses the feature map {self.map!r}; expected one of "
                 f"{', '.join(FUSED_MAPS)}. Leave the map a node of its own."
             )
-        if spec.has_beta or sizes.decay_per_channel or not spec.causal:
-            raise UnsupportedModelError(
-                f"No kernel computes update_rule {spec.update_rule!r} with these inputs yet."
-            )
 
     def plan(self) -> Plan:
         """All routes."""
-        return Plan(
-            single=Route((self._output(segmented=False),)),
-            segmented=self._segmented(),
-            chunk=self.output.chunk,
-            blocks=self.spec.kv_num_heads * -(-self.sizes.d_v // self.output.block_v),
-        )
+        if not self.spec.causal:
+            route = self._bidirectional()
+            return Plan(route, route, chunk=self.output.chunk, blocks=self._state_blocks())
+        decode = Route((self._launch("recurrent.step", self.step, self._heads(self.step)),))
+        blocks = self._heads(self.output)
+        if self.spec.has_beta:
+            return Plan(self._delta(), None, decode, DECODE_LENGTH, self.output.chunk, blocks)
+        single = Route((self._causal_output(),))
+        segmented = self._segmented()
+        return Plan(single, segmented, decode, DECODE_LENGTH, self.output.chunk, blocks)
 
     def _segmented(self) -> Route:
+        launches = (
+            self._state(),
+            self._scan(without={*PRESENT}),
+            self._causal_output(without={*PAST}, scratch=("segment_states",)),
+        )
+        return Route(launches, self._segment_scratch())
+
+    def _bidirectional(self) -> Route:
+        output_heads = self.spec.output_heads * _tiles(self.sizes.d_v, self.output.block_v)
+        output = self._launch("bidirectional.segment_output", self.output, output_heads, True)
+        return Route(
+            (self._state(), self._scan(without=frozenset()), output), self._segment_scratch()
+        )
+
+    def _delta(self) -> Route:
+        heads, size = self.spec.kv_num_heads, self.output.chunk
+        inverse = self._kernel(
+            "delta.chunk_inverse",
+            tiles.inverse(self.output),
+            {"BLOCK_K": self.output.block_k, "CHUNK": size, "LEVELS": size.bit_length() - 1},
+            scratch=("inverses",),
+        )
+        chunks = ("batch", "chunks")
+        return Route(
+            (
+                Launch(inverse, (Extent(heads, chunks), ONE, ONE)),
+                self._causal_output(scratch=("inverses",)),
+            ),
+            (Scratch("inverses", "fp32", Extent(heads * size * size, chunks)),),
+        )
+
+    def _segment_scratch(self) -> tuple[Scratch, ...]:
         heads, slot = self.spec.kv_num_heads, self.sizes.d_k * (self.sizes.d_v + 1)
         pairs = ("batch", "segments")
-        scratch = [Scratch("segment_states", "fp32", Extent(heads * slot, pairs))]
-        if self.spec.has_decay:
-            scratch.append(Scratch("segment_decays", "fp32", Extent(heads, pairs)))
-        launches = (self._state(), self._scan(), self._output(segmented=True))
-        return Route(launches, tuple(scratch))
+        states = Scratch("segment_states", "fp32", Extent(heads * slot, pairs))
+        if not self.decays:
+            return (states,)
+        return states, Scratch("segment_decays", "fp32", Extent(heads * self.decays, pairs))
+
+    def _state_blocks(self) -> int:
+        tile, sizes = self.state, self.sizes
+        parts = _tiles(sizes.d_k, tile.block_k) * _tiles(sizes.d_v, tile.block_v)
+        return self.spec.kv_num_heads * parts
+
+    def _heads(self, tile: Tile) -> int:
+        return self.spec.kv_num_heads * _tiles(self.sizes.d_v, tile.block_v)
 
     def _state(self) -> Launch:
-        tile, sizes = self.state, self.sizes
-        tiles = -(-sizes.d_k // tile.block_k) * -(-sizes.d_v // tile.block_v)
-        parameters = (
-            *("key", "value", "decay", "key_mask", "segment_states", "segment_decays"),
-            *SCALARS,
-        )
-        kernel = self._kernel(
-            "linear.segment_state", parameters, tile, self._present("segment_states")
-        )
-        grid = (Extent(self.spec.kv_num_heads * tiles, ("batch",)), Extent(1, ("segments",)), ONE)
-        return Launch(kernel, grid)
+        scratch = ("segment_states", "segment_decays")[: 1 + (self.decays > 0)]
+        blocks = self._state_blocks()
+        return self._launch("linear.segment_state", self.state, blocks, True, scratch=scratch)
 
-    def _scan(self) -> Launch:
-        sizes, block = self.sizes, 1024
-        parameters = (
-            *("segment_states", "segment_decays", "past_state", "past_normalizer"),
-            *("present_state", "present_normalizer", "segments"),
+    def _scan(self, without: Set[str]) -> Launch:
+        scratch = ("segment_states", "segment_decays")[: 1 + (self.decays > 0)]
+        kernel = self._kernel(
+            "linear.segment_scan", tiles.SCAN, {"BLOCK": tiles.SCAN_BLOCK}, without, scratch
         )
-        present = self._present("segment_states") - {"present_state", "present_normalizer"}
-        constants: dict[str, Any] = {
-            "D_K": sizes.d_k,
-            "D_V": sizes.d_v,
-            "DECAYS": int(self.spec.has_decay),
-            "BLOCK": block,
-        }
-        kernel = _kernel("linear.segment_scan", parameters, present, self.type, constants, 4, 1)
-        blocks = -(-sizes.d_k * (sizes.d_v + 1) // block)
+        blocks = _tiles(self.sizes.d_k * (self.sizes.d_v + 1), tiles.SCAN_BLOCK)
         return Launch(kernel, (Extent(self.spec.kv_num_heads * blocks, ("batch",)), ONE, ONE))
 
-    def _output(self, segmented: bool) -> Launch:
-        tile = self.output
-        parameters = (
-            *("query", "key", "value", "decay", "key_mask", "past_state", "past_normalizer"),
-            *("segment_states", "output", "present_state", "present_normalizer"),
-            *SCALARS,
-        )
-        present = self._present("segment_states") if segmented else self._present()
-        if segmented:
-            present -= {"past_state", "past_normalizer"}
-        kernel = self._kernel("linear.segment_output", parameters, tile, present)
-        tiles = self.spec.kv_num_heads * -(-self.sizes.d_v // tile.block_v)
-        return Launch(kernel, (Extent(tiles, ("batch",)), Extent(1, ("segments",)), ONE))
+    def _causal_output(
+        self, without: Set[str] = frozenset(), scratch: tuple[str, ...] = ()
+    ) -> Launch:
+        blocks = self._heads(self.output)
+        return self._launch("linear.segment_output", self.output, blocks, True, without, scratch)
 
-    def _present(self, *more: str) -> set[str]:
-        """Names of tensors there are."""
-        names = {*self.inputs, "output", "present_state", *more}
-        if self.spec.normalize:
-            names.add("present_normalizer")
-        if self.spec.has_decay and "segment_states" in more:
-            names.add("segment_decays")
-        return names
+    def _launch(
+        self,
+        function: str,
+        tile: Tile,
+        blocks: int,
+        by_segment: bool = False,
+        without: Set[str] = frozenset(),
+        scratch: tuple[str, ...] = (),
+    ) -> Launch:
+        """A kernel with ``blocks`` programs for each sequence of the batch, or each segment."""
+        block = {"BLOCK_K": tile.block_k, "BLOCK_V": tile.block_v}
+        if by_segment:
+            block["CHUNK"] = tile.chunk
+        kernel = self._kernel(function, tile, block, without, scratch)
+        segments = Extent(1, ("segments",)) if by_segment else ONE
+        return Launch(kernel, (Extent(blocks, ("batch",)), segments, ONE))
 
     def _kernel(
-        self, function: str, parameters: tuple[str, ...], tile: Tile, present: set[str]
+        self,
+        function: str,
+        tile: Tile,
+        more: dict[str, Any],
+        without: Set[str] = frozenset(),
+        scratch: tuple[str, ...] = (),
     ) -> Kernel:
-        constants = _constants(self.spec, self.sizes, self.map, self.precision)
-        constants |= {"BLOCK_K": tile.block_k, "BLOCK_V": tile.block_v, "CHUNK": tile.chunk}
-        if function == "linear.segment_state":
-            for name in ("QUERY_HEADS", "NORMALIZE", "SCALE", "EPS"):
-                del constants[name]
-        return _kernel(function, parameters, present, self.type, constants, tile.warps, tile.stages)
+        """A kernel that is given the tensors there are, except ``without``, and ``scratch``."""
+        values = self._values()
+        constants = {name: values[name] for name in CONSTANTS[function]} | more
+        tensors = {*self.inputs, "output", "present_state", *scratch} - without
+        if self.spec.normalize and "present_normalizer" not in without:
+            tensors.add("present_normalizer")
+        arguments = []
+        for name in PARAMETERS[function]:
+            if name in SCALARS:
+                arguments.append(Argument(name, "i32"))
+            elif name in tensors:
+                arguments.append(Argument(name, f"*{self._element(name)}"))
+            else:
+                constants[name] = None
+        return Kernel(function, tuple(arguments), tuple(constants.items()), tile.warps, tile.stages)
+
+    def _element(self, name: str) -> str:
+        if name == "key_mask":
+            return "i8"
+        return self.type if name in SEQUENCES else "fp32"
+
+    def _values(self) -> dict[str, Any]:
+        spec, sizes = self.spec, self.sizes
+        return {
+            "HEADS": spec.kv_num_heads,
+            "KEY_HEADS": sizes.key_heads,
+            "QUERY_HEADS": spec.q_num_heads,
+            "BETA_HEADS": spec.kv_num_heads if sizes.beta_per_head else 1,
+            "D_K": sizes.d_k,
+            "D_V": sizes.d_v,
+            "DECAYS": self.decays,
+            "MAP": self.map,
+            "NORMALIZE": spec.normalize,
+            "SCALE": spec.scale,
+            "EPS": spec.eps,
+            "PRECISION": self.precision,
+        }
 
 
-def _constants(
-    spec: LinearAttentionSpec, sizes: Sizes, feature_map: str, precision: str
-) -> dict[str, Any]:
-    return {
-        "HEADS": spec.kv_num_heads,
-        "KEY_HEADS": sizes.key_heads,
-        "QUERY_HEADS": spec.q_num_heads,
-        "D_K": sizes.d_k,
-        "D_V": sizes.d_v,
-        "MAP": feature_map,
-        "NORMALIZE": spec.normalize,
-        "SCALE": spec.scale,
-        "EPS": spec.eps,
-        "PRECISION": precision,
-    }
-
-
-ACTIVATIONS = ("query", "key", "value", "decay", "beta", "output")
-
-
-def _kernel(
-    function: str,
-    parameters: tuple[str, ...],
-    present: set[str],
-    type_: str,
-    constants: dict[str, Any],
-    warps: int,
-    stages: int,
-) -> Kernel:
-    """A kernel whose tensors that are not present are constants without a value."""
-    arguments = []
-    for name in parameters:
-        if name in ("length", "segments", "chunks_per_segment"):
-            arguments.append(Argument(name, "i32"))
-        elif name in present:
-            element = type_ if name in ACTIVATIONS else "i8" if name == "key_mask" else "fp32"
-            arguments.append(Argument(name, f"*{element}"))
-        else:
-            constants[name] = None
-    return Kernel(function, tuple(arguments), tuple(constants.items()), warps, stages)
-
-
-def _power(width: int) -> int:
-    """The least power of two that holds ``width``, at least 16: what tensor cores take."""
-    return max(16, 1 << (width - 1).bit_length())
+def _tiles(width: int, block: int) -> int:
+    return -(-width // block)

@@ -1,16 +1,18 @@
-"""Causal linear attention, rules linear and gated with one decay a head, in chunks of C tokens.
+"""Causal linear attention in chunks of C tokens: all update rules.
 
 A sequence is cut into segments of whole chunks. With S the state before a chunk, L the sums of
 decays in it and D_ts = exp(L_t - L_s) for s <= t, 0 otherwise:
 
-    O   = exp(L) * (Q S) + ((Q K^T) * D) V
-    den = exp(L) * (Q z) + row sums of (Q K^T) * D
-    S'  = exp(L_C) * S + (K * exp(L_C - L))^T V          z' = exp(L_C) * z + sum of K * exp(L_C - L)
+    U   = V                                                linear, gated
+    U   = T (V - (K * exp(L)) S)                           delta, gated delta; T from ``delta``
+    O   = (Q * exp(L)) S + ((Q K^T) * D) U
+    den = (Q * exp(L)) z + row sums of (Q K^T) * D
+    S'  = exp(L_C) * S + (K * exp(L_C - L))^T U          z' = exp(L_C) * z + sum of K * exp(L_C - L)
 
 ``segment_state`` runs the last line alone from zero over each segment, ``segment_scan`` turns these
 into the state before each segment, and ``segment_output`` runs all lines from there: two passes
-over keys and values for as many blocks as there are segments. One segment
-needs the last kernel only.
+over keys and values for as many blocks as there are segments. One segment needs the last kernel
+only, and the delta rules, whose S' is no sum over segments, have one.
 Source: the chunk form of MATH 1, as in Yang et al. 2024 (arXiv 2312.06635), section 4.
 """
 
@@ -20,11 +22,15 @@ import triton
 import triton.language as tl
 
 from linexport.plugins.kernels.sources.tiles import (
+    channel_decays,
+    channel_scores,
     feature_map,
+    head_decays,
     load_keep,
     load_keys,
     load_rows,
-    log_decays,
+    load_state,
+    store_state,
     times_rows,
     times_state,
 )
@@ -45,6 +51,7 @@ def segment_state(
     KEY_HEADS: tl.constexpr,
     D_K: tl.constexpr,
     D_V: tl.constexpr,
+    DECAYS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -70,47 +77,50 @@ def segment_state(
     key += row * (KEY_HEADS * D_K) + h * KEY_HEADS // HEADS * D_K
     value += row * (HEADS * D_V) + h * D_V
     if decay is not None:
-        decay += row * HEADS + h
+        decay += (row * HEADS + h) * DECAYS
     if key_mask is not None:
         key_mask += row
 
     S = tl.zeros((BLOCK_K, BLOCK_V), tl.float32)
     z = tl.zeros((BLOCK_K,), tl.float32)
-    total_decay = 0.0
-    total_resets = 0
+    if DECAYS > 1:
+        product = tl.full((BLOCK_K,), 1.0, tl.float32)
+    else:
+        product = 1.0
     last = tl.minimum(length - first, chunks_per_segment * CHUNK)
     for start in range(0, last, CHUNK):
         offset = tl.cast(start, tl.int64)
         live = start + tl.arange(0, CHUNK) < last
-        mask = key_mask + offset if key_mask is not None else None
+        keep = load_keep(key_mask + offset if key_mask is not None else None, live)
         place = key + offset * (KEY_HEADS * D_K)
-        k = load_keys(place, live, mask, columns_k, KEY_HEADS * D_K, D_K, BLOCK_K, MAP)
+        k = load_keys(place, keep, columns_k, KEY_HEADS * D_K, D_K, BLOCK_K, MAP)
         v = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V, BLOCK_V)
-        if decay is not None:
-            sums, resets, total, count = log_decays(
-                decay + offset * HEADS, load_keep(mask, live), HEADS
-            )
-            to_end = tl.where(resets == count, tl.exp(total - sums), 0.0)
+        if DECAYS == 1:
+            _, to_end, _, whole = head_decays(decay + offset * HEADS, keep, HEADS)
             k = (k.to(tl.float32) * to_end[:, None]).to(k.dtype)
-            whole = tl.where(count == 0, tl.exp(total), 0.0)
             S *= whole
             z *= whole
-            total_decay += total
-            total_resets += count
+            product *= whole
+        elif DECAYS > 1:
+            place = decay + offset * (HEADS * D_K)
+            sums, total = channel_decays(place, keep, columns_k, HEADS * D_K, D_K, BLOCK_K)
+            k = (k.to(tl.float32) * tl.exp(total[None, :] - sums)).to(k.dtype)
+            whole = tl.exp(total)
+            S *= whole[:, None]
+            z *= whole
+            product *= whole
         S += tl.dot(tl.trans(k), v, input_precision=PRECISION)
         z += tl.sum(k.to(tl.float32), 0)
 
     slot = head.to(tl.int64) * segments + segment
     segment_states += slot * (D_K * D_V + D_K)
-    at = columns_k[:, None] * D_V + columns_v[None, :]
-    inside = columns_k < D_K
-    tl.store(segment_states + at, S, mask=inside[:, None] & (columns_v < D_V)[None, :])
-    if tile % V_TILES == 0:
-        tl.store(segment_states + D_K * D_V + columns_k, z, mask=inside)
-    if decay is not None:
+    store_state(segment_states, segment_states + D_K * D_V, S, z, columns_k, columns_v, D_K, D_V)
+    if DECAYS == 1:
         if tile == 0:
-            product = tl.where(total_resets == 0, tl.exp(total_decay), 0.0)
             tl.store(segment_decays + slot, product)
+    elif DECAYS > 1:
+        inside = (columns_k < D_K) & (tile % V_TILES == 0)
+        tl.store(segment_decays + slot * D_K + columns_k, product, mask=inside)
 
 
 @triton.jit
@@ -129,7 +139,8 @@ def segment_scan(
 ):
     """Replace what each segment adds by the state before it, in place; the last sum is the present.
 
-    Grid: (B * HEADS * blocks of the state). DECAYS is how many decays a segment has: 0, 1 or D_K.
+    Grid: (B * HEADS * blocks of the state). DECAYS is how many decays a token of a head has: 0, 1
+    or D_K.
     """
     STATE: tl.constexpr = D_K * D_V
     SLOT: tl.constexpr = STATE + D_K
@@ -154,44 +165,13 @@ def segment_scan(
         if DECAYS == 1:
             before *= tl.load(segment_decays + slot)
         elif DECAYS > 1:
-            before *= tl.load(segment_decays + slot * DECAYS + channel, mask=inside, other=0.0)
+            before *= tl.load(segment_decays + slot * D_K + channel, mask=inside, other=0.0)
         before += added
     if present_state is not None:
         tl.store(present_state + head * STATE + at, before, mask=of_state)
     if present_normalizer is not None:
         place = present_normalizer + head * D_K + at - STATE
         tl.store(place, before, mask=of_normalizer)
-
-
-@triton.jit
-def load_state(
-    segment_states,
-    past_state,
-    past_normalizer,
-    head,
-    slot,
-    columns_k,
-    columns_v,
-    D_K: tl.constexpr,
-    D_V: tl.constexpr,
-    NORMALIZE: tl.constexpr,
-):
-    """The tile of state and normaliser a program begins with, zero where there is no past."""
-    S = tl.zeros((columns_k.shape[0], columns_v.shape[0]), tl.float32)
-    z = tl.zeros((columns_k.shape[0],), tl.float32)
-    rows = columns_k < D_K
-    inside = rows[:, None] & (columns_v < D_V)[None, :]
-    at = columns_k[:, None] * D_V + columns_v[None, :]
-    if segment_states is not None:
-        segment_states += slot * (D_K * D_V + D_K)
-        S += tl.load(segment_states + at, mask=inside, other=0.0)
-        if NORMALIZE:
-            z += tl.load(segment_states + D_K * D_V + columns_k, mask=rows, other=0.0)
-    if past_state is not None:
-        S += tl.load(past_state + head * (D_K * D_V) + at, mask=inside, other=0.0)
-    if past_normalizer is not None:
-        z += tl.load(past_normalizer + head * D_K + columns_k, mask=rows, other=0.0)
-    return S, z
 
 
 @triton.jit
@@ -204,6 +184,7 @@ def segment_output(
     past_state,
     past_normalizer,
     segment_states,
+    inverses,
     output,
     present_state,
     present_normalizer,
@@ -215,6 +196,7 @@ def segment_output(
     QUERY_HEADS: tl.constexpr,
     D_K: tl.constexpr,
     D_V: tl.constexpr,
+    DECAYS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -246,23 +228,20 @@ def segment_output(
     value += row * (HEADS * D_V) + h * D_V
     output += row * (OUT * D_V)
     if decay is not None:
-        decay += row * HEADS + h
+        decay += (row * HEADS + h) * DECAYS
     if key_mask is not None:
         key_mask += row
     head = head.to(tl.int64)
-    slot = head * segments + segment
-    S, z = load_state(
-        segment_states,
-        past_state,
-        past_normalizer,
-        head,
-        slot,
-        columns_k,
-        columns_v,
-        D_K,
-        D_V,
-        NORMALIZE,
-    )
+    if segment_states is not None:
+        past = segment_states + (head * segments + segment) * (D_K * D_V + D_K)
+        past_z = past + D_K * D_V if NORMALIZE else None
+        S, z = load_state(past, past_z, columns_k, columns_v, D_K, D_V)
+    else:
+        past = past_state + head * (D_K * D_V) if past_state is not None else None
+        past_z = past_normalizer + head * D_K if past_normalizer is not None else None
+        S, z = load_state(past, past_z, columns_k, columns_v, D_K, D_V)
+    if inverses is not None:
+        inverses += head * (chunks_per_segment * CHUNK * CHUNK)
 
     rows = tl.arange(0, CHUNK)
     causal = rows[:, None] >= rows[None, :]
@@ -270,36 +249,49 @@ def segment_output(
     for start in range(0, last, CHUNK):
         offset = tl.cast(start, tl.int64)
         live = start + rows < last
-        mask = key_mask + offset if key_mask is not None else None
+        keep = load_keep(key_mask + offset if key_mask is not None else None, live)
         place = key + offset * (KEY_HEADS * D_K)
-        k = load_keys(place, live, mask, columns_k, KEY_HEADS * D_K, D_K, BLOCK_K, MAP)
-        v = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V, BLOCK_V)
+        k = load_keys(place, keep, columns_k, KEY_HEADS * D_K, D_K, BLOCK_K, MAP)
+        u = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V, BLOCK_V)
         k_rest = k
-        if decay is not None:
-            sums, resets, total, count = log_decays(
-                decay + offset * HEADS, load_keep(mask, live), HEADS
-            )
-            from_start = tl.where(resets == 0, tl.exp(sums), 0.0)
-            to_end = tl.where(resets == count, tl.exp(total - sums), 0.0)
+        if DECAYS == 1:
+            from_start, to_end, pairs, whole = head_decays(decay + offset * HEADS, keep, HEADS)
             k_rest = (k.to(tl.float32) * to_end[:, None]).to(k.dtype)
-            related = causal & (resets[:, None] == resets[None, :])
-            pairs = tl.where(related, tl.exp(sums[:, None] - sums[None, :]), 0.0)
+        elif DECAYS > 1:
+            place = decay + offset * (HEADS * D_K)
+            sums, total = channel_decays(place, keep, columns_k, HEADS * D_K, D_K, BLOCK_K)
+            k_rest = (k.to(tl.float32) * tl.exp(total[None, :] - sums)).to(k.dtype)
+            whole = tl.exp(total)
+        if inverses is not None:
+            if DECAYS > 1:
+                stored = times_state((k * tl.exp(sums)).to(k.dtype), S, PRECISION)
+            else:
+                stored = times_state(k, S, PRECISION)
+            if DECAYS == 1:
+                stored *= from_start[:, None]
+            at = rows[:, None] * CHUNK + rows[None, :]
+            T = tl.load(inverses + offset * CHUNK + at)
+            u = times_rows(T, (u.to(tl.float32) - stored).to(k.dtype), PRECISION).to(k.dtype)
         for g in tl.static_range(GROUP):
             query_head = (h * GROUP + g) * QUERY_HEADS // OUT
             place = query + offset * (QUERY_HEADS * D_K) + query_head * D_K
             q = load_rows(place, live, columns_k, QUERY_HEADS * D_K, D_K, BLOCK_K)
             q = feature_map(q, MAP)
-            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            if DECAYS > 1:
+                scores = channel_scores(q, k, sums)
+                q = (q.to(tl.float32) * tl.exp(sums)).to(k.dtype)
+            else:
+                scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             o = times_state(q, S, PRECISION)
-            if decay is not None:
+            if DECAYS == 1:
                 scores *= pairs
                 o *= from_start[:, None]
-            else:
+            elif DECAYS == 0:
                 scores = tl.where(causal, scores, 0.0)
-            o += times_rows(scores, v, PRECISION)
+            o += times_rows(scores, u, PRECISION)
             if NORMALIZE:
                 denominator = tl.sum(q.to(tl.float32) * z[None, :], 1)
-                if decay is not None:
+                if DECAYS == 1:
                     denominator *= from_start
                 denominator += tl.sum(scores, 1)
                 o = o * SCALE / (denominator * SCALE + EPS)[:, None]
@@ -309,19 +301,18 @@ def segment_output(
             at = rows[:, None] * (OUT * D_V) + columns_v[None, :]
             inside = live[:, None] & (columns_v < D_V)[None, :]
             tl.store(place + at, o.to(output.dtype.element_ty), mask=inside)
-        if decay is not None:
-            whole = tl.where(count == 0, tl.exp(total), 0.0)
+        if DECAYS == 1:
             S *= whole
             z *= whole
-        S += tl.dot(tl.trans(k_rest), v, input_precision=PRECISION)
+        elif DECAYS > 1:
+            S *= whole[:, None]
+            z *= whole
+        S += tl.dot(tl.trans(k_rest), u, input_precision=PRECISION)
         if NORMALIZE:
             z += tl.sum(k_rest.to(tl.float32), 0)
 
     if segment == segments - 1:
-        rows_k = columns_k < D_K
-        at = columns_k[:, None] * D_V + columns_v[None, :]
-        inside = rows_k[:, None] & (columns_v < D_V)[None, :]
-        tl.store(present_state + head * (D_K * D_V) + at, S, mask=inside)
+        present_state += head * (D_K * D_V)
         if present_normalizer is not None:
-            if tile == 0:
-                tl.store(present_normalizer + head * D_K + columns_k, z, mask=rows_k)
+            present_normalizer += head * D_K
+        store_state(present_state, present_normalizer, S, z, columns_k, columns_v, D_K, D_V)
