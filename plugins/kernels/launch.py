@@ -146,17 +146,17 @@ class Plan:
         As many segments as give every multiprocessor its blocks, but none shorter than
         LEAST_CHUNKS; one where the sequences of the batch are enough.
         """
-        chunks = -(-length // self.chunk)
+        chunks = max(-(-length // self.chunk), 1)
         segments = 1
         if self.segmented:
             wanted = BLOCKS_PER_MULTIPROCESSOR * multiprocessors // max(batch * self.blocks, 1)
             segments = max(min(wanted, chunks // LEAST_CHUNKS), 1)
-        per_segment = max(-(-chunks // segments), 1)
+        per_segment = -(-chunks // segments)
         return {
             "batch": batch,
             "length": length,
             "chunks": chunks,
-            "segments": max(-(-chunks // per_segment), 1),
+            "segments": -(-chunks // per_segment),
             "chunks_per_segment": per_segment,
         }
 

@@ -17,13 +17,18 @@ from linexport.plugins.kernels.sources import function
 SCRATCH = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def run(plan: Plan, tensors: Mapping[str, torch.Tensor], multiprocessors: int) -> None:
+def run(
+    plan: Plan,
+    tensors: Mapping[str, torch.Tensor],
+    batch: int,
+    length: int,
+    multiprocessors: int,
+) -> None:
     """Fill the output tensors of a plan.
 
     ``tensors`` holds every input and output of the node by formal name, contiguous and on one
-    device; a bool tensor is taken as bytes. Batch and length are the first sizes of the first one.
+    device; a bool tensor is taken as bytes.
     """
-    batch, length = next(iter(tensors.values())).shape[:2]
     values = plan.symbols(batch, length, multiprocessors)
     route = plan.route(batch, length, multiprocessors)
     device = next(iter(tensors.values())).device

@@ -17,10 +17,11 @@ from linexport.plugins.kernels.launch import (
     Route,
     Scratch,
 )
-from linexport.plugins.kernels.plans import tiles
+from linexport.plugins.kernels.plans import maps, tiles
 from linexport.plugins.kernels.plans.tiles import Tile
 from linexport.plugins.ops.linear_attention import view
 from linexport.plugins.ops.op import Node
+from linexport.plugins.ops.shapes import width_per_head
 
 OP_TYPE = "LinearAttention"
 WIDEST = 256
@@ -29,49 +30,48 @@ WIDEST = 256
 DECODE_LENGTH = 4
 """Tokens up to which going through them one by one is preferred to a chunk."""
 
-FUSED_MAPS = ("identity", "relu", "elu1", "exp")
-
 SCALARS = ("length", "chunks", "segments", "chunks_per_segment")
 SEQUENCES = ("query", "key", "value", "decay", "beta", "output")
 PAST, PRESENT = ("past_state", "past_normalizer"), ("present_state", "present_normalizer")
 
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "linear.segment_state": (
-        *("key", "value", "decay", "key_mask", "segment_states", "segment_decays"),
+        *("key", "value", "decay", "key_mask", "parameter_0", "segment_states", "segment_decays"),
         *("length", "segments", "chunks_per_segment"),
     ),
     "linear.segment_scan": ("segment_states", "segment_decays", *PAST, *PRESENT, "segments"),
     "linear.segment_output": (
-        *("query", "key", "value", "decay", "key_mask", *PAST, "segment_states", "inverses"),
+        *("query", "key", "value", "decay", "key_mask", "parameter_0", *PAST),
+        *("segment_states", "inverses"),
         *("output", *PRESENT, "length", "segments", "chunks_per_segment"),
     ),
-    "delta.chunk_inverse": (*("key", "decay", "beta", "key_mask", "inverses", "length", "chunks"),),
+    "delta.chunk_inverse": (
+        *("key", "decay", "beta", "key_mask", "parameter_0", "inverses", "length", "chunks"),
+    ),
     "bidirectional.segment_output": (
-        *("query", "output", *PRESENT, "length", "chunks_per_segment"),
+        *("query", "parameter_0", "output", *PRESENT, "length", "chunks_per_segment"),
     ),
     "recurrent.step": (
-        *("query", "key", "value", "decay", "beta", "key_mask", *PAST, "output", *PRESENT),
+        *("query", "key", "value", "decay", "beta", "key_mask", "parameter_0", *PAST),
+        *("output", *PRESENT),
         "length",
     ),
 }
 """Run-time parameters in the order the kernel declares them; one without a tensor is a constant."""
 
+_KEYS = ("HEADS", "KEY_HEADS", "WIDTH", "BLOCK_W", "D_K", "DECAYS", "MAP", "PRECISION")
 CONSTANTS: dict[str, tuple[str, ...]] = {
-    "linear.segment_state": ("HEADS", "KEY_HEADS", "D_K", "D_V", "DECAYS", "MAP", "PRECISION"),
+    "linear.segment_state": (*_KEYS, "D_V"),
     "linear.segment_scan": ("D_K", "D_V", "DECAYS"),
-    "linear.segment_output": (
-        *("HEADS", "KEY_HEADS", "QUERY_HEADS", "D_K", "D_V", "DECAYS", "MAP", "NORMALIZE"),
-        *("SCALE", "EPS", "PRECISION"),
-    ),
-    "delta.chunk_inverse": (
-        *("HEADS", "KEY_HEADS", "BETA_HEADS", "D_K", "DECAYS", "MAP", "PRECISION"),
-    ),
+    "linear.segment_output": (*_KEYS, "QUERY_HEADS", "D_V", "NORMALIZE", "SCALE", "EPS"),
+    "delta.chunk_inverse": (*_KEYS, "BETA_HEADS"),
     "bidirectional.segment_output": (
-        *("HEADS", "QUERY_HEADS", "D_K", "D_V", "MAP", "SCALE", "EPS", "PRECISION"),
+        *("HEADS", "QUERY_HEADS", "WIDTH", "BLOCK_W", "D_K", "D_V", "MAP", "SCALE", "EPS"),
+        "PRECISION",
     ),
     "recurrent.step": (
-        *("HEADS", "KEY_HEADS", "QUERY_HEADS", "BETA_HEADS", "D_K", "D_V", "DECAYS", "MAP"),
-        *("NORMALIZE", "SCALE", "EPS"),
+        *("HEADS", "KEY_HEADS", "QUERY_HEADS", "BETA_HEADS", "WIDTH", "BLOCK_W", "D_K", "D_V"),
+        *("DECAYS", "MAP", "NORMALIZE", "SCALE", "EPS"),
     ),
 }
 
@@ -86,7 +86,8 @@ class _Planner:
 
     def __init__(self, node: Node, dtype: str, sm: int, precision: str) -> None:
         self.spec, self.sizes = view(node)
-        self.map = str(node.attributes.get("feature_map", "identity"))
+        self.map = str(node.attributes.get("feature_map") or "identity")
+        self.width = width_per_head("query", node.shapes["query"], self.spec.q_num_heads)
         self.inputs = {name for name in node.inputs if name}
         self.type, self.sm, self.precision = TYPES[dtype], sm, precision
         self._refuse()
@@ -105,11 +106,7 @@ class _Planner:
                 raise UnsupportedModelError(
                     f"LinearAttention has {name} = {width}; the kernels take at most {WIDEST}."
                 )
-        if self.map not in FUSED_MAPS:
-            raise UnsupportedModelError(
-                f"No kernel fuses the feature map {self.map!r}; expected one of "
-                f"{', '.join(FUSED_MAPS)}. Leave the map a node of its own."
-            )
+        maps.known(self.map)
 
     def plan(self) -> Plan:
         """All routes."""
@@ -244,6 +241,8 @@ class _Planner:
             "KEY_HEADS": sizes.key_heads,
             "QUERY_HEADS": spec.q_num_heads,
             "BETA_HEADS": spec.kv_num_heads if sizes.beta_per_head else 1,
+            "WIDTH": self.width,
+            "BLOCK_W": tiles.power(self.width),
             "D_K": sizes.d_k,
             "D_V": sizes.d_v,
             "DECAYS": self.decays,

@@ -8,9 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from linexport.plugins.kernels.sources.maps import features
 from linexport.plugins.kernels.sources.tiles import (
-    feature_map,
-    load_rows,
     load_state,
     times_state,
 )
@@ -19,6 +18,7 @@ from linexport.plugins.kernels.sources.tiles import (
 @triton.jit
 def segment_output(
     query,
+    parameter_0,
     output,
     present_state,
     present_normalizer,
@@ -26,8 +26,10 @@ def segment_output(
     chunks_per_segment,
     HEADS: tl.constexpr,
     QUERY_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
     D_K: tl.constexpr,
     D_V: tl.constexpr,
+    BLOCK_W: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -50,7 +52,7 @@ def segment_output(
     state = batch * HEADS + o_head * HEADS // OUT
     past_z = present_normalizer + state * D_K if present_normalizer is not None else None
     S, z = load_state(present_state + state * (D_K * D_V), past_z, columns_k, columns_v, D_K, D_V)
-    query += row * (QUERY_HEADS * D_K) + o_head * QUERY_HEADS // OUT * D_K
+    query += row * (QUERY_HEADS * WIDTH) + o_head * QUERY_HEADS // OUT * WIDTH
     output += (row * OUT + o_head) * D_V
 
     rows = tl.arange(0, CHUNK)
@@ -58,9 +60,20 @@ def segment_output(
     for start in range(0, last, CHUNK):
         offset = tl.cast(start, tl.int64)
         live = start + rows < last
-        place = query + offset * (QUERY_HEADS * D_K)
-        q = load_rows(place, live, columns_k, QUERY_HEADS * D_K, D_K, BLOCK_K)
-        q = feature_map(q, MAP)
+        place = query + offset * (QUERY_HEADS * WIDTH)
+        q = features(
+            place,
+            live,
+            columns_k,
+            parameter_0,
+            QUERY_HEADS * WIDTH,
+            WIDTH,
+            BLOCK_W,
+            D_K,
+            BLOCK_K,
+            MAP,
+            PRECISION,
+        )
         o = times_state(q, S, PRECISION) * SCALE
         if present_normalizer is not None:
             o /= (tl.sum(q.to(tl.float32) * z[None, :], 1) * SCALE + EPS)[:, None]

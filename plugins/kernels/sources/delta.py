@@ -15,12 +15,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from linexport.plugins.kernels.sources.maps import load_keys
 from linexport.plugins.kernels.sources.tiles import (
     channel_decays,
     channel_scores,
     head_decays,
     load_keep,
-    load_keys,
 )
 
 
@@ -30,14 +30,17 @@ def chunk_inverse(
     decay,
     beta,
     key_mask,
+    parameter_0,
     inverses,
     length,
     chunks,
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
     BETA_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
     D_K: tl.constexpr,
     DECAYS: tl.constexpr,
+    BLOCK_W: tl.constexpr,
     BLOCK_K: tl.constexpr,
     CHUNK: tl.constexpr,
     LEVELS: tl.constexpr,
@@ -54,8 +57,20 @@ def chunk_inverse(
     columns_k = tl.arange(0, BLOCK_K)
     live = start + rows < length
     keep = load_keep(key_mask + row if key_mask is not None else None, live)
-    place = key + row * (KEY_HEADS * D_K) + h * KEY_HEADS // HEADS * D_K
-    k = load_keys(place, keep, columns_k, KEY_HEADS * D_K, D_K, BLOCK_K, MAP)
+    place = key + row * (KEY_HEADS * WIDTH) + h * KEY_HEADS // HEADS * WIDTH
+    k = load_keys(
+        place,
+        keep,
+        columns_k,
+        parameter_0,
+        KEY_HEADS * WIDTH,
+        WIDTH,
+        BLOCK_W,
+        D_K,
+        BLOCK_K,
+        MAP,
+        PRECISION,
+    )
     place = beta + row * BETA_HEADS + h * BETA_HEADS // HEADS
     step = tl.load(place + rows * BETA_HEADS, mask=live, other=0.0).to(tl.float32)
     if DECAYS > 1:

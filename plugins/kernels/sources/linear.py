@@ -21,13 +21,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from linexport.plugins.kernels.sources.maps import features, kappa, load_keys
 from linexport.plugins.kernels.sources.tiles import (
     channel_decays,
     channel_scores,
-    feature_map,
     head_decays,
     load_keep,
-    load_keys,
     load_rows,
     load_state,
     store_state,
@@ -42,6 +41,7 @@ def segment_state(
     value,
     decay,
     key_mask,
+    parameter_0,
     segment_states,
     segment_decays,
     length,
@@ -49,9 +49,11 @@ def segment_state(
     chunks_per_segment,
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
     D_K: tl.constexpr,
     D_V: tl.constexpr,
     DECAYS: tl.constexpr,
+    BLOCK_W: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -74,7 +76,7 @@ def segment_state(
 
     first = segment * chunks_per_segment * CHUNK
     row = (head // HEADS).to(tl.int64) * length + first
-    key += row * (KEY_HEADS * D_K) + h * KEY_HEADS // HEADS * D_K
+    key += row * (KEY_HEADS * WIDTH) + h * KEY_HEADS // HEADS * WIDTH
     value += row * (HEADS * D_V) + h * D_V
     if decay is not None:
         decay += (row * HEADS + h) * DECAYS
@@ -92,8 +94,20 @@ def segment_state(
         offset = tl.cast(start, tl.int64)
         live = start + tl.arange(0, CHUNK) < last
         keep = load_keep(key_mask + offset if key_mask is not None else None, live)
-        place = key + offset * (KEY_HEADS * D_K)
-        k = load_keys(place, keep, columns_k, KEY_HEADS * D_K, D_K, BLOCK_K, MAP)
+        place = key + offset * (KEY_HEADS * WIDTH)
+        k = load_keys(
+            place,
+            keep,
+            columns_k,
+            parameter_0,
+            KEY_HEADS * WIDTH,
+            WIDTH,
+            BLOCK_W,
+            D_K,
+            BLOCK_K,
+            MAP,
+            PRECISION,
+        )
         v = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V, BLOCK_V)
         if DECAYS == 1:
             _, to_end, _, whole = head_decays(decay + offset * HEADS, keep, HEADS)
@@ -181,6 +195,7 @@ def segment_output(
     value,
     decay,
     key_mask,
+    parameter_0,
     past_state,
     past_normalizer,
     segment_states,
@@ -194,9 +209,11 @@ def segment_output(
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
     QUERY_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
     D_K: tl.constexpr,
     D_V: tl.constexpr,
     DECAYS: tl.constexpr,
+    BLOCK_W: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -223,8 +240,8 @@ def segment_output(
 
     first = segment * chunks_per_segment * CHUNK
     row = (head // HEADS).to(tl.int64) * length + first
-    query += row * (QUERY_HEADS * D_K)
-    key += row * (KEY_HEADS * D_K) + h * KEY_HEADS // HEADS * D_K
+    query += row * (QUERY_HEADS * WIDTH)
+    key += row * (KEY_HEADS * WIDTH) + h * KEY_HEADS // HEADS * WIDTH
     value += row * (HEADS * D_V) + h * D_V
     output += row * (OUT * D_V)
     if decay is not None:
@@ -250,10 +267,25 @@ def segment_output(
         offset = tl.cast(start, tl.int64)
         live = start + rows < last
         keep = load_keep(key_mask + offset if key_mask is not None else None, live)
-        place = key + offset * (KEY_HEADS * D_K)
-        k = load_keys(place, keep, columns_k, KEY_HEADS * D_K, D_K, BLOCK_K, MAP)
+        place = key + offset * (KEY_HEADS * WIDTH)
+        k = load_keys(
+            place,
+            keep,
+            columns_k,
+            parameter_0,
+            KEY_HEADS * WIDTH,
+            WIDTH,
+            BLOCK_W,
+            D_K,
+            BLOCK_K,
+            MAP,
+            PRECISION,
+        )
         u = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V, BLOCK_V)
         k_rest = k
+        if MAP == "taylor2" or MAP == "quadratic":
+            parts = tl.arange(0, BLOCK_W)
+            raw_k = load_rows(place, keep, parts, KEY_HEADS * WIDTH, WIDTH, BLOCK_W)
         if DECAYS == 1:
             from_start, to_end, pairs, whole = head_decays(decay + offset * HEADS, keep, HEADS)
             k_rest = (k.to(tl.float32) * to_end[:, None]).to(k.dtype)
@@ -274,12 +306,27 @@ def segment_output(
             u = times_rows(T, (u.to(tl.float32) - stored).to(k.dtype), PRECISION).to(k.dtype)
         for g in tl.static_range(GROUP):
             query_head = (h * GROUP + g) * QUERY_HEADS // OUT
-            place = query + offset * (QUERY_HEADS * D_K) + query_head * D_K
-            q = load_rows(place, live, columns_k, QUERY_HEADS * D_K, D_K, BLOCK_K)
-            q = feature_map(q, MAP)
+            place = query + offset * (QUERY_HEADS * WIDTH) + query_head * WIDTH
+            q = features(
+                place,
+                live,
+                columns_k,
+                parameter_0,
+                QUERY_HEADS * WIDTH,
+                WIDTH,
+                BLOCK_W,
+                D_K,
+                BLOCK_K,
+                MAP,
+                PRECISION,
+            )
             if DECAYS > 1:
                 scores = channel_scores(q, k, sums)
                 q = (q.to(tl.float32) * tl.exp(sums)).to(k.dtype)
+            elif MAP == "taylor2" or MAP == "quadratic":
+                raw_q = load_rows(place, live, parts, QUERY_HEADS * WIDTH, WIDTH, BLOCK_W)
+                t = tl.dot(raw_q, tl.trans(raw_k), input_precision=PRECISION)
+                scores = tl.where(keep[None, :], kappa(t, parameter_0, WIDTH, MAP), 0.0)
             else:
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
             o = times_state(q, S, PRECISION)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linexport.plugins.kernels.sources.tiles import feature_map, load_state, store_state
+from linexport.plugins.kernels.sources.maps import token_features
+from linexport.plugins.kernels.sources.tiles import load_state, store_state
 
 
 @triton.jit
@@ -20,6 +21,7 @@ def step(
     decay,
     beta,
     key_mask,
+    parameter_0,
     past_state,
     past_normalizer,
     output,
@@ -30,9 +32,11 @@ def step(
     KEY_HEADS: tl.constexpr,
     QUERY_HEADS: tl.constexpr,
     BETA_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
     D_K: tl.constexpr,
     D_V: tl.constexpr,
     DECAYS: tl.constexpr,
+    BLOCK_W: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     MAP: tl.constexpr,
@@ -61,8 +65,8 @@ def step(
         keep = inside_k
         if key_mask is not None:
             keep = keep & (tl.load(key_mask + at) != 0)
-        place = key + at * (KEY_HEADS * D_K) + h * KEY_HEADS // HEADS * D_K
-        k = feature_map(tl.load(place + columns_k, mask=keep, other=0.0), MAP).to(tl.float32)
+        place = key + (at * KEY_HEADS + h * KEY_HEADS // HEADS) * WIDTH
+        k = token_features(place, columns_k, parameter_0, WIDTH, BLOCK_W, D_K, MAP)
         k = tl.where(keep, k, 0.0)
         place = value + (at * HEADS + h) * D_V
         v = tl.load(place + columns_v, mask=inside_v, other=0.0).to(tl.float32)
@@ -79,9 +83,8 @@ def step(
         z += k
         for g in tl.static_range(GROUP):
             query_head = (h * GROUP + g) * QUERY_HEADS // OUT
-            place = query + (at * QUERY_HEADS + query_head) * D_K
-            q = feature_map(tl.load(place + columns_k, mask=inside_k, other=0.0), MAP)
-            q = tl.where(inside_k, q.to(tl.float32), 0.0)
+            place = query + (at * QUERY_HEADS + query_head) * WIDTH
+            q = token_features(place, columns_k, parameter_0, WIDTH, BLOCK_W, D_K, MAP)
             o = tl.sum(S * q[:, None], 0) * SCALE
             if NORMALIZE:
                 o /= tl.sum(q * z, 0) * SCALE + EPS

@@ -1,4 +1,4 @@
-"""What the kernels share: rows of a head, elementwise feature maps, decays, scaled products.
+"""What the kernels share: rows of a head, decays, scaled products, states.
 
 Decays of one chunk, from the logarithms g_1 ... g_C. With L_t the sum of g up to t:
 
@@ -37,41 +37,6 @@ def load_keep(key_mask, live):
         rows = tl.arange(0, live.shape[0])
         live = live & (tl.load(key_mask + rows, mask=live, other=0) != 0)
     return live
-
-
-@triton.jit
-def feature_map(x, MAP: tl.constexpr):
-    """An elementwise map, computed in float32 and returned in the dtype of x."""
-    if MAP == "relu":
-        return tl.maximum(x, 0.0).to(x.dtype)
-    elif MAP == "elu1":
-        wide = x.to(tl.float32)
-        return (tl.maximum(wide, 0.0) + tl.exp(tl.minimum(wide, 0.0))).to(x.dtype)
-    elif MAP == "exp":
-        return tl.exp(x.to(tl.float32)).to(x.dtype)
-    else:
-        tl.static_assert(MAP == "identity")
-        return x
-
-
-@triton.jit
-def load_keys(
-    base,
-    keep,
-    columns,
-    STRIDE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    MAP: tl.constexpr,
-):
-    """phi of rows of keys; zero for padded tokens and columns, whatever phi(0) is."""
-    keys = feature_map(load_rows(base, keep, columns, STRIDE, WIDTH, BLOCK), MAP)
-    if MAP == "elu1" or MAP == "exp":
-        inside = keep[:, None]
-        if WIDTH % BLOCK != 0:
-            inside = inside & (columns < WIDTH)[None, :]
-        keys = tl.where(inside, keys, 0.0).to(keys.dtype)
-    return keys
 
 
 @triton.jit
