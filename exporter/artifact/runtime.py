@@ -13,6 +13,7 @@ import numpy as np
 from linexport import targets
 from linexport.artifact import manifest as manifests
 from linexport.errors import EnvironmentProblemError, ParityError, UsageError
+from linexport.states import State
 
 Arrays = dict[str, np.ndarray]
 Input = np.ndarray | Mapping[str, np.ndarray]
@@ -72,12 +73,13 @@ class Artifact:
         self.path = path
         self.manifest = manifest
         self._session = session
-        self._pasts = {s["past"]: s for s in manifest["states"]}
-        self._presents = {s["present"]: s["past"] for s in manifest["states"]}
+        held = [State(**{**s, "shape": tuple(s["shape"])}) for s in manifest["states"]]
+        self._pasts = {s.past: s for s in held}
+        self._presents = {s.present: s.past for s in held}
         self._inputs = [i for i in manifest["inputs"] if i["name"] not in self._pasts]
 
     def run(self, *args: Input, **inputs: np.ndarray) -> Arrays:
-        """Outputs by name for whole sequences, starting from zero state.
+        """Outputs by name for whole sequences, starting from the initial state.
 
         Inputs are arrays of the dtypes and shapes the manifest lists: in its order, by name, or
         as one mapping of names to arrays.
@@ -112,8 +114,8 @@ class Artifact:
         bound = {
             i["name"]: self._check(i, np.asarray(feeds[i["name"]]), sizes) for i in self._inputs
         }
-        first = next((s["shape"][0] for s in self._pasts.values()), 1)
-        return bound, first if isinstance(first, int) else sizes[first]
+        first = next((s.shape[0] for s in self._pasts.values()), 1)
+        return bound, first if isinstance(first, int) else sizes[str(first)]
 
     def _check(
         self, wanted: dict[str, Any], value: np.ndarray, sizes: dict[str, int]
@@ -142,11 +144,8 @@ class Artifact:
         return value
 
     def initial_state(self, batch: int = 1) -> Arrays:
-        """The states that begin sequences, by input name: zeros."""
-        return {
-            name: np.zeros([d if isinstance(d, int) else batch for d in s["shape"]], s["dtype"])
-            for name, s in self._pasts.items()
-        }
+        """The states that begin sequences, by input name."""
+        return {name: s.start(batch) for name, s in self._pasts.items()}
 
     def _call(self, feeds: Arrays, state: Arrays) -> tuple[Arrays, Arrays]:
         """Outputs and next state."""

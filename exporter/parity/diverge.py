@@ -36,7 +36,7 @@ def first_divergence(
     try:
         expected = _interpret(traced.translated, inputs, subject.output_names)
         observed = _observed(model, expected)
-        state = subject.zero_state(subject.batch(case.sizes))
+        state = subject.initial_state(subject.batch(case.sizes))
         session = open_session(observed.SerializeToString())
         got = session.run({**feeds(inputs, subject.input_names), **state})
     except Exception:

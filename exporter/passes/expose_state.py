@@ -1,10 +1,11 @@
 """Causal linexport nodes without a past -> the same nodes with past inputs and present outputs.
 
     LinearAttention(q, k, v)      becomes  past_state_i, past_normalizer_i -> present_...
+    StabilizedExp(q, k)           becomes  past_key_max_i -> present_key_max_i
     CausalConvWithState(x, w)     becomes  past_conv_i -> present_conv_i
 
-so that one graph serves prefill (zero past, any T) and decode (T = 1). Whether the model as a whole
-streams by these states is for validation to decide, not for this pass.
+so that one graph serves prefill (the initial past, any T) and decode (T = 1). Whether the model as
+a whole streams by these states is for validation to decide, not for this pass.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ STAGE = "state"
 
 # Per op: formal position of the past input, position of the present output, name of the pair.
 LINEAR_ATTENTION = ((3, 1, "state"), (4, 2, "normalizer"))
+KEY_MAX = ((2, 3, "key_max"),)
 CONV = ((3, 1, "conv"),)
 SIDES = ("past", "present")
 
@@ -30,6 +32,8 @@ def run(graph: gs.Graph) -> None:
             continue
         if node.op == "LinearAttention" and node.attrs.get("causal", 1):
             pairs = LINEAR_ATTENTION if node.attrs.get("normalize", 0) else LINEAR_ATTENTION[:1]
+        elif node.op == "StabilizedExp" and node.attrs.get("causal", 1):
+            pairs = KEY_MAX
         elif node.op == "CausalConvWithState":
             pairs = CONV
         else:
@@ -53,6 +57,9 @@ def _state_type(node: gs.Node, name: str) -> tuple[list[int | str], type]:
     if name == "conv":
         channels, _, size = node.inputs[1].shape
         return [batch, channels, size - 1], node.inputs[0].dtype
+    if name == "key_max":
+        heads = node.attrs["k_num_heads"]
+        return [batch, heads, node.inputs[1].shape[2] // heads], np.float32
     heads = node.attrs["kv_num_heads"]
     d_k = node.inputs[0].shape[2] // node.attrs["q_num_heads"]
     d_v = node.inputs[2].shape[2] // heads
