@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-from linexport.models import feature_maps, functional
+from linexport.models import feature_maps
+from linexport.models.mapped_attention import check, mapped_attention
 from linexport.models.registry import ReferenceModel
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 
@@ -55,15 +56,11 @@ class LinearAttentionLayer(ReferenceModel):
         self.feature_map = feature_maps.make(
             config.feature_map, config.head_dim, config.feature_map_options
         )
+        check(self.feature_map, self.spec)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """(B, T, max(num_heads, kv_heads) * value_dim)."""
-        output, _, _ = functional.linear_attention(
-            self.feature_map(query, self.spec.q_num_heads),
-            self.feature_map(key, self.spec.kv_num_heads, "key"),
-            value,
-            **self.spec.attributes(),
-        )
+        output, _ = mapped_attention(self.feature_map, self.spec, query, key, value)
         return output
 
     def example_inputs(self, batch: int, length: int, seed: int) -> tuple[Tensor, ...]:

@@ -20,9 +20,16 @@ from linexport.errors import UsageError
 C = TypeVar("C")
 
 
-def bounded(default: Any, *, at_least: float | None = None, above: float | None = None) -> Any:
-    """A field of an options dataclass whose values are limited from below."""
-    return field(default=default, metadata={"at_least": at_least, "above": above})
+def bounded(
+    default: Any,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    multiple_of: int | None = None,
+) -> Any:
+    """A field of an options dataclass whose values are limited from below, or to multiples."""
+    limits = {"at_least": at_least, "above": above, "multiple_of": multiple_of}
+    return field(default=default, metadata={k: v for k, v in limits.items() if v is not None})
 
 
 def parse(kind: type[C], values: Mapping[str, Any], owner: str) -> C:
@@ -64,7 +71,8 @@ def _fits(value: Any, hint: Any, limits: Field[Any]) -> bool:
         return True
     above, at_least = limits.metadata.get("above"), _at_least(limits, type(value) is int, kinds)
     inside = (above is None or value > above) and (at_least is None or value >= at_least)
-    return inside and math.isfinite(value)
+    multiple = limits.metadata.get("multiple_of")
+    return inside and math.isfinite(value) and (multiple is None or value % multiple == 0)
 
 
 def _at_least(limits: Field[Any], integer: bool, kinds: tuple[Any, ...]) -> float | None:
@@ -85,5 +93,7 @@ def _expected(hint: Any, limits: Field[Any]) -> str:
     above, at_least = limits.metadata.get("above"), _at_least(limits, True, kinds)
     bound = f" > {above:g}" if above is not None else ""
     bound += f" >= {at_least:g}" if at_least is not None else ""
+    multiple = limits.metadata.get("multiple_of")
+    bound += f", a multiple of {multiple}" if multiple else ""
     names = ["None" if k is type(None) else k.__name__ for k in kinds]
     return " | ".join(n + bound if n in ("int", "float") else n for n in names)

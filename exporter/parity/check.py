@@ -30,7 +30,7 @@ class Subject:
         input_shapes: their shapes, dynamic sizes by name.
         output_names: the original's outputs, in its order.
         output_shapes: their shapes.
-        states: inputs that the model's outputs continue.
+        states: inputs that the model's outputs continue, from an initial value.
         dims: the dynamic dimensions.
         traced: the sizes they had in the example.
     """
@@ -45,7 +45,7 @@ class Subject:
     dims: Mapping[str, DimRange]
     traced: Mapping[str, int]
 
-    def zero_state(self, batch: int) -> dict[str, np.ndarray]:
+    def initial_state(self, batch: int) -> dict[str, np.ndarray]:
         """States that begin a sequence."""
         return {s.past: s.start(batch) for s in self.states}
 
@@ -115,7 +115,7 @@ def _run_case(subject: Subject, parity: Parity, references: list[Reference], cas
         return
     got: dict[str, np.ndarray] | None = None
     failure = None
-    state = subject.zero_state(subject.batch(case.sizes))
+    state = subject.initial_state(subject.batch(case.sizes))
     try:
         got = subject.session.run({**feeds(inputs, subject.input_names), **state})
     except Exception as error:

@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 from onnxscript import values
 
 from linexport.errors import BuildError
-from linexport.models import functional, generalized_delta_rule
+from linexport.models import functional, generalized_delta_rule, stabilize
 from linexport.models.feature_maps import base
 from linexport.plugins.ops import registry
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
@@ -113,9 +113,24 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         attributes = {"kind": kind, "num_heads": num_heads, "side": side, "log": int(log)}
         return opset.FeatureMap(x, *parameters, **attributes)
 
+    def stabilized_exp(
+        query: Any,
+        key: Any,
+        past_key_max: Any,
+        key_mask: Any,
+        decay: Any,
+        q_num_heads: int,
+        k_num_heads: int,
+        causal: int,
+    ) -> Any:
+        inputs = (query, key, past_key_max, key_mask, decay)
+        heads = {"q_num_heads": q_num_heads, "k_num_heads": k_num_heads}
+        return opset.StabilizedExp(*inputs, **heads, causal=causal)
+
     return {
         library.linear_attention.default: linear_attention,
         library.generalized_delta_rule.default: generalized,
+        library.stabilized_exp.default: stabilized_exp,
         library.causal_conv.default: causal_conv,
         library.feature_map.default: feature_map,
     }
@@ -133,6 +148,7 @@ def _decompositions() -> Any:
     table = torch.export.default_decompositions()
     table[library.linear_attention.default] = linear_attention
     table[library.generalized_delta_rule.default] = generalized_delta_rule.recurrent
+    table[library.stabilized_exp.default] = stabilize.plain_stabilized_exp
     table[library.causal_conv.default] = functional.plain_causal_conv
     table[library.feature_map.default] = feature_map
     return table

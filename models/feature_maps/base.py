@@ -51,10 +51,13 @@ class FeatureMap(nn.Module, ABC):
         positive: phi >= 0, so that a normaliser cannot change sign.
         kernel_positive: phi(q) . phi(k) >= 0 always, whatever the features.
         error: formula of ``theoretical_error``; "0" for an exact map.
+        error_is_bound: that formula is an upper bound, not the value.
         regime: when to use it, in one sentence.
         failure: how it fails where it does, in one sentence.
         elementwise: M = d and every feature depends on one component only.
         over_time: keys are normalised over the sequence, so attention must be bidirectional.
+        float32_features: products of components leave the range of float16, so that attention
+            widens half-precision queries and keys first.
         exponential: the features are exponentials, see ``ExponentialMap``.
         Options: a frozen dataclass of JSON types with defaults, see ``options.bounded``.
         kappa_onnx: for a map whose kernel is a function of t = q . k alone, append kappa(t) to an
@@ -71,10 +74,12 @@ class FeatureMap(nn.Module, ABC):
     positive: ClassVar[bool]
     kernel_positive: ClassVar[bool]
     error: ClassVar[str] = "0"
+    error_is_bound: ClassVar[bool] = False
     regime: ClassVar[str]
     failure: ClassVar[str]
     elementwise: ClassVar[bool] = False
     over_time: ClassVar[bool] = False
+    float32_features: ClassVar[bool] = False
     exponential: ClassVar[bool] = False
     Options: ClassVar[type[Any]] = NoOptions
     kappa_onnx: ClassVar[Callable[..., str] | None] = None
@@ -264,7 +269,7 @@ def apply_packed(
         x, phi = x.to(wide), (found.log_phi if side == "query" else found.log_phi_key)
     else:
         phi = found.phi if side == "query" else found.phi_key
-    if found.elementwise or found.over_time:
+    if op.formulas(kind).packed(side):
         return phi(x, *frozen)
     split = x.to(wide).unflatten(-1, (num_heads, x.shape[-1] // num_heads))
     return phi(split, *frozen).flatten(-2).to(x.dtype)

@@ -30,5 +30,9 @@ class Identity(FeatureMap):
     def phi_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
         return str(b.Identity(x))
 
+    @classmethod
+    def kappa_onnx(cls, b: Body, t: str, width: int, *parameters: Parameter) -> str:
+        return str(b.Identity(t))
+
     def kernel_value(self, query: Array, key: Array) -> Array:
         return np.asarray((query * key).sum(-1))

@@ -60,7 +60,7 @@ class Formulas:
         module: where they are defined.
         elementwise: a feature depends on one component of x only, and M = d.
         over_time: keys are normalised over the whole sequence: axis 1 of (B, T, H*d), so tokens
-            cannot be mapped in blocks. Elementwise otherwise.
+            cannot be mapped in blocks.
         kappa: where phi(q) . phi(k) is a function of the scalar q . k alone:
             ``kappa(body, t, width, *parameters)`` of any tensor t of such products.
         log_query, log_key: logarithms of the features, for maps that are exponentials.
@@ -89,6 +89,10 @@ class Formulas:
         if formula is None:
             raise OpError("FeatureMap has log=1, but the features of this kind are no exponential.")
         return formula
+
+    def packed(self, side: str) -> bool:
+        """The formula takes (B, T, H*d) as it is, with no axis for heads."""
+        return self.elementwise or (self.over_time and side == "key")
 
 
 _formulas: dict[str, Formulas] = {}
@@ -178,7 +182,7 @@ def write(
 ) -> str:
     """Append phi of one side on every head of (B, T, heads * width), as (B, T, heads * M)."""
     formula = found.side(side, log)
-    if found.elementwise or found.over_time:
+    if found.packed(side):
         return formula(b, b.Cast(x, to=TensorProto.FLOAT) if log else x, width, *parameters)
     leading = b.Shape(x, start=0, end=2)
     x_f = b.Cast(x, to=TensorProto.FLOAT)

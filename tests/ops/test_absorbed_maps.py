@@ -111,8 +111,15 @@ def test_equals_the_oracle_on_features(
 def magnitude(
     spec: LinearAttentionSpec, x: dict[str, np.ndarray], output: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """Sums of absolute values of the terms; of a ratio, by the rule for errors of a quotient."""
-    terms = {n: np.abs(v) if n in ("query", "key", "value") else v for n, v in x.items()}
+    """Sums of absolute values of the terms; of a ratio, by the rule for errors of a quotient.
+
+    A feature is rounded relative to the largest of its token.
+    """
+    terms = {**x, "value": np.abs(x["value"])}
+    for name, heads in (("query", HEADS), ("key", KV_HEADS)):
+        split = np.abs(x[name]).reshape(*x[name].shape[:2], heads, -1)
+        largest = np.broadcast_to(split.max(-1, keepdims=True), split.shape)
+        terms[name] = largest.reshape(x[name].shape)
     plain = replace(spec, normalize=False)
     numerator, *states = linear_attention(plain, **terms)
     if not spec.normalize:
