@@ -11,6 +11,9 @@ import onnx
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.registry import known_shapes
 
+LENGTH = ("past_length", "present_length")
+"""The state that counts tokens, where positions are computed from it: int64 of shape (1,)."""
+
 PAIRS = {
     "LinearAttention": ((3, 1), (4, 2)),
     "CausalConvWithState": ((3, 1),),
@@ -22,7 +25,8 @@ PAIRS = {
 class State:
     """One state: feed the output ``present`` of a call to the input ``past`` of the next.
 
-    ``shape`` starts with the batch; zeros begin a sequence.
+    ``shape`` starts with the batch, save for that of the tokens counted, which has no batch; zeros
+    begin a sequence.
     """
 
     past: str
@@ -57,4 +61,8 @@ def find(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:
                     inputs[start].type.tensor_type.elem_type
                 )
                 found.append(State(start, end, dtype.name, shapes[start], node.op_type))
+    # Last: whoever asks the first state for the batch gets it.
+    past, present = LENGTH
+    if past in inputs and present in outputs and past not in given:
+        found.append(State(past, present, "int64", shapes[past], "Positions"))
     return found

@@ -33,17 +33,26 @@ def run(graph: gs.Graph) -> None:
         if found is None:
             continue
         given, output = found
+        stored = [_stored(t, known) for t in node.inputs[1:]]
         output.inputs[0].outputs.clear()
         graph.nodes.append(
             gs.Node(
                 "CausalConvWithState",
                 node.name,
                 {"activation": "none"},
-                [given, *node.inputs[1:]],
+                [given, *stored],
                 [output],
                 domain=DOMAIN,
             )
         )
+
+
+def _stored(tensor: gs.Tensor, known: Values) -> gs.Tensor:
+    """A constant as an initializer, whose shape the graph states; other tensors as they are."""
+    value = known.numbers(tensor)
+    if value is None or isinstance(tensor, gs.Constant):
+        return tensor
+    return gs.Constant(f"{tensor.name}/stored", value)
 
 
 def _is_depthwise(node: gs.Node) -> bool:

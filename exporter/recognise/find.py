@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.recognise import rules
@@ -174,6 +175,7 @@ class Search:
             (root.region, root.tensor),
             (writer.nodes, writer.result),
             size_of(roles.rows),
+            _coarsest(root.region),
             {o.domain: o.version for o in self.graph.import_domains or ()}
             | {"": self.graph.opset},
         )
@@ -190,6 +192,11 @@ def _inputs(*sides: Sequence[gs.Node]) -> list[gs.Variable]:
                     if tensor.name not in made:
                         found[tensor.name] = tensor
     return list(found.values())
+
+
+def _coarsest(region: Sequence[gs.Node]) -> str:
+    kinds = {np.dtype(o.dtype).name for n in region for o in n.outputs if o.dtype is not None}
+    return next((k for k in ("bfloat16", "float16") if k in kinds), "float32")
 
 
 def _withdraw(writer: Writer) -> None:
