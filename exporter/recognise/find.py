@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.recognise import rules
+from linexport.recognise import rules, softmax
 from linexport.recognise.axes import size_of
 from linexport.recognise.emit import Writer
 from linexport.recognise.evaluate import Evaluator
@@ -75,6 +75,8 @@ class Search:
                 except NotAttentionError as error:
                     self._miss(node, str(error))
                     continue
+                if roles is None and (reason := softmax.reason(self.evaluator, node, form)):
+                    self._miss(node, reason)
                 if roles is not None:
                     region = self._region(tensor, roles)
                     roots[tensor.name] = Root(tensor, form, roles, region)
