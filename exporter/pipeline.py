@@ -241,7 +241,8 @@ class _Conversion:
             },
             "fused": fused,
             "refused": [
-                found.json() for found in (*self.findings.refused, *self.findings.near_misses)
+                *(refusal.json() for refusal in self.findings.refused),
+                *(miss.json() for miss in self.findings.near_misses),
             ],
             "lowerings": lowerings,
             "nodes": {

@@ -62,7 +62,7 @@ def find(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:
                 )
                 found.append(State(start, end, dtype.name, shapes[start], node.op_type))
     # Last: whoever asks the first state for the batch gets it.
-    past, present = LENGTH
-    if past in inputs and present in outputs and past not in given:
-        found.append(State(past, present, "int64", shapes[past], "Positions"))
+    before, after = LENGTH
+    if before in inputs and after in outputs and before not in given:
+        found.append(State(before, after, "int64", shapes[before], "Positions"))
     return found

@@ -26,8 +26,8 @@ ALONG_AXIS = {
 FROM_AXIS = {"LayerNormalization": -1, "RMSNormalization": -1}
 """The same, along that axis and all after it."""
 
-ALWAYS = ("Scan", "Loop", "RNN", "LSTM", "GRU", "CumSum", "InstanceNormalization")
-ALWAYS += ("GroupNormalization", "LRN", "ReverseSequence")
+RECURRENT = ("Scan", "Loop", "RNN", "LSTM", "GRU", "CumSum", "ReverseSequence")
+ALWAYS = (*RECURRENT, "InstanceNormalization", "GroupNormalization", "LRN")
 """Operators that mix tokens wherever the token axis is among their first input's, the batch aside:
 CumSum keeps its axis in a tensor, and is not worth reading to find one that does no harm."""
 

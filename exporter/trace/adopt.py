@@ -45,6 +45,7 @@ def adopt(graph: OnnxGraph) -> onnx.ModelProto:
         return {n: x.numpy() for n, x in zip(names, graph.draw(sizes), strict=True)}
 
     model = _shaped(model, observe(model, graph.path.parent, feeds, graph.sizes))
+    _drop_bodies(model)
     drop_metadata(model)
     attach(graph.path, model)
     return model
@@ -56,11 +57,15 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     if len(others) < len(model.functions):
         ours = sorted({(f.domain, f.name) for f in others})
         model = inliner.inline_selected_functions(model, ours, exclude=True)
+    return model
+
+
+def _drop_bodies(model: onnx.ModelProto) -> None:
+    """Nodes of linexport's ops without their bodies, which a target writes anew."""
     for node in model.graph.node:
         if node.domain == DOMAIN:
             node.overload = ""
     del model.functions[:]
-    return model
 
 
 def _raised(model: onnx.ModelProto) -> onnx.ModelProto:
