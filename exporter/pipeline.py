@@ -18,7 +18,7 @@ import onnx
 
 import linexport
 from linexport import dims as dimensions
-from linexport import environment, parity, passes, states, targets, trace
+from linexport import environment, parity, passes, states, targets, tokens, trace
 from linexport.artifact import manifest as manifests
 from linexport.artifact import write
 from linexport.errors import BuildError
@@ -32,6 +32,8 @@ from linexport.subject import subject_of, tensors
 from linexport.targets.lowering import lower
 
 TUNE_LENGTH = 1024
+NAMED = 3
+"""Operations that mix tokens, in the reason why a model does not stream."""
 
 
 @dataclass(frozen=True)
@@ -151,9 +153,11 @@ class _Conversion:
             # The model's own states are inputs and outputs: they cannot be left out.
             manifest["status"] = "parity_failed"
         elif manifest["streaming"]["passed"] is False:
-            reason = manifest["streaming"]["reason"]
+            reason = f"exported without state: {manifest['streaming']['reason']}"
+            if self.mixing:
+                reason += f". What mixes tokens: {', '.join(self.mixing[:NAMED])}"
             manifest = self._lower_and_check(with_state=False)
-            manifest["streaming"]["reason"] = f"exported without state: {reason}"
+            manifest["streaming"]["reason"] = reason
         if self.request.bench:
             with stage("measure"):
                 request = self.request
@@ -171,9 +175,10 @@ class _Conversion:
     def _lower_and_check(self, with_state: bool) -> Manifest:
         stage = self.watch.stage
         with stage("rewrite"):
-            model = self.target.prepare(
-                passes.run(self.traced.model, passes.STAGES if with_state else passes.STATELESS)
-            )
+            stages = passes.STAGES if with_state else passes.STATELESS
+            rewritten = passes.rewrite(self.traced.model, stages)
+            self.findings, self.mixing = rewritten.findings, tokens.mixing(rewritten.model)
+            model = self.target.prepare(rewritten.model)
         with stage("lower"):
             lowered, choices = lower(
                 model,
@@ -257,7 +262,10 @@ class _Conversion:
                 for name, limits in self.dims.items()
             },
             "fused": fused,
-            "refused": [],
+            "refused": [
+                *(refusal.json() for refusal in self.findings.refused),
+                *(miss.json() for miss in self.findings.near_misses),
+            ],
             "lowerings": lowerings,
             "nodes": {
                 "exported": len(self.traced.model.graph.node),

@@ -22,6 +22,7 @@ ORDER = [
     {"loaders"},
     {"trace"},
     {"recognise"},
+    {"tokens"},
     {"passes"},
     {"targets"},
     {"artifact"},

@@ -18,6 +18,7 @@ import linexport
 from linexport import trace
 from linexport.errors import UnsupportedModelError
 from linexport.loaders import load_model
+from linexport.plugins.ops.registry import known_shapes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -167,6 +168,29 @@ def test_the_first_difference_is_named(
     manifest = convert(exported(17, False))
     assert manifest["status"] == "parity_failed"
     assert manifest["parity"]["first_divergence"]["op"] == "Tanh"
+
+
+def test_sizes_are_seen_by_running(tmp_path: Path) -> None:
+    """Whatever the file calls them."""
+    signature = "(float[N, T] x, float[N, S] z) => (float[p] flat, float[q, r] y, float[2] c)"
+    text = f"""<ir_version: 8, opset_import: ["" : 18]> g {signature} {{
+        shape = Constant <value = int64[1] {{-1}}> ()
+        flat = Reshape(x, shape)
+        longer = Concat <axis = 1> (x, x, z)
+        y = Transpose(z)
+        pads = Constant <value = int64[4] {{0, 2, 0, 1}}> ()
+        padded = Pad(z, pads)
+        found = NonZero(x)
+        c = Constant <value = float[2] {{1, 2}}> ()
+    }}"""
+    (tmp_path / "m.onnx").write_bytes(parser.parse_model(text).SerializeToString())
+    shapes = known_shapes(trace.trace(load_model(tmp_path / "m.onnx")).model)
+    assert shapes["flat"] == ("N*T",)
+    assert shapes["y"] == ("S", "N")
+    assert shapes["c"] == (2,)
+    assert shapes["padded"] == ("N", "S + 3")
+    assert shapes["longer"] == ("N", None)
+    assert "found" not in shapes
 
 
 def test_an_operator_set_that_cannot_be_raised_is_refused(

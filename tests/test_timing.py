@@ -133,7 +133,7 @@ def test_one_token_is_measured_with_states(bench: Callable[[str], Bench]) -> Non
     assert row["plain_export_ms"] is None and "no state" in row["reasons"]["plain_export"]
     row = bench("small").decode()
     assert row and row["pytorch_ms"] is None and "no step" in row["reasons"]["pytorch"]
-    assert bench("position").decode() is None
+    assert bench("averaging").decode() is None
 
 
 def test_peak_memory_is_measured_in_a_process_of_its_own(

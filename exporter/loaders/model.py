@@ -40,17 +40,17 @@ class OnnxGraph:
         path: of the file; ONNX Runtime runs it as it is.
         nodes: how many it has.
         shapes: of the inputs, in order, with names for dynamic sizes.
-        output_shapes: of the outputs; None for a size that is neither fixed nor a dimension.
         dims: the dynamic dimensions by name.
         sizes: the size each of them has in the example inputs.
+        draw: example inputs at any sizes of them, in the order of the inputs.
     """
 
     path: Path
     nodes: int
     shapes: Sequence[tuple[int | str, ...]]
-    output_shapes: Sequence[tuple[int | str | None, ...]]
     dims: Mapping[str, DimRange]
     sizes: Mapping[str, int]
+    draw: Callable[[Mapping[str, int]], tuple[torch.Tensor, ...]]
 
 
 @dataclass(frozen=True)

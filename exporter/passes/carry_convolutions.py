@@ -33,17 +33,26 @@ def run(graph: gs.Graph) -> None:
         if found is None:
             continue
         given, output = found
+        stored = [_stored(t, known) for t in node.inputs[1:]]
         output.inputs[0].outputs.clear()
         graph.nodes.append(
             gs.Node(
                 "CausalConvWithState",
                 node.name,
                 {"activation": "none"},
-                [given, *node.inputs[1:]],
+                [given, *stored],
                 [output],
                 domain=DOMAIN,
             )
         )
+
+
+def _stored(tensor: gs.Tensor, known: Values) -> gs.Tensor:
+    """A constant as an initializer, whose shape the graph states; other tensors as they are."""
+    value = known.numbers(tensor)
+    if value is None or isinstance(tensor, gs.Constant):
+        return tensor
+    return gs.Constant(f"{tensor.name}/stored", value)
 
 
 def _is_depthwise(node: gs.Node) -> bool:
@@ -93,11 +102,10 @@ def _cut(graph: gs.Graph, long: gs.Tensor, known: Values, length: str) -> gs.Ten
     if len(long.outputs) != 1 or long in graph.outputs or long.outputs[0].op != "Slice":
         return None
     cut = long.outputs[0]
-    start, *rest = (known.numbers(cut.inputs[i]) for i in (1, *range(3, len(cut.inputs))))
     end = known.get(cut.inputs[2])
-    if start is None or start.tolist() != [0] or not rest or any(r is None for r in rest):
-        return None
-    lengthwise = rest[0].tolist() in ([2], [-1]) and all(r.tolist() == [1] for r in rest[1:])
+    others = [known.numbers(cut.inputs[i]) for i in (1, *range(3, len(cut.inputs)))]
+    start, *rest = [None if value is None else value.tolist() for value in others]
+    lengthwise = start == [0] and rest in ([[2]], [[-1]], [[2], [1]], [[-1], [1]])
     if not lengthwise or end is None or end.size != 1 or end.item() != Size(1, (length,)):
         return None
     return cut.outputs[0]

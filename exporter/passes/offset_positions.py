@@ -43,7 +43,8 @@ def run(graph: gs.Graph) -> None:
     for node in ranges:
         past.offset(node)
     for node in slices:
-        past.look_up(node, int(known.numbers(node.inputs[3])[0]) if len(node.inputs) > 3 else 0)
+        axes = known.numbers(node.inputs[3]) if len(node.inputs) > 3 else None
+        past.look_up(node, 0 if axes is None else int(axes[0]))
 
 
 def _counts(node: gs.Node, known: Values, counted: Size) -> bool:

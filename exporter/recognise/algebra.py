@@ -170,6 +170,10 @@ def one_over(form: Form) -> Form | None:
 
 def complement(form: Form) -> Form | None:
     """1 - X, where X is 0 or 1."""
+    truth = form.leaf.truth if form.leaf is not None else None
+    if form.leaf is not None and truth is not None:
+        opposite = truth[2] if truth[0] == "Not" else ("Not", (), truth)
+        return replace(form, terms=(Term(1.0, (replace(form.leaf, function=opposite),)),))
     return plus(constant(1.0, form.dims), Form(form.dims, tuple(t.scaled(-1) for t in form.terms)))
 
 

@@ -7,7 +7,7 @@ came from such a layout, which is usual, no node is needed for either.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -19,7 +19,7 @@ from linexport.recognise import functions
 from linexport.recognise.axes import Axis, Index, size_of
 from linexport.recognise.roles import NotAttentionError, Roles
 from linexport.recognise.sizes import ONE, Size
-from linexport.recognise.terms import IDENTITY, Form, Leaf
+from linexport.recognise.terms import BOOLEAN, IDENTITY, Form, Leaf
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -215,7 +215,7 @@ class Writer:
                 continue
             to = attributes.get("to")
             kind = helper.tensor_dtype_to_np_dtype(to) if to else _kind(inputs, dtype)
-            if proto.op_type in ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not"):
+            if proto.op_type in BOOLEAN:
                 kind = np.dtype(bool)
             result = self._add(
                 proto.op_type, inputs, np.dtype(kind), shape=x.shape, attrs=attributes
@@ -248,8 +248,15 @@ class Writer:
         factor = gs.Constant(self._name("factor"), np.asarray(coefficient, dtype))
         return self._add("Mul", [decay, factor], dtype, shape=decay.shape)
 
-    def _mask(self, leaf: Leaf) -> gs.Variable:
-        return self._grouped(leaf, (self.roles.batch, self.roles.columns))
+    def _mask(self, leaf: Leaf) -> gs.Tensor:
+        """(B, T), True where the key counts."""
+        own = leaf.axes - {*self.roles.batch, *self.roles.columns}
+        if own:
+            raise NotAttentionError("its mask of keys differs from head to head")
+        x = self._grouped(leaf, (self.roles.batch, self.roles.columns))
+        if not leaf.truth or leaf.truth == IDENTITY:
+            return x
+        return self._function(x, replace(leaf, function=leaf.truth), np.dtype(bool))
 
     def _decay(self, dtype: np.dtype[np.generic]) -> gs.Variable:
         from linexport.recognise.decay import write

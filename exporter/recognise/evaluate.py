@@ -167,7 +167,8 @@ def _of_value(tensor: gs.Tensor, value: np.ndarray) -> Form:
         return plain
     first, last = value.flat[0], value.flat[-1]
     if first == last and bool((value == first).all()):
-        return algebra.constant(float(first), dims)
+        # As the shortest decimal of its dtype: 1e-6 rather than 9.99999997e-07.
+        return algebra.constant(float(str(first)) if value.dtype.kind == "f" else float(first), dims)
     if value.ndim == 1 and value.size > 1 and np.array_equal(value, np.arange(value.size)):
         return Form(dims, (Term(1.0, (Iota(dims[0]),)),))
     return _triangle(value, dims) or plain

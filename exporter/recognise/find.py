@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.recognise import rules
+from linexport.recognise import rules, softmax
 from linexport.recognise.axes import size_of
 from linexport.recognise.emit import Writer
 from linexport.recognise.evaluate import Evaluator
@@ -74,6 +75,8 @@ class Search:
                 except NotAttentionError as error:
                     self._miss(node, str(error))
                     continue
+                if roles is None and (reason := softmax.reason(self.evaluator, node, form)):
+                    self._miss(node, reason)
                 if roles is not None:
                     region = self._region(tensor, roles)
                     roots[tensor.name] = Root(tensor, form, roles, region)
@@ -174,6 +177,7 @@ class Search:
             (root.region, root.tensor),
             (writer.nodes, writer.result),
             size_of(roles.rows),
+            _coarsest(root.region),
             {o.domain: o.version for o in self.graph.import_domains or ()}
             | {"": self.graph.opset},
         )
@@ -190,6 +194,11 @@ def _inputs(*sides: Sequence[gs.Node]) -> list[gs.Variable]:
                     if tensor.name not in made:
                         found[tensor.name] = tensor
     return list(found.values())
+
+
+def _coarsest(region: Sequence[gs.Node]) -> str:
+    kinds = {np.dtype(o.dtype).name for n in region for o in n.outputs if o.dtype is not None}
+    return next((k for k in ("bfloat16", "float16") if k in kinds), "float32")
 
 
 def _withdraw(writer: Writer) -> None:

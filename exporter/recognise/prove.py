@@ -47,6 +47,7 @@ class Candidate:
             its sign and for decays to decay.
         original, replacement: the nodes of each, in order, and what they compute.
         length: the size of a sequence.
+        precision: the coarsest dtype on the way.
         imports: operator sets of the model.
     """
 
@@ -57,6 +58,7 @@ class Candidate:
     original: tuple[Sequence[gs.Node], gs.Variable]
     replacement: tuple[Sequence[gs.Node], gs.Variable]
     length: Size
+    precision: str
     imports: Mapping[str, int]
 
 
@@ -87,7 +89,7 @@ def prove(candidate: Candidate) -> Proof:
                 # A length this model does not take, for instance no multiple of its chunk.
                 problem = str(error).strip().splitlines()[0]
                 break
-            worst = max(worst, _difference(expected, after, fed, symbols, kind))
+            worst = max(worst, _difference(candidate, expected, after, fed, symbols, kind))
         else:
             sizes.append(dict(symbols))
         if len(sizes) == WANTED or (sizes and not symbols):
@@ -99,6 +101,7 @@ def prove(candidate: Candidate) -> Proof:
 
 
 def _difference(
+    candidate: Candidate,
     expected: np.ndarray,
     after: onnxruntime.InferenceSession,
     fed: dict[str, np.ndarray],
@@ -122,7 +125,7 @@ def _difference(
         return 0.0
     magnitude = float(np.abs(a[finite]).max())
     error = float(np.abs(a[finite] - b[finite]).max())
-    limit = RELATIVE.get(expected.dtype.name, 4e-2) * magnitude + ABSOLUTE
+    limit = RELATIVE[candidate.precision] * magnitude + ABSOLUTE
     if error > limit and error > SMALLEST * RELATIVE["float32"]:
         raise ProofFailedError(
             f"relative difference {error / max(magnitude, 1e-300):.1e} {at}; "

@@ -145,7 +145,8 @@ def _bidirectional(
         channels = bound - set(columns)
         queries = {i for i, f in enumerate(leaves) if f.axes & channels and i not in readers}
         own = [a for a in _ordered([leaves[i] for i in sorted(queries)], free)]
-        elsewhere = set().union(*(f.axes for i, f in enumerate(leaves) if i not in queries))
+        keys = [f for i, f in enumerate(leaves) if i in readers and f.axes & channels]
+        elsewhere = set().union(*(f.axes for f in keys))
         rows = _positions([a for a in own if a not in elsewhere], columns)
         if channels and rows:
             roles = _sides(product, leaves, rows, columns, channels, free)
@@ -195,7 +196,7 @@ def _sides(
             query.append(leaf)
         elif leaf.axes & s:
             own = leaf.axes & channels
-            (key if own else mask if _is_mask(leaf) else value).append(leaf)
+            (key if own else mask if leaf.truth else value).append(leaf)
         else:
             return None
     if not query or not key or not channels:
@@ -225,17 +226,6 @@ def _sides(
     if len(roles.channels) != len(channels):
         return None
     return replace(roles, batch=_batch(roles))
-
-
-def _is_mask(leaf: Leaf) -> bool:
-    return leaf.tensor.dtype is not None and str(leaf.tensor.dtype) == "bool" and _bare(leaf)
-
-
-def _bare(leaf: Leaf) -> bool:
-    """The mask itself, or it as a number."""
-    return leaf.function == ("x",) or (
-        leaf.function[0] == "Cast" and leaf.function[2] == ("x",)
-    )
 
 
 def _decay(product: Term, rows: Index, columns: Index) -> Term | None:

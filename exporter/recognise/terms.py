@@ -30,6 +30,9 @@ Function = tuple[Any, ...]
 
 IDENTITY: Function = ("x",)
 
+BOOLEAN = {"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Not", "And", "Or"}
+"""Operators that give truth values."""
+
 MAX_TERMS, MAX_FACTORS = 6, 14
 """Larger forms are not attention; they are given up for opaque values."""
 
@@ -58,6 +61,15 @@ class Leaf:
     def indices(self) -> tuple[Index, ...]:
         """Its labels in a fixed order."""
         return self.dims
+
+    @property
+    def truth(self) -> Function | None:
+        """The function without casts, if it gives truth values."""
+        function = self.function
+        while function[0] == "Cast":
+            function = function[2]
+        stored = function == IDENTITY and str(self.tensor.dtype) == "bool"
+        return function if stored or function[0] in BOOLEAN else None
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,15 @@
 """ONNX file -> the graph that passes work on.
 
 Local functions are inlined, an operator set below what linexport's bodies need is raised, nodes and
-dynamic sizes get names, shapes are inferred, and weights kept in files beside it are read. Nothing
+dynamic sizes get names, shapes are observed, and weights kept in files beside it are read. Nothing
 else is changed, and parity with the file as it was proves that this changed nothing that counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
 import onnx
 from onnx import inliner, shape_inference, version_converter
 
@@ -19,6 +22,7 @@ from linexport.plugins.ops.body import OPSET
 from linexport.plugins.ops.op import DOMAIN
 from linexport.trace.messages import first_line
 from linexport.trace.metadata import drop_metadata
+from linexport.trace.observe import observe
 
 
 def adopt(graph: OnnxGraph) -> onnx.ModelProto:
@@ -31,13 +35,17 @@ def adopt(graph: OnnxGraph) -> onnx.ModelProto:
     given = inputs(model)
     for value, shape in zip(given, graph.shapes, strict=True):
         _write_shape(value, shape)
-    for value, seen in zip(model.graph.output, graph.output_shapes, strict=True):
-        _write_shape(value, seen)
     kept = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in given]
     del model.graph.input[:]
     model.graph.input.extend(kept)
     _name_nodes(model)
-    model = shape_inference.infer_shapes(model, data_prop=True)
+    names = [value.name for value in given]
+
+    def feeds(sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+        return {n: x.numpy() for n, x in zip(names, graph.draw(sizes), strict=True)}
+
+    model = _shaped(model, observe(model, graph.path.parent, feeds, graph.sizes))
+    _drop_bodies(model)
     drop_metadata(model)
     attach(graph.path, model)
     return model
@@ -49,11 +57,15 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     if len(others) < len(model.functions):
         ours = sorted({(f.domain, f.name) for f in others})
         model = inliner.inline_selected_functions(model, ours, exclude=True)
+    return model
+
+
+def _drop_bodies(model: onnx.ModelProto) -> None:
+    """Nodes of linexport's ops without their bodies, which a target writes anew."""
     for node in model.graph.node:
         if node.domain == DOMAIN:
             node.overload = ""
     del model.functions[:]
-    return model
 
 
 def _raised(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -81,13 +93,21 @@ def _name_nodes(model: onnx.ModelProto) -> None:
         taken.add(node.name)
 
 
-def _write_shape(value: onnx.ValueInfoProto, shape: tuple[int | str | None, ...]) -> None:
-    """Write the sizes of an input or output; None leaves what the file says."""
-    tensor = value.type.tensor_type
-    if not tensor.HasField("shape"):
-        tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension() for _ in shape)
-    for dim, size in zip(tensor.shape.dim, shape, strict=True):
+def _shaped(model: onnx.ModelProto, seen: list[onnx.ValueInfoProto]) -> onnx.ModelProto:
+    """With the shapes that were seen, or else what onnx infers."""
+    if not seen:
+        return shape_inference.infer_shapes(model, data_prop=True)
+    found = {value.name: value for value in seen}
+    del model.graph.value_info[:]
+    for output in model.graph.output:
+        if output.name in found:
+            output.type.CopyFrom(found.pop(output.name).type)
+    model.graph.value_info.extend(found.values())
+    return model
+
+
+def _write_shape(value: onnx.ValueInfoProto, shape: tuple[int | str, ...]) -> None:
+    """Write the names of the sizes of an input."""
+    for dim, size in zip(value.type.tensor_type.shape.dim, shape, strict=True):
         if isinstance(size, str):
             dim.dim_param = size
-        elif size is not None:
-            dim.dim_value = size

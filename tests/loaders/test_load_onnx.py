@@ -59,7 +59,7 @@ def test_names_sizes_and_source_of_a_file(written: Callable[..., Path]) -> None:
     assert loaded.source.sha256 and len(loaded.source.sha256) == 64
     assert loaded.graph is not None
     assert loaded.graph.dims == {"batch": DimRange(batch=True), "seq": DimRange()}
-    assert loaded.graph.shapes == loaded.graph.output_shapes == [("batch", "seq", 4)]
+    assert loaded.graph.shapes == [("batch", "seq", 4)]
     assert loaded.graph.sizes == {"batch": 2, "seq": 100}
     x = torch.randn(3, 7, 4)
     assert torch.equal(loaded.module(x)[0], x.relu())
@@ -93,20 +93,6 @@ def test_a_size_of_minus_one_is_dynamic(written: Callable[..., Path]) -> None:
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
     graph = load_model(written(model)).graph
     assert graph is not None and set(graph.dims) == {"batch", "seq"}
-
-
-def test_output_sizes_are_seen_by_running(written: Callable[..., Path]) -> None:
-    """Whatever the file calls them."""
-    signature = "(float[N, T] x, float[N, S] z) => (float[p] flat, float[q, r] y, float[2] c)"
-    text = f"""{HEAD} g {signature} {{
-        shape = Constant <value = int64[1] {{-1}}> ()
-        flat = Reshape(x, shape)
-        y = Transpose(z)
-        c = Constant <value = float[2] {{1, 2}}> ()
-    }}"""
-    graph = load_model(written(text)).graph
-    assert graph is not None
-    assert graph.output_shapes == [(None,), ("S", "N"), (2,)]
 
 
 def test_integers_index_the_table_they_are_looked_up_in(written: Callable[..., Path]) -> None:
@@ -166,7 +152,6 @@ def test_the_first_sizes_that_run_are_taken(written: Callable[..., Path]) -> Non
     }}"""
     graph = load_model(written(text)).graph
     assert graph is not None and graph.sizes == {"n": 64}
-    assert graph.output_shapes == [(None, 8)]
 
 
 # What is refused

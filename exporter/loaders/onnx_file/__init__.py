@@ -1,7 +1,7 @@
 """An ONNX file becomes a LoadedModel: the graph itself, and itself in ONNX Runtime as reference.
 
 `document` reads and checks the file, `external` its weights in files beside it, `sizes` finds its
-dynamic dimensions and example inputs, `outputs` the shapes that come of them, `module` runs it.
+dynamic dimensions and example inputs, `module` runs it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def load_onnx_file(path: Path, *, seed: int) -> LoadedModel:
     nodes, parameters = counts(model)
     return LoadedModel(
         module=module,
-        args=found.args,
+        args=found.draw(found.sizes),
         kwargs={},
         dynamic_shapes=None,
         source=Source(
@@ -54,7 +54,7 @@ def load_onnx_file(path: Path, *, seed: int) -> LoadedModel:
             sha256=digest(path, files),
             description=f"ONNX graph, {nodes} nodes, {parameters:,} parameters",
         ),
-        graph=OnnxGraph(path, nodes, shapes, found.output_shapes, dims, found.sizes),
+        graph=OnnxGraph(path, nodes, shapes, dims, found.sizes, found.draw),
         integer_ranges=found.integer_ranges,
         warnings=custom_operators(model),
     )
