@@ -253,8 +253,10 @@ def test_stages_can_be_left_out(models: Models) -> None:
 
 
 def test_transposed_weights_are_folded_unless_shared() -> None:
+    n = 2**14  # large enough that storing it twice counts
+
     def graph(shared: bool) -> onnx.ModelProto:
-        weight = numpy_helper.from_array(np.arange(6, dtype=np.float32).reshape(2, 3), "w")
+        weight = numpy_helper.from_array(np.arange(2 * n, dtype=np.float32).reshape(2, n), "w")
         nodes = [
             helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]),
             helper.make_node("MatMul", ["x", "t"], ["y"]),
@@ -262,12 +264,12 @@ def test_transposed_weights_are_folded_unless_shared() -> None:
         outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])]
         if shared:
             nodes.append(helper.make_node("Identity", ["w"], ["z"]))
-            outputs.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [2, 3]))
-        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])
+            outputs.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [2, n]))
+        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", n])
         made = helper.make_graph(nodes, "g", [x], outputs, [weight])
         return helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
-    feeds = {"x": np.ones((4, 3), np.float32)}
+    feeds = {"x": np.ones((4, n), np.float32)}
     for shared in (False, True):
         model = graph(shared)
         folded = passes.run(model)
