@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -82,18 +82,17 @@ class Local(FeatureMap):
         count = self.options.features // 2
         shapes = {"frequencies": (head_dim, count), "phases": (count,), "gain": (1,)}
         drawing = cache(self._draw)
-        for at, (name, shape) in enumerate(shapes.items()):
-            drawn = draws.frozen(lambda at=at: drawing()[at], shape, torch.float32)
+        for name, shape in shapes.items():
+            drawn = draws.frozen(partial(_part, drawing, name), shape, torch.float32)
             self.register_buffer(name, drawn)
 
-    def _draw(self) -> tuple[Array, Array, Array]:
-        """Frequencies, phases and gain."""
+    def _draw(self) -> dict[str, Array]:
         chosen, count = self.options, self.options.features // 2
         rng = draws.generator(chosen.seed)
         w = rng.standard_normal((self.head_dim, count)) / chosen.tau
         r = uniform_in_ball(rng, count, self.head_dim, chosen.delta)
-        c = constant(self.head_dim, chosen.delta, chosen.tau)
-        return w, (w * r).sum(0), np.array([math.sqrt(c / count)])
+        gain = math.sqrt(constant(self.head_dim, chosen.delta, chosen.tau) / count)
+        return {"frequencies": w, "phases": (w * r).sum(0), "gain": np.array([gain])}
 
     def frozen(self) -> Sequence[Tensor]:
         return self.frequencies, self.phases, self.gain
@@ -146,6 +145,10 @@ class Local(FeatureMap):
 def constant(width: int, delta: float, tau: float) -> float:
     """c = vol(B) (2 pi tau^2)^(-d/2)."""
     return volume(width, delta) * (2 * math.pi * tau**2) ** (-width / 2)
+
+
+def _part(draw: Callable[[], dict[str, Array]], name: str) -> Array:
+    return draw()[name]
 
 
 @cache
