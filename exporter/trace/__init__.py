@@ -16,6 +16,7 @@ import torch
 from linexport.dims import DimRange
 from linexport.errors import BuildError
 from linexport.loaders.model import LoadedModel
+from linexport.trace.draws import refuse_draws
 from linexport.trace.graph import plain_onnx, to_onnx
 from linexport.trace.names import name_symbols
 from linexport.trace.program import export_program
@@ -46,10 +47,12 @@ def trace(loaded: LoadedModel) -> Traced:
     """Trace a model with its dynamic dimensions.
 
     Raises:
-        UnsupportedModelError: the model's code fixes a dimension that should be dynamic.
+        UnsupportedModelError: the model's code fixes a dimension that should be dynamic, or it
+            draws random numbers.
         BuildError: torch could not trace or translate it for another reason.
     """
     program = loaded.program or export_program(loaded)
+    refuse_draws(program)
     names, dims, sizes = name_symbols(program, loaded.dynamic_shapes)
     model, translated = to_onnx(program, names)
     _check_outputs(program, model)
