@@ -11,7 +11,7 @@ float32 or int64 whatever the dtype of x, and formulas are then computed in floa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +24,11 @@ from linexport.plugins.ops.shapes import Shape, width_per_head
 
 PARAMETERS = 4
 """Most tensors a map may take besides x."""
+
+NAMES = tuple(f"parameter_{i}" for i in range(PARAMETERS))
+"""Their formal names."""
+
+PARAMETER_TYPES = ["tensor(float)", "tensor(int64)"]
 
 SIDES = ("query", "key")
 
@@ -138,9 +143,14 @@ def _side(node: Node) -> str:
     return str(node.attributes.get("side", SIDES[0]))
 
 
-def _parameters(node: Node) -> list[Parameter]:
-    names = [name for name in node.inputs[1:] if name]
-    return [Parameter(name, fixed_shape(name, node.shapes[name])) for name in names]
+def parameters_of(node: Node, names: Sequence[str]) -> tuple[Parameter, ...]:
+    """The inputs of those names that a node has, as parameters of its map.
+
+    Raises:
+        OpError: one has no fixed shape.
+    """
+    present = [name for name in node.inputs if name in names]
+    return tuple(Parameter(name, fixed_shape(name, node.shapes[name])) for name in present)
 
 
 def _check(node: Node) -> None:
@@ -149,26 +159,38 @@ def _check(node: Node) -> None:
     if not isinstance(heads, int) or heads < 1:
         raise OpError(f"FeatureMap has num_heads {heads!r}; expected at least 1.")
     width_per_head("x", node.shapes["x"], heads)
-    _parameters(node)
+    parameters_of(node, NAMES)
 
 
 def _portable(node: Node) -> tuple[Body, list[str]]:
-    found = formulas(node.attributes["kind"])
-    log = _flag(node, "log")
-    formula = found.side(_side(node), log)
-    x, parameters, heads = node.inputs[0], _parameters(node), int(node.attributes["num_heads"])
+    heads = int(node.attributes["num_heads"])
     width = width_per_head("x", node.shapes["x"], heads)
-    b = Body()
-    if found.packed(_side(node)):
-        x_f = b.Cast(x, to=TensorProto.FLOAT) if log else x
-        return b, [formula(b, x_f, width, *parameters)]
+    found, parameters = formulas(node.attributes["kind"]), parameters_of(node, NAMES)
+    b, log = Body(), _flag(node, "log")
+    return b, [write(b, found, _side(node), node.inputs[0], heads, width, parameters, log)]
+
+
+def write(
+    b: Body,
+    found: Formulas,
+    side: str,
+    x: str,
+    heads: int,
+    width: int,
+    parameters: Sequence[Parameter],
+    log: bool = False,
+) -> str:
+    """Append phi of one side on every head of (B, T, heads * width), as (B, T, heads * M)."""
+    formula = found.side(side, log)
+    if found.packed(side):
+        return formula(b, b.Cast(x, to=TensorProto.FLOAT) if log else x, width, *parameters)
     leading = b.Shape(x, start=0, end=2)
     x_f = b.Cast(x, to=TensorProto.FLOAT)
     split = b.Reshape(x_f, b.Concat(leading, b.const([heads, width]), axis=0), allowzero=1)
     y = formula(b, split, width, *parameters)
     packed = b.const([heads * found.features(width, *(p.shape for p in parameters))])
     y = b.Reshape(y, b.Concat(leading, packed, axis=0), allowzero=1)
-    return b, [y if log else b.CastLike(y, x)]
+    return str(y if log else b.CastLike(y, x))
 
 
 _FLOATING = activations("T")[0][1]
@@ -181,19 +203,13 @@ OP = Op(
         doc=__doc__ or "",
         inputs=[
             parameter("x", "T", "(B, T, H * d)"),
-            *(
-                parameter(f"parameter_{i}", f"P{i}", "Of the map.", "Optional")
-                for i in range(PARAMETERS)
-            ),
+            *(parameter(name, f"P{i}", "Of the map.", "Optional") for i, name in enumerate(NAMES)),
         ],
         outputs=[parameter("y", "Y", "(B, T, H * M)")],
         type_constraints=[
             *activations("T"),
             ("Y", _FLOATING, "T, or float with log = 1."),
-            *(
-                (f"P{i}", ["tensor(float)", "tensor(int64)"], "Never in half precision.")
-                for i in range(PARAMETERS)
-            ),
+            *((f"P{i}", PARAMETER_TYPES, "Never in half precision.") for i in range(PARAMETERS)),
         ],
         attributes=[
             defs.OpSchema.Attribute("kind", defs.OpSchema.AttrType.STRING, "Name of the map."),

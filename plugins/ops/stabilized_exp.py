@@ -27,7 +27,7 @@ from onnx import defs, helper
 
 from linexport.errors import OpError
 from linexport.plugins.ops.body import Body
-from linexport.plugins.ops.op import DOMAIN, VERSION, Node, Op, parameter
+from linexport.plugins.ops.op import DOMAIN, VERSION, Node, Op, StatePort, parameter
 from linexport.plugins.ops.shapes import Shape, one_of, rank, same, static_width, width_per_head
 
 LOWEST = -1e30
@@ -142,6 +142,13 @@ def _features(node: Node) -> int:
     return check(*_attributes(node), **node.shapes)
 
 
+def _states(node: Node) -> list[StatePort]:
+    _, heads, causal = _attributes(node)
+    if not causal:
+        return []
+    return [StatePort(2, 3, "key_max", (int(heads), _features(node)), initial=LOWEST)]
+
+
 def _portable(node: Node) -> tuple[Body, list[str]]:
     """The running maximum by a Scan over tokens.
 
@@ -239,4 +246,5 @@ OP = Op(
     ),
     check=lambda node: (_features(node), None)[1],
     portable=_portable,
+    states=_states,
 )
