@@ -22,6 +22,7 @@ import pytest
 import torch
 from scipy import integrate
 
+from linexport.errors import UsageError
 from linexport.models import feature_maps
 from linexport.models.feature_maps import FeatureMap
 from linexport.models.feature_maps.base import UNBIASED
@@ -88,6 +89,7 @@ def draw(
 
 CASES = [
     *((kind, {"orthogonal": False}) for kind in ("favor+", "favor+hyperbolic", "trigonometric")),
+    ("favor+floor", {"orthogonal": False, "floor": 0.3}),
     *(("random_monomials", {"degree": n}) for n in (1, 2, 3)),
     *(("tensor_sketch", {"degree": n}) for n in (1, 2, 3)),
     ("local", {"delta": 0.8, "tau": 0.5}),
@@ -95,7 +97,7 @@ CASES = [
     ("favor+*local", {"delta": 0.8, "tau": 0.5}),
     ("favor+*laplace", {"delta": 3.0}),
 ]
-ORTHOGONAL = [(kind, {"orthogonal": True}) for kind, o in CASES if "orthogonal" in o]
+ORTHOGONAL = [(kind, {**o, "orthogonal": True}) for kind, o in CASES if "orthogonal" in o]
 
 
 def test_every_random_map_is_tested() -> None:
@@ -126,7 +128,7 @@ def test_the_error_falls_as_one_over_the_features(kind: str, options: dict[str, 
     q, k = pairs()
     errors = [
         feature_maps.make(kind, WIDTH, {"features": m, **options}).theoretical_error(q, k)
-        for m in (32, 128)
+        for m in ((33, 129) if kind == "favor+floor" else (32, 128))
     ]
     assert errors[0] is not None and errors[1] is not None
     np.testing.assert_allclose(errors[0], 4 * errors[1], rtol=1e-12)
@@ -281,3 +283,48 @@ def test_wrong_features_with_the_root_of_the_transform_in_place_of_its_integral(
         kernel = math.exp(-(u**2) / 2)
         assert distance(1.0 * np.cos(w * u), kernel) < 1
         assert distance(transform * np.cos(w * u), kernel) > 1
+
+
+# The constant feature
+
+
+def attention_error(module: FeatureMap, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> float:
+    """Of bidirectional attention from softmax's, relative."""
+    weights = np.exp(q @ k.T / math.sqrt(q.shape[1]))
+    want = weights @ v / weights.sum(1, keepdims=True)
+    frozen = [p.double() for p in module.frozen()]
+    scores = (module.phi(torch.from_numpy(q), *frozen).numpy()) @ (
+        module.phi_key(torch.from_numpy(k), *frozen).numpy().T
+    )
+    got = scores @ v / scores.sum(1, keepdims=True)
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+@pytest.mark.parametrize("scale", [0.3, 0.5, 0.7])
+def test_a_fitted_floor_beats_favor_and_the_mean(scale: float) -> None:
+    """At d = 64, over three draws; fitted to other samples of the same distribution."""
+    random = np.random.default_rng(5)
+    errors: dict[str, list[float]] = {"favor+": [], "favor+floor": [], "mean": []}
+    for seed in range(3):
+        q, k, other_q, other_k = scale * random.normal(size=(4, 512, 64))
+        v = random.normal(size=(512, 64))
+        for kind in ("favor+", "favor+floor"):
+            module = feature_maps.make(kind, 64, {"features": 256, "seed": seed})
+            if kind == "favor+floor":
+                module.fit(other_q, other_k)  # type: ignore[operator]
+            errors[kind].append(attention_error(module, q, k, v))
+        mean = feature_maps.make("favor+floor", 64, {"features": 2, "floor": 1e12})
+        errors["mean"].append(attention_error(mean, q, k, v))
+    floor = np.mean(errors["favor+floor"])
+    assert floor < 0.85 * np.mean(errors["favor+"])
+    assert floor < 1.03 * np.mean(errors["mean"])
+    if scale <= 0.5:
+        assert floor < 0.93 * np.mean(errors["mean"])
+
+
+def test_a_floor_is_positive() -> None:
+    for floor in (0.0, -1.0):
+        with pytest.raises(UsageError, match=r"'floor' is .*; expected float > 0"):
+            feature_maps.make("favor+floor", 8, {"floor": floor})
+    with pytest.raises(UsageError, match=r"queries has shape \(3, 7\); expected \(n, 8\)"):
+        feature_maps.make("favor+floor", 8).fit(np.ones((3, 7)), np.ones((3, 8)))  # type: ignore[operator]

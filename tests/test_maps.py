@@ -94,7 +94,14 @@ def test_denominators_show_what_cancels(result: dict[str, Any]) -> None:
 def test_exponential_maps_are_judged_without_overflow() -> None:
     given = samples.random_samples(8, 32, 0)
     large = samples.Samples(
-        *(100 * x for x in (given.queries, given.keys)), given.values, given.fit_keys, True, 4, ""
+        100 * given.queries,
+        100 * given.keys,
+        given.values,
+        given.keys[0],
+        given.keys[0],
+        True,
+        4,
+        "",
     )
     found = accuracy.judge([feature_maps.make("favor+", 8)], accuracy.reference(large))
     assert math.isfinite(found["output_error"])
@@ -104,7 +111,14 @@ def test_exponential_maps_are_judged_without_overflow() -> None:
 def test_what_is_not_finite_is_null_and_said() -> None:
     given = samples.random_samples(8, 32, 0)
     large = samples.Samples(
-        *(100 * x for x in (given.queries, given.keys)), given.values, given.fit_keys, True, 4, ""
+        100 * given.queries,
+        100 * given.keys,
+        given.values,
+        given.keys[0],
+        given.keys[0],
+        True,
+        4,
+        "",
     )
     module = feature_maps.make("trigonometric", 8)
     found = accuracy.judge([module], accuracy.reference(large))

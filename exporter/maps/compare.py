@@ -42,7 +42,7 @@ class Choice:
             module = feature_maps.make(self.kind, d, {**self.options, **extra})
             fit = getattr(module, "fit", None)
             if fit is not None:
-                fit(samples.fit_keys)
+                fit(samples.fit_queries, samples.fit_keys)
             found.append(module)
         return found
 

@@ -24,7 +24,6 @@ TRACED = 100
 """Tokens of the traced example: several chunks."""
 SHORT = 8
 SETTINGS = Settings(warmup=2, repeats=9, seconds=0.6)
-_STATELESS = passes.STAGES[:-1]
 
 
 def export(config: LinearAttentionLayerConfig, folder: Path) -> Path:
@@ -38,7 +37,7 @@ def export(config: LinearAttentionLayerConfig, folder: Path) -> Path:
         source=Source("factory", "linexport.models", None, module.name),
     )
     target = targets.find(TARGET)
-    model = target.prepare(passes.run(trace.trace(loaded).model, _STATELESS))
+    model = target.prepare(passes.run(trace.trace(loaded).model, passes.STATELESS))
     lowered, _ = lower(model, target.candidates)
     folder.mkdir()
     return write.save_model(lowered, folder)

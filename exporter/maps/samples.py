@@ -34,7 +34,8 @@ class Samples:
         queries: (heads, T, d), before any feature map, not scaled.
         keys: (heads, T, d).
         values: (heads, T, d_v).
-        fit_keys: (n, d) further keys, for maps that are fitted.
+        fit_queries: (n, d) further queries, for maps that are fitted.
+        fit_keys: (n, d) further keys, likewise.
         causal: whether a token attends only to those before it.
         layer_heads: heads of one layer, which times are measured for.
         source: for people.
@@ -43,6 +44,7 @@ class Samples:
     queries: Array
     keys: Array
     values: Array
+    fit_queries: Array
     fit_keys: Array
     causal: bool
     layer_heads: int
@@ -53,9 +55,9 @@ def random_samples(d: int, length: int, seed: int) -> Samples:
     """Independent standard normal entries, causal."""
     random = np.random.default_rng(seed)
     q, k, v = random.standard_normal((3, RANDOM_HEADS, length, d))
-    fit = random.standard_normal((4 * length, d))
+    fit_q, fit_k = random.standard_normal((2, 4 * length, d))
     source = f"standard normal queries, keys and values, {RANDOM_HEADS} heads"
-    return Samples(q, k, v, fit, True, RANDOM_HEADS, source)
+    return Samples(q, k, v, fit_q, fit_k, True, RANDOM_HEADS, source)
 
 
 def model_samples(source: str | Path, length: int, seed: int, inputs: Path | None) -> Samples:
@@ -84,13 +86,18 @@ def model_samples(source: str | Path, length: int, seed: int, inputs: Path | Non
         np.concatenate([getattr(s, n) for s in shown]) for n in ("queries", "keys", "values")
     )
     chosen = np.unique(np.linspace(0, len(q) - 1, min(MOST_HEADS, len(q))).round().astype(int))
+    fit_q, fit_k = (
+        np.concatenate([getattr(s, n) for s in others]).reshape(-1, q.shape[2])
+        for n in ("queries", "keys")
+    )
     what = f"{loaded.source.description}: {len(chosen)} of {len(q)} heads in {len(shown)} layers"
     how = f"inputs from {inputs}" if inputs else "random inputs"
     return Samples(
         q[chosen],
         k[chosen],
         v[chosen],
-        np.concatenate([s.keys for s in others]).reshape(-1, q.shape[2]),
+        fit_q,
+        fit_k,
         all(s.causal for s in shown),
         shown[0].queries.shape[0],
         f"{what}, on {how}",

@@ -65,10 +65,11 @@ class PseudoKeys(FeatureMap):
             self.register_buffer(f"{side}_bias", torch.zeros(M))
         self._place(random.standard_normal((M, head_dim)), 1.0)
 
-    def fit(self, keys: Array) -> None:
+    def fit(self, queries: Array, keys: Array) -> None:
         """Place the centroids by k-means.
 
         Args:
+            queries: not looked at: clusters are of keys.
             keys: (n, d) samples of the real distribution, as they reach the map.
 
         Raises:
