@@ -15,6 +15,11 @@ NAMES = {
     "parity": "Comparing it with the original",
     "streaming": "Checking that it streams",
     "measure": "Measuring it beside plain export and PyTorch",
+    "sample": "Taking queries, keys and values",
+    "judge": "Comparing maps with softmax and with their theory",
+    "export": "Exporting a layer with each",
+    "memory": "Measuring their memory",
+    "time": "Timing them in turns",
 }
 
 

@@ -41,8 +41,13 @@ class Comparison:
         return {k: v for k, v in asdict(self).items() if k != "counts"}
 
 
-def compare(expected: np.ndarray, got: np.ndarray, tolerance: Tolerance) -> Comparison:
-    """``got`` against ``expected``; see ``Comparison``."""
+def compare(
+    expected: np.ndarray, got: np.ndarray, tolerance: Tolerance, rounding: float = 0.0
+) -> Comparison:
+    """``got`` against ``expected``; see ``Comparison``.
+
+    ``rounding`` is how far the original's float32 output is from its own float64 output.
+    """
     expected, got = np.asarray(expected), np.asarray(got)
     nan = {"expected": _count(np.isnan, expected), "got": _count(np.isnan, got)}
     inf = {"expected": _count(np.isinf, expected), "got": _count(np.isinf, got)}
@@ -58,11 +63,13 @@ def compare(expected: np.ndarray, got: np.ndarray, tolerance: Tolerance) -> Comp
         difference = np.where(same, 0.0, np.abs(found - wide))
     # A value that is finite on one side only is as wrong as can be.
     difference = np.where(np.isnan(difference), np.inf, difference)
-    magnitude = float(np.max(np.abs(wide[np.isfinite(wide)]), initial=0.0))
+    magnitude = largest(wide)
     worst = np.unravel_index(int(difference.argmax()), difference.shape)
     absolute = float(difference[worst])
     relative = absolute / magnitude if magnitude else (0.0 if absolute == 0 else float("inf"))
-    passed = absolute <= tolerance.absolute + tolerance.relative * magnitude
+    passed = absolute <= tolerance.limit(magnitude, rounding)
+    apart = int(np.isinf(difference).sum())
+    reason = f"{apart} values are NaN or infinite on one side only" if apart else None
     return Comparison(
         relative,
         absolute,
@@ -74,9 +81,14 @@ def compare(expected: np.ndarray, got: np.ndarray, tolerance: Tolerance) -> Comp
         nan,
         inf,
         bool(passed),
-        None,
+        reason,
         _histogram(difference, magnitude),
     )
+
+
+def largest(values: np.ndarray) -> float:
+    """Of the finite magnitudes; 0 if there are none."""
+    return float(np.max(np.abs(values[np.isfinite(values)]), initial=0.0))
 
 
 def _count(test: Any, values: np.ndarray) -> int:

@@ -40,7 +40,7 @@ def first_layer(
     try:
         expected = _observe(subject.loaded.module, prompt, list(names))
         session = open_session(_with_outputs(model, list(names.values())).SerializeToString())
-        state = subject.zero_state(sizes["batch"])
+        state = subject.initial_state(sizes["batch"])
         got = session.run({**prompt.part(0, sizes["seq"]), **state})
     except Exception:
         return None  # The failure itself is reported already; this only adds to it.
