@@ -1,7 +1,7 @@
 """What is in an exponent, as the decay of a gated recurrence.
 
-    exp(X_t - X_s) with X_t = c t             decay c at every token            (RetNet)
-                        X_t = sum_{u <= t} g_u  decay g                           (gated attention)
+exp(X_t - X_s) with X_t = c t             decay c at every token            (RetNet)
+                    X_t = sum_{u <= t} g_u  decay g                           (gated attention)
 """
 
 from __future__ import annotations
@@ -49,4 +49,3 @@ def write(writer: Writer, dtype: np.dtype[np.generic]) -> gs.Tensor:
         constant: gs.Tensor = gs.Constant(f"{writer.root.name}/decay", number)
         return writer.expanded(constant, heads, dtype)
     return writer.packed_decay(leaves[0], time, heads, width, term.coefficient, dtype)
-
