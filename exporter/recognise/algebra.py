@@ -143,7 +143,7 @@ def _exponential(term: Term, form: Form) -> Form | None:
 
 def exponent(term: Term, free: frozenset[Axis]) -> Nested:
     """exp of one term, some labels of which are free."""
-    return Nested("exp", Form(tuple((a,) for a in free & term.axes), (term,)))
+    return nested("exp", Form(tuple((a,) for a in free), (term,)))
 
 
 def nested(kind: str, inner: Form) -> Nested:

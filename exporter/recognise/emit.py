@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.op import DOMAIN
-from linexport.recognise import functions
+from linexport.recognise import decay, functions
 from linexport.recognise.axes import Axis, Index, size_of
 from linexport.recognise.nodes import Nodes, element
 from linexport.recognise.roles import NotAttentionError, Roles
@@ -147,8 +147,7 @@ class Writer(Nodes):
         roles, order = self.roles, self.layout
         if roles.value:
             return self._packed("value", roles.value, order.value, roles.widths, dtype)
-        ones = gs.Constant(self.name("ones"), np.ones((1, 1, _count(order.value)), dtype))
-        return self.expanded(ones, order.value, dtype)
+        return self._everywhere(np.ones((1, 1, _count(order.value)), dtype), order.value)
 
     def _packed(
         self,
@@ -221,27 +220,11 @@ class Writer(Nodes):
         assert result is not None
         return result
 
-    def expanded(self, x: gs.Tensor, heads: Index, dtype: np.dtype[np.generic]) -> gs.Variable:
-        """(1, 1, heads) repeated for every token."""
+    def _everywhere(self, row: np.ndarray, heads: Index) -> gs.Variable:
+        """Numbers of the heads, (1, 1, heads), repeated for every token."""
+        x = gs.Constant(self.name("row"), row)
         shape = self.shape_of([self.roles.batch, self.roles.rows, heads])
-        return self.add("Expand", [x, shape], dtype, heads)
-
-    def packed_decay(
-        self,
-        leaf: Leaf,
-        time: Index,
-        heads: Index,
-        width: Index,
-        coefficient: float,
-        dtype: np.dtype[np.generic],
-    ) -> gs.Variable:
-        """A leaf times a number as (B, T, heads * width)."""
-        packed = self.grouped(leaf, (self.roles.batch, time, (*heads, *width)))
-        decay = self._applied("", packed, leaf, heads, dtype)
-        if coefficient == 1.0:
-            return decay
-        factor = gs.Constant(self.name("factor"), np.asarray(coefficient, dtype))
-        return self.add("Mul", [decay, factor], dtype, shape=decay.shape)
+        return self.add("Expand", [x, shape], row.dtype, heads)
 
     def _mask(self, leaf: Leaf) -> gs.Tensor:
         """(B, T), True where the key counts."""
@@ -254,9 +237,17 @@ class Writer(Nodes):
         return self._function(x, replace(leaf, function=leaf.truth), np.dtype(bool))
 
     def _decay(self, dtype: np.dtype[np.generic]) -> gs.Variable:
-        from linexport.recognise.decay import write
-
-        return write(self, dtype)
+        """(B, T, heads) or (B, T, heads * channels)."""
+        heads = self.layout.value
+        found = decay.read(self.roles, heads)
+        if found.leaf is None:
+            return self._everywhere(np.full((1, 1, _count(heads)), found.coefficient, dtype), heads)
+        groups = (self.roles.batch, found.time, (*heads, *found.width))
+        x = self._applied("", self.grouped(found.leaf, groups), found.leaf, heads, dtype)
+        if found.coefficient == 1.0:
+            return x
+        factor = gs.Constant(self.name("factor"), np.asarray(found.coefficient, dtype))
+        return self.add("Mul", [x, factor], dtype, shape=x.shape)
 
     def _post(self, output: gs.Variable) -> gs.Variable:
         """Times the factors that the op has no attribute for."""

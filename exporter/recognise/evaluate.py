@@ -24,6 +24,11 @@ Rule = Callable[["Evaluator", gs.Node], "Form | dict[str, Form] | None"]
 RULES: dict[str, Rule] = {}
 
 
+LIKE_FIRST = {"Softmax", "LogSoftmax", "LayerNormalization", "Clip", "IsNaN", "Gelu", "Trilu"}
+BROADCASTING = {"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Where", "And", "Or", "Equal"}
+"""Operators that have their output's sizes from their inputs."""
+
+
 def rule(*operators: str) -> Callable[[Rule], Rule]:
     """Register the rule of standard operators."""
 
@@ -142,7 +147,25 @@ class Evaluator:
             form = self._forms.get(tensor.name)
             if form is not None and (tensor.name in self.opaque_over or interesting(form)):
                 self.opaque_over[output.name] = node
-        self._forms[output.name] = self._source(output)
+        self._forms[output.name] = self._source(output) or self._shaped(node, output)
+
+    def _shaped(self, node: gs.Node, output: gs.Tensor) -> Form | None:
+        """A leaf whose sizes the graph does not state, where they follow from the inputs'."""
+        forms = self.forms([t for t in node.inputs if not t.is_empty()])
+        if not forms or output is not node.outputs[0]:
+            return None
+        if node.op in LIKE_FIRST:
+            shape = [size_of(i) for i in forms[0].dims]
+            return algebra.leaf_form(output, shape)
+        if node.op not in BROADCASTING:
+            return None
+        dims: tuple[Index, ...] = ()
+        for form in forms:
+            aligned = algebra.broadcast(algebra.constant(1.0, dims), form)
+            if aligned is None:
+                return None
+            dims = aligned[2]
+        return algebra.leaf_form(output, [size_of(i) for i in dims])
 
     def _source(self, tensor: gs.Tensor) -> Form | None:
         value = self.values.numbers(tensor)

@@ -145,30 +145,34 @@ def _matches(
     for place, other in enumerate(b):
         if first.key() != other.key():
             continue
-        extended = _paired(first.indices(), other.indices(), known)
-        if extended is None:
-            continue
-        if (
-            isinstance(first, Nested)
-            and isinstance(other, Nested)
-            and not _same_inside(first, other, extended)
-        ):
-            continue
-        yield from _matches(rest, b[:place] + b[place + 1 :], extended)
+        for extended in _one(first, other, known):
+            yield from _matches(rest, b[:place] + b[place + 1 :], extended)
 
 
-def _same_inside(a: Nested, b: Nested, known: dict[Axis, Axis]) -> bool:
-    renamed_ = a.inner.rename({x: (y,) for x, y in known.items()})
-    left = list(b.inner.terms)
-    for term in renamed_.terms:
-        found = next(
-            (t for t in left if t.coefficient == term.coefficient and same(term, t, b.inner.axes)),
-            None,
-        )
-        if found is None:
-            return False
-        left.remove(found)
-    return not left
+def _one(a: Factor, b: Factor, known: dict[Axis, Axis]) -> Iterator[dict[Axis, Axis]]:
+    if isinstance(a, Nested) and isinstance(b, Nested):
+        yield from _sums(list(a.inner.terms), list(b.inner.terms), known, a.axes)
+        return
+    paired = _paired(a.indices(), b.indices(), known)
+    if paired is not None:
+        yield paired
+
+
+def _sums(
+    a: list[Term], b: list[Term], known: dict[Axis, Axis], free: frozenset[Axis]
+) -> Iterator[dict[Axis, Axis]]:
+    """Inner sums: what they sum over has no meaning outside, so only free labels are kept."""
+    if not a or not b:
+        if not a and not b:
+            yield known
+        return
+    for place, other in enumerate(b):
+        alike = math.isclose(a[0].coefficient, other.coefficient) and a[0].key() == other.key()
+        if not alike:
+            continue
+        for found in _matches(list(a[0].factors), list(other.factors), known):
+            kept = {x: y for x, y in found.items() if x in known or x in free}
+            yield from _sums(a[1:], b[:place] + b[place + 1 :], kept, free)
 
 
 def _paired(

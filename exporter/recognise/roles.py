@@ -9,6 +9,7 @@ several of them share are the batch and the heads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -245,7 +246,8 @@ def _decay(product: Term, rows: Index, columns: Index) -> Term | None:
         raise NotAttentionError("its decay is not one factor for queries and its inverse for keys")
     moved = at_column[0].scaled(-1.0).rename({s: (t,) for s, t in zip(columns, rows, strict=True)})
     shared = frozenset(at_row[0].axes | moved.axes) & frozenset(product.axes)
-    if moved.coefficient != at_row[0].coefficient or match(at_row[0], moved, shared) is None:
+    same_rate = math.isclose(moved.coefficient, at_row[0].coefficient)
+    if not same_rate or match(at_row[0], moved, shared) is None:
         raise NotAttentionError("the decays of queries and of keys differ")
     return at_row[0]
 

@@ -165,7 +165,7 @@ class Nested:
 
     def key(self) -> tuple[Any, ...]:
         """Equal for factors that are the same up to their labels."""
-        return (self.kind, *sorted(t.key() for t in self.inner.terms))
+        return (self.kind, *sorted((t.key() for t in self.inner.terms), key=repr))
 
     def indices(self) -> tuple[Index, ...]:
         """Its labels in a fixed order."""

@@ -95,6 +95,12 @@ def export() -> Callable[[str], tuple[Packed, onnx.ModelProto]]:
     return exported
 
 
+@pytest.fixture(scope="session")
+def random_graphs() -> ModuleType:
+    """The generator of random graphs."""
+    return load("random_graphs")
+
+
 @pytest.fixture(scope="package", autouse=True)
 def alone(one_thread: None) -> None:
     """Tensors of these tests are tiny."""

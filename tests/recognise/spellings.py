@@ -19,6 +19,8 @@ from torch import Tensor, nn
 HEADS, D = 4, 8
 WIDTH = HEADS * D
 EPS = 1e-6
+LONGEST = 256
+"""Of the masks that are stored."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ class TrilBuffer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("mask", torch.tril(torch.ones(256, 256)).view(1, 1, 256, 256))
+        self.register_buffer("mask", torch.ones(LONGEST, LONGEST).tril()[None, None])
 
     def forward(self, q, k, v):
         q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
@@ -299,10 +301,13 @@ def multi_query(q, k, v):
 
 @spelling(CAUSAL, q_num_heads=HEADS, kv_num_heads=2, **NORMALISED)
 def grouped_query(q, k, v):
-    """Two key and value heads, repeated."""
+    """Half as many key and value heads, repeated."""
     q = phi(heads_first(q))
     k, v = (
-        x[..., : 2 * D].unflatten(-1, (2, D)).transpose(1, 2).repeat_interleave(2, dim=1)
+        x[..., : WIDTH // 2]
+        .unflatten(-1, (HEADS // 2, D))
+        .transpose(1, 2)
+        .repeat_interleave(2, dim=1)
         for x in (k, v)
     )
     k = phi(k)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 import onnxruntime
 import pytest
 import torch
@@ -92,6 +93,21 @@ def test_passes_run_twice_find_nothing_more(spelling: str, export: Export) -> No
     twice = passes.rewrite(once.model)
     assert not twice.findings.matches and not twice.findings.refused
     assert twice.model.graph.SerializeToString() == once.model.graph.SerializeToString()
+
+
+@pytest.mark.parametrize("name", ["block", "gated", "clamped_denominator", "litemla"])
+def test_the_order_within_a_stage_does_not_matter(name: str, export: Export) -> None:
+    _, model = export(name)
+    results = set()
+    for order in (1, -1):
+        graph = gs.import_onnx(model)
+        for stage in passes.STAGES:
+            for found in list(passes.passes())[::order]:
+                if stage == found.STAGE:
+                    found.run(graph)
+        graph.cleanup().toposort()
+        results.add(gs.export_onnx(graph, do_type_check=False).graph.SerializeToString())
+    assert len(results) == 1
 
 
 PADDED = {"chunks", "chunks_of_a_multiple"}

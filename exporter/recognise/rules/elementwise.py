@@ -202,13 +202,15 @@ def where(condition: Form, a: Form, b: Form) -> Form | None:
     opposite = algebra.complement(condition)
     if opposite is None:
         return None
-    for kept, x, y in ((condition, a, b), (opposite, b, a)):
-        if y.scalar == 0:
-            return multiply(x, kept) if len(kept.terms) == 1 else None
+    sides = ((condition, a, b), (opposite, b, a))
+    for kept, x, y in sides:
         if y.scalar is not None and math.isinf(y.scalar):
             gone = algebra.complement(kept)
             filled = gone and algebra.times(algebra.constant(y.scalar), gone)
             return filled and algebra.plus(x, filled)
+    for kept, x, y in sides:
+        if y.scalar == 0:
+            return multiply(x, kept) if len(kept.terms) == 1 else None
     if a.scalar is not None and b.scalar is not None:
         first, second = algebra.times(condition, a), algebra.times(opposite, b)
         return first and second and algebra.plus(first, second)
