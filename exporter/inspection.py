@@ -12,7 +12,7 @@ from linexport import neighbourhood, passes, tokens, trace
 from linexport.artifact import manifest as manifests
 from linexport.errors import UsageError
 from linexport.loaders import load_model
-from linexport.plugins.ops.linear_attention import view
+from linexport.plugins.ops import generalized_delta_rule, linear_attention
 from linexport.plugins.ops.registry import linexport_nodes
 
 REACH = 7
@@ -88,7 +88,10 @@ def _ops(model: onnx.ModelProto) -> list[dict[str, Any]]:
     for node, op, seen in linexport_nodes(model):
         entry: dict[str, Any] = {"node": node.name, "op": op.name, **seen.attributes}
         if op.name == "LinearAttention":
-            _, sizes = view(seen)
+            _, sizes = linear_attention.view(seen)
             entry |= {"d_k": sizes.d_k, "d_v": sizes.d_v, "key_heads": sizes.key_heads}
+        if op.name == "GeneralizedDeltaRule":
+            widths = generalized_delta_rule.view(seen)
+            entry |= {"d_k": widths.d_k, "d_v": widths.d_v}
         found.append(entry)
     return found

@@ -8,6 +8,7 @@ Everything is written to a temporary folder that takes the place of the output a
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,9 @@ from linexport.artifact import manifest as manifests
 from linexport.artifact import write
 from linexport.errors import BuildError
 from linexport.loaders import load_model
+from linexport.plugins.ops.feature_map import SIDES
 from linexport.plugins.ops.op import DOMAIN
+from linexport.plugins.ops.registry import all_ops
 from linexport.progress import Progress, Silent, Stopwatch
 from linexport.results import Manifest, check_parity, measure, write_reports
 from linexport.subject import subject_of, tensors
@@ -47,6 +50,7 @@ class Request:
     threads: int = 0
     seed: int = 0
     overwrite: bool = False
+    trust_remote_code: bool = False
 
 
 def convert(
@@ -61,12 +65,14 @@ def convert(
     threads: int = 0,
     seed: int = 0,
     overwrite: bool = False,
+    trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> Manifest:
     """Convert a model to an artifact folder and prove it equal to the original.
 
     Args:
-        source: a linexport checkpoint, an exported program, or ``package.module:callable``.
+        source: a linexport checkpoint, an exported program, a Hugging Face model folder, or
+            ``package.module:callable``.
         output: the folder to make.
         target: name of a target, see ``linexport.targets``.
         dims: ranges of dynamic dimensions, ``NAME=MIN:OPT:MAX``.
@@ -76,6 +82,7 @@ def convert(
         threads: of every measured competitor, 0 for each one's own choice.
         seed: of all random inputs.
         overwrite: replace an artifact that is there, once the new one is complete.
+        trust_remote_code: run Python code that a model folder brings along.
         progress: shown the stages.
 
     Returns:
@@ -97,6 +104,7 @@ def convert(
         threads,
         seed,
         overwrite,
+        trust_remote_code,
     )
     targets.find(target)
     ranges = dimensions.parse(request.dims)
@@ -132,12 +140,19 @@ class _Conversion:
     def run(self) -> Manifest:
         stage = self.watch.stage
         with stage("load"):
-            self.loaded = load_model(self.request.source, seed=self.request.seed)
+            self.loaded = load_model(
+                self.request.source,
+                seed=self.request.seed,
+                trust_remote_code=self.request.trust_remote_code,
+            )
         with stage("trace"):
             self.traced = trace.trace(self.loaded)
             self.dims = dimensions.merge(self.traced.dims, self.ranges)
         manifest = self._lower_and_check(with_state=True)
-        if manifest["streaming"]["passed"] is False:
+        if manifest["streaming"]["passed"] is False and self.loaded.stepwise is not None:
+            # The model's own states are inputs and outputs: they cannot be left out.
+            manifest["status"] = "parity_failed"
+        elif manifest["streaming"]["passed"] is False:
             reason = f"exported without state: {manifest['streaming']['reason']}"
             if self.mixing:
                 reason += f". What mixes tokens: {', '.join(self.mixing[:NAMED])}"
@@ -174,6 +189,7 @@ class _Conversion:
         with stage("write"):
             path = write.save_model(lowered, self.folder)
             self._check(path)
+            write.copy_files(self.loaded.files, self.folder)
             manifest = self._manifest(lowered, [c.json() for c in choices])
         with stage("parity"):
             session = self.target.open(path, threads=self.request.threads, taking_turns=True)
@@ -205,12 +221,16 @@ class _Conversion:
         return sizes
 
     def _manifest(self, model: onnx.ModelProto, lowerings: list[dict[str, Any]]) -> Manifest:
-        found = states.find(model, [i.name for i in self.traced.model.graph.input])
-        fused: dict[str, int] = {}
-        for node in model.graph.node:
-            if node.domain == DOMAIN:
-                fused[node.op_type] = fused.get(node.op_type, 0) + 1
+        given = [i.name for i in self.traced.model.graph.input]
+        own = self.loaded.stepwise.states if self.loaded.stepwise else ()
+        found = [*own, *states.find(model, given)]
+        fused = _fused(model.graph)
         warnings = list(self.loaded.warnings)
+        warnings += [
+            f"{name} was found: {op.slow}."
+            for name, op in all_ops().items()
+            if op.slow and name in fused
+        ]
         if not fused:
             warnings.append(
                 "No linear attention was found: the artifact is the model as exported. Layers "
@@ -226,7 +246,9 @@ class _Conversion:
             "target": self.target.name,
             "source": vars(self.loaded.source),
             "warnings": warnings,
-            "inputs": tensors(graph.input),
+            "inputs": [
+                {**i, "default": self.loaded.defaults.get(i["name"])} for i in tensors(graph.input)
+            ],
             "outputs": tensors(graph.output),
             "states": [s.json() for s in found],
             "dims": {
@@ -249,7 +271,7 @@ class _Conversion:
                 "exported": len(self.traced.model.graph.node),
                 "artifact": len(graph.node),
             },
-            "files": {p.name: p.stat().st_size for p in sorted(self.folder.glob("model.onnx*"))},
+            "files": {p.name: p.stat().st_size for p in sorted(self.folder.iterdir())},
             "model_sha256": manifests.digest(self.folder / manifests.MODEL),
             "parity": None,
             "streaming": None,
@@ -261,3 +283,14 @@ class _Conversion:
             "seed": self.request.seed,
             "stages": [],
         }
+
+
+def _fused(graph: onnx.GraphProto) -> dict[str, int]:
+    """How often each op occurs; feature maps that an attention applies itself count, too."""
+    count: Counter[str] = Counter()
+    for node in graph.node:
+        if node.domain == DOMAIN:
+            count[node.op_type] += 1
+            if any(a.name == "feature_map" and a.s for a in node.attribute):
+                count["FeatureMap"] += len(SIDES)
+    return dict(count)

@@ -1,32 +1,32 @@
-"""The recurrent states of a graph: which input continues which output."""
+"""The states of a graph: which input continues which output, and what begins a sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import onnx
 
-from linexport.plugins.ops.op import DOMAIN
-from linexport.plugins.ops.registry import known_shapes
+from linexport.plugins.ops.registry import known_shapes, linexport_nodes
 
 LENGTH = ("past_length", "present_length")
 """The state that counts tokens, where positions are computed from it: int64 of shape (1,)."""
-
-PAIRS = {
-    "LinearAttention": ((3, 1), (4, 2)),
-    "CausalConvWithState": ((3, 1),),
-}
-"""Positions of past inputs and present outputs, by op."""
 
 
 @dataclass(frozen=True)
 class State:
     """One state: feed the output ``present`` of a call to the input ``past`` of the next.
 
-    ``shape`` starts with the batch, save for that of the tokens counted, which has no batch; zeros
-    begin a sequence.
+    Attributes:
+        past, present: names of the input and the output.
+        dtype: of both.
+        shape: of the input; it starts with the batch, save for that of the tokens counted.
+        op: that reads and writes it.
+        grows: the axis that each call makes longer by the tokens it is fed, None where the shape
+            stays. Such a state begins empty.
+        initial: what begins a sequence, everywhere.
     """
 
     past: str
@@ -34,10 +34,35 @@ class State:
     dtype: str
     shape: tuple[int | str | None, ...]
     op: str
+    grows: int | None = None
+    initial: float = 0.0
+
+    def start(self, batch: int) -> np.ndarray:
+        """Its value before the first token."""
+        sizes = [size if isinstance(size, int) else batch for size in self.shape]
+        if self.grows is not None:
+            sizes[self.grows] = 0
+        return np.full(sizes, self.initial, self.dtype)
+
+    def fits(self, value: np.ndarray, sizes: dict[str, int]) -> bool:
+        """``value`` is one; ``sizes`` are those of dimensions seen so far, and is added to."""
+        return (
+            value.dtype == self.dtype
+            and len(value.shape) == len(self.shape)
+            and all(
+                found == (sizes.setdefault(size, found) if isinstance(size, str) else size)
+                for found, size in zip(value.shape, self.shape, strict=True)
+            )
+        )
 
     def json(self) -> dict[str, Any]:
         """As written to the manifest."""
         return {**asdict(self), "shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> State:
+        """The inverse of ``json``."""
+        return cls(**{**content, "shape": tuple(content["shape"])})
 
 
 def find(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:
@@ -49,18 +74,17 @@ def find(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:
     outputs = {o.name for o in model.graph.output}
     shapes = known_shapes(model)
     found = []
-    for node in model.graph.node:
-        if node.domain != DOMAIN:
-            continue
-        for past, present in PAIRS.get(node.op_type, ()):
-            if len(node.input) <= past or len(node.output) <= present:
+    for node, op, view in linexport_nodes(model):
+        for port in op.states(view):
+            if len(node.input) <= port.past or len(node.output) <= port.present:
                 continue
-            start, end = node.input[past], node.output[present]
+            start, end = node.input[port.past], node.output[port.present]
             if start in inputs and end in outputs and start not in given:
                 dtype = onnx.helper.tensor_dtype_to_np_dtype(
                     inputs[start].type.tensor_type.elem_type
                 )
-                found.append(State(start, end, dtype.name, shapes[start], node.op_type))
+                seen = (start, end, dtype.name, shapes[start], node.op_type)
+                found.append(State(*seen, initial=port.initial))
     # Last: whoever asks the first state for the batch gets it.
     before, after = LENGTH
     if before in inputs and after in outputs and before not in given:

@@ -69,7 +69,10 @@ def test_a_language_model_is_fused_whole(made: Callable[..., Manifest]) -> None:
     manifest = made("language_model")
     assert manifest["status"] == "ok"
     assert manifest["fused"] == {"CausalConvWithState": 2, "FeatureMap": 4, "LinearAttention": 2}
-    assert len(manifest["lowerings"]) == 8
+    assert [c["op"] for c in manifest["lowerings"]] == [
+        "CausalConvWithState",
+        "LinearAttention",
+    ] * 2
     assert manifest["streaming"]["passed"] is True
     assert manifest["streaming"]["max_relative_error"] < 5e-5
     assert len(manifest["states"]) == 6

@@ -33,8 +33,6 @@ _ADVICE = {
     Kind.UNKNOWN: f"it may be damaged; {_TAKES[0].lower()}{_TAKES[1:]}",
     Kind.ARTIFACT_FOLDER: "it is converted already; use `linexport validate`, `linexport bench` "
     "or `linexport inspect` on it",
-    Kind.HUGGING_FACE_FOLDER: "Hugging Face folders are not supported yet; build the model in a "
-    "factory: " + FACTORY_ADVICE,
     Kind.SAVED_MODEL_FOLDER: "linexport converts PyTorch models only; rebuild it in PyTorch",
 }
 

@@ -38,7 +38,7 @@ def first_divergence(
     try:
         expected = _expected(traced, inputs, subject)
         observed = _observed(model, expected)
-        state = subject.zero_state(subject.batch(case.sizes))
+        state = subject.initial_state(subject.batch(case.sizes))
         session = open_session(observed.SerializeToString())
         got = session.run({**feeds(inputs, subject.input_names), **state})
     except Exception:

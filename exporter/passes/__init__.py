@@ -18,8 +18,8 @@ import onnx_graphsurgeon as gs
 
 from linexport.recognise import Findings
 
-STAGES = ("canonicalise", "fuse", "stream", "state")
-STATELESS = STAGES[:2]
+STAGES = ("canonicalise", "fuse", "stream", "state", "absorb")
+STATELESS = ("canonicalise", "fuse", "absorb")
 """Those that leave the inputs and outputs of the graph as they are."""
 
 

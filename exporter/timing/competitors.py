@@ -173,7 +173,7 @@ class Bench:
         return next((self._sizes(sizes)[d] for d in named), fixed)
 
     def _state(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-        return self.subject.zero_state(self.subject.batch(self._sizes(sizes)))
+        return self.subject.initial_state(self.subject.batch(self._sizes(sizes)))
 
     def _calls(self, sizes: Mapping[str, int]) -> dict[str, Call | None]:
         subject, plain = self.subject, self.plain

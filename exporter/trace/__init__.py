@@ -16,9 +16,11 @@ from pathlib import Path
 import onnx
 import torch
 
+from linexport import states
 from linexport.dims import DimRange
-from linexport.errors import BuildError
-from linexport.loaders.model import LoadedModel
+from linexport.errors import BuildError, UnsupportedModelError
+from linexport.loaders.model import LoadedModel, Stepwise
+from linexport.plugins.ops.registry import all_ops
 from linexport.trace.adopt import adopt
 from linexport.trace.graph import plain_onnx, to_onnx
 from linexport.trace.names import name_symbols
@@ -49,17 +51,24 @@ def trace(loaded: LoadedModel) -> Traced:
     """Trace a model with its dynamic dimensions.
 
     Raises:
-        UnsupportedModelError: the model's code fixes a dimension that should be dynamic, or the
-            operator set of a file cannot be raised.
+        UnsupportedModelError: the model's code fixes a dimension that should be dynamic, one of its
+            layers is computed by something that no linexport op stands in for, or the operator set
+            of a file cannot be raised.
         BuildError: torch could not trace or translate it for another reason.
     """
     if loaded.graph is not None:
         return Traced(adopt(loaded.graph), loaded.graph.dims, loaded.graph.sizes)
     program = loaded.program or export_program(loaded)
-    names, dims, sizes = name_symbols(program, loaded.dynamic_shapes)
-    model, translated = to_onnx(program, names)
+    step = loaded.stepwise
+    names, dims, sizes = name_symbols(program, (step or loaded).dynamic_shapes)
+    model, translated = to_onnx(program, names, step.outputs if step else None)
     _check_outputs(program, model)
-    return Traced(model, dims, sizes, translated)
+    if step is not None:
+        _check_fused(model, step)
+        # How long a past is follows from what was fed; it is not for anybody to choose.
+        lengths = {str(s.shape[s.grows]) for s in step.states if s.grows is not None}
+        dims = {name: limits for name, limits in dims.items() if name not in lengths}
+    return Traced(model, dims, {name: sizes[name] for name in dims}, translated)
 
 
 def plain_export(loaded: LoadedModel, folder: Path) -> tuple[Path, int]:
@@ -74,6 +83,17 @@ def plain_export(loaded: LoadedModel, folder: Path) -> tuple[Path, int]:
         return loaded.graph.path, loaded.graph.nodes
     path = folder / "plain.onnx"
     return path, plain_onnx(loaded.program or export_program(loaded), path)
+
+
+def _check_fused(model: onnx.ModelProto, step: Stepwise) -> None:
+    """Every state of an op is one that a node of that op continues."""
+    fused = {(state.past, state.present) for state in states.find(model)}
+    for state in step.states:
+        if state.op in all_ops() and (state.past, state.present) not in fused:
+            raise UnsupportedModelError(
+                f"No {state.op} node continues the state {state.past}: the layer it belongs to is "
+                "computed by code that linexport does not know."
+            )
 
 
 def _check_outputs(program: torch.export.ExportedProgram, model: onnx.ModelProto) -> None:

@@ -36,9 +36,11 @@ def name_symbols(
             axes.setdefault(symbol, set()).add(axis)
             if isinstance(size, int) or symbol in names or not SYMBOL.fullmatch(symbol):
                 continue
-            stem = own.get((leaf, axis)) or {0: "batch", 1: "seq"}.get(axis, f"dim_{axis}")
+            given = own.get((leaf, axis))
+            stem = given or {0: "batch", 1: "seq"}.get(axis, f"dim_{axis}")
             name, count = stem, 1
-            while name in names.values():
+            # One Dim may be several symbols, which torch has found to be equal.
+            while given is None and name in names.values():
                 count += 1
                 name = f"{stem}_{count}"
             names[symbol] = name
