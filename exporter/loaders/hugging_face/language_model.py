@@ -43,6 +43,9 @@ OPS = {"conv": "CausalConvWithState", "state": "LinearAttention", KEYS: "KeyValu
 GROWS = {KEYS: 2, VALUES: 2, MASK: 1}
 """The axis along which a state grows."""
 
+CACHE_NAMES = ("past_key_values", "cache_params")
+"""What the parameter for the cache is called."""
+
 EXPERTS = "batched_mm"
 """Of a mixture of experts, the form without a loop over the experts that were hit."""
 
@@ -57,7 +60,9 @@ class _CausalModel(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        taken = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in taken
+        self._cache_name = next(name for name in CACHE_NAMES if name in taken)
 
     def _positions(self, mask: Tensor, length: int) -> dict[str, Tensor]:
         """Of the last ``length`` tokens, where the model asks for them."""
@@ -99,8 +104,8 @@ class Streaming(_CausalModel):
             logits = self.model(
                 input_ids=input_ids,
                 attention_mask=mask,
-                past_key_values=cache,
-                use_cache=True,
+                use_cache=False,  # that is, none but the one given
+                **{self._cache_name: cache},
                 **self._positions(mask, input_ids.shape[1]),
             ).logits
         found = presents(cache, carried)
