@@ -3,9 +3,9 @@
     delta_t = clamp(softplus(dt_t + bias))                          per head
     S_t = exp(delta_t A) S_{t-1} + B_t (delta_t x_t)^T,   y_t = S_t^T C_t + D x_t
 
-that is, query C, key B, value delta x and decay delta A, with scale 1; x (B, T, H, P), dt (B, T, H),
-A and D (H), B and C (B, T, G, N), each of the G groups serving H / G heads in a row. The library
-keeps the transpose of S as its state.
+that is, query C, key B, value delta x and decay delta A, with scale 1; x (B, T, H, P), dt
+(B, T, H), A and D (H), B and C (B, T, G, N), each of the G groups serving H / G heads in a row. The
+library keeps the transpose of S as its state.
 """
 
 from __future__ import annotations

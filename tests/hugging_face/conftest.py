@@ -147,6 +147,7 @@ def save_model(model_type: str, folder: Path, **changes: Any) -> None:
             else:
                 parameter.add_(0.1 * noise)
     model.save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text("{}")
 
 
 @pytest.fixture(scope="session")
@@ -162,3 +163,28 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
         return made[key]
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def converted_family(
+    model_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Path, dict[str, Any]]]:
+    """``converted_family(model_type)``: its artifact, made once, and the manifest of it."""
+    import linexport
+
+    made: dict[str, tuple[Path, dict[str, Any]]] = {}
+
+    def convert(model_type: str) -> tuple[Path, dict[str, Any]]:
+        if model_type not in made:
+            place = tmp_path_factory.mktemp("artifacts") / model_type
+            source = model_folder(model_type)
+            made[model_type] = place, linexport.convert(source, place, bench=False, threads=1)
+        return made[model_type]
+
+    return convert
+
+
+@pytest.fixture(scope="session")
+def families() -> dict[str, dict[str, Any]]:
+    """Configuration of every family, by model type."""
+    return FAMILIES

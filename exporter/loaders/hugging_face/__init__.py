@@ -75,7 +75,7 @@ def load_hugging_face(
             description=f"{config['model_type']}: {describe(type(model).__name__, model)}",
         ),
         integer_ranges={0: (0, vocabulary), 1: (1, 2)},
-        warnings=non_finite_warnings(named_tensors(model)),
+        warnings=(*_left_out(config, model), *non_finite_warnings(named_tensors(model))),
         stepwise=step,
         language=Language(
             vocabulary=vocabulary,
@@ -164,6 +164,14 @@ def _unknown(folder: Path, kind: str) -> UnsupportedModelError:
         f"model_type {kind!r}, which transformers does not know as a causal language model",
         f"these are converted and checked: {', '.join(supported())}",
     )
+
+
+def _left_out(config: dict[str, Any], model: Any) -> tuple[str, ...]:
+    """What is not converted of a model that does more than continue text."""
+    whole, taken = config.get("architectures") or [], type(model).__name__
+    if not whole or taken in whole:
+        return ()
+    return (f"Of {whole[0]} only the language model, {taken}, is converted: it takes text alone.",)
 
 
 def _layers(module: Any, count: int) -> tuple[str, ...]:

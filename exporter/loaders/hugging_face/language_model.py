@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from linexport import patches
+from linexport.errors import UnsupportedModelError
 from linexport.loaders.hugging_face.cache import KEYS, VALUES, make_cache, presents
 from linexport.loaders.model import Stepwise
 from linexport.patches.carried import Carried, carrying
@@ -138,6 +139,11 @@ def stepwise(model: Any) -> Stepwise:
     with torch.no_grad(), module.patched():
         ids = torch.zeros(batch, past_length, dtype=torch.int64)
         _, past = module(ids, torch.ones_like(ids), {})
+    if not any(name.startswith(("conv_", "state_")) for name in past):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no layer of linear attention, state space or short "
+            "convolution: linexport has nothing to make faster. Use a plain exporter."
+        )
     states = tuple(_state(name, value) for name, value in past.items())
     ids = torch.zeros(batch, length, dtype=torch.int64)
     batch_dim, sequence, before = Dim(BATCH), Dim(SEQUENCE), Dim(PAST, min=0)
