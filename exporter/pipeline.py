@@ -8,6 +8,7 @@ Everything is written to a temporary folder that takes the place of the output a
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,12 @@ import onnx
 
 import linexport
 from linexport import dims as dimensions
-from linexport import environment, parity, passes, states, targets, trace
+from linexport import environment, parity, passes, states, targets, tokens, trace
 from linexport.artifact import manifest as manifests
 from linexport.artifact import write
+from linexport.errors import BuildError
 from linexport.loaders import load_model
+from linexport.plugins.ops.feature_map import SIDES
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.registry import all_ops
 from linexport.progress import Progress, Silent, Stopwatch
@@ -29,6 +32,8 @@ from linexport.subject import subject_of, tensors
 from linexport.targets.lowering import lower
 
 TUNE_LENGTH = 1024
+NAMED = 3
+"""Operations that mix tokens, in the reason why a model does not stream."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +153,11 @@ class _Conversion:
             # The model's own states are inputs and outputs: they cannot be left out.
             manifest["status"] = "parity_failed"
         elif manifest["streaming"]["passed"] is False:
-            reason = manifest["streaming"]["reason"]
+            reason = f"exported without state: {manifest['streaming']['reason']}"
+            if self.mixing:
+                reason += f". What mixes tokens: {', '.join(self.mixing[:NAMED])}"
             manifest = self._lower_and_check(with_state=False)
-            manifest["streaming"]["reason"] = f"exported without state: {reason}"
+            manifest["streaming"]["reason"] = reason
         if self.request.bench:
             with stage("measure"):
                 request = self.request
@@ -168,9 +175,10 @@ class _Conversion:
     def _lower_and_check(self, with_state: bool) -> Manifest:
         stage = self.watch.stage
         with stage("rewrite"):
-            model = self.target.prepare(
-                passes.run(self.traced.model, passes.STAGES if with_state else passes.STAGES[:-1])
-            )
+            stages = passes.STAGES if with_state else passes.STATELESS
+            rewritten = passes.rewrite(self.traced.model, stages)
+            self.findings, self.mixing = rewritten.findings, tokens.mixing(rewritten.model)
+            model = self.target.prepare(rewritten.model)
         with stage("lower"):
             lowered, choices = lower(
                 model,
@@ -178,9 +186,9 @@ class _Conversion:
                 self._runner() if self.request.tune else None,
                 self._tune_sizes(),
             )
-            onnx.checker.check_model(lowered)
         with stage("write"):
             path = write.save_model(lowered, self.folder)
+            self._check(path)
             write.copy_files(self.loaded.files, self.folder)
             manifest = self._manifest(lowered, [c.json() for c in choices])
         with stage("parity"):
@@ -191,6 +199,13 @@ class _Conversion:
             streaming = parity.check_streaming(self.subject, self.request.seed)
             manifest["streaming"] = streaming.json()
         return manifest
+
+    @staticmethod
+    def _check(path: Path) -> None:
+        try:
+            onnx.checker.check_model(str(path))  # by its path: it may be larger than a protobuf
+        except onnx.checker.ValidationError as error:
+            raise BuildError(f"The rewritten graph is not valid ONNX: {error}") from error
 
     def _runner(self) -> Any:
         return lambda model: (
@@ -209,10 +224,7 @@ class _Conversion:
         given = [i.name for i in self.traced.model.graph.input]
         own = self.loaded.stepwise.states if self.loaded.stepwise else ()
         found = [*own, *states.find(model, given)]
-        fused: dict[str, int] = {}
-        for node in model.graph.node:
-            if node.domain == DOMAIN:
-                fused[node.op_type] = fused.get(node.op_type, 0) + 1
+        fused = _fused(model.graph)
         warnings = list(self.loaded.warnings)
         warnings += [
             f"{name} was found: {op.slow}."
@@ -250,7 +262,10 @@ class _Conversion:
                 for name, limits in self.dims.items()
             },
             "fused": fused,
-            "refused": [],
+            "refused": [
+                *(refusal.json() for refusal in self.findings.refused),
+                *(miss.json() for miss in self.findings.near_misses),
+            ],
             "lowerings": lowerings,
             "nodes": {
                 "exported": len(self.traced.model.graph.node),
@@ -268,3 +283,14 @@ class _Conversion:
             "seed": self.request.seed,
             "stages": [],
         }
+
+
+def _fused(graph: onnx.GraphProto) -> dict[str, int]:
+    """How often each op occurs; feature maps that an attention applies itself count, too."""
+    count: Counter[str] = Counter()
+    for node in graph.node:
+        if node.domain == DOMAIN:
+            count[node.op_type] += 1
+            if any(a.name == "feature_map" and a.s for a in node.attribute):
+                count["FeatureMap"] += len(SIDES)
+    return dict(count)

@@ -11,6 +11,9 @@ import onnx
 
 from linexport.plugins.ops.registry import known_shapes, linexport_nodes
 
+LENGTH = ("past_length", "present_length")
+"""The state that counts tokens, where positions are computed from it: int64 of shape (1,)."""
+
 
 @dataclass(frozen=True)
 class State:
@@ -19,10 +22,11 @@ class State:
     Attributes:
         past, present: names of the input and the output.
         dtype: of both.
-        shape: of the input; it starts with the batch.
+        shape: of the input; it starts with the batch, save for that of the tokens counted.
         op: that reads and writes it.
         grows: the axis that each call makes longer by the tokens it is fed, None where the shape
-            stays. Such a state begins empty, every other with zeros.
+            stays. Such a state begins empty.
+        initial: what begins a sequence, everywhere.
     """
 
     past: str
@@ -31,13 +35,14 @@ class State:
     shape: tuple[int | str | None, ...]
     op: str
     grows: int | None = None
+    initial: float = 0.0
 
     def start(self, batch: int) -> np.ndarray:
         """Its value before the first token."""
         sizes = [size if isinstance(size, int) else batch for size in self.shape]
         if self.grows is not None:
             sizes[self.grows] = 0
-        return np.zeros(sizes, self.dtype)
+        return np.full(sizes, self.initial, self.dtype)
 
     def fits(self, value: np.ndarray, sizes: dict[str, int]) -> bool:
         """``value`` is one; ``sizes`` are those of dimensions seen so far, and is added to."""
@@ -78,5 +83,10 @@ def find(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:
                 dtype = onnx.helper.tensor_dtype_to_np_dtype(
                     inputs[start].type.tensor_type.elem_type
                 )
-                found.append(State(start, end, dtype.name, shapes[start], node.op_type))
+                seen = (start, end, dtype.name, shapes[start], node.op_type)
+                found.append(State(*seen, initial=port.initial))
+    # Last: whoever asks the first state for the batch gets it.
+    before, after = LENGTH
+    if before in inputs and after in outputs and before not in given:
+        found.append(State(before, after, "int64", shapes[before], "Positions"))
     return found

@@ -1,9 +1,9 @@
 """The linexport ops as PyTorch operators: what a traced graph records.
 
-``torch.ops.linexport.linear_attention``, ``generalized_delta_rule``, ``causal_conv`` and
-``feature_map`` compute what the functions of ``linexport.models`` and the feature maps compute.
-They exist to be traced and exported; the functions are what to call and to train with. Importing
-this module registers them.
+``torch.ops.linexport.linear_attention``, ``generalized_delta_rule``, ``stabilized_exp``,
+``causal_conv`` and ``feature_map`` compute what the functions of ``linexport.models`` and the
+feature maps compute. They exist to be traced and exported; the functions are what to call and to
+train with. Importing this module registers them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from torch import Tensor
 
 from linexport.models import functional, generalized_delta_rule
 from linexport.models.feature_maps import base
+from linexport.models.stabilize import Stabilized, plain_stabilized_exp
 from linexport.plugins.ops import causal_conv as conv_op
 from linexport.plugins.ops import generalized_delta_rule as generalized_op
+from linexport.plugins.ops import stabilized_exp as stabilize_op
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 
 SCHEMAS = {
@@ -30,10 +32,16 @@ SCHEMAS = {
         Tensor query, Tensor key, Tensor value, Tensor decay, Tensor a, Tensor b,
         Tensor? past_state, Tensor? key_mask, *, int num_heads, float scale
     ) -> (Tensor, Tensor)""",
+    "stabilized_exp": """(
+        Tensor query, Tensor key, Tensor? past_key_max, Tensor? key_mask, Tensor? decay,
+        int q_num_heads, int k_num_heads, int causal
+    ) -> (Tensor, Tensor, Tensor, Tensor)""",
     "causal_conv": """(
         Tensor input, Tensor weight, Tensor? bias, Tensor? past_state, str activation
     ) -> (Tensor, Tensor)""",
-    "feature_map": "(Tensor x, Tensor[] parameters, str kind, int num_heads) -> Tensor",
+    "feature_map": """(
+        Tensor x, Tensor[] parameters, str kind, int num_heads, str side="query", bool log=False
+    ) -> Tensor""",
 }
 
 library = torch.library.Library("linexport", "DEF")
@@ -100,6 +108,38 @@ def generalized_delta_rule_shapes(
     return query.new_empty(*query.shape[:2], value.shape[2]), state
 
 
+def stabilized_exp(*arguments: Any) -> Stabilized:
+    """See ``stabilize.stabilized_exp``; contiguous, as no output may be a view of another."""
+    q, k, decay, key_max = (x.contiguous() for x in plain_stabilized_exp(*arguments))
+    return q, k, decay, key_max.clone()
+
+
+def stabilized_exp_shapes(
+    query: Tensor,
+    key: Tensor,
+    past_key_max: Tensor | None,
+    key_mask: Tensor | None,
+    decay: Tensor | None,
+    q_num_heads: int,
+    k_num_heads: int,
+    causal: int,
+) -> Stabilized:
+    """The same on tensors without values."""
+    inputs = (query, key, past_key_max, key_mask, decay)
+    shapes = (None if x is None else tuple(x.shape) for x in inputs)
+    features = stabilize_op.check(q_num_heads, k_num_heads, causal, *shapes)  # type: ignore[arg-type]
+    _tie(query, (key, key_mask, decay), (past_key_max,))
+    batch, length = query.shape[:2]
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    served = max(q_num_heads, k_num_heads)
+    return (
+        query.new_empty(batch, length, served * features, dtype=dtype),
+        query.new_empty(batch, length, k_num_heads * features, dtype=dtype),
+        query.new_empty(batch, length, k_num_heads * features, dtype=dtype),
+        query.new_empty(batch, k_num_heads, features, dtype=dtype),
+    )
+
+
 def causal_conv_shapes(
     input: Tensor,
     weight: Tensor,
@@ -113,19 +153,31 @@ def causal_conv_shapes(
     return torch.empty_like(input), input.new_empty(*input.shape[:2], size - 1)
 
 
-def feature_map(x: Tensor, parameters: list[Tensor], kind: str, num_heads: int) -> Tensor:
-    """phi on every head of (B, T, num_heads * d); a copy, as operators may not return views."""
-    return base.apply_packed(kind, x, parameters, num_heads).clone()
+def feature_map(
+    x: Tensor,
+    parameters: list[Tensor],
+    kind: str,
+    num_heads: int,
+    side: str = "query",
+    log: bool = False,
+) -> Tensor:
+    """One side of phi on every head of (B, T, num_heads * d), see ``base.apply_packed``.
+
+    A copy, as operators may not return views.
+    """
+    return base.apply_packed(kind, x, parameters, num_heads, side, log).clone()
 
 
 _EVERYWHERE = "CompositeExplicitAutograd"
 library.impl("linear_attention", linear_attention, _EVERYWHERE)
 library.impl("generalized_delta_rule", recurrent_generalized_delta_rule, _EVERYWHERE)
+library.impl("stabilized_exp", stabilized_exp, _EVERYWHERE)
 library.impl("causal_conv", functional.plain_causal_conv, _EVERYWHERE)
 library.impl("feature_map", feature_map, _EVERYWHERE)
 torch.library.register_fake("linexport::linear_attention", linear_attention_shapes, lib=library)
 torch.library.register_fake(
     "linexport::generalized_delta_rule", generalized_delta_rule_shapes, lib=library
 )
+torch.library.register_fake("linexport::stabilized_exp", stabilized_exp_shapes, lib=library)
 torch.library.register_fake("linexport::causal_conv", causal_conv_shapes, lib=library)
 torch.library.register_fake("linexport::feature_map", feature_map, lib=library)

@@ -21,6 +21,8 @@ ORDER = [
     {"states", "patches"},
     {"loaders"},
     {"trace"},
+    {"recognise"},
+    {"tokens"},
     {"passes"},
     {"targets"},
     {"artifact"},

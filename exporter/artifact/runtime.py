@@ -76,12 +76,13 @@ class Artifact:
         self.path = path
         self.manifest = manifest
         self._session = session
-        self._pasts = {s["past"]: s for s in manifest["states"]}
-        self._presents = {s["present"]: s["past"] for s in manifest["states"]}
+        held = [State(**{**s, "shape": tuple(s["shape"])}) for s in manifest["states"]]
+        self._pasts = {s.past: s for s in held}
+        self._presents = {s.present: s.past for s in held}
         self._inputs = [i for i in manifest["inputs"] if i["name"] not in self._pasts]
 
     def run(self, *args: Input, **inputs: np.ndarray) -> Arrays:
-        """Outputs by name for whole sequences, starting from zero state.
+        """Outputs by name for whole sequences, starting from the initial state.
 
         Inputs are arrays of the dtypes and shapes the manifest lists: in its order, by name, or
         as one mapping of names to arrays.
@@ -157,8 +158,8 @@ class Artifact:
             if i["name"] not in bound:
                 shape = [d if isinstance(d, int) else sizes[d] for d in i["shape"]]
                 bound[i["name"]] = np.full(shape, i["default"], i["dtype"])
-        first = next((s["shape"][0] for s in self._pasts.values()), 1)
-        return bound, first if isinstance(first, int) else sizes[first]
+        first = next((s.shape[0] for s in self._pasts.values()), 1)
+        return bound, first if isinstance(first, int) else sizes[str(first)]
 
     def _check(
         self, wanted: dict[str, Any], value: np.ndarray, sizes: dict[str, int]
@@ -187,8 +188,8 @@ class Artifact:
         return value
 
     def initial_state(self, batch: int = 1) -> Arrays:
-        """The states that begin sequences, by input name: zeros; those that grow have no length."""
-        return {name: State.from_json(s).start(batch) for name, s in self._pasts.items()}
+        """The states that begin sequences, by input name; those that grow have no length."""
+        return {name: s.start(batch) for name, s in self._pasts.items()}
 
     def _call(self, feeds: Arrays, state: Arrays) -> tuple[Arrays, Arrays]:
         """Outputs and next state."""

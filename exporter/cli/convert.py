@@ -17,9 +17,9 @@ def convert(
     source: Annotated[
         str,
         typer.Argument(
-            help="A linexport checkpoint (.pt), an exported program (.pt2), a Hugging Face model "
-            "folder, or package.module:callable, a factory returning (module, args[, "
-            "dynamic_shapes])."
+            help="A linexport checkpoint (.pt), an exported program (.pt2), an ONNX file, a "
+            "Hugging Face model folder, or package.module:callable, a factory returning "
+            "(module, args[, dynamic_shapes])."
         ),
     ],
     output: Annotated[

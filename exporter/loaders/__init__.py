@@ -1,9 +1,9 @@
 """Stage `load`: a path or ``package.module:callable`` becomes a LoadedModel.
 
-One file or folder per input kind: `checkpoint`, `exported_program`, `hugging_face`, `factory`;
-everything else is recognised by its content in `recognise` and refused with advice in `refuse`. No
-file is ever unpickled in a way that can run code from it, and torch is imported only once a file
-deserves it.
+One file or folder per input kind: `checkpoint`, `exported_program`, `onnx_file`, `hugging_face`,
+`factory`; everything else is recognised by its content in `recognise` and refused with advice in
+`refuse`. No file is ever unpickled in a way that can run code from it, and torch is imported only
+once a file deserves it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def load_model(
 
     Args:
         source: path of a linexport checkpoint (``.pt``), of an exported program (``.pt2``) or of
-            a Hugging Face model folder; the name of a model in the Hugging Face cache; or
-            ``package.module:callable`` naming a function without arguments. The content of a file
-            decides its kind, not the name.
+            an ONNX file, or of a Hugging Face model folder; the name of a model in the Hugging Face
+            cache; or ``package.module:callable`` naming a function without arguments. The content
+            of a file decides its kind, not the name.
         seed: seed of the example inputs and of any weights a factory draws.
         trust_remote_code: run Python code that a model folder brings along.
 
@@ -54,8 +54,8 @@ def load_model(
             )
         raise UsageError(
             f"no file or folder {source}. Expected a linexport checkpoint (.pt), an exported "
-            "program (.pt2), or package.module:callable naming a function that returns "
-            "(module, example_args)."
+            "program (.pt2), an ONNX file, or package.module:callable naming a function that "
+            "returns (module, example_args)."
         )
 
     from linexport.loaders.recognise import Kind, recognise
@@ -69,6 +69,10 @@ def load_model(
         from linexport.loaders.checkpoint import load_checkpoint_file
 
         return load_checkpoint_file(path, seed=seed)
+    if kind is Kind.ONNX:
+        from linexport.loaders.onnx_file import load_onnx_file
+
+        return load_onnx_file(path, seed=seed)
 
     if kind is Kind.HUGGING_FACE_FOLDER:
         from linexport.loaders.hugging_face import load_hugging_face

@@ -1,13 +1,14 @@
-"""What every loader returns: a module ready to trace, and where it came from."""
+"""What every loader returns: a module to compare with, its graph or how to get it, its origin."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from linexport.dims import DimRange
 from linexport.states import State
 
 if TYPE_CHECKING:
@@ -19,9 +20,9 @@ class Source:
     """Where a model came from.
 
     Attributes:
-        kind: "checkpoint", "exported_program", "hugging_face" or "factory".
+        kind: "checkpoint", "exported_program", "onnx", "hugging_face" or "factory".
         location: the path or ``package.module:callable`` as the user gave it.
-        sha256: of the file, or None for a factory.
+        sha256: of the file with what belongs to it, or None for a factory.
         description: one line for people, for example "LanguageModel, 0.4 M parameters".
     """
 
@@ -29,6 +30,27 @@ class Source:
     location: str
     sha256: str | None
     description: str
+
+
+@dataclass(frozen=True)
+class OnnxGraph:
+    """A graph that needs no tracing.
+
+    Attributes:
+        path: of the file; ONNX Runtime runs it as it is.
+        nodes: how many it has.
+        shapes: of the inputs, in order, with names for dynamic sizes.
+        dims: the dynamic dimensions by name.
+        sizes: the size each of them has in the example inputs.
+        draw: example inputs at any sizes of them, in the order of the inputs.
+    """
+
+    path: Path
+    nodes: int
+    shapes: Sequence[tuple[int | str, ...]]
+    dims: Mapping[str, DimRange]
+    sizes: Mapping[str, int]
+    draw: Callable[[Mapping[str, int]], tuple[torch.Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -75,13 +97,14 @@ class LoadedModel:
     Attributes:
         module: the reference of every later check; called as ``module(*args, **kwargs)``. That of
             an exported program raises on ``eval()`` and ``train()``, and on sizes that its guards
-            exclude.
+            exclude; that of an ONNX file runs it in ONNX Runtime, in the dtypes it has.
         args: positional example inputs (tensors, or nests of them as torch.export takes).
         kwargs: keyword example inputs.
         dynamic_shapes: in torch.export's notation, matching args and kwargs; None where the file
-            already fixes them (an exported program).
+            already fixes them (an exported program, an ONNX file).
         source: provenance.
         program: the exported program itself where the source is one, else None.
+        graph: the ONNX graph itself where the source is one, else None.
         integer_ranges: for each integer input, by its position among the flattened inputs, the
             half-open range of values it may take (a vocabulary, say). Absent: the range seen in
             the example.
@@ -99,6 +122,7 @@ class LoadedModel:
     dynamic_shapes: Any
     source: Source
     program: torch.export.ExportedProgram | None = None
+    graph: OnnxGraph | None = None
     integer_ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     stepwise: Stepwise | None = None

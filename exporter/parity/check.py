@@ -30,7 +30,7 @@ class Subject:
         input_shapes: their shapes, dynamic sizes by name.
         output_names: the original's outputs, in its order.
         output_shapes: their shapes.
-        states: inputs that the model's outputs continue.
+        states: inputs that the model's outputs continue, from an initial value.
         dims: the dynamic dimensions.
         traced: the sizes they had in the example.
     """
@@ -45,7 +45,7 @@ class Subject:
     dims: Mapping[str, DimRange]
     traced: Mapping[str, int]
 
-    def zero_state(self, batch: int) -> dict[str, np.ndarray]:
+    def initial_state(self, batch: int) -> dict[str, np.ndarray]:
         """States that begin a sequence."""
         return {s.past: s.start(batch) for s in self.states}
 
@@ -103,7 +103,7 @@ def check(subject: Subject, seed: int = 0) -> Parity:
         references.append(Reference(loaded, torch.float64))
     except Exception as error:
         parity.notes.append(f"No float64 reference: {error}")
-    for case in plan(subject.dims, subject.traced, floating, seed):
+    for case in plan(subject.dims, subject.traced, floating, seed, subject.input_shapes):
         _run_case(subject, parity, references, case)
     return parity
 
@@ -115,7 +115,7 @@ def _run_case(subject: Subject, parity: Parity, references: list[Reference], cas
         return
     got: dict[str, np.ndarray] | None = None
     failure = None
-    state = subject.zero_state(subject.batch(case.sizes))
+    state = subject.initial_state(subject.batch(case.sizes))
     try:
         got = subject.session.run({**feeds(inputs, subject.input_names), **state})
     except Exception as error:
@@ -149,7 +149,21 @@ def _references(
                 "that float64 keeps finite): there it is compared in float64 only."
             )
             return found[1:]
+        apart = _apart(found[0][1], found[1][1], parity.tolerance)
+        if apart:
+            parity.notes.append(
+                f"The original in float32 is {apart:.1e} from itself in float64 on the {case.name} "
+                f"inputs at {dict(case.sizes)}, more than is allowed here: there the artifact is "
+                "compared in float32 only."
+            )
+            return found[:1]
     return found
+
+
+def _apart(single: list[np.ndarray], double: list[np.ndarray], tolerance: Tolerance) -> float:
+    """Largest relative error of what is out of tolerance; 0 where everything is within it."""
+    results = [compare(d, s, tolerance) for s, d in zip(single, double, strict=True)]
+    return max((r.max_relative_error for r in results if not r.passed), default=0.0)
 
 
 def _record(

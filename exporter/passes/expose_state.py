@@ -1,11 +1,12 @@
 """Causal linexport nodes without a past -> the same nodes with past inputs and present outputs.
 
     LinearAttention(q, k, v)      becomes  past_state_i, past_normalizer_i -> present_...
+    StabilizedExp(q, k)           becomes  past_key_max_i -> present_key_max_i
     CausalConvWithState(x, w)     becomes  past_conv_i -> present_conv_i
 
-and so on: which states a node has, its op declares. One graph then serves prefill (zero past, any
-T) and decode (T = 1). Whether the model as a whole streams by these states is for validation to
-decide, not for this pass.
+and so on: which states a node has, its op declares. One graph then serves prefill (the initial
+past, any T) and decode (T = 1). Whether the model as a whole streams by these states is for
+validation to decide, not for this pass.
 """
 
 from __future__ import annotations

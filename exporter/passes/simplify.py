@@ -6,6 +6,10 @@
     nodes that compute what another computes      -> that other node
 
 Values stay the same to the bit: no constant is taken to be negligible, whatever its size.
+
+Among the constants are the transposes torch multiplies by. Runtimes that fold them themselves may
+do so after having fused them into the product, which then packs the weight again at every call. A
+weight that others read as it is, such as a tied embedding, is left alone: it would be stored twice.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,12 @@ from onnx import helper, numpy_helper
 from onnxscript import values
 
 from linexport.errors import BuildError
-from linexport.models import functional, generalized_delta_rule
+from linexport.models import functional, generalized_delta_rule, stabilize
 from linexport.models.feature_maps import base
 from linexport.plugins.ops import registry
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 from linexport.trace.messages import innermost
+from linexport.trace.metadata import drop_metadata
 from linexport.trace.names import rename_symbols
 from linexport.trace.quiet import quiet
 
@@ -65,16 +67,18 @@ def to_onnx(
     model = exported.model_proto
     _lift_constants(model)
     _name_nodes(model)
+    drop_metadata(model)
     _name_outputs(model, outputs)
     rename_symbols(model, symbols or {})
     assert exported.exported_program is not None
     return model, exported.exported_program
 
 
-def plain_onnx(program: torch.export.ExportedProgram) -> onnx.ModelProto:
+def plain_onnx(program: torch.export.ExportedProgram, path: Path) -> int:
     """What ``torch.onnx.export`` gives for the same module, with the exporter's own optimiser.
 
-    linexport operators are replaced by the PyTorch code they stand for.
+    linexport operators are replaced by the PyTorch code they stand for. The model is written to
+    ``path``, with its weights beside it where they are large; returns how many nodes it has.
 
     Raises:
         Exception: whatever torch raises; a plain export that fails is a result, not a fault.
@@ -84,8 +88,8 @@ def plain_onnx(program: torch.export.ExportedProgram) -> onnx.ModelProto:
         plain = program.run_decompositions(_decompositions())
         exported = torch.onnx.export(plain, dynamo=True, verbose=False, opset_version=OPSET)
     assert exported is not None
-    model: onnx.ModelProto = exported.model_proto
-    return model
+    exported.save(str(path))
+    return len(exported.model.graph)
 
 
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -103,12 +107,30 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     ) -> Any:
         return opset.CausalConvWithState(input, weight, bias, past, activation=activation)
 
-    def feature_map(x: Any, parameters: Any, kind: str, num_heads: int) -> Any:
-        return opset.FeatureMap(x, *parameters, kind=kind, num_heads=num_heads)
+    def feature_map(
+        x: Any, parameters: Any, kind: str, num_heads: int, side: str = "query", log: bool = False
+    ) -> Any:
+        attributes = {"kind": kind, "num_heads": num_heads, "side": side, "log": int(log)}
+        return opset.FeatureMap(x, *parameters, **attributes)
+
+    def stabilized_exp(
+        query: Any,
+        key: Any,
+        past_key_max: Any,
+        key_mask: Any,
+        decay: Any,
+        q_num_heads: int,
+        k_num_heads: int,
+        causal: int,
+    ) -> Any:
+        inputs = (query, key, past_key_max, key_mask, decay)
+        heads = {"q_num_heads": q_num_heads, "k_num_heads": k_num_heads}
+        return opset.StabilizedExp(*inputs, **heads, causal=causal)
 
     return {
         library.linear_attention.default: linear_attention,
         library.generalized_delta_rule.default: generalized,
+        library.stabilized_exp.default: stabilized_exp,
         library.causal_conv.default: causal_conv,
         library.feature_map.default: feature_map,
     }
@@ -119,13 +141,14 @@ def _decompositions() -> Any:
         spec = LinearAttentionSpec.from_attributes(attributes)
         return functional.chunked_linear_attention(spec, *inputs)
 
-    def feature_map(x: Any, parameters: Any, kind: str, num_heads: int) -> Any:
-        return base.apply_packed(kind, x, parameters, num_heads)
+    def feature_map(x: Any, parameters: Any, kind: str, *rest: Any, **named: Any) -> Any:
+        return base.apply_packed(kind, x, parameters, *rest, **named)
 
     library = torch.ops.linexport
     table = torch.export.default_decompositions()
     table[library.linear_attention.default] = linear_attention
     table[library.generalized_delta_rule.default] = generalized_delta_rule.recurrent
+    table[library.stabilized_exp.default] = stabilize.plain_stabilized_exp
     table[library.causal_conv.default] = functional.plain_causal_conv
     table[library.feature_map.default] = feature_map
     return table
@@ -164,11 +187,6 @@ def _name_nodes(model: onnx.ModelProto) -> None:
             name = f"{node.name or node.op_type}_{count}"
         node.name = name
         taken.add(name)
-        del node.metadata_props[:]
-    for item in [*model.graph.value_info, *model.graph.input, *model.graph.output]:
-        del item.metadata_props[:]
-    del model.graph.metadata_props[:]
-    del model.metadata_props[:]
 
 
 def _name_outputs(model: onnx.ModelProto, wanted: Sequence[str] | None) -> None:

@@ -36,12 +36,14 @@ class StatePort:
         present: position of the output.
         name: what the pair is called in a graph, ``past_<name>_<i>`` and ``present_<name>_<i>``.
         sizes: its dimensions after the batch.
+        initial: what begins a sequence, everywhere.
     """
 
     past: int
     present: int
     name: str
     sizes: tuple[int, ...]
+    initial: float = 0.0
 
 
 def _stateless(node: Node) -> Sequence[StatePort]:

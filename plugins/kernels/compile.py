@@ -1,0 +1,135 @@
+"""Binaries of kernels, made ahead of time: no GPU is needed, and no Triton afterwards.
+
+A binary is a cubin with the name of its function and its shared memory, and the PTX it was made
+from. They are kept in a cache folder (``LINEXPORT_CACHE``, else ~/.cache/linexport), under the
+versions of Triton and of the kernels' sources. Compilation runs in a process of its own: it cannot
+take this one down, and Triton's interpreter, where that is switched on here, is not in its way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import metadata, util
+from pathlib import Path
+
+from linexport.errors import BuildError, EnvironmentProblemError
+from linexport.plugins.kernels.launch import Kernel
+
+PTX_VERSION = {80: 83, 87: 83, 89: 83, 90: 83, 100: 87, 120: 87}
+"""The oldest PTX ISA each compute capability can be had with: drivers refuse newer ones than
+their own."""
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A kernel for one compute capability.
+
+    Attributes:
+        kernel: ``Kernel.name``.
+        sm: compute capability times ten.
+        entry: name of the function in the cubin.
+        shared: bytes of dynamic shared memory to launch it with; above 49,152 the function's limit
+            must be raised first (cuFuncSetAttribute).
+        warps: 32 threads each, in a block.
+        cubin: machine code.
+        ptx: what the cubin was assembled from.
+    """
+
+    kernel: str
+    sm: int
+    entry: str
+    shared: int
+    warps: int
+    cubin: bytes
+    ptx: str
+
+
+def compile_kernels(kernels: Iterable[Kernel], sm: int) -> dict[str, Binary]:
+    """Binaries by ``Kernel.name``; those in the cache are not made again.
+
+    Raises:
+        EnvironmentProblemError: Triton is not installed.
+        BuildError: a kernel does not compile; holds the compiler's words.
+    """
+    wanted = {kernel.name: kernel for kernel in kernels}
+    folder = cache_folder() / f"sm{sm}"
+    missing = [k for name, k in wanted.items() if not (folder / f"{name}.json").exists()]
+    if missing:
+        _compile(missing, sm, folder)
+    return {name: _read(folder, name, sm) for name in wanted}
+
+
+def cache_folder() -> Path:
+    """Where binaries of this version of the kernels are kept."""
+    base = os.environ.get("LINEXPORT_CACHE")
+    root = Path(base) if base else Path.home() / ".cache" / "linexport"
+    return root / "kernels" / _version()
+
+
+@cache
+def _version() -> str:
+    """A digest of everything binaries depend on but the kernels' own descriptions."""
+    if util.find_spec("triton") is None:
+        raise EnvironmentProblemError(
+            "Kernels are compiled by Triton, which is not installed. "
+            "Install it: pip install 'linexport[kernels]'"
+        )
+    digest = hashlib.sha256(metadata.version("triton").encode())
+    folder = Path(__file__).parent
+    for path in sorted([*(folder / "sources").glob("*.py"), folder / "worker.py"]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _compile(kernels: Sequence[Kernel], sm: int, folder: Path) -> None:
+    """Let a worker make the files of each kernel, then move them in: the .json last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_")}
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        request = {
+            "sm": sm,
+            "ptx_version": PTX_VERSION[sm],
+            "folder": place,
+            "kernels": [{"name": kernel.name, **asdict(kernel)} for kernel in kernels],
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", f"{__package__}.worker"],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            # Lines would put this machine's paths into binaries, and double their size.
+            env={
+                **environment,
+                "TRITON_CACHE_DIR": str(Path(place) / "triton"),
+                "TRITON_DISABLE_LINE_INFO": "1",
+            },
+        )
+        if done.returncode:
+            raise BuildError(
+                f"A kernel does not compile for compute capability {sm / 10:.1f}:\n"
+                f"{done.stderr.strip()[-4000:]}"
+            )
+        for suffix in ("cubin", "ptx", "json"):
+            for path in Path(place).glob(f"*.{suffix}"):
+                path.replace(folder / path.name)
+
+
+def _read(folder: Path, name: str, sm: int) -> Binary:
+    about = json.loads((folder / f"{name}.json").read_text())
+    return Binary(
+        name,
+        sm,
+        about["entry"],
+        about["shared"],
+        about["warps"],
+        (folder / f"{name}.cubin").read_bytes(),
+        (folder / f"{name}.ptx").read_text(),
+    )

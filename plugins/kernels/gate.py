@@ -1,0 +1,77 @@
+"""What the assembler made of a kernel: read from its PTX and machine code, on any machine.
+
+Spills are register values kept in memory; a wgmma that is serialised waits for the one before it.
+Either makes a kernel several times slower than it looks in the source.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from linexport.errors import BuildError
+from linexport.plugins.kernels.compile import Binary
+
+SERIALISED = ("C7510", "C7511", "C7512", "C7513", "C7514", "C7515", "C7519")
+"""Warnings of ptxas that wgmma instructions are serialised; the numbers tell the reason."""
+
+TENSOR_CORE = r"\b(?:HMMA|IMMA|QMMA|HGMMA|QGMMA|UTC\w*MMA)\b"
+LARGEST_SHARED = {80: 166912, 87: 166912, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
+"""Bytes of shared memory a block may have. Source: CUDA C++ Programming Guide, compute
+capabilities."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Of one binary.
+
+    Attributes:
+        registers: of a thread.
+        spilled: bytes stored and loaded because registers ran out.
+        warnings: of SERIALISED, those given.
+        instructions: how many tensor-core instructions, by name.
+    """
+
+    registers: int
+    spilled: int
+    warnings: tuple[str, ...]
+    instructions: dict[str, int]
+
+
+def inspect(binary: Binary) -> Findings:
+    """Assemble the PTX again, verbosely, and disassemble the cubin.
+
+    Raises:
+        BuildError: the assembler refuses it.
+    """
+    architecture = f"sm_{binary.sm}{'a' if binary.sm >= 90 else ''}"
+    assembler = "ptxas-blackwell" if binary.sm >= 100 else "ptxas"
+    with tempfile.TemporaryDirectory() as place:
+        ptx, cubin = Path(place) / "kernel.ptx", Path(place) / "kernel.cubin"
+        ptx.write_text(binary.ptx)
+        cubin.write_bytes(binary.cubin)
+        log = _tool(assembler, "-v", "-arch", architecture, str(ptx), "-o", f"{place}/again.cubin")
+        sass = _tool("cuobjdump", "-sass", str(cubin))
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", log)]
+    registers = re.search(r"Used (\d+) registers", log)
+    return Findings(
+        int(registers[1]) if registers else 0,
+        sum(spills),
+        tuple(code for code in SERIALISED if code in log),
+        dict(Counter(re.findall(TENSOR_CORE, sass))),
+    )
+
+
+def _tool(name: str, *arguments: str) -> str:
+    """Run one of the programs Triton brings along; both of its streams."""
+    from triton.backends import nvidia
+
+    program = Path(str(nvidia.__file__)).parent / "bin" / name
+    done = subprocess.run([str(program), *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise BuildError(f"{name} failed:\n{done.stderr.strip()[-2000:]}")
+    return done.stdout + done.stderr

@@ -1,0 +1,69 @@
+"""Which kernels a node is run with: ``plan(node, dtype, sm)``.
+
+A node is described as the ops describe it (``plugins.ops.op.Node``). Beyond the attributes of the
+op, ``feature_map`` names a map fused into LinearAttention: its query and key are then the arguments
+of the map. Each op has a module in ``plans/``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from linexport.errors import UnsupportedModelError
+from linexport.plugins.kernels import plans
+from linexport.plugins.kernels.launch import TYPES, Plan
+from linexport.plugins.ops.op import Node
+
+ARCHITECTURES = (80, 87, 89, 90, 100, 120)
+"""Compute capabilities kernels are made for. A binary runs on its own major version only, and on
+minor versions from its own on; from 90 on, on its own alone."""
+
+PRECISIONS = ("tf32", "tf32x3", "ieee")
+"""How float32 products are computed: one, three or no products in TensorFloat-32."""
+
+Planner = Callable[[Node, str, int, str], Plan]
+
+
+def plan(node: Node, dtype: str, sm: int, precision: str = "tf32x3") -> Plan:
+    """The launches for a node.
+
+    Args:
+        node: checked, with all widths known; batch and length need not be.
+        dtype: of the activations, "float32", "float16" or "bfloat16".
+        sm: compute capability times ten, one of ARCHITECTURES.
+        precision: of float32 products, one of PRECISIONS; without meaning for the other dtypes.
+
+    Raises:
+        UnsupportedModelError: there is no kernel for it; says why.
+        OpError: the node contradicts the definition of its op.
+    """
+    if node.op_type not in planners():
+        raise UnsupportedModelError(
+            f"No kernel computes {node.op_type}; there are kernels for "
+            f"{', '.join(sorted(planners()))}."
+        )
+    for what, given, known in (
+        ("dtype", dtype, tuple(TYPES)),
+        ("compute capability", sm, ARCHITECTURES),
+        ("precision", precision, PRECISIONS),
+    ):
+        if given not in known:
+            expected = ", ".join(map(str, known))
+            raise UnsupportedModelError(
+                f"There are no kernels for {what} {given}; only {expected}."
+            )
+    return planners()[node.op_type](node, dtype, sm, precision)
+
+
+@cache
+def planners() -> Mapping[str, Planner]:
+    """The planner of each op type: each module of ``plans`` defines ``OP_TYPE`` and ``plan``."""
+    found = {}
+    for info in pkgutil.iter_modules(plans.__path__):
+        module = importlib.import_module(f"{plans.__name__}.{info.name}")
+        if hasattr(module, "OP_TYPE"):
+            found[module.OP_TYPE] = module.plan
+    return found

@@ -1,0 +1,258 @@
+"""Kernels of LinearAttention: the routes of a node, and the arguments and constants of each."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+from linexport.errors import UnsupportedModelError
+from linexport.plugins.kernels.launch import (
+    ONE,
+    TYPES,
+    Argument,
+    Extent,
+    Kernel,
+    Launch,
+    Plan,
+    Route,
+    Scratch,
+)
+from linexport.plugins.kernels.plans import maps, tiles
+from linexport.plugins.kernels.plans.tiles import Tile
+from linexport.plugins.ops.linear_attention import view
+from linexport.plugins.ops.op import Node
+from linexport.plugins.ops.shapes import width_per_head
+
+OP_TYPE = "LinearAttention"
+WIDEST = 256
+"""Largest d_k and d_v: the state of one head must fit the registers of a few blocks."""
+
+DECODE_LENGTH = 4
+"""Tokens up to which going through them one by one is preferred to a chunk."""
+
+SCALARS = ("length", "chunks", "segments", "chunks_per_segment")
+SEQUENCES = ("query", "key", "value", "decay", "beta", "output")
+PAST, PRESENT = ("past_state", "past_normalizer"), ("present_state", "present_normalizer")
+
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "linear.segment_state": (
+        *("key", "value", "decay", "key_mask", "parameter_0", "segment_states", "segment_decays"),
+        *("length", "segments", "chunks_per_segment"),
+    ),
+    "linear.segment_scan": ("segment_states", "segment_decays", *PAST, *PRESENT, "segments"),
+    "linear.segment_output": (
+        *("query", "key", "value", "decay", "key_mask", "parameter_0", *PAST),
+        *("segment_states", "inverses"),
+        *("output", *PRESENT, "length", "segments", "chunks_per_segment"),
+    ),
+    "delta.chunk_inverse": (
+        *("key", "decay", "beta", "key_mask", "parameter_0", "inverses", "length", "chunks"),
+    ),
+    "bidirectional.segment_output": (
+        *("query", "parameter_0", "output", *PRESENT, "length", "chunks_per_segment"),
+    ),
+    "recurrent.step": (
+        *("query", "key", "value", "decay", "beta", "key_mask", "parameter_0", *PAST),
+        *("output", *PRESENT),
+        "length",
+    ),
+}
+"""Run-time parameters in the order the kernel declares them; one without a tensor is a constant."""
+
+_KEYS = ("HEADS", "KEY_HEADS", "WIDTH", "BLOCK_W", "D_K", "DECAYS", "MAP", "PRECISION")
+CONSTANTS: dict[str, tuple[str, ...]] = {
+    "linear.segment_state": (*_KEYS, "D_V"),
+    "linear.segment_scan": ("D_K", "D_V", "DECAYS"),
+    "linear.segment_output": (*_KEYS, "QUERY_HEADS", "D_V", "NORMALIZE", "SCALE", "EPS"),
+    "delta.chunk_inverse": (*_KEYS, "BETA_HEADS"),
+    "bidirectional.segment_output": (
+        *("HEADS", "QUERY_HEADS", "WIDTH", "BLOCK_W", "D_K", "D_V", "MAP", "SCALE", "EPS"),
+        "PRECISION",
+    ),
+    "recurrent.step": (
+        *("HEADS", "KEY_HEADS", "QUERY_HEADS", "BETA_HEADS", "WIDTH", "BLOCK_W", "D_K", "D_V"),
+        *("DECAYS", "MAP", "NORMALIZE", "SCALE", "EPS"),
+    ),
+}
+
+
+def plan(node: Node, dtype: str, sm: int, precision: str) -> Plan:
+    """See ``plugins.kernels.plan``."""
+    return _Planner(node, dtype, sm, precision).plan()
+
+
+class _Planner:
+    """The plan of one node."""
+
+    def __init__(self, node: Node, dtype: str, sm: int, precision: str) -> None:
+        self.spec, self.sizes = view(node)
+        self.map = str(node.attributes.get("feature_map") or "identity")
+        self.width = width_per_head("query", node.shapes["query"], self.spec.q_num_heads)
+        self.inputs = {name for name in node.inputs if name}
+        self.type, self.sm, self.precision = TYPES[dtype], sm, precision
+        self._refuse()
+        self.decays = int(self.spec.has_decay)
+        if self.sizes.decay_per_channel:
+            self.decays = self.sizes.d_k
+        shape = tiles.Shape(
+            self.sizes.d_k, self.sizes.d_v, self.type, sm, self.decays > 1, self.spec.has_beta
+        )
+        self.output, self.state = tiles.output(shape), tiles.state(shape)
+        self.step = tiles.step(shape)
+
+    def _refuse(self) -> None:
+        for name, width in (("d_k", self.sizes.d_k), ("d_v", self.sizes.d_v)):
+            if width > WIDEST:
+                raise UnsupportedModelError(
+                    f"LinearAttention has {name} = {width}; the kernels take at most {WIDEST}."
+                )
+        maps.known(self.map)
+
+    def plan(self) -> Plan:
+        """All routes."""
+        if not self.spec.causal:
+            route = self._bidirectional()
+            return Plan(route, route, chunk=self.output.chunk, blocks=self._state_blocks())
+        decode = Route((self._launch("recurrent.step", self.step, self._heads(self.step)),))
+        blocks = self._heads(self.output)
+        if self.spec.has_beta:
+            return Plan(self._delta(), None, decode, DECODE_LENGTH, self.output.chunk, blocks)
+        single = Route((self._causal_output(),))
+        segmented = self._segmented()
+        return Plan(single, segmented, decode, DECODE_LENGTH, self.output.chunk, blocks)
+
+    def _segmented(self) -> Route:
+        launches = (
+            self._state(),
+            self._scan(without={*PRESENT}),
+            self._causal_output(without={*PAST}, scratch=("segment_states",)),
+        )
+        return Route(launches, self._segment_scratch())
+
+    def _bidirectional(self) -> Route:
+        output_heads = self.spec.output_heads * _tiles(self.sizes.d_v, self.output.block_v)
+        output = self._launch("bidirectional.segment_output", self.output, output_heads, True)
+        return Route(
+            (self._state(), self._scan(without=frozenset()), output), self._segment_scratch()
+        )
+
+    def _delta(self) -> Route:
+        heads, size = self.spec.kv_num_heads, self.output.chunk
+        inverse = self._kernel(
+            "delta.chunk_inverse",
+            tiles.inverse(self.output),
+            {"BLOCK_K": self.output.block_k, "CHUNK": size, "LEVELS": size.bit_length() - 1},
+            scratch=("inverses",),
+        )
+        chunks = ("batch", "chunks")
+        return Route(
+            (
+                Launch(inverse, (Extent(heads, chunks), ONE, ONE)),
+                self._causal_output(scratch=("inverses",)),
+            ),
+            (Scratch("inverses", "fp32", Extent(heads * size * size, chunks)),),
+        )
+
+    def _segment_scratch(self) -> tuple[Scratch, ...]:
+        heads, slot = self.spec.kv_num_heads, self.sizes.d_k * (self.sizes.d_v + 1)
+        pairs = ("batch", "segments")
+        states = Scratch("segment_states", "fp32", Extent(heads * slot, pairs))
+        if not self.decays:
+            return (states,)
+        return states, Scratch("segment_decays", "fp32", Extent(heads * self.decays, pairs))
+
+    def _state_blocks(self) -> int:
+        tile, sizes = self.state, self.sizes
+        parts = _tiles(sizes.d_k, tile.block_k) * _tiles(sizes.d_v, tile.block_v)
+        return self.spec.kv_num_heads * parts
+
+    def _heads(self, tile: Tile) -> int:
+        return self.spec.kv_num_heads * _tiles(self.sizes.d_v, tile.block_v)
+
+    def _state(self) -> Launch:
+        scratch = ("segment_states", "segment_decays")[: 1 + (self.decays > 0)]
+        blocks = self._state_blocks()
+        return self._launch("linear.segment_state", self.state, blocks, True, scratch=scratch)
+
+    def _scan(self, without: Set[str]) -> Launch:
+        scratch = ("segment_states", "segment_decays")[: 1 + (self.decays > 0)]
+        kernel = self._kernel(
+            "linear.segment_scan", tiles.SCAN, {"BLOCK": tiles.SCAN_BLOCK}, without, scratch
+        )
+        blocks = _tiles(self.sizes.d_k * (self.sizes.d_v + 1), tiles.SCAN_BLOCK)
+        return Launch(kernel, (Extent(self.spec.kv_num_heads * blocks, ("batch",)), ONE, ONE))
+
+    def _causal_output(
+        self, without: Set[str] = frozenset(), scratch: tuple[str, ...] = ()
+    ) -> Launch:
+        blocks = self._heads(self.output)
+        return self._launch("linear.segment_output", self.output, blocks, True, without, scratch)
+
+    def _launch(
+        self,
+        function: str,
+        tile: Tile,
+        blocks: int,
+        by_segment: bool = False,
+        without: Set[str] = frozenset(),
+        scratch: tuple[str, ...] = (),
+    ) -> Launch:
+        """A kernel with ``blocks`` programs for each sequence of the batch, or each segment."""
+        block = {"BLOCK_K": tile.block_k, "BLOCK_V": tile.block_v}
+        if by_segment:
+            block["CHUNK"] = tile.chunk
+        kernel = self._kernel(function, tile, block, without, scratch)
+        segments = Extent(1, ("segments",)) if by_segment else ONE
+        return Launch(kernel, (Extent(blocks, ("batch",)), segments, ONE))
+
+    def _kernel(
+        self,
+        function: str,
+        tile: Tile,
+        more: dict[str, Any],
+        without: Set[str] = frozenset(),
+        scratch: tuple[str, ...] = (),
+    ) -> Kernel:
+        """A kernel that is given the tensors there are, except ``without``, and ``scratch``."""
+        values = self._values()
+        constants = {name: values[name] for name in CONSTANTS[function]} | more
+        tensors = {*self.inputs, "output", "present_state", *scratch} - without
+        if self.spec.normalize and "present_normalizer" not in without:
+            tensors.add("present_normalizer")
+        arguments = []
+        for name in PARAMETERS[function]:
+            if name in SCALARS:
+                arguments.append(Argument(name, "i32"))
+            elif name in tensors:
+                arguments.append(Argument(name, f"*{self._element(name)}"))
+            else:
+                constants[name] = None
+        return Kernel(function, tuple(arguments), tuple(constants.items()), tile.warps, tile.stages)
+
+    def _element(self, name: str) -> str:
+        if name == "key_mask":
+            return "i8"
+        return self.type if name in SEQUENCES else "fp32"
+
+    def _values(self) -> dict[str, Any]:
+        spec, sizes = self.spec, self.sizes
+        return {
+            "HEADS": spec.kv_num_heads,
+            "KEY_HEADS": sizes.key_heads,
+            "QUERY_HEADS": spec.q_num_heads,
+            "BETA_HEADS": spec.kv_num_heads if sizes.beta_per_head else 1,
+            "WIDTH": self.width,
+            "BLOCK_W": tiles.power(self.width),
+            "D_K": sizes.d_k,
+            "D_V": sizes.d_v,
+            "DECAYS": self.decays,
+            "MAP": self.map,
+            "NORMALIZE": spec.normalize,
+            "SCALE": spec.scale,
+            "EPS": spec.eps,
+            "PRECISION": self.precision,
+        }
+
+
+def _tiles(width: int, block: int) -> int:
+    return -(-width // block)

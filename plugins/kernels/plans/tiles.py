@@ -1,0 +1,71 @@
+"""Tile sizes of the LinearAttention kernels: what compiles without spills for each head width.
+
+A block of ``linear.segment_output`` holds d_k rows and ``block_v`` columns of a state in registers,
+beside a chunk of queries, keys and scores. Tests assemble every tile named here and count its
+spills and tensor-core instructions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Tokens of a chunk, columns of keys and values a block holds, warps, pipeline stages."""
+
+    chunk: int
+    block_k: int
+    block_v: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a choice depends on."""
+
+    d_k: int
+    d_v: int
+    type: str
+    sm: int
+    per_channel: bool
+    delta: bool
+
+    @property
+    def block_k(self) -> int:
+        """d_k in full: scores and outputs are sums over it."""
+        return power(self.d_k)
+
+
+SCAN_BLOCK = 1024
+SCAN = Tile(1, 1, 1, 4, 1)
+
+
+def output(shape: Shape) -> Tile:
+    """Of ``linear.segment_output`` and ``bidirectional.segment_output``."""
+    chunk = 16 if shape.per_channel else 32
+    block_v = min(power(shape.d_v), 64)
+    return Tile(chunk, shape.block_k, block_v, 4 if shape.block_k <= 64 else 8, 2)
+
+
+def state(shape: Shape) -> Tile:
+    """Of ``linear.segment_state``, with the chunk of ``output``: segments are whole chunks."""
+    block_k, block_v = min(shape.block_k, 64), min(power(shape.d_v), 64)
+    return Tile(output(shape).chunk, block_k, block_v, 4, 2)
+
+
+def inverse(tile: Tile) -> Tile:
+    """Of ``delta.chunk_inverse``, for chunks of ``tile``."""
+    return Tile(tile.chunk, tile.block_k, tile.block_v, 4, 1)
+
+
+def step(shape: Shape) -> Tile:
+    """Of ``recurrent.step``: small tiles, since a decode step lives on many loads in flight."""
+    block_v = min(power(shape.d_v), max(2048 // shape.block_k, 8))
+    return Tile(1, shape.block_k, block_v, 4, 1)
+
+
+def power(width: int) -> int:
+    """The least power of two that holds ``width``, at least 16: what tensor cores take."""
+    return max(16, 1 << (width - 1).bit_length())

@@ -1,0 +1,51 @@
+"""Run a plan with Triton itself: on a GPU by its just-in-time compiler, or in its interpreter.
+
+Engines do not come here: they launch binaries made by ``compile``. The kernels, their constants,
+grids and scratch are the same, so what holds here holds there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from linexport.plugins.kernels.launch import Plan
+from linexport.plugins.kernels.sources import function
+
+SCRATCH = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def run(
+    plan: Plan,
+    tensors: Mapping[str, torch.Tensor],
+    batch: int,
+    length: int,
+    multiprocessors: int,
+) -> None:
+    """Fill the output tensors of a plan.
+
+    ``tensors`` holds every input and output of the node by formal name, contiguous and on one
+    device; a bool tensor is taken as bytes.
+    """
+    values = plan.symbols(batch, length, multiprocessors)
+    route = plan.route(batch, length, multiprocessors)
+    device = next(iter(tensors.values())).device
+    pool: dict[str, Any] = {
+        name: x.view(torch.int8) if x.dtype == torch.bool else x for name, x in tensors.items()
+    }
+    for buffer in route.scratch:
+        size = buffer.elements.of(values)
+        pool[buffer.name] = torch.empty(size, dtype=SCRATCH[buffer.type], device=device)
+    pool.update(values)
+    for launch in route.launches:
+        kernel = launch.kernel
+        grid = tuple(extent.of(values) for extent in launch.grid)
+        if all(grid):
+            function(kernel)[grid](
+                **{argument.name: pool[argument.name] for argument in kernel.arguments},
+                **dict(kernel.constants),
+                num_warps=kernel.warps,
+                num_stages=kernel.stages,
+            )

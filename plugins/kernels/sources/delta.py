@@ -1,0 +1,95 @@
+"""The delta rules in chunks: what each chunk needs before its state is known.
+
+Within a chunk the rule is a triangular system. With A_ts = beta_t (k_t . k_s) D_ts for s < t:
+
+    U = (I + A)^-1 diag(beta) (V - (K * exp(L)) S) = T (V - (K * exp(L)) S)
+
+T does not depend on S, so that all chunks are solved at once, ahead of ``linear.segment_output``.
+With X the inverse of the diagonal blocks of size w and A_w the part of A that joins two of them,
+X - X A_w X inverts the blocks of size 2w: as accurate as forward substitution, in log2(C) steps.
+Source: the WY form of Yang et al. 2024 (arXiv 2406.06484, 2412.06464).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from linexport.plugins.kernels.sources.maps import load_keys
+from linexport.plugins.kernels.sources.tiles import (
+    channel_decays,
+    channel_scores,
+    head_decays,
+    load_keep,
+)
+
+
+@triton.jit
+def chunk_inverse(
+    key,
+    decay,
+    beta,
+    key_mask,
+    parameter_0,
+    inverses,
+    length,
+    chunks,
+    HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    BETA_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    D_K: tl.constexpr,
+    DECAYS: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    CHUNK: tl.constexpr,
+    LEVELS: tl.constexpr,
+    MAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """T of every chunk, (CHUNK, CHUNK) in float32. Grid: (B * HEADS * chunks). CHUNK = 2^LEVELS."""
+    head = tl.program_id(0) // chunks
+    chunk = tl.program_id(0) % chunks
+    h = head % HEADS
+    start = chunk * CHUNK
+    row = (head // HEADS).to(tl.int64) * length + start
+    rows = tl.arange(0, CHUNK)
+    columns_k = tl.arange(0, BLOCK_K)
+    live = start + rows < length
+    keep = load_keep(key_mask + row if key_mask is not None else None, live)
+    place = key + row * (KEY_HEADS * WIDTH) + h * KEY_HEADS // HEADS * WIDTH
+    k = load_keys(
+        place,
+        keep,
+        columns_k,
+        parameter_0,
+        KEY_HEADS * WIDTH,
+        WIDTH,
+        BLOCK_W,
+        D_K,
+        BLOCK_K,
+        MAP,
+        PRECISION,
+    )
+    place = beta + row * BETA_HEADS + h * BETA_HEADS // HEADS
+    step = tl.load(place + rows * BETA_HEADS, mask=live, other=0.0).to(tl.float32)
+    if DECAYS > 1:
+        place = decay + (row * HEADS + h) * D_K
+        sums, _ = channel_decays(place, keep, columns_k, HEADS * D_K, D_K, BLOCK_K)
+        A = channel_scores(k, k, sums)
+    else:
+        A = tl.dot(k, tl.trans(k), input_precision=PRECISION)
+        if DECAYS == 1:
+            _, _, pairs, _ = head_decays(decay + row * HEADS + h, keep, HEADS)
+            A *= pairs
+    A *= step[:, None]
+
+    X = (rows[:, None] == rows[None, :]).to(tl.float32)
+    for level in tl.static_range(LEVELS):
+        row_block, column_block = rows[:, None] >> level, rows[None, :] >> level
+        joins = (row_block >> 1 == column_block >> 1) & (row_block > column_block)
+        joined = tl.where(joins, A, 0.0)
+        X -= tl.dot(tl.dot(X, joined, input_precision=PRECISION), X, input_precision=PRECISION)
+    X *= step[None, :]
+    at = rows[:, None] * CHUNK + rows[None, :]
+    tl.store(inverses + (head.to(tl.int64) * chunks + chunk) * (CHUNK * CHUNK) + at, X)

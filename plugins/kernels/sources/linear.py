@@ -1,0 +1,365 @@
+"""Causal linear attention in chunks of C tokens: all update rules.
+
+A sequence is cut into segments of whole chunks. With S the state before a chunk, L the sums of
+decays in it and D_ts = exp(L_t - L_s) for s <= t, 0 otherwise:
+
+    U   = V                                                linear, gated
+    U   = T (V - (K * exp(L)) S)                           delta, gated delta; T from ``delta``
+    O   = (Q * exp(L)) S + ((Q K^T) * D) U
+    den = (Q * exp(L)) z + row sums of (Q K^T) * D
+    S'  = exp(L_C) * S + (K * exp(L_C - L))^T U          z' = exp(L_C) * z + sum of K * exp(L_C - L)
+
+``segment_state`` runs the last line alone from zero over each segment, ``segment_scan`` turns these
+into the state before each segment, and ``segment_output`` runs all lines from there: two passes
+over keys and values for as many blocks as there are segments. One segment needs the last kernel
+only, and the delta rules, whose S' is no sum over segments, have one.
+Source: the chunk form of MATH 1, as in Yang et al. 2024 (arXiv 2312.06635), section 4.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from linexport.plugins.kernels.sources.maps import features, kappa, load_keys
+from linexport.plugins.kernels.sources.tiles import (
+    channel_decays,
+    channel_scores,
+    head_decays,
+    load_keep,
+    load_rows,
+    load_state,
+    store_state,
+    times_rows,
+    times_state,
+)
+
+
+@triton.jit
+def segment_state(
+    key,
+    value,
+    decay,
+    key_mask,
+    parameter_0,
+    segment_states,
+    segment_decays,
+    length,
+    segments,
+    chunks_per_segment,
+    HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    D_K: tl.constexpr,
+    D_V: tl.constexpr,
+    DECAYS: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr,
+    MAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """State and normaliser of each segment on its own, and the product of its decays.
+
+    Grid: (B * HEADS * tiles of the state, segments). The state is (D_K, D_V), then D_K values of
+    the normaliser.
+    """
+    V_TILES: tl.constexpr = tl.cdiv(D_V, BLOCK_V)
+    TILES: tl.constexpr = tl.cdiv(D_K, BLOCK_K) * V_TILES
+    tile = tl.program_id(0) % TILES
+    head = tl.program_id(0) // TILES
+    segment = tl.program_id(1)
+    h = head % HEADS
+    columns_k = tile // V_TILES * BLOCK_K + tl.arange(0, BLOCK_K)
+    columns_v = tile % V_TILES * BLOCK_V + tl.arange(0, BLOCK_V)
+
+    first = segment * chunks_per_segment * CHUNK
+    row = (head // HEADS).to(tl.int64) * length + first
+    key += row * (KEY_HEADS * WIDTH) + h * KEY_HEADS // HEADS * WIDTH
+    value += row * (HEADS * D_V) + h * D_V
+    if decay is not None:
+        decay += (row * HEADS + h) * DECAYS
+    if key_mask is not None:
+        key_mask += row
+
+    S = tl.zeros((BLOCK_K, BLOCK_V), tl.float32)
+    z = tl.zeros((BLOCK_K,), tl.float32)
+    if DECAYS > 1:
+        product = tl.full((BLOCK_K,), 1.0, tl.float32)
+    else:
+        product = 1.0
+    last = tl.minimum(length - first, chunks_per_segment * CHUNK)
+    for start in range(0, last, CHUNK):
+        offset = tl.cast(start, tl.int64)
+        live = start + tl.arange(0, CHUNK) < last
+        keep = load_keep(key_mask + offset if key_mask is not None else None, live)
+        place = key + offset * (KEY_HEADS * WIDTH)
+        k = load_keys(
+            place,
+            keep,
+            columns_k,
+            parameter_0,
+            KEY_HEADS * WIDTH,
+            WIDTH,
+            BLOCK_W,
+            D_K,
+            BLOCK_K,
+            MAP,
+            PRECISION,
+        )
+        v = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V, BLOCK_V)
+        if DECAYS == 1:
+            _, to_end, _, whole = head_decays(decay + offset * HEADS, keep, HEADS)
+            k = (k.to(tl.float32) * to_end[:, None]).to(k.dtype)
+            S *= whole
+            z *= whole
+            product *= whole
+        elif DECAYS > 1:
+            place = decay + offset * (HEADS * D_K)
+            sums, total = channel_decays(place, keep, columns_k, HEADS * D_K, D_K, BLOCK_K)
+            k = (k.to(tl.float32) * tl.exp(total[None, :] - sums)).to(k.dtype)
+            whole = tl.exp(total)
+            S *= whole[:, None]
+            z *= whole
+            product *= whole
+        S += tl.dot(tl.trans(k), v, input_precision=PRECISION)
+        z += tl.sum(k.to(tl.float32), 0)
+
+    slot = head.to(tl.int64) * segments + segment
+    segment_states += slot * (D_K * D_V + D_K)
+    store_state(segment_states, segment_states + D_K * D_V, S, z, columns_k, columns_v, D_K, D_V)
+    if DECAYS == 1:
+        if tile == 0:
+            tl.store(segment_decays + slot, product)
+    elif DECAYS > 1:
+        inside = (columns_k < D_K) & (tile % V_TILES == 0)
+        tl.store(segment_decays + slot * D_K + columns_k, product, mask=inside)
+
+
+@triton.jit
+def segment_scan(
+    segment_states,
+    segment_decays,
+    past_state,
+    past_normalizer,
+    present_state,
+    present_normalizer,
+    segments,
+    D_K: tl.constexpr,
+    D_V: tl.constexpr,
+    DECAYS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Replace what each segment adds by the state before it, in place; the last sum is the present.
+
+    Grid: (B * HEADS * blocks of the state). DECAYS is how many decays a token of a head has: 0, 1
+    or D_K.
+    """
+    STATE: tl.constexpr = D_K * D_V
+    SLOT: tl.constexpr = STATE + D_K
+    BLOCKS: tl.constexpr = tl.cdiv(SLOT, BLOCK)
+    head = (tl.program_id(0) // BLOCKS).to(tl.int64)
+    at = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    inside = at < SLOT
+    of_state = at < STATE
+    of_normalizer = inside & (at >= STATE)
+    channel = tl.where(of_state, at // D_V, at - STATE)
+    before = tl.zeros((BLOCK,), tl.float32)
+    if past_state is not None:
+        before += tl.load(past_state + head * STATE + at, mask=of_state, other=0.0)
+    if past_normalizer is not None:
+        place = past_normalizer + head * D_K + at - STATE
+        before += tl.load(place, mask=of_normalizer, other=0.0)
+    for segment in range(0, segments):
+        slot = head * segments + segment
+        place = segment_states + slot * SLOT + at
+        added = tl.load(place, mask=inside, other=0.0)
+        tl.store(place, before, mask=inside)
+        if DECAYS == 1:
+            before *= tl.load(segment_decays + slot)
+        elif DECAYS > 1:
+            before *= tl.load(segment_decays + slot * D_K + channel, mask=inside, other=0.0)
+        before += added
+    if present_state is not None:
+        tl.store(present_state + head * STATE + at, before, mask=of_state)
+    if present_normalizer is not None:
+        place = present_normalizer + head * D_K + at - STATE
+        tl.store(place, before, mask=of_normalizer)
+
+
+@triton.jit
+def segment_output(
+    query,
+    key,
+    value,
+    decay,
+    key_mask,
+    parameter_0,
+    past_state,
+    past_normalizer,
+    segment_states,
+    inverses,
+    output,
+    present_state,
+    present_normalizer,
+    length,
+    segments,
+    chunks_per_segment,
+    HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    QUERY_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    D_K: tl.constexpr,
+    D_V: tl.constexpr,
+    DECAYS: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr,
+    MAP: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    SCALE: tl.constexpr,
+    EPS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Output of each segment from the state before it; the last segment writes the present state.
+
+    Grid: (B * HEADS * tiles of d_v, segments). A program serves all query heads of its state, so
+    past and present state may be the same memory. Reads ``segment_states`` or the past, not both.
+    """
+    V_TILES: tl.constexpr = tl.cdiv(D_V, BLOCK_V)
+    GROUP: tl.constexpr = tl.cdiv(QUERY_HEADS, HEADS)
+    OUT: tl.constexpr = HEADS * GROUP
+    tile = tl.program_id(0) % V_TILES
+    head = tl.program_id(0) // V_TILES
+    segment = tl.program_id(1)
+    h = head % HEADS
+    columns_k = tl.arange(0, BLOCK_K)
+    columns_v = tile * BLOCK_V + tl.arange(0, BLOCK_V)
+
+    first = segment * chunks_per_segment * CHUNK
+    row = (head // HEADS).to(tl.int64) * length + first
+    query += row * (QUERY_HEADS * WIDTH)
+    key += row * (KEY_HEADS * WIDTH) + h * KEY_HEADS // HEADS * WIDTH
+    value += row * (HEADS * D_V) + h * D_V
+    output += row * (OUT * D_V)
+    if decay is not None:
+        decay += (row * HEADS + h) * DECAYS
+    if key_mask is not None:
+        key_mask += row
+    head = head.to(tl.int64)
+    if segment_states is not None:
+        past = segment_states + (head * segments + segment) * (D_K * D_V + D_K)
+        past_z = past + D_K * D_V if NORMALIZE else None
+        S, z = load_state(past, past_z, columns_k, columns_v, D_K, D_V)
+    else:
+        past = past_state + head * (D_K * D_V) if past_state is not None else None
+        past_z = past_normalizer + head * D_K if past_normalizer is not None else None
+        S, z = load_state(past, past_z, columns_k, columns_v, D_K, D_V)
+    if inverses is not None:
+        inverses += head * (chunks_per_segment * CHUNK * CHUNK)
+
+    rows = tl.arange(0, CHUNK)
+    causal = rows[:, None] >= rows[None, :]
+    last = tl.minimum(length - first, chunks_per_segment * CHUNK)
+    for start in range(0, last, CHUNK):
+        offset = tl.cast(start, tl.int64)
+        live = start + rows < last
+        keep = load_keep(key_mask + offset if key_mask is not None else None, live)
+        place = key + offset * (KEY_HEADS * WIDTH)
+        k = load_keys(
+            place,
+            keep,
+            columns_k,
+            parameter_0,
+            KEY_HEADS * WIDTH,
+            WIDTH,
+            BLOCK_W,
+            D_K,
+            BLOCK_K,
+            MAP,
+            PRECISION,
+        )
+        u = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V, BLOCK_V)
+        k_rest = k
+        if MAP == "taylor2" or MAP == "quadratic":
+            parts = tl.arange(0, BLOCK_W)
+            raw_k = load_rows(place, keep, parts, KEY_HEADS * WIDTH, WIDTH, BLOCK_W)
+        if DECAYS == 1:
+            from_start, to_end, pairs, whole = head_decays(decay + offset * HEADS, keep, HEADS)
+            k_rest = (k.to(tl.float32) * to_end[:, None]).to(k.dtype)
+        elif DECAYS > 1:
+            place = decay + offset * (HEADS * D_K)
+            sums, total = channel_decays(place, keep, columns_k, HEADS * D_K, D_K, BLOCK_K)
+            k_rest = (k.to(tl.float32) * tl.exp(total[None, :] - sums)).to(k.dtype)
+            whole = tl.exp(total)
+        if inverses is not None:
+            if DECAYS > 1:
+                stored = times_state((k * tl.exp(sums)).to(k.dtype), S, PRECISION)
+            else:
+                stored = times_state(k, S, PRECISION)
+            if DECAYS == 1:
+                stored *= from_start[:, None]
+            at = rows[:, None] * CHUNK + rows[None, :]
+            T = tl.load(inverses + offset * CHUNK + at)
+            u = times_rows(T, (u.to(tl.float32) - stored).to(k.dtype), PRECISION).to(k.dtype)
+        for g in tl.static_range(GROUP):
+            query_head = (h * GROUP + g) * QUERY_HEADS // OUT
+            place = query + offset * (QUERY_HEADS * WIDTH) + query_head * WIDTH
+            q = features(
+                place,
+                live,
+                columns_k,
+                parameter_0,
+                QUERY_HEADS * WIDTH,
+                WIDTH,
+                BLOCK_W,
+                D_K,
+                BLOCK_K,
+                MAP,
+                PRECISION,
+            )
+            if DECAYS > 1:
+                scores = channel_scores(q, k, sums)
+                q = (q.to(tl.float32) * tl.exp(sums)).to(k.dtype)
+            elif MAP == "taylor2" or MAP == "quadratic":
+                raw_q = load_rows(place, live, parts, QUERY_HEADS * WIDTH, WIDTH, BLOCK_W)
+                t = tl.dot(raw_q, tl.trans(raw_k), input_precision=PRECISION)
+                scores = tl.where(keep[None, :], kappa(t, parameter_0, WIDTH, MAP), 0.0)
+            else:
+                scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            o = times_state(q, S, PRECISION)
+            if DECAYS == 1:
+                scores *= pairs
+                o *= from_start[:, None]
+            elif DECAYS == 0:
+                scores = tl.where(causal, scores, 0.0)
+            o += times_rows(scores, u, PRECISION)
+            if NORMALIZE:
+                denominator = tl.sum(q.to(tl.float32) * z[None, :], 1)
+                if DECAYS == 1:
+                    denominator *= from_start
+                denominator += tl.sum(scores, 1)
+                o = o * SCALE / (denominator * SCALE + EPS)[:, None]
+            else:
+                o *= SCALE
+            place = output + offset * (OUT * D_V) + (h * GROUP + g) * D_V
+            at = rows[:, None] * (OUT * D_V) + columns_v[None, :]
+            inside = live[:, None] & (columns_v < D_V)[None, :]
+            tl.store(place + at, o.to(output.dtype.element_ty), mask=inside)
+        if DECAYS == 1:
+            S *= whole
+            z *= whole
+        elif DECAYS > 1:
+            S *= whole[:, None]
+            z *= whole
+        S += tl.dot(tl.trans(k_rest), u, input_precision=PRECISION)
+        if NORMALIZE:
+            z += tl.sum(k_rest.to(tl.float32), 0)
+
+    if segment == segments - 1:
+        present_state += head * (D_K * D_V)
+        if present_normalizer is not None:
+            present_normalizer += head * D_K
+        store_state(present_state, present_normalizer, S, z, columns_k, columns_v, D_K, D_V)

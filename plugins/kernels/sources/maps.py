@@ -1,0 +1,187 @@
+"""Feature maps inside kernels: phi of rows of a head, a block of features at a time.
+
+    relu, elu1, exp     component by component, as in ``linexport.models.feature_maps``
+    taylor2             [1, x^_i, x^_i x^_j sqrt(1/2) c_ij (i <= j)],   x^ = x / d^(1/4)
+    quadratic           [x_i x_j c_ij (i <= j)], with a constant c in front of it [c, sqrt(2c) x_i]
+    favor+              m^(-1/2) exp(w_j . x^ - |x^|^2 / 2)
+
+c_ij is 1 where i = j and sqrt(2) elsewhere. Products of x_i and x_j are made by selecting columns
+with matrices of zeros and ones, on tensor cores. ``kappa`` is phi(q) . phi(k) from q . k, for the
+two maps that have it. Source of the formulas: MATH 2.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from linexport.plugins.kernels.sources.tiles import load_rows
+
+
+@triton.jit
+def elementwise(x, MAP: tl.constexpr):
+    """A map of one component to one feature, computed in float32, in the dtype of x."""
+    if MAP == "relu":
+        return tl.maximum(x, 0.0).to(x.dtype)
+    elif MAP == "elu1":
+        wide = x.to(tl.float32)
+        return (tl.maximum(wide, 0.0) + tl.exp(tl.minimum(wide, 0.0))).to(x.dtype)
+    elif MAP == "exp":
+        return tl.exp(x.to(tl.float32)).to(x.dtype)
+    else:
+        tl.static_assert(MAP == "identity")
+        return x
+
+
+@triton.jit
+def monomials(columns, WIDTH: tl.constexpr, LEADING: tl.constexpr):
+    """Of feature m: the components i <= j it multiplies; in front of the products, i = m - 1."""
+    p = columns - LEADING
+    i = columns * 0
+    for row in range(1, WIDTH):
+        i += (p >= row * WIDTH - row * (row - 1) // 2).to(tl.int32)
+    j = p - (i * WIDTH - i * (i - 1) // 2) + i
+    leading = columns < LEADING
+    return tl.where(leading, columns - 1, i), tl.where(leading, columns - 1, j)
+
+
+@triton.jit
+def degree_two(
+    first, second, i, j, columns, parameter, WIDTH: tl.constexpr, LEADING: tl.constexpr, MAP
+):
+    """Features from the components x_i and x_j, and columns of a last axis."""
+    constant, linear, product = 1.0, 1.0, 1.0
+    if MAP == "taylor2":
+        linear = tl.exp2(-0.25 * tl.log2(WIDTH * 1.0))
+        product = linear * linear * 0.70710678118654752
+    elif parameter is not None:
+        constant = tl.load(parameter)
+        linear = tl.sqrt(2.0 * constant)
+    y = first * second * tl.where(i == j, product, product * 1.4142135623730951)
+    if LEADING > 0:
+        y = tl.where(columns < LEADING, first * linear, y)
+        y = tl.where(columns == 0, constant, y)
+    return y
+
+
+@triton.jit
+def features(
+    base,
+    live,
+    columns,
+    parameter,
+    STRIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    FEATURES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """BLOCK features of rows of WIDTH components, in the dtype of these.
+
+    Where a row is not live or a column lies past FEATURES, the result means nothing.
+    """
+    if MAP == "taylor2" or MAP == "quadratic":
+        LEADING: tl.constexpr = FEATURES - WIDTH * (WIDTH + 1) // 2
+        parts = tl.arange(0, BLOCK_W)
+        x = load_rows(base, live, parts, STRIDE, WIDTH, BLOCK_W)
+        i, j = monomials(columns, WIDTH, LEADING)
+        select_i = (parts[:, None] == i[None, :]).to(x.dtype)
+        select_j = (parts[:, None] == j[None, :]).to(x.dtype)
+        first = tl.dot(x, select_i, input_precision=PRECISION)
+        second = tl.dot(x, select_j, input_precision=PRECISION)
+        y = degree_two(
+            first,
+            second,
+            i[None, :],
+            j[None, :],
+            columns[None, :],
+            parameter,
+            WIDTH,
+            LEADING,
+            MAP,
+        )
+        return y.to(x.dtype)
+    elif MAP == "favor+":
+        parts = tl.arange(0, BLOCK_W)
+        x = load_rows(base, live, parts, STRIDE, WIDTH, BLOCK_W)
+        wide = x.to(tl.float32) * tl.exp2(-0.25 * tl.log2(WIDTH * 1.0))
+        inside = (parts < WIDTH)[:, None] & (columns < FEATURES)[None, :]
+        at = parts[:, None] * FEATURES + columns[None, :]
+        w = tl.load(parameter + at, mask=inside, other=0.0)
+        exponents = tl.dot(wide, w, input_precision=PRECISION)
+        norm = 0.5 * tl.sum(wide * wide, 1) + 0.5 * tl.log(FEATURES * 1.0)
+        return tl.exp(exponents - norm[:, None]).to(x.dtype)
+    else:
+        return elementwise(load_rows(base, live, columns, STRIDE, FEATURES, BLOCK), MAP)
+
+
+@triton.jit
+def token_features(
+    base,
+    columns,
+    parameter,
+    WIDTH: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    FEATURES: tl.constexpr,
+    MAP: tl.constexpr,
+):
+    """The features of one token, in float32, zero past FEATURES."""
+    inside = columns < FEATURES
+    if MAP == "taylor2" or MAP == "quadratic":
+        LEADING: tl.constexpr = FEATURES - WIDTH * (WIDTH + 1) // 2
+        i, j = monomials(columns, WIDTH, LEADING)
+        first = tl.load(base + i, mask=inside & (i >= 0), other=0.0).to(tl.float32)
+        second = tl.load(base + j, mask=inside & (j >= 0), other=0.0).to(tl.float32)
+        y = degree_two(first, second, i, j, columns, parameter, WIDTH, LEADING, MAP)
+    elif MAP == "favor+":
+        parts = tl.arange(0, BLOCK_W)
+        x = tl.load(base + parts, mask=parts < WIDTH, other=0.0).to(tl.float32)
+        x *= tl.exp2(-0.25 * tl.log2(WIDTH * 1.0))
+        both = (parts < WIDTH)[:, None] & inside[None, :]
+        at = parts[:, None] * FEATURES + columns[None, :]
+        w = tl.load(parameter + at, mask=both, other=0.0)
+        norm = 0.5 * tl.sum(x * x, 0) + 0.5 * tl.log(FEATURES * 1.0)
+        y = tl.exp(tl.sum(x[:, None] * w, 0) - norm)
+    else:
+        y = elementwise(tl.load(base + columns, mask=inside, other=0.0), MAP).to(tl.float32)
+    return tl.where(inside, y, 0.0)
+
+
+@triton.jit
+def load_keys(
+    base,
+    keep,
+    columns,
+    parameter,
+    STRIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    FEATURES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """phi of rows of keys; zero for padded tokens and columns, whatever phi(0) is."""
+    keys = features(
+        base, keep, columns, parameter, STRIDE, WIDTH, BLOCK_W, FEATURES, BLOCK, MAP, PRECISION
+    )
+    if MAP != "identity" and MAP != "relu":
+        inside = keep[:, None]
+        if FEATURES % BLOCK != 0:
+            inside = inside & (columns < FEATURES)[None, :]
+        keys = tl.where(inside, keys, 0.0).to(keys.dtype)
+    return keys
+
+
+@triton.jit
+def kappa(t, parameter, WIDTH: tl.constexpr, MAP: tl.constexpr):
+    """phi(q) . phi(k) as a function of t = q . k."""
+    if MAP == "taylor2":
+        t *= tl.exp2(-0.5 * tl.log2(WIDTH * 1.0))
+        return 1.0 + t * (1.0 + 0.5 * t)
+    else:
+        if parameter is not None:
+            t += tl.load(parameter)
+        return t * t

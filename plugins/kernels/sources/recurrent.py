@@ -1,0 +1,97 @@
+"""Linear attention token by token, all update rules: a decode step reads and writes S once.
+
+The formulas are those of the op's oracle. A program holds a tile of d_v columns of one state; it
+reads its part of the past before it writes the present, which may be the same memory.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from linexport.plugins.kernels.sources.maps import token_features
+from linexport.plugins.kernels.sources.tiles import load_state, store_state
+
+
+@triton.jit
+def step(
+    query,
+    key,
+    value,
+    decay,
+    beta,
+    key_mask,
+    parameter_0,
+    past_state,
+    past_normalizer,
+    output,
+    present_state,
+    present_normalizer,
+    length,
+    HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    QUERY_HEADS: tl.constexpr,
+    BETA_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    D_K: tl.constexpr,
+    D_V: tl.constexpr,
+    DECAYS: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    MAP: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    SCALE: tl.constexpr,
+    EPS: tl.constexpr,
+):
+    """Tokens one after the other. Grid: (B * HEADS * tiles of d_v)."""
+    V_TILES: tl.constexpr = tl.cdiv(D_V, BLOCK_V)
+    GROUP: tl.constexpr = tl.cdiv(QUERY_HEADS, HEADS)
+    OUT: tl.constexpr = HEADS * GROUP
+    tile = tl.program_id(0) % V_TILES
+    head = tl.program_id(0) // V_TILES
+    h = head % HEADS
+    columns_k = tl.arange(0, BLOCK_K)
+    columns_v = tile * BLOCK_V + tl.arange(0, BLOCK_V)
+    inside_k, inside_v = columns_k < D_K, columns_v < D_V
+    row = (head // HEADS).to(tl.int64) * length
+    head = head.to(tl.int64)
+    past = past_state + head * (D_K * D_V) if past_state is not None else None
+    past_z = past_normalizer + head * D_K if past_normalizer is not None else None
+    S, z = load_state(past, past_z, columns_k, columns_v, D_K, D_V)
+
+    for t in range(0, length):
+        at = row + t
+        keep = inside_k
+        if key_mask is not None:
+            keep = keep & (tl.load(key_mask + at) != 0)
+        place = key + (at * KEY_HEADS + h * KEY_HEADS // HEADS) * WIDTH
+        k = token_features(place, columns_k, parameter_0, WIDTH, BLOCK_W, D_K, MAP)
+        k = tl.where(keep, k, 0.0)
+        place = value + (at * HEADS + h) * D_V
+        v = tl.load(place + columns_v, mask=inside_v, other=0.0).to(tl.float32)
+        if DECAYS > 0:
+            channels = columns_k if DECAYS > 1 else columns_k * 0
+            place = decay + (at * HEADS + h) * DECAYS
+            alpha = tl.exp(tl.load(place + channels, mask=keep, other=0.0).to(tl.float32))
+            S *= alpha[:, None]
+            z *= alpha
+        if beta is not None:
+            place = beta + at * BETA_HEADS + h * BETA_HEADS // HEADS
+            v = tl.load(place).to(tl.float32) * (v - tl.sum(S * k[:, None], 0))
+        S += k[:, None] * v[None, :]
+        z += k
+        for g in tl.static_range(GROUP):
+            query_head = (h * GROUP + g) * QUERY_HEADS // OUT
+            place = query + (at * QUERY_HEADS + query_head) * WIDTH
+            q = token_features(place, columns_k, parameter_0, WIDTH, BLOCK_W, D_K, MAP)
+            o = tl.sum(S * q[:, None], 0) * SCALE
+            if NORMALIZE:
+                o /= tl.sum(q * z, 0) * SCALE + EPS
+            place = output + (at * OUT + h * GROUP + g) * D_V
+            tl.store(place + columns_v, o.to(output.dtype.element_ty), mask=inside_v)
+
+    present_state += head * (D_K * D_V)
+    if present_normalizer is not None:
+        present_normalizer += head * D_K
+    store_state(present_state, present_normalizer, S, z, columns_k, columns_v, D_K, D_V)

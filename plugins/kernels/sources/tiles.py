@@ -1,0 +1,153 @@
+"""What the kernels share: rows of a head, decays, scaled products, states.
+
+Decays of one chunk, from the logarithms g_1 ... g_C. With L_t the sum of g up to t:
+
+    from_start_t = exp(L_t)    to_end_t = exp(L_C - L_t)    pairs_ts = exp(L_t - L_s), s <= t
+
+A difference of sums loses the precision of a small term beside a large one, so a g below -80, whose
+exponential (2e-35) is nothing in float32 beside what it is added to, is left out of the sums and
+counted instead: factors are zero where the counts differ. -inf, a hard reset, is then exact.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+RESET = tl.constexpr(-80.0)
+
+
+@triton.jit
+def load_rows(base, live, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows ``STRIDE`` elements apart from ``base`` on, zero where not live or past WIDTH columns.
+
+    ``columns`` are BLOCK of them, from a multiple of BLOCK on.
+    """
+    rows = tl.arange(0, live.shape[0])
+    inside = live[:, None]
+    if WIDTH % BLOCK != 0:
+        inside = inside & (columns < WIDTH)[None, :]
+    return tl.load(base + rows[:, None] * STRIDE + columns[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def load_keep(key_mask, live):
+    """Which of the live rows hold a token that is not padded."""
+    if key_mask is not None:
+        rows = tl.arange(0, live.shape[0])
+        live = live & (tl.load(key_mask + rows, mask=live, other=0) != 0)
+    return live
+
+
+@triton.jit
+def head_decays(base, keep, STRIDE: tl.constexpr):
+    """One decay a token: from_start (C,), to_end (C,), pairs (C, C), and the product of all."""
+    rows = tl.arange(0, keep.shape[0])
+    g = tl.load(base + rows * STRIDE, mask=keep, other=0.0).to(tl.float32)
+    reset = g < RESET
+    counts = reset.to(tl.int32)
+    g = tl.where(reset, 0.0, g)
+    sums, resets = tl.cumsum(g, 0), tl.cumsum(counts, 0)
+    total, count = tl.sum(g, 0), tl.sum(counts, 0)
+    from_start = tl.where(resets == 0, tl.exp(sums), 0.0)
+    to_end = tl.where(resets == count, tl.exp(total - sums), 0.0)
+    related = (rows[:, None] >= rows[None, :]) & (resets[:, None] == resets[None, :])
+    pairs = tl.where(related, tl.exp(sums[:, None] - sums[None, :]), 0.0)
+    return from_start, to_end, pairs, tl.where(count == 0, tl.exp(total), 0.0)
+
+
+@triton.jit
+def channel_decays(
+    base, keep, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """A decay a token and key channel: the sums up to each token (C, K), and over all (K,).
+
+    Below RESET a decay is taken for RESET.
+    """
+    g = load_rows(base, keep, columns, STRIDE, WIDTH, BLOCK).to(tl.float32)
+    g = tl.maximum(g, RESET)
+    return tl.cumsum(g, 0), tl.sum(g, 0)
+
+
+@triton.jit
+def channel_scores(rows, keys, sums):
+    """Sum over channels of rows_t * keys_s * exp(L_t - L_s) for s <= t, 0 otherwise; in float32.
+
+    One key after the other: the two exponentials, taken apart, would overflow.
+    """
+    CHUNK: tl.constexpr = rows.shape[0]
+    at = tl.arange(0, CHUNK)
+    scores = tl.zeros((CHUNK, CHUNK), tl.float32)
+    wide, keys = rows.to(tl.float32), keys.to(tl.float32)
+    for s in range(CHUNK):
+        here = (at == s)[:, None]
+        key = tl.sum(tl.where(here, keys, 0.0), 0)
+        sum_s = tl.sum(tl.where(here, sums, 0.0), 0)
+        factor = tl.exp(tl.minimum(sums - sum_s[None, :], 0.0))
+        column = tl.sum(wide * key[None, :] * factor, 1)
+        scores = tl.where((at == s)[None, :] & (at >= s)[:, None], column[:, None], scores)
+    return scores
+
+
+@triton.jit
+def times_state(rows, state, PRECISION: tl.constexpr):
+    """rows @ state, the state (float32) brought to the dtype of rows, within float16's range."""
+    if rows.dtype == tl.float16:
+        largest = tl.max(tl.max(tl.abs(state), 1), 0)
+        largest = tl.where(largest > 0.0, largest, 1.0)
+        return tl.dot(rows, (state * (1.0 / largest)).to(tl.float16)) * largest
+    else:
+        return tl.dot(rows, state.to(rows.dtype), input_precision=PRECISION)
+
+
+@triton.jit
+def times_rows(scores, rows, PRECISION: tl.constexpr):
+    """scores (float32) @ rows, the scores brought to the dtype of rows as in ``times_state``."""
+    if rows.dtype == tl.float16:
+        largest = tl.maximum(tl.max(tl.abs(scores), 1), 1.0)
+        return tl.dot((scores / largest[:, None]).to(tl.float16), rows) * largest[:, None]
+    else:
+        return tl.dot(scores.to(rows.dtype), rows, input_precision=PRECISION)
+
+
+@triton.jit
+def load_state(
+    past_state,
+    past_normalizer,
+    columns_k,
+    columns_v,
+    D_K: tl.constexpr,
+    D_V: tl.constexpr,
+):
+    """A tile of state and normaliser in float32, zero where there is none."""
+    S = tl.zeros((columns_k.shape[0], columns_v.shape[0]), tl.float32)
+    z = tl.zeros((columns_k.shape[0],), tl.float32)
+    rows = columns_k < D_K
+    if past_state is not None:
+        at = columns_k[:, None] * D_V + columns_v[None, :]
+        inside = rows[:, None] & (columns_v < D_V)[None, :]
+        S += tl.load(past_state + at, mask=inside, other=0.0)
+    if past_normalizer is not None:
+        z += tl.load(past_normalizer + columns_k, mask=rows, other=0.0)
+    return S, z
+
+
+@triton.jit
+def store_state(
+    present_state,
+    present_normalizer,
+    S,
+    z,
+    columns_k,
+    columns_v,
+    D_K: tl.constexpr,
+    D_V: tl.constexpr,
+):
+    """The reverse; the tile with the first columns of the state writes the normaliser."""
+    rows = columns_k < D_K
+    at = columns_k[:, None] * D_V + columns_v[None, :]
+    inside = rows[:, None] & (columns_v < D_V)[None, :]
+    tl.store(present_state + at, S, mask=inside)
+    if present_normalizer is not None:
+        first = tl.min(columns_v, 0) == 0
+        tl.store(present_normalizer + columns_k, z, mask=rows & first)

@@ -1,0 +1,66 @@
+"""The process kernels are compiled in: a request in JSON on standard input, files in a folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from linexport.plugins.kernels.launch import Argument, Kernel
+from linexport.plugins.kernels.sources import function
+
+ALIGNMENT = [["tt.divisibility", 16]]
+"""Of pointers: without this promise no load is wider than one element."""
+
+
+def compile_one(kernel: Kernel, sm: int, ptx_version: int, folder: Path, name: str) -> None:
+    """Write the cubin, the PTX, and what is needed to launch them.
+
+    Raises:
+        RuntimeError: it needs scratch memory from whoever launches it.
+    """
+    target = function(kernel)
+    types = {argument.name: argument.type for argument in kernel.arguments}
+    constants = dict(kernel.constants)
+    signature = {p: types.get(p, "constexpr") for p in target.arg_names}
+    pointers = {a.name for a in kernel.arguments if a.is_pointer}
+    aligned = {(i,): ALIGNMENT for i, p in enumerate(target.arg_names) if p in pointers}
+    made = triton.compile(
+        ASTSource(target, signature=signature, constexprs=constants, attrs=aligned),
+        target=GPUTarget("cuda", sm, 32),
+        options={
+            "num_warps": kernel.warps,
+            "num_stages": kernel.stages,
+            "ptx_version": ptx_version,
+        },
+    )
+    about = made.metadata
+    if about.global_scratch_size or about.profile_scratch_size:
+        raise RuntimeError(f"{kernel.function} needs scratch memory, which no launcher gives it")
+    (folder / f"{name}.cubin").write_bytes(made.asm["cubin"])
+    (folder / f"{name}.ptx").write_text(made.asm["ptx"])
+    launch = {"entry": about.name, "shared": about.shared, "warps": about.num_warps}
+    (folder / f"{name}.json").write_text(json.dumps(launch))
+
+
+def main(request: dict[str, Any]) -> None:
+    """Compile every kernel of a request."""
+    for described in request["kernels"]:
+        kernel = Kernel(
+            described["function"],
+            tuple(Argument(**a) for a in described["arguments"]),
+            tuple((key, value) for key, value in described["constants"]),
+            described["warps"],
+            described["stages"],
+        )
+        place = Path(request["folder"])
+        compile_one(kernel, request["sm"], request["ptx_version"], place, described["name"])
+
+
+if __name__ == "__main__":
+    main(json.load(sys.stdin))
