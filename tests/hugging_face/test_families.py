@@ -166,3 +166,23 @@ def test_tokenizer_files_come_along(converted_family: Converted) -> None:
     assert (folder / "tokenizer_config.json").read_text() == "{}"
     copied = {"tokenizer_config.json", "config.json", "generation_config.json"}
     assert copied <= set(manifest["files"])
+
+
+def test_a_factory_may_return_such_a_model(
+    model_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lm_factory.py").write_text(
+        "import torch\nfrom transformers import AutoModelForCausalLM\n\n\ndef make():\n"
+        f"    model = AutoModelForCausalLM.from_pretrained({str(model_folder('lfm2'))!r})\n"
+        "    return model, (torch.ones(1, 4, dtype=torch.int64),)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    made, read = load_model("lm_factory:make"), load_model(model_folder("lfm2"))
+    assert made.source.kind == "factory" and made.stepwise is not None
+    assert made.stepwise.states == read.stepwise.states  # type: ignore[union-attr]
+    tokens = torch.randint(64, (2, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            made.module(tokens, torch.ones_like(tokens)),
+            read.module(tokens, torch.ones_like(tokens)),
+        )

@@ -8,8 +8,10 @@ run unless that was asked for.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +59,30 @@ def load_hugging_face(
 
         return load(folder, config, files, location or str(folder))
     model = _model(folder, config, trust_remote_code)
+    source = Source(
+        kind="hugging_face",
+        location=location or str(folder),
+        sha256=digest([folder / CONFIG, *files]),
+        description=f"{config['model_type']}: {describe(type(model).__name__, model)}",
+    )
+    adopted = adopt(model, source)
+    return replace(
+        adopted,
+        warnings=(*_left_out(config, model), *adopted.warnings),
+        files=tuple(folder / name for name in COPIED if (folder / name).is_file()),
+    )
+
+
+def adopt(model: Any, source: Source) -> LoadedModel:
+    """A causal language model of transformers that is in memory already.
+
+    Raises:
+        UnsupportedModelError: layers no patch stands in for.
+    """
     from linexport.loaders.hugging_face.language_model import Original, stepwise
 
-    original = Original(model).eval()
+    model.set_attn_implementation("eager")
+    original = Original(model.eval()).eval()
     step = stepwise(model)
     text = model.config.get_text_config(decoder=True)
     vocabulary = int(text.vocab_size)
@@ -68,14 +91,9 @@ def load_hugging_face(
         args=step.args[:2],
         kwargs={},
         dynamic_shapes=step.dynamic_shapes[:2],
-        source=Source(
-            kind="hugging_face",
-            location=location or str(folder),
-            sha256=digest([folder / CONFIG, *files]),
-            description=f"{config['model_type']}: {describe(type(model).__name__, model)}",
-        ),
+        source=source,
         integer_ranges={0: (0, vocabulary), 1: (1, 2)},
-        warnings=(*_left_out(config, model), *non_finite_warnings(named_tensors(model))),
+        warnings=non_finite_warnings(named_tensors(model)),
         stepwise=step,
         language=Language(
             vocabulary=vocabulary,
@@ -83,7 +101,16 @@ def load_hugging_face(
             layers=_layers(original, int(text.num_hidden_layers)),
         ),
         defaults={"attention_mask": 1},
-        files=tuple(folder / name for name in COPIED if (folder / name).is_file()),
+    )
+
+
+def is_language_model(module: Any) -> bool:
+    """``module`` is a causal language model of transformers, if that was imported at all."""
+    library = sys.modules.get("transformers")
+    return (
+        library is not None
+        and isinstance(module, library.PreTrainedModel)
+        and isinstance(module, library.GenerationMixin)
     )
 
 
