@@ -175,7 +175,8 @@ class _Conversion:
     def _lower_and_check(self, with_state: bool) -> Manifest:
         stage = self.watch.stage
         with stage("rewrite"):
-            stages = passes.STAGES if with_state else passes.STATELESS
+            own = self.loaded.stepwise is not None  # its states are in the graph as it is
+            stages = passes.STAGES if with_state and not own else passes.STATELESS
             rewritten = passes.rewrite(self.traced.model, stages)
             self.findings, self.mixing = rewritten.findings, tokens.mixing(rewritten.model)
             model = self.target.prepare(rewritten.model)

@@ -34,7 +34,7 @@ def first_layer(
 ) -> dict[str, Any] | None:
     """Layer, token, tensor and error of the first layer out of tolerance; None if it fails."""
     language, sizes = subject.loaded.language, case.sizes
-    assert language is not None
+    assert language is not None and traced.translated is not None
     prompt = draw_prompt(language.vocabulary, sizes["batch"], sizes["seq"], case.name, case.seed)
     names = _returned_by(traced.translated, language.layers)
     try:

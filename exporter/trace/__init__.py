@@ -63,7 +63,7 @@ def trace(loaded: LoadedModel) -> Traced:
     refuse_draws(program)
     step = loaded.stepwise
     names, dims, sizes = name_symbols(program, (step or loaded).dynamic_shapes)
-    model, translated = to_onnx(program, names, step.outputs if step else None)
+    model, translated = to_onnx(program, names, (step or loaded).outputs)
     _check_outputs(program, model)
     if step is not None:
         _check_fused(model, step)
