@@ -13,7 +13,10 @@ from linexport.artifact import manifest as manifests
 from linexport.errors import UsageError
 from linexport.loaders import load_model
 from linexport.plugins.ops.linear_attention import view
+from linexport.plugins.ops.op import for_runtimes
 from linexport.plugins.ops.registry import linexport_nodes
+
+RUNTIMES = {attribute.name for attribute in for_runtimes()}
 
 
 def inspect(path: str | Path) -> dict[str, Any]:
@@ -53,7 +56,8 @@ def _model(path: Path) -> onnx.ModelProto:
 def _ops(model: onnx.ModelProto) -> list[dict[str, Any]]:
     found = []
     for node, op, seen in linexport_nodes(model):
-        entry: dict[str, Any] = {"node": node.name, "op": op.name, **seen.attributes}
+        known = {n: v for n, v in seen.attributes.items() if n not in RUNTIMES}
+        entry: dict[str, Any] = {"node": node.name, "op": op.name, **known}
         if op.name == "LinearAttention":
             _, sizes = view(seen)
             entry |= {"d_k": sizes.d_k, "d_v": sizes.d_v, "key_heads": sizes.key_heads}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from linexport.artifact import write
 from linexport.loaders import load_model
 from linexport.plugins.ops.op import DOMAIN
 from linexport.progress import Progress, Silent, Stopwatch
-from linexport.results import Manifest, check_parity, measure, write_reports
+from linexport.results import Manifest, check_engines, check_parity, measure, write_reports
 from linexport.subject import subject_of, tensors
 from linexport.targets.lowering import lower
 
@@ -37,6 +37,7 @@ class Request:
     source: str | Path
     output: Path
     target: str = targets.DEFAULT
+    options: targets.Options = field(default_factory=targets.Options)
     dims: tuple[str, ...] = ()
     tune: bool = False
     bench: bool = True
@@ -51,6 +52,9 @@ def convert(
     output: str | Path,
     *,
     target: str = targets.DEFAULT,
+    precision: str = "fp32",
+    sms: Iterable[int] = (),
+    plugins: bool = True,
     dims: Iterable[str] = (),
     tune: bool = False,
     bench: bool = True,
@@ -66,6 +70,9 @@ def convert(
         source: a linexport checkpoint, an exported program, or ``package.module:callable``.
         output: the folder to make.
         target: name of a target, see ``linexport.targets``.
+        precision: of weights and activations, for targets that build engines.
+        sms: compute capabilities these build for, such as 89; empty: the target's choice.
+        plugins: let these run linexport ops by plugins.
         dims: ranges of dynamic dimensions, ``NAME=MIN:OPT:MAX``.
         tune: choose lowerings by measuring them here rather than by rule.
         bench: measure latency and memory.
@@ -87,6 +94,7 @@ def convert(
         source,
         Path(output),
         target,
+        targets.Options(precision, tuple(sms), plugins),
         tuple(dims),
         tune,
         bench,
@@ -95,7 +103,8 @@ def convert(
         seed,
         overwrite,
     )
-    targets.find(target)
+    chosen = targets.find(target)
+    chosen = chosen.configure(chosen, request.options)
     ranges = dimensions.parse(request.dims)
     write.check_output(request.output, overwrite)
     failed = request.output.with_name(f"{request.output.name}.failed")
@@ -103,7 +112,7 @@ def convert(
         write.check_output(failed, overwrite=True)
     watch = Stopwatch(progress or Silent())
     with write.staged(request.output) as folder:
-        manifest = _Conversion(request, ranges, folder, watch).run()
+        manifest = _Conversion(request, chosen, ranges, folder, watch).run()
         place = request.output
         if manifest["status"] != "ok" and manifests.is_artifact(place):
             place = failed
@@ -119,12 +128,13 @@ class _Conversion:
     def __init__(
         self,
         request: Request,
+        target: targets.Target,
         ranges: Mapping[str, dimensions.DimRange],
         folder: Path,
         watch: Stopwatch,
     ) -> None:
-        self.request, self.ranges, self.folder, self.watch = request, ranges, folder, watch
-        self.target = targets.find(request.target)
+        self.request, self.target, self.ranges = request, target, ranges
+        self.folder, self.watch = folder, watch
 
     def run(self) -> Manifest:
         stage = self.watch.stage
@@ -132,12 +142,15 @@ class _Conversion:
             self.loaded = load_model(self.request.source, seed=self.request.seed)
         with stage("trace"):
             self.traced = trace.trace(self.loaded)
-            self.dims = dimensions.merge(self.traced.dims, self.ranges)
+            self.dims = self.target.bound(dimensions.merge(self.traced.dims, self.ranges))
         manifest = self._lower_and_check(with_state=True)
         if manifest["streaming"]["passed"] is False:
             reason = manifest["streaming"]["reason"]
             manifest = self._lower_and_check(with_state=False)
             manifest["streaming"]["reason"] = f"exported without state: {reason}"
+        if self.target.build:
+            with stage("build"):
+                self._build(self.target.build, manifest)
         if self.request.bench:
             with stage("measure"):
                 request = self.request
@@ -178,6 +191,15 @@ class _Conversion:
             manifest["streaming"] = streaming.json()
         return manifest
 
+    def _build(self, build: targets.Build, manifest: Manifest) -> None:
+        """Engines beside the model, and their records in the manifest."""
+        states = tuple(s["past"] for s in manifest["states"])
+        model = self.folder / manifests.MODEL
+        manifest["engines"] = build(targets.Converted(model, self.dims, states))
+        for engine in manifest["engines"]:
+            manifest["files"][engine["file"]] = (self.folder / engine["file"]).stat().st_size
+        check_engines(manifest, self.subject, self.folder, self.request.seed)
+
     def _runner(self) -> Any:
         return lambda model: (
             self.target.open(
@@ -211,6 +233,7 @@ class _Conversion:
             "status": "ok",
             "artifact": str(self.request.output),
             "target": self.target.name,
+            "precision": self.target.options.precision,
             "source": vars(self.loaded.source),
             "warnings": warnings,
             "inputs": tensors(graph.input),
@@ -229,6 +252,7 @@ class _Conversion:
             "fused": fused,
             "refused": [],
             "lowerings": lowerings,
+            "engines": [],
             "nodes": {
                 "exported": len(self.traced.model.graph.node),
                 "artifact": len(graph.node),

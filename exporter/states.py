@@ -39,10 +39,14 @@ class State:
 def find(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:
     """States whose past is an input and whose present is an output of the graph.
 
-    ``given`` are inputs of the original model: a past among them is its caller's to carry.
+    A Cast may lie between them and the node. ``given`` are inputs of the original model: a past
+    among them is its caller's to carry.
     """
     inputs = {i.name: i for i in model.graph.input}
     outputs = {o.name for o in model.graph.output}
+    casts = [n for n in model.graph.node if n.op_type == "Cast"]
+    before = {n.output[0]: n.input[0] for n in casts if n.input[0] in inputs}
+    after = {n.input[0]: n.output[0] for n in casts if n.output[0] in outputs}
     shapes = known_shapes(model)
     found = []
     for node in model.graph.node:
@@ -51,7 +55,8 @@ def find(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:
         for past, present in PAIRS.get(node.op_type, ()):
             if len(node.input) <= past or len(node.output) <= present:
                 continue
-            start, end = node.input[past], node.output[present]
+            start = before.get(node.input[past], node.input[past])
+            end = after.get(node.output[present], node.output[present])
             if start in inputs and end in outputs and start not in given:
                 dtype = onnx.helper.tensor_dtype_to_np_dtype(
                     inputs[start].type.tensor_type.elem_type

@@ -15,7 +15,7 @@ from onnx import TensorProto, defs, helper
 
 from linexport.errors import OpError
 from linexport.plugins.ops.body import Body
-from linexport.plugins.ops.op import DOMAIN, VERSION, Node, Op, activations, parameter
+from linexport.plugins.ops.op import DOMAIN, VERSION, Node, Op, activations, for_runtimes, parameter
 from linexport.plugins.ops.shapes import Shape, rank, same
 
 ACTIVATIONS = ("none", "silu", "swish")
@@ -128,7 +128,8 @@ OP = Op(
         ],
         type_constraints=activations("T"),
         attributes=[
-            defs.OpSchema.Attribute("activation", helper.make_attribute("activation", "none"))
+            defs.OpSchema.Attribute("activation", helper.make_attribute("activation", "none")),
+            *for_runtimes(),
         ],
     ),
     check=_check,

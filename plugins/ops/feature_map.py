@@ -15,7 +15,7 @@ from onnx import defs
 
 from linexport.errors import OpError
 from linexport.plugins.ops.body import Body
-from linexport.plugins.ops.op import DOMAIN, VERSION, Node, Op, activations, parameter
+from linexport.plugins.ops.op import DOMAIN, VERSION, Node, Op, activations, for_runtimes, parameter
 from linexport.plugins.ops.shapes import width_per_head
 
 PARAMETERS = 4
@@ -89,6 +89,7 @@ OP = Op(
         attributes=[
             defs.OpSchema.Attribute("kind", defs.OpSchema.AttrType.STRING, "Name of the map."),
             defs.OpSchema.Attribute("num_heads", defs.OpSchema.AttrType.INT, "H."),
+            *for_runtimes(),
         ],
     ),
     check=_check,

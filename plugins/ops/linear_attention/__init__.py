@@ -8,7 +8,7 @@ from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention import bidirectional, chunk
 from linexport.plugins.ops.linear_attention.oracle import linear_attention
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec, Sizes
-from linexport.plugins.ops.op import DOMAIN, VERSION, Node, Op, activations, parameter
+from linexport.plugins.ops.op import DOMAIN, VERSION, Node, Op, activations, for_runtimes, parameter
 
 __all__ = ["OP", "LinearAttentionSpec", "linear_attention", "view"]
 
@@ -72,6 +72,7 @@ OP = Op(
                 for name, value in _DEFAULTS.items()
                 if name not in _HEADS
             ),
+            *for_runtimes(),
         ],
     ),
     check=lambda node: (view(node), None)[1],

@@ -30,10 +30,17 @@ PER_CHANNEL_CHUNK = 16
 """Tokens a chunk where decay differs per key channel: D is then (C, C, d_k) and must stay small."""
 
 
-def write(spec: LinearAttentionSpec, sizes: Sizes, inputs: Sequence[str]) -> tuple[Body, list[str]]:
+def write(
+    spec: LinearAttentionSpec, sizes: Sizes, inputs: Sequence[str], balanced: bool = True
+) -> tuple[Body, list[str]]:
     """A body computing output, present_state and present_normalizer from the op's eight inputs.
 
-    ``inputs`` are the eight formal names in order, "" for an absent one.
+    Args:
+        spec: its attributes.
+        sizes: its head counts and widths.
+        inputs: the eight formal names in order, "" for an absent one.
+        balanced: chunks of C tokens as above. Otherwise all are of chunk_size: more padding, for
+            runtimes that plan their memory by what shapes can be at most, which take C for T.
     """
     b = Body()
     query, key, value, past_state, past_normalizer, decay, beta, key_mask = inputs
@@ -52,7 +59,7 @@ def write(spec: LinearAttentionSpec, sizes: Sizes, inputs: Sequence[str]) -> tup
     z = past_normalizer or b.Expand(b.const(0.0), _dims(b, batch, heads, sizes.d_k))
     z = b.Reshape(b.Cast(z, to=TensorProto.FLOAT), _dims(b, batch, heads, 1, sizes.d_k, 1))
 
-    cut = _Cutter(b, spec, sizes, batch, length)
+    cut = _Cutter(b, spec, sizes, batch, length, balanced)
     chunks = [
         cut.split(query_f, spec.q_num_heads, queries=True),
         cut.split(key_f, sizes.key_heads),
@@ -85,19 +92,23 @@ class _Cutter:
     """
 
     def __init__(
-        self, b: Body, spec: LinearAttentionSpec, sizes: Sizes, batch: str, length: str
+        self,
+        b: Body,
+        spec: LinearAttentionSpec,
+        sizes: Sizes,
+        batch: str,
+        length: str,
+        balanced: bool,
     ) -> None:
         self.b, self.spec, self.batch, self.length = b, spec, batch, length
         self.width = spec.output_heads * sizes.d_v
         one = b.const([1])
-        if spec.causal:
-            size = PER_CHANNEL_CHUNK if sizes.decay_per_channel else spec.chunk_size
-            limit = b.const([min(size, spec.chunk_size)])
-            self.count = b.Max(_ceil_div(b, length, limit), one)
-        else:
-            self.count = one
-        # At least 1: for T = 0, ONNX Runtime leaves products over no tokens uninitialised.
-        self.size = b.Max(_ceil_div(b, length, self.count), one)
+        largest = PER_CHANNEL_CHUNK if sizes.decay_per_channel else spec.chunk_size
+        self.size = b.const([min(largest, spec.chunk_size)])
+        self.count = b.Max(_ceil_div(b, length, self.size), one)
+        if balanced:
+            # At least 1: for T = 0, ONNX Runtime leaves products over no tokens uninitialised.
+            self.size = b.Max(_ceil_div(b, length, self.count), one)
         padding = b.Sub(b.Mul(self.count, self.size), length)
         self.pads = b.Concat(b.const([0, 0, 0, 0]), padding, b.const([0]), axis=0)
 
