@@ -95,7 +95,7 @@ class _Planner:
         if self.sizes.decay_per_channel:
             self.decays = self.sizes.d_k
         shape = tiles.Shape(
-            self.sizes.d_k, self.sizes.d_v, self.type, sm, self.decays > 1, self.spec.has_beta
+            self.sizes.d_k, self.sizes.d_v, self.type, sm, self.decays, self.spec.has_beta
         )
         self.output, self.state = tiles.output(shape), tiles.state(shape)
         self.step = tiles.step(shape)

@@ -29,7 +29,7 @@ from linexport.models.feature_maps import kinds
 from linexport.plugins.kernels.plan import plan
 from linexport.plugins.kernels.run import run
 from linexport.plugins.ops import feature_map
-from linexport.plugins.ops.linear_attention import INPUTS
+from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec
 from linexport.plugins.ops.op import Node
 
 FEATURES: dict[str, Callable[..., int]] = {
@@ -285,9 +285,59 @@ def maps() -> dict[str, Any]:
     }
 
 
+RULE_OF = {"elu1": "linear", "channel": "gated", "kda": "gated_delta", "bidirectional": "linear"}
+
+
+def node(variant: str, width: int, heads: int = 4) -> Node:
+    """A LinearAttention node as models have them; ``variant`` is a rule or one of RULE_OF."""
+    rule = RULE_OF.get(variant, variant)
+    spec = LinearAttentionSpec(
+        heads,
+        heads,
+        rule,
+        causal=variant != "bidirectional",
+        normalize=variant in ("elu1", "bidirectional"),
+        eps=1e-6,
+    )
+    packed = ("B", "T", heads * width)
+    shapes: dict[str, Any] = dict.fromkeys(("query", "key", "value"), packed)
+    if spec.causal:
+        shapes["past_state"] = ("B", heads, width, width)
+    if spec.causal and spec.normalize:
+        shapes["past_normalizer"] = ("B", heads, width)
+    if spec.has_decay:
+        shapes["decay"] = packed if variant in ("channel", "kda") else ("B", "T", heads)
+    if spec.has_beta:
+        shapes["beta"] = ("B", "T", heads)
+    attributes = spec.attributes()
+    if variant in ("elu1", "bidirectional"):
+        attributes["feature_map"] = "elu1"
+    return Node(
+        "LinearAttention", attributes, tuple(n if n in shapes else "" for n in INPUTS), shapes
+    )
+
+
+def mapped(op: str, kind: str, width: int, parameter: np.ndarray | None) -> Node:
+    """A node of that op with a feature map, two heads."""
+    packed, names = ("B", "T", 2 * width), list(INPUTS[:3]) + [""] * 5
+    attributes: dict[str, Any] = {"feature_map": kind, "q_num_heads": 2, "kv_num_heads": 2}
+    shapes: dict[str, Any] = dict.fromkeys(names[:3], packed)
+    if op == "FeatureMap":
+        names, attributes, shapes = ["x"], {"kind": kind, "num_heads": 2}, {"x": packed}
+    if parameter is not None:
+        names, shapes["parameter_0"] = [*names, "parameter_0"], parameter.shape
+    return Node(op, attributes, tuple(names), shapes)
+
+
 @pytest.fixture(scope="session")
 def kernels() -> SimpleNamespace:
     """The helpers of this file."""
     return SimpleNamespace(
-        Case=Case, assert_close=assert_close, wide=wide, tolerance=TOLERANCE, maps=maps()
+        Case=Case,
+        assert_close=assert_close,
+        wide=wide,
+        tolerance=TOLERANCE,
+        maps=maps(),
+        node=node,
+        mapped=mapped,
     )
