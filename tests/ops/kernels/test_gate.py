@@ -100,17 +100,27 @@ def test_widening_maps_compile(kernels: Any, kind: str, sm: int) -> None:
 
 
 def test_the_binary_takes_what_the_plan_says(kernels: Any) -> None:
-    """Arguments in order, aligned pointers as 64 bits, the rest as 32, and two pointers more."""
+    """Pointers of 64 bits and integers of 32 in order, and two pointers more."""
     chosen = plan(kernels.node("elu1", 64), "bfloat16", 90).kernels()
     for kernel in chosen:
         binary = compile_kernels([kernel], 90)[kernel.name]
-        entry = re.search(rf"\.entry {binary.entry}\((.*?)\)", binary.ptx, re.S)
+        entry = re.search(rf"\.entry {binary.entry}\((.*?)\n\)", binary.ptx, re.S)
         assert entry
-        types = re.findall(r"\.param \.(\w+)(?: \.ptr [.\w]*\s*\.align (\d+))?", entry[1])
-        wanted = [("u64", "16") if a.is_pointer else ("u32", "") for a in kernel.arguments]
-        assert types[:-2] == wanted
-        assert [width for width, _ in types[-2:]] == ["u64", "u64"]
+        types = re.findall(r"\.param \.(\w+)", entry[1])
+        assert types[:-2] == ["u64" if a.is_pointer else "u32" for a in kernel.arguments]
+        assert types[-2:] == ["u64", "u64"]
         assert binary.warps == kernel.warps
+
+
+def test_loads_are_sixteen_bytes_wide(kernels: Any) -> None:
+    """Since pointers are promised to be aligned."""
+    chosen = plan(kernels.node("linear", 64), "bfloat16", 90).kernels()
+    wide = r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10"
+    for kernel in chosen:
+        if kernel.function == "linear.segment_output":
+            ptx = compile_kernels([kernel], 90)[kernel.name].ptx
+            assert re.search(wide, ptx)
+            assert not re.search(r"ld\.global\S*\.b16", ptx)
 
 
 def test_binaries_hold_no_path_of_this_machine(kernels: Any) -> None:
