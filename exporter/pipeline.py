@@ -8,6 +8,7 @@ Everything is written to a temporary folder that takes the place of the output a
 from __future__ import annotations
 
 import datetime
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from linexport import dims as dimensions
 from linexport import environment, parity, passes, states, targets, trace
 from linexport.artifact import manifest as manifests
 from linexport.artifact import write
+from linexport.errors import EnvironmentProblemError
 from linexport.loaders import load_model
 from linexport.plugins.ops.op import DOMAIN
 from linexport.progress import Progress, Silent, Stopwatch
@@ -103,8 +105,7 @@ def convert(
         seed,
         overwrite,
     )
-    chosen = targets.find(target)
-    chosen = chosen.configure(chosen, request.options)
+    chosen = _configured(request)
     ranges = dimensions.parse(request.dims)
     write.check_output(request.output, overwrite)
     failed = request.output.with_name(f"{request.output.name}.failed")
@@ -120,6 +121,31 @@ def convert(
         write_reports(folder, manifest)
         write.publish(folder, place)
     return manifest
+
+
+def _configured(request: Request) -> targets.Target:
+    """The target with its options; what it lacks here comes with the command for elsewhere."""
+    target = targets.find(request.target)
+    try:
+        return target.configure(target, request.options)
+    except EnvironmentProblemError as error:
+        raise EnvironmentProblemError(
+            f"{error}\nOn a machine that has what is missing, this makes the artifact: "
+            f"{command(request)}"
+        ) from None
+
+
+def command(request: Request) -> str:
+    """The command line of a request."""
+    options, words = request.options, ["linexport", "convert", str(request.source)]
+    words += ["--output", str(request.output), "--target", request.target]
+    words += ["--precision", options.precision] if options.precision != "fp32" else []
+    words += ["--sm", ",".join(map(str, options.sms))] if options.sms else []
+    words += [] if options.plugins else ["--no-plugins"]
+    words += [word for dim in request.dims for word in ("--dim", dim)]
+    words += ["--seed", str(request.seed)] if request.seed else []
+    words += ["--overwrite"] if request.overwrite else []
+    return shlex.join(words)
 
 
 class _Conversion:

@@ -19,6 +19,8 @@ from typing import Any
 
 from linexport.errors import OpError, UnsupportedModelError, UsageError
 from linexport.plugins.kernels.launch import (
+    BLOCKS_PER_MULTIPROCESSOR,
+    LEAST_CHUNKS,
     Argument,
     Extent,
     Kernel,
@@ -29,6 +31,9 @@ from linexport.plugins.kernels.launch import (
 )
 
 FORMAT = 1
+ALIGNMENT = 256
+"""Of buffers in a workspace, in bytes."""
+
 LAUNCH, BINARIES = "launch", "binaries"
 ROUTES = ("single", "segmented", "decode")
 
@@ -115,10 +120,19 @@ class Description:
         return {name: found.get(name, 1) for name in ("batch", "length")}
 
     def scratch(self, sm: int, batch: int, length: int) -> int:
-        """Most bytes of scratch memory needed for any batch and length up to these."""
+        """Bytes of scratch memory that are enough for any batch and length up to these.
+
+        The number of segments does not always grow with the length; its limit does.
+        """
         plan, most = self.plans[sm], 0
+        blocks = BLOCKS_PER_MULTIPROCESSOR * MULTIPROCESSORS[sm]
         for rows in range(1, batch + 1):
-            most = max(most, plan.scratch_bytes(rows, length, MULTIPROCESSORS[sm]))
+            values = plan.symbols(rows, length, MULTIPROCESSORS[sm])
+            limit = min(blocks // (rows * plan.blocks), values["chunks"] // LEAST_CHUNKS)
+            values["segments"] = max(limit, 1)
+            for route in (plan.single, plan.segmented, plan.decode):
+                buffers = route.scratch if route else ()
+                most = max(most, sum(aligned(b.bytes(values)) for b in buffers))
         return most
 
     def attributes(self) -> dict[str, str]:
@@ -173,6 +187,11 @@ class Description:
                 f"version of linexport reads ({error!r}). Convert the model again with a TensorRT "
                 "target."
             ) from None
+
+
+def aligned(size: int) -> int:
+    """``size`` rounded up to where the next buffer in a workspace may begin."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def compatible(sm: int, known: Sequence[int]) -> int:

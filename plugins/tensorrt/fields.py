@@ -11,6 +11,7 @@ The parser passes on only the fields a creator declares, so every one that is re
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -22,14 +23,25 @@ NAMES = (LAUNCH, BINARIES)
 """The fields of every linexport plugin; all are text."""
 
 
-def declared(module: ModuleType) -> Any:
+@dataclass(frozen=True)
+class Fields:
+    """A collection with the memory it points into: TensorRT keeps addresses, not arrays."""
+
+    collection: Any
+    arrays: tuple[np.ndarray, ...]
+
+
+def declared(module: ModuleType) -> Fields:
     """What a creator announces."""
-    return _collection(module, dict.fromkeys(NAMES, b""))
+    return encode(module, dict.fromkeys(NAMES, ""))
 
 
-def encode(module: ModuleType, values: Mapping[str, str]) -> Any:
+def encode(module: ModuleType, values: Mapping[str, str]) -> Fields:
     """Text by name, as fields an engine keeps."""
-    return _collection(module, {name: text.encode() for name, text in values.items()})
+    arrays = {name: np.frombuffer(text.encode(), np.int8) for name, text in values.items()}
+    kind = module.PluginFieldType.CHAR
+    made = [module.PluginField(name, array, kind) for name, array in arrays.items()]
+    return Fields(module.PluginFieldCollection(made), tuple(arrays.values()))
 
 
 def decode(collection: Any) -> dict[str, str]:
@@ -38,15 +50,5 @@ def decode(collection: Any) -> dict[str, str]:
     for field in collection:
         data = np.asarray(field.data)
         if data.dtype.itemsize == 1:
-            found[str(field.name)] = data.tobytes().rstrip(b"\0").decode()
+            found[str(field.name)] = data.tobytes().rstrip(b"\0").decode(errors="replace")
     return found
-
-
-def _collection(module: ModuleType, values: Mapping[str, bytes]) -> Any:
-    # TensorRT keeps pointers to these arrays: the fields must own them.
-    return module.PluginFieldCollection(
-        [
-            module.PluginField(name, np.frombuffer(data, np.int8), module.PluginFieldType.CHAR)
-            for name, data in values.items()
-        ]
-    )

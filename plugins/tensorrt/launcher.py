@@ -8,11 +8,8 @@ from typing import Any
 
 from linexport.errors import EnvironmentProblemError
 from linexport.plugins.kernels.launch import Kernel, Launch, Plan
-from linexport.plugins.tensorrt.description import MULTIPROCESSORS, Binary, Description
+from linexport.plugins.tensorrt.description import MULTIPROCESSORS, Binary, Description, aligned
 from linexport.plugins.tensorrt.flavour import driver
-
-ALIGNMENT = 256
-"""Of scratch buffers in the workspace, in bytes."""
 
 SHARED = 48 * 1024
 """Bytes of shared memory a kernel gets without asking."""
@@ -118,7 +115,7 @@ def launches(
     place = workspace
     for buffer in route.scratch:
         known[buffer.name] = place
-        place += -(-buffer.bytes(known) // ALIGNMENT) * ALIGNMENT
+        place += aligned(buffer.bytes(known))
     found: list[tuple[tuple[Launch, Sequence[int]], Any]] = []
     for launch in route.launches:
         grid = [extent.of(known) for extent in launch.grid]

@@ -77,7 +77,7 @@ def plugin_class(module: ModuleType) -> type[Any]:
             return supports(module, self.description, position, io[position].desc)
 
         def configure_plugin(self, inputs: Any, outputs: Any) -> None:
-            pass
+            self.description.sizes([list(x.max) for x in inputs])
 
         def get_workspace_size(self, inputs: Any, outputs: Any) -> int:
             largest = self.description.sizes([list(x.max) for x in inputs])
@@ -85,7 +85,7 @@ def plugin_class(module: ModuleType) -> type[Any]:
 
         def get_fields_to_serialize(self) -> Any:
             self.kept = fields.encode(module, self.description.attributes())
-            return self.kept
+            return self.kept.collection
 
         def get_valid_tactics(self) -> list[int]:
             return []
@@ -129,7 +129,8 @@ def creator_class(module: ModuleType) -> type[Any]:
             module.IPluginCreatorV3One.__init__(self)
             self.name = op_type
             self.plugin_version, self.plugin_namespace = VERSION, NAMESPACE
-            self.field_names = fields.declared(module)
+            self.declared = fields.declared(module)
+            self.field_names = self.declared.collection
             self.failure: LinexportError | None = None
 
         def create_plugin(self, name: str, collection: Any, phase: Any) -> Any:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import onnx
@@ -48,7 +47,7 @@ def build(
     model: onnx.ModelProto,
     place: Path,
     profiles: Sequence[Profile],
-    sm: int | None,
+    sm: int,
 ) -> Engine:
     """Parse and build.
 
@@ -57,7 +56,7 @@ def build(
         model: as ``graph.parsable`` gives it.
         place: file the model's external data lies beside.
         profiles: at least one.
-        sm: compute capability to build for; None: that of this machine's GPU.
+        sm: compute capability to build for.
 
     Raises:
         EnvironmentProblemError: the library is missing.
@@ -83,7 +82,7 @@ def build(
         raise BuildError(
             f"{flavour.title} made plugin layers of {list(plugins)}; expected {expected}."
         )
-    config = _config(module, builder, sm)
+    config = _config(flavour, builder, sm)
     _add_profiles(builder, config, network, model, profiles)
     with _silent():
         plan = builder.build_serialized_network(network, config)
@@ -117,10 +116,11 @@ def _silent() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _config(module: ModuleType, builder: Any, sm: int | None) -> Any:
+def _config(flavour: Flavour, builder: Any, sm: int) -> Any:
+    module = flavour.load()
     config = builder.create_builder_config()
     config.profiling_verbosity = module.ProfilingVerbosity.DETAILED
-    if sm is not None:
+    if flavour.sms:  # otherwise it builds for the GPU of this machine, and has no such setting
         config.num_compute_capabilities = 1
         config.set_compute_capability(getattr(module.ComputeCapability, f"SM{sm}"), 0)
     return config

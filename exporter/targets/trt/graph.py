@@ -5,6 +5,7 @@
   other runtimes do not read them, and run the node's body.
 - TensorRT takes no empty input before one that is given: the place is filled with the node's first
   input, and the attribute ``absent_inputs`` says that it means nothing.
+- A plugin has all its outputs: those nobody reads get names.
 - The parser has importers of its own for LinearAttention and CausalConvWithState, and does not ask
   for the domain: what no plugin runs is written out before it parses (``parsable``).
 """
@@ -47,6 +48,9 @@ def mark_plugins(
             continue
         while not node.input[-1]:
             node.input.pop()
+        node.output.extend([""] * (len(op.schema.outputs) - len(node.output)))
+        for position, output in enumerate(node.output):
+            node.output[position] = output or f"{node.name}/unused_{position}"
         absent = [i for i, name in enumerate(node.input) if not name]
         for position in absent:
             node.input[position] = node.input[0]

@@ -23,6 +23,7 @@ from linexport.targets.base import DTYPES, Converted, Options, Target
 from linexport.targets.lowering import Candidate
 from linexport.targets.trt import graph, profiles
 from linexport.targets.trt.build import Engine, build
+from linexport.targets.trt.device import Device
 from linexport.targets.trt.precision import half, open_here
 from linexport.targets.trt.session import EngineSession
 
@@ -47,19 +48,21 @@ def configure(
 
     Raises:
         UsageError: a precision or compute capability there is nothing for.
-        EnvironmentProblemError: the library is missing.
+        EnvironmentProblemError: the library is missing, or it builds for the GPU of its machine and
+            there is none.
     """
     if options.precision not in DTYPES:
         raise UsageError(
             f"--precision is {options.precision!r}; expected one of {', '.join(DTYPES)}."
         )
-    sms = options.sms or default_sms
-    unknown = [sm for sm in sms if flavour.sms and sm not in flavour.sms]
-    if unknown:
-        known = ", ".join(map(str, flavour.sms))
-        raise UsageError(f"--sm names {unknown[0]}; {flavour.title} builds for {known}.")
     flavour.load()
+    sms = options.sms or default_sms or (Device().sm,)
     chosen = replace(options, sms=tuple(dict.fromkeys(sms)))
+    able = flavour.sms or (Device().sm,)
+    unknown = [sm for sm in chosen.sms if sm not in able]
+    if unknown:
+        known = ", ".join(map(str, able))
+        raise UsageError(f"--sm names {unknown[0]}; {flavour.title} builds here for {known}.")
     if chosen.plugins:
         contract.architectures(chosen.sms)
     return replace(
