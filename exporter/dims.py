@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from linexport.errors import UsageError
@@ -33,6 +33,17 @@ class DimRange:
 def sequence(dims: Mapping[str, DimRange]) -> str | None:
     """The first dimension that is not the batch."""
     return next((name for name, limits in dims.items() if not limits.batch), None)
+
+
+def batches(axes: Mapping[str, Collection[int]]) -> set[str]:
+    """Dimensions called batch; if none is, those that lead where others follow.
+
+    ``axes`` are the places each dimension has in the shapes of the inputs.
+    """
+    called = {name for name in axes if name.lower().startswith("batch")}
+    if called or all(0 in places for places in axes.values()):
+        return called
+    return {name for name, places in axes.items() if 0 in places}
 
 
 def parse(options: Iterable[str]) -> dict[str, DimRange]:

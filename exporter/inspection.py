@@ -12,7 +12,7 @@ from linexport import passes, trace
 from linexport.artifact import manifest as manifests
 from linexport.errors import UsageError
 from linexport.loaders import load_model
-from linexport.plugins.ops.linear_attention import view
+from linexport.plugins.ops import generalized_delta_rule, linear_attention
 from linexport.plugins.ops.op import for_runtimes
 from linexport.plugins.ops.registry import linexport_nodes
 
@@ -59,7 +59,10 @@ def _ops(model: onnx.ModelProto) -> list[dict[str, Any]]:
         known = {n: v for n, v in seen.attributes.items() if n not in RUNTIMES}
         entry: dict[str, Any] = {"node": node.name, "op": op.name, **known}
         if op.name == "LinearAttention":
-            _, sizes = view(seen)
+            _, sizes = linear_attention.view(seen)
             entry |= {"d_k": sizes.d_k, "d_v": sizes.d_v, "key_heads": sizes.key_heads}
+        if op.name == "GeneralizedDeltaRule":
+            widths = generalized_delta_rule.view(seen)
+            entry |= {"d_k": widths.d_k, "d_v": widths.d_v}
         found.append(entry)
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,18 +19,22 @@ import onnx
 
 import linexport
 from linexport import dims as dimensions
-from linexport import environment, parity, passes, states, targets, trace
+from linexport import environment, parity, passes, states, targets, tokens, trace
 from linexport.artifact import manifest as manifests
 from linexport.artifact import write
-from linexport.errors import EnvironmentProblemError
+from linexport.errors import BuildError, EnvironmentProblemError
 from linexport.loaders import load_model
+from linexport.plugins.ops.feature_map import SIDES
 from linexport.plugins.ops.op import DOMAIN
+from linexport.plugins.ops.registry import all_ops
 from linexport.progress import Progress, Silent, Stopwatch
 from linexport.results import Manifest, check_engines, check_parity, measure, write_reports
 from linexport.subject import subject_of, tensors
 from linexport.targets.lowering import lower
 
 TUNE_LENGTH = 1024
+NAMED = 3
+"""Operations that mix tokens, in the reason why a model does not stream."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Request:
     threads: int = 0
     seed: int = 0
     overwrite: bool = False
+    trust_remote_code: bool = False
 
 
 def convert(
@@ -64,12 +70,14 @@ def convert(
     threads: int = 0,
     seed: int = 0,
     overwrite: bool = False,
+    trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> Manifest:
     """Convert a model to an artifact folder and prove it equal to the original.
 
     Args:
-        source: a linexport checkpoint, an exported program, or ``package.module:callable``.
+        source: a linexport checkpoint, an exported program, a Hugging Face model folder, or
+            ``package.module:callable``.
         output: the folder to make.
         target: name of a target, see ``linexport.targets``.
         precision: of weights and activations, for targets that build engines.
@@ -82,6 +90,7 @@ def convert(
         threads: of every measured competitor, 0 for each one's own choice.
         seed: of all random inputs.
         overwrite: replace an artifact that is there, once the new one is complete.
+        trust_remote_code: run Python code that a model folder brings along.
         progress: shown the stages.
 
     Returns:
@@ -104,6 +113,7 @@ def convert(
         threads,
         seed,
         overwrite,
+        trust_remote_code,
     )
     chosen = _configured(request)
     ranges = dimensions.parse(request.dims)
@@ -165,15 +175,24 @@ class _Conversion:
     def run(self) -> Manifest:
         stage = self.watch.stage
         with stage("load"):
-            self.loaded = load_model(self.request.source, seed=self.request.seed)
+            self.loaded = load_model(
+                self.request.source,
+                seed=self.request.seed,
+                trust_remote_code=self.request.trust_remote_code,
+            )
         with stage("trace"):
             self.traced = trace.trace(self.loaded)
             self.dims = self.target.bound(dimensions.merge(self.traced.dims, self.ranges))
         manifest = self._lower_and_check(with_state=True)
-        if manifest["streaming"]["passed"] is False:
-            reason = manifest["streaming"]["reason"]
+        if manifest["streaming"]["passed"] is False and self.loaded.stepwise is not None:
+            # The model's own states are inputs and outputs: they cannot be left out.
+            manifest["status"] = "parity_failed"
+        elif manifest["streaming"]["passed"] is False:
+            reason = f"exported without state: {manifest['streaming']['reason']}"
+            if self.mixing:
+                reason += f". What mixes tokens: {', '.join(self.mixing[:NAMED])}"
             manifest = self._lower_and_check(with_state=False)
-            manifest["streaming"]["reason"] = f"exported without state: {reason}"
+            manifest["streaming"]["reason"] = reason
         if self.target.build:
             with stage("build"):
                 self._build(self.target.build, manifest)
@@ -194,9 +213,10 @@ class _Conversion:
     def _lower_and_check(self, with_state: bool) -> Manifest:
         stage = self.watch.stage
         with stage("rewrite"):
-            model = self.target.prepare(
-                passes.run(self.traced.model, passes.STAGES if with_state else passes.STAGES[:-1])
-            )
+            stages = passes.STAGES if with_state else passes.STATELESS
+            rewritten = passes.rewrite(self.traced.model, stages)
+            self.findings, self.mixing = rewritten.findings, tokens.mixing(rewritten.model)
+            model = self.target.prepare(rewritten.model)
         with stage("lower"):
             lowered, choices = lower(
                 model,
@@ -204,9 +224,10 @@ class _Conversion:
                 self._runner() if self.request.tune else None,
                 self._tune_sizes(),
             )
-            onnx.checker.check_model(lowered)
         with stage("write"):
             path = write.save_model(lowered, self.folder)
+            self._check(path)
+            write.copy_files(self.loaded.files, self.folder)
             manifest = self._manifest(lowered, [c.json() for c in choices])
         with stage("parity"):
             session = self.target.open(path, threads=self.request.threads, taking_turns=True)
@@ -217,6 +238,12 @@ class _Conversion:
             manifest["streaming"] = streaming.json()
         return manifest
 
+    @staticmethod
+    def _check(path: Path) -> None:
+        try:
+            onnx.checker.check_model(str(path))  # by its path: it may be larger than a protobuf
+        except onnx.checker.ValidationError as error:
+            raise BuildError(f"The rewritten graph is not valid ONNX: {error}") from error
     def _build(self, build: targets.Build, manifest: Manifest) -> None:
         """Engines beside the model, and their records in the manifest."""
         states = tuple(s["past"] for s in manifest["states"])
@@ -240,12 +267,16 @@ class _Conversion:
         return sizes
 
     def _manifest(self, model: onnx.ModelProto, lowerings: list[dict[str, Any]]) -> Manifest:
-        found = states.find(model, [i.name for i in self.traced.model.graph.input])
-        fused: dict[str, int] = {}
-        for node in model.graph.node:
-            if node.domain == DOMAIN:
-                fused[node.op_type] = fused.get(node.op_type, 0) + 1
+        given = [i.name for i in self.traced.model.graph.input]
+        own = self.loaded.stepwise.states if self.loaded.stepwise else ()
+        found = [*own, *states.find(model, given)]
+        fused = _fused(model.graph)
         warnings = list(self.loaded.warnings)
+        warnings += [
+            f"{name} was found: {op.slow}."
+            for name, op in all_ops().items()
+            if op.slow and name in fused
+        ]
         if not fused:
             warnings.append(
                 "No linear attention was found: the artifact is the model as exported. Layers "
@@ -262,7 +293,9 @@ class _Conversion:
             "precision": self.target.options.precision,
             "source": vars(self.loaded.source),
             "warnings": warnings,
-            "inputs": tensors(graph.input),
+            "inputs": [
+                {**i, "default": self.loaded.defaults.get(i["name"])} for i in tensors(graph.input)
+            ],
             "outputs": tensors(graph.output),
             "states": [s.json() for s in found],
             "dims": {
@@ -276,14 +309,17 @@ class _Conversion:
                 for name, limits in self.dims.items()
             },
             "fused": fused,
-            "refused": [],
+            "refused": [
+                *(refusal.json() for refusal in self.findings.refused),
+                *(miss.json() for miss in self.findings.near_misses),
+            ],
             "lowerings": lowerings,
             "engines": [],
             "nodes": {
                 "exported": len(self.traced.model.graph.node),
                 "artifact": len(graph.node),
             },
-            "files": {p.name: p.stat().st_size for p in sorted(self.folder.glob("model.onnx*"))},
+            "files": {p.name: p.stat().st_size for p in sorted(self.folder.iterdir())},
             "model_sha256": manifests.digest(self.folder / manifests.MODEL),
             "parity": None,
             "streaming": None,
@@ -295,3 +331,14 @@ class _Conversion:
             "seed": self.request.seed,
             "stages": [],
         }
+
+
+def _fused(graph: onnx.GraphProto) -> dict[str, int]:
+    """How often each op occurs; feature maps that an attention applies itself count, too."""
+    count: Counter[str] = Counter()
+    for node in graph.node:
+        if node.domain == DOMAIN:
+            count[node.op_type] += 1
+            if any(a.name == "feature_map" and a.s for a in node.attribute):
+                count["FeatureMap"] += len(SIDES)
+    return dict(count)

@@ -20,6 +20,7 @@ def validate(
     source: str | Path | None = None,
     seed: int = 0,
     threads: int = 0,
+    trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> Manifest:
     """Check an artifact against its original again, and write the outcome to its manifest.
@@ -29,6 +30,7 @@ def validate(
         source: the original, where it is not at the place the manifest names.
         seed: of the random inputs.
         threads: 0 for the runtime's choice.
+        trust_remote_code: run Python code that the source brings along.
         progress: shown the stages.
 
     Returns:
@@ -39,7 +41,7 @@ def validate(
     """
     folder = Path(artifact)
     watch = Stopwatch(progress or Silent())
-    manifest, subject = _reopen(folder, source, threads, watch)
+    manifest, subject = _reopen(folder, source, threads, trust_remote_code, watch)
     with watch.stage("parity"):
         check_parity(manifest, subject, seed, None, folder / manifests.MODEL)
     with watch.stage("streaming"):
@@ -63,6 +65,7 @@ def bench(
     lengths: Iterable[int] | None = None,
     threads: int = 0,
     seed: int = 0,
+    trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> Manifest:
     """Measure an artifact beside its competitors again, and write the outcome to its manifest.
@@ -71,7 +74,7 @@ def bench(
     """
     folder = Path(artifact)
     watch = Stopwatch(progress or Silent())
-    manifest, subject = _reopen(folder, source, threads, watch)
+    manifest, subject = _reopen(folder, source, threads, trust_remote_code, watch)
     chosen = None if lengths is None else tuple(lengths)
     with watch.stage("measure"):
         measure(manifest, subject, folder, chosen, threads, seed)
@@ -80,7 +83,11 @@ def bench(
 
 
 def _reopen(
-    folder: Path, source: str | Path | None, threads: int, watch: Stopwatch
+    folder: Path,
+    source: str | Path | None,
+    threads: int,
+    trust_remote_code: bool,
+    watch: Stopwatch,
 ) -> tuple[Manifest, parity.Subject]:
     manifest = manifests.read(folder)
     with watch.stage("load"):
@@ -89,16 +96,18 @@ def _reopen(
                 f"{folder / manifests.MODEL} is not the file its manifest describes: it was "
                 "changed or damaged. Convert the model again."
             )
-        loaded = _original(manifest, source)
+        loaded = _original(manifest, source, trust_remote_code)
         session = targets.find(manifest["target"]).open(
             folder / manifests.MODEL, threads=threads, taking_turns=True
         )
     return manifest, subject_of(manifest, loaded, session)
 
 
-def _original(manifest: Manifest, source: str | Path | None) -> LoadedModel:
+def _original(
+    manifest: Manifest, source: str | Path | None, trust_remote_code: bool
+) -> LoadedModel:
     recorded = manifest["source"]
-    loaded = load_model(source or recorded["location"])
+    loaded = load_model(source or recorded["location"], trust_remote_code=trust_remote_code)
     if loaded.source.sha256 != recorded["sha256"]:
         raise UsageError(
             f"{loaded.source.location} is not the model the artifact was made from: its SHA-256 is "

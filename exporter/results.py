@@ -32,9 +32,11 @@ def check_parity(
     path: Path,
 ) -> None:
     """Fill in the manifest's parity; a failure is traced to the first value that differs."""
-    outcome = parity.check(subject, seed)
+    language = subject.loaded.language
+    outcome = parity.check_language(subject, seed) if language else parity.check(subject, seed)
     if outcome.failed:
-        outcome.first_divergence = parity.first_divergence(
+        first = parity.first_layer if language else parity.first_divergence
+        outcome.first_divergence = first(
             subject,
             traced or trace.trace(subject.loaded),
             onnx.load_model(str(path)),

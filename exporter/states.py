@@ -1,28 +1,32 @@
-"""The recurrent states of a graph: which input continues which output."""
+"""The states of a graph: which input continues which output, and what begins a sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import onnx
 
-from linexport.plugins.ops.op import DOMAIN
-from linexport.plugins.ops.registry import known_shapes
+from linexport.plugins.ops.registry import known_shapes, linexport_nodes
 
-PAIRS = {
-    "LinearAttention": ((3, 1), (4, 2)),
-    "CausalConvWithState": ((3, 1),),
-}
-"""Positions of past inputs and present outputs, by op."""
+LENGTH = ("past_length", "present_length")
+"""The state that counts tokens, where positions are computed from it: int64 of shape (1,)."""
 
 
 @dataclass(frozen=True)
 class State:
     """One state: feed the output ``present`` of a call to the input ``past`` of the next.
 
-    ``shape`` starts with the batch; zeros begin a sequence.
+    Attributes:
+        past, present: names of the input and the output.
+        dtype: of both.
+        shape: of the input; it starts with the batch, save for that of the tokens counted.
+        op: that reads and writes it.
+        grows: the axis that each call makes longer by the tokens it is fed, None where the shape
+            stays. Such a state begins empty.
+        initial: what begins a sequence, everywhere.
     """
 
     past: str
@@ -30,10 +34,35 @@ class State:
     dtype: str
     shape: tuple[int | str | None, ...]
     op: str
+    grows: int | None = None
+    initial: float = 0.0
+
+    def start(self, batch: int) -> np.ndarray:
+        """Its value before the first token."""
+        sizes = [size if isinstance(size, int) else batch for size in self.shape]
+        if self.grows is not None:
+            sizes[self.grows] = 0
+        return np.full(sizes, self.initial, self.dtype)
+
+    def fits(self, value: np.ndarray, sizes: dict[str, int]) -> bool:
+        """``value`` is one; ``sizes`` are those of dimensions seen so far, and is added to."""
+        return (
+            value.dtype == self.dtype
+            and len(value.shape) == len(self.shape)
+            and all(
+                found == (sizes.setdefault(size, found) if isinstance(size, str) else size)
+                for found, size in zip(value.shape, self.shape, strict=True)
+            )
+        )
 
     def json(self) -> dict[str, Any]:
         """As written to the manifest."""
         return {**asdict(self), "shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> State:
+        """The inverse of ``json``."""
+        return cls(**{**content, "shape": tuple(content["shape"])})
 
 
 def find(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:
@@ -45,21 +74,24 @@ def find(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:
     inputs = {i.name: i for i in model.graph.input}
     outputs = {o.name for o in model.graph.output}
     casts = [n for n in model.graph.node if n.op_type == "Cast"]
-    before = {n.output[0]: n.input[0] for n in casts if n.input[0] in inputs}
-    after = {n.input[0]: n.output[0] for n in casts if n.output[0] in outputs}
+    casts_in = {n.output[0]: n.input[0] for n in casts if n.input[0] in inputs}
+    casts_out = {n.input[0]: n.output[0] for n in casts if n.output[0] in outputs}
     shapes = known_shapes(model)
     found = []
-    for node in model.graph.node:
-        if node.domain != DOMAIN:
-            continue
-        for past, present in PAIRS.get(node.op_type, ()):
-            if len(node.input) <= past or len(node.output) <= present:
+    for node, op, view in linexport_nodes(model):
+        for port in op.states(view):
+            if len(node.input) <= port.past or len(node.output) <= port.present:
                 continue
-            start = before.get(node.input[past], node.input[past])
-            end = after.get(node.output[present], node.output[present])
+            start = casts_in.get(node.input[port.past], node.input[port.past])
+            end = casts_out.get(node.output[port.present], node.output[port.present])
             if start in inputs and end in outputs and start not in given:
                 dtype = onnx.helper.tensor_dtype_to_np_dtype(
                     inputs[start].type.tensor_type.elem_type
                 )
-                found.append(State(start, end, dtype.name, shapes[start], node.op_type))
+                seen = (start, end, dtype.name, shapes[start], node.op_type)
+                found.append(State(*seen, initial=port.initial))
+    # Last: whoever asks the first state for the batch gets it.
+    before, after = LENGTH
+    if before in inputs and after in outputs and before not in given:
+        found.append(State(before, after, "int64", shapes[before], "Positions"))
     return found

@@ -31,7 +31,7 @@ def tensors(infos: Iterable[onnx.ValueInfoProto]) -> list[dict[str, Any]]:
 
 def subject_of(manifest: dict[str, Any], loaded: LoadedModel, session: Session) -> Subject:
     """The converted model of a manifest beside its original."""
-    states = [State(**{**s, "shape": tuple(s["shape"])}) for s in manifest["states"]]
+    states = [State.from_json(s) for s in manifest["states"]]
     pasts = {s.past for s in states}
     presents = {s.present for s in states}
     inputs = [i for i in manifest["inputs"] if i["name"] not in pasts]

@@ -12,32 +12,19 @@ Query heads may outnumber key/value heads (grouped, multi-query) or the reverse.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linexport.errors import UsageError
-from linexport.models import feature_maps, functional
+from linexport.models import feature_maps
+from linexport.models.mapped_attention import AttentionState as AttentionState
+from linexport.models.mapped_attention import check, initial_state, mapped_attention
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 
 # exp(log sigmoid 4) = 0.98: a fresh layer forgets over some 50 tokens, not over 2.
 _SLOW_DECAY = 4.0
-# Smallest |k| divided by; not torch's 1e-12, which float16 rounds to 0.
-_KEY_NORM = 1e-6
-
-
-class AttentionState(NamedTuple):
-    """All a causal layer remembers of the tokens so far.
-
-    Attributes:
-        state: S, (B, kv_heads, M, value_dim) with M features per key.
-        normalizer: z, (B, kv_heads, M); None for a layer that does not normalise.
-    """
-
-    state: Tensor
-    normalizer: Tensor | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +38,7 @@ class AttentionConfig:
         head_dim: of queries and keys, before the feature map; None: dim / num_heads.
         value_dim: of each value head; None: head_dim.
         feature_map: name of the map phi.
+        feature_map_options: of the map, by name; None: all at their defaults.
         normalize: divide by phi(q) . z + eps.
         update_rule: linear, gated, delta or gated_delta.
         decay_per_channel: gated rules forget per key channel rather than per head.
@@ -64,6 +52,7 @@ class AttentionConfig:
     head_dim: int | None = None
     value_dim: int | None = None
     feature_map: str = "elu1"
+    feature_map_options: dict[str, Any] | None = None
     normalize: bool = True
     update_rule: str = "linear"
     decay_per_channel: bool = False
@@ -75,7 +64,7 @@ class LinearAttention(nn.Module):
     """The layer above; ``causal=False`` lets every token see the whole sequence.
 
     Raises:
-        UsageError: unknown feature map, or dim that head_dim=None cannot split.
+        UsageError: unknown feature map or option of it, or dim that head_dim=None cannot split.
         OpError: settings that contradict each other.
     """
 
@@ -99,26 +88,26 @@ class LinearAttention(nn.Module):
         )
         heads = self.spec.kv_num_heads
         # One map for both sides: phi(q) and phi(k) must share what a random map drew.
-        self.feature_map = feature_maps.find(config.feature_map)(head_dim)
-        features = self.feature_map.features
-        self.state_shape = (heads, features, value_dim)
+        self.feature_map = feature_maps.make(
+            config.feature_map, head_dim, config.feature_map_options
+        )
+        check(self.feature_map, self.spec)
+        self.value_dim = value_dim
         self.query = nn.Linear(config.dim, config.num_heads * head_dim, bias=False)
         self.key = nn.Linear(config.dim, heads * head_dim, bias=False)
         self.value = nn.Linear(config.dim, heads * value_dim, bias=False)
         self.output = nn.Linear(self.spec.output_heads * value_dim, config.dim, bias=False)
         if self.spec.has_decay:
-            gates = heads * (features if config.decay_per_channel else 1)
+            gates = heads * (self.feature_map.features if config.decay_per_channel else 1)
             self.decay = nn.Linear(config.dim, gates)
             nn.init.constant_(self.decay.bias, _SLOW_DECAY)
         if self.spec.has_beta:
             self.beta = nn.Linear(config.dim, heads)
 
     def initial_state(self, batch: int) -> AttentionState:
-        """Zeros: the state before the first token."""
-        S = self.query.weight.new_zeros(batch, *self.state_shape)
-        # States are float32 even where the weights are half precision.
-        S = S.to(torch.promote_types(S.dtype, torch.float32))
-        return AttentionState(S, S[..., 0].clone() if self.spec.normalize else None)
+        """The state before the first token."""
+        weight, value_dim = self.query.weight, self.value_dim
+        return initial_state(self.feature_map, self.spec, weight, batch, value_dim)
 
     def forward(
         self, x: Tensor, key_mask: Tensor | None = None, state: AttentionState | None = None
@@ -130,20 +119,15 @@ class LinearAttention(nn.Module):
             key_mask: (B, T) bool; False for a padded token, which no token attends to.
             state: of the tokens before x; None: there are none. Causal layers only.
         """
-        heads = self.spec.kv_num_heads
-        query = self.feature_map(self.query(x), self.spec.q_num_heads)
-        key = self.feature_map(self.key(x), heads)
-        if self.spec.has_beta:
-            key = F.normalize(key.unflatten(-1, (heads, -1)), dim=-1, eps=_KEY_NORM).flatten(-2)
-        past: tuple[Tensor | None, Tensor | None] = (None, None) if state is None else state
-        output, S, z = functional.linear_attention(
-            query,
-            key,
+        output, state = mapped_attention(
+            self.feature_map,
+            self.spec,
+            self.query(x),
+            self.key(x),
             self.value(x),
-            *past,
+            state,
             F.logsigmoid(self.decay(x)) if self.spec.has_decay else None,
             self.beta(x).sigmoid() if self.spec.has_beta else None,
             key_mask,
-            **self.spec.attributes(),
         )
-        return self.output(output), AttentionState(S, z if self.spec.normalize else None)
+        return self.output(output), state

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-from linexport.models import feature_maps, functional
+from linexport.models import feature_maps
+from linexport.models.mapped_attention import check, mapped_attention
 from linexport.models.registry import ReferenceModel
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 
@@ -28,6 +29,7 @@ class LinearAttentionLayerConfig:
     kv_heads: int | None = None
     value_dim: int | None = None
     feature_map: str = "elu1"
+    feature_map_options: dict[str, Any] | None = None
     causal: bool = True
     normalize: bool = True
     eps: float = 1e-6
@@ -51,16 +53,14 @@ class LinearAttentionLayer(ReferenceModel):
             eps=config.eps,
         )
         self.head_dim, self.value_dim = config.head_dim, config.value_dim or config.head_dim
-        self.feature_map = feature_maps.find(config.feature_map)(config.head_dim)
+        self.feature_map = feature_maps.make(
+            config.feature_map, config.head_dim, config.feature_map_options
+        )
+        check(self.feature_map, self.spec)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """(B, T, max(num_heads, kv_heads) * value_dim)."""
-        output, _, _ = functional.linear_attention(
-            self.feature_map(query, self.spec.q_num_heads),
-            self.feature_map(key, self.spec.kv_num_heads),
-            value,
-            **self.spec.attributes(),
-        )
+        output, _ = mapped_attention(self.feature_map, self.spec, query, key, value)
         return output
 
     def example_inputs(self, batch: int, length: int, seed: int) -> tuple[Tensor, ...]:

@@ -1,21 +1,25 @@
 """The linexport ops as PyTorch operators: what a traced graph records.
 
-``torch.ops.linexport.linear_attention``, ``causal_conv`` and ``feature_map`` compute what the
-functions of ``linexport.models.functional`` and the feature maps compute. They exist to be traced
-and exported; the functions are what to call and to train with. Importing this module registers
-them.
+``torch.ops.linexport.linear_attention``, ``generalized_delta_rule``, ``stabilized_exp``,
+``causal_conv`` and ``feature_map`` compute what the functions of ``linexport.models`` and the
+feature maps compute. They exist to be traced and exported; the functions are what to call and to
+train with. Importing this module registers them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from linexport.models import functional
+from linexport.models import functional, generalized_delta_rule
 from linexport.models.feature_maps import base
+from linexport.models.stabilize import Stabilized, plain_stabilized_exp
 from linexport.plugins.ops import causal_conv as conv_op
+from linexport.plugins.ops import generalized_delta_rule as generalized_op
+from linexport.plugins.ops import stabilized_exp as stabilize_op
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 
 SCHEMAS = {
@@ -24,10 +28,20 @@ SCHEMAS = {
         Tensor? decay, Tensor? beta, Tensor? key_mask, *, int q_num_heads, int kv_num_heads,
         str update_rule, int causal, int normalize, float scale, float eps, int chunk_size
     ) -> (Tensor, Tensor, Tensor)""",
+    "generalized_delta_rule": """(
+        Tensor query, Tensor key, Tensor value, Tensor decay, Tensor a, Tensor b,
+        Tensor? past_state, Tensor? key_mask, *, int num_heads, float scale
+    ) -> (Tensor, Tensor)""",
+    "stabilized_exp": """(
+        Tensor query, Tensor key, Tensor? past_key_max, Tensor? key_mask, Tensor? decay,
+        int q_num_heads, int k_num_heads, int causal
+    ) -> (Tensor, Tensor, Tensor, Tensor)""",
     "causal_conv": """(
         Tensor input, Tensor weight, Tensor? bias, Tensor? past_state, str activation
     ) -> (Tensor, Tensor)""",
-    "feature_map": "(Tensor x, Tensor[] parameters, str kind, int num_heads) -> Tensor",
+    "feature_map": """(
+        Tensor x, Tensor[] parameters, str kind, int num_heads, str side="query", bool log=False
+    ) -> Tensor""",
 }
 
 library = torch.library.Library("linexport", "DEF")
@@ -51,20 +65,78 @@ def linear_attention_shapes(
     sizes = spec.check(*(None if x is None else tuple(x.shape) for x in inputs))  # type: ignore[arg-type]
     query, key, value, past_state, past_normalizer, decay, beta, key_mask = inputs
     assert query is not None
+    _tie(query, (key, value, decay, beta, key_mask), (past_state, past_normalizer))
     batch, length = query.shape[:2]
-    # So that sizes which are traced as separate symbols are known to be equal.
-    for other in (key, value, decay, beta, key_mask):
-        if other is not None:
-            torch._check(other.shape[0] == batch)
-            torch._check(other.shape[1] == length)
-    for past in (past_state, past_normalizer):
-        if past is not None:
-            torch._check(past.shape[0] == batch)
     heads, dtype = spec.kv_num_heads, torch.promote_types(query.dtype, torch.float32)
     return (
         query.new_empty(batch, length, spec.output_heads * sizes.d_v),
         query.new_empty(batch, heads, sizes.d_k, sizes.d_v, dtype=dtype),
         query.new_empty(batch, heads, sizes.d_k, dtype=dtype),
+    )
+
+
+def _tie(query: Tensor, sequences: Iterable[Tensor | None], pasts: Iterable[Tensor | None]) -> None:
+    """Make it known that sizes which are traced as separate symbols are equal."""
+    for other in sequences:
+        if other is not None:
+            torch._check(other.shape[0] == query.shape[0])
+            torch._check(other.shape[1] == query.shape[1])
+    for past in pasts:
+        if past is not None:
+            torch._check(past.shape[0] == query.shape[0])
+
+
+def recurrent_generalized_delta_rule(
+    *inputs: Tensor | None, num_heads: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """See ``linexport.models.generalized_delta_rule``; a copy, as operators return no inputs."""
+    output, state = generalized_delta_rule.recurrent(*inputs, num_heads=num_heads, scale=scale)  # type: ignore[arg-type]
+    return output, state.clone()
+
+
+def generalized_delta_rule_shapes(
+    *inputs: Tensor | None, num_heads: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The same on tensors without values."""
+    shapes = (None if x is None else tuple(x.shape) for x in inputs)
+    sizes = generalized_op.check(num_heads, *shapes)  # type: ignore[arg-type]
+    query, value = inputs[0], inputs[2]
+    assert query is not None and value is not None
+    _tie(query, (*inputs[1:6], inputs[7]), (inputs[6],))
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    state = query.new_empty(query.shape[0], num_heads, sizes.d_k, sizes.d_v, dtype=dtype)
+    return query.new_empty(*query.shape[:2], value.shape[2]), state
+
+
+def stabilized_exp(*arguments: Any) -> Stabilized:
+    """See ``stabilize.stabilized_exp``; contiguous, as no output may be a view of another."""
+    q, k, decay, key_max = (x.contiguous() for x in plain_stabilized_exp(*arguments))
+    return q, k, decay, key_max.clone()
+
+
+def stabilized_exp_shapes(
+    query: Tensor,
+    key: Tensor,
+    past_key_max: Tensor | None,
+    key_mask: Tensor | None,
+    decay: Tensor | None,
+    q_num_heads: int,
+    k_num_heads: int,
+    causal: int,
+) -> Stabilized:
+    """The same on tensors without values."""
+    inputs = (query, key, past_key_max, key_mask, decay)
+    shapes = (None if x is None else tuple(x.shape) for x in inputs)
+    features = stabilize_op.check(q_num_heads, k_num_heads, causal, *shapes)  # type: ignore[arg-type]
+    _tie(query, (key, key_mask, decay), (past_key_max,))
+    batch, length = query.shape[:2]
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    served = max(q_num_heads, k_num_heads)
+    return (
+        query.new_empty(batch, length, served * features, dtype=dtype),
+        query.new_empty(batch, length, k_num_heads * features, dtype=dtype),
+        query.new_empty(batch, length, k_num_heads * features, dtype=dtype),
+        query.new_empty(batch, k_num_heads, features, dtype=dtype),
     )
 
 
@@ -81,15 +153,31 @@ def causal_conv_shapes(
     return torch.empty_like(input), input.new_empty(*input.shape[:2], size - 1)
 
 
-def feature_map(x: Tensor, parameters: list[Tensor], kind: str, num_heads: int) -> Tensor:
-    """phi on every head of (B, T, num_heads * d); a copy, as operators may not return views."""
-    return base.apply_packed(kind, x, parameters, num_heads).clone()
+def feature_map(
+    x: Tensor,
+    parameters: list[Tensor],
+    kind: str,
+    num_heads: int,
+    side: str = "query",
+    log: bool = False,
+) -> Tensor:
+    """One side of phi on every head of (B, T, num_heads * d), see ``base.apply_packed``.
+
+    A copy, as operators may not return views.
+    """
+    return base.apply_packed(kind, x, parameters, num_heads, side, log).clone()
 
 
 _EVERYWHERE = "CompositeExplicitAutograd"
 library.impl("linear_attention", linear_attention, _EVERYWHERE)
+library.impl("generalized_delta_rule", recurrent_generalized_delta_rule, _EVERYWHERE)
+library.impl("stabilized_exp", stabilized_exp, _EVERYWHERE)
 library.impl("causal_conv", functional.plain_causal_conv, _EVERYWHERE)
 library.impl("feature_map", feature_map, _EVERYWHERE)
 torch.library.register_fake("linexport::linear_attention", linear_attention_shapes, lib=library)
+torch.library.register_fake(
+    "linexport::generalized_delta_rule", generalized_delta_rule_shapes, lib=library
+)
+torch.library.register_fake("linexport::stabilized_exp", stabilized_exp_shapes, lib=library)
 torch.library.register_fake("linexport::causal_conv", causal_conv_shapes, lib=library)
 torch.library.register_fake("linexport::feature_map", feature_map, lib=library)

@@ -1,7 +1,7 @@
 """Train the two small models, each in under three minutes on two cores.
 
     python -m linexport.models.train language-model --out model.pt
-    python -m linexport.models.train digits --out digits.pt
+    python -m linexport.models.train digits --out digits.pt --map favor+ --features 64
 
 Progress goes to stderr, the score on data the model never saw to stdout. The same seed and steps
 give the same weights on the same machine; with --seconds, its speed decides.
@@ -9,10 +9,11 @@ give the same weights on the same machine; with --seconds, its speed decides.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -32,6 +33,15 @@ Seconds = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Of the first weights and of the batches.")]
 Map = Annotated[str, typer.Option(help="Feature map of every layer.")]
+Features = Annotated[
+    int | None, typer.Option(help="Its option 'features': how many, where it has a choice.")
+]
+MapOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Another option of it, NAME=VALUE; repeat for several.", metavar="NAME=VALUE"
+    ),
+]
 
 app = typer.Typer(add_completion=False, help="Train a small reference model on real data.")
 
@@ -43,13 +53,16 @@ def language_model(
     seconds: Seconds = None,
     seed: Seed = 0,
     map: Map = "elu1",
+    features: Features = None,
+    map_option: MapOption = None,
 ) -> None:
     """A byte-level language model of the standard library's source text."""
     _check_folder(out)
+    options = _options(features, map_option or [])
     started = time.monotonic()
     text = data.library_text()
     model = training.train_language_model(
-        steps, seed=seed, feature_map=map, seconds=seconds, say=_say
+        steps, seed=seed, feature_map=map, options=options, seconds=seconds, say=_say
     )
     _say("scoring the held-out text")
     bits, unigram = (
@@ -66,14 +79,33 @@ def digits(
     seconds: Seconds = None,
     seed: Seed = 0,
     map: Map = "elu1",
+    features: Features = None,
+    map_option: MapOption = None,
 ) -> None:
     """A classifier of scikit-learn's handwritten digits."""
     _check_folder(out)
+    options = _options(features, map_option or [])
     started = time.monotonic()
     _, held_out = data.digits()
-    model = training.train_digits(steps, seed=seed, feature_map=map, seconds=seconds, say=_say)
+    model = training.train_digits(
+        steps, seed=seed, feature_map=map, options=options, seconds=seconds, say=_say
+    )
     score = training.accuracy(model, held_out)
     _finish(model, out, started, f"accuracy {score:.1%} on {len(held_out.labels)} images")
+
+
+def _options(features: int | None, given: list[str]) -> dict[str, Any]:
+    """Options of the feature map; values are numbers, true or false, or text."""
+    options: dict[str, Any] = {} if features is None else {"features": features}
+    for option in given:
+        name, equals, value = option.partition("=")
+        if not (name and equals):
+            raise UsageError(f"--map-option {option}: expected NAME=VALUE, such as degree=3.")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options
 
 
 def _check_folder(out: Path) -> None:

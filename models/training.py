@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -91,13 +91,14 @@ def train_language_model(
     *,
     seed: int = 0,
     feature_map: str = "elu1",
+    options: Mapping[str, Any] | None = None,
     seconds: float | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> LanguageModel:
     """A language model of the standard library's source text.
 
     Raises:
-        UsageError: unknown feature map.
+        UsageError: unknown feature map, or options it does not have or cannot take.
         EnvironmentProblemError: this interpreter comes without its source.
     """
     config = LanguageModelConfig(
@@ -105,7 +106,8 @@ def train_language_model(
         num_heads=6,
         layers=2,
         feature_map=feature_map,
-        normalize=feature_maps.find(feature_map).positive,
+        feature_map_options=dict(options) if options else None,
+        normalize=feature_maps.find(feature_map).kernel_positive,
     )
     text = data.library_text().train
     model = _seeded(seed, lambda: LanguageModel(config))
@@ -125,13 +127,14 @@ def train_digits(
     *,
     seed: int = 0,
     feature_map: str = "elu1",
+    options: Mapping[str, Any] | None = None,
     seconds: float | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> DigitClassifier:
     """A classifier of scikit-learn's digits, cut into patches of four pixels.
 
     Raises:
-        UsageError: unknown feature map.
+        UsageError: unknown feature map, or options it does not have or cannot take.
         EnvironmentProblemError: scikit-learn is not installed.
     """
     config = DigitClassifierConfig(
@@ -140,7 +143,8 @@ def train_digits(
         layers=2,
         hidden_dim=128,
         feature_map=feature_map,
-        normalize=feature_maps.find(feature_map).positive,
+        feature_map_options=dict(options) if options else None,
+        normalize=feature_maps.find(feature_map).kernel_positive,
     )
     train, _ = data.digits()
     pixels = data.patches(train.images, config.tokens)

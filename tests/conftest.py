@@ -128,6 +128,42 @@ def short_position():
     return Position(160), (torch.randn(2, 16, 8),)
 
 
+class Averaging(nn.Module):
+    def forward(self, x):
+        return attend(x - x.mean(1, keepdim=True))[0]
+
+
+def averaging():
+    return Averaging(), (torch.randn(2, 16, 8),)
+
+
+class Streaming(nn.Module):
+    """Every way to compute positions, and every causal convolution, that streams."""
+
+    def __init__(self):
+        super().__init__()
+        self.learned = nn.Embedding(5000, 8)
+        self.register_buffer("sinusoids", torch.randn(1, 5000, 8))
+        self.register_buffer("numbers", torch.arange(5000)[None])
+        self.register_buffer("frequencies", 0.01 ** torch.linspace(0, 1, 4))
+        self.padded = nn.Conv1d(8, 8, 4, groups=8, padding=3)
+        self.plain = nn.Conv1d(8, 8, 3, groups=8, bias=False)
+
+    def forward(self, x):
+        length = x.shape[1]
+        x = x + self.learned(torch.arange(length)) + self.sinusoids[:, :length]
+        x = x + self.learned(self.numbers[:, :length])
+        angles = torch.outer(torch.arange(length).float(), self.frequencies)
+        x = x * torch.cat([angles.cos(), angles.sin()], -1)
+        x = self.padded(x.transpose(1, 2))[..., :length]
+        x = self.plain(nn.functional.pad(x, (2, 0))).transpose(1, 2)
+        return attend(x)[0]
+
+
+def streaming():
+    return Streaming(), (torch.randn(2, 16, 8),)
+
+
 class Loop(nn.Module):
     def forward(self, x):
         state, outputs = torch.zeros(x.shape[0], x.shape[2]), []

@@ -239,10 +239,33 @@ def test_a_batch_by_any_other_name_streams(converted: Callable[..., Path]) -> No
     close(feed(artifact.stream(), x, [1, 7, 12]), artifact.run(x)["output"])
 
 
-def test_a_model_that_needs_positions_has_no_stream_and_says_why(
+def test_a_stream_counts_its_tokens(converted: Callable[..., Path], tmp_path: Path) -> None:
+    artifact = linexport.load(converted("streaming"), threads=1)
+    x = np.random.default_rng(0).normal(size=(3, 40, 8)).astype(np.float32)
+    whole = artifact.run(x)["output"]
+    stream = artifact.stream()
+    stream.step(x[:, :25])
+    branch = stream.fork()
+    stream.save(tmp_path / "state.npz")
+    restored = artifact.stream()
+    restored.restore(tmp_path / "state.npz")
+    for one in (stream, branch, restored):
+        close(one.step(x[:, 25:])["output"], whole[:, 25:])
+
+
+def test_a_table_of_positions_ends_with_an_error(converted: Callable[..., Path]) -> None:
+    """Not with a row that is broadcast over what is left."""
+    artifact = linexport.load(converted("streaming"), threads=1)
+    stream = artifact.stream()
+    stream.step(np.zeros((1, 4999, 8), np.float32))
+    with pytest.raises(Exception, match="out of data bounds|out of bounds"):
+        stream.step(np.zeros((1, 2, 8), np.float32))
+
+
+def test_a_model_that_mixes_tokens_has_no_stream_and_says_why(
     converted: Callable[..., Path],
 ) -> None:
-    artifact = linexport.load(converted("position"), threads=1)
+    artifact = linexport.load(converted("averaging"), threads=1)
     with pytest.raises(UsageError, match=r"does not stream: exported without state: .*pieces"):
         artifact.stream()
     assert artifact.initial_state() == {}

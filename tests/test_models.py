@@ -83,7 +83,7 @@ def defined(
         split = k.reshape(*x.shape[:2], heads, -1)
         k = (split / split.square().sum(-1, keepdim=True).sqrt()).flatten(-2)
     q = attention.feature_map(attention.query(x), spec.q_num_heads)
-    past = (None, None) if state is None else state
+    past = (None, None) if state is None else state[:2]
     tensors = (q, k, attention.value(x), *past, decay, beta, key_mask)
     arrays = (None if t is None else t.detach().numpy() for t in tensors)
     output, S, z = linear_attention(spec, *arrays)  # type: ignore[arg-type]
@@ -371,7 +371,8 @@ def test_build_names_what_is_wrong() -> None:
         ({"layers": True}, "'layers' is True"),
         ({"normalize": 1}, "'normalize' is 1; expected bool"),
         ({"kv_heads": 2.0}, "'kv_heads' is 2.0; expected int >= 1 | None"),
-        ({"feature_map": "softmax"}, "Unknown feature map 'softmax'"),
+        ({"feature_map": "soft_max"}, "Unknown feature map 'soft_max'"),
+        ({"feature_map_options": {"features": 2}}, "feature map 'elu1': unknown key 'features'"),
     ]:
         with pytest.raises(UsageError) as raised:
             models.build("language_model", SMALL["language_model"] | change)

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -246,14 +247,16 @@ def test_a_bidirectional_node_has_no_state() -> None:
 
 
 def test_stages_can_be_left_out(models: Models) -> None:
-    model = passes.run(models("language_model"), passes.STAGES[:-1])
+    model = passes.run(models("language_model"), passes.STATELESS)
     assert not states.find(model)
     assert [i.name for i in model.graph.input] == ["tokens"]
 
 
 def test_transposed_weights_are_folded_unless_shared() -> None:
+    n = 2**14  # large enough that storing it twice counts
+
     def graph(shared: bool) -> onnx.ModelProto:
-        weight = numpy_helper.from_array(np.arange(6, dtype=np.float32).reshape(2, 3), "w")
+        weight = numpy_helper.from_array(np.arange(2 * n, dtype=np.float32).reshape(2, n), "w")
         nodes = [
             helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]),
             helper.make_node("MatMul", ["x", "t"], ["y"]),
@@ -261,12 +264,12 @@ def test_transposed_weights_are_folded_unless_shared() -> None:
         outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])]
         if shared:
             nodes.append(helper.make_node("Identity", ["w"], ["z"]))
-            outputs.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [2, 3]))
-        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])
+            outputs.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [2, n]))
+        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", n])
         made = helper.make_graph(nodes, "g", [x], outputs, [weight])
         return helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
-    feeds = {"x": np.ones((4, 3), np.float32)}
+    feeds = {"x": np.ones((4, n), np.float32)}
     for shared in (False, True):
         model = graph(shared)
         folded = passes.run(model)
@@ -277,3 +280,56 @@ def test_transposed_weights_are_folded_unless_shared() -> None:
             for m in (model, folded)
         )
         np.testing.assert_array_equal(before, after)
+
+
+# absorb_feature_maps
+
+
+def mapped_attention(**changes: Any) -> onnx.ModelProto:
+    """q, k -> FeatureMap each -> causal LinearAttention; ``changes`` make it unfit."""
+    sides = [changes.get(side, {}) for side in ("query", "key")]
+    nodes = [
+        helper.make_node(
+            "FeatureMap",
+            [x],
+            [f"phi_{x}"],
+            domain=DOMAIN,
+            **{"kind": "elu1", "num_heads": 2, "side": side, **change},
+        )
+        for x, side, change in zip("qk", ("query", "key"), sides, strict=True)
+    ]
+    heads = {"q_num_heads": 2, "kv_num_heads": 2, "causal": changes.get("causal", 1)}
+    nodes.append(
+        helper.make_node("LinearAttention", ["phi_q", "phi_k", "v"], ["o"], domain=DOMAIN, **heads)
+    )
+    outputs = ["o", *changes.get("outputs", [])]
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["B", "T", 8]) for n in "qkv"]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["B", "T", 8]) for n in outputs]
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
+    graph = helper.make_graph(nodes, "mapped", infos, ends)
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def test_feature_maps_are_absorbed_by_the_attention_that_reads_them() -> None:
+    model = passes.run(mapped_attention(), ("absorb",))
+    (node,) = model.graph.node
+    assert list(node.input) == ["q", "k", "v"]
+    assert {a.name: a.s for a in node.attribute if a.name == "feature_map"} == {
+        "feature_map": b"elu1"
+    }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"causal": 0},
+        {"key": {"kind": "relu"}},
+        {"outputs": ["phi_q"]},
+        {"outputs": ["phi_k"]},
+    ],
+    ids=["bidirectional", "different maps", "query features read", "key features read"],
+)
+def test_feature_maps_that_others_need_stay(changes: dict[str, Any]) -> None:
+    before = mapped_attention(**changes)
+    after = passes.run(before, ("absorb",))
+    assert [n.op_type for n in after.graph.node] == [n.op_type for n in before.graph.node]

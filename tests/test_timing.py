@@ -103,10 +103,10 @@ def test_a_plain_export_that_is_wrong_is_not_timed(
 def test_a_plain_export_that_fails_says_why(
     bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(program: object) -> object:
+    def fail(*_: object) -> object:
         raise RuntimeError("no such thing\nas this")
 
-    monkeypatch.setattr(competitors.trace, "plain_onnx", fail)
+    monkeypatch.setattr(competitors.trace, "plain_export", fail)
     runner = bench("small")
     runner.export_plainly()
     row = runner.latency((8,))[0]
@@ -133,7 +133,7 @@ def test_one_token_is_measured_with_states(bench: Callable[[str], Bench]) -> Non
     assert row["plain_export_ms"] is None and "no state" in row["reasons"]["plain_export"]
     row = bench("small").decode()
     assert row and row["pytorch_ms"] is None and "no step" in row["reasons"]["pytorch"]
-    assert bench("position").decode() is None
+    assert bench("averaging").decode() is None
 
 
 def test_peak_memory_is_measured_in_a_process_of_its_own(

@@ -126,3 +126,12 @@ def load_model_of(
 
     source = Source("factory", "here", None, "a module")
     return LoadedModel(module.eval(), args, {}, shapes or default_dims(args).dynamic_shapes, source)
+
+
+def test_a_plain_export_of_a_reference_model_is_ordinary_onnx(factories: SimpleNamespace) -> None:
+    """What the artifact is measured beside: the model as torch alone would export it."""
+    loaded = load_model(factories.source("language_model"))
+    model = trace.plain_onnx(trace.export_program(loaded))
+    onnx.checker.check_model(model, full_check=True)
+    assert {n.domain for n in model.graph.node} == {""}
+    assert not model.functions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -12,7 +12,11 @@ import numpy as np
 
 from linexport import targets
 from linexport.artifact import manifest as manifests
+from linexport.artifact import text
+from linexport.artifact.language_model import Prompt, language_model
+from linexport.artifact.sampling import Sampling, continuation
 from linexport.errors import EnvironmentProblemError, LinexportError, ParityError, UsageError
+from linexport.states import State
 
 Arrays = dict[str, np.ndarray]
 Input = np.ndarray | Mapping[str, np.ndarray]
@@ -84,12 +88,13 @@ class Artifact:
         self.path = path
         self.manifest = manifest
         self._session = session
-        self._pasts = {s["past"]: s for s in manifest["states"]}
-        self._presents = {s["present"]: s["past"] for s in manifest["states"]}
+        held = [State(**{**s, "shape": tuple(s["shape"])}) for s in manifest["states"]]
+        self._pasts = {s.past: s for s in held}
+        self._presents = {s.present: s.past for s in held}
         self._inputs = [i for i in manifest["inputs"] if i["name"] not in self._pasts]
 
     def run(self, *args: Input, **inputs: np.ndarray) -> Arrays:
-        """Outputs by name for whole sequences, starting from zero state.
+        """Outputs by name for whole sequences, starting from the initial state.
 
         Inputs are arrays of the dtypes and shapes the manifest lists: in its order, by name, or
         as one mapping of names to arrays.
@@ -111,6 +116,40 @@ class Artifact:
             raise UsageError(f"{self.path} does not stream: {reason}")
         return Stream(self)
 
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        max_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        seed: int = 0,
+        stop: Collection[int] | None = None,
+    ) -> Iterator[int]:
+        """Token ids that continue a prompt of token ids, one at a time, from the state.
+
+        Args:
+            prompt: at least one token id; of bytes, their values.
+            max_tokens: None goes on for ever, or until the model ends the text.
+            temperature: 0 takes the likeliest token; more draws from softmax(logits / temperature).
+            top_k: draw from so many likeliest tokens; 0 from all.
+            seed: of the draws.
+            stop: tokens that end the text, and are not returned; None for the model's own.
+
+        Raises:
+            UsageError: not a language model, no states to continue from, or a bad argument.
+        """
+        model = language_model(self.manifest)
+        ids, sampling = model.checked(prompt), Sampling(temperature, top_k, seed)
+        ends = text.end_tokens(self.path) if stop is None else frozenset(stop)
+        stream = self.stream()
+
+        def step(tokens: np.ndarray) -> np.ndarray:
+            logits: np.ndarray = stream.step({model.tokens: tokens})[model.logits][0, -1]
+            return logits
+
+        return continuation(step, ids, sampling, max_tokens, ends)
+
     def _bind(self, args: tuple[Input, ...], named: Mapping[str, np.ndarray]) -> tuple[Arrays, int]:
         names = [i["name"] for i in self._inputs]
         if len(args) == 1 and isinstance(args[0], Mapping):
@@ -118,14 +157,21 @@ class Artifact:
         if len(args) > len(names):
             raise UsageError(f"Found {len(args)} inputs; expected {len(names)}: {names}.")
         feeds = {**dict(zip(names, args, strict=False)), **named}
-        if set(feeds) != set(names):
+        optional = {i["name"] for i in self._inputs if i.get("default") is not None}
+        if not set(names) - optional <= set(feeds) <= set(names):
             raise UsageError(f"Found the inputs {sorted(feeds)}; expected {names}.")
         sizes: dict[str, int] = {}
         bound = {
-            i["name"]: self._check(i, np.asarray(feeds[i["name"]]), sizes) for i in self._inputs
+            i["name"]: self._check(i, np.asarray(feeds[i["name"]]), sizes)
+            for i in self._inputs
+            if i["name"] in feeds
         }
-        first = next((s["shape"][0] for s in self._pasts.values()), 1)
-        return bound, first if isinstance(first, int) else sizes[first]
+        for i in self._inputs:
+            if i["name"] not in bound:
+                shape = [d if isinstance(d, int) else sizes[d] for d in i["shape"]]
+                bound[i["name"]] = np.full(shape, i["default"], i["dtype"])
+        first = next((s.shape[0] for s in self._pasts.values()), 1)
+        return bound, first if isinstance(first, int) else sizes[str(first)]
 
     def _check(
         self, wanted: dict[str, Any], value: np.ndarray, sizes: dict[str, int]
@@ -154,11 +200,8 @@ class Artifact:
         return value
 
     def initial_state(self, batch: int = 1) -> Arrays:
-        """The states that begin sequences, by input name: zeros."""
-        return {
-            name: np.zeros([d if isinstance(d, int) else batch for d in s["shape"]], s["dtype"])
-            for name, s in self._pasts.items()
-        }
+        """The states that begin sequences, by input name; those that grow have no length."""
+        return {name: s.start(batch) for name, s in self._pasts.items()}
 
     def _call(self, feeds: Arrays, state: Arrays) -> tuple[Arrays, Arrays]:
         """Outputs and next state."""
@@ -230,18 +273,17 @@ class Stream:
         self._state = state or None
 
     def _check_state(self, path: Path, state: Arrays) -> None:
-        batch = next(iter(state.values())).shape[:1]
-        expected = self._artifact.initial_state(batch[0] if batch else 1)
+        expected = {s["past"]: State.from_json(s) for s in self._artifact.manifest["states"]}
+        sizes: dict[str, int] = {}
         wrong = [
             name
             for name in sorted({*state, *expected})
             if name not in state
             or name not in expected
-            or (state[name].shape, state[name].dtype)
-            != (expected[name].shape, expected[name].dtype)
+            or not expected[name].fits(state[name], sizes)
         ]
         if wrong:
             raise UsageError(
                 f"{path} holds the state of another model: {wrong[0]} does not fit. Expected "
-                f"{ {n: v.shape for n, v in expected.items()} }."
+                f"{ {n: s.shape for n, s in expected.items()} }."
             )

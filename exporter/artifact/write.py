@@ -8,7 +8,7 @@ import glob
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -126,6 +126,12 @@ def save_model(model: onnx.ModelProto, folder: Path) -> Path:
     (folder / DATA).unlink(missing_ok=True)  # onnx would append to it
     onnx.save_model(model, str(path), save_as_external_data=large, location=DATA)
     return path
+
+
+def copy_files(files: Iterable[Path], folder: Path) -> None:
+    """Put copies of files that belong to the model beside it."""
+    for path in files:
+        shutil.copyfile(path, folder / path.name)
 
 
 def _alive(process: str) -> bool:

@@ -12,6 +12,7 @@ from linexport.cli.options import (
     Seed,
     SourceOption,
     Threads,
+    TrustRemoteCode,
     parse_lengths,
 )
 from linexport.cli.outcome import finish
@@ -24,6 +25,7 @@ def bench(
     lengths: Lengths = None,
     threads: Threads = 0,
     seed: Seed = 0,
+    trust_remote_code: TrustRemoteCode = False,
     json: Json = False,
 ) -> None:
     """Measure an artifact beside a plain export and eager PyTorch."""
@@ -36,6 +38,7 @@ def bench(
             lengths=parse_lengths(lengths),
             threads=threads,
             seed=seed,
+            trust_remote_code=trust_remote_code,
             progress=Spinner(quiet=json),
         )
         if json:

@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 
 from linexport.cli.guard import guarded, print_json
-from linexport.cli.options import Json, Lengths, Seed, Threads, parse_lengths, parse_sms
+from linexport.cli.options import (
+    Json,
+    Lengths,
+    Seed,
+    Threads,
+    TrustRemoteCode,
+    parse_lengths,
+    parse_sms,
+)
 from linexport.cli.outcome import finish
 from linexport.cli.progress import Spinner
 
@@ -17,8 +25,9 @@ def convert(
     source: Annotated[
         str,
         typer.Argument(
-            help="A linexport checkpoint (.pt), an exported program (.pt2), or "
-            "package.module:callable, a factory returning (module, args[, dynamic_shapes])."
+            help="A linexport checkpoint (.pt), an exported program (.pt2), an ONNX file, a "
+            "Hugging Face model folder, or package.module:callable, a factory returning "
+            "(module, args[, dynamic_shapes])."
         ),
     ],
     output: Annotated[
@@ -55,6 +64,7 @@ def convert(
         bool,
         typer.Option("--overwrite", help="Replace an earlier artifact once this one is complete."),
     ] = False,
+    trust_remote_code: TrustRemoteCode = False,
     json: Json = False,
 ) -> None:
     """Convert a model to a checked, measured artifact folder."""
@@ -75,6 +85,7 @@ def convert(
             threads=threads,
             seed=seed,
             overwrite=overwrite,
+            trust_remote_code=trust_remote_code,
             progress=Spinner(quiet=json),
         )
         if json:

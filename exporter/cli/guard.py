@@ -37,6 +37,10 @@ def guarded(json_output: bool) -> Iterator[None]:
         _fail("Interrupted; nothing was left behind.", INTERRUPTED, json_output)
     except (typer.Exit, SystemExit):
         raise
+    except BrokenPipeError:
+        # Whoever read the output has had enough; Python would complain once more at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit from None
     except Exception as error:
         if os.environ.get(TRACEBACKS):
             raise

@@ -55,6 +55,8 @@ def _print(found: dict[str, Any]) -> None:
 def _details(op: dict[str, Any]) -> str:
     if op["op"] == "FeatureMap":
         return f"{op['kind']}, {op['num_heads']} heads"
+    if op["op"] == "GeneralizedDeltaRule":
+        return f"{op['num_heads']} heads of {op['d_k']} x {op['d_v']}, token by token"
     if op["op"] != "LinearAttention":
         return f"activation {op.get('activation', 'none')}"
     heads = f"{op['q_num_heads']} query, {op['kv_num_heads']} key/value heads"

@@ -23,6 +23,14 @@ SourceOption = Annotated[
         "package.module:callable.",
     ),
 ]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run the Python code that a Hugging Face model folder brings along: whatever its "
+        "author wrote there can do what you can.",
+    ),
+]
 Lengths = Annotated[
     str | None, typer.Option(help="Sequence lengths to measure at, such as 128,1024,4096.")
 ]

@@ -23,6 +23,8 @@ def finish(manifest: dict[str, Any], folder: Path, json: bool) -> None:
         first = (manifest["parity"] or {}).get("first_divergence")
         if first:
             where = f"{first['tensor']}, computed by {first['op']} {first['node']}"
+            if "layer" in first:
+                where += f", in {first['layer']} at token {first['position']} of row {first['row']}"
             console.print(f"First value that differs: {where}", markup=False)
         console.print(f"\nartifact  {folder}", soft_wrap=True, markup=False)
         console.print(f"report    {folder / REPORT}", soft_wrap=True, markup=False)

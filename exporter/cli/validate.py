@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from linexport.cli.guard import guarded, print_json
-from linexport.cli.options import ArtifactPath, Json, Seed, SourceOption, Threads
+from linexport.cli.options import ArtifactPath, Json, Seed, SourceOption, Threads, TrustRemoteCode
 from linexport.cli.outcome import finish
 from linexport.cli.progress import Spinner
 
@@ -15,6 +15,7 @@ def validate(
     source: SourceOption = None,
     seed: Seed = 0,
     threads: Threads = 0,
+    trust_remote_code: TrustRemoteCode = False,
     json: Json = False,
 ) -> None:
     """Check an artifact against its original again; exit 3 if they differ."""
@@ -22,7 +23,12 @@ def validate(
         from linexport import recheck
 
         manifest = recheck.validate(
-            artifact, source=source, seed=seed, threads=threads, progress=Spinner(quiet=json)
+            artifact,
+            source=source,
+            seed=seed,
+            threads=threads,
+            trust_remote_code=trust_remote_code,
+            progress=Spinner(quiet=json),
         )
         if json:
             print_json(manifest)

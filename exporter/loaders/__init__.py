@@ -1,8 +1,9 @@
 """Stage `load`: a path or ``package.module:callable`` becomes a LoadedModel.
 
-One file per input kind: `checkpoint`, `exported_program`, `factory`; everything else is recognised
-by its content in `recognise` and refused with advice in `refuse`. No file is ever unpickled in a
-way that can run code from it, and torch is imported only once a file deserves it.
+One file or folder per input kind: `checkpoint`, `exported_program`, `onnx_file`, `hugging_face`,
+`factory`; everything else is recognised by its content in `recognise` and refused with advice in
+`refuse`. No file is ever unpickled in a way that can run code from it, and torch is imported only
+once a file deserves it.
 """
 
 from __future__ import annotations
@@ -16,16 +17,21 @@ from linexport.loaders.model import LoadedModel, Source
 __all__ = ["LoadedModel", "Source", "load_model"]
 
 _WINDOWS_DRIVE = re.compile(r"[A-Za-z]:[\\/]")
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
-def load_model(source: str | Path, *, seed: int = 0) -> LoadedModel:
+def load_model(
+    source: str | Path, *, seed: int = 0, trust_remote_code: bool = False
+) -> LoadedModel:
     """Load a model from a file, or from a function that builds it.
 
     Args:
-        source: path of a linexport checkpoint (``.pt``) or of an exported program (``.pt2``), or
-            ``package.module:callable`` naming a function without arguments. The content of a file
-            decides its kind, not the name.
+        source: path of a linexport checkpoint (``.pt``), of an exported program (``.pt2``) or of
+            an ONNX file, or of a Hugging Face model folder; the name of a model in the Hugging Face
+            cache; or ``package.module:callable`` naming a function without arguments. The content
+            of a file decides its kind, not the name.
         seed: seed of the example inputs and of any weights a factory draws.
+        trust_remote_code: run Python code that a model folder brings along.
 
     Returns:
         The module in inference mode, with example inputs, dynamic dims and provenance.
@@ -40,10 +46,16 @@ def load_model(source: str | Path, *, seed: int = 0) -> LoadedModel:
             from linexport.loaders.factory import load_factory
 
             return load_factory(source, seed=seed)
+        if isinstance(source, str) and _HUB_NAME.fullmatch(source):
+            from linexport.loaders.hugging_face import cached_folder, load_hugging_face
+
+            return load_hugging_face(
+                cached_folder(source), location=source, trust_remote_code=trust_remote_code
+            )
         raise UsageError(
             f"no file or folder {source}. Expected a linexport checkpoint (.pt), an exported "
-            "program (.pt2), or package.module:callable naming a function that returns "
-            "(module, example_args)."
+            "program (.pt2), an ONNX file, or package.module:callable naming a function that "
+            "returns (module, example_args)."
         )
 
     from linexport.loaders.recognise import Kind, recognise
@@ -57,6 +69,15 @@ def load_model(source: str | Path, *, seed: int = 0) -> LoadedModel:
         from linexport.loaders.checkpoint import load_checkpoint_file
 
         return load_checkpoint_file(path, seed=seed)
+    if kind is Kind.ONNX:
+        from linexport.loaders.onnx_file import load_onnx_file
+
+        return load_onnx_file(path, seed=seed)
+
+    if kind is Kind.HUGGING_FACE_FOLDER:
+        from linexport.loaders.hugging_face import load_hugging_face
+
+        return load_hugging_face(path, trust_remote_code=trust_remote_code)
 
     from linexport.loaders.refuse import refusal
 

@@ -1,9 +1,15 @@
-"""What every loader returns: a module ready to trace, and where it came from."""
+"""What every loader returns: a module to compare with, its graph or how to get it, its origin."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from linexport.dims import DimRange
+from linexport.states import State
 
 if TYPE_CHECKING:
     import torch
@@ -14,9 +20,9 @@ class Source:
     """Where a model came from.
 
     Attributes:
-        kind: "checkpoint", "exported_program" or "factory".
+        kind: "checkpoint", "exported_program", "onnx", "hugging_face" or "factory".
         location: the path or ``package.module:callable`` as the user gave it.
-        sha256: of the file, or None for a factory.
+        sha256: of the file with what belongs to it, or None for a factory.
         description: one line for people, for example "LanguageModel, 0.4 M parameters".
     """
 
@@ -27,23 +33,86 @@ class Source:
 
 
 @dataclass(frozen=True)
+class OnnxGraph:
+    """A graph that needs no tracing.
+
+    Attributes:
+        path: of the file; ONNX Runtime runs it as it is.
+        nodes: how many it has.
+        shapes: of the inputs, in order, with names for dynamic sizes.
+        dims: the dynamic dimensions by name.
+        sizes: the size each of them has in the example inputs.
+        draw: example inputs at any sizes of them, in the order of the inputs.
+    """
+
+    path: Path
+    nodes: int
+    shapes: Sequence[tuple[int | str, ...]]
+    dims: Mapping[str, DimRange]
+    sizes: Mapping[str, int]
+    draw: Callable[[Mapping[str, int]], tuple[torch.Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Stepwise:
+    """What is traced in place of a model whose own code carries states from call to call.
+
+    Attributes:
+        module: takes the inputs of the model and then its past states, by name; returns the
+            model's outputs and then the present states.
+        args: example inputs, among them states in the middle of a sequence.
+        dynamic_shapes: in torch.export's notation; dimensions have the names of ``states``.
+        outputs: names of all outputs, in order.
+        states: by which outputs continue as inputs.
+        patched: a context to trace in; every linear state must then be that of a linexport op.
+    """
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    dynamic_shapes: Any
+    outputs: tuple[str, ...]
+    states: tuple[State, ...]
+    patched: Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Language:
+    """Of a causal language model: input_ids (B, T), attention_mask (B, T) -> logits.
+
+    Attributes:
+        vocabulary: number of tokens.
+        context: tokens it was made for, None where nothing limits them.
+        layers: names of its layers, in order, as submodules of ``LoadedModel.module``.
+    """
+
+    vocabulary: int
+    context: int | None
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """A module in eval mode with example inputs.
 
     Attributes:
         module: the reference of every later check; called as ``module(*args, **kwargs)``. That of
             an exported program raises on ``eval()`` and ``train()``, and on sizes that its guards
-            exclude.
+            exclude; that of an ONNX file runs it in ONNX Runtime, in the dtypes it has.
         args: positional example inputs (tensors, or nests of them as torch.export takes).
         kwargs: keyword example inputs.
         dynamic_shapes: in torch.export's notation, matching args and kwargs; None where the file
-            already fixes them (an exported program).
+            already fixes them (an exported program, an ONNX file).
         source: provenance.
         program: the exported program itself where the source is one, else None.
+        graph: the ONNX graph itself where the source is one, else None.
         integer_ranges: for each integer input, by its position among the flattened inputs, the
             half-open range of values it may take (a vocabulary, say). Absent: the range seen in
             the example.
         warnings: what the user should know, such as NaN in a weight.
+        stepwise: what to trace instead of ``module``, where the model carries states of its own.
+        language: set for a language model, which is then checked as one.
+        defaults: values that fill an input the caller leaves out, by name.
+        files: copied into the artifact, such as those of a tokenizer.
     """
 
     module: torch.nn.Module
@@ -52,5 +121,10 @@ class LoadedModel:
     dynamic_shapes: Any
     source: Source
     program: torch.export.ExportedProgram | None = None
+    graph: OnnxGraph | None = None
     integer_ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    stepwise: Stepwise | None = None
+    language: Language | None = None
+    defaults: Mapping[str, int] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()

@@ -9,7 +9,9 @@ from linexport.loaders.files import FACTORY_ADVICE, refuse
 from linexport.loaders.pickles import globals_named, outside_torch_weights
 from linexport.loaders.recognise import Kind
 
-_TAKES = "Expected a linexport checkpoint (.pt), an exported program (.pt2) or a factory"
+_TAKES = (
+    "Expected a linexport checkpoint (.pt), an exported program (.pt2), an ONNX file or a factory"
+)
 
 _ADVICE = {
     Kind.OLD_EXPORTED_PROGRAM: "open it with torch.export.load in the torch that wrote it, and "
@@ -24,8 +26,6 @@ _ADVICE = {
     "PyTorch",
     Kind.SAFETENSORS: "weights alone do not say how the model computes, and safetensors are not "
     f"supported yet; load them in a factory: {FACTORY_ADVICE}",
-    Kind.ONNX: "rewriting ONNX files is not supported yet; give the PyTorch model it came from: "
-    + FACTORY_ADVICE,
     Kind.GGUF: f"quantised GGUF weights are not read; {FACTORY_ADVICE}",
     Kind.LFS_POINTER: "this is a stand-in for the real file; fetch it with `git lfs pull`",
     Kind.PYTHON: "to use a function of this file, run in its folder and pass {stem}:function",
@@ -33,8 +33,6 @@ _ADVICE = {
     Kind.UNKNOWN: f"it may be damaged; {_TAKES[0].lower()}{_TAKES[1:]}",
     Kind.ARTIFACT_FOLDER: "it is converted already; use `linexport validate`, `linexport bench` "
     "or `linexport inspect` on it",
-    Kind.HUGGING_FACE_FOLDER: "Hugging Face folders are not supported yet; build the model in a "
-    "factory: " + FACTORY_ADVICE,
     Kind.SAVED_MODEL_FOLDER: "linexport converts PyTorch models only; rebuild it in PyTorch",
 }
 

@@ -17,6 +17,10 @@ NEVER_TRACED = (37, 150, 101)
 LONG = 4096 + 1
 """At least 4096, and not a multiple of a usual chunk."""
 
+AREA = 64 * LONG
+"""Values along the dynamic dimensions of one input where it has several, such as the height and
+width of an image: at least 4096 patches of 8 x 8."""
+
 BATCHES = (1, 3)
 
 
@@ -38,18 +42,24 @@ class Case:
 
 
 def plan(
-    dims: Mapping[str, DimRange], traced: Mapping[str, int], floating: bool, seed: int
+    dims: Mapping[str, DimRange],
+    traced: Mapping[str, int],
+    floating: bool,
+    seed: int,
+    shapes: Sequence[Sequence[int | str]] = (),
 ) -> list[Case]:
     """Cases for a model with these dynamic dimensions.
 
     Lengths 1, the traced one, two never traced and one of at least 4096 (or the longest allowed),
     with batch 1 and 3 and a new seed each; then, where there are floating inputs, large and tiny
-    magnitudes and zeros.
+    magnitudes and zeros. ``shapes`` are those of the inputs: where one has several dynamic
+    dimensions, the longest keeps their product to ``AREA``.
     """
-    lengths = _lengths(dims, traced)
+    longest = _longest(dims, shapes)
+    lengths = _lengths(dims, traced, longest)
     cases: list[Case] = []
     for length in lengths:
-        for batch in BATCHES if length < LONG else BATCHES[:1]:
+        for batch in BATCHES if length < longest else BATCHES[:1]:
             sizes = _sizes(dims, batch, length)
             case = Case("random", sizes, seed + len(cases))
             if sizes not in [c.sizes for c in cases]:
@@ -61,12 +71,21 @@ def plan(
     return cases
 
 
-def _lengths(dims: Mapping[str, DimRange], traced: Mapping[str, int]) -> list[int]:
+def _longest(dims: Mapping[str, DimRange], shapes: Sequence[Sequence[int | str]]) -> int:
+    """What to try as the longest length, where the range allows it; odd in any case."""
+    lengths = {name for name, limits in dims.items() if not limits.batch}
+    together = max((len(lengths.intersection(shape)) for shape in shapes), default=1)
+    return LONG if together < 2 else int(AREA ** (1 / together)) - 1 | 1
+
+
+def _lengths(
+    dims: Mapping[str, DimRange], traced: Mapping[str, int], longest: int = LONG
+) -> list[int]:
     first = sequence(dims)
     if first is None:
         return [1]
     limits = dims[first]
-    longest = limits.nearest(LONG)
+    longest = limits.nearest(longest)
     # In a range that leaves those out, its optimum, its middle and its ends take their place.
     tried = (*NEVER_TRACED, limits.opt, (limits.min + longest) // 2, limits.min, longest)
     inside = dict.fromkeys(n for n in tried if n and n != traced[first] and limits.allows(n))

@@ -1,13 +1,14 @@
 """Where a converted model first differs from its original.
 
 Values of the ONNX graph keep the names of the traced program's, so the program is interpreted node
-by node on the failing inputs, the graph is run with the same values as extra outputs, and the first
-one in graph order that is out of tolerance is named.
+by node on the failing inputs (or, where the original is a graph, that graph is run with all its
+values as outputs), the graph is run with the same values as extra outputs, and the first one in
+graph order that is out of tolerance is named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from linexport.parity.check import Subject
 from linexport.parity.compare import compare
 from linexport.parity.reference import feeds
 from linexport.targets import Session
+from linexport.targets.base import OrtSession
 from linexport.trace import Traced
 
 
@@ -33,9 +35,9 @@ def first_divergence(
     """Tensor, node, op and error of the first value out of tolerance; None if none can be named."""
     inputs = draw(subject.loaded, subject.input_shapes, case)
     try:
-        expected = _interpret(traced.translated, inputs, subject.output_names)
+        expected = _expected(traced, inputs, subject)
         observed = _observed(model, expected)
-        state = subject.zero_state(subject.batch(case.sizes))
+        state = subject.initial_state(subject.batch(case.sizes))
         session = open_session(observed.SerializeToString())
         got = session.run({**feeds(inputs, subject.input_names), **state})
     except Exception:
@@ -53,6 +55,17 @@ def first_divergence(
                         "worst": result.worst,
                     }
     return None
+
+
+def _expected(
+    traced: Traced, inputs: tuple[Any, ...], subject: Subject
+) -> Mapping[str, np.ndarray]:
+    """Values of the original by name."""
+    if traced.translated is not None:
+        return _interpret(traced.translated, inputs, subject.output_names)
+    original = _observed(traced.model, {n for node in traced.model.graph.node for n in node.output})
+    got = OrtSession(original.SerializeToString()).run(feeds(inputs, subject.input_names))
+    return {name: value for name, value in got.items() if value.dtype.kind == "f"}
 
 
 class _Recorder(torch.fx.Interpreter):
@@ -91,14 +104,14 @@ def _interpret(
     return {**recorder.values, **{name: x.numpy() for name, x in named}}
 
 
-def _observed(model: onnx.ModelProto, wanted: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+def _observed(model: onnx.ModelProto, wanted: Collection[str]) -> onnx.ModelProto:
     """The model with every wanted value among its outputs."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     there = {o.name for o in copy.graph.output}
     for node in copy.graph.node:
         for name in node.output:
-            if name in wanted and name not in there:
+            if name and name in wanted and name not in there:
                 there.add(name)
                 copy.graph.output.append(onnx.ValueInfoProto(name=name))
     return copy

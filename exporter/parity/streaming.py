@@ -105,7 +105,7 @@ def _one(
     subject: Subject, case: Case, sequence: str, pieces: list[int]
 ) -> tuple[float, str | None]:
     inputs = feeds(draw(subject.loaded, subject.input_shapes, case), subject.input_names)
-    state = subject.zero_state(subject.batch(case.sizes))
+    state = subject.initial_state(subject.batch(case.sizes))
     try:
         whole = subject.session.run({**inputs, **state})
         parts = []

@@ -1,7 +1,8 @@
 """Rewrites of the traced graph, on onnx-graphsurgeon: one rewrite a file, found by scanning here.
 
 A pass is a module with ``STAGE``, one of ``STAGES``, and ``run(graph)``, which changes a graph in
-place. Stages run in order; within a stage the order of passes does not matter.
+place and may return ``Findings`` about what it saw. Stages run in order; within a stage the order
+of passes does not matter.
 """
 
 from __future__ import annotations
@@ -9,23 +10,42 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import ModuleType
 
 import onnx
 import onnx_graphsurgeon as gs
 
-STAGES = ("canonicalise", "state")
+from linexport.recognise import Findings
+
+STAGES = ("canonicalise", "fuse", "stream", "state", "absorb")
+STATELESS = ("canonicalise", "fuse", "absorb")
+"""Those that leave the inputs and outputs of the graph as they are."""
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A model after the passes, and what they found on the way."""
+
+    model: onnx.ModelProto
+    findings: Findings
+
+
+def rewrite(model: onnx.ModelProto, stages: tuple[str, ...] = STAGES) -> Rewritten:
+    """Apply all passes of the given stages."""
+    graph = gs.import_onnx(model)
+    findings = Findings()
+    for stage in stages:
+        for found in passes():
+            if stage == found.STAGE:
+                findings += found.run(graph) or Findings()
+    graph.cleanup().toposort()
+    return Rewritten(gs.export_onnx(graph, do_type_check=False), findings)
 
 
 def run(model: onnx.ModelProto, stages: tuple[str, ...] = STAGES) -> onnx.ModelProto:
     """The model after all passes of the given stages."""
-    graph = gs.import_onnx(model)
-    for stage in stages:
-        for found in passes():
-            if stage == found.STAGE:
-                found.run(graph)
-    graph.cleanup().toposort()
-    return gs.export_onnx(graph, do_type_check=False)
+    return rewrite(model, stages).model
 
 
 def passes() -> Iterator[ModuleType]:

@@ -1,10 +1,12 @@
 """Causal linexport nodes without a past -> the same nodes with past inputs and present outputs.
 
     LinearAttention(q, k, v)      becomes  past_state_i, past_normalizer_i -> present_...
+    StabilizedExp(q, k)           becomes  past_key_max_i -> present_key_max_i
     CausalConvWithState(x, w)     becomes  past_conv_i -> present_conv_i
 
-so that one graph serves prefill (zero past, any T) and decode (T = 1). Whether the model as a whole
-streams by these states is for validation to decide, not for this pass.
+and so on: which states a node has, its op declares. One graph then serves prefill (the initial
+past, any T) and decode (T = 1). Whether the model as a whole streams by these states is for
+validation to decide, not for this pass.
 """
 
 from __future__ import annotations
@@ -12,14 +14,15 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.plugins.ops.op import DOMAIN
+from linexport.errors import OpError
+from linexport.plugins.ops.op import DOMAIN, Node, Op, StatePort
+from linexport.plugins.ops.registry import all_ops
 
 STAGE = "state"
 
-# Per op: formal position of the past input, position of the present output, name of the pair.
-LINEAR_ATTENTION = ((3, 1, "state"), (4, 2, "normalizer"))
-CONV = ((3, 1, "conv"),)
 SIDES = ("past", "present")
+FLOAT32 = "S"
+"""Type of the states that schemas keep in float32; others have the type of the activations."""
 
 
 def run(graph: gs.Graph) -> None:
@@ -28,54 +31,43 @@ def run(graph: gs.Graph) -> None:
     for node in list(graph.nodes):
         if node.domain != DOMAIN:
             continue
-        if node.op == "LinearAttention" and node.attrs.get("causal", 1):
-            pairs = LINEAR_ATTENTION if node.attrs.get("normalize", 0) else LINEAR_ATTENTION[:1]
-        elif node.op == "CausalConvWithState":
-            pairs = CONV
-        else:
+        op = all_ops()[node.op]
+        ports = op.states(_view(node, op))
+        if not ports or any(_given(node, port.past) for port in ports):
             continue
-        if any(_given(node, past) for past, _, _ in pairs):
-            continue
-        while any(f"{side}_{pair[2]}_{index}" in taken for pair in pairs for side in SIDES):
+        while any(f"{side}_{port.name}_{index}" in taken for port in ports for side in SIDES):
             index += 1
-        for past, present, name in pairs:
-            shape, dtype = _state_type(node, name)
-            _attach(graph, node, past, present, f"{name}_{index}", shape, dtype)
+        for port in ports:
+            kept = op.schema.inputs[port.past].type_str == FLOAT32
+            _attach(graph, node, port, index, np.float32 if kept else node.inputs[0].dtype)
         index += 1
+
+
+def _view(node: gs.Node, op: Op) -> Node:
+    formal = [parameter.name for parameter in op.schema.inputs]
+    given = {n: t for n, t in zip(formal, node.inputs, strict=False) if not t.is_empty()}
+    for name, tensor in given.items():
+        if tensor.shape is None:
+            raise OpError(f"{op.name} {node.name!r}: the shape of its input {name} is unknown.")
+    present = tuple(name if name in given else "" for name in formal)
+    return Node(node.op, node.attrs, present, {n: tuple(t.shape) for n, t in given.items()})
 
 
 def _given(node: gs.Node, position: int) -> bool:
     return len(node.inputs) > position and not node.inputs[position].is_empty()
 
 
-def _state_type(node: gs.Node, name: str) -> tuple[list[int | str], type]:
-    batch = node.inputs[0].shape[0]
-    if name == "conv":
-        channels, _, size = node.inputs[1].shape
-        return [batch, channels, size - 1], node.inputs[0].dtype
-    heads = node.attrs["kv_num_heads"]
-    d_k = node.inputs[0].shape[2] // node.attrs["q_num_heads"]
-    d_v = node.inputs[2].shape[2] // heads
-    return [batch, heads, d_k, *([d_v] if name == "state" else [])], np.float32
-
-
-def _attach(
-    graph: gs.Graph,
-    node: gs.Node,
-    past: int,
-    present: int,
-    name: str,
-    shape: list[int | str],
-    dtype: type,
-) -> None:
-    while len(node.inputs) <= past:
+def _attach(graph: gs.Graph, node: gs.Node, port: StatePort, index: int, dtype: type) -> None:
+    shape = [node.inputs[0].shape[0], *port.sizes]
+    while len(node.inputs) <= port.past:
         node.inputs.append(gs.Variable.empty())
-    node.inputs[past] = gs.Variable(f"past_{name}", dtype=dtype, shape=shape)
-    graph.inputs.append(node.inputs[past])
-    while len(node.outputs) <= present:
+    node.inputs[port.past] = gs.Variable(f"past_{port.name}_{index}", dtype=dtype, shape=shape)
+    graph.inputs.append(node.inputs[port.past])
+    while len(node.outputs) <= port.present:
         node.outputs.append(gs.Variable.empty())
-    output, state = node.outputs[present], gs.Variable(f"present_{name}", dtype, shape)
-    node.outputs[present] = state
+    output = node.outputs[port.present]
+    state = gs.Variable(f"present_{port.name}_{index}", dtype, shape)
+    node.outputs[port.present] = state
     graph.outputs.append(state)
     if not output.is_empty() and (output in graph.outputs or output.outputs):
         # The model's own use of it stays what it is.

@@ -35,7 +35,7 @@ GLOSSARY = {
     "Lowering": "The concrete way in which a fused op is carried out on the target, for example by "
     "the runtime's own kernel or by standard operators in chunks. All lowerings of an op give the "
     "same result; they differ in speed.",
-    "Parity": "The converted model and the PyTorch original, given the same inputs, give the same "
+    "Parity": "The converted model and the original, given the same inputs, give the same "
     "outputs up to rounding. The tolerance says how much rounding is allowed.",
     "Plain export": "The same model converted by torch.onnx alone, with nothing fused: what one "
     "would have without linexport.",

@@ -114,22 +114,24 @@ def speed(row: Mapping[str, Any]) -> str:
 def verdict(manifest: Manifest) -> Verdict:
     """The header of the report, written from the numbers."""
     it = "This ONNX model" if manifest.get("target") == "ort" else "This artifact"
+    graph = mapping(manifest.get("source")).get("kind") == "onnx"
+    whose = "the original ONNX file" if graph else "the PyTorch original"
     engines = objects(manifest.get("engines"))
     if engines:
         it = "The ONNX model of this artifact"
     if parity_failed(manifest):
-        return Verdict("bad", f"{it} does not equal the PyTorch original: {_failure(manifest)}.")
+        return Verdict("bad", f"{it} does not equal {whose}: {_failure(manifest)}.")
     row = headline_row(manifest)
     fast = speed(row) if row else "its speed was not measured"
     parity = mapping(manifest.get("parity"))
     if parity.get("passed") is not True:
         start = "Parity was not measured, so nobody knows whether "
-        start += f"{it[0].lower()}{it[1:]} equals the PyTorch original"
+        start += f"{it[0].lower()}{it[1:]} equals {whose}"
         return Verdict("open", f"{start}; {'it ' + fast if row else fast}.")
     checks = len(objects(parity.get("cases")))
     over = f" over {count(checks)} check{'s' * (checks != 1)}" if checks else ""
     numbers = f"largest relative error {error(parity.get('max_relative_error'))}{over}"
-    sentence = f"{it} equals the PyTorch original ({numbers}) and {fast}"
+    sentence = f"{it} equals {whose} ({numbers}) and {fast}"
     if mapping(manifest.get("streaming")).get("passed") is False:
         return Verdict("bad", f"{sentence}, but must not be streamed: fed in pieces, it differs.")
     if any(engine.get("checked") is False for engine in engines):

@@ -9,6 +9,7 @@ decay in front; the denominator is a running sum of keys:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,9 +17,16 @@ from onnx import TensorProto
 
 from linexport.plugins.ops import causal_conv
 from linexport.plugins.ops.body import MICROSOFT, Body
-from linexport.plugins.ops.linear_attention import LinearAttentionSpec, view
+from linexport.plugins.ops.linear_attention import (
+    INPUTS,
+    AbsorbedMap,
+    LinearAttentionSpec,
+    absorbed_map,
+    view,
+)
 from linexport.plugins.ops.linear_attention.spec import Sizes
 from linexport.plugins.ops.op import Node
+from linexport.targets.blocks import blocked
 
 KEY_MULTIPLE, VALUE_MULTIPLE = 16, 32
 """ONNX Runtime's CPU kernel is fast for key and value widths that are multiples of these."""
@@ -31,43 +39,72 @@ class Dialect:
     Attributes:
         domain: of LinearAttention and CausalConvWithState.
         shares_keys: one query or key head may serve several value heads.
+        mixes_types: half-precision activations go with a state in float32. ONNX Runtime's kernel
+            computes so, but its type inference refuses it.
     """
 
     domain: str
     shares_keys: bool
+    mixes_types: bool
 
 
-ONNX_RUNTIME = Dialect(MICROSOFT, shares_keys=True)
-ONNX_27 = Dialect("", shares_keys=False)
+ONNX_RUNTIME = Dialect(MICROSOFT, shares_keys=True, mixes_types=False)
+ONNX_27 = Dialect("", shares_keys=False, mixes_types=True)
 
 
 def native(node: Node, dialect: Dialect = ONNX_RUNTIME) -> tuple[Body, list[str]]:
     """The kernel on the widths as they are."""
-    spec, sizes = view(node)
-    return _native(dialect, node, spec, sizes, sizes.d_k, sizes.d_v)
+    b = Body()
+    return b, _native(b, _Call.of(node), node.inputs[: len(INPUTS)], dialect)
+
+
+def native_blocked(node: Node) -> tuple[Body, list[str]]:
+    """ONNX Runtime's kernel and what surrounds it, a block of tokens at a time."""
+    return _blocked(_Call.of(node), node)
 
 
 def native_padded(node: Node) -> tuple[Body, list[str]]:
-    """ONNX Runtime's kernel on heads padded with zeros to the widths it is fast at.
+    """``native_blocked`` on heads padded with zeros to the widths the kernel is fast at.
 
     A zero key channel stays zero in the state, and a zero value channel is cut off again.
     """
-    spec, sizes = view(node)
-    return _native(
-        ONNX_RUNTIME,
-        node,
-        spec,
-        sizes,
-        -(-sizes.d_k // KEY_MULTIPLE) * KEY_MULTIPLE,
-        -(-sizes.d_v // VALUE_MULTIPLE) * VALUE_MULTIPLE,
+    call = _Call.of(node)
+    d_k = -(-call.sizes.d_k // KEY_MULTIPLE) * KEY_MULTIPLE
+    d_v = -(-call.sizes.d_v // VALUE_MULTIPLE) * VALUE_MULTIPLE
+    return _blocked(replace(call, padded=(d_k, d_v)), node)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A node, and the widths of heads that the kernel sees."""
+
+    spec: LinearAttentionSpec
+    sizes: Sizes
+    phi: AbsorbedMap | None
+    padded: tuple[int, int]
+
+    @classmethod
+    def of(cls, node: Node) -> _Call:
+        spec, sizes = view(node)
+        return cls(spec, sizes, absorbed_map(node), (sizes.d_k, sizes.d_v))
+
+
+def _blocked(call: _Call, node: Node) -> tuple[Body, list[str]]:
+    return blocked(
+        node.inputs[: len(INPUTS)],
+        call.spec,
+        call.sizes,
+        lambda b, inputs: _native(b, call, inputs, ONNX_RUNTIME),
     )
 
 
-def _native(
-    dialect: Dialect, node: Node, spec: LinearAttentionSpec, sizes: Sizes, d_k: int, d_v: int
-) -> tuple[Body, list[str]]:
-    b = Body()
-    query, key, value, past_state, past_normalizer, decay, beta, key_mask = node.inputs
+def _native(b: Body, call: _Call, inputs: Sequence[str], dialect: Dialect) -> list[str]:
+    """Output, state and normalizer."""
+    spec, sizes, (d_k, d_v) = call.spec, call.sizes, call.padded
+    query, key, value, past_state, past_normalizer, decay, beta, key_mask = inputs
+    if call.phi is not None:
+        query = call.phi.apply_packed(b, "query", query, spec.q_num_heads)
+        key = call.phi.apply_packed(b, "key", key, sizes.key_heads)
     if key_mask:
         keep = b.Unsqueeze(key_mask, b.const([2]))
         key = b.Where(keep, key, b.CastLike(b.const(0.0), key))
@@ -98,8 +135,9 @@ def _native(
     if (d_k, d_v) != (sizes.d_k, sizes.d_v):
         state = b.Slice(state, b.const([0, 0]), b.const([sizes.d_k, sizes.d_v]), b.const([2, 3]))
     if not spec.normalize:
+        output = b.CastLike(output, query)
         normalizer = b.const(np.zeros((1, heads, sizes.d_k), np.float32))
-        return b, [_cut_heads(b, output, spec.output_heads, sizes.d_v, d_v), state, normalizer]
+        return [_cut_heads(b, output, spec.output_heads, sizes.d_v, d_v), state, normalizer]
 
     denominator, normalizer = kernel.denominator(past_normalizer)
     split = _split(b, output, spec.output_heads, d_v)
@@ -107,7 +145,7 @@ def _native(
     output = _pack(b, b.CastLike(ratio, query), spec.output_heads * d_v)
     if d_k != sizes.d_k:
         normalizer = b.Slice(normalizer, b.const([0]), b.const([sizes.d_k]), b.const([2]))
-    return b, [_cut_heads(b, output, spec.output_heads, sizes.d_v, d_v), state, normalizer]
+    return [_cut_heads(b, output, spec.output_heads, sizes.d_v, d_v), state, normalizer]
 
 
 @dataclass(frozen=True)
@@ -124,11 +162,13 @@ class _Kernel:
     decay: str
 
     def call(self, value: str, past: str, beta: str) -> tuple[str, str]:
-        """Output and state, the state in float32."""
-        inputs = [self.query, self.key, value, past, self.decay, beta]
+        """Output, in float32 unless the dialect mixes types, and state, in float32."""
+        b, inputs = self.b, [self.query, self.key, value, past, self.decay, beta]
         while not inputs[-1]:
             inputs.pop()
-        output, state = self.b.node(
+        if not self.dialect.mixes_types:
+            inputs = [x and b.Cast(x, to=TensorProto.FLOAT) for x in inputs]
+        output, state = b.node(
             "LinearAttention",
             *inputs,
             outputs=2,
@@ -138,8 +178,8 @@ class _Kernel:
             update_rule=self.spec.update_rule,
             scale=float(self.spec.scale),
         )
-        # The kernel keeps its state in the activation type where it is not given one.
-        return output, self.b.Cast(state, to=TensorProto.FLOAT)
+        # The operator keeps its state in the activation type where it is not given one.
+        return output, b.Cast(state, to=TensorProto.FLOAT)
 
     def denominator(self, past: str) -> tuple[str, str]:
         """scale q_t . z_t as (B, T, H, 1) in float32, and the last z as (B, H_kv, d_k)."""

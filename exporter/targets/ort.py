@@ -40,7 +40,7 @@ def candidates(op: Op, node: Node) -> Sequence[Candidate]:
         return [portable, native] if not spec.has_beta else [native, portable]
     if aligned:
         reason = "widths on the kernel's fast path"
-        return [Candidate("native", reason, kernels.native), portable]
+        return [Candidate("native", reason, kernels.native_blocked), portable]
     reason = (
         f"widths {sizes.d_k} x {sizes.d_v} padded to multiples of "
         f"{kernels.KEY_MULTIPLE} x {kernels.VALUE_MULTIPLE}, the kernel's fast path"

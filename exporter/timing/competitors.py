@@ -30,7 +30,7 @@ BATCHES_WITHOUT_LENGTH = (1, 8, 64)
 
 @dataclass
 class Bench:
-    """Measures a subject beside its competitors.
+    """Measures a subject beside its competitors: a plain export and the original in PyTorch.
 
     Args:
         subject: the converted model with its original.
@@ -48,19 +48,18 @@ class Bench:
     seed: int = 0
     reasons: dict[str, str] = field(default_factory=dict)
     plain: OrtSession | None = None
+    plain_path: Path | None = None
     plain_nodes: int | None = None
     notes: list[str] = field(default_factory=list)
 
     def export_plainly(self) -> None:
         """Make the plain export; what stops it becomes the reason of its empty columns."""
         loaded = self.subject.loaded
+        if loaded.graph is not None:
+            self.reasons["pytorch"] = "the original is an ONNX file: there is no PyTorch module"
         try:
-            program = loaded.program or trace.export_program(loaded)
-            model = trace.plain_onnx(program)
-            self.plain_nodes = len(model.graph.node)
-            path = self.work / "plain.onnx"
-            path.write_bytes(model.SerializeToString())
-            self.plain = OrtSession(path, self.settings.threads, taking_turns=True)
+            self.plain_path, self.plain_nodes = trace.plain_export(loaded, self.work)
+            self.plain = OrtSession(self.plain_path, self.settings.threads, taking_turns=True)
         except Exception as error:
             reason = innermost(error)[:200]
             self.reasons["plain_export"] = f"plain torch.onnx.export fails: {reason}"
@@ -108,8 +107,9 @@ class Bench:
         state = self._state({})
         step = _eager_step(subject.loaded, inputs)
         reasons = {
+            "pytorch": "the module has no step with a state to call",
+            **self.reasons,
             "plain_export": "it has no state: a step would run the whole prefix again",
-            **({} if step else {"pytorch": "the module has no step with a state to call"}),
         }
         calls: dict[str, Call | None] = {
             "artifact": lambda: subject.session.run({**fed, **state}),
@@ -138,7 +138,7 @@ class Bench:
         location = self.subject.loaded.source.location
         contestants = {
             "artifact": ("onnx", str(self.model), 1, self.target),
-            "plain_export": ("onnx", str(self.work / "plain.onnx"), 0, "ort"),
+            "plain_export": ("onnx", str(self.plain_path), 0, "ort"),
             "pytorch": ("pytorch", location, 0, ""),
         }
         for name, (kind, path, which, target) in contestants.items():
@@ -173,7 +173,7 @@ class Bench:
         return next((self._sizes(sizes)[d] for d in named), fixed)
 
     def _state(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-        return self.subject.zero_state(self.subject.batch(self._sizes(sizes)))
+        return self.subject.initial_state(self.subject.batch(self._sizes(sizes)))
 
     def _calls(self, sizes: Mapping[str, int]) -> dict[str, Call | None]:
         subject, plain = self.subject, self.plain
@@ -189,7 +189,7 @@ class Bench:
         return {
             "artifact": lambda: subject.session.run({**fed, **state}),
             "plain_export": _if_equal(lambda: plain.run(by_position), eager) if plain else None,
-            "pytorch": eager,
+            "pytorch": None if "pytorch" in self.reasons else eager,
         }
 
 

@@ -1,5 +1,7 @@
 """LoadedModel -> exported program -> ONNX graph with linexport ops.
 
+An ONNX file needs no program: it is adopted as the graph.
+
 Two gates keep a trace honest. A dimension asked to be dynamic that the model's code fixes is an
 error that names the line which fixed it; and where the program has a symbol in an output shape,
 the ONNX graph must have one too.
@@ -9,18 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import onnx
 import torch
 
+from linexport import states
 from linexport.dims import DimRange
-from linexport.errors import BuildError
-from linexport.loaders.model import LoadedModel
+from linexport.errors import BuildError, UnsupportedModelError
+from linexport.loaders.model import LoadedModel, Stepwise
+from linexport.plugins.ops.registry import all_ops
+from linexport.trace.adopt import adopt
 from linexport.trace.graph import plain_onnx, to_onnx
 from linexport.trace.names import name_symbols
 from linexport.trace.program import export_program
 
-__all__ = ["Traced", "export_program", "plain_onnx", "trace"]
+__all__ = ["Traced", "export_program", "plain_export", "trace"]
 
 
 @dataclass(frozen=True)
@@ -29,31 +35,65 @@ class Traced:
 
     Attributes:
         model: ONNX graph; linexport ops are nodes without function bodies.
-        program: what it was made from.
-        translated: the same after the exporter's decompositions.
         dims: the dynamic dimensions by name, with the range the program allows.
         example_sizes: the size each of them had in the example.
+        translated: the program it was made from, after the exporter's decompositions; None where
+            the original is a graph itself.
     """
 
     model: onnx.ModelProto
-    program: torch.export.ExportedProgram
-    translated: torch.export.ExportedProgram
     dims: Mapping[str, DimRange]
     example_sizes: Mapping[str, int]
+    translated: torch.export.ExportedProgram | None = None
 
 
 def trace(loaded: LoadedModel) -> Traced:
     """Trace a model with its dynamic dimensions.
 
     Raises:
-        UnsupportedModelError: the model's code fixes a dimension that should be dynamic.
+        UnsupportedModelError: the model's code fixes a dimension that should be dynamic, one of its
+            layers is computed by something that no linexport op stands in for, or the operator set
+            of a file cannot be raised.
         BuildError: torch could not trace or translate it for another reason.
     """
+    if loaded.graph is not None:
+        return Traced(adopt(loaded.graph), loaded.graph.dims, loaded.graph.sizes)
     program = loaded.program or export_program(loaded)
-    names, dims, sizes = name_symbols(program, loaded.dynamic_shapes)
-    model, translated = to_onnx(program, names)
+    step = loaded.stepwise
+    names, dims, sizes = name_symbols(program, (step or loaded).dynamic_shapes)
+    model, translated = to_onnx(program, names, step.outputs if step else None)
     _check_outputs(program, model)
-    return Traced(model, program, translated, dims, sizes)
+    if step is not None:
+        _check_fused(model, step)
+        # How long a past is follows from what was fed; it is not for anybody to choose.
+        lengths = {str(s.shape[s.grows]) for s in step.states if s.grows is not None}
+        dims = {name: limits for name, limits in dims.items() if name not in lengths}
+    return Traced(model, dims, {name: sizes[name] for name in dims}, translated)
+
+
+def plain_export(loaded: LoadedModel, folder: Path) -> tuple[Path, int]:
+    """The ONNX file a user has without linexport, and how many nodes it has.
+
+    That is what ``torch.onnx.export`` gives, written to ``folder``; of an ONNX file, the file.
+
+    Raises:
+        Exception: whatever torch raises; a plain export that fails is a result, not a fault.
+    """
+    if loaded.graph is not None:
+        return loaded.graph.path, loaded.graph.nodes
+    path = folder / "plain.onnx"
+    return path, plain_onnx(loaded.program or export_program(loaded), path)
+
+
+def _check_fused(model: onnx.ModelProto, step: Stepwise) -> None:
+    """Every state of an op is one that a node of that op continues."""
+    fused = {(state.past, state.present) for state in states.find(model)}
+    for state in step.states:
+        if state.op in all_ops() and (state.past, state.present) not in fused:
+            raise UnsupportedModelError(
+                f"No {state.op} node continues the state {state.past}: the layer it belongs to is "
+                "computed by code that linexport does not know."
+            )
 
 
 def _check_outputs(program: torch.export.ExportedProgram, model: onnx.ModelProto) -> None:

@@ -7,19 +7,23 @@ epsilons. linexport's operators become nodes of the linexport domain, without fu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
+from onnx import helper, numpy_helper
 from onnxscript import values
 
 from linexport.errors import BuildError
-from linexport.models import functional
+from linexport.models import functional, generalized_delta_rule, stabilize
 from linexport.models.feature_maps import base
 from linexport.plugins.ops import registry
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 from linexport.trace.messages import innermost
+from linexport.trace.metadata import drop_metadata
 from linexport.trace.names import rename_symbols
 from linexport.trace.quiet import quiet
 
@@ -28,15 +32,18 @@ OPSET = 20
 
 
 def to_onnx(
-    program: torch.export.ExportedProgram, symbols: Mapping[str, str] | None = None
+    program: torch.export.ExportedProgram,
+    symbols: Mapping[str, str] | None = None,
+    outputs: Sequence[str] | None = None,
 ) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
     """Translate a program, keeping linexport ops as nodes.
 
     Also returns the program the exporter translated, after its decompositions: values of the graph
     are named after its nodes.
 
-    ``symbols`` renames the program's size symbols. Nodes of linexport ops are named after the
-    submodule they come from; metadata of the exporter, which holds local paths, is dropped.
+    ``symbols`` renames the program's size symbols, ``outputs`` the outputs. Nodes of linexport ops
+    are named after the submodule they come from; metadata of the exporter, which holds local
+    paths, is dropped.
 
     Raises:
         BuildError: an operator has no translation.
@@ -58,17 +65,20 @@ def to_onnx(
         ) from error
     assert exported is not None
     model = exported.model_proto
+    _lift_constants(model)
     _name_nodes(model)
-    _name_outputs(model)
+    drop_metadata(model)
+    _name_outputs(model, outputs)
     rename_symbols(model, symbols or {})
     assert exported.exported_program is not None
     return model, exported.exported_program
 
 
-def plain_onnx(program: torch.export.ExportedProgram) -> onnx.ModelProto:
+def plain_onnx(program: torch.export.ExportedProgram, path: Path) -> int:
     """What ``torch.onnx.export`` gives for the same module, with the exporter's own optimiser.
 
-    linexport operators are replaced by the PyTorch code they stand for.
+    linexport operators are replaced by the PyTorch code they stand for. The model is written to
+    ``path``, with its weights beside it where they are large; returns how many nodes it has.
 
     Raises:
         Exception: whatever torch raises; a plain export that fails is a result, not a fault.
@@ -78,8 +88,8 @@ def plain_onnx(program: torch.export.ExportedProgram) -> onnx.ModelProto:
         plain = program.run_decompositions(_decompositions())
         exported = torch.onnx.export(plain, dynamo=True, verbose=False, opset_version=OPSET)
     assert exported is not None
-    model: onnx.ModelProto = exported.model_proto
-    return model
+    exported.save(str(path))
+    return len(exported.model.graph)
 
 
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -89,16 +99,38 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     def linear_attention(*inputs: Any, **attributes: Any) -> Any:
         return opset.LinearAttention(*inputs, **attributes)
 
+    def generalized(*inputs: Any, **attributes: Any) -> Any:
+        return opset.GeneralizedDeltaRule(*inputs, **attributes)
+
     def causal_conv(
         input: Any, weight: Any, bias: Any = None, past: Any = None, activation: str = "none"
     ) -> Any:
         return opset.CausalConvWithState(input, weight, bias, past, activation=activation)
 
-    def feature_map(x: Any, parameters: Any, kind: str, num_heads: int) -> Any:
-        return opset.FeatureMap(x, *parameters, kind=kind, num_heads=num_heads)
+    def feature_map(
+        x: Any, parameters: Any, kind: str, num_heads: int, side: str = "query", log: bool = False
+    ) -> Any:
+        attributes = {"kind": kind, "num_heads": num_heads, "side": side, "log": int(log)}
+        return opset.FeatureMap(x, *parameters, **attributes)
+
+    def stabilized_exp(
+        query: Any,
+        key: Any,
+        past_key_max: Any,
+        key_mask: Any,
+        decay: Any,
+        q_num_heads: int,
+        k_num_heads: int,
+        causal: int,
+    ) -> Any:
+        inputs = (query, key, past_key_max, key_mask, decay)
+        heads = {"q_num_heads": q_num_heads, "k_num_heads": k_num_heads}
+        return opset.StabilizedExp(*inputs, **heads, causal=causal)
 
     return {
         library.linear_attention.default: linear_attention,
+        library.generalized_delta_rule.default: generalized,
+        library.stabilized_exp.default: stabilized_exp,
         library.causal_conv.default: causal_conv,
         library.feature_map.default: feature_map,
     }
@@ -109,15 +141,36 @@ def _decompositions() -> Any:
         spec = LinearAttentionSpec.from_attributes(attributes)
         return functional.chunked_linear_attention(spec, *inputs)
 
-    def feature_map(x: Any, parameters: Any, kind: str, num_heads: int) -> Any:
-        return base.apply_packed(kind, x, parameters, num_heads)
+    def feature_map(x: Any, parameters: Any, kind: str, *rest: Any, **named: Any) -> Any:
+        return base.apply_packed(kind, x, parameters, *rest, **named)
 
     library = torch.ops.linexport
     table = torch.export.default_decompositions()
     table[library.linear_attention.default] = linear_attention
+    table[library.generalized_delta_rule.default] = generalized_delta_rule.recurrent
+    table[library.stabilized_exp.default] = stabilize.plain_stabilized_exp
     table[library.causal_conv.default] = functional.plain_causal_conv
     table[library.feature_map.default] = feature_map
     return table
+
+
+def _lift_constants(model: onnx.ModelProto) -> None:
+    """Constant nodes become initializers: one form for passes to read, and fewer nodes."""
+    graph = model.graph
+    kept = []
+    for node in graph.node:
+        if node.op_type == "Constant" and not node.domain:
+            [attribute] = node.attribute
+            value = helper.get_attribute_value(attribute)
+            if not isinstance(value, onnx.TensorProto):
+                dtype = np.int64 if attribute.name.startswith("value_int") else np.float32
+                value = numpy_helper.from_array(np.asarray(value, dtype))
+            value.name = node.output[0]
+            graph.initializer.append(value)
+        else:
+            kept.append(node)
+    del graph.node[:]
+    graph.node.extend(kept)
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:
@@ -134,21 +187,17 @@ def _name_nodes(model: onnx.ModelProto) -> None:
             name = f"{node.name or node.op_type}_{count}"
         node.name = name
         taken.add(name)
-        del node.metadata_props[:]
-    for item in [*model.graph.value_info, *model.graph.input, *model.graph.output]:
-        del item.metadata_props[:]
-    del model.graph.metadata_props[:]
-    del model.metadata_props[:]
 
 
-def _name_outputs(model: onnx.ModelProto) -> None:
-    """``output``, or ``output_0``, ``output_1`` ...: torch names outputs after operators."""
+def _name_outputs(model: onnx.ModelProto, wanted: Sequence[str] | None) -> None:
+    """As wanted, else ``output``, or ``output_0`` ...: torch names outputs after operators."""
     graph = model.graph
     several = len(graph.output) > 1
     inputs = {i.name for i in graph.input}
+    numbered = [f"output_{i}" if several else "output" for i in range(len(graph.output))]
     names = {
-        o.name: f"output_{i}" if several else "output"
-        for i, o in enumerate(graph.output)
+        o.name: name
+        for o, name in zip(graph.output, wanted or numbered, strict=True)
         if o.name not in inputs
     }
     for node in graph.node:

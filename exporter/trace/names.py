@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import torch
 
-from linexport.dims import DimRange
+from linexport.dims import DimRange, batches
 
 SYMBOL = re.compile(r"\b[su]\d+\b")
 
@@ -36,9 +36,11 @@ def name_symbols(
             axes.setdefault(symbol, set()).add(axis)
             if isinstance(size, int) or symbol in names or not SYMBOL.fullmatch(symbol):
                 continue
-            stem = own.get((leaf, axis)) or {0: "batch", 1: "seq"}.get(axis, f"dim_{axis}")
+            given = own.get((leaf, axis))
+            stem = given or {0: "batch", 1: "seq"}.get(axis, f"dim_{axis}")
             name, count = stem, 1
-            while name in names.values():
+            # One Dim may be several symbols, which torch has found to be equal.
+            while given is None and name in names.values():
                 count += 1
                 name = f"{stem}_{count}"
             names[symbol] = name
@@ -49,16 +51,8 @@ def name_symbols(
             finite = isinstance(high, int) or getattr(high, "is_Integer", False)
             bound = int(str(high)) if finite else None
             dims[name] = DimRange(1 if low <= 2 else int(low), None, bound)
-    batch = _batch({name: axes[symbol] for symbol, name in names.items()})
+    batch = batches({name: axes[symbol] for symbol, name in names.items()})
     return names, {n: replace(d, batch=n in batch) for n, d in dims.items()}, sizes
-
-
-def _batch(axes: Mapping[str, set[int]]) -> set[str]:
-    """Dimensions called batch; if none is, those that lead where others follow."""
-    called = {name for name in axes if name.lower().startswith("batch")}
-    if called or all(0 in places for places in axes.values()):
-        return called
-    return {name for name, places in axes.items() if 0 in places}
 
 
 def _own_names(spec: Any) -> dict[tuple[int, int], str]:

@@ -19,19 +19,21 @@ from linexport.trace.quiet import quiet
 
 
 def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
-    """``torch.export`` of the module; specialisation is an error that names its line.
+    """``torch.export`` of the module, or of what is traced in its place.
 
     Raises:
         UnsupportedModelError, BuildError: see ``trace``.
     """
+    source = loaded.stepwise or loaded
+    patched = loaded.stepwise.patched if loaded.stepwise else contextlib.nullcontext
 
     def export() -> torch.export.ExportedProgram:
-        with torch.no_grad(), quiet():
+        with torch.no_grad(), quiet(), patched():
             return torch.export.export(
-                loaded.module,
-                loaded.args,
+                source.module,
+                source.args,
                 loaded.kwargs,
-                dynamic_shapes=loaded.dynamic_shapes,
+                dynamic_shapes=source.dynamic_shapes,
                 strict=False,
             )
 

@@ -3,8 +3,8 @@
 Importing this package imports every map, so that a graph which names one is understood.
 """
 
-from linexport.models.feature_maps.base import FeatureMap, find, kinds
+from linexport.models.feature_maps.base import FeatureMap, find, kinds, make
 
-__all__ = ["FeatureMap", "find", "kinds"]
+__all__ = ["FeatureMap", "find", "kinds", "make"]
 
 kinds()

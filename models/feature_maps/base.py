@@ -1,8 +1,8 @@
 """The contract of a feature map: one file per map, found by scanning this folder.
 
-A map is a subclass of ``FeatureMap`` that states, in one place, its formula in PyTorch, the same
-formula in ONNX operators, the kernel it represents and its properties. Subclassing it registers
-it under its ``kind``.
+A map is a subclass of ``FeatureMap`` that states, in one place, its formulas in PyTorch, the same
+formulas in ONNX operators, the kernel it represents, its theory and its properties. Subclassing it
+registers it under its ``kind``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import difflib
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,78 +20,259 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from linexport.errors import UsageError
+from linexport.errors import OpError, UsageError
+from linexport.models.options import parse
 from linexport.plugins.ops import feature_map as op
 from linexport.plugins.ops.body import Body
+from linexport.plugins.ops.feature_map import Parameter
+
+EXACT, UNBIASED, FITTED = "exact", "unbiased", "fitted"
+"""How phi(q) . phi(k) is related to the kernel; unbiased: in expectation over the draws."""
+
+_HALF = (torch.float16, torch.bfloat16)
+
+Array = NDArray[np.float64]
 
 _maps: dict[str, type[FeatureMap]] = {}
 
 
+@dataclass(frozen=True, kw_only=True)
+class NoOptions:
+    """Of a map that has nothing to choose."""
+
+
 class FeatureMap(nn.Module, ABC):
-    """phi: R^d -> R^M, applied to the last axis.
+    """phi: R^d -> R^M, applied to the last axis; queries and keys may have different ones.
 
     Class attributes:
         kind: the name users choose it by.
         kernel: the kernel phi(q) . phi(k) represents, as a formula.
+        exactness: ``EXACT``, ``UNBIASED`` or ``FITTED``.
         positive: phi >= 0, so that a normaliser cannot change sign.
+        kernel_positive: phi(q) . phi(k) >= 0 always, whatever the features.
+        error: formula of ``theoretical_error``; "0" for an exact map.
+        error_is_bound: that formula is an upper bound, not the value.
+        regime: when to use it, in one sentence.
+        failure: how it fails where it does, in one sentence.
         elementwise: M = d and every feature depends on one component only.
+        over_time: keys are normalised over the sequence, so attention must be bidirectional.
+        float32_features: products of components leave the range of float16, so that attention
+            widens half-precision queries and keys first.
+        exponential: the features are exponentials, see ``ExponentialMap``.
+        Options: a frozen dataclass of JSON types with defaults, see ``options.bounded``.
+        kappa_onnx: for a map whose kernel is a function of t = q . k alone, append kappa(t) to an
+            ONNX body: ``kappa_onnx(b, t, width, *parameters)``.
+
+    Attributes:
+        head_dim: d.
+        options: the chosen ``Options``.
     """
 
     kind: ClassVar[str]
     kernel: ClassVar[str]
+    exactness: ClassVar[str] = EXACT
     positive: ClassVar[bool]
+    kernel_positive: ClassVar[bool]
+    error: ClassVar[str] = "0"
+    error_is_bound: ClassVar[bool] = False
+    regime: ClassVar[str]
+    failure: ClassVar[str]
     elementwise: ClassVar[bool] = False
+    over_time: ClassVar[bool] = False
+    float32_features: ClassVar[bool] = False
+    exponential: ClassVar[bool] = False
+    Options: ClassVar[type[Any]] = NoOptions
+    kappa_onnx: ClassVar[Callable[..., str] | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "kind" in cls.__dict__:
-            op.register(cls.kind, cls.phi_onnx, cls.elementwise)
+            op.register(cls.kind, cls._formulas())
             _maps[cls.kind] = cls
 
-    def __init__(self, head_dim: int) -> None:
+    @classmethod
+    def _formulas(cls) -> op.Formulas:
+        return op.Formulas(
+            query=cls.phi_onnx,
+            key=cls.phi_key_onnx,
+            features=cls.feature_count,
+            module=cls.__module__,
+            elementwise=cls.elementwise,
+            over_time=cls.over_time,
+            kappa=cls.kappa_onnx,
+        )
+
+    def __init__(self, head_dim: int, options: Any = None) -> None:
         super().__init__()
         self.head_dim = head_dim
+        self.options = self.Options() if options is None else options
 
     @property
     def features(self) -> int:
         """M, the width of phi(x)."""
-        return self.head_dim
+        return self.feature_count(self.head_dim, *(tuple(p.shape) for p in self.frozen()))
+
+    @classmethod
+    def feature_count(cls, width: int, *shapes: tuple[int, ...]) -> int:
+        """M for head width d and frozen tensors of these shapes."""
+        return width
 
     def frozen(self) -> Sequence[Tensor]:
-        """Tensors the formula needs besides x, in the order it takes them."""
+        """Tensors the formulas need besides x, in the order they take them: buffers, drawn once."""
         return ()
 
-    @staticmethod
+    @classmethod
     @abstractmethod
-    def phi(x: Tensor, *frozen: Tensor) -> Tensor:
-        """phi of (..., d), as (..., M): differentiable PyTorch."""
+    def phi(cls, x: Tensor, *frozen: Tensor) -> Tensor:
+        """phi of queries (..., d), as (..., M): differentiable PyTorch."""
 
-    @staticmethod
+    @classmethod
+    def phi_key(cls, x: Tensor, *frozen: Tensor) -> Tensor:
+        """phi of keys; that of queries unless a map says otherwise."""
+        return cls.phi(x, *frozen)
+
+    @classmethod
     @abstractmethod
-    def phi_onnx(b: Body, x: str, *frozen: str) -> str:
-        """Append phi of the value x, (..., d), to an ONNX body; returns the (..., M) value."""
+    def phi_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
+        """Append phi of the value x, (..., width), to an ONNX body; returns the (..., M) value."""
+
+    @classmethod
+    def phi_key_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
+        """The same for keys."""
+        return cls.phi_onnx(b, x, width, *parameters)
 
     @abstractmethod
-    def kernel_value(
-        self, query: NDArray[np.float64], key: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def kernel_value(self, query: Array, key: Array) -> Array:
         """The kernel for rows of query and key, (n, d) each, in float64 and not through phi."""
 
-    def forward(self, x: Tensor, num_heads: int) -> Tensor:
-        """phi on every head of (B, T, num_heads * d), as (B, T, num_heads * M)."""
+    def theoretical_error(self, query: Array, key: Array) -> Array | None:
+        """E (phi(q) . phi(k) - kernel)^2 over the draws, for rows (n, d); None for an exact map.
+
+        The closed form of ``error``, in float64, for independently drawn features.
+        """
+        return None
+
+    def forward(self, x: Tensor, num_heads: int, side: str = "query", log: bool = False) -> Tensor:
+        """phi on every head of (B, T, num_heads * d), as (B, T, num_heads * M).
+
+        ``side`` is "query" or "key"; ``log`` gives log phi, at least in float32, of an exponential
+        map.
+
+        Raises:
+            OpError: the map has no logarithm, or its frozen tensors are in half precision.
+        """
         frozen = list(self.frozen())
         if torch.compiler.is_exporting():
-            out: Tensor = torch.ops.linexport.feature_map(x, frozen, self.kind, num_heads)
+            out: Tensor = torch.ops.linexport.feature_map(
+                x, frozen, self.kind, num_heads, side, log
+            )
             return out
-        return apply_packed(self.kind, x, frozen, num_heads)
+        return apply_packed(self.kind, x, frozen, num_heads, side, log)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FeatureMap:
+        """Move or convert, but never to half precision: w . x would lose the digits exp needs."""
+        kept = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, before in kept.items():
+            after = self._buffers[name]
+            if before is not None and after is not None and after.dtype in _HALF:
+                self._buffers[name] = before.to(after.device)
+        return self
 
 
-def apply_packed(kind: str, x: Tensor, frozen: Sequence[Tensor], num_heads: int) -> Tensor:
-    """The map ``kind`` on every head of a packed tensor."""
+class ExponentialMap(FeatureMap):
+    """A map whose features are exponentials: phi = exp(log_phi).
+
+    Attention that normalises takes log_phi and stabilises it; see ``StabilizedExp``.
+    """
+
+    exponential = True
+    positive = True
+    kernel_positive = True
+
+    @classmethod
+    def _formulas(cls) -> op.Formulas:
+        return op.Formulas(
+            query=cls.phi_onnx,
+            key=cls.phi_key_onnx,
+            features=cls.feature_count,
+            module=cls.__module__,
+            elementwise=cls.elementwise,
+            log_query=cls.log_phi_onnx,
+            log_key=cls.log_phi_key_onnx,
+        )
+
+    @classmethod
+    @abstractmethod
+    def log_phi(cls, x: Tensor, *frozen: Tensor) -> Tensor:
+        """log phi of queries."""
+
+    @classmethod
+    def log_phi_key(cls, x: Tensor, *frozen: Tensor) -> Tensor:
+        """log phi of keys."""
+        return cls.log_phi(x, *frozen)
+
+    @classmethod
+    @abstractmethod
+    def log_phi_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
+        """Append log phi of queries to an ONNX body."""
+
+    @classmethod
+    def log_phi_key_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
+        """The same for keys."""
+        return cls.log_phi_onnx(b, x, width, *parameters)
+
+    @classmethod
+    def phi(cls, x: Tensor, *frozen: Tensor) -> Tensor:
+        return cls.log_phi(x, *frozen).exp()
+
+    @classmethod
+    def phi_key(cls, x: Tensor, *frozen: Tensor) -> Tensor:
+        return cls.log_phi_key(x, *frozen).exp()
+
+    @classmethod
+    def phi_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
+        return str(b.Exp(cls.log_phi_onnx(b, x, width, *parameters)))
+
+    @classmethod
+    def phi_key_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
+        return str(b.Exp(cls.log_phi_key_onnx(b, x, width, *parameters)))
+
+
+def apply_packed(
+    kind: str,
+    x: Tensor,
+    frozen: Sequence[Tensor],
+    num_heads: int,
+    side: str = "query",
+    log: bool = False,
+) -> Tensor:
+    """One side of the map ``kind`` on every head of a packed tensor.
+
+    In the dtype of x, or at least float32 for ``log``; computed at least in float32 unless the map
+    is elementwise.
+
+    Raises:
+        OpError: see ``FeatureMap.forward``.
+    """
     found = find(kind)
-    if found.elementwise:
-        return found.phi(x, *frozen)
-    return found.phi(x.unflatten(-1, (num_heads, x.shape[-1] // num_heads)), *frozen).flatten(-2)
+    op.formulas(kind).side(side, log)
+    for tensor in frozen:
+        if tensor.dtype in _HALF:
+            raise OpError(
+                f"A parameter of the feature map {kind!r} is in {tensor.dtype}; expected float32. "
+                "Convert the model with .half() or .to(), which keep it, not the tensor itself."
+            )
+    wide = torch.promote_types(x.dtype, torch.float32)
+    if log:
+        assert issubclass(found, ExponentialMap)
+        x, phi = x.to(wide), (found.log_phi if side == "query" else found.log_phi_key)
+    else:
+        phi = found.phi if side == "query" else found.phi_key
+    if op.formulas(kind).packed(side):
+        return phi(x, *frozen)
+    split = x.to(wide).unflatten(-1, (num_heads, x.shape[-1] // num_heads))
+    return phi(split, *frozen).flatten(-2).to(x.dtype)
 
 
 def kinds() -> list[str]:
@@ -114,3 +296,18 @@ def find(kind: str) -> type[FeatureMap]:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise UsageError(f"Unknown feature map {kind!r}; expected one of {', '.join(known)}.{hint}")
     return _maps[kind]
+
+
+def make(kind: str, head_dim: int, options: Mapping[str, Any] | None = None) -> FeatureMap:
+    """The map of that name for heads of width ``head_dim``, with options by name.
+
+    Raises:
+        UsageError: no such map, or options it does not have or cannot take.
+    """
+    found = find(kind)
+    return found(head_dim, parse(found.Options, options or {}, f"feature map {kind!r}"))
+
+
+def options_of(module: FeatureMap) -> dict[str, Any]:
+    """The chosen options, as JSON types."""
+    return asdict(module.options)

@@ -6,28 +6,33 @@ It takes either sign, so a normaliser can vanish: use it without one.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from linexport.models.feature_maps.base import FeatureMap
+from linexport.models.feature_maps.base import Array, FeatureMap
 from linexport.plugins.ops.body import Body
+from linexport.plugins.ops.feature_map import Parameter
 
 
 class Identity(FeatureMap):
     kind = "identity"
     kernel = "q . k"
     positive = False
+    kernel_positive = False
+    regime = "Plain linear attention without a normaliser: delta and gated rules, RetNet, Mamba2."
+    failure = "The kernel takes either sign, so a denominator can vanish: do not normalise."
     elementwise = True
 
-    @staticmethod
-    def phi(x: Tensor, *frozen: Tensor) -> Tensor:
+    @classmethod
+    def phi(cls, x: Tensor, *frozen: Tensor) -> Tensor:
         return x
 
-    @staticmethod
-    def phi_onnx(b: Body, x: str, *frozen: str) -> str:
+    @classmethod
+    def phi_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
         return str(b.Identity(x))
 
-    def kernel_value(
-        self, query: NDArray[np.float64], key: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    @classmethod
+    def kappa_onnx(cls, b: Body, t: str, width: int, *parameters: Parameter) -> str:
+        return str(b.Identity(t))
+
+    def kernel_value(self, query: Array, key: Array) -> Array:
         return np.asarray((query * key).sum(-1))

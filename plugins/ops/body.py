@@ -10,7 +10,7 @@ Every call appends one node; every value is its name. Nothing is evaluated here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,13 +63,15 @@ class Body:
             dtype = np.float32 if array.dtype.kind == "f" else array.dtype
         return str(self.Constant(value=numpy_helper.from_array(array.astype(dtype))))
 
-    def subgraph(self, name: str, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.GraphProto:
-        """This body as the body of a Scan: untyped inputs and outputs, in the order given."""
+    def subgraph(
+        self, name: str, inputs: Sequence[str | onnx.ValueInfoProto], outputs: Sequence[str]
+    ) -> onnx.GraphProto:
+        """This body as that of a Scan, Loop or If; inputs given by name are untyped."""
         empty = onnx.TypeProto()
         return helper.make_graph(
             self.nodes,
             name,
-            [helper.make_value_info(n, empty) for n in inputs],
+            [helper.make_value_info(n, empty) if isinstance(n, str) else n for n in inputs],
             [helper.make_value_info(n, empty) for n in outputs],
         )
 
@@ -86,7 +88,7 @@ class Body:
         for formal, value in outputs.items():
             self.nodes.append(helper.make_node("Identity", [value], [formal]))
         opsets = [helper.make_opsetid("", OPSET)]
-        if any(n.domain == MICROSOFT for n in self.nodes):
+        if _uses(self.nodes, MICROSOFT):
             opsets.append(helper.make_opsetid(MICROSOFT, 1))
         return helper.make_function(
             domain,
@@ -98,3 +100,11 @@ class Body:
             list(attributes),
             overload=overload,
         )
+
+
+def _uses(nodes: Iterable[onnx.NodeProto], domain: str) -> bool:
+    """A node, or one in a subgraph of it, is of the domain."""
+    return any(
+        n.domain == domain or any(_uses(a.g.node, domain) for a in n.attribute if a.HasField("g"))
+        for n in nodes
+    )

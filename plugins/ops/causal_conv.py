@@ -15,7 +15,16 @@ from onnx import TensorProto, defs, helper
 
 from linexport.errors import OpError
 from linexport.plugins.ops.body import Body
-from linexport.plugins.ops.op import DOMAIN, VERSION, Node, Op, activations, for_runtimes, parameter
+from linexport.plugins.ops.op import (
+    DOMAIN,
+    VERSION,
+    Node,
+    Op,
+    StatePort,
+    activations,
+    for_runtimes,
+    parameter,
+)
 from linexport.plugins.ops.shapes import Shape, rank, same
 
 ACTIVATIONS = ("none", "silu", "swish")
@@ -90,6 +99,13 @@ def _check(node: Node) -> None:
     check(_activation(node), **node.shapes)
 
 
+def _states(node: Node) -> list[StatePort]:
+    size = check(_activation(node), **node.shapes)
+    channels = node.shapes["weight"][0]
+    assert isinstance(channels, int)
+    return [StatePort(3, 1, "conv", (channels, size - 1))]
+
+
 def _portable(node: Node) -> tuple[Body, list[str]]:
     """Concat of past and input, a depthwise Conv, and the last k-1 positions.
 
@@ -134,4 +150,5 @@ OP = Op(
     ),
     check=_check,
     portable=_portable,
+    states=_states,
 )

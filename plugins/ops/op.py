@@ -32,6 +32,29 @@ Lowering = Callable[["Node"], tuple[Body, list[str]]]
 
 
 @dataclass(frozen=True)
+class StatePort:
+    """A recurrent state of a node: an optional input, and the output that continues it.
+
+    Attributes:
+        past: position of the input.
+        present: position of the output.
+        name: what the pair is called in a graph, ``past_<name>_<i>`` and ``present_<name>_<i>``.
+        sizes: its dimensions after the batch.
+        initial: what begins a sequence, everywhere.
+    """
+
+    past: int
+    present: int
+    name: str
+    sizes: tuple[int, ...]
+    initial: float = 0.0
+
+
+def _stateless(node: Node) -> Sequence[StatePort]:
+    return ()
+
+
+@dataclass(frozen=True)
 class Op:
     """One operator of the domain.
 
@@ -39,11 +62,15 @@ class Op:
         schema: its ONNX schema; formal names, types and attributes are read from here.
         check: raises OpError where a node's attributes or input shapes are wrong.
         portable: the lowering to standard operators.
+        states: the recurrent states of a node.
+        slow: why every lowering there is of it is slow; whoever converts a model is told.
     """
 
     schema: defs.OpSchema
     check: Callable[[Node], None]
     portable: Lowering
+    states: Callable[[Node], Sequence[StatePort]] = _stateless
+    slow: str = ""
 
     @property
     def name(self) -> str:

@@ -69,6 +69,8 @@ def unsupported(node: Node, dtype: str, sms: Sequence[int]) -> str | None:
     """Why no plugin can run the node, or None where one can."""
     if node.op_type not in SHAPES:
         return "standard operators, which TensorRT fuses"
+    if any(name.startswith("parameter_") for name in node.inputs):
+        return "its feature map takes parameters, which plugins are not given"
     try:
         SHAPES[node.op_type](node)
         for sm in architectures(sms):

@@ -126,16 +126,27 @@ def operator_cases() -> list[Any]:
     x, w = torch.randn(2, 4, 9), torch.randn(4, 1, 3)
     half, past = torch.randn(2, 5, 8).half(), torch.randn(2, 4, 2)
     conv, maps = torch.ops.linexport.causal_conv.default, torch.ops.linexport.feature_map.default
+    sides = [(kind, side) for kind in kinds() for side in ((), ("key", False))]
+    sides += [(kind, ("key", True)) for kind in kinds() if find(kind).exponential]
+    exponents = torch.ops.linexport.stabilized_exp.default
     return [
         (conv, (x, w, None, None, "none"), {}),
         (conv, (x, w, torch.randn(4), past, "silu"), {}),
         (conv, (x, torch.randn(4, 1, 1), None, None, "none"), {}),
-        *((maps, (half, _parameters(kind), kind, 2), {}) for kind in kinds()),
+        *((maps, (half, _parameters(kind), kind, 2, *rest), {}) for kind, rest in sides),
+        *((exponents, (a, *rest, 4, 2, causal), {}) for a, rest, causal in _exponents()),
     ]
 
 
 def _parameters(kind: str) -> list[torch.Tensor]:
-    return [p.half() for p in find(kind)(4).frozen()]
+    return list(find(kind)(4).frozen())
+
+
+def _exponents() -> list[Any]:
+    """Query, the tensors after it and causal, for StabilizedExp with 4 and 2 heads."""
+    a, k, past = torch.randn(2, 5, 12), torch.randn(2, 5, 6), torch.randn(2, 2, 3)
+    mask, decay = torch.rand(2, 5) > 0.3, -torch.rand(2, 5, 2)
+    return [(a, (k, past, mask, decay), 1), (a, (k, None, None, None), 1), (a, (k, *[None] * 3), 0)]
 
 
 CHECKS = ("test_schema", "test_faketensor", "test_aot_dispatch_static")

@@ -135,7 +135,7 @@ def rtx() -> Any:
 @pytest.fixture(scope="session")
 def engines(rtx: Any) -> SimpleNamespace:
     """``engine(model, sm, **options)`` builds once; ``lowered`` gives the model and choices."""
-    from linexport import states, targets
+    from linexport import passes, states, targets
     from linexport.targets.trt import graph
     from linexport.targets.trt.build import build
     from linexport.targets.trt.profiles import profiles
@@ -145,7 +145,7 @@ def engines(rtx: Any) -> SimpleNamespace:
 
     def lowered(model: onnx.ModelProto, **options: Any) -> tuple[onnx.ModelProto, list[Any]]:
         chosen = target.configure(target, Options(**{"sms": (89, 120), **options}))
-        return lower(chosen.prepare(model), chosen.candidates)
+        return lower(chosen.prepare(passes.run(model, ("absorb",))), chosen.candidates)
 
     def engine(
         model: onnx.ModelProto,

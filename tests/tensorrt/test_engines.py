@@ -27,11 +27,10 @@ def test_the_elu_layer_is_one_plugin_and_needs_little_scratch(
     assert fused.plugins == ("attention",)
     custom = [layer["name"] for layer in fused.layers if layer["type"] == "custom_layer"]
     assert len(custom) == 1 and custom[0].startswith("attention")
-    mapped = 2 * 1024 * 8 * 64 * 4  # phi of queries and keys, which the kernels read
-    assert fused.scratch - mapped < 1.5 * MEGABYTE
+    assert fused.scratch < 5 * MEGABYTE
     spelled = engines.engine(models.cumsum(), sm, plugins=False)
     assert spelled.plugins == ()
-    assert spelled.scratch > 40 * fused.scratch
+    assert spelled.scratch > 50 * fused.scratch
 
 
 def test_with_a_profile_for_single_tokens_it_is_one_plugin_too(
@@ -116,7 +115,6 @@ def test_without_plugins_the_chunk_form_is_built_and_chunks_have_one_size(
     _, choices = engines.lowered(models.node(), plugins=False)
     assert {c.op: c.lowering for c in choices} == {
         "LinearAttention": "fixed_chunks",
-        "FeatureMap": "portable",
     }
 
 

@@ -103,7 +103,9 @@ def fixed_chunks(node: Node) -> tuple[Body, list[str]]:
     """The chunk form with chunks of one size. TensorRT sets memory aside for the largest shapes it
     can prove: for chunks of any size, scores of T x T, 5 GB where this takes 0.1."""
     spec, sizes = linear_attention.view(node)
-    return chunk.write(spec, sizes, node.inputs, balanced=False)
+    inputs = node.inputs[: len(linear_attention.INPUTS)]
+    phi = linear_attention.absorbed_map(node)
+    return chunk.write(spec, sizes, inputs, phi, balanced=False)
 
 
 def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[dict[str, Any]]:

@@ -64,6 +64,8 @@ def output(shape: Shape) -> Tile:
     block_v = min(block_v, 32)
     if block_k <= 64:
         return Tile(chunk, block_k, block_v, 4, 2)
+    if shape.delta and shape.type == "fp16":
+        return Tile(16, block_k, 16, 4, 1)
     if shape.delta and shape.decays <= 1:
         return Tile(16, block_k, block_v, 4, 2)
     return Tile(16, block_k, block_v, 8, 2) if shape.decays else Tile(32, block_k, block_v, 8, 1)

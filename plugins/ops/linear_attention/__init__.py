@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from onnx import defs, helper
 
+from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention import bidirectional, chunk
+from linexport.plugins.ops.linear_attention.absorbed import AbsorbedMap, absorbed_map
 from linexport.plugins.ops.linear_attention.oracle import linear_attention
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec, Sizes
-from linexport.plugins.ops.op import DOMAIN, VERSION, Node, Op, activations, for_runtimes, parameter
+from linexport.plugins.ops.op import (
+    DOMAIN,
+    VERSION,
+    Node,
+    Op,
+    StatePort,
+    activations,
+    for_runtimes,
+    parameter,
+)
 
-__all__ = ["OP", "LinearAttentionSpec", "linear_attention", "view"]
+__all__ = ["OP", "AbsorbedMap", "LinearAttentionSpec", "absorbed_map", "linear_attention", "view"]
 
 INPUTS = (
     "query",
@@ -27,17 +38,31 @@ INPUTS = (
 def view(node: Node) -> tuple[LinearAttentionSpec, Sizes]:
     """The checked attributes of a node and the sizes its input shapes imply.
 
+    Where the node applies a feature map itself, d_k is the width behind it.
+
     Raises:
         OpError: they contradict the definition.
     """
     spec = LinearAttentionSpec.from_attributes(dict(node.attributes))
-    return spec, spec.check(**{name: node.shapes[name] for name in INPUTS if name in node.shapes})
+    shapes = {name: node.shapes[name] for name in INPUTS if name in node.shapes}
+    phi = absorbed_map(node)
+    if phi is not None:
+        shapes |= phi.mapped(shapes, spec.q_num_heads)
+    return spec, spec.check(**shapes)
 
 
 def _portable(node: Node) -> tuple[Body, list[str]]:
     spec, sizes = view(node)
     form = chunk if spec.causal else bidirectional
-    return form.write(spec, sizes, node.inputs)
+    return form.write(spec, sizes, node.inputs[: len(INPUTS)], absorbed_map(node))
+
+
+def _states(node: Node) -> list[StatePort]:
+    spec, sizes = view(node)
+    keys = (spec.kv_num_heads, sizes.d_k)
+    state = StatePort(3, 1, "state", (*keys, sizes.d_v))
+    normalizer = StatePort(4, 2, "normalizer", keys)
+    return ([state, normalizer] if spec.normalize else [state]) if spec.causal else []
 
 
 _DEFAULTS = LinearAttentionSpec(1, 1).attributes()
@@ -58,13 +83,23 @@ OP = Op(
             parameter("decay", "T", "(B, T, H_kv) or (B, T, H_kv * d_k), log space", "Optional"),
             parameter("beta", "T", "(B, T, H_kv) or (B, T, 1)", "Optional"),
             parameter("key_mask", "tensor(bool)", "(B, T), False: padded token", "Optional"),
+            *(
+                parameter(name, f"P{i}", "Of feature_map.", "Optional")
+                for i, name in enumerate(feature_map.NAMES)
+            ),
         ],
         outputs=[
             parameter("output", "T", "(B, T, max(H_q, H_kv) * d_v)"),
             parameter("present_state", "S", "(B, H_kv, d_k, d_v)", "Optional"),
             parameter("present_normalizer", "S", "(B, H_kv, d_k)", "Optional"),
         ],
-        type_constraints=activations("T", "S"),
+        type_constraints=[
+            *activations("T", "S"),
+            *(
+                (f"P{i}", feature_map.PARAMETER_TYPES, "As of FeatureMap.")
+                for i in range(feature_map.PARAMETERS)
+            ),
+        ],
         attributes=[
             *(defs.OpSchema.Attribute(name, defs.OpSchema.AttrType.INT) for name in _HEADS),
             *(
@@ -72,9 +107,15 @@ OP = Op(
                 for name, value in _DEFAULTS.items()
                 if name not in _HEADS
             ),
+            defs.OpSchema.Attribute(
+                "feature_map",
+                helper.make_attribute("feature_map", ""),
+                "Map that the node applies to query and key itself; none by default.",
+            ),
             *for_runtimes(),
         ],
     ),
     check=lambda node: (view(node), None)[1],
     portable=_portable,
+    states=_states,
 )

@@ -13,17 +13,27 @@ import numpy as np
 from onnx import TensorProto
 
 from linexport.plugins.ops.body import Body
+from linexport.plugins.ops.linear_attention.absorbed import AbsorbedMap
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec, Sizes
 
 
-def write(spec: LinearAttentionSpec, sizes: Sizes, inputs: Sequence[str]) -> tuple[Body, list[str]]:
+def write(
+    spec: LinearAttentionSpec,
+    sizes: Sizes,
+    inputs: Sequence[str],
+    phi: AbsorbedMap | None = None,
+) -> tuple[Body, list[str]]:
     """A body computing output, state and normalizer from the op's eight inputs.
 
-    ``inputs`` are the eight formal names in order, "" for an absent one.
+    ``inputs`` are the eight formal names in order, "" for an absent one; ``phi`` is the map that
+    the node applies to query and key.
     """
     b = Body()
     query, key, value, *_, key_mask = inputs
     query_f, key_f, value_f = (b.Cast(x, to=TensorProto.FLOAT) for x in (query, key, value))
+    if phi is not None:
+        query_f = phi.apply_packed(b, "query", query_f, spec.q_num_heads)
+        key_f = phi.apply_packed(b, "key", key_f, sizes.key_heads)
     if key_mask:
         key_f = b.Where(b.Unsqueeze(key_mask, b.const([2])), key_f, b.const(0.0))
     heads, group = spec.kv_num_heads, spec.output_heads // spec.kv_num_heads

@@ -13,6 +13,10 @@ D_ts = exp(L_t - L_s) for s <= t, 0 otherwise:
 
 The differences L_t - L_s are summed directly (a masked cumulative sum), never subtracted, so a
 decay of any size, -inf too, loses no precision. Memory and time are linear in T.
+
+Where the node applies a feature map itself, Q and K above are phi_q(Q) and phi_k(K), computed in
+the chunk; and where phi represents a scalar kernel, Q K^T is kappa of the products of the widths
+before the map.
 Source: the chunk form of MATH 1; Yang et al. 2024 (arXiv 2406.06484) for the delta rule.
 """
 
@@ -24,6 +28,7 @@ import numpy as np
 from onnx import TensorProto
 
 from linexport.plugins.ops.body import Body
+from linexport.plugins.ops.linear_attention.absorbed import AbsorbedMap
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec, Sizes
 
 PER_CHANNEL_CHUNK = 16
@@ -31,7 +36,11 @@ PER_CHANNEL_CHUNK = 16
 
 
 def write(
-    spec: LinearAttentionSpec, sizes: Sizes, inputs: Sequence[str], balanced: bool = True
+    spec: LinearAttentionSpec,
+    sizes: Sizes,
+    inputs: Sequence[str],
+    phi: AbsorbedMap | None = None,
+    balanced: bool = True,
 ) -> tuple[Body, list[str]]:
     """A body computing output, present_state and present_normalizer from the op's eight inputs.
 
@@ -39,6 +48,7 @@ def write(
         spec: its attributes.
         sizes: its head counts and widths.
         inputs: the eight formal names in order, "" for an absent one.
+        phi: the map that the node applies to query and key.
         balanced: chunks of C tokens as above. Otherwise all are of chunk_size: more padding, for
             runtimes that plan their memory by what shapes can be at most, which take C for T.
     """
@@ -46,8 +56,9 @@ def write(
     query, key, value, past_state, past_normalizer, decay, beta, key_mask = inputs
     batch = b.Shape(query, start=0, end=1)
     length = b.Shape(query, start=1, end=2)
-    query_f = b.Mul(b.Cast(query, to=TensorProto.FLOAT), b.const(float(spec.scale)))
-    key_f, value_f = (b.Cast(x, to=TensorProto.FLOAT) for x in (key, value))
+    query_f, key_f, value_f = (b.Cast(x, to=TensorProto.FLOAT) for x in (query, key, value))
+    if phi is None:
+        query_f = b.Mul(query_f, b.const(float(spec.scale)))
     if key_mask:
         keep = b.Unsqueeze(key_mask, b.const([2]))
         key_f = b.Where(keep, key_f, b.const(0.0))
@@ -71,7 +82,13 @@ def write(
         beta_heads = heads if sizes.beta_per_head else 1
         chunks.append(cut.split(b.Cast(beta, to=TensorProto.FLOAT), beta_heads))
 
-    cell = _cell(b, spec, sizes, len(chunks))
+    if phi is not None:
+        # The features of a padded token are not zero: they are masked behind the map.
+        ones = b.Expand(b.const(1.0), _dims(b, batch, length, 1))
+        kept = b.Cast(keep, to=TensorProto.FLOAT) if key_mask else ones
+        chunks.append(cut.split(kept, 1))
+
+    cell = _cell(b, spec, sizes, phi, len(chunks))
     S, z, output = b.Scan(S, z, *chunks, outputs=3, body=cell, num_scan_inputs=len(chunks))
     output = b.CastLike(cut.join(output), query)
     S = b.Reshape(S, _dims(b, batch, heads, sizes.d_k, sizes.d_v))
@@ -144,14 +161,23 @@ def _row_sums(b: Body, x: str) -> str:
     return str(b.ReduceSum(x, b.const([-1]), keepdims=1))
 
 
-def _cell(outer: Body, spec: LinearAttentionSpec, sizes: Sizes, scanned: int) -> object:
+def _cell(
+    outer: Body, spec: LinearAttentionSpec, sizes: Sizes, phi: AbsorbedMap | None, scanned: int
+) -> object:
     """The Scan body: one chunk, tensors (B, H_kv, G, C, d) and state (B, H_kv, 1, d_k, d_v)."""
     b = Body(outer)
-    S, z, *chunk = (b.fresh(n) for n in ("S", "z", "q", "k", "v", "g", "beta")[: 2 + scanned])
-    q, k, v = chunk[:3]
-    decay = chunk[3] if spec.has_decay else ""
-    beta = chunk[-1] if spec.has_beta else ""
+    S, z = b.fresh("S"), b.fresh("z")
+    chunk = [b.fresh("chunk") for _ in range(scanned)]
+    q, k, v, *gates = chunk
+    keep = gates.pop() if phi else ""
+    beta = gates.pop() if spec.has_beta else ""
+    decay = gates.pop() if spec.has_decay else ""
 
+    products = ""
+    if phi is not None:
+        if not sizes.decay_per_channel:
+            products = _by_kappa(b, spec, phi, q, k, keep)
+        q, k = _mapped(b, spec, phi, q, k, keep)
     k_t = _transpose(b, k)
     q_decayed, k_decayed, k_rest, S_end, z_end = q, k, k_t, S, z
     if decay:
@@ -167,10 +193,10 @@ def _cell(outer: Body, spec: LinearAttentionSpec, sizes: Sizes, scanned: int) ->
             scores = _contract(b, decayed, q)
             keys = _contract(b, decayed, k) if beta else ""
         else:
-            scores = b.Mul(b.MatMul(q, k_t), pairs)
+            scores = b.Mul(products or b.MatMul(q, k_t), pairs)
             keys = b.Mul(b.MatMul(k, k_t), pairs) if beta else ""
     else:
-        scores = b.Trilu(b.MatMul(q, k_t), upper=0)
+        scores = b.Trilu(products or b.MatMul(q, k_t), upper=0)
         keys = b.MatMul(k, k_t) if beta else ""
 
     if beta:
@@ -184,6 +210,26 @@ def _cell(outer: Body, spec: LinearAttentionSpec, sizes: Sizes, scanned: int) ->
     S_next = b.Add(S_end, b.MatMul(k_rest, v))
     z_next = b.Add(z_end, _row_sums(b, k_rest))
     return b.subgraph("chunk", [S, z, *chunk], [S_next, z_next, output])
+
+
+def _mapped(
+    b: Body, spec: LinearAttentionSpec, phi: AbsorbedMap, q: str, k: str, keep: str
+) -> tuple[str, str]:
+    """scale phi_q(q) and phi_k(k), zero where a token is padded."""
+    q, k = phi.apply(b, "query", q), phi.apply(b, "key", k)
+    kept = b.Where(b.Cast(keep, to=TensorProto.BOOL), k, b.const(0.0))
+    return (q if spec.scale == 1.0 else b.Mul(q, b.const(float(spec.scale)))), kept
+
+
+def _by_kappa(
+    b: Body, spec: LinearAttentionSpec, phi: AbsorbedMap, q: str, k: str, keep: str
+) -> str:
+    """The products of ``_mapped`` without features; "" for a map that has no scalar kernel."""
+    products = phi.kappa(b, b.MatMul(q, _transpose(b, k)))
+    if products is None:
+        return ""
+    weight = _transpose(b, keep)
+    return str(b.Mul(products, weight if spec.scale == 1.0 else b.Mul(weight, b.const(spec.scale))))
 
 
 def _contract(b: Body, decayed_keys: str, x: str) -> str:

@@ -1,0 +1,78 @@
+"""What makes an artifact a language model: token ids in, logits of each next token out.
+
+tokens (batch, length) int64 [, attention_mask (batch, length)] -> logits (batch, length, V)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from linexport.errors import UsageError
+
+Prompt = Sequence[int] | np.ndarray | bytes
+"""Token ids; of bytes, their values."""
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """Names of the inputs and the output, apart from states.
+
+    Attributes:
+        tokens: the input of token ids.
+        logits: the output.
+        vocabulary: width of the logits.
+    """
+
+    tokens: str
+    logits: str
+    vocabulary: int
+
+    def checked(self, prompt: Prompt) -> np.ndarray:
+        """A prompt as (T,) int64.
+
+        Raises:
+            UsageError: it is empty, no sequence of integers, or outside the vocabulary.
+        """
+        ids = np.asarray(list(prompt) if isinstance(prompt, bytes) else prompt)
+        if ids.size == 0:
+            raise UsageError("The prompt has no tokens; expected at least one.")
+        if ids.ndim != 1:
+            raise UsageError(f"The prompt has shape {ids.shape}; expected one row of token ids.")
+        if ids.dtype.kind not in "iu":
+            raise UsageError(f"The prompt has dtype {ids.dtype}; expected integer token ids.")
+        if ids.min() < 0 or ids.max() >= self.vocabulary:
+            raise UsageError(
+                f"The prompt has token ids from {ids.min()} to {ids.max()}; the model's vocabulary "
+                f"is 0 to {self.vocabulary - 1}."
+            )
+        return ids.astype(np.int64)
+
+
+def language_model(manifest: Mapping[str, Any]) -> LanguageModel:
+    """The language model that a manifest describes.
+
+    Raises:
+        UsageError: it describes something else.
+    """
+    carried = {name for s in manifest["states"] for name in (s["past"], s["present"])}
+    given = [i for i in manifest["inputs"] if i.get("default") is None]
+    tokens = [i for i in given if i["name"] not in carried]
+    outputs = [o for o in manifest["outputs"] if o["name"] not in carried]
+    fits = (
+        len(tokens) == len(outputs) == 1
+        and tokens[0]["dtype"] == "int64"
+        and len(tokens[0]["shape"]) == 2
+        and len(outputs[0]["shape"]) == 3
+        and isinstance(outputs[0]["shape"][2], int)
+    )
+    if not fits:
+        found = [f"{x['name']} {x['dtype']} {x['shape']}" for x in (*tokens, *outputs)]
+        raise UsageError(
+            f"{manifest['artifact']} is no language model: it has {', '.join(found)}. Expected "
+            "token ids (batch, length) in int64 and logits (batch, length, vocabulary)."
+        )
+    return LanguageModel(tokens[0]["name"], outputs[0]["name"], outputs[0]["shape"][2])

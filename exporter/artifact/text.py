@@ -1,0 +1,134 @@
+"""Text to tokens and back: by the tokenizer copied into an artifact, or bytes as tokens."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from linexport.errors import EnvironmentProblemError, UsageError
+
+TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+)
+"""Files of a Hugging Face model folder, under the same names in the artifact."""
+
+BYTES = 256
+
+UNFINISHED, LONGEST = "\N{REPLACEMENT CHARACTER}", 4
+"""What bytes that are no whole character decode to, and the most bytes of a character in UTF-8."""
+
+
+class Tokenizer(Protocol):
+    """Both directions between text and tokens."""
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a prompt."""
+        ...
+
+    def decoder(self) -> Callable[[int], str]:
+        """A function from each further token to the text it completes, which may be none yet."""
+        ...
+
+
+def find_tokenizer(folder: Path, vocabulary: int) -> Tokenizer:
+    """The tokenizer of an artifact: its tokenizer.json, or bytes for a vocabulary of 256.
+
+    Raises:
+        UsageError: there is neither, or the file is damaged.
+        EnvironmentProblemError: the library that reads it is not installed.
+    """
+    if (folder / TOKENIZER).is_file():
+        return _HuggingFace(folder / TOKENIZER)
+    if vocabulary == BYTES:
+        return _Bytes()
+    raise UsageError(
+        f"{folder} has no {TOKENIZER}, and with a vocabulary of {vocabulary} its tokens are not "
+        "bytes. Give token ids to linexport.load(...).generate, or convert a model folder that "
+        f"holds a {TOKENIZER}."
+    )
+
+
+def end_tokens(folder: Path) -> frozenset[int]:
+    """Tokens that end a text, as the copied files of the model name them; none without files.
+
+    Raises:
+        UsageError: a file is damaged.
+    """
+    named = _read(folder / GENERATION_CONFIG).get("eos_token_id")
+    if named is None and (folder / TOKENIZER).is_file():
+        word = _read(folder / TOKENIZER_CONFIG).get("eos_token")
+        word = word.get("content") if isinstance(word, dict) else word
+        added = _read(folder / TOKENIZER).get("added_tokens") or []
+        named = [t["id"] for t in added if word is not None and t.get("content") == word]
+    ids = named if isinstance(named, list) else [named]
+    return frozenset(i for i in ids if isinstance(i, int))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}. Convert the model again.") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is no JSON object. Convert the model again.")
+    return content
+
+
+class _Bytes:
+    """UTF-8: a character of several bytes is shown when its last one has come."""
+
+    def encode(self, text: str) -> list[int]:
+        # Bytes of the command line that were no UTF-8 come as surrogates, and go as they came.
+        return list(text.encode("utf-8", "surrogateescape"))
+
+    def decoder(self) -> Callable[[int], str]:
+        inner = codecs.getincrementaldecoder("utf-8")("replace")
+        return lambda token: inner.decode(bytes([token]))
+
+
+class _HuggingFace:
+    """A ``tokenizer.json``, read by the tokenizers package: data, no code of the model's."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from tokenizers import Tokenizer as Inner
+        except ImportError:
+            raise EnvironmentProblemError(
+                f"Reading {path} needs the tokenizers package: pip install 'linexport[hf]'."
+            ) from None
+        try:
+            self._inner = Inner.from_file(str(path))
+        except Exception as error:
+            raise UsageError(f"{path} cannot be read: {error}. Convert the model again.") from None
+
+    def encode(self, text: str) -> list[int]:
+        try:
+            ids: list[int] = self._inner.encode(text).ids
+        except (TypeError, UnicodeEncodeError):
+            raise UsageError("The prompt is not valid UTF-8.") from None
+        return ids
+
+    def decoder(self) -> Callable[[int], str]:
+        """What a token adds depends on the one before it: both are decoded, and the rest is new."""
+        ids: list[int] = []
+        before = shown = 0
+
+        def decode(token: int) -> str:
+            nonlocal before, shown
+            ids.append(token)
+            known = self._inner.decode(ids[before:shown])
+            text: str = self._inner.decode(ids[before:])
+            # A character may still lack bytes, but never waits for more tokens than it has bytes.
+            if text.endswith(UNFINISHED) and len(ids) - shown < LONGEST:
+                return ""
+            before, shown = shown, len(ids)
+            return text[len(known) :]
+
+        return decode

@@ -1,0 +1,111 @@
+"""``linexport generate``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from linexport.cli.guard import guarded, print_json
+from linexport.cli.options import ArtifactPath, Json, Threads
+
+
+def generate(
+    artifact: ArtifactPath,
+    prompt: Annotated[str, typer.Option(help="Text to continue.")],
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 128,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="0 takes the likeliest token; more is more random.")
+    ] = 0.0,
+    top_k: Annotated[
+        int, typer.Option(min=0, help="Draw from so many likeliest tokens; 0 from all.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
+    threads: Threads = 0,
+    json: Json = False,
+) -> None:
+    """Continue a text with a language model, token by token, from its state."""
+    with guarded(json):
+        from linexport.artifact import load
+        from linexport.artifact.language_model import language_model
+        from linexport.artifact.text import find_tokenizer
+
+        model = load(artifact, threads=threads)
+        tokenizer = find_tokenizer(artifact, language_model(model.manifest).vocabulary)
+        ids = tokenizer.encode(prompt)
+        tokens = model.generate(
+            ids, max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed
+        )
+        show = _discard if json else _show
+        show(prompt)
+        written = _write(tokens, tokenizer.decoder(), show)
+        show("\n")
+        first, following = written.milliseconds()
+        if json:
+            print_json(
+                {
+                    "status": "ok",
+                    "artifact": str(artifact),
+                    "prompt": prompt,
+                    "prompt_tokens": len(ids),
+                    "text": written.text,
+                    "tokens": written.tokens,
+                    "stopped": "length" if len(written.tokens) == max_tokens else "end",
+                    "seed": seed,
+                    "first_token_ms": round(first, 3),
+                    "next_token_ms": round(following, 3),
+                }
+            )
+        else:
+            typer.echo(
+                f"{len(written.tokens)} tokens after {len(ids)} of the prompt: "
+                f"{first:.1f} ms to the first, {following:.2f} ms for each further one",
+                err=True,
+            )
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What a model wrote, and when: ``times`` begins before the first token."""
+
+    tokens: list[int]
+    text: str
+    times: list[float]
+
+    def milliseconds(self) -> tuple[float, float]:
+        """To the first token, and on average for each further one."""
+        start, *ends = self.times
+        if not ends:
+            return 0.0, 0.0
+        return 1e3 * (ends[0] - start), 1e3 * (ends[-1] - ends[0]) / max(1, len(ends) - 1)
+
+
+def _write(
+    tokens: Iterable[int], decode: Callable[[int], str], show: Callable[[str], None]
+) -> _Written:
+    written, pieces, times = [], [], [time.perf_counter()]
+    for token in tokens:
+        times.append(time.perf_counter())
+        written.append(token)
+        pieces.append(decode(token))
+        show(pieces[-1])
+    return _Written(written, "".join(pieces), times)
+
+
+def _show(text: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    sys.stdout.flush()
+
+
+def _discard(text: str) -> None:
+    pass
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(generate)

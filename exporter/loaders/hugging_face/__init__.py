@@ -1,0 +1,207 @@
+"""A Hugging Face model folder (config.json and safetensors) becomes a LoadedModel.
+
+The model is built by transformers, in float32 and without anything being downloaded. Code in the
+folder is not run unless that was asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from linexport import patches
+from linexport.errors import EnvironmentProblemError, UnsupportedModelError, UsageError
+from linexport.loaders.files import first_line, refuse, sha256
+from linexport.loaders.hugging_face.folder import CONFIG, COPIED, read_config, weight_files
+from linexport.loaders.model import Language, LoadedModel, Source
+from linexport.loaders.weights import describe, named_tensors, non_finite_warnings
+
+_LISTED = 4
+
+
+def load_hugging_face(
+    folder: Path, *, location: str | None = None, trust_remote_code: bool = False
+) -> LoadedModel:
+    """Load the causal language model of a folder.
+
+    Args:
+        folder: with config.json and safetensors files.
+        location: what the user called it, where that is not the folder.
+        trust_remote_code: run Python code of the folder, if its configuration asks for that.
+
+    Returns:
+        The model in eval mode, and with it what is traced in its place.
+
+    Raises:
+        EnvironmentProblemError: transformers is not installed.
+        UsageError: a file cannot be read.
+        UnsupportedModelError: a model that transformers does not know, quantised weights, weights
+            that are missing or do not fit, custom code, or layers no patch stands in for.
+    """
+    config = read_config(folder, trust_remote_code)
+    files = weight_files(folder)
+    model = _model(folder, config, trust_remote_code)
+    from linexport.loaders.hugging_face.language_model import Original, stepwise
+
+    original = Original(model).eval()
+    step = stepwise(model)
+    text = model.config.get_text_config(decoder=True)
+    vocabulary = int(text.vocab_size)
+    return LoadedModel(
+        module=original,
+        args=step.args[:2],
+        kwargs={},
+        dynamic_shapes=step.dynamic_shapes[:2],
+        source=Source(
+            kind="hugging_face",
+            location=location or str(folder),
+            sha256=_digest([folder / CONFIG, *files]),
+            description=f"{config['model_type']}: {describe(type(model).__name__, model)}",
+        ),
+        integer_ranges={0: (0, vocabulary), 1: (1, 2)},
+        warnings=non_finite_warnings(named_tensors(model)),
+        stepwise=step,
+        language=Language(
+            vocabulary=vocabulary,
+            context=getattr(text, "max_position_embeddings", None),
+            layers=_layers(original, int(text.num_hidden_layers)),
+        ),
+        defaults={"attention_mask": 1},
+        files=tuple(folder / name for name in COPIED if (folder / name).is_file()),
+    )
+
+
+def cached_folder(name: str) -> Path:
+    """The folder in which an earlier download put a model of the hub.
+
+    Raises:
+        UsageError: the model was not downloaded; nothing is downloaded here.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, local_files_only=True))
+    except (ImportError, ValueError, OSError):
+        raise UsageError(
+            f"There is no file or folder {name}, and no model of that name in the Hugging Face "
+            f"cache. linexport downloads nothing: run `hf download {name}` first if you want it."
+        ) from None
+
+
+def supported() -> list[str]:
+    """Model types that were converted and checked."""
+    return sorted({family for patch in patches.patches() for family in patch.families})
+
+
+def _missing(error: ImportError) -> EnvironmentProblemError:
+    return EnvironmentProblemError(
+        f"Reading a Hugging Face model needs {error.name}: pip install 'linexport[hf]'."
+    )
+
+
+def _model(folder: Path, config: dict[str, Any], trust_remote_code: bool) -> Any:
+    try:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError as error:
+        raise _missing(error) from None
+    kind = config["model_type"]
+    with _quiet():
+        try:
+            parsed = AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=trust_remote_code
+            )
+        except Exception as error:
+            if isinstance(error, ValueError | KeyError) and kind in str(error):
+                raise _unknown(folder, kind) from error
+            raise refuse(
+                folder / CONFIG,
+                f"a configuration that transformers does not accept ({first_line(error)})",
+                "compare it with that of a published model of the same type",
+            ) from error
+        try:
+            loader: Any = AutoModelForCausalLM
+            model, report = loader.from_pretrained(
+                folder,
+                config=parsed,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+            )
+        except Exception as error:
+            if "Unrecognized configuration class" in str(error):
+                raise _unknown(folder, kind) from error
+            raise refuse(
+                folder,
+                f"a model that transformers cannot load ({first_line(error)})",
+                "compare the configuration with the weights",
+            ) from error
+    _check_weights(folder, report)
+    return model.eval()
+
+
+def _unknown(folder: Path, kind: str) -> UnsupportedModelError:
+    return refuse(
+        folder,
+        f"model_type {kind!r}, which transformers does not know as a causal language model",
+        f"these are converted and checked: {', '.join(supported())}",
+    )
+
+
+def _check_weights(folder: Path, report: dict[str, Any]) -> None:
+    problems = [
+        *(f"{name} is missing" for name in sorted(report["missing_keys"])),
+        *(
+            f"{name} has shape {tuple(found)}, expected {tuple(expected)}"
+            for name, found, expected in sorted(report["mismatched_keys"])
+        ),
+        *(f"{name} is not in the model" for name in sorted(report["unexpected_keys"])),
+    ]
+    if problems:
+        more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
+        raise refuse(
+            folder,
+            "weights that do not fit the model its configuration describes: "
+            f"{'; '.join(problems[:_LISTED])}{more}",
+            "take configuration and weights of the same model",
+        )
+
+
+def _layers(module: Any, count: int) -> tuple[str, ...]:
+    """Names of the submodules that are the model's layers, in order."""
+    from torch import nn
+
+    for name, part in module.named_modules():
+        if isinstance(part, nn.ModuleList) and len(part) == count:
+            return tuple(f"{name}.{index}" for index in range(count))
+    return ()
+
+
+def _digest(files: list[Path]) -> str:
+    """SHA-256 over the names and the SHA-256 of files."""
+    text = "".join(f"{sha256(path)}  {path.name}\n" for path in files)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the progress bars and remarks of transformers: what matters becomes an error."""
+    from transformers.utils import logging as verbosity
+
+    level = verbosity.get_verbosity()
+    bars = verbosity.is_progress_bar_enabled()
+    verbosity.set_verbosity(logging.CRITICAL)
+    verbosity.disable_progress_bar()
+    try:
+        yield
+    finally:
+        verbosity.set_verbosity(level)
+        if bars:
+            verbosity.enable_progress_bar()

@@ -1,0 +1,136 @@
+"""Reading a Hugging Face model folder: what it says it is, and what of it cannot be converted.
+
+Everything here is read as data: JSON, and the headers of safetensors files.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from linexport.errors import UnsupportedModelError, UsageError
+from linexport.loaders.files import refuse, unreadable
+
+CONFIG = "config.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_LISTED = 4
+
+COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+    CONFIG,
+)
+"""Files that an artifact keeps: those of the tokenizer, and how to generate."""
+
+
+def read_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
+    """The folder's config.json.
+
+    Raises:
+        UsageError: it cannot be read.
+        UnsupportedModelError: it is no model configuration, one of quantised weights, or one whose
+            model is code in the folder, which was not allowed to run.
+    """
+    config = _json(folder / CONFIG)
+    if not isinstance(config.get("model_type"), str):
+        raise refuse(
+            folder / CONFIG,
+            "no model_type in it, so nothing says which model this is",
+            "take the folder as its author published it",
+        )
+    quantisation = config.get("quantization_config")
+    if quantisation:
+        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
+        raise refuse(
+            folder,
+            f"weights quantised by {method or 'an unknown method'}; expected float ones",
+            "take the checkpoint it was quantised from",
+        )
+    if config.get("auto_map") and not trust_remote_code:
+        code = ", ".join(sorted({str(v) for v in config["auto_map"].values()}))
+        raise refuse(
+            folder,
+            f"a model whose code is in the folder ({code}); it would be run",
+            "read that code and pass --trust-remote-code if you trust its author",
+        )
+    return config
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of the model, all of which are there.
+
+    Raises:
+        UnsupportedModelError: there are none, or some are missing or damaged.
+    """
+    if (folder / INDEX).is_file():
+        index = _json(folder / INDEX).get("weight_map")
+        if not isinstance(index, dict) or not all(isinstance(v, str) for v in index.values()):
+            raise refuse(folder / INDEX, "no weight_map in it", "download it again")
+        names = sorted(set(index.values()))
+        if any(Path(name).name != name for name in names):
+            raise refuse(folder / INDEX, "shards outside the folder", "download it again")
+    elif (folder / WEIGHTS).is_file():
+        names = [WEIGHTS]
+    else:
+        raise _no_weights(folder)
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
+        raise refuse(
+            folder,
+            f"{len(missing)} of {len(names)} weight files are missing: "
+            f"{', '.join(missing[:_LISTED])}{more}",
+            "download them again",
+        )
+    for name in names:
+        _check_header(folder / name)
+    return [folder / name for name in names]
+
+
+def _no_weights(folder: Path) -> UnsupportedModelError:
+    if any((folder / name).is_file() for name in PICKLED):
+        return refuse(
+            folder,
+            "weights as pickles (pytorch_model.bin), which can run any code when opened",
+            "convert them to safetensors with transformers' save_pretrained, where you trust them",
+        )
+    return refuse(
+        folder,
+        f"a configuration without weights; expected {WEIGHTS}, or {INDEX} and its shards",
+        "download them",
+    )
+
+
+def _check_header(path: Path) -> None:
+    """The header of a safetensors file is all there, and so is what it describes."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except SafetensorError as error:
+        raise refuse(path, f"a damaged safetensors file ({error})", "download it again") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}. Download it again.") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is not a JSON object. Download it again.")
+    return content

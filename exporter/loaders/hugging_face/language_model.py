@@ -1,0 +1,164 @@
+"""A causal language model of transformers as two modules: the original, and the one to trace.
+
+    Original   input_ids (B, T), attention_mask (B, T) -> logits (B, T, vocabulary)
+    Streaming  the same and the past states -> the same and the present states
+
+The mask of the tokens before is a state like the others, so a caller only ever gives the mask of
+the tokens it feeds. Positions count the tokens that are not padding, as ``generate`` does:
+
+    position_t = max(0, sum_{s <= t} mask_s - 1)       over past and present tokens
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from linexport import patches
+from linexport.loaders.hugging_face.cache import KEYS, VALUES, make_cache, presents
+from linexport.loaders.model import Stepwise
+from linexport.patches.carried import Carried, carrying
+from linexport.states import State
+
+MASK = "mask"
+"""Name of the state that holds the mask of the tokens before."""
+
+BATCH, SEQUENCE, PAST = "batch", "seq", "past"
+"""Names of the dynamic dimensions; the last counts the tokens before."""
+
+OPS = {"conv": "CausalConvWithState", "state": "LinearAttention", KEYS: "KeyValueCache"} | {
+    VALUES: "KeyValueCache",
+    MASK: "PaddingMask",
+}
+"""What reads and writes a state, by the first part of its name."""
+
+GROWS = {KEYS: 2, VALUES: 2, MASK: 1}
+"""The axis along which a state grows."""
+
+EXPERTS = "batched_mm"
+"""Of a mixture of experts, the form without a loop over the experts that were hit."""
+
+
+def modeling_files(model: nn.Module) -> list[ModuleType]:
+    """The Python modules that the classes of a model are defined in."""
+    names = dict.fromkeys(type(part).__module__ for part in model.modules())
+    return [sys.modules[name] for name in names if not name.startswith("torch.")]
+
+
+class _CausalModel(nn.Module):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+
+    def _positions(self, mask: Tensor, length: int) -> dict[str, Tensor]:
+        """Of the last ``length`` tokens, where the model asks for them."""
+        if not self._takes_positions:
+            return {}
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        return {"position_ids": positions[:, positions.shape[1] - length :]}
+
+
+class Original(_CausalModel):
+    """The model as its library runs it, in plain PyTorch."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Logits."""
+        with patches.original(modeling_files(self.model)):
+            logits: Tensor = self.model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                use_cache=False,
+                **self._positions(attention_mask, input_ids.shape[1]),
+            ).logits
+        return logits
+
+
+class Streaming(_CausalModel):
+    """The model with its states as inputs and outputs; to be called within ``patched``."""
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, past: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Logits, and the present states by the names of the past ones.
+
+        At the beginning of a sequence ``past`` may be empty.
+        """
+        carried = Carried(past)
+        mask = torch.cat([past[MASK], attention_mask], -1) if MASK in past else attention_mask
+        cache = make_cache(self.model.config, carried)
+        with carrying(carried):
+            logits = self.model(
+                input_ids=input_ids,
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=True,
+                **self._positions(mask, input_ids.shape[1]),
+            ).logits
+        found = presents(cache, carried)
+        if any(name.startswith(KEYS) for name in found):
+            found = {MASK: mask, **found}
+        return logits, found
+
+    @contextmanager
+    def patched(self) -> Iterator[None]:
+        """The library's functions swapped for linexport's; restored afterwards."""
+        model = self.model
+        experts = model.get_experts_implementation()
+        with patches.applied(modeling_files(model)):
+            model.set_experts_implementation(EXPERTS)
+            try:
+                yield
+            finally:
+                model.set_experts_implementation(experts)
+
+
+def stepwise(model: Any) -> Stepwise:
+    """What to trace for a model, with examples of two prefixes in the middle of sequences.
+
+    Raises:
+        UnsupportedModelError: a layer of linear attention is computed by something that no patch
+            stands in for, or a library function has other parameters than its patch expects.
+    """
+    module = Streaming(model).eval()
+    past_length, length, batch = 3, 5, 2
+    with torch.no_grad(), module.patched():
+        ids = torch.zeros(batch, past_length, dtype=torch.int64)
+        _, past = module(ids, torch.ones_like(ids), {})
+    states = tuple(_state(name, value) for name, value in past.items())
+    ids = torch.zeros(batch, length, dtype=torch.int64)
+    batch_dim, sequence, before = Dim(BATCH), Dim(SEQUENCE), Dim(PAST, min=0)
+    tokens = {0: batch_dim, 1: sequence}
+    return Stepwise(
+        module=module,
+        args=(ids, torch.ones_like(ids), {k: v.clone() for k, v in past.items()}),
+        dynamic_shapes=(
+            tokens,
+            tokens,
+            {
+                name: {0: batch_dim} | ({state.grows: before} if state.grows else {})
+                for name, state in zip(past, states, strict=True)
+            },
+        ),
+        outputs=("logits", *(state.present for state in states)),
+        states=states,
+        patched=module.patched,
+    )
+
+
+def _state(name: str, value: Tensor) -> State:
+    kind = name.split("_")[0]
+    shape: list[int | str | None] = [BATCH, *value.shape[1:]]
+    grows = GROWS.get(kind)
+    if grows is not None:
+        shape[grows] = PAST
+    dtype = str(value.dtype).removeprefix("torch.")
+    return State(f"past_{name}", f"present_{name}", dtype, tuple(shape), OPS[kind], grows)

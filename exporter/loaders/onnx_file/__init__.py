@@ -1,0 +1,63 @@
+"""An ONNX file becomes a LoadedModel: the graph itself, and itself in ONNX Runtime as reference.
+
+`document` reads and checks the file, `external` its weights in files beside it, `sizes` finds its
+dynamic dimensions and example inputs, `module` runs it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from linexport.errors import UnsupportedModelError
+from linexport.loaders.files import refuse
+from linexport.loaders.model import LoadedModel, OnnxGraph, Source
+from linexport.loaders.onnx_file.document import counts, custom_operators, read
+from linexport.loaders.onnx_file.external import data_files, digest
+
+
+def load_onnx_file(path: Path, *, seed: int) -> LoadedModel:
+    """Load an ONNX file of any exporter, its weights inside or beside it.
+
+    Args:
+        path: of the ``.onnx`` file.
+        seed: of the example inputs.
+
+    Returns:
+        The graph, with a module that runs the file in ONNX Runtime.
+
+    Raises:
+        UnsupportedModelError: the file is damaged or contradicts itself, its weights are missing or
+            lie outside its folder, or ONNX Runtime does not run it.
+        UsageError: the file cannot be read.
+    """
+    model = read(path)
+    files = data_files(path, model)
+
+    from linexport.loaders.onnx_file.module import OnnxModule
+    from linexport.loaders.onnx_file.sizes import examples, interface
+
+    try:
+        shapes, dims = interface(model)
+        module = OnnxModule(path)
+        found = examples(model, module, shapes, dims, seed)
+    except UnsupportedModelError as error:
+        raise refuse(path, f"an ONNX model that is not converted: {error}", _ADVICE) from error
+    nodes, parameters = counts(model)
+    return LoadedModel(
+        module=module,
+        args=found.draw(found.sizes),
+        kwargs={},
+        dynamic_shapes=None,
+        source=Source(
+            kind="onnx",
+            location=str(path),
+            sha256=digest(path, files),
+            description=f"ONNX graph, {nodes} nodes, {parameters:,} parameters",
+        ),
+        graph=OnnxGraph(path, nodes, shapes, dims, found.sizes, found.draw),
+        integer_ranges=found.integer_ranges,
+        warnings=custom_operators(model),
+    )
+
+
+_ADVICE = "export it again for operators that ONNX Runtime runs on the CPU, or convert its source"

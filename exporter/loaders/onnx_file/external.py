@@ -1,0 +1,92 @@
+"""Weights in files beside an ONNX file: inside its folder, there, and as long as they should be."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from math import prod
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, external_data_helper, helper
+
+from linexport.errors import UnsupportedModelError
+from linexport.loaders.files import sha256
+from linexport.loaders.onnx_file.walk import all_tensors
+
+PACKED = (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1)
+"""Types with two values in a byte."""
+
+
+def check_external(path: Path, model: onnx.ModelProto) -> None:
+    """Check every reference to external data.
+
+    Raises:
+        UnsupportedModelError: a file outside the model's folder, missing, or too short.
+    """
+    folder = path.resolve().parent
+    for tensor, entry in _entries(model):
+        _check_entry(folder, tensor, entry)
+
+
+def data_files(path: Path, model: onnx.ModelProto) -> list[Path]:
+    """The files that hold external data, each once, in order of their names."""
+    return sorted({path.parent / entry["location"] for _, entry in _entries(model)})
+
+
+def digest(path: Path, files: Sequence[Path]) -> str:
+    """SHA-256 of the file; where data lie beside it, of the digests of all of them in turn."""
+    own = sha256(path)
+    if not files:
+        return own
+    return hashlib.sha256("".join([own, *map(sha256, files)]).encode()).hexdigest()
+
+
+def attach(path: Path, model: onnx.ModelProto) -> None:
+    """Read external data into the model, in place; it may then be too large to serialise."""
+    for tensor, _ in _entries(model):
+        external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
+        tensor.data_location = TensorProto.DEFAULT
+        del tensor.external_data[:]
+
+
+def _entries(model: onnx.ModelProto) -> Iterator[tuple[TensorProto, dict[str, str]]]:
+    for tensor in all_tensors(model):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            yield tensor, {e.key: e.value for e in tensor.external_data}
+
+
+def _check_entry(folder: Path, tensor: TensorProto, entry: dict[str, str]) -> None:
+    location = entry.get("location", "")
+    place = (folder / location).resolve()
+    if not location or Path(location).is_absolute() or folder not in place.parents:
+        raise UnsupportedModelError(
+            f"the weight {tensor.name} refers to {location!r}, which is not a file inside the "
+            "model's folder"
+        )
+    if not place.is_file():
+        raise UnsupportedModelError(
+            f"the weight {tensor.name} is kept in {location}, which is missing; it belongs in "
+            f"{folder}"
+        )
+    texts = entry.get("offset", "0"), entry.get("length", "")
+    if not all(text.isdecimal() or not text for text in texts):
+        raise UnsupportedModelError(f"the weight {tensor.name} has the offset and length {texts}")
+    offset, size = int(texts[0] or 0), place.stat().st_size
+    length = int(texts[1]) if texts[1] else size - offset
+    wanted = _bytes(tensor)
+    if length != wanted or offset + length > size:
+        raise UnsupportedModelError(
+            f"the weight {tensor.name} needs {wanted} bytes; {location} has {size} and the model "
+            f"points at {length} from {offset}"
+        )
+
+
+def _bytes(tensor: TensorProto) -> int:
+    count = prod(tensor.dims)
+    if tensor.data_type in PACKED:
+        return (count + 1) // 2
+    try:
+        return int(count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+    except (KeyError, TypeError):
+        raise UnsupportedModelError(f"the weight {tensor.name} has no element type") from None

@@ -1,0 +1,74 @@
+"""An ONNX file as a module: the reference that a conversion of it is compared with."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+
+from linexport.errors import UnsupportedModelError
+from linexport.loaders.files import first_line
+
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "tensor(float)": np.dtype(np.float32),
+    "tensor(double)": np.dtype(np.float64),
+    "tensor(float16)": np.dtype(np.float16),
+    "tensor(bool)": np.dtype(np.bool_),
+    **{f"tensor({kind})": np.dtype(kind) for kind in ("int8", "int16", "int32", "int64")},
+    **{f"tensor({kind})": np.dtype(kind) for kind in ("uint8", "uint16", "uint32", "uint64")},
+}
+
+
+_PLACE = re.compile(r"^.*? failed:\s*|/onnxruntime_src/\S+ .*?\) (?=[A-Z])")
+
+
+def reason(error: Exception) -> str:
+    """What ONNX Runtime says, without the place in its sources that says so."""
+    return _PLACE.sub("", first_line(error, limit=2000))[:300]
+
+
+class OnnxModule(torch.nn.Module):
+    """Runs the graph of a file in ONNX Runtime on the CPU.
+
+    Called with one tensor per input; returns a tuple of tensors. It computes in the dtypes of the
+    file and cannot be converted to others.
+
+    Raises:
+        UnsupportedModelError: ONNX Runtime does not open it, or an input or output is no tensor.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        try:
+            self.session = onnxruntime.InferenceSession(
+                str(path), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # ONNX Runtime has no common error
+            raise UnsupportedModelError(f"ONNX Runtime cannot open it ({reason(error)})") from error
+        self.inputs = self.session.get_inputs()
+        for value in [*self.inputs, *self.session.get_outputs()]:
+            if value.type not in _DTYPES:
+                raise UnsupportedModelError(
+                    f"{value.name} is a {value.type}, where tensors of numbers NumPy has are taken"
+                )
+
+    def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Outputs in the order of the graph's."""
+        feeds = {
+            given.name: value.numpy().astype(_DTYPES[given.type], copy=False)
+            for given, value in zip(self.inputs, args, strict=True)
+        }
+        return tuple(torch.from_numpy(y) for y in self.session.run(None, feeds))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> OnnxModule:
+        raise UnsupportedModelError("an ONNX graph computes in the dtypes that its file fixes.")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OnnxModule:
+        return self

@@ -1,0 +1,155 @@
+"""Dynamic dimensions of an ONNX graph, and example inputs at sizes that it runs at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper
+
+from linexport.dims import DimRange, batches
+from linexport.errors import UnsupportedModelError
+from linexport.loaders.onnx_file.module import reason
+
+Shape = tuple[int | str, ...]
+
+BATCH = 2
+LENGTHS = (100, 64, 128, 224, 16, 1)
+"""Tried in turn for dimensions that are not the batch, until the model runs: the first is several
+chunks of a usual size and a multiple of none."""
+
+MOST_VALUES = 2**28
+"""In all example inputs together: 1 GiB of float32."""
+
+AXES = {0: "batch", 1: "seq"}
+_PASSING = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten")
+
+
+@dataclass(frozen=True)
+class Examples:
+    """How to draw inputs, sizes of the dimensions that the model runs at, ranges of integers."""
+
+    draw: Callable[[Mapping[str, int]], tuple[torch.Tensor, ...]]
+    sizes: Mapping[str, int]
+    integer_ranges: dict[int, tuple[int, int]]
+
+
+def interface(model: onnx.ModelProto) -> tuple[list[Shape], dict[str, DimRange]]:
+    """Shapes of the inputs with names for dynamic sizes, and the dimensions by name.
+
+    A size without a name is called batch, seq or dim_N after its axis, and so taken to be the same
+    in all inputs.
+
+    Raises:
+        UnsupportedModelError: an input that is no tensor, or whose rank is not stated.
+    """
+    shapes: list[Shape] = []
+    axes: dict[str, set[int]] = {}
+    for value in inputs(model):
+        if not value.type.tensor_type.HasField("shape"):
+            raise UnsupportedModelError(f"the input {value.name} is no tensor of a stated rank")
+        shape: list[int | str] = []
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            # Some tools write a dynamic size as -1.
+            if dim.HasField("dim_value") and dim.dim_value >= 0:
+                shape.append(dim.dim_value)
+                continue
+            name = dim.dim_param or AXES.get(axis, f"dim_{axis}")
+            axes.setdefault(name, set()).add(axis)
+            shape.append(name)
+        shapes.append(tuple(shape))
+    leading = batches(axes)
+    return shapes, {name: DimRange(batch=name in leading) for name in axes}
+
+
+def inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """Inputs of the graph; those that have an initializer are weights in the style of old files."""
+    stored = {t.name for t in model.graph.initializer}
+    return [i for i in model.graph.input if i.name not in stored]
+
+
+def examples(
+    model: onnx.ModelProto,
+    module: torch.nn.Module,
+    shapes: Sequence[Shape],
+    dims: Mapping[str, DimRange],
+    seed: int,
+) -> Examples:
+    """Inputs at the first sizes the model runs at.
+
+    Raises:
+        UnsupportedModelError: it runs at none of them.
+    """
+    given = inputs(model)
+    types = [value.type.tensor_type.elem_type for value in given]
+    ranges = {
+        i: _rows(model, value.name) or (0, 2)
+        for i, (value, kind) in enumerate(zip(given, types, strict=True))
+        if np.issubdtype(helper.tensor_dtype_to_np_dtype(kind), np.integer)
+    }
+
+    def draw(sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
+        random = np.random.default_rng(seed)
+        needed = sum(prod(s if isinstance(s, int) else sizes[s] for s in shape) for shape in shapes)
+        if needed > MOST_VALUES:
+            raise UnsupportedModelError(f"its inputs have {needed} values")
+        return tuple(
+            _array(random, [s if isinstance(s, int) else sizes[s] for s in shape], kind, i, ranges)
+            for i, (shape, kind) in enumerate(zip(shapes, types, strict=True))
+        )
+
+    failure: Exception | None = None
+    for sizes in _sizes(dims):
+        try:
+            module(*draw(sizes))
+        except Exception as error:  # ONNX Runtime has no common error
+            failure = failure or error
+            continue
+        return Examples(draw, sizes, ranges)
+    assert failure is not None
+    raise UnsupportedModelError(
+        f"ONNX Runtime runs it at none of the sizes tried ({reason(failure)})"
+    )
+
+
+def _sizes(dims: Mapping[str, DimRange]) -> Iterator[dict[str, int]]:
+    tried = []
+    for batch in (BATCH, 1):
+        for length in LENGTHS:
+            sizes = {name: batch if limits.batch else length for name, limits in dims.items()}
+            if sizes not in tried:
+                tried.append(sizes)
+                yield sizes
+
+
+def _array(
+    random: np.random.Generator,
+    shape: list[int],
+    kind: int,
+    position: int,
+    ranges: Mapping[int, tuple[int, int]],
+) -> torch.Tensor:
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    if position in ranges:
+        return torch.from_numpy(random.integers(*ranges[position], shape).astype(dtype))
+    if kind == TensorProto.BOOL:
+        return torch.ones(shape, dtype=torch.bool)
+    return torch.from_numpy(random.standard_normal(shape).astype(dtype))
+
+
+def _rows(model: onnx.ModelProto, name: str) -> tuple[int, int] | None:
+    """Values an input may take that is an index into a table: from 0 to its rows."""
+    tables = {t.name: tuple(t.dims) for t in model.graph.initializer}
+    reached, found = {name}, []
+    for node in model.graph.node:
+        if node.op_type in _PASSING and node.input[0] in reached:
+            reached.add(node.output[0])
+        indexes = node.op_type == "Gather" and node.input[1] in reached
+        if indexes and node.input[0] in tables:
+            axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+            found.append(tables[node.input[0]][axis])
+    return (0, max(1, min(found))) if found else None

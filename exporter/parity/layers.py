@@ -1,0 +1,116 @@
+"""Where a converted language model first differs from its original: which token, which layer.
+
+The original is run with its layers observed, and the graph with the value that each layer returns
+as an extra output: values of the graph keep the names of the traced program's, whose nodes know the
+submodule they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+
+from linexport.parity.cases import Case
+from linexport.parity.check import Subject
+from linexport.parity.compare import compare
+from linexport.parity.language import Prompt, draw_prompt
+from linexport.parity.tolerances import TOLERANCES
+from linexport.targets import Session
+from linexport.trace import Traced
+
+AFTER = "after the last layer"
+
+
+def first_layer(
+    subject: Subject,
+    traced: Traced,
+    model: onnx.ModelProto,
+    open_session: Callable[[bytes], Session],
+    case: Case,
+) -> dict[str, Any] | None:
+    """Layer, token, tensor and error of the first layer out of tolerance; None if it fails."""
+    language, sizes = subject.loaded.language, case.sizes
+    assert language is not None
+    prompt = draw_prompt(language.vocabulary, sizes["batch"], sizes["seq"], case.name, case.seed)
+    names = _returned_by(traced.translated, language.layers)
+    try:
+        expected = _observe(subject.loaded.module, prompt, list(names))
+        session = open_session(_with_outputs(model, list(names.values())).SerializeToString())
+        state = subject.zero_state(sizes["batch"])
+        got = session.run({**prompt.part(0, sizes["seq"]), **state})
+    except Exception:
+        return None  # The failure itself is reported already; this only adds to it.
+    real = prompt.mask.astype(bool)
+    logits = subject.output_names[0]
+    for layer, name in [*names.items(), (AFTER, logits)]:
+        if name not in got or layer not in expected:
+            continue
+        result = compare(expected[layer][real], got[name][real], TOLERANCES["float32"])
+        if not result.passed:
+            node = next((n for n in model.graph.node if name in n.output), onnx.NodeProto())
+            return {
+                "layer": layer,
+                **first_token(expected[layer], got[name], prompt),
+                "tensor": name,
+                "node": node.name,
+                "op": node.op_type,
+                "max_relative_error": result.max_relative_error,
+                "worst": result.worst,
+            }
+    return None
+
+
+def first_token(expected: np.ndarray, got: np.ndarray, prompt: Prompt) -> dict[str, int]:
+    """Row and position of the first token, by position, whose values are out of tolerance."""
+    tolerance = TOLERANCES["float32"]
+    error = np.abs(np.float64(got) - expected).max(-1)
+    limit = tolerance.absolute + tolerance.relative * np.abs(expected[prompt.mask == 1]).max()
+    wrong = ~(error <= limit) & (prompt.mask == 1)
+    position = int(wrong.any(0).argmax())
+    return {"row": int(wrong[:, position].argmax()), "position": position}
+
+
+def _returned_by(program: torch.export.ExportedProgram, layers: Sequence[str]) -> dict[str, str]:
+    """The last value each layer computes, by the layer's name."""
+    last: dict[str, str] = {}
+    for node in program.graph.nodes:
+        inside = {path for path, _ in (node.meta.get("nn_module_stack") or {}).values()}
+        for layer in inside.intersection(layers):
+            last[layer] = node.name
+    return {layer: last[layer] for layer in layers if layer in last}
+
+
+def _observe(module: torch.nn.Module, prompt: Prompt, layers: list[str]) -> dict[str, np.ndarray]:
+    """What the original's layers return, and its logits."""
+    seen: dict[str, np.ndarray] = {}
+
+    def keep(layer: str) -> Callable[..., None]:
+        def hook(_module: Any, _args: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple) else output
+            seen[layer] = first.numpy().copy()
+
+        return hook
+
+    handles = [module.get_submodule(name).register_forward_hook(keep(name)) for name in layers]
+    try:
+        with torch.no_grad():
+            logits = module(torch.from_numpy(prompt.tokens), torch.from_numpy(prompt.mask))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {**seen, AFTER: logits.numpy()}
+
+
+def _with_outputs(model: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    computed = {name for node in copy.graph.node for name in node.output}
+    there = {output.name for output in copy.graph.output}
+    for name in names:
+        if name in computed - there:
+            copy.graph.output.append(onnx.ValueInfoProto(name=name))
+    return copy

@@ -1,0 +1,138 @@
+"""Positions 0 ... T-1 -> past_length ... past_length + T-1, with past_length an input.
+
+    Range(0, T, 1)          becomes  Range(0, T, 1) + past_length
+    table[..., 0:T, ...]    becomes  Gather(table, Range(0, T, 1) + past_length), table a constant
+    present_length          is       past_length + T
+
+so that a piece of a sequence gets the positions it has in the whole. Gather raises beyond the end
+of its table, where a Slice would be short. A Range that picks tokens of the piece itself is left
+alone. Zero begins a sequence, and the graph is then what it was.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from linexport import tokens
+from linexport.recognise.sizes import Size, parse
+from linexport.recognise.values import Values
+from linexport.states import LENGTH
+
+STAGE = "stream"
+
+PICKING = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
+
+
+def run(graph: gs.Graph) -> None:
+    """Apply to every position computed from the number of tokens."""
+    length = tokens.symbol(graph)
+    if length is None or any(name in graph.tensors() for name in LENGTH):
+        return
+    known = Values(lambda t: None if t.shape is None else [parse(d) for d in t.shape])
+    for node in graph.nodes:
+        known.visit(node)
+    counted = Size(1, (length,))
+    ranges = [n for n in graph.nodes if n.op == "Range" and _counts(n, known, counted)]
+    ranges = [n for n in ranges if not _picks_tokens(n)]
+    slices = [n for n in graph.nodes if n.op == "Slice" and _heads_table(n, known, counted)]
+    source = _source(graph, length)
+    if source is None or not (ranges or slices):
+        return
+    past = _Past(graph, *source)
+    for node in ranges:
+        past.offset(node)
+    for node in slices:
+        axes = known.numbers(node.inputs[3]) if len(node.inputs) > 3 else None
+        past.look_up(node, 0 if axes is None else int(axes[0]))
+
+
+def _counts(node: gs.Node, known: Values, counted: Size) -> bool:
+    """It is Range(0, T, 1)."""
+    start, delta = known.numbers(node.inputs[0]), known.numbers(node.inputs[2])
+    if start is None or delta is None or start != 0 or delta != 1:
+        return False
+    return _is(known.get(node.inputs[1]), counted)
+
+
+def _heads_table(node: gs.Node, known: Values, counted: Size) -> bool:
+    """It takes the first T rows of a constant."""
+    if not isinstance(node.inputs[0], gs.Constant):
+        return False
+    start = known.numbers(node.inputs[1])
+    rest = [known.numbers(t) for t in node.inputs[3:] if not t.is_empty()]
+    if start is None or start.size != 1 or start.item() != 0 or any(r is None for r in rest):
+        return False
+    return rest[1:] in ([], [1]) and _is(known.get(node.inputs[2]), counted)
+
+
+def _is(value: np.ndarray | None, size: Size) -> bool:
+    return value is not None and value.size == 1 and value.item() == size
+
+
+def _picks_tokens(node: gs.Node) -> bool:
+    """The positions index a value that has tokens of its own, through whatever is done to them."""
+    reached, todo = set(), list(node.outputs)
+    while todo:
+        value = todo.pop()
+        for reader in value.outputs:
+            index = reader.op in PICKING and reader.inputs[1] is value
+            if index and not isinstance(reader.inputs[0], gs.Constant):
+                return True
+            if not index and reader.name not in reached and reader.op not in PICKING:
+                reached.add(reader.name)
+                todo += reader.outputs
+    return False
+
+
+def _source(graph: gs.Graph, length: str) -> tuple[gs.Tensor, int] | None:
+    """An input that has the token axis, and its place."""
+    for given in graph.inputs:
+        if given.shape and length in given.shape:
+            return given, list(given.shape).index(length)
+    return None
+
+
+class _Past:
+    """The input that counts the tokens before this piece, and what is made of it."""
+
+    def __init__(self, graph: gs.Graph, source: gs.Tensor, axis: int) -> None:
+        self.graph = graph
+        past, present = LENGTH
+        self.length = gs.Variable(past, np.int64, [1])
+        graph.inputs.append(self.length)
+        attributes = {"start": axis, "end": axis + 1}
+        self.count = self._node("Shape", f"{present}/count", [source], attributes)
+        after = gs.Variable(present, np.int64, [1])
+        inputs = [self.length, self.count]
+        graph.nodes.append(gs.Node("Add", present, inputs=inputs, outputs=[after]))
+        graph.outputs.append(after)
+
+    def offset(self, node: gs.Node) -> None:
+        """Add the past to what the node counts."""
+        positions = node.outputs[0]
+        counted = gs.Variable(f"{positions.name}/counted", positions.dtype, positions.shape)
+        node.outputs[0] = counted
+        past = self._node("CastLike", f"{node.name}/past", [self.length, counted])
+        self.graph.nodes.append(
+            gs.Node("Add", f"{node.name}/offset", inputs=[counted, past], outputs=[positions])
+        )
+
+    def look_up(self, node: gs.Node, axis: int) -> None:
+        """Rows of the table at the positions of this piece."""
+        zero, one = (gs.Constant(f"{node.name}/{n}", np.asarray(n, np.int64)) for n in (0, 1))
+        count = self._node("Squeeze", f"{node.name}/count", [self.count])
+        counted = self._node("Range", f"{node.name}/counted", [zero, count, one])
+        positions = self._node("Add", f"{node.name}/positions", [counted, self.length])
+        table, (output,) = node.inputs[0], node.outputs
+        node.outputs.clear()
+        self.graph.nodes.append(
+            gs.Node("Gather", node.name, {"axis": axis}, [table, positions], [output])
+        )
+
+    def _node(
+        self, op: str, name: str, inputs: list[gs.Tensor], attributes: dict[str, int] | None = None
+    ) -> gs.Variable:
+        output = gs.Variable(name, np.int64)
+        self.graph.nodes.append(gs.Node(op, name, attributes or {}, inputs, [output]))
+        return output

@@ -1,0 +1,130 @@
+"""Functions of other libraries that are swapped for linexport ops while a model is traced.
+
+One file per patched thing, found by scanning here: a module with ``PATCH``. A patch names the
+functions it stands in for, as they are called inside a library's modeling files, and the
+parameters it expects them to have. It applies to every modeling file a model is made of that has
+such a function, whichever family it belongs to.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from linexport.errors import UnsupportedModelError
+
+__all__ = ["Patch", "Swap", "applied", "original", "patches"]
+
+
+@dataclass(frozen=True)
+class Swap:
+    """One function to swap.
+
+    Attributes:
+        name: in its modeling file; "Class.method" for a method.
+        parameters: names of the parameters it must have, in order.
+        replacement: called in its place, with the same arguments.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    replacement: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Functions that are swapped together.
+
+    Attributes:
+        swaps: the functions.
+        families: model types of the library that were converted and checked with it.
+        tried: versions of the library it was tried with, as "package version".
+    """
+
+    swaps: tuple[Swap, ...]
+    families: tuple[str, ...]
+    tried: tuple[str, ...]
+
+
+@cache
+def patches() -> tuple[Patch, ...]:
+    """Every patch: each module of this folder that defines ``PATCH``."""
+    found = []
+    for module in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
+        patch = getattr(importlib.import_module(f"{__name__}.{module.name}"), "PATCH", None)
+        if isinstance(patch, Patch):
+            found.append(patch)
+    return tuple(found)
+
+
+@contextmanager
+def applied(modules: Iterable[ModuleType]) -> Iterator[None]:
+    """Swap every function of these modules that a patch names; all are restored at the end.
+
+    Raises:
+        UnsupportedModelError: such a function has other parameters than its patch expects.
+    """
+    with _replaced([(*place, swap.replacement) for place, swap in _places(modules)]):
+        yield
+
+
+@contextmanager
+def original(modules: Iterable[ModuleType]) -> Iterator[None]:
+    """The same functions as plain PyTorch.
+
+    The library wraps them to call compiled kernels where a package with such is installed, which
+    fails without a GPU.
+    """
+    plain = [(*place, inspect.unwrap(getattr(*place))) for place, _ in _places(modules)]
+    with _replaced(plain):
+        yield
+
+
+Place = tuple[Any, str]
+"""A module or class, and the name of a function in it."""
+
+
+def _places(modules: Iterable[ModuleType]) -> list[tuple[Place, Swap]]:
+    found: list[tuple[Place, Swap]] = []
+    for module in modules:
+        for patch in patches():
+            for swap in patch.swaps:
+                owner, _, name = swap.name.rpartition(".")
+                holder = getattr(module, owner, None) if owner else module
+                function = getattr(holder, name, None)
+                if function is not None and _defined_in(function, module):
+                    _check(module, swap, function, patch)
+                    found.append(((holder, name), swap))
+    return found
+
+
+def _defined_in(function: Any, module: ModuleType) -> bool:
+    """Not one that the module imports: it is swapped where it is called from, all the same."""
+    return inspect.isfunction(inspect.unwrap(function)) and module.__name__ in sys.modules
+
+
+def _check(module: ModuleType, swap: Swap, function: Any, patch: Patch) -> None:
+    found = tuple(inspect.signature(inspect.unwrap(function)).parameters)
+    if found != swap.parameters:
+        raise UnsupportedModelError(
+            f"{module.__name__}.{swap.name} has the parameters ({', '.join(found)}); linexport "
+            f"knows it with ({', '.join(swap.parameters)}), as in {' and '.join(patch.tried)}. "
+            "Install such a version, or a newer linexport."
+        )
+
+
+@contextmanager
+def _replaced(replacements: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    with ExitStack() as restore:
+        for holder, name, replacement in replacements:
+            restore.callback(setattr, holder, name, getattr(holder, name))
+            setattr(holder, name, replacement)
+        yield

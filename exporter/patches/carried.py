@@ -1,0 +1,141 @@
+"""The states a traced model carries from call to call: where patched functions find and leave them.
+
+A library hands a layer's states around in a cache object, and its functions for one token, for
+several and for several after others each treat them in a way of their own. While a model is
+traced, its cache only says which layer is at work; the functions that stand in for the library's
+take the past of that layer from here and leave the present here, exactly as the ops have them:
+
+    conv_<layer>    (B, C, k - 1)        the last inputs of a causal convolution
+    state_<layer>   (B, H, d_k, d_v)     the state of linear attention
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from linexport.errors import UnsupportedModelError
+from linexport.models import functional
+
+_active: ContextVar[Carried] = ContextVar("carried")
+
+ACTIVATIONS = {None: "none", "silu": "silu", "swish": "silu"}
+"""Activations that the convolution op has, by the library's names."""
+
+
+class Carried:
+    """Past and present states by name, during one run of a model.
+
+    Args:
+        past: empty at the beginning of a sequence.
+    """
+
+    def __init__(self, past: Mapping[str, Tensor]) -> None:
+        self.past = past
+        self.present: dict[str, Tensor] = {}
+        self._layer: str | None = None
+        self._convolving: str | None = None
+        self._attended: Tensor | None = None
+
+    def begin_convolution(self, layer: str) -> None:
+        """The next convolution is that of ``layer``."""
+        self.finish()
+        self._layer = self._convolving = layer
+
+    def convolve(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None
+    ) -> Tensor:
+        """``functional.causal_conv`` of (B, C, T) with the past of the layer at work.
+
+        ``weight`` is (C, k).
+        """
+        name = f"conv_{self._convolving}"
+        output, present = functional.causal_conv(
+            x,
+            weight.unsqueeze(1),
+            bias,
+            self.past.get(name),
+            ACTIVATIONS.get(activation, "none"),
+        )
+        if self._convolving is not None:
+            self.present[name] = present
+            self._convolving = None
+        return output if activation in ACTIVATIONS else _activate(output, activation)
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, layer: str | None = None, **options: Any
+    ) -> Tensor:
+        """``functional.linear_attention`` with the past of the layer at work.
+
+        query (B, T, H_q, d_k), key (B, T, H_k, d_k), value (B, T, H_kv, d_v); ``options`` are
+        decay, beta and the attributes of the op. Returns (B, T, H, d_v).
+
+        Args:
+            layer: named here where the layer has no convolution to say which it is.
+        """
+        past = self.past.get(f"state_{layer or self._layer}")
+        output, state, _ = functional.linear_attention(
+            query.flatten(2),
+            key.flatten(2),
+            value.flatten(2),
+            past_state=past,
+            q_num_heads=query.shape[2],
+            kv_num_heads=value.shape[2],
+            **options,
+        )
+        if layer is None:
+            self._attended = state
+        else:
+            self.present[f"state_{layer}"] = state
+        return output.unflatten(2, (-1, value.shape[3]))
+
+    def end_attention(self, layer: str) -> None:
+        """Keep the state of the linear attention just computed as that of ``layer``.
+
+        Raises:
+            UnsupportedModelError: it was computed by something that no patch stands in for.
+        """
+        if self._attended is None or layer != self._layer:
+            raise UnsupportedModelError(
+                f"The linear attention of layer {layer} is computed by code that linexport does "
+                "not know, so no fused op can stand in for it."
+            )
+        self.present[f"state_{layer}"] = self._attended
+        self._attended = None
+
+    def finish(self) -> None:
+        """Check at the end of a run, or of a layer, that nothing was left to the library's code.
+
+        Raises:
+            UnsupportedModelError: a convolution was.
+        """
+        if self._convolving is not None:
+            raise UnsupportedModelError(
+                f"The convolution of layer {self._convolving} is computed by code that linexport "
+                "does not know, so no fused op can stand in for it."
+            )
+
+
+@contextmanager
+def carrying(carried: Carried) -> Iterator[None]:
+    """Patched functions called inside use these states."""
+    token = _active.set(carried)
+    try:
+        yield
+        carried.finish()
+    finally:
+        _active.reset(token)
+
+
+def active() -> Carried:
+    """Those of the innermost ``carrying``; without one, of a sequence that nobody continues."""
+    return _active.get(None) or Carried({})
+
+
+def _activate(x: Tensor, activation: str | None) -> Tensor:
+    return getattr(F, str(activation))(x)

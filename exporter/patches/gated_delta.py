@@ -1,0 +1,65 @@
+"""The gated delta rule of transformers -> ``linexport.LinearAttention``, update rule gated_delta.
+
+    S_t = exp(g_t) S_{t-1} + beta_t k_t (v_t - exp(g_t) S_{t-1}^T k_t)^T
+    o_t = S_t^T q_t / sqrt(d_k)
+
+q and k (B, T, H_k, d_k), divided by sqrt(|x|^2 + 1e-6) where asked; v (B, T, H_v, d_v); g and beta
+(B, T, H_v). A query or key head serves H_v / H_k value heads in a row, as in the op.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linexport.patches import Patch, Swap
+from linexport.patches.carried import active
+
+L2_EPSILON = 1e-6
+
+
+def gated_delta_rule(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    chunk_size: int = 64,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Stands in for the chunked form and for the recurrent one, which has no ``chunk_size``."""
+    if use_qk_l2norm_in_kernel:
+        query, key = l2norm(query), l2norm(key)
+    output = active().attend(
+        query,
+        key,
+        value,
+        decay=g,
+        beta=beta,
+        update_rule="gated_delta",
+        scale=key.shape[-1] ** -0.5,
+    )
+    return output, None
+
+
+def l2norm(x: Tensor) -> Tensor:
+    """x / sqrt(|x|^2 + eps) over the last axis."""
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + L2_EPSILON)
+
+
+_COMMON = ("initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "kwargs")
+_INPUTS = ("query", "key", "value", "g", "beta")
+
+PATCH = Patch(
+    swaps=(
+        Swap("torch_chunk_gated_delta_rule", (*_INPUTS, "chunk_size", *_COMMON), gated_delta_rule),
+        Swap("torch_recurrent_gated_delta_rule", (*_INPUTS, *_COMMON), gated_delta_rule),
+    ),
+    families=("qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid"),
+    tried=("transformers 5.23.0",),
+)

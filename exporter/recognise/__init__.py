@@ -1,0 +1,8 @@
+"""Linear attention in graphs that were not written with it, found by algebra and proven by running.
+
+What ``passes`` report: see ``Findings``.
+"""
+
+from linexport.recognise.findings import Findings, Match, NearMiss, Proof, Refusal
+
+__all__ = ["Findings", "Match", "NearMiss", "Proof", "Refusal"]

@@ -1,0 +1,192 @@
+"""Every tensor of a graph in normal form, node after node.
+
+An operator with a rule (``rules/``) has its outputs written in terms of its inputs' forms. Any
+other output, and any form that is no use for finding attention, is *opaque*: a leaf of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from linexport.recognise import algebra
+from linexport.recognise.axes import Index, size_of
+from linexport.recognise.sizes import Size, parse
+from linexport.recognise.terms import Form, Iota, Leaf, Order, Term
+from linexport.recognise.values import Values
+
+Rule = Callable[["Evaluator", gs.Node], Form | None]
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(*operators: str) -> Callable[[Rule], Rule]:
+    """Register the rule of standard operators."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(operators, function))
+        return function
+
+    return register
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A tensor that is several others side by side along one dim."""
+
+    place: int
+    parts: tuple[tuple[int, Form], ...]
+    """The size of each along that dim, and its form with all dims."""
+
+
+class Evaluator:
+    """The forms of a graph's tensors.
+
+    Attributes:
+        opaque_over: for an opaque value, the node that made it of a form which was worth following.
+        pieces: of values made by Pad and Concat.
+        values: known values.
+    """
+
+    def __init__(self, graph: gs.Graph) -> None:
+        self.graph = graph
+        self.values = Values(self.sizes)
+        self.opaque_over: dict[str, gs.Node] = {}
+        self.pieces: dict[str, Pieces] = {}
+        self._forms: dict[str, Form | None] = {}
+        for node in graph.nodes:
+            self._visit(node)
+
+    def form(self, tensor: gs.Tensor) -> Form | None:
+        """The form of a tensor, with labels of its own; None where its rank is unknown."""
+        if tensor.name not in self._forms:
+            self._forms[tensor.name] = self._source(tensor)
+        found = self._forms[tensor.name]
+        return None if found is None else found.fresh()
+
+    def forms(self, tensors: Iterable[gs.Tensor]) -> list[Form] | None:
+        """Those of several tensors, or None if one is unknown."""
+        found = [self.form(t) for t in tensors]
+        return None if any(f is None for f in found) else [f for f in found if f is not None]
+
+    def sizes(self, tensor: gs.Tensor) -> list[Size] | None:
+        """The sizes of a tensor's dims."""
+        form = self.form(tensor)
+        return None if form is None else [size_of(i) for i in form.dims]
+
+    def ints(self, node: gs.Node, position: int, attribute: str) -> list[int] | None:
+        """Integers given as an input, or, in older operator sets, as an attribute."""
+        if attribute in node.attrs:
+            given = node.attrs[attribute]
+            return [int(n) for n in np.atleast_1d(np.asarray(given))]
+        if len(node.inputs) <= position or node.inputs[position].is_empty():
+            return None
+        value = self.values.numbers(node.inputs[position])
+        return None if value is None else [int(n) for n in np.atleast_1d(value)]
+
+    def stated(self, tensor: gs.Tensor) -> list[Size] | None:
+        """The sizes the graph states for a tensor, if it states all of them."""
+        if tensor.shape is None or not all(d or d == 0 for d in tensor.shape):
+            return None
+        return [parse(d) for d in tensor.shape]
+
+    def is_weight(self, tensor: gs.Tensor) -> bool:
+        """A tensor stored in the model, or made of such ones alone."""
+        if isinstance(tensor, gs.Constant) or self.is_constant(tensor):
+            return True
+        producer = tensor.inputs[0] if tensor.inputs else None
+        if producer is None or not producer.inputs:
+            return producer is not None
+        return all(self.is_weight(t) for t in producer.inputs if not t.is_empty())
+
+    def is_constant(self, tensor: gs.Tensor) -> bool:
+        """Its value does not depend on the inputs."""
+        return self.values.numbers(tensor) is not None
+
+    def _visit(self, node: gs.Node) -> None:
+        if not node.outputs:
+            return
+        self.values.visit(node)
+        form = None
+        if self.is_constant(node.outputs[0]):
+            self._forms[node.outputs[0].name] = self._source(node.outputs[0])
+            return
+        if node.domain in (None, "", "ai.onnx") and node.op in RULES:
+            form = RULES[node.op](self, node)
+        if form is not None and algebra.reasonable(form):
+            self._forms[node.outputs[0].name] = form
+            return
+        for output in node.outputs:
+            self._opaque(node, output)
+
+    def _opaque(self, node: gs.Node, output: gs.Tensor) -> None:
+        for tensor in node.inputs:
+            form = self._forms.get(tensor.name)
+            if form is not None and (tensor.name in self.opaque_over or interesting(form)):
+                self.opaque_over[output.name] = node
+        self._forms[output.name] = self._source(output)
+
+    def _source(self, tensor: gs.Tensor) -> Form | None:
+        value = self.values.numbers(tensor)
+        if value is not None:
+            return _of_value(tensor, value)
+        if tensor.shape is None:
+            return None
+        shape = [
+            parse(d) if isinstance(d, int) or (isinstance(d, str) and d) else _unknown(tensor, i)
+            for i, d in enumerate(tensor.shape)
+        ]
+        counted = self.values.get(tensor)
+        if counted is not None and counted.ndim == 0:
+            return algebra.counted(counted.item())
+        return algebra.leaf_form(tensor, shape)
+
+
+def interesting(form: Form) -> bool:
+    """More than one entry of one tensor: a product, a sum, a mask."""
+    return len(form.terms) > 1 or any(_compound(t, form) for t in form.terms)
+
+
+def _compound(term: Term, form: Form) -> bool:
+    leaves = term.of(Leaf)
+    return len(leaves) != len(term.factors) or len(leaves) > 1 or not term.axes <= form.axes
+
+
+def _unknown(tensor: gs.Tensor, place: int) -> Size:
+    return Size(1, (f"{tensor.name}[{place}]",))
+
+
+def _of_value(tensor: gs.Tensor, value: np.ndarray) -> Form:
+    """Constants that mean something: one number, a triangle, positions."""
+    dims = tuple(algebra.fresh(Size(n)) for n in value.shape)
+    plain = Form(dims, (Term(1.0, (Leaf(tensor, dims),)),))
+    if value.size == 0 or value.dtype.kind not in "fiub":
+        return plain
+    first, last = value.flat[0], value.flat[-1]
+    if first == last and bool((value == first).all()):
+        # As the shortest decimal of its dtype: 1e-6 rather than 9.99999997e-07.
+        return algebra.constant(float(str(first)) if value.dtype.kind == "f" else float(first), dims)
+    if value.ndim == 1 and value.size > 1 and np.array_equal(value, np.arange(value.size)):
+        return Form(dims, (Term(1.0, (Iota(dims[0]),)),))
+    return _triangle(value, dims) or plain
+
+
+def _triangle(value: np.ndarray, dims: tuple[Index, ...]) -> Form | None:
+    """c below a diagonal and 0 above, or the reverse."""
+    if value.ndim < 2 or value.shape[-1] != value.shape[-2] or value.size != value.shape[-1] ** 2:
+        return None
+    square = value.reshape(value.shape[-2:])
+    number = next((float(x) for x in (square[0, -1], square[-1, 0]) if x != 0), 0.0)
+    filled = square != 0
+    if not number or not bool((square[filled] == number).all()):
+        return None
+    below = square[-1, 0] != 0
+    # In row 0, the last column that is not zero, or the last that is.
+    offset = int((filled[0] if below else ~filled[0]).sum()) - 1
+    if not np.array_equal(filled, np.tri(len(square), k=offset, dtype=bool) == below):
+        return None
+    order = Order(dims[-2], dims[-1], offset)
+    return Form(dims, (Term(number, (order if below else order.complement(),)),))

@@ -1,0 +1,244 @@
+"""Linear attention in a graph: read from normal forms, proven, and put in place.
+
+Every value whose form is an attention is a root. Of several on one path the last is taken, with all
+its reshapes and its normaliser, unless something else reads one on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from linexport.recognise import rules, softmax
+from linexport.recognise.axes import size_of
+from linexport.recognise.emit import Writer
+from linexport.recognise.evaluate import Evaluator
+from linexport.recognise.findings import Findings, Match, NearMiss, Proof, Refusal
+from linexport.recognise.prove import Candidate, ProofFailedError, prove
+from linexport.recognise.roles import NotAttentionError, Roles, read
+from linexport.recognise.terms import IDENTITY, Form, Leaf
+
+rules.load()
+
+
+@dataclass(frozen=True)
+class Root:
+    """A value that is an attention.
+
+    Attributes:
+        region: the nodes that compute it from what the roles read, in graph order.
+    """
+
+    tensor: gs.Variable
+    form: Form
+    roles: Roles
+    region: tuple[gs.Node, ...]
+
+
+class Search:
+    """Finds and replaces in one graph."""
+
+    def __init__(self, graph: gs.Graph) -> None:
+        self.graph = graph
+        self.evaluator = Evaluator(graph)
+        self.place = {id(node): i for i, node in enumerate(graph.nodes)}
+        self.outputs = {id(t) for t in graph.outputs}
+        self.covered: set[str] = set()
+        self.near: dict[str, NearMiss] = {}
+        self.matches: list[Match] = []
+        self.refused: list[Refusal] = []
+
+    def run(self) -> Findings:
+        """Replace all that can be proven."""
+        roots = self._roots()
+        for root in reversed(list(roots.values())):
+            if root.tensor.name in self.covered or self._split(root, roots):
+                continue
+            self._replace(root)
+        near = [n for name, n in self.near.items() if name not in self.covered]
+        order = {n.outputs[0].name: i for i, n in enumerate(self.graph.nodes) if n.outputs}
+        self.matches.sort(key=lambda m: order.get(m.where, 0))
+        return Findings(tuple(self.matches), tuple(self._last(near)), tuple(self.refused))
+
+    def _roots(self) -> dict[str, Root]:
+        roots: dict[str, Root] = {}
+        for node in self.graph.nodes:
+            for tensor in node.outputs:
+                form = None if tensor.is_empty() else self.evaluator.form(tensor)
+                if form is None:
+                    continue
+                try:
+                    roles = read(form, self.evaluator.is_weight)
+                except NotAttentionError as error:
+                    self._miss(node, str(error))
+                    continue
+                if roles is None and (reason := softmax.reason(self.evaluator, node, form)):
+                    self._miss(node, reason)
+                if roles is not None:
+                    region = self._region(tensor, roles)
+                    roots[tensor.name] = Root(tensor, form, roles, region)
+        return roots
+
+    def _miss(self, node: gs.Node, reason: str) -> None:
+        where = node.outputs[0].name
+        self.near[where] = NearMiss(where, (node.name,), reason)
+
+    def _last(self, near: Sequence[NearMiss]) -> list[NearMiss]:
+        """One for each path: where several values fail for one reason, the last."""
+        tensors = {t.name: t for n in self.graph.nodes for t in n.outputs}
+        reasons = {n.where: n.reason for n in near}
+
+        def repeated(miss: NearMiss) -> bool:
+            tensor = tensors.get(miss.where)
+            readers = tensor.outputs if tensor is not None else []
+            return any(reasons.get(o.name) == miss.reason for r in readers for o in r.outputs)
+
+        return [n for n in near if not repeated(n)]
+
+    def _region(self, root: gs.Tensor, roles: Roles) -> tuple[gs.Node, ...]:
+        stops = {leaf.tensor.name for leaf in roles.leaves}
+        found: dict[int, gs.Node] = {}
+        pending = [root]
+        while pending:
+            tensor = pending.pop()
+            for node in tensor.inputs:
+                if id(node) in found or tensor.name in stops:
+                    continue
+                found[id(node)] = node
+                if node.op != "Shape":
+                    pending += node.inputs
+        return tuple(sorted(found.values(), key=lambda n: self.place[id(n)]))
+
+    def _split(self, root: Root, roots: dict[str, Root]) -> bool:
+        """Something outside reads a value on the way that is an attention as well."""
+        inside = {id(n) for n in root.region}
+        for node in root.region:
+            for tensor in node.outputs:
+                if tensor is root.tensor or tensor.name not in roots:
+                    continue
+                if id(tensor) in self.outputs or any(id(r) not in inside for r in tensor.outputs):
+                    if roots[tensor.name].roles.normalize == root.roles.normalize:
+                        return True
+        return False
+
+    def _replace(self, root: Root) -> None:
+        writer = Writer(root.tensor, root.form, root.roles)
+        covers = {t.name for n in root.region for t in n.outputs}
+        try:
+            fused = writer.write()
+            proof = prove(self._candidate(root, writer))
+        except NotAttentionError as error:
+            _withdraw(writer)
+            self._miss(root.tensor.inputs[0], str(error))
+            return
+        except ProofFailedError as error:
+            _withdraw(writer)
+            self.refused.append(Refusal(root.tensor.name, str(error)))
+            self.covered |= covers
+            return
+        self.covered |= covers
+        self._swap(root, writer)
+        replaced = tuple(n.name for n in _dead(root.region, self.outputs))
+        self.matches.append(_match(root, fused, writer, replaced, proof))
+
+    def _swap(self, root: Root, writer: Writer) -> None:
+        """Have the root computed by the new nodes."""
+        for node in list(root.tensor.inputs):
+            old = gs.Variable(f"{root.tensor.name}/before")
+            node.outputs = [old if o is root.tensor else o for o in node.outputs]
+        result = writer.result
+        if result.inputs and result.inputs[0] in writer.nodes:
+            last = result.inputs[0]
+            last.outputs = [root.tensor if o is result else o for o in last.outputs]
+        self.graph.nodes += writer.nodes
+
+    def _candidate(self, root: Root, writer: Writer) -> Candidate:
+        roles, values = root.roles, self.evaluator.values
+        inputs = _inputs(root.region, writer.nodes)
+        known = {t.name: values.numbers(t) for t in inputs}
+        bare = [f for f in (*roles.query, *roles.key) if f.function == IDENTITY]
+        decays = roles.decay.of(Leaf) if roles.decay else []
+        down = [f for f in decays if f.function == IDENTITY]
+        rising = roles.decay is not None and roles.decay.coefficient < 0
+        sized = [(t, self.evaluator.sizes(t)) for t in inputs]
+        unknown = [t.name for t, sizes in sized if sizes is None or t.dtype is None]
+        if unknown:
+            raise ProofFailedError(f"the type of {unknown[0]} is not known")
+        names = frozenset(f.tensor.name for f in bare) if roles.normalize else frozenset()
+        falling = frozenset(f.tensor.name for f in down)
+        return Candidate(
+            [(t, sizes) for t, sizes in sized if sizes is not None],
+            {n: v for n, v in known.items() if v is not None},
+            names | falling if rising else names,
+            frozenset() if rising else falling,
+            (root.region, root.tensor),
+            (writer.nodes, writer.result),
+            size_of(roles.rows),
+            _coarsest(root.region),
+            {o.domain: o.version for o in self.graph.import_domains or ()}
+            | {"": self.graph.opset},
+        )
+
+
+def _inputs(*sides: Sequence[gs.Node]) -> list[gs.Variable]:
+    """What the nodes of several sides read and do not make."""
+    found: dict[str, gs.Variable] = {}
+    for nodes in sides:
+        made = {o.name for n in nodes for o in n.outputs}
+        for node in nodes:
+            for tensor in node.inputs:
+                if isinstance(tensor, gs.Variable) and not tensor.is_empty():
+                    if tensor.name not in made:
+                        found[tensor.name] = tensor
+    return list(found.values())
+
+
+def _coarsest(region: Sequence[gs.Node]) -> str:
+    kinds = {np.dtype(o.dtype).name for n in region for o in n.outputs if o.dtype is not None}
+    return next((k for k in ("bfloat16", "float16") if k in kinds), "float32")
+
+
+def _withdraw(writer: Writer) -> None:
+    """Tensors know who reads them: take the readers back."""
+    for node in writer.nodes:
+        node.inputs.clear()
+        node.outputs.clear()
+
+
+def _dead(region: Sequence[gs.Node], kept: set[int]) -> list[gs.Node]:
+    """Nodes of a region that nothing reads any more."""
+    dead: dict[int, gs.Node] = {}
+    for node in reversed(region):
+        readers = [r for o in node.outputs for r in o.outputs]
+        if all(id(r) in dead for r in readers) and not any(id(o) in kept for o in node.outputs):
+            dead[id(node)] = node
+    return [n for n in region if id(n) in dead]
+
+
+def _match(
+    root: Root, fused: gs.Node, writer: Writer, replaced: tuple[str, ...], proof: Proof
+) -> Match:
+    roles, attributes = root.roles, fused.attrs
+    keys = [a for a in writer.layout.key]
+    return Match(
+        where=root.tensor.name,
+        update_rule=str(attributes["update_rule"]),
+        causal=roles.causal,
+        normalize=roles.normalize,
+        scale=roles.scale,
+        eps=roles.eps,
+        q_num_heads=int(attributes["q_num_heads"]),
+        kv_num_heads=int(attributes["kv_num_heads"]),
+        key_heads=size_of(tuple(keys)).known or 1,
+        d_k=size_of(roles.channels).known or 1,
+        d_v=size_of(roles.widths).known or 1,
+        query_map=writer.maps.get("query"),
+        key_map=writer.maps.get("key"),
+        masked=roles.mask is not None,
+        replaced=replaced,
+        added=tuple(n.name for n in writer.nodes),
+        proof=proof,
+    )

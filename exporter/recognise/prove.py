@@ -1,0 +1,253 @@
+"""The original nodes and the fused ones on the same random inputs: equal, or no rewrite.
+
+Both run in ONNX Runtime without optimisations, the fused node by its portable function body, at
+several lengths, with batch and heads above 1 where they are not fixed, and three kinds of inputs:
+unit variance; far on the negative side, where positive feature maps and so denominators are small;
+and tiny. Differences are taken relative to the largest value of the original's output.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import onnxruntime
+
+from linexport.plugins.ops.registry import attach_functions
+from linexport.recognise.findings import Proof
+from linexport.recognise.sizes import Size
+
+LENGTHS = (5, 70, 64, 128, 192, 16, 36, 8, 1)
+"""Tried in this order: no multiple of a chunk first, then what models in chunks may ask for."""
+
+WANTED = 2
+"""Lengths that must be compared, where the length is not fixed."""
+
+RELATIVE, ABSOLUTE = {"float32": 5e-5, "float16": 5e-3, "bfloat16": 4e-2}, 1e-30
+"""Of the largest value. float32: sums in another order differ by 6e-8 a term, 1e-5 over 1e4 terms;
+half precisions carry 11 and 8 bits. A wrong mask, epsilon or scale gives 1e-3 and more where the
+denominator is small."""
+
+SMALLEST = 1e-12
+"""Outputs all below this are compared absolutely."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A rewrite to be checked.
+
+    Attributes:
+        inputs: tensors of the graph that both sides read, with their sizes.
+        known: values of inputs that are the same at every run.
+        positive, negative: names of inputs that must be drawn so, for the denominator not to change
+            its sign and for decays to decay.
+        original, replacement: the nodes of each, in order, and what they compute.
+        length: the size of a sequence.
+        precision: the coarsest dtype on the way.
+        imports: operator sets of the model.
+    """
+
+    inputs: Sequence[tuple[gs.Variable, Sequence[Size]]]
+    known: Mapping[str, np.ndarray]
+    positive: frozenset[str]
+    negative: frozenset[str]
+    original: tuple[Sequence[gs.Node], gs.Variable]
+    replacement: tuple[Sequence[gs.Node], gs.Variable]
+    length: Size
+    precision: str
+    imports: Mapping[str, int]
+
+
+class ProofFailedError(Exception):
+    """The two sides differ, or could not be compared; the text says how."""
+
+
+def prove(candidate: Candidate) -> Proof:
+    """Compare both sides.
+
+    Raises:
+        ProofFailedError: see there.
+    """
+    before = _session(candidate, *candidate.original)
+    after = _session(candidate, *candidate.replacement)
+    random = np.random.default_rng(0)
+    worst, sizes = 0.0, list[dict[str, int]]()
+    problem = ""
+    for symbols in _assignments(candidate):
+        for kind in ("normal", "low", "tiny"):
+            fed = {
+                t.name: _draw(random, t, [evaluate(s, symbols) for s in shape], kind, candidate)
+                for t, shape in candidate.inputs
+            }
+            try:
+                expected = before.run(None, fed)[0]
+            except Exception as error:
+                # A length this model does not take, for instance no multiple of its chunk.
+                problem = str(error).strip().splitlines()[0]
+                break
+            worst = max(worst, _difference(candidate, expected, after, fed, symbols, kind))
+        else:
+            sizes.append(dict(symbols))
+        if len(sizes) == WANTED or (sizes and not symbols):
+            break
+    fixed = candidate.length.known is not None
+    if len(sizes) < (1 if fixed else WANTED):
+        raise ProofFailedError(f"the original nodes could not be run on their own: {problem}")
+    return Proof(tuple(sizes), worst)
+
+
+def _difference(
+    candidate: Candidate,
+    expected: np.ndarray,
+    after: onnxruntime.InferenceSession,
+    fed: dict[str, np.ndarray],
+    symbols: Mapping[str, int],
+    kind: str,
+) -> float:
+    try:
+        got = after.run(None, fed)[0]
+    except Exception as error:
+        raise ProofFailedError(
+            f"the fused node fails: {str(error).strip().splitlines()[0]}"
+        ) from None
+    at = f"on {kind} inputs at {', '.join(f'{k} = {v}' for k, v in symbols.items()) or 'its size'}"
+    if got.shape != expected.shape:
+        raise ProofFailedError(f"shape {got.shape} instead of {expected.shape} {at}")
+    a, b = expected.astype(np.float64), got.astype(np.float64)
+    finite = np.isfinite(a)
+    if not np.array_equal(finite, np.isfinite(b)):
+        raise ProofFailedError(f"one side is finite where the other is not, {at}")
+    if not finite.any():
+        return 0.0
+    magnitude = float(np.abs(a[finite]).max())
+    error = float(np.abs(a[finite] - b[finite]).max())
+    limit = RELATIVE[candidate.precision] * magnitude + ABSOLUTE
+    if error > limit and error > SMALLEST * RELATIVE["float32"]:
+        raise ProofFailedError(
+            f"relative difference {error / max(magnitude, 1e-300):.1e} {at}; "
+            f"at most {limit / max(magnitude, 1e-300):.0e} is rounding"
+        )
+    return error / magnitude if magnitude else 0.0
+
+
+def _assignments(candidate: Candidate) -> Iterator[dict[str, int]]:
+    """Values for the symbols: lengths in turn, everything else small and above 1."""
+    names = sorted({n for _, shape in candidate.inputs for s in shape for n in _names(s)})
+    along = [n for n in names if n in _names(candidate.length)]
+    for count, length in enumerate(LENGTHS):
+        symbols = {n: 2 + (i + count) % 2 for i, n in enumerate(names)}
+        if along:
+            symbols[along[-1]] = length
+        yield symbols
+        if not along:
+            return
+
+
+def _names(size: Size) -> set[str]:
+    found: set[str] = set()
+    for atom in size.atoms:
+        try:
+            tree = ast.parse(atom, mode="eval")
+        except SyntaxError:
+            found.add(atom)
+            continue
+        names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        found |= {atom} if any(isinstance(n, ast.Subscript | ast.Call | ast.Attribute)
+                               for n in ast.walk(tree)) else names
+    return found
+
+
+def evaluate(size: Size, symbols: Mapping[str, int]) -> int:
+    """The number a size is, for these values of the symbols."""
+    result = size.coefficient
+    for atom in size.atoms:
+        result *= symbols[atom] if atom in symbols else _number(ast.parse(atom, mode="eval").body,
+                                                                symbols)
+    return result
+
+
+def _number(node: ast.AST, symbols: Mapping[str, int]) -> int:
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.Name(id=name):
+            return symbols[name]
+        case ast.BinOp(left=left, op=op, right=right):
+            a, b = _number(left, symbols), _number(right, symbols)
+            match op:
+                case ast.Add():
+                    return a + b
+                case ast.Sub():
+                    return a - b
+                case ast.Mult():
+                    return a * b
+                case ast.FloorDiv():
+                    return a // b
+    raise ProofFailedError("the size of an input is not known")
+
+
+def _draw(
+    random: np.random.Generator,
+    tensor: gs.Variable,
+    shape: list[int],
+    kind: str,
+    candidate: Candidate,
+) -> np.ndarray:
+    dtype = np.dtype(tensor.dtype)
+    if tensor.name in candidate.known:
+        return candidate.known[tensor.name]
+    if dtype == np.dtype(bool):
+        mask = random.random(shape) < 0.7
+        mask[..., :1] = True
+        return np.asarray(mask)
+    if dtype.kind in "iu":
+        return random.integers(0, 2, shape).astype(dtype)
+    x = random.standard_normal(shape)
+    if tensor.name in candidate.positive:
+        x = (np.abs(x) + 0.1) * {"normal": 1.0, "low": 1e-2, "tiny": 1e-4}[kind]
+    elif tensor.name in candidate.negative:
+        x = -0.3 * np.abs(x)
+    elif kind == "low":
+        x = 3 * x - 6
+    elif kind == "tiny":
+        x *= 1e-4
+    return x.astype(dtype)
+
+
+def _session(
+    candidate: Candidate, nodes: Sequence[gs.Node], root: gs.Variable
+) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        model = _model(candidate, nodes, root)
+        return onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:
+        raise ProofFailedError(
+            f"it could not be run on its own: {str(error).strip().splitlines()[0]}"
+        ) from None
+
+
+def _model(
+    candidate: Candidate, nodes: Sequence[gs.Node], root: gs.Variable
+) -> onnx.ModelProto:
+    graph = gs.Graph(
+        list(nodes),
+        [t for t, _ in candidate.inputs],
+        [root],
+        name="proof",
+        opset=candidate.imports[""],
+        import_domains=[onnx.helper.make_opsetid(d, v) for d, v in candidate.imports.items()],
+        ir_version=10,
+    )
+    model = gs.export_onnx(graph, do_type_check=False)
+    attach_functions(model)
+    return model

@@ -1,0 +1,155 @@
+"""Operators that sum: products of matrices, einsums, reductions, cumulative sums."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx_graphsurgeon as gs
+
+from linexport.recognise import algebra
+from linexport.recognise.axes import Axis, Index
+from linexport.recognise.evaluate import Evaluator, rule
+from linexport.recognise.terms import Form, Leaf, Order, Term
+
+
+def contraction(e: Evaluator, a: Form, b: Form, gone: list[int], keep: bool) -> Form | None:
+    """Multiplied as NumPy broadcasts, then summed over dims.
+
+    A product with a weight is a projection: it stays as it is, in front of the attention.
+    """
+    product = algebra.times(a, b)
+    if product is None:
+        return None
+    lost = {x for p in gone for x in product.dims[p]}
+    for term in product.terms:
+        weights = [f for f in term.of(Leaf) if e.is_weight(f.tensor)]
+        if any(f.axes & lost for f in weights):
+            return None
+    return algebra.summed(product, gone, keep)
+
+
+@rule("MatMul")
+def matmul(e: Evaluator, node: gs.Node) -> Form | None:
+    """sum_j a[..., i, j] b[..., j, k]."""
+    forms = e.forms(node.inputs)
+    if forms is None or any(len(f.dims) < 2 for f in forms):
+        return None
+    a, b = forms
+    a = replace(a, dims=(*a.dims, ()))
+    b = replace(b, dims=(*b.dims[:-2], (), *b.dims[-2:]))
+    rank = max(len(a.dims), len(b.dims))
+    return contraction(e, a, b, [rank - 2], keep=False)
+
+
+@rule("Gemm")
+def gemm(e: Evaluator, node: gs.Node) -> Form | None:
+    """alpha a b, where nothing is added."""
+    if len(node.inputs) > 2 and not node.inputs[2].is_empty():
+        return None
+    forms = e.forms(node.inputs[:2])
+    if forms is None:
+        return None
+    a, b = (
+        replace(f, dims=f.dims[::-1]) if node.attrs.get(flag, 0) else f
+        for f, flag in zip(forms, ("transA", "transB"), strict=True)
+    )
+    a = replace(a, dims=(*a.dims, ()))
+    b = replace(b, dims=((), *b.dims))
+    scaled = algebra.times(a, algebra.constant(float(node.attrs.get("alpha", 1.0))))
+    return scaled and contraction(e, scaled, b, [1], keep=False)
+
+
+@rule("Einsum")
+def einsum(e: Evaluator, node: gs.Node) -> Form | None:
+    """Its own notation; an ellipsis stands for leading dims."""
+    forms = e.forms(node.inputs)
+    if forms is None:
+        return None
+    sources, target = _letters(node.attrs["equation"], [len(f.dims) for f in forms])
+    letters = list(dict.fromkeys(target + "".join(sources)))
+    spread = [_spread(f, source, letters) for f, source in zip(forms, sources, strict=True)]
+    gone = [p for p, letter in enumerate(letters) if letter not in target]
+    result = spread[0]
+    if result is None:
+        return None
+    if len(spread) == 1:
+        return algebra.summed(result, gone, keep=False)
+    for position, other in enumerate(spread[1:], start=2):
+        last = position == len(spread)
+        if other is None or result is None:
+            return None
+        result = contraction(e, result, other, gone if last else [], keep=False)
+    return result
+
+
+def _letters(equation: str, ranks: list[int]) -> tuple[list[str], str]:
+    """Letters of each input and of the output, with capitals in the place of an ellipsis."""
+    text = equation.replace(" ", "")
+    left, arrow, right = text.partition("->")
+    sources = left.split(",")
+    free = [c for c in map(chr, range(0x3B1, 0x3C9)) if c not in text]
+    widths = [r - len(s.replace("...", "")) for s, r in zip(sources, ranks, strict=True)]
+    width = max([w for w, s in zip(widths, sources, strict=True) if "..." in s], default=0)
+    leading = "".join(free[:width])
+    named = [
+        s.replace("...", leading[width - w :] if w else "")
+        for s, w in zip(sources, widths, strict=True)
+    ]
+    if arrow:
+        return named, right.replace("...", leading)
+    once = sorted(c for c in set(left) - set(",.") if left.count(c) == 1)
+    return named, leading + "".join(once)
+
+
+def _spread(form: Form, source: str, letters: list[str]) -> Form | None:
+    """With a dim for every letter of the equation; a letter used twice is a diagonal."""
+    if len(set(source)) != len(source):
+        return None
+    dims: list[Index] = [
+        form.dims[source.index(letter)] if letter in source else () for letter in letters
+    ]
+    return replace(form, dims=tuple(dims))
+
+
+@rule("ReduceSum", "ReduceMean")
+def reduce(e: Evaluator, node: gs.Node) -> Form | None:
+    """A sum over dims, or that over their size."""
+    form, axes = e.form(node.inputs[0]), e.ints(node, 1, "axes")
+    if form is None:
+        return None
+    if axes is None:
+        given = len(node.inputs) > 1 and not node.inputs[1].is_empty()
+        if given or node.attrs.get("noop_with_empty_axes", 0):
+            return None
+    places = [a % len(form.dims) for a in axes] if axes else list(range(len(form.dims)))
+    if node.op == "ReduceSum":
+        return algebra.summed(form, places, bool(node.attrs.get("keepdims", 1)))
+    for place in places:
+        for axis in form.dims[place]:
+            known = axis.size.known
+            if known is None:
+                share = algebra.one_over(algebra.counted(axis.size))
+            else:
+                share = algebra.constant(1 / known)
+            form = share and algebra.times(form, share)
+            if form is None:
+                return None
+    return algebra.summed(form, places, bool(node.attrs.get("keepdims", 1)))
+
+
+@rule("CumSum")
+def cumsum(e: Evaluator, node: gs.Node) -> Form | None:
+    """sum_s [s <= t] x_s, with < if exclusive and >= if reverse."""
+    form, axis = e.form(node.inputs[0]), e.values.numbers(node.inputs[1])
+    if form is None or axis is None:
+        return None
+    place = int(axis.item()) % len(form.dims)
+    column = form.dims[place]
+    row = tuple(Axis(a.size) for a in column)
+    offset = -1 if node.attrs.get("exclusive", 0) else 0
+    order = Order(row, column, offset)
+    if node.attrs.get("reverse", 0):
+        order = Order(column, row, offset)
+    products = [algebra.multiplied(t, Term(1.0, (order,))) for t in form.terms]
+    dims = tuple(row if p == place else i for p, i in enumerate(form.dims))
+    return algebra.collect(Form(dims, tuple(p for p in products if p is not None)))

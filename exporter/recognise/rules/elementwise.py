@@ -1,0 +1,307 @@
+"""Operators that act on entries: arithmetic, masks, exponentials, functions of one tensor."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import onnx_graphsurgeon as gs
+
+from linexport.recognise import algebra
+from linexport.recognise.evaluate import Evaluator, interesting, rule
+from linexport.recognise.terms import Count, Form, Function, Iota, Leaf, Order, Term
+
+UNARY = """Abs Ceil Celu Cos Elu Erf Exp Floor Gelu HardSigmoid HardSwish LeakyRelu Log Mish Neg
+Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt Tanh ThresholdedRelu""".split()
+BINARY = "Add Sub Mul Div Pow Max Min Greater GreaterOrEqual Less LessOrEqual Equal".split()
+OTHER = "Clip Where Not And Or".split()
+
+VERY_NEGATIVE = -1e9
+"""Masks are filled with this or less where exp is to make zeros."""
+
+
+@rule(*UNARY, *BINARY, *OTHER)
+def elementwise(e: Evaluator, node: gs.Node) -> Form | None:
+    """Algebra where there is a rule for it; else a function of one tensor; else opaque."""
+    given = [t for t in node.inputs if not t.is_empty()]
+    forms = e.forms(given)
+    if forms is None:
+        return None
+    forms = [_masked_number(f) for f in forms]
+    special = SPECIAL.get(node.op)
+    if special is not None and len(given) == len(node.inputs):
+        form = special(*forms)
+        if form is not None:
+            return form
+    return pointwise(e, node, forms)
+
+
+def pointwise(e: Evaluator, node: gs.Node, forms: list[Form]) -> Form | None:
+    """A function of the entries of one tensor and of constants."""
+    base: Form | None = None
+    for form in forms:
+        if form.leaf is None and form.scalar is None:
+            return None
+        if form.leaf is None:
+            continue
+        if base is None:
+            base = form
+            continue
+        aligned = algebra.broadcast(base, form)
+        if aligned is None:
+            return None
+        base, other, _ = aligned
+        assert base.leaf is not None and other.leaf is not None
+        if (base.leaf.tensor, base.leaf.dims, base.dims) != (
+            other.leaf.tensor,
+            other.leaf.dims,
+            other.dims,
+        ):
+            return None
+    if base is None or base.leaf is None:
+        return None
+    arguments: list[Function] = []
+    position = iter(forms)
+    for tensor in node.inputs:
+        arguments.append(("none",) if tensor.is_empty() else _argument(e, tensor, next(position)))
+    rank = max(len(f.dims) for f in forms)
+    if rank > len(base.dims):
+        return None
+    attributes = tuple(sorted((k, _frozen(v)) for k, v in node.attrs.items()))
+    function = (node.op, attributes, *arguments)
+    return Form(base.dims, (Term(1.0, (replace(base.leaf, function=function),)),))
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _argument(e: Evaluator, tensor: gs.Tensor, form: Form) -> Function:
+    if form.leaf is not None:
+        scale = form.terms[0].coefficient
+        inside = form.leaf.function
+        return inside if scale == 1 else ("Mul", (), inside, ("const", scale, None))
+    value = e.values.numbers(tensor)
+    kind = None if value is None else value.dtype.name
+    return ("const", form.scalar, kind)
+
+
+def _masked_number(form: Form) -> Form:
+    """Numbers as negative as masks use stand for minus infinity."""
+    value = form.scalar
+    if value is not None and value <= VERY_NEGATIVE:
+        return algebra.constant(-math.inf, form.dims)
+    return form
+
+
+def _single(form: Form) -> bool:
+    return form.leaf is not None
+
+
+def _nested(a: Form, b: Form) -> bool:
+    """One of two leaves has all the labels of the other, once they are shared."""
+    aligned = algebra.broadcast(a, b)
+    if aligned is None:
+        return True
+    x, y, _ = aligned
+    return x.axes <= y.axes or y.axes <= x.axes
+
+
+def multiply(a: Form, b: Form) -> Form | None:
+    """A product; one of a tensor with a mask or a gate in front of the attention stays opaque."""
+    for x, y in ((a, b), (b, a)):
+        if x.scalar is not None or _number(x):
+            if x.scalar is not None and math.isinf(x.scalar):
+                return None
+            return algebra.times(x, y)
+    if _single(a) and _single(b) and _nested(a, b):
+        return None
+    return algebra.times(a, b)
+
+
+def _number(form: Form) -> bool:
+    """A size, or one over it."""
+    return all(isinstance(f, Count) for t in form.terms for f in t.factors)
+
+
+def divide(a: Form, b: Form) -> Form | None:
+    """a (1 / b)."""
+    if b.scalar is not None:
+        return None if b.scalar == 0 else multiply(a, algebra.constant(1 / b.scalar))
+    if not _number(b) and _single(b) and not interesting(a) and a.scalar is None:
+        return None
+    over = algebra.one_over(b)
+    return None if over is None else multiply(a, over)
+
+
+def add(a: Form, b: Form) -> Form | None:
+    """A sum, where one side is of interest or both are numbers."""
+    if a.scalar is not None and b.scalar is not None:
+        return algebra.plus(a, b)
+    if interesting(a) or interesting(b):
+        return algebra.plus(a, b)
+    if _single(a) and _single(b) and not _nested(a, b):
+        return algebra.plus(a, b)
+    return None
+
+
+def _negated(form: Form) -> Form:
+    return Form(form.dims, tuple(t.scaled(-1.0) for t in form.terms))
+
+
+def subtract(a: Form, b: Form) -> Form | None:
+    """a + (-1) b."""
+    return add(a, _negated(b))
+
+
+def negate(a: Form) -> Form | None:
+    """(-1) a."""
+    return _negated(a)
+
+
+def reciprocal(a: Form) -> Form | None:
+    """1 / a."""
+    return None if _single(a) else divide(algebra.constant(1.0), a)
+
+
+def exp(a: Form) -> Form | None:
+    """exp of sums as products of exps."""
+    return None if _single(a) else algebra.exponential(a)
+
+
+def power(a: Form, b: Form) -> Form | None:
+    """a^b = exp(b log a), where b counts positions."""
+    if not interesting(b):
+        return None
+    if a.scalar is not None and a.scalar > 0:
+        exponent = algebra.times(b, algebra.constant(math.log(a.scalar)))
+    elif a.leaf is not None and a.terms[0].coefficient == 1:
+        logarithm = replace(a.leaf, function=("Log", (), a.leaf.function))
+        exponent = algebra.times(b, Form(a.dims, (Term(1.0, (logarithm,)),)))
+    else:
+        return None
+    return exponent and algebra.exponential(exponent)
+
+
+def where(condition: Form, a: Form, b: Form) -> Form | None:
+    """c a + (1 - c) b, where one of them is a number."""
+    if not _boolean(condition):
+        return None
+    opposite = algebra.complement(condition)
+    if opposite is None:
+        return None
+    for kept, x, y in ((condition, a, b), (opposite, b, a)):
+        if y.scalar == 0:
+            return multiply(x, kept) if len(kept.terms) == 1 else None
+        if y.scalar is not None and math.isinf(y.scalar):
+            gone = algebra.complement(kept)
+            filled = gone and algebra.times(algebra.constant(y.scalar), gone)
+            return filled and algebra.plus(x, filled)
+    if a.scalar is not None and b.scalar is not None:
+        x = algebra.times(condition, a)
+        y = algebra.times(opposite, b)
+        return x and y and algebra.plus(x, y)
+    return None
+
+
+def _boolean(form: Form) -> bool:
+    return all(isinstance(f, Order | Leaf) for t in form.terms for f in t.factors)
+
+
+def compare(a: Form, b: Form, offset: int) -> Form | None:
+    """a - b + offset >= 0 as an order of positions, or a mask compared with a number."""
+    difference = algebra.plus(a, _negated(b))
+    if difference is None:
+        return None
+    up, down, shift = None, None, float(offset)
+    for term in difference.terms:
+        if not term.factors:
+            shift += term.coefficient
+        elif isinstance(term.factors[0], Iota) and len(term.factors) == 1:
+            if term.coefficient == 1 and up is None:
+                up = term.factors[0]
+            elif term.coefficient == -1 and down is None:
+                down = term.factors[0]
+            else:
+                return None
+        else:
+            return _threshold(difference, offset)
+    if up is None or down is None or shift != int(shift):
+        return None
+    order = Order(up.index, down.index, int(shift))
+    return Form(difference.dims, (Term(1.0, (order,)),))
+
+
+def _threshold(difference: Form, offset: int) -> Form | None:
+    """A mask of zeros and ones compared with a number."""
+    masks = [t for t in difference.terms if t.factors]
+    shift = sum(t.coefficient for t in difference.terms if not t.factors)
+    only = masks[0].factors
+    if len(masks) > 1 or len(only) > 1 or not isinstance(only[0], Order):
+        return None
+    slack = 0.0 if offset == 0 else -1e-30
+    values = [masks[0].coefficient * x + shift + slack >= 0 for x in (0, 1)]
+    if values[0] == values[1]:
+        return algebra.constant(float(values[0]), difference.dims)
+    order = only[0] if values[1] else only[0].complement()
+    return Form(difference.dims, (Term(1.0, (order,)),))
+
+
+def equal(a: Form, b: Form) -> Form | None:
+    """A mask of zeros and ones compared with zero or one."""
+    for x, y in ((a, b), (b, a)):
+        orders = [t for t in x.terms if t.of(Order)]
+        if len(x.terms) == 1 and orders and len(orders[0].factors) == 1 and y.scalar is not None:
+            if y.scalar == orders[0].coefficient:
+                return replace(x, terms=(Term(1.0, orders[0].factors),))
+            if y.scalar == 0:
+                return algebra.complement(replace(x, terms=(Term(1.0, orders[0].factors),)))
+    return None
+
+
+def invert(a: Form) -> Form | None:
+    """1 - a."""
+    return algebra.complement(a) if not _single(a) else None
+
+
+def both(a: Form, b: Form) -> Form | None:
+    """A product of masks."""
+    return multiply(a, b) if _boolean(a) and _boolean(b) else None
+
+
+def rectify(a: Form) -> Form | None:
+    """max(t - s, 0) = [s <= t] (t - s), for positions."""
+    if len(a.terms) != 2 or a.leaf is not None:
+        return None
+    above = compare(a, algebra.constant(0.0), 0)
+    return above and algebra.times(above, a)
+
+
+def clip(a: Form, *limits: Form) -> Form | None:
+    """Of positions, at zero."""
+    return rectify(a) if len(limits) == 1 and limits[0].scalar == 0 else None
+
+
+SPECIAL: dict[str, Any] = {
+    "Add": add,
+    "Sub": subtract,
+    "Mul": multiply,
+    "Div": divide,
+    "Neg": negate,
+    "Reciprocal": reciprocal,
+    "Exp": exp,
+    "Pow": power,
+    "Where": where,
+    "GreaterOrEqual": lambda a, b: compare(a, b, 0),
+    "Greater": lambda a, b: compare(a, b, -1),
+    "LessOrEqual": lambda a, b: compare(b, a, 0),
+    "Less": lambda a, b: compare(b, a, -1),
+    "Equal": equal,
+    "Not": invert,
+    "And": both,
+    "Relu": rectify,
+    "Clip": clip,
+}
+"""Operators with a meaning in the algebra; each returns None where that does not apply."""
+

@@ -1,0 +1,313 @@
+"""Operators that move entries without changing them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from linexport.recognise import algebra
+from linexport.recognise.axes import Axis, Index, fresh, regroup, size_of, unify
+from linexport.recognise.evaluate import Evaluator, Pieces, rule
+from linexport.recognise.sizes import Size, product
+from linexport.recognise.terms import Form, Iota, Leaf, Order, Term
+
+END = 2**31 - 1
+"""Slices to here or further go to the end."""
+
+
+@rule("Identity", "Dropout")
+def identity(e: Evaluator, node: gs.Node) -> Form | None:
+    """The same; dropout in inference."""
+    training = e.ints(node, 2, "training_mode") if node.op == "Dropout" else None
+    return None if training and training[0] else e.form(node.inputs[0])
+
+
+@rule("Cast", "CastLike")
+def cast(e: Evaluator, node: gs.Node) -> Form | None:
+    """Numbers have no dtype in a form; a single leaf keeps the cast, so that it is repeated."""
+    form = e.form(node.inputs[0])
+    if form is None or form.leaf is None or form.terms[0].coefficient != 1:
+        return form
+    to = node.outputs[0].dtype if node.op == "CastLike" else node.attrs["to"]
+    if to is None or np.dtype(_numpy(to)) == form.leaf.tensor.dtype and _plain(form.leaf):
+        return form
+    return _with(form, ("Cast", (("to", int(_onnx(to))),), form.leaf.function))
+
+
+def _plain(leaf: Leaf) -> bool:
+    return leaf.function == ("x",)
+
+
+def _numpy(to: object) -> np.dtype[np.generic]:
+    from onnx import helper
+
+    return np.dtype(helper.tensor_dtype_to_np_dtype(to)) if isinstance(to, int) else np.dtype(to)
+
+
+def _onnx(to: object) -> int:
+    from onnx import helper
+
+    return to if isinstance(to, int) else helper.np_dtype_to_tensor_dtype(np.dtype(to))
+
+
+def _with(form: Form, function: tuple[object, ...]) -> Form:
+    assert form.leaf is not None
+    return replace(form, terms=(Term(1.0, (replace(form.leaf, function=function),)),))
+
+
+@rule("Transpose")
+def transpose(e: Evaluator, node: gs.Node) -> Form | None:
+    """Dims in another order."""
+    form = e.form(node.inputs[0])
+    if form is None:
+        return None
+    order = node.attrs.get("perm") or range(len(form.dims))[::-1]
+    return replace(form, dims=tuple(form.dims[p] for p in order))
+
+
+@rule("Squeeze", "Unsqueeze")
+def squeeze(e: Evaluator, node: gs.Node) -> Form | None:
+    """Dims of size 1 taken away or put in."""
+    form, axes = e.form(node.inputs[0]), e.ints(node, 1, "axes")
+    if form is None:
+        return None
+    dims = list(form.dims)
+    if node.op == "Squeeze":
+        gone = range(len(dims)) if axes is None else [a % len(dims) for a in axes]
+        if axes is not None and any(dims[a] for a in gone):
+            return None
+        return replace(form, dims=tuple(d for p, d in enumerate(dims) if d or p not in gone))
+    if axes is None:
+        return None
+    rank = len(dims) + len(axes)
+    for place in sorted(a % rank for a in axes):
+        dims.insert(place, ())
+    return replace(form, dims=tuple(dims))
+
+
+@rule("Reshape", "Flatten")
+def reshape(e: Evaluator, node: gs.Node) -> Form | None:
+    """Row-major regrouping."""
+    form = e.form(node.inputs[0])
+    if form is None:
+        return None
+    sizes = [size_of(i) for i in form.dims]
+    if node.op == "Flatten":
+        axis = node.attrs.get("axis", 1) % (len(sizes) + 1)
+        target: list[Size] | None = [product(sizes[:axis]), product(sizes[axis:])]
+    else:
+        target = _target(e, node, sizes) or e.stated(node.outputs[0])
+    grouped = None if target is None else regroup(form.dims, target)
+    if grouped is None:
+        return None
+    dims, splits = grouped
+    return replace(form.rename(splits), dims=tuple(dims))
+
+
+def _target(e: Evaluator, node: gs.Node, sizes: list[Size]) -> list[Size] | None:
+    wanted = e.values.get(node.inputs[1])
+    if wanted is None:
+        return None
+    copies = not node.attrs.get("allowzero", 0)
+    target: list[Size | None] = []
+    for place, entry in enumerate(np.atleast_1d(wanted)):
+        size = entry if isinstance(entry, Size) else Size(int(entry))
+        if size == Size(-1):
+            target.append(None)
+        else:
+            target.append(sizes[place] if size == Size(0) and copies else size)
+    if target.count(None) == 1:
+        rest = product(sizes).divided(product([s for s in target if s is not None]))
+        target[target.index(None)] = rest or Size(1, (f"{node.outputs[0].name}[-1]",))
+    return None if None in target else [s for s in target if s is not None]
+
+
+@rule("Expand")
+def expand(e: Evaluator, node: gs.Node) -> Form | None:
+    """Repeated along dims of size 1."""
+    form, wanted = e.form(node.inputs[0]), e.values.get(node.inputs[1])
+    if form is None:
+        return None
+    if wanted is None:
+        stated = e.stated(node.outputs[0])
+        target = None if stated is None else tuple(fresh(s) for s in stated)
+    else:
+        sizes = [n if isinstance(n, Size) else Size(int(n)) for n in wanted]
+        target = tuple(fresh(s) for s in sizes)
+    if target is None:
+        return None
+    return algebra.times(form, algebra.constant(1.0, target))
+
+
+@rule("Slice")
+def slice_(e: Evaluator, node: gs.Node) -> Form | None:
+    """All of a dim; a part of a triangle or of positions; or one piece of a concatenation."""
+    form = e.form(node.inputs[0])
+    starts, axes = e.ints(node, 1, "starts"), e.ints(node, 3, "axes")
+    steps = e.ints(node, 4, "steps") or [1] * len(starts or ())
+    if form is None or starts is None or any(s != 1 for s in steps):
+        return None
+    ends = _ends(e, node)
+    if ends is None:
+        return None
+    for place, start, end in zip(axes or range(len(starts)), starts, ends, strict=True):
+        place %= len(form.dims)
+        sliced = _sliced(e, form, place, start, end)
+        if sliced is None:
+            return None
+        form = sliced
+    return form
+
+
+def _ends(e: Evaluator, node: gs.Node) -> list[Size] | None:
+    if "ends" in node.attrs:
+        return [Size(n) for n in node.attrs["ends"]]
+    given = e.values.get(node.inputs[2])
+    if given is None:
+        return None
+    return [n if isinstance(n, Size) else Size(int(n)) for n in np.atleast_1d(given)]
+
+
+def _sliced(e: Evaluator, form: Form, place: int, start: int, end: Size) -> Form | None:
+    index = form.dims[place]
+    size = size_of(index)
+    if start == 0 and (end == size or (end.known is not None and end.known >= END)):
+        return form
+    if size.known is not None:
+        start = max(start + size.known, 0) if start < 0 else start
+        last = size.known if end.known is None else min(end.known, size.known)
+        last = last + size.known if last < 0 else last
+        piece = _piece(e, form, place, start, last) if end.known is not None else None
+        if piece is not None:
+            return piece
+        end = Size(last - start) if end.known is not None else end
+    if start < 0 or len(index) != 1 or (end.known is None and start):
+        return None
+    if end.known is not None and (end.known <= 0 or size.known is None):
+        return None
+    return _shifted(form, place, index[0], start, end)
+
+
+def _shifted(form: Form, place: int, axis: Axis, start: int, size: Size) -> Form | None:
+    """A slice of what depends on the axis by its position only."""
+    new: Index = (Axis(size),)
+    terms = []
+    for term in form.terms:
+        factors = []
+        for factor in term.factors:
+            if axis not in factor.axes:
+                factors.append(factor)
+                continue
+            if not isinstance(factor, Order | Iota) or (start and isinstance(factor, Iota)):
+                return None
+            moved = factor.rename({axis: new})
+            if isinstance(moved, Order) and isinstance(factor, Order):
+                by = start * ((axis in factor.row) - (axis in factor.column))
+                moved = replace(moved, offset=moved.offset + by)
+            factors.append(moved)
+        terms.append(Term(term.coefficient, tuple(factors)))
+    dims = tuple(new if p == place else i for p, i in enumerate(form.dims))
+    return algebra.collect(Form(dims, tuple(terms)))
+
+
+def _piece(e: Evaluator, form: Form, place: int, start: int, end: int) -> Form | None:
+    """The part of every term that comes from one piece of a Pad or Concat."""
+    index = form.dims[place]
+    terms: list[Term] = []
+    dims: tuple[Index, ...] | None = None
+    for term in form.terms:
+        using = [f for f in term.factors if f.axes & set(index)]
+        if len(using) != 1 or not isinstance(using[0], Leaf):
+            return None
+        leaf = using[0]
+        pieces = e.pieces.get(leaf.tensor.name)
+        if pieces is None or leaf.function != ("x",) or leaf.dims[pieces.place] != index:
+            return None
+        part = _part(pieces, start, end)
+        if part is None:
+            return None
+        part = part.fresh()
+        for p, own in enumerate(part.dims):
+            if p != pieces.place and own:
+                shared = unify(leaf.dims[p], own)
+                if shared is None or any(a in term.axes for a in shared):
+                    return None
+                part = part.rename(shared)
+        rest = Term(term.coefficient, tuple(f for f in term.factors if f is not leaf))
+        products = [algebra.multiplied(rest, t) for t in part.terms]
+        terms += [t for t in products if t is not None]
+        new = part.dims[pieces.place]
+        dims = tuple(new if p == place else i for p, i in enumerate(form.dims))
+    return None if dims is None else algebra.collect(Form(dims, tuple(terms)))
+
+
+def _part(pieces: Pieces, start: int, end: int) -> Form | None:
+    at = 0
+    for size, form in pieces.parts:
+        if (at, at + size) == (start, end):
+            return form
+        at += size
+    return None
+
+
+@rule("Pad")
+def pad(e: Evaluator, node: gs.Node) -> Form | None:
+    """Opaque, but remembered as a concatenation with a constant."""
+    form, pads = e.form(node.inputs[0]), e.ints(node, 1, "pads")
+    if form is None or form.leaf is None or pads is None:
+        return None
+    if node.attrs.get("mode", "constant") != "constant":
+        return None
+    filling = e.values.numbers(node.inputs[2]) if len(node.inputs) > 2 else None
+    if len(node.inputs) > 2 and filling is None and not node.inputs[2].is_empty():
+        return None
+    axes = e.ints(node, 3, "axes") or list(range(len(form.dims)))
+    ends = dict(zip([a % len(form.dims) for a in axes], pads[len(axes) :], strict=True))
+    places = [p for p, n in ends.items() if n]
+    if any(pads[: len(axes)]) or len(places) != 1:
+        return None
+    place, size = places[0], size_of(form.dims[places[0]]).known
+    if size is None or ends[place] < 1:
+        return None
+    value = float(filling.item()) if filling is not None else 0.0
+    beside = tuple(fresh(Size(ends[place])) if p == place else d for p, d in enumerate(form.dims))
+    parts = ((size, form), (ends[place], algebra.constant(value, beside)))
+    e.pieces[node.outputs[0].name] = Pieces(place, parts)
+    return None
+
+
+@rule("Concat")
+def concat(e: Evaluator, node: gs.Node) -> Form | None:
+    """Opaque, but its parts are remembered."""
+    forms = e.forms(node.inputs)
+    if forms is None or not all(f.leaf is not None or f.scalar is not None for f in forms):
+        return None
+    place = node.attrs["axis"] % len(forms[0].dims)
+    sizes = [size_of(f.dims[place]).known for f in forms]
+    if all(s is not None for s in sizes):
+        known = [s for s in sizes if s is not None]
+        parts = tuple(zip(known, forms, strict=True))
+        e.pieces[node.outputs[0].name] = Pieces(place, parts)
+    return None
+
+
+@rule("Trilu")
+def trilu(e: Evaluator, node: gs.Node) -> Form | None:
+    """A product with a triangle."""
+    form, offset = e.form(node.inputs[0]), e.ints(node, 1, "k") or [0]
+    given = len(node.inputs) > 1 and not node.inputs[1].is_empty()
+    if form is None or (given and not e.is_constant(node.inputs[1])):
+        return None
+    row, column = form.dims[-2:]
+    if not row or not column:
+        return None
+    order = Order(row, column, offset[0])
+    if node.attrs.get("upper", 1):
+        order = Order(column, row, -offset[0])
+    triangle = Form(form.dims, (Term(1.0, (order,)),))
+    products = [algebra.multiplied(t, s) for t in form.terms for s in triangle.terms]
+    return algebra.collect(Form(form.dims, tuple(p for p in products if p is not None)))
+
+

@@ -1,0 +1,86 @@
+"""Sizes of dimensions as monomials, so that ``8 * batch * seq`` can be divided by ``8 * seq``.
+
+    size = coefficient * atom_1 * ... * atom_n
+
+An atom is a symbol of the graph, or the text of an expression that is no monomial (``(seq+1)``).
+Two equal sizes have equal texts; sizes with different texts may still turn out equal.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MONOMIAL = re.compile(r"[\w.]+(\s*\*\s*[\w.]+)*")
+
+
+@dataclass(frozen=True)
+class Size:
+    """A non-negative number known up to the values of its atoms."""
+
+    coefficient: int
+    atoms: tuple[str, ...] = ()
+
+    @property
+    def known(self) -> int | None:
+        """The number, if no atom is left."""
+        return None if self.atoms else self.coefficient
+
+    def __str__(self) -> str:
+        head = [str(self.coefficient)] if self.coefficient != 1 or not self.atoms else []
+        return "*".join([*head, *self.atoms])
+
+    def __mul__(self, other: Size) -> Size:
+        return Size(self.coefficient * other.coefficient, tuple(sorted(self.atoms + other.atoms)))
+
+    def __add__(self, other: Size) -> Size:
+        return self._sum(other, 1)
+
+    def __sub__(self, other: Size) -> Size:
+        return self._sum(other, -1)
+
+    def _sum(self, other: Size, sign: int) -> Size:
+        if self.atoms == other.atoms:
+            return Size(self.coefficient + sign * other.coefficient, self.atoms)
+        if other == Size(0):
+            return self
+        return Size(1, (f"({self}{'+' if sign > 0 else '-'}{other})",))
+
+    def __floordiv__(self, other: Size) -> Size:
+        exact = self.divided(other)
+        return exact or Size(1, (f"({self}//{other})",))
+
+    def divided(self, other: Size) -> Size | None:
+        """The exact quotient, if it is one."""
+        atoms = list(self.atoms)
+        for atom in other.atoms:
+            if atom not in atoms:
+                return None
+            atoms.remove(atom)
+        if other.coefficient == 0 or self.coefficient % other.coefficient:
+            return None
+        return Size(self.coefficient // other.coefficient, tuple(atoms))
+
+
+ONE = Size(1)
+
+
+def parse(size: int | str) -> Size:
+    """A size as a graph states it."""
+    if isinstance(size, int):
+        return Size(size)
+    text = size.strip()
+    if not MONOMIAL.fullmatch(text):
+        return Size(1, (text,))
+    result = ONE
+    for part in (p.strip() for p in text.split("*")):
+        result = result * (Size(int(part)) if part.isdigit() else Size(1, (part,)))
+    return result
+
+
+def product(sizes: list[Size]) -> Size:
+    """Of all of them; 1 of none."""
+    result = ONE
+    for size in sizes:
+        result = result * size
+    return result

@@ -1,0 +1,159 @@
+"""Small tensors whose values are known before the model runs: constants, and shapes.
+
+Integers may be known only as a ``Size``, an expression in the graph's symbols.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
+
+from linexport.recognise.sizes import Size, parse
+
+LARGEST = 4096
+"""Elements of a tensor worth evaluating."""
+
+SYMBOLIC = {"Gather", "Concat", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Cast", "CastLike"}
+SYMBOLIC |= {"Identity", "Add", "Sub", "Mul", "Div"}
+
+
+class Values:
+    """Known values by tensor name.
+
+    Args:
+        sizes: gives the sizes of a tensor's dims, or None where its rank is unknown.
+    """
+
+    def __init__(self, sizes: Callable[[gs.Tensor], list[Size] | None]) -> None:
+        self._sizes = sizes
+        self._known: dict[str, np.ndarray] = {}
+
+    def get(self, tensor: gs.Tensor) -> np.ndarray | None:
+        """Its value: numbers, or an object array of ``Size``."""
+        if isinstance(tensor, gs.Constant):
+            return np.asarray(tensor.values)
+        return self._known.get(tensor.name)
+
+    def numbers(self, tensor: gs.Tensor) -> np.ndarray | None:
+        """Its value, if all of it are numbers."""
+        value = self.get(tensor)
+        return None if value is None or value.dtype == object else value
+
+    def visit(self, node: gs.Node) -> None:
+        """Note the outputs of a node, as far as they follow from what is known."""
+        value = self._shape(node) if node.op == "Shape" else self._fold(node)
+        if value is not None:
+            self._known[node.outputs[0].name] = value
+
+    def _shape(self, node: gs.Node) -> np.ndarray | None:
+        sizes = self._sizes(node.inputs[0])
+        if sizes is None:
+            return None
+        return _settled(sizes[node.attrs.get("start", 0) : node.attrs.get("end", len(sizes))])
+
+    def _fold(self, node: gs.Node) -> np.ndarray | None:
+        if node.op == "Constant":
+            return _constant(node)
+        inputs = [None if t.is_empty() else self.get(t) for t in node.inputs]
+        missing = [v is None and not t.is_empty() for v, t in zip(inputs, node.inputs, strict=True)]
+        if node.op == "CastLike" and not missing[0] and inputs[0] is not None:
+            kind = node.inputs[1].dtype
+            known = inputs[0].dtype != object and kind is not None
+            return inputs[0].astype(kind) if known else inputs[0]
+        if not inputs or any(missing) or len(node.outputs) != 1:
+            return None
+        if any(v is not None and v.size > LARGEST for v in inputs):
+            return None
+        if any(v is not None and v.dtype == object for v in inputs):
+            return _symbolic(node, inputs) if node.op in SYMBOLIC else None
+        if any(isinstance(a, gs.Graph) for a in node.attrs.values()) or "Random" in node.op:
+            return None
+        return _evaluate(node, inputs)
+
+
+def _constant(node: gs.Node) -> np.ndarray | None:
+    for name, value in node.attrs.items():
+        if name == "value":
+            return np.asarray(value.values)
+        if name in ("value_int", "value_ints"):
+            return np.asarray(value, np.int64)
+        if name in ("value_float", "value_floats"):
+            return np.asarray(value, np.float32)
+    return None
+
+
+def _evaluate(node: gs.Node, inputs: list[np.ndarray | None]) -> np.ndarray | None:
+    with contextlib.suppress(Exception), np.errstate(all="ignore"):
+        proto = OnnxExporter.export_node(node)
+        given = [v for v in inputs if v is not None]
+        names = [t.name for t in node.inputs if not t.is_empty()]
+        (result,) = ReferenceEvaluator(proto).run(None, dict(zip(names, given, strict=True)))
+        return np.asarray(result) if np.size(result) <= LARGEST else None
+    return None
+
+
+def _symbolic(node: gs.Node, inputs: list[Any]) -> np.ndarray | None:
+    """Shape arithmetic."""
+    with contextlib.suppress(Exception):
+        x, rest = inputs[0], inputs[1:]
+        if node.op in ("Identity", "Cast", "CastLike"):
+            return np.asarray(x)
+        if node.op == "Gather":
+            return _settled(np.take(x, rest[0].astype(np.int64), axis=node.attrs.get("axis", 0)))
+        if node.op == "Concat":
+            return _settled(np.concatenate([np.asarray(v, object) for v in inputs]))
+        if node.op == "Reshape":
+            return np.asarray(x).reshape([int(n) for n in rest[0]])
+        if node.op in ("Squeeze", "Unsqueeze"):
+            return np.asarray(x).reshape(() if node.op == "Squeeze" else (-1,))
+        if node.op == "Slice":
+            start, end = int(rest[0][0]), int(rest[1][0])
+            return _settled(x[start:end]) if len(rest) < 4 or int(rest[3][0]) == 1 else None
+        return _settled(_arithmetic(node.op, *(_as_sizes(v) for v in inputs)))
+    return None
+
+
+def _as_sizes(value: np.ndarray) -> np.ndarray:
+    convert = np.vectorize(lambda v: v if isinstance(v, Size) else _whole(v), otypes=[object])
+    return np.asarray(convert(value), object)
+
+
+def _whole(number: Any) -> Size:
+    if number != int(number):
+        raise ValueError(f"{number} is no size")
+    return Size(int(number))
+
+
+def _arithmetic(op: str, a: np.ndarray, b: np.ndarray) -> Any:
+    match op:
+        case "Add":
+            return a + b
+        case "Sub":
+            return a - b
+        case "Mul":
+            return a * b
+        case _:
+            return a // b
+
+
+def _settled(value: Any) -> np.ndarray:
+    """Integers where all sizes are known, else ``Size`` objects."""
+    array = np.asarray(value, object)
+    flat = [parse(int(v)) if not isinstance(v, Size) else v for v in array.ravel()]
+    if all(v.known is not None for v in flat):
+        return np.asarray([v.known for v in flat], np.int64).reshape(array.shape)
+    result = np.empty(len(flat), object)
+    result[:] = flat
+    return result.reshape(array.shape)
+
+
+def numpy_type(node: gs.Node) -> np.dtype[Any]:
+    """What a Cast makes."""
+    return np.dtype(helper.tensor_dtype_to_np_dtype(node.attrs["to"]))

@@ -1,0 +1,101 @@
+"""The axis that holds the tokens, and the operations that mix tokens along it.
+
+A graph streams if every operation besides those with a state acts on each token alone. The token
+axis is followed by the symbol of its size, which shapes carry: an operation mixes tokens if it
+removes that axis, doubles it, changes its length, or works along it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+import onnx_graphsurgeon as gs
+
+from linexport.plugins.ops.op import DOMAIN
+
+LENGTH_AXIS = {"LinearAttention": 1, "CausalConvWithState": 2}
+"""Place of the token axis in the first input of ops that carry a state."""
+
+ALONG_AXIS = {
+    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "TopK"), -1),
+    **dict.fromkeys(("ArgMax", "ArgMin"), 0),
+}
+"""Operators that work along the axis their attribute names, with its default."""
+
+FROM_AXIS = {"LayerNormalization": -1, "RMSNormalization": -1}
+"""The same, along that axis and all after it."""
+
+RECURRENT = ("Scan", "Loop", "RNN", "LSTM", "GRU", "CumSum", "ReverseSequence")
+ALWAYS = (*RECURRENT, "InstanceNormalization", "GroupNormalization", "LRN")
+"""Operators that mix tokens wherever the token axis is among their first input's, the batch aside:
+CumSum keeps its axis in a tensor, and is not worth reading to find one that does no harm."""
+
+WINDOWS = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool")
+SIZES_ONLY = ("Shape", "Size")
+
+
+def symbol(graph: gs.Graph) -> str | None:
+    """The size of the token axis: the length that all causal linexport nodes have."""
+    lengths = set()
+    for node in graph.nodes:
+        if node.domain == DOMAIN and node.op in LENGTH_AXIS and node.attrs.get("causal", 1):
+            shape = node.inputs[0].shape
+            lengths.add(shape[LENGTH_AXIS[node.op]] if shape else None)
+    found = lengths.pop() if len(lengths) == 1 else None
+    return found if isinstance(found, str) and found.isidentifier() else None
+
+
+def mixing(model: onnx.ModelProto) -> list[str]:
+    """Operations that mix tokens and have no state, in order: "ReduceMean node_mean"."""
+    graph = gs.import_onnx(model)
+    tokens = symbol(graph)
+    if tokens is None:
+        return []
+    return [f"{node.op} {node.name}".strip() for node in graph.nodes if _mixes(node, tokens)]
+
+
+def _mixes(node: gs.Node, tokens: str) -> bool:
+    if node.op in SIZES_ONLY:
+        return False
+    causal = node.op in LENGTH_AXIS and node.attrs.get("causal", 1)
+    if node.domain == DOMAIN and (causal or node.op == "FeatureMap"):
+        return False
+    places = list(_places(node.inputs, tokens))
+    if not places:
+        return False
+    made = list(_places(node.outputs, tokens))
+    known = [t for t in node.outputs if t.shape is not None]
+    lost = bool(known) and not made
+    doubled = max(made, default=0) > max(places)
+    return lost or doubled or _changes_length(node, tokens) or _works_along(node, tokens)
+
+
+def _places(tensors: list[gs.Tensor], tokens: str) -> Iterator[int]:
+    """How often the token axis occurs in each tensor that has it."""
+    for tensor in tensors:
+        count = list(tensor.shape or ()).count(tokens)
+        if count:
+            yield count
+
+
+def _changes_length(node: gs.Node, tokens: str) -> bool:
+    """A size such as "seq + 3" where there was "seq"."""
+    sizes = {d for t in node.outputs for d in t.shape or () if isinstance(d, str)}
+    before = {d for t in node.inputs for d in t.shape or ()}
+    return any(tokens in size and size != tokens for size in sizes - before)
+
+
+def _works_along(node: gs.Node, tokens: str) -> bool:
+    shape = list(node.inputs[0].shape or ())
+    if node.op in ALWAYS or node.domain == DOMAIN:
+        return tokens in shape[1:] or node.domain == DOMAIN
+    axes: list[str | int] = []
+    if node.op in ALONG_AXIS:
+        axes = shape[node.attrs.get("axis", ALONG_AXIS[node.op]) :][:1]
+    elif node.op in FROM_AXIS:
+        axes = shape[node.attrs.get("axis", FROM_AXIS[node.op]) :]
+    elif node.op in WINDOWS:
+        kernel = node.attrs.get("kernel_shape") or list(node.inputs[1].shape or ())[2:]
+        axes = [d for d, size in zip(shape[2:], kernel, strict=False) if size != 1]
+    return tokens in axes

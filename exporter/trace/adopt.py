@@ -1,0 +1,113 @@
+"""ONNX file -> the graph that passes work on.
+
+Local functions are inlined, an operator set below what linexport's bodies need is raised, nodes and
+dynamic sizes get names, shapes are observed, and weights kept in files beside it are read. Nothing
+else is changed, and parity with the file as it was proves that this changed nothing that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import inliner, shape_inference, version_converter
+
+from linexport.errors import UnsupportedModelError
+from linexport.loaders.model import OnnxGraph
+from linexport.loaders.onnx_file.document import read
+from linexport.loaders.onnx_file.external import attach
+from linexport.loaders.onnx_file.sizes import inputs
+from linexport.plugins.ops.body import OPSET
+from linexport.plugins.ops.op import DOMAIN
+from linexport.trace.messages import first_line
+from linexport.trace.metadata import drop_metadata
+from linexport.trace.observe import observe
+
+
+def adopt(graph: OnnxGraph) -> onnx.ModelProto:
+    """The graph of a file, with everything in memory.
+
+    Raises:
+        UnsupportedModelError: its operator set cannot be raised; or see ``document.read``.
+    """
+    model = _raised(_inlined(read(graph.path)))
+    given = inputs(model)
+    for value, shape in zip(given, graph.shapes, strict=True):
+        _write_shape(value, shape)
+    kept = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in given]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    _name_nodes(model)
+    names = [value.name for value in given]
+
+    def feeds(sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+        return {n: x.numpy() for n, x in zip(names, graph.draw(sizes), strict=True)}
+
+    model = _shaped(model, observe(model, graph.path.parent, feeds, graph.sizes))
+    _drop_bodies(model)
+    drop_metadata(model)
+    attach(graph.path, model)
+    return model
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Without local functions, save those of linexport's ops, which are understood as they are."""
+    others = [f for f in model.functions if f.domain == DOMAIN]
+    if len(others) < len(model.functions):
+        ours = sorted({(f.domain, f.name) for f in others})
+        model = inliner.inline_selected_functions(model, ours, exclude=True)
+    return model
+
+
+def _drop_bodies(model: onnx.ModelProto) -> None:
+    """Nodes of linexport's ops without their bodies, which a target writes anew."""
+    for node in model.graph.node:
+        if node.domain == DOMAIN:
+            node.overload = ""
+    del model.functions[:]
+
+
+def _raised(model: onnx.ModelProto) -> onnx.ModelProto:
+    version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), OPSET)
+    if version >= OPSET:
+        return model
+    try:
+        return version_converter.convert_version(model, OPSET)
+    except RuntimeError as error:
+        raise UnsupportedModelError(
+            f"The model has opset {version}, and onnx cannot raise it to the {OPSET} that fused "
+            f"operators need: {first_line(error)}. Export it again at opset {OPSET} or higher."
+        ) from error
+
+
+def _name_nodes(model: onnx.ModelProto) -> None:
+    """A name for every node, and no two the same: what is said of nodes says it by name."""
+    taken: set[str] = set()
+    for node in model.graph.node:
+        stem = node.name = node.name or node.op_type
+        count = 1
+        while node.name in taken:
+            count += 1
+            node.name = f"{stem}_{count}"
+        taken.add(node.name)
+
+
+def _shaped(model: onnx.ModelProto, seen: list[onnx.ValueInfoProto]) -> onnx.ModelProto:
+    """With the shapes that were seen, or else what onnx infers."""
+    if not seen:
+        return shape_inference.infer_shapes(model, data_prop=True)
+    found = {value.name: value for value in seen}
+    del model.graph.value_info[:]
+    for output in model.graph.output:
+        if output.name in found:
+            output.type.CopyFrom(found.pop(output.name).type)
+    model.graph.value_info.extend(found.values())
+    return model
+
+
+def _write_shape(value: onnx.ValueInfoProto, shape: tuple[int | str, ...]) -> None:
+    """Write the names of the sizes of an input."""
+    for dim, size in zip(value.type.tensor_type.shape.dim, shape, strict=True):
+        if isinstance(size, str):
+            dim.dim_param = size

@@ -1,0 +1,99 @@
+"""favor+: positive random features of softmax's kernel.
+
+    phi(x)_j = m^(-1/2) exp(w_j . x^ - |x^|^2 / 2),   x^ = x / d^(1/4),  w_j ~ N(0, I),  M = m
+    kernel   = exp(q . k / sqrt(d))
+
+w_j are independent, or orthogonal in blocks of d, which lowers the error. Source: Choromanski et
+al. 2021 (arXiv 2009.14794). Attention that normalises stabilises the exponents by a running
+maximum per feature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from linexport.models.feature_maps import draws
+from linexport.models.feature_maps.base import UNBIASED, Array, ExponentialMap
+from linexport.models.options import bounded
+from linexport.plugins.ops.body import Body
+from linexport.plugins.ops.feature_map import Parameter
+
+
+@dataclass(frozen=True, kw_only=True)
+class FavorOptions:
+    """Attributes:
+    features: M.
+    seed: of the draws.
+    orthogonal: w_j orthogonal in blocks of d.
+    """
+
+    features: int = 128
+    seed: int = bounded(0, at_least=0)
+    orthogonal: bool = True
+
+
+class Favor(ExponentialMap):
+    kind = "favor+"
+    kernel = "exp(q.k/sqrt(d))"
+    exactness = UNBIASED
+    error = "(exp(|q^+k^|^2) - 1) exp(2 q^.k^) / M for independent w, x^ = x/d^(1/4)"
+    regime = "Softmax models and softmax-like training while |q.k| is a few sqrt(d): M of 2d to 4d."
+    failure = "The error grows like exp(|q^+k^|^2 / 2): far too noisy for large queries and keys."
+    Options = FavorOptions
+
+    def __init__(self, head_dim: int, options: FavorOptions | None = None) -> None:
+        super().__init__(head_dim, options)
+        chosen, shape = self.options, (head_dim, self.options.features)
+        rng = draws.generator(chosen.seed)
+        self.projection: Tensor
+        self.register_buffer(
+            "projection",
+            draws.frozen(
+                lambda: draws.gaussian(rng, chosen.features, head_dim, chosen.orthogonal),
+                shape,
+                torch.float32,
+            ),
+        )
+
+    def frozen(self) -> Sequence[Tensor]:
+        return (self.projection,)
+
+    @classmethod
+    def feature_count(cls, width: int, *shapes: tuple[int, ...]) -> int:
+        return shapes[0][1]
+
+    @classmethod
+    def log_phi(cls, x: Tensor, *frozen: Tensor) -> Tensor:
+        (w,) = frozen
+        scaled = x * x.shape[-1] ** -0.25
+        half_square = scaled.square().sum(-1, keepdim=True) / 2
+        return scaled @ w.to(x.dtype) - (half_square + math.log(w.shape[1]) / 2)
+
+    @classmethod
+    def log_phi_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
+        (w,) = parameters
+        scaled = b.Mul(x, b.const(width**-0.25))
+        norm = b.Add(half_square_onnx(b, scaled, width), b.const(math.log(w.shape[1]) / 2))
+        return str(b.Sub(b.MatMul(scaled, w.name), norm))
+
+    def kernel_value(self, query: Array, key: Array) -> Array:
+        return np.asarray(np.exp((query * key).sum(-1) / np.sqrt(self.head_dim)))
+
+    def theoretical_error(self, query: Array, key: Array) -> Array:
+        q, k = (x / self.head_dim**0.25 for x in (query, key))
+        spread = np.expm1(((q + k) ** 2).sum(-1))
+        return np.asarray(spread * np.exp(2 * (q * k).sum(-1)) / self.features)
+
+
+def half_square_onnx(b: Body, x: str, width: int) -> str:
+    """Append |x|^2 / 2 of (..., width), as (..., 1).
+
+    By a product: ONNX Runtime's reductions have the wrong shape where there are no tokens.
+    """
+    return str(b.MatMul(b.Mul(x, x), b.const(np.full((width, 1), 0.5))))

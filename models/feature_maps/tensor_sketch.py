@@ -1,0 +1,124 @@
+"""Tensor sketch of degree n, by real matrix products.
+
+    phi(x) = IFFT(prod_l FFT(C_l x)),   (C_l x)_r = sum of s_l(i) x_i over i with h_l(i) = r
+    kernel = (q . k)^n
+
+with h_l(i) uniform on M places and s_l(i) a random sign, l = 1 ... n. The FFT of C_l x is x times a
+fixed complex matrix, and by Parseval the inverse transform changes no inner product: phi is the
+real and imaginary parts of the bins 0 ... M/2 of the product, scaled by sqrt(w / M), w = 1, 2, ...,
+2, 1. The imaginary parts of the first and last bin are zero and left out, so there are M features.
+Source: Pham and Pagh 2013, with the transforms written as MATH 2 does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from linexport.models.feature_maps import draws
+from linexport.models.feature_maps.base import UNBIASED, Array, FeatureMap
+from linexport.models.options import bounded
+from linexport.plugins.ops.body import Body
+from linexport.plugins.ops.feature_map import Parameter
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSketchOptions:
+    """Attributes:
+    features: M, even.
+    degree: n.
+    seed: of the draws.
+    """
+
+    features: int = bounded(128, multiple_of=2)
+    degree: int = 2
+    seed: int = bounded(0, at_least=0)
+
+
+class TensorSketch(FeatureMap):
+    kind = "tensor_sketch"
+    kernel = "(q.k)^n"
+    exactness = UNBIASED
+    positive = False
+    kernel_positive = False
+    error = "at most (2 + 3^n) |q|^(2n) |k|^(2n) / M; ((q.k)^2 + |q|^2 |k|^2) / M for n = 1"
+    error_is_bound = True
+    float32_features = True
+    regime = "Powers of q.k in a few hundred features whatever n: an error independent of d."
+    failure = "The bound on the error grows like 3^n; the estimate takes any sign."
+    Options = TensorSketchOptions
+
+    def __init__(self, head_dim: int, options: TensorSketchOptions | None = None) -> None:
+        super().__init__(head_dim, options)
+        features, degree = self.options.features, self.options.degree
+        rng = draws.generator(self.options.seed)
+        self.transforms: Tensor
+        self.register_buffer(
+            "transforms",
+            draws.frozen(
+                lambda: transforms(rng, head_dim, degree, features),
+                (head_dim, degree, features + 2),
+                torch.float32,
+            ),
+        )
+
+    def frozen(self) -> Sequence[Tensor]:
+        return (self.transforms,)
+
+    @classmethod
+    def feature_count(cls, width: int, *shapes: tuple[int, ...]) -> int:
+        return shapes[0][2] - 2
+
+    @classmethod
+    def phi(cls, x: Tensor, *frozen: Tensor) -> Tensor:
+        (matrices,) = frozen
+        parts = x @ matrices.to(x.dtype).flatten(1)
+        real, imaginary, *rest = parts.chunk(2 * matrices.shape[1], -1)
+        for c, d in zip(rest[::2], rest[1::2], strict=True):
+            real, imaginary = real * c - imaginary * d, real * d + imaginary * c
+        return torch.cat([real, imaginary[..., 1:-1]], -1)
+
+    @classmethod
+    def phi_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
+        ((name, (_, degree, double)),) = parameters
+        parts = b.MatMul(x, b.Reshape(name, b.const([width, degree * double])))
+        real, imaginary, *rest = b.Split(parts, outputs=2 * degree, axis=-1, num_outputs=2 * degree)
+        for c, d in zip(rest[::2], rest[1::2], strict=True):
+            real, imaginary = (
+                b.Sub(b.Mul(real, c), b.Mul(imaginary, d)),
+                b.Add(b.Mul(real, d), b.Mul(imaginary, c)),
+            )
+        inner = b.Slice(imaginary, b.const([1]), b.const([-1]), b.const([-1]))
+        return str(b.Concat(real, inner, axis=-1))
+
+    def kernel_value(self, query: Array, key: Array) -> Array:
+        return np.asarray((query * key).sum(-1) ** self.options.degree)
+
+    def theoretical_error(self, query: Array, key: Array) -> Array:
+        n = self.options.degree
+        norms = ((query**2).sum(-1) * (key**2).sum(-1)) ** n
+        if n == 1:
+            return np.asarray(((query * key).sum(-1) ** 2 + norms) / self.features)
+        return np.asarray((2 + 3**n) * norms / self.features)
+
+
+def transforms(rng: np.random.Generator, width: int, degree: int, size: int) -> Array:
+    """FFT of a count sketch of ``size`` places as a matrix, for each factor.
+
+    (width, degree, size + 2): real parts of the bins 0 ... size/2, then the imaginary parts; the
+    first factor carries sqrt(w / size).
+    """
+    places = rng.integers(size, size=(width, degree))
+    signs = 2.0 * rng.integers(2, size=(width, degree)) - 1
+    bins = np.arange(size // 2 + 1)
+    angle = 2 * np.pi * np.arange(size) / size
+    waves = np.stack([np.cos(angle), -np.sin(angle)])
+    # Whatever the machine's library makes of cos(pi/2).
+    waves[np.abs(waves) < 1e-15] = 0
+    found = waves[:, places[:, :, None] * bins % size] * signs[:, :, None]
+    found[:, :, 0] *= np.sqrt(np.where((bins == 0) | (bins == size // 2), 1, 2) / size)
+    return np.asarray(np.concatenate([found[0], found[1]], axis=-1))

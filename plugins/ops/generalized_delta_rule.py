@@ -1,0 +1,235 @@
+"""The op ``linexport.GeneralizedDeltaRule``: a state transition that is diagonal plus rank one.
+
+For each token, with alpha_t = exp(decay_t) per key channel and scale s:
+
+    S_t = diag(alpha_t) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T         S in R^{d_k x d_v}
+    o_t = s q_t^T S_t
+
+a_t reads the state before it decays, b_t writes what was read. A masked token has key, a and decay
+of zero, and so leaves the state as it was. LinearAttention's delta rules are the case
+a_t = alpha_t k_t, b_t = -beta_t k_t. Expressed by this op only:
+
+    RWKV-7            S_t^T = S_{t-1}^T (diag(w_t) + a_t b_t^T) + v_t k_t^T
+                      (Peng et al. 2025, arXiv 2503.14456, transposed), a_t = -kappa_t
+    Gated DeltaNet-2  S_t = (I - k_t (e_t * k_t)^T) diag(alpha_t) S_{t-1} + k_t (w_t * v_t)^T
+                      (Hatamizadeh et al. 2026, arXiv 2605.22791): a_t = alpha_t * e_t * k_t,
+                      b_t = -k_t, and w_t * v_t as the value
+
+Packed sequences (B, T, H*d); the state is (B, H, d_k, d_v) in float32. The portable lowering goes
+token by token: right at any length, and slow at long ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, defs, helper
+
+from linexport.errors import OpError
+from linexport.plugins.ops.body import Body
+from linexport.plugins.ops.op import (
+    DOMAIN,
+    VERSION,
+    Node,
+    Op,
+    StatePort,
+    activations,
+    parameter,
+)
+from linexport.plugins.ops.shapes import Shape, rank, same, static_width, width_per_head
+
+INPUTS = ("query", "key", "value", "decay", "a", "b", "past_state", "key_mask")
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Heads and their widths."""
+
+    heads: int
+    d_k: int
+    d_v: int
+
+
+def check(
+    num_heads: int,
+    query: Shape,
+    key: Shape,
+    value: Shape,
+    decay: Shape,
+    a: Shape,
+    b: Shape,
+    past_state: Shape | None = None,
+    key_mask: Shape | None = None,
+) -> Sizes:
+    """Sizes implied by the shapes of the inputs.
+
+    Raises:
+        OpError: a shape contradicts another one or the number of heads.
+    """
+    if num_heads < 1:
+        raise OpError(f"num_heads is {num_heads}; it must be at least 1.")
+    d_k = width_per_head("query", query, num_heads)
+    d_v = width_per_head("value", value, num_heads)
+    for name, shape in (("key", key), ("decay", decay), ("a", a), ("b", b)):
+        same(name, "width", static_width(name, shape), num_heads * d_k)
+    others = {"key": key, "value": value, "decay": decay, "a": a, "b": b}
+    if key_mask is not None:
+        rank("key_mask", key_mask, 2)
+        others["key_mask"] = key_mask
+    for name, shape in others.items():
+        same(name, "batch", shape[0], query[0])
+        same(name, "length", shape[1], query[1])
+    if past_state is not None:
+        rank("past_state", past_state, 4)
+        expected = (query[0], num_heads, d_k, d_v)
+        for what, found, wanted in zip(
+            ("batch", "heads", "key width", "value width"), past_state, expected, strict=True
+        ):
+            same("past_state", what, found, wanted)
+    return Sizes(num_heads, d_k, d_v)
+
+
+def generalized_delta_rule(
+    num_heads: int,
+    scale: float,
+    query: Array,
+    key: Array,
+    value: Array,
+    decay: Array,
+    a: Array,
+    b: Array,
+    past_state: Array | None = None,
+    key_mask: NDArray[np.bool_] | None = None,
+) -> tuple[Array, Array]:
+    """The definition above in float64, token by token: output and present_state.
+
+    Raises:
+        OpError: shapes that do not fit.
+    """
+    inputs = (query, key, value, decay, a, b, past_state, key_mask)
+    sizes = check(num_heads, *(None if x is None else x.shape for x in inputs))  # type: ignore[arg-type]
+    batch, length = query.shape[:2]
+    q, k, v, g, read, write = (
+        np.asarray(x, np.float64).reshape(batch, length, num_heads, x.shape[2] // num_heads)
+        for x in inputs[:6]
+        if x is not None
+    )
+    if key_mask is not None:
+        k, g, read = (np.where(key_mask[:, :, None, None], x, 0.0) for x in (k, g, read))
+    S: Array = np.zeros((batch, num_heads, sizes.d_k, sizes.d_v))
+    if past_state is not None:
+        S = S + past_state
+    output = np.zeros((batch, length, num_heads, sizes.d_v))
+    for t in range(length):
+        found = np.einsum("bhk,bhkv->bhv", read[:, t], S)
+        S = np.exp(g[:, t])[..., None] * S
+        S = (
+            S
+            + write[:, t][..., None] * found[:, :, None]
+            + k[:, t][..., None] * v[:, t][:, :, None]
+        )
+        output[:, t] = scale * np.einsum("bhk,bhkv->bhv", q[:, t], S)
+    return output.reshape(value.shape), S
+
+
+def view(node: Node) -> Sizes:
+    """The sizes of a node, checked.
+
+    Raises:
+        OpError: its attributes or shapes contradict the definition.
+    """
+    heads = node.attributes.get("num_heads")
+    if not isinstance(heads, int):
+        raise OpError("GeneralizedDeltaRule lacks the attribute num_heads.")
+    missing = [n for n in INPUTS[:6] if n not in node.shapes]
+    if missing:
+        raise OpError(f"GeneralizedDeltaRule lacks the input {missing[0]}.")
+    return check(heads, **node.shapes)
+
+
+def _portable(node: Node) -> tuple[Body, list[str]]:
+    """A Scan over tokens; at least one, as a Scan of none has no outputs to speak of.
+
+    A token of zeros leaves the state as it was.
+    """
+    sizes, b = view(node), Body()
+    query, *_, past_state, key_mask = node.inputs
+    wide = [b.Cast(x, to=TensorProto.FLOAT) for x in node.inputs[:6]]
+    wide[0] = b.Mul(wide[0], b.const(float(node.attributes.get("scale", 1.0))))
+    if key_mask:
+        keep, zero = b.Unsqueeze(key_mask, b.const([2])), b.const(0.0)
+        for masked in (1, 3, 4):
+            wide[masked] = b.Where(keep, wide[masked], zero)
+    batch, length = b.Shape(query, start=0, end=1), b.Shape(query, start=1, end=2)
+    padding = b.Max(b.Sub(b.const([1]), length), b.const([0]))
+    pads = b.Concat(b.const([0, 0, 0, 0]), padding, b.const([0]), axis=0)
+    split = b.const([0, 0, sizes.heads, -1])
+    tokens = [b.Transpose(b.Reshape(b.Pad(x, pads), split), perm=[1, 0, 2, 3]) for x in wide]
+    shape = b.Concat(batch, b.const([sizes.heads, sizes.d_k, sizes.d_v]), axis=0)
+    S = past_state or b.Expand(b.const(0.0), shape)
+    S, output = b.Scan(
+        b.Cast(S, to=TensorProto.FLOAT),
+        *tokens,
+        outputs=2,
+        body=_token(b),
+        num_scan_inputs=len(tokens),
+    )
+    output = b.Slice(b.Transpose(output, perm=[1, 0, 2, 3]), b.const([0]), length, b.const([1]))
+    packed = b.Reshape(output, b.const([0, 0, sizes.heads * sizes.d_v]))
+    return b, [b.CastLike(packed, query), S]
+
+
+def _token(outer: Body) -> object:
+    """The Scan body: S (B, H, d_k, d_v) and one token, (B, H, d) each."""
+    b = Body(outer)
+    S, *token = (b.fresh(name) for name in ("S", "q", "k", "v", "g", "a", "b"))
+    row, column = b.const([2]), b.const([3])
+    q, v, a = (b.Unsqueeze(token[i], row) for i in (0, 2, 4))
+    k, g, write = (b.Unsqueeze(token[i], column) for i in (1, 3, 5))
+    found = b.MatMul(a, S)
+    kept = b.Add(b.Mul(b.Exp(g), S), b.Mul(write, found))
+    S_next = b.Add(kept, b.Mul(k, v))
+    output = b.Squeeze(b.MatMul(q, S_next), row)
+    return b.subgraph("token", [S, *token], [S_next, output])
+
+
+def _states(node: Node) -> list[StatePort]:
+    sizes = view(node)
+    return [StatePort(6, 1, "state", (sizes.heads, sizes.d_k, sizes.d_v))]
+
+
+OP = Op(
+    schema=defs.OpSchema(
+        "GeneralizedDeltaRule",
+        DOMAIN,
+        VERSION,
+        doc=__doc__ or "",
+        inputs=[
+            parameter("query", "T", "(B, T, H * d_k)"),
+            parameter("key", "T", "(B, T, H * d_k)"),
+            parameter("value", "T", "(B, T, H * d_v)"),
+            parameter("decay", "T", "(B, T, H * d_k), log space"),
+            parameter("a", "T", "(B, T, H * d_k), reads the state"),
+            parameter("b", "T", "(B, T, H * d_k), writes what a read"),
+            parameter("past_state", "S", "(B, H, d_k, d_v)", "Optional"),
+            parameter("key_mask", "tensor(bool)", "(B, T), False: padded token", "Optional"),
+        ],
+        outputs=[
+            parameter("output", "T", "(B, T, H * d_v)"),
+            parameter("present_state", "S", "(B, H, d_k, d_v)", "Optional"),
+        ],
+        type_constraints=activations("T", "S"),
+        attributes=[
+            defs.OpSchema.Attribute("num_heads", defs.OpSchema.AttrType.INT, "H."),
+            defs.OpSchema.Attribute("scale", helper.make_attribute("scale", 1.0)),
+        ],
+    ),
+    check=lambda node: (view(node), None)[1],
+    portable=_portable,
+    states=_states,
+    slow="it is computed token by token, so long sequences are slow",
+)

@@ -1,0 +1,287 @@
+"""ONNX files: what is read of them, and every way in which one can be no model to convert."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, external_data_helper, helper, numpy_helper, parser
+
+from linexport.dims import DimRange
+from linexport.errors import LinexportError, UnsupportedModelError
+from linexport.loaders import load_model
+from linexport.loaders.onnx_file import document
+
+HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
+RELU = "g (float[batch, seq, 4] x) => (float[batch, seq, 4] y) { y = Relu(x) }"
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[..., Path]:
+    """``written(text or model)``: a file of it."""
+
+    def write(source: str | onnx.ModelProto, name: str = "m.onnx") -> Path:
+        model = parser.parse_model(source) if isinstance(source, str) else source
+        (tmp_path / name).write_bytes(model.SerializeToString())
+        return tmp_path / name
+
+    return write
+
+
+def linear(location: str | None = None, dims: tuple[int, int] = (4, 4)) -> onnx.ModelProto:
+    """y = x w; the weight inside, or said to be at ``location``."""
+    model = parser.parse_model(
+        f"{HEAD} g (float[n, 4] x) => (float[n, m] y) {{ y = MatMul(x, w) }}"
+    )
+    weight = numpy_helper.from_array(np.ones(dims, np.float32), "w")
+    if location is not None:
+        size = 4 * dims[0] * dims[1]
+        external_data_helper.set_external_data(weight, location, 0, size)
+        weight.ClearField("raw_data")
+        weight.data_location = TensorProto.EXTERNAL
+    model.graph.initializer.append(weight)
+    return model
+
+
+# What is read
+
+
+def test_names_sizes_and_source_of_a_file(written: Callable[..., Path]) -> None:
+    path = written(f"{HEAD} {RELU}")
+    loaded = load_model(path)
+    assert loaded.source.kind == "onnx" and loaded.source.location == str(path)
+    assert loaded.source.description == "ONNX graph, 1 nodes, 0 parameters"
+    assert loaded.source.sha256 and len(loaded.source.sha256) == 64
+    assert loaded.graph is not None
+    assert loaded.graph.dims == {"batch": DimRange(batch=True), "seq": DimRange()}
+    assert loaded.graph.shapes == [("batch", "seq", 4)]
+    assert loaded.graph.sizes == {"batch": 2, "seq": 100}
+    x = torch.randn(3, 7, 4)
+    assert torch.equal(loaded.module(x)[0], x.relu())
+
+
+@pytest.mark.parametrize(
+    ("shape", "names"),
+    [
+        ("float[N, T, 4]", {"N": True, "T": False}),
+        ("float[T, batch_size, 4]", {"T": False, "batch_size": True}),
+        ("float[, , 4]", {"batch": True, "seq": False}),
+        ("float[2, 3, height, width]", {"height": False, "width": False}),
+        ("float[3, 5]", {}),
+    ],
+)
+def test_dimensions_keep_the_names_of_the_file(
+    written: Callable[..., Path], shape: str, names: dict[str, bool]
+) -> None:
+    shape = shape.replace("[, , ", "[a, b, ")
+    model = parser.parse_model(f"{HEAD} g ({shape} x) => (float y) {{ y = Relu(x) }}")
+    for dim in model.graph.input[0].type.tensor_type.shape.dim:
+        if dim.dim_param in ("a", "b"):
+            dim.Clear()
+    graph = load_model(written(model)).graph
+    assert graph is not None
+    assert {name: limits.batch for name, limits in graph.dims.items()} == names
+
+
+def test_a_size_of_minus_one_is_dynamic(written: Callable[..., Path]) -> None:
+    model = parser.parse_model(f"{HEAD} {RELU}")
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    graph = load_model(written(model)).graph
+    assert graph is not None and set(graph.dims) == {"batch", "seq"}
+
+
+def test_integers_index_the_table_they_are_looked_up_in(written: Callable[..., Path]) -> None:
+    text = f"""{HEAD} g (int32[N, T] ids, int64[N, T] mask) => (float[N, T, 3] y) {{
+        table = Constant <value = float[2] {{0, 0}}> ()
+        wide = Cast <to = 7> (ids)
+        rows = Gather(weight, wide)
+        m = Cast <to = 1> (mask)
+        axis = Constant <value = int64[1] {{2}}> ()
+        column = Unsqueeze(m, axis)
+        y = Mul(rows, column)
+    }}"""
+    model = parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((11, 3), np.float32), "weight"))
+    loaded = load_model(written(model))
+    assert loaded.integer_ranges == {0: (0, 11), 1: (0, 2)}
+    assert loaded.args[0].dtype == torch.int32
+
+
+def test_weights_among_the_inputs_are_weights(written: Callable[..., Path]) -> None:
+    model = linear()
+    model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 4]))
+    loaded = load_model(written(model))
+    assert len(loaded.args) == 1
+
+
+def test_weights_beside_the_file_belong_to_it(written: Callable[..., Path], tmp_path: Path) -> None:
+    path = written(linear("w.data"))
+    (tmp_path / "w.data").write_bytes(np.full(16, 2, np.float32).tobytes())
+    loaded = load_model(path)
+    assert loaded.module(torch.ones(1, 4))[0].tolist() == [[8.0] * 4]
+    (tmp_path / "w.data").write_bytes(np.full(16, 3, np.float32).tobytes())
+    assert load_model(path).source.sha256 != loaded.source.sha256
+
+
+def test_nodes_out_of_order_are_sorted(written: Callable[..., Path]) -> None:
+    path = written(f"{HEAD} g (float[n] x) => (float[n] y) {{ y = Relu(a)  a = Neg(x) }}")
+    assert [n.op_type for n in document.read(path).graph.node] == ["Neg", "Relu"]
+    assert load_model(path).module(torch.tensor([-2.0]))[0].item() == 2
+
+
+def test_a_graph_computes_in_its_own_dtypes(written: Callable[..., Path]) -> None:
+    module = load_model(written(f"{HEAD} {RELU}")).module
+    with pytest.raises(UnsupportedModelError, match="dtypes"):
+        module.to(torch.float64)
+
+
+def test_an_empty_dimension_is_a_size_like_another(written: Callable[..., Path]) -> None:
+    loaded = load_model(written(f"{HEAD} g (float[n, 0] x) => (float[n, 0] y) {{ y = Relu(x) }}"))
+    assert loaded.args[0].shape == (100, 0)
+
+
+def test_the_first_sizes_that_run_are_taken(written: Callable[..., Path]) -> None:
+    text = f"""{HEAD} g (float[n] x) => (float[r, 8] y) {{
+        shape = Constant <value = int64[2] {{-1, 8}}> ()
+        y = Reshape(x, shape)
+    }}"""
+    graph = load_model(written(text)).graph
+    assert graph is not None and graph.sizes == {"n": 64}
+
+
+# What is refused
+
+
+def cyclic() -> str:
+    return f"{HEAD} g (float[n] x) => (float[n] y) {{ y = Add(x, a)  a = Relu(b)  b = Neg(y) }}"
+
+
+BAD = [
+    (cyclic, "its nodes form a cycle: .*Relu"),
+    (
+        lambda: f"{HEAD} g (float[n] x) => (float[n] y) {{ y = Relu(x)  y = Neg(x) }}",
+        "1 values have a name that is defined twice: y",
+    ),
+    (lambda: f"{HEAD} g (float[n] x) => (float[n] y) {{ y = Frobnicate(x) }}", "Frobnicate"),
+    (
+        lambda: (
+            '<ir_version: 8, opset_import: ["" : 17, "acme" : 1]> '
+            "g (float[n] x) => (float[n] y) { y = acme.Twice(x) }"
+        ),
+        "ONNX Runtime cannot open it.*Twice",
+    ),
+    (lambda: f"{HEAD} g (float[n] x) => (float[n] y) {{ y = Relu(z) }}", "z"),
+    (lambda: f"{HEAD} g (float[n] x) => (float[n] y) {{ a = Relu(x) }}", "y"),
+    (lambda: f"{HEAD} g (float[n, 3] x) => (float y) {{ y = MatMul(x, x) }}", "MatMul|none of"),
+    (
+        lambda: (
+            f"{HEAD} g (seq(float[n]) x) => (float y) {{ y = ConcatFromSequence <axis = 0> (x) }}"
+        ),
+        "x is a seq|no tensor",
+    ),
+    (lambda: f"{HEAD} g (string[n] x) => (string[n] y) {{ y = Identity(x) }}", "string"),
+    (lambda: '<ir_version: 8, opset_import: ["" : 99]> ' + RELU, "opset|99"),
+    (lambda: onnx.ModelProto(ir_version=8), "without a graph"),
+    (lambda: linear("../w.data"), r"refers to '\.\./w\.data'.*inside the model's folder"),
+    (lambda: linear("/etc/hostname"), "inside the model's folder"),
+    (lambda: linear("a/../../w.data"), "inside the model's folder"),
+    (lambda: linear("link.data"), "inside the model's folder"),
+    (lambda: linear("."), "inside the model's folder"),
+    (lambda: linear(""), "inside the model's folder"),
+    (lambda: linear("gone.data"), "kept in gone.data, which is missing"),
+    (lambda: linear("short.data"), "needs 64 bytes; short.data has 10"),
+]
+
+
+@pytest.mark.parametrize(("model", "match"), BAD, ids=[m[:40] for _, m in BAD])
+def test_bad_files_are_refused_with_the_reason(
+    written: Callable[..., Path], tmp_path: Path, model: Callable[[], object], match: str
+) -> None:
+    outside = tmp_path.parent / f"{tmp_path.name}.outside"
+    outside.write_bytes(bytes(64))
+    (tmp_path / "link.data").symlink_to(outside)
+    (tmp_path / "short.data").write_bytes(bytes(10))
+    path = written(model())
+    with pytest.raises(UnsupportedModelError, match=match) as caught:
+        load_model(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    assert str(caught.value).endswith(".")
+
+
+def test_a_weight_inside_a_branch_is_checked_too(
+    written: Callable[..., Path], tmp_path: Path
+) -> None:
+    weight = linear("../secret").graph.initializer[0]
+    inner = helper.make_graph(
+        [helper.make_node("Identity", ["w"], ["inner"])],
+        "then",
+        [],
+        [helper.make_tensor_value_info("inner", TensorProto.FLOAT, [4, 4])],
+        [weight],
+    )
+    model = parser.parse_model(f"{HEAD} g (bool c) => (float[4, 4] y) {{ y = Identity(c) }}")
+    del model.graph.node[:]
+    model.graph.node.append(
+        helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)
+    )
+    with pytest.raises(UnsupportedModelError, match="secret"):
+        load_model(written(model))
+
+
+def test_a_file_beyond_a_protobuf_is_refused_before_it_is_read(
+    written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(linear())
+    monkeypatch.setattr(document, "LARGEST", 50)
+    with pytest.raises(UnsupportedModelError, match=r"in one piece.*save_as_external_data"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("whole", [lambda: linear(), lambda: parser.parse_model(f"{HEAD} {RELU}")])
+def test_damaged_files_never_escape_as_other_errors(
+    tmp_path: Path, whole: Callable[[], onnx.ModelProto]
+) -> None:
+    content = whole().SerializeToString()
+    generator, path = random.Random(3), tmp_path / "m.onnx"
+    refused = 0
+    for trial in range(150):
+        data = bytearray(content)
+        if trial % 3 == 0:
+            del data[generator.randrange(len(data)) :]
+        for _ in range(1 + trial // 20):
+            if data:
+                data[generator.randrange(len(data))] = generator.randrange(256)
+        path.write_bytes(data)
+        try:
+            load_model(path)
+        except LinexportError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > 50
+
+
+def test_unknown_domains_that_have_a_body_are_kept_and_inlined(
+    written: Callable[..., Path],
+) -> None:
+    from linexport.trace import trace
+
+    text = """<ir_version: 8, opset_import: ["" : 17, "acme" : 1]>
+        g (float[n] x) => (float[n] y) { y = acme.Twice(x) }
+        <domain: "acme", opset_import: ["" : 17]>
+        Twice (a) => (b) { b = Add(a, a) }"""
+    loaded = load_model(written(text))
+    assert loaded.warnings == ()
+    model = trace(loaded).model
+    assert [n.op_type for n in model.graph.node] == ["Add"] and not model.functions
+
+
+def test_operators_of_other_domains_are_named() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17, "acme" : 1]>
+        g (float[n] x) => (float[n] y) { y = acme.Twice(x) }"""
+    warnings = document.custom_operators(parser.parse_model(text))
+    assert warnings == ("operators of other domains are kept as they are: acme.Twice",)

@@ -1,0 +1,328 @@
+"""Text from a language model: sampling, tokenizers, ``Artifact.generate`` and the command."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import linexport
+from linexport.artifact import Artifact
+from linexport.artifact.language_model import LanguageModel, language_model
+from linexport.artifact.sampling import Sampling, continuation
+from linexport.artifact.text import end_tokens, find_tokenizer
+from linexport.errors import EnvironmentProblemError, ParityError, UsageError
+from linexport.loaders import load_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PROMPT = "def f(x): return "
+
+
+@pytest.fixture(scope="module")
+def model(converted: Callable[..., Path]) -> Artifact:
+    return linexport.load(converted("language_model"), threads=1)
+
+
+@pytest.fixture
+def copy(converted: Callable[..., Path], tmp_path: Path) -> Path:
+    """The language model's artifact, for files to be added to."""
+    return Path(shutil.copytree(converted("language_model"), tmp_path / "copy"))
+
+
+def write(folder: Path, name: str, content: Any) -> None:
+    (folder / name).write_text(json.dumps(content))
+
+
+# Choosing tokens ---------------------------------------------------------------------------------
+
+
+def test_without_temperature_the_likeliest_and_of_equals_the_first() -> None:
+    choose = Sampling().chooser()
+    assert [choose(np.array(x)) for x in ([1.0, 3.0, 2.0], [2.0, 2.0, -np.inf])] == [1, 0]
+
+
+@pytest.mark.parametrize(("temperature", "top_k"), [(1.0, 0), (0.5, 0), (2.0, 3), (1.0, 99)])
+def test_draws_follow_the_softmax(temperature: float, top_k: int) -> None:
+    """Chi-squared over 20,000 draws: a right sampler fails once in a million seeds."""
+    logits, draws = np.array([0.3, 2.0, 1.0, -1.0, 0.9, 1.5], np.float32), 20_000
+    weights = np.exp(logits.astype(np.float64) / temperature)
+    if top_k == 3:
+        weights[[0, 3, 4]] = 0
+    expected = draws * weights / weights.sum()
+    choose = Sampling(temperature, top_k, seed=5).chooser()
+    counts = Counter(choose(logits) for _ in range(draws))
+    found = np.array([counts[i] for i in range(6)])
+    possible = expected > 0
+    assert not found[~possible].any()
+    statistic = ((found - expected)[possible] ** 2 / expected[possible]).sum()
+    limit = {5: 36.0, 2: 27.7}[possible.sum() - 1]  # 1e-6 quantiles, by degrees of freedom
+    assert statistic < limit
+
+
+def test_no_temperature_overflows() -> None:
+    logits = np.array([1e4, 0.0, -1e4], np.float32)
+    assert Sampling(1e-30, seed=1).chooser()(logits) == 0
+    assert Sampling(1e30, seed=1).chooser()(logits) in (0, 1, 2)
+
+
+def test_a_seed_fixes_the_draws() -> None:
+    def draw(seed: int) -> list[int]:
+        choose = Sampling(1.0, seed=seed).chooser()
+        return [choose(np.zeros(50)) for _ in range(20)]
+
+    assert draw(1) == draw(1) != draw(2)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_not_finite_are_reported(bad: float) -> None:
+    with pytest.raises(ParityError, match="not finite"):
+        Sampling().chooser()(np.array([0.0, bad]))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [((-1.0,), "temperature is -1"), ((np.nan,), "temperature is nan"), ((1.0, -1), "top_k is -1")],
+)
+def test_settings_without_meaning_are_refused(values: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Sampling(*values)
+
+
+def test_a_text_ends_by_count_or_by_a_token_that_is_not_part_of_it() -> None:
+    fed = []
+
+    def step(tokens: np.ndarray) -> np.ndarray:
+        fed.append(tokens.tolist())
+        return np.eye(9)[int(tokens[0, -1]) + 1]
+
+    prompt = np.array([0, 1])
+    assert list(continuation(step, prompt, Sampling(), 3, ())) == [2, 3, 4]
+    assert fed == [[[0, 1]], [[2]], [[3]]]
+    assert list(continuation(step, prompt, Sampling(), None, (5,))) == [2, 3, 4]
+
+
+# Artifacts ---------------------------------------------------------------------------------------
+
+
+def test_it_writes_what_pytorch_writes(model: Artifact, factories: Any) -> None:
+    original: Any = load_model(factories.source("language_model")).module
+    prompt = np.frombuffer(PROMPT.encode(), np.uint8)
+    expected = original.generate(torch.from_numpy(prompt.astype(np.int64))[None], 128)[0].tolist()
+    assert list(model.generate(prompt, max_tokens=128)) == expected
+    assert len(set(expected)) > 1
+    assert list(itertools.islice(model.generate(prompt.tolist()), 128)) == expected
+    first = expected.index(expected[5])
+    assert list(model.generate(prompt, stop=[expected[5]])) == expected[:first]
+
+
+def test_random_text_depends_on_the_seed_alone(model: Artifact) -> None:
+    def text(seed: int) -> list[int]:
+        return list(model.generate([1, 2], max_tokens=20, temperature=1.0, top_k=50, seed=seed))
+
+    assert text(1) == text(1) != text(2)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ([], "no tokens"),
+        ([[1, 2]], r"shape \(1, 2\); expected one row"),
+        ([1.5], "dtype float64"),
+        ([3, 256], "from 3 to 256; the model's vocabulary is 0 to 255"),
+        ([-1], "from -1"),
+    ],
+)
+def test_wrong_prompts_are_refused_at_once(model: Artifact, prompt: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        model.generate(prompt)
+
+
+def test_other_models_are_refused(converted: Callable[..., Path]) -> None:
+    small = linexport.load(converted("small"), threads=1)
+    with pytest.raises(UsageError, match=r"no language model: it has x float32 .* output float32"):
+        small.generate([1])
+
+
+def test_inputs_with_a_default_are_left_to_it() -> None:
+    def tensor(name: str, dtype: str, *shape: Any) -> dict[str, Any]:
+        return {"name": name, "dtype": dtype, "shape": list(shape)}
+
+    manifest = {
+        "artifact": "somewhere",
+        "inputs": [
+            tensor("input_ids", "int64", "batch", "seq"),
+            {**tensor("attention_mask", "int64", "batch", "seq"), "default": 1},
+            tensor("past_state_0", "float32", "batch", 2, 4, 4),
+        ],
+        "outputs": [
+            tensor("logits", "float32", "batch", "seq", 50),
+            tensor("present_state_0", "float32", "batch", 2, 4, 4),
+        ],
+        "states": [{"past": "past_state_0", "present": "present_state_0"}],
+    }
+    assert language_model(manifest) == LanguageModel("input_ids", "logits", 50)
+    manifest["inputs"] += [tensor("pixels", "float32", "batch", 3, 8, 8)]
+    with pytest.raises(UsageError, match="pixels"):
+        language_model(manifest)
+
+
+# Tokenizers --------------------------------------------------------------------------------------
+
+
+def test_bytes_become_characters_when_they_are_whole(tmp_path: Path) -> None:
+    tokenizer = find_tokenizer(tmp_path, 256)
+    ids = tokenizer.encode("é∑\udcff")
+    assert ids == [0xC3, 0xA9, 0xE2, 0x88, 0x91, 0xFF]
+    decode = tokenizer.decoder()
+    assert [decode(i) for i in ids] == ["", "é", "", "", "∑", "\N{REPLACEMENT CHARACTER}"]
+
+
+def test_without_a_tokenizer_other_vocabularies_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no tokenizer.json, and with a vocabulary of 257"):
+        find_tokenizer(tmp_path, 257)
+
+
+@pytest.fixture
+def tokenizer_file(tmp_path: Path) -> Path:
+    """A byte-level tokenizer of 300 tokens, and an end-of-text token; its folder."""
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the hf extra")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<end>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(["the théorème of the day"] * 20, trainer)
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    made.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.mark.parametrize("text", ["the théorème", "∑ of 日本", " leading", "a  b\n"])
+def test_a_copied_tokenizer_goes_there_and_back(tokenizer_file: Path, text: str) -> None:
+    tokenizer = find_tokenizer(tokenizer_file, 300)
+    decode, ids = tokenizer.decoder(), tokenizer.encode(text)
+    assert "".join(decode(i) for i in ids) == text
+    assert decode(0) == ""  # the end-of-text token has no text
+
+
+def test_bytes_that_are_no_character_do_not_hold_the_text_back(tokenizer_file: Path) -> None:
+    tokenizer = find_tokenizer(tokenizer_file, 300)
+    half, decode = tokenizer.encode("∑")[0], tokenizer.decoder()
+    shown = "".join(decode(i) for i in [half] * 9 + tokenizer.encode("then the day"))
+    assert shown.strip("\N{REPLACEMENT CHARACTER}") == "then the day"
+
+
+def test_a_prompt_that_is_no_text_is_refused(tokenizer_file: Path) -> None:
+    with pytest.raises(UsageError, match="not valid UTF-8"):
+        find_tokenizer(tokenizer_file, 300).encode("\udcff")
+
+
+def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="needs the hf extra")
+    write(tmp_path, "tokenizer.json", {"model": "none"})
+    with pytest.raises(UsageError, match=r"tokenizer.json cannot be read"):
+        find_tokenizer(tmp_path, 300)
+
+
+def test_a_missing_library_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "tokenizer.json", {})
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(EnvironmentProblemError, match=r"pip install 'linexport\[hf\]'"):
+        find_tokenizer(tmp_path, 300)
+
+
+def test_the_files_of_a_model_name_its_end(tmp_path: Path) -> None:
+    assert end_tokens(tmp_path) == frozenset()
+    write(tmp_path, "tokenizer.json", {"added_tokens": [{"id": 4, "content": "<end>"}]})
+    assert end_tokens(tmp_path) == frozenset()
+    for word in ("<end>", {"content": "<end>"}):
+        write(tmp_path, "tokenizer_config.json", {"eos_token": word})
+        assert end_tokens(tmp_path) == {4}
+    for ids, expected in ((7, {7}), ([7, 8], {7, 8})):
+        write(tmp_path, "generation_config.json", {"eos_token_id": ids})
+        assert end_tokens(tmp_path) == expected
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(UsageError, match=r"generation_config.json cannot be read"):
+        end_tokens(tmp_path)
+
+
+# The command -------------------------------------------------------------------------------------
+
+
+def test_the_command_streams_prompt_and_continuation(
+    cli: Callable[..., Any], converted: Callable[..., Path], model: Artifact
+) -> None:
+    written = list(model.generate(PROMPT.encode(), max_tokens=12))
+    done = cli("generate", model.path, "--prompt", PROMPT, "--max-tokens", 12, "--threads", 1)
+    assert (done.code, done.out) == (0, f"{PROMPT}{bytes(written).decode(errors='replace')}\n")
+    assert "12 tokens after 17 of the prompt" in done.err
+
+
+def test_the_command_in_json(cli: Callable[..., Any], model: Artifact) -> None:
+    options = ("--max-tokens", 9, "--temperature", 0.7, "--top-k", 20, "--seed", 4)
+    found = cli("generate", model.path, "--prompt", PROMPT, *options, "--json").json()
+    written = model.generate(PROMPT.encode(), max_tokens=9, temperature=0.7, top_k=20, seed=4)
+    assert found["tokens"] == list(written)
+    assert (found["status"], found["stopped"], found["prompt_tokens"]) == ("ok", "length", 17)
+
+
+def test_the_command_uses_the_copied_tokenizer_and_stops_at_the_end_it_names(
+    cli: Callable[..., Any], copy: Path, tokenizer_file: Path, model: Artifact
+) -> None:
+    import tokenizers
+
+    shutil.copy(tokenizer_file / "tokenizer.json", copy)
+    inner = tokenizers.Tokenizer.from_file(str(copy / "tokenizer.json"))
+    ids = inner.encode("bad").ids
+    assert max(ids) < 256
+    written = list(model.generate(ids, max_tokens=40))
+    found = cli("generate", copy, "--prompt", "bad", "--max-tokens", 40, "--json").json()
+    assert (found["tokens"], found["stopped"]) == (written, "length")
+    assert len(found["text"]) > 20
+    assert inner.decode(written).startswith(found["text"])
+    write(copy, "generation_config.json", {"eos_token_id": [written[7], 299]})
+    found = cli("generate", copy, "--prompt", "bad", "--max-tokens", 40, "--json").json()
+    assert found["stopped"] == "end"
+    assert found["tokens"] == written[: written.index(written[7])]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--prompt", ""], 2, "no tokens"),
+        (["--prompt", "x", "--temperature", "inf"], 2, "temperature is inf"),
+        (["--prompt", "x", "--max-tokens", "0"], 2, "max-tokens"),
+        ([], 2, "--prompt"),
+    ],
+)
+def test_bad_requests(
+    cli: Callable[..., Any], model: Artifact, options: list[str], code: int, words: str
+) -> None:
+    done = cli("generate", model.path, *options)
+    assert done.code == code and words in done.err and "Traceback" not in done.err
+
+
+def test_a_reader_that_has_had_enough_ends_it_quietly(
+    start: Callable[..., Any], model: Artifact
+) -> None:
+    process = start("generate", model.path, "--prompt", "x", "--max-tokens", 10**9)
+    assert process.stdout.read(5)
+    process.stdout.close()
+    assert (process.wait(timeout=60), process.stderr.read()) == (0, "")

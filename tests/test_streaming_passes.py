@@ -1,0 +1,244 @@
+"""Positions and causal convolutions get states; what mixes tokens is found, and nothing else is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper, parser
+
+from linexport import passes, tokens
+from linexport.loaders import load_model
+from linexport.plugins.ops.registry import attach_functions, register_schemas
+from linexport.trace import trace
+
+ATTENTION = """z = linexport.LinearAttention <q_num_heads = 2, kv_num_heads = 2> (q, q, q)"""
+RANDOM = np.random.default_rng(0)
+
+
+Build = Callable[..., onnx.ModelProto]
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Build:
+    """``graph(body, weights)``: x (batch, seq, 8) -> ``body``, which makes q of x -> attention."""
+
+    def build(
+        body: str, weights: dict[str, np.ndarray] | None = None, attention: str = ATTENTION
+    ) -> onnx.ModelProto:
+        register_schemas()
+        model = parser.parse_model(
+            '<ir_version: 10, opset_import: ["" : 18, "linexport" : 1]>'
+            "g (float[batch, seq, 8] x) => (float[batch, seq, 8] z) {"
+            "one = Constant <value = int64 {1}> ()  zero = Constant <value = int64 {0}> ()"
+            f"shape = Shape(x)  n = Gather(shape, one)  {body}  {attention} }}"
+        )
+        for i, node in enumerate(model.graph.node):
+            node.name = f"n{i}"
+        for name, value in (weights or {}).items():
+            model.graph.initializer.append(numpy_helper.from_array(value, name))
+        model.graph.value_info.append(helper.make_tensor_value_info("q", 1, ["batch", "seq", 8]))
+        attach_functions(model)
+        path = tmp_path / "m.onnx"
+        path.write_bytes(model.SerializeToString())
+        return trace(load_model(path)).model
+
+    return build
+
+
+def ops(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.node)
+
+
+def streamed(model: onnx.ModelProto, x: np.ndarray, pieces: list[int]) -> np.ndarray:
+    """The rewritten model's output, piece by piece."""
+    attach_functions(model)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    state = {
+        i.name: np.zeros(
+            [d if isinstance(d, int) else len(x) for d in i.shape],
+            np.int64 if "int64" in i.type else np.float32,
+        )
+        for i in session.get_inputs()[1:]
+    }
+    names, parts, start = [o.name for o in session.get_outputs()], [], 0
+    for size in pieces:
+        got = dict(
+            zip(names, session.run(None, {"x": x[:, start : start + size], **state}), strict=True)
+        )
+        state = {past: got[past.replace("past", "present")] for past in state}
+        parts.append(got["z"])
+        start += size
+    return np.concatenate(parts, axis=1)
+
+
+def whole(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+    """The output of the model as it was."""
+    plain = onnx.ModelProto.FromString(model.SerializeToString())
+    attach_functions(plain)
+    return onnxruntime.InferenceSession(plain.SerializeToString()).run(None, {"x": x})[0]
+
+
+TABLE = {"table": RANDOM.normal(size=(64, 8)).astype(np.float32)}
+WIDE = {"wide": RANDOM.normal(size=(1, 64, 8)).astype(np.float32)}
+KERNEL = {"w": RANDOM.normal(size=(8, 1, 4)).astype(np.float32), "b": np.ones(8, np.float32)}
+RANGE = "r = Range(zero, n, one)"
+ENDS = "lo = Constant <value = int64[1] {0}> ()  hi = Unsqueeze(n, lo)"
+CONV = "c = Transpose <perm = [0, 2, 1]> (x) %s q = Transpose <perm = [0, 2, 1]> (y)"
+
+STREAMS = {
+    "a table looked up": (f"{RANGE} e = Gather(table, r)  q = Add(x, e)", TABLE, "Gather"),
+    "a table cut": (
+        f"{ENDS} axis = Constant <value = int64[1] {{1}}> ()"
+        "e = Slice(wide, lo, hi, axis)  q = Add(x, e)",
+        WIDE,
+        "Gather",
+    ),
+    "float positions": (
+        f"{RANGE} f = Cast <to = 1> (r)  two = Constant <value = int64[1] {{1}}> ()"
+        "u = Unsqueeze(f, two)  s = Sin(u)  q = Mul(x, s)",
+        {},
+        "Add",
+    ),
+    "a convolution padded before": (
+        CONV % "p = Constant <value = int64[6] {0, 0, 3, 0, 0, 0}> ()  d = Pad(c, p)"
+        "y = Conv <group = 8> (d, w, b)",
+        KERNEL,
+        "CausalConvWithState",
+    ),
+    "a convolution that pads one side": (
+        CONV % "y = Conv <group = 8, pads = [3, 0]> (c, w)",
+        KERNEL,
+        "CausalConvWithState",
+    ),
+    "a convolution that pads both and is cut": (
+        CONV % f"{ENDS} axis = Constant <value = int64[1] {{2}}> ()"
+        "d = Conv <group = 8, pads = [3, 3]> (c, w, b)  y = Slice(d, lo, hi, axis)",
+        KERNEL,
+        "CausalConvWithState",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STREAMS, ids=str)
+def test_pieces_give_what_the_whole_gives(graph: Build, case: str) -> None:
+    body, weights, op = STREAMS[case]
+    model = graph(body, weights)
+    rewritten = passes.run(model)
+    assert ops(rewritten)[op] >= 1
+    x = RANDOM.normal(size=(3, 40, 8)).astype(np.float32)
+    expected = whole(model, x)
+    for pieces in ([40], [1, 1, 7, 31], [39, 1]):
+        found = streamed(passes.run(model), x, pieces)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    assert tokens.mixing(rewritten) == []
+
+
+@pytest.mark.parametrize("case", STREAMS, ids=str)
+def test_without_states_the_graph_is_as_it_was(graph: Build, case: str) -> None:
+    body, weights, _ = STREAMS[case]
+    model = graph(body, weights)
+    assert ops(passes.run(model, passes.STATELESS)) == ops(passes.run(model, ()))
+
+
+@pytest.mark.parametrize(
+    ("body", "weights"),
+    [
+        # Positions that pick tokens of the piece itself.
+        (f"{RANGE} q = Gather <axis = 1> (x, r)", {}),
+        # Not the positions of all tokens.
+        (
+            "r = Range(one, n, one)  s = ReduceSum <keepdims = 0> (r)"
+            "f = Cast <to = 1> (s)  q = Add(x, f)",
+            {},
+        ),
+        # Convolutions that see what comes later, or mix channels, or skip.
+        (CONV % "y = Conv <group = 8, pads = [1, 2]> (c, w)", KERNEL),
+        (CONV % "y = Conv <group = 8, pads = [0, 3]> (c, w)", KERNEL),
+        (
+            CONV % "y = Conv <group = 8, pads = [6, 0], dilations = [2]> (c, w)",
+            KERNEL,
+        ),
+        (CONV % "y = Conv <pads = [3, 0]> (c, full)", {"full": np.ones((8, 8, 4), np.float32)}),
+        (
+            CONV % "p = Constant <value = int64[6] {0, 0, 3, 0, 0, 0}> ()"
+            "v = Constant <value = float {1}> ()  d = Pad(c, p, v)  y = Conv <group = 8> (d, w)",
+            KERNEL,
+        ),
+    ],
+)
+def test_what_is_something_else_is_left_alone(
+    graph: Build, body: str, weights: dict[str, np.ndarray]
+) -> None:
+    rewritten = passes.run(graph(body, weights))
+    assert "CausalConvWithState" not in ops(rewritten)
+    assert "past_length" not in [i.name for i in rewritten.graph.input]
+
+
+def test_a_caller_that_counts_tokens_keeps_its_input(graph: Build) -> None:
+    model = graph(f"{RANGE} e = Gather(table, r)  q = Add(x, e)", TABLE)
+    model.graph.input.append(helper.make_tensor_value_info("past_length", 1, [1]))
+    model.graph.node.append(helper.make_node("Identity", ["past_length"], ["unused"]))
+    assert [i.name for i in passes.run(model).graph.input].count("past_length") == 1
+
+
+def test_no_positions_are_counted_where_nothing_is_causal(graph: Build) -> None:
+    both = ATTENTION.replace("<", "<causal = 0, ")
+    model = graph(f"{RANGE} e = Gather(table, r)  q = Add(x, e)", TABLE, both)
+    assert [i.name for i in passes.run(model).graph.input] == ["x"]
+
+
+def test_twice_is_once(graph: Build) -> None:
+    model = graph(*STREAMS["a table cut"][:2])
+    once = passes.run(model)
+    again = passes.run(once)
+    assert ops(again) == ops(once)
+
+
+MIXES = {
+    "ReduceMean": "axes = Constant <value = int64[1] {1}> () a = ReduceMean(x, axes) q = Sub(x, a)",
+    "Softmax": "q = Softmax <axis = 1> (x)",
+    "CumSum": "q = CumSum(x, one)",
+    "MatMul": "t = Transpose <perm = [0, 2, 1]> (x) s = MatMul(x, t) q = MatMul(s, x)",
+    "LayerNormalization": "q = LayerNormalization <axis = 1> (x, unit)",
+    "Conv": CONV % "y = Conv <group = 8, pads = [1, 2]> (c, w)",
+    "InstanceNormalization": CONV % "y = InstanceNormalization(c, b, b)",
+    "Concat": "a = Concat <axis = 1> (x, x)  hi = Constant <value = int64[1] {9}> ()"
+    "lo = Constant <value = int64[1] {0}> () o = Constant <value = int64[1] {1}> ()"
+    "s = Slice(a, lo, hi, o) m = ReduceMean(s, o) q = Add(x, m)",
+}
+
+
+@pytest.mark.parametrize("op", MIXES)
+def test_what_mixes_tokens_is_named(graph: Build, op: str) -> None:
+    found = tokens.mixing(graph(MIXES[op], {**KERNEL, "unit": np.ones(1, np.float32)}))
+    assert found and found[0].startswith(op), found
+
+
+PER_TOKEN = [
+    "q = Softmax(x)",
+    "a = Constant <value = int64[1] {-1}> () m = ReduceMean(x, a) q = Sub(x, m)",
+    "w = Constant <value = float[8] {1,1,1,1,1,1,1,1}> () q = LayerNormalization (x, w)",
+    "q = MatMul(x, square)",
+    "s = Constant <value = int64[4] {0, 0, 2, 4}> () a = Reshape(x, s)"
+    "b = Transpose <perm = [0, 2, 1, 3]> (a) c = Transpose <perm = [0, 2, 1, 3]> (b)"
+    "t = Constant <value = int64[3] {0, 0, 8}> () q = Reshape(c, t)",
+    "q = Relu(x)",
+    CONV % "y = Conv <kernel_shape = [1], group = 8> (c, unit)",
+]
+
+
+@pytest.mark.parametrize("body", PER_TOKEN)
+def test_what_acts_per_token_is_not(graph: Build, body: str) -> None:
+    weights = {"square": np.ones((8, 8), np.float32), "unit": np.ones((8, 1, 1), np.float32)}
+    assert tokens.mixing(graph(body, weights)) == []
+
+
+def test_attention_that_sees_all_tokens_mixes_them(graph: Build) -> None:
+    both = "q = linexport.LinearAttention <q_num_heads = 2, kv_num_heads = 2, causal = 0> (x, x, x)"
+    assert tokens.mixing(graph(both))[0].startswith("LinearAttention")
