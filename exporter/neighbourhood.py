@@ -125,7 +125,14 @@ def _note(node: gs.Node, arithmetic: set[str]) -> str:
             return text if name in ("equation", "kind") else f"{name} {text}"
     for tensor in node.inputs:
         value = _constant(tensor)
-        if value is None or node.op in ("Reshape", "Unsqueeze", "Squeeze", "Expand", "Slice", "Pad"):
+        if value is None or node.op in (
+            "Reshape",
+            "Unsqueeze",
+            "Squeeze",
+            "Expand",
+            "Slice",
+            "Pad",
+        ):
             continue
         if value.size == 1:
             return f"{'axis ' * node.op.startswith('Reduce')}{value.item():.4g}"

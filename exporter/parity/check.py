@@ -34,6 +34,7 @@ class Subject:
         states: inputs that the model's outputs continue, from an initial value.
         dims: the dynamic dimensions.
         traced: the sizes they had in the example.
+        tolerance: what is allowed of the converted model.
     """
 
     loaded: LoadedModel
@@ -45,6 +46,7 @@ class Subject:
     states: Sequence[State]
     dims: Mapping[str, DimRange]
     traced: Mapping[str, int]
+    tolerance: Tolerance = TOLERANCES["float32"]
 
     def initial_state(self, batch: int) -> dict[str, np.ndarray]:
         """States that begin a sequence."""
@@ -109,7 +111,7 @@ def check(subject: Subject, seed: int = 0) -> Parity:
         isinstance(x, torch.Tensor) and x.is_floating_point()
         for x in torch.utils._pytree.tree_leaves((loaded.args, loaded.kwargs))
     )
-    parity = Parity(TOLERANCES["float32"])
+    parity = Parity(subject.tolerance)
     references = [Reference(loaded, torch.float32)]
     try:
         references.append(Reference(loaded, torch.float64))

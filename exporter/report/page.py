@@ -99,6 +99,7 @@ def _described(manifest: Mapping[str, Any]) -> dict[str, Any]:
         "warnings": items(manifest.get("warnings")),
         "fused": tables.fused(manifest),
         "lowerings": tables.lowerings(manifest),
+        "engines": tables.engines(manifest),
         "tuned": tables.any_tuned(manifest),
         "refused": tables.refused(manifest),
         "known": {name: manifest.get(name) is not None for name in ("fused", "nodes", "refused")},

@@ -42,11 +42,17 @@ def write(
     sizes: Sizes,
     inputs: Sequence[str],
     phi: AbsorbedMap | None = None,
+    balanced: bool = True,
 ) -> tuple[Body, list[str]]:
     """A body computing output, present_state and present_normalizer from the op's eight inputs.
 
-    ``inputs`` are the eight formal names in order, "" for an absent one; ``phi`` is the map that
-    the node applies to query and key.
+    Args:
+        spec: its attributes.
+        sizes: its head counts and widths.
+        inputs: the eight formal names in order, "" for an absent one.
+        phi: the map that the node applies to query and key.
+        balanced: chunks of C tokens as above. Otherwise all are of chunk_size: more padding, for
+            runtimes that plan their memory by what shapes can be at most, which take C for T.
     """
     b = Body()
     query, key, value, past_state, past_normalizer, decay, beta, key_mask = inputs
@@ -72,7 +78,7 @@ def write(
     states = [b.Cast(S, to=TensorProto.FLOAT), b.Unsqueeze(z, b.const([3]))]
     past = b.Unsqueeze(b.Concat(*states, axis=3), b.const([2]))
 
-    cut = _Cutter(b, spec, sizes, batch, length)
+    cut = _Cutter(b, spec, sizes, batch, length, balanced)
     chunks = [
         cut.split(query_f, spec.q_num_heads, queries=True),
         cut.split(key_f, sizes.key_heads),
@@ -103,19 +109,23 @@ class _Cutter:
     """
 
     def __init__(
-        self, b: Body, spec: LinearAttentionSpec, sizes: Sizes, batch: str, length: str
+        self,
+        b: Body,
+        spec: LinearAttentionSpec,
+        sizes: Sizes,
+        batch: str,
+        length: str,
+        balanced: bool,
     ) -> None:
         self.b, self.spec, self.batch, self.length = b, spec, batch, length
         self.width = spec.output_heads * sizes.d_v
         one = b.const([1])
-        if spec.causal:
-            size = PER_CHANNEL_CHUNK if sizes.decay_per_channel else spec.chunk_size
-            limit = b.const([min(size, spec.chunk_size)])
-            self.count = b.Max(_ceil_div(b, length, limit), one)
-        else:
-            self.count = one
-        # At least 1: for T = 0, ONNX Runtime leaves products over no tokens uninitialised.
-        self.size = b.Max(_ceil_div(b, length, self.count), one)
+        largest = PER_CHANNEL_CHUNK if sizes.decay_per_channel else spec.chunk_size
+        self.size = b.const([min(largest, spec.chunk_size)])
+        self.count = b.Max(_ceil_div(b, length, self.size), one)
+        if balanced:
+            # At least 1: for T = 0, ONNX Runtime leaves products over no tokens uninitialised.
+            self.size = b.Max(_ceil_div(b, length, self.count), one)
         padding = b.Sub(b.Mul(self.count, self.size), length)
         self.pads = b.Concat(b.const([0, 0, 0, 0]), padding, b.const([0]), axis=0)
 
