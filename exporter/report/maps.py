@@ -178,7 +178,7 @@ def _row(row: Mapping[str, Any]) -> list[Cell]:
         Cell("✓" if row["frontier"] else "", tone="good" if row["frontier"] else "fixed"),
         Cell(str(row["map"]), tone="fixed strong" if row["frontier"] else "fixed"),
         Cell(count(row["features"])),
-        Cell(_or_none(row["output_error"]), plain(row["reason"]) if row["reason"] else ""),
+        Cell(_tiny(row["output_error"]), plain(row["reason"]) if row["reason"] else ""),
         Cell(_tiny(row.get("kernel_error"))),
         Cell(NONE if predicted is None else bound + _tiny(predicted)),
         Cell(_tiny(row.get("cancellation"))),
@@ -212,7 +212,7 @@ def _named(row: Mapping[str, Any]) -> str:
 
 
 def _error(row: Mapping[str, Any]) -> str:
-    return amount(row["output_error"])
+    return _tiny(row["output_error"])
 
 
 def _at(row: Mapping[str, Any]) -> str:
