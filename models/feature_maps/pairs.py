@@ -1,6 +1,6 @@
 """Degree-2 monomials x_i x_j, i <= j, scaled so that their inner product is (q . k)^2.
 
-    [x_i^2, sqrt2 x_i x_j (i < j)]        d(d+1)/2 of them, ordered by i, then j
+    [x_i^2, sqrt2 x_i x_j (i < j)]        d(d+1)/2 of them
 
 The cross terms carry sqrt2: each unordered pair occurs twice in the square. What the quadratic
 maps are made of.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,25 +27,23 @@ def count(width: int) -> int:
 
 def pairs(x: Tensor) -> Tensor:
     """The monomials of (..., d), as (..., d(d+1)/2)."""
-    i, j = torch.triu_indices(x.shape[-1], x.shape[-1])
-    coefficients = torch.where(i == j, 1.0, x.new_full((), math.sqrt(2)))
-    return x[..., i] * x[..., j] * coefficients
+    i, j = torch.triu_indices(x.shape[-1], x.shape[-1], offset=1)
+    return torch.cat([x.square(), x[..., i] * (x[..., j] * math.sqrt(2))], -1)
 
 
 def pairs_onnx(b: Body, x: str, width: int) -> str:
     """Append the same to an ONNX body.
 
-    A product for every i: gathering the factors of all pairs, which ONNX Runtime copies one by one,
-    takes 20 times as long.
+    Each component times all later ones, in one product: on ONNX Runtime as fast as gathering both
+    factors for one token, and many times faster for more, where a Gather copies number by number.
     """
-    last, end = b.const([-1]), b.const([width])
-    starts = [b.const([i]) for i in range(width)]
-    rows = [
-        b.Mul(b.Slice(x, start, after, last), b.Slice(x, start, end, last))
-        for start, after in zip(starts, [*starts[1:], end], strict=True)
-    ]
-    i, j = np.triu_indices(width)
-    return str(b.Mul(b.Concat(*rows, axis=-1), b.const(np.where(i == j, 1.0, math.sqrt(2)))))
+    parts = [b.Mul(x, x)]
+    scaled, end = b.Mul(x, b.const(math.sqrt(2))), b.const([width])
+    for i in range(width - 1):
+        first, second = b.const([i]), b.const([i + 1])
+        one = b.Slice(scaled, first, second, b.const([-1]))
+        parts.append(b.Mul(one, b.Slice(x, second, end, b.const([-1]))))
+    return str(b.Concat(*parts, axis=-1))
 
 
 def check_memory(kind: str, width: int, features: int, limit_gib: float) -> None:
