@@ -116,7 +116,7 @@ def test_equals_the_oracle_on_features(
         rounding = lost(phi, "query", x["query"], HEADS) + lost(phi, "key", x["key"], KV_HEADS)
         # Without normalize the kernel keeps no normalizer to compare.
         ops.assert_close(
-            *(r if spec.normalize else r[:2] for r in results), rtol=5e-6 + 4 * rounding
+            *(r if spec.normalize else r[:2] for r in results), rtol=5e-6 + 8 * rounding
         )
 
 
