@@ -113,6 +113,7 @@ def test_equals_the_oracle_on_features(
         want = linear_attention(spec, **{**x, **mapped})
         results = (run(x), want, magnitude(spec, {**x, **mapped}, want[0]))
         # An element may hold features below the largest: 8 times what that one loses.
+        # Relative to the largest feature, where a result may be made of smaller ones: hence the 8.
         rounding = lost(phi, "query", x["query"], HEADS) + lost(phi, "key", x["key"], KV_HEADS)
         # Without normalize the kernel keeps no normalizer to compare.
         ops.assert_close(
