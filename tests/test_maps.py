@@ -134,7 +134,8 @@ def test_the_frontier_is_what_nothing_beats(result: dict[str, Any]) -> None:
             and other["output_error"] < row["output_error"]
             for other in placed
         )
-        assert row["frontier"] == (not beaten)
+        of_use = row["output_error"] < result["uniform_error"]
+        assert row["frontier"] == (of_use and not beaten)
 
 
 def test_random_maps_are_drawn_several_times_and_fitted_ones_fitted() -> None:
@@ -287,7 +288,7 @@ def test_maps_off_the_chart_are_listed_below_it(result: dict[str, Any]) -> None:
     rows(far, "trigonometric")[0]["output_error"] = 55.0
     rows(far, "trigonometric")[1]["output_error"] = 8.0
     words = " ".join(t.text or "" for t in svg(map_charts.error_by_time(far, "a")).iter("text"))
-    assert re.search(r"Off the chart, with an error above 2: .*trigonometric 8.00 to 55.0", words)
+    assert re.search(r"Off the chart, with an error above 1.9: .*trigonometric 8.00 to 55.0", words)
 
 
 def test_nothing_to_draw_is_no_drawing(result: dict[str, Any]) -> None:

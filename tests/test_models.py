@@ -26,6 +26,7 @@ from linexport.errors import (
     UsageError,
 )
 from linexport.models import checkpoint, data, training
+from linexport.models import train as train_script
 from linexport.models.attention import AttentionConfig, AttentionState, LinearAttention
 from linexport.models.classifier import DigitClassifier
 from linexport.models.language_model import LanguageModel
@@ -529,6 +530,23 @@ def test_command_line_trains_and_refuses(tmp_path: Path) -> None:
     assert refused.returncode == UsageError.exit_code
     assert "there is no folder" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def test_options_of_a_map_on_the_command_line() -> None:
+    given_ = ["seed=3", "orthogonal=false", "c=0.5", "init=random"]
+    want = {"features": 8, "seed": 3, "orthogonal": False, "c": 0.5, "init": "random"}
+    assert train_script._options(8, given_) == want
+    assert train_script._options(None, []) == {}
+    with pytest.raises(UsageError, match="--map-option degree: expected NAME=VALUE"):
+        train_script._options(None, ["degree"])
+
+
+def test_a_wrong_map_is_named_before_anything_is_trained() -> None:
+    pytest.importorskip("sklearn")
+    with pytest.raises(UsageError, match=r"'favr\+'.*Did you mean 'favor\+'"):
+        training.train_digits(1, feature_map="favr+")
+    with pytest.raises(UsageError, match="'features' is 0; expected int >= 1"):
+        training.train_digits(1, feature_map="favor+", options={"features": 0})
 
 
 @pytest.mark.slow

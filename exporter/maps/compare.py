@@ -94,7 +94,7 @@ def compare_maps(
     with shown.stage("judge"):
         rows = [_judge(choice, against, seed) for choice in choices]
     _add_costs(rows, samples, threads, shown)
-    _mark_frontier(rows)
+    _mark_frontier(rows, against.uniform_error)
     heads, tokens, width = samples.queries.shape
     return {
         "kind": "map_comparison",
@@ -211,10 +211,10 @@ def _config(row: dict[str, Any], samples: Samples) -> LinearAttentionLayerConfig
     )
 
 
-def _mark_frontier(rows: list[dict[str, Any]]) -> None:
-    """Mark those that nothing else beats in both time and error."""
+def _mark_frontier(rows: list[dict[str, Any]], uniform_error: float) -> None:
+    """Mark those of use, nearer than a mean, that nothing else beats in both time and error."""
     placed = [r for r in rows if r["us_per_token"] is not None and r["output_error"] is not None]
-    best = float("inf")
+    best = uniform_error
     for row in sorted(placed, key=lambda r: (r["us_per_token"], r["output_error"])):
         row["frontier"] = row["output_error"] < best
         best = min(best, row["output_error"])

@@ -57,7 +57,7 @@ def compare(
     inf = {"expected": _count(np.isinf, expected), "got": _count(np.isinf, got)}
     none = (0,) * (len(EDGES) - 1)
     if expected.shape != got.shape:
-        reason = f"shape {got.shape}; expected {expected.shape}"
+        reason: str | None = f"shape {got.shape}; expected {expected.shape}"
         return Comparison(float("inf"), float("inf"), None, nan, inf, False, reason, none)
     if expected.size == 0:
         return Comparison(0.0, 0.0, None, nan, inf, True, None, none)

@@ -19,7 +19,7 @@ from linexport.report.scales import Scale, decades, log_scale, octaves, short
 from linexport.report.svg import document, line, text
 from linexport.report.text import amount, count, items, mapping, objects, positive
 
-CEILING = 2.0
+CEILING = 1.9
 LEFT, TOP, NARROW = 44.0, 66.0, 500
 BELOW = 46.0
 LEAST_LEAD = 13.0
@@ -122,17 +122,18 @@ def _draw(
         parts.append(text(LEFT - 8, y(tick) + 4, short(tick), "tick end"))
     for tick in ticks_x:
         parts.append(line(x(tick), floor, x(tick), floor + 5, "grid"))
-        parts.append(text(x(tick), floor + 20, short(tick), "tick middle"))
+        shown_as = short(tick) if frontier else count(tick)
+        parts.append(text(x(tick), floor + 20, shown_as, "tick middle"))
     parts.append(text((LEFT + right) / 2, floor + 42, label, "axis middle"))
     taken = [Box.around(x(d.x), y(d.error), 12, 12) for d in shown]
     if uniform and low_y <= uniform <= high_y:
         parts.append(line(LEFT, y(uniform), right, y(uniform), "limit"))
-        taken += along([(LEFT, y(uniform)), (right, y(uniform))])
         words = (
             "all keys alike" if narrow else "attending to all keys alike: no use above this line"
         )
-        parts.append(text(right, y(uniform) - 6, words, "tick end"))
-        taken.append(Box.around(right - 3 * len(words), y(uniform) - 8, 6.4 * len(words), 20))
+        end, box = _clear(words, right, y(uniform) - 8, taken)
+        parts.append(text(end, y(uniform) - 6, words, "tick end"))
+        taken += [box, *along([(LEFT, y(uniform)), (right, y(uniform))])]
     paths = _lines(shown, x, y)
     if frontier:
         corners = _staircase([d for d in shown if d.frontier], x, y, right)
@@ -148,6 +149,16 @@ def _draw(
     names = ", ".join(dict.fromkeys(d.name for d in dots))
     what = f"{title} for {names}. The table below has the numbers."
     return document(ident, title, what, width, height, parts)
+
+
+def _clear(words: str, right: float, middle: float, taken: Sequence[Box]) -> tuple[float, Box]:
+    """Where words end that lie on no point, as far right as can be."""
+    size = 6.4 * len(words)
+    ends = [right - 20 * at for at in range(int((right - LEFT - size) / 20) + 1)] or [right]
+    boxes = [Box(end - size, middle - 9, end, middle + 6) for end in ends]
+    free = (i for i, box in enumerate(boxes) if not any(box.overlaps(o) for o in taken))
+    at = next(free, 0)
+    return ends[at], boxes[at]
 
 
 def _horizontal(values: Sequence[float], fine: bool, most: int) -> tuple[float, float, list[float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 from linexport.report import map_charts, tables
@@ -47,7 +48,7 @@ def picture(result: Mapping[str, Any]) -> bytes:
         map_charts.error_by_features(result, "features"),
     ]
     facts = _facts(result)
-    lines = [headline(result), f"{facts['Data']}; {facts['Size']}"]
+    lines = [*wrap(headline(result), 130), *wrap(f"{facts['Data']}; {facts['Size']}", 130)]
     return png("Feature maps beside softmax attention", lines, [d for d in drawn if d])
 
 
@@ -95,8 +96,8 @@ def print_comparison(result: Mapping[str, Any], console: Any) -> None:
         grid.add_row(*(printable(cell.text) for cell in row), style=style)
     console.print(grid)
     console.print(
-        "\n✓ nothing else is both nearer and faster. Denominator: the smallest, as a share of the "
-        "absolute values it sums: 1 is safe, near 0 is noise.",
+        "\n✓ of use, and nothing else is both nearer and faster. Denominator: the smallest, as a "
+        "share of the absolute values it sums: 1 is safe, near 0 is noise.",
         style="dim",
     )
     for name, reason in map_charts.refused(result).items():
@@ -178,7 +179,7 @@ def _row(row: Mapping[str, Any]) -> list[Cell]:
         Cell("✓" if row["frontier"] else "", tone="good" if row["frontier"] else "fixed"),
         Cell(str(row["map"]), tone="fixed strong" if row["frontier"] else "fixed"),
         Cell(count(row["features"])),
-        Cell(_or_none(row["output_error"]), plain(row["reason"]) if row["reason"] else ""),
+        Cell(_tiny(row["output_error"]), plain(row["reason"]) if row["reason"] else ""),
         Cell(_tiny(row.get("kernel_error"))),
         Cell(NONE if predicted is None else bound + _tiny(predicted)),
         Cell(_tiny(row.get("cancellation"))),
@@ -212,7 +213,7 @@ def _named(row: Mapping[str, Any]) -> str:
 
 
 def _error(row: Mapping[str, Any]) -> str:
-    return amount(row["output_error"])
+    return _tiny(row["output_error"])
 
 
 def _at(row: Mapping[str, Any]) -> str:
@@ -225,10 +226,10 @@ def _or_none(value: Any) -> str:
 
 
 def _tiny(value: Any) -> str:
-    """Three digits, or a power of ten where they would be zeros."""
+    """Three digits, or one and a power of ten where they would be zeros."""
     found = number(value)
     if found is None:
         return NONE
     if found == 0 or 1e-3 <= found < 1e4:
         return amount(found)
-    return "0" if found < 1e-9 else f"{found:.1e}"
+    return "0" if found < 1e-9 else f"{found:.0e}"

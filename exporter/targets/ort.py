@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from linexport.plugins.ops.linear_attention import view
+from linexport.plugins.ops.linear_attention import absorbed_map, view
 from linexport.plugins.ops.op import Node, Op
 from linexport.targets import kernels
 from linexport.targets.base import OrtSession, Target
@@ -33,6 +33,12 @@ def candidates(op: Op, node: Node) -> Sequence[Candidate]:
     spec, sizes = view(node)
     if not spec.causal:
         return [Candidate("portable", "bidirectional: two matrix products", op.portable)]
+    phi = absorbed_map(node)
+    if phi is not None and phi.formulas.kappa is not None:
+        # Only here are numerator and denominator made of the same products, so that a ratio of two
+        # small sums keeps its digits.
+        reason = "products of features by their scalar kernel"
+        return [replace(portable, reason=reason)]
     aligned = sizes.d_k % kernels.KEY_MULTIPLE == 0 and sizes.d_v % kernels.VALUE_MULTIPLE == 0
     group = spec.output_heads // spec.kv_num_heads
     if sizes.d_k > WIDEST_KEY or group not in GROUPS:

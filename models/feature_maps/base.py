@@ -12,7 +12,7 @@ import importlib
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -306,8 +306,3 @@ def make(kind: str, head_dim: int, options: Mapping[str, Any] | None = None) -> 
     """
     found = find(kind)
     return found(head_dim, parse(found.Options, options or {}, f"feature map {kind!r}"))
-
-
-def options_of(module: FeatureMap) -> dict[str, Any]:
-    """The chosen options, as JSON types."""
-    return asdict(module.options)

@@ -44,6 +44,12 @@ def gaussian(rng: np.random.Generator, count: int, width: int, orthogonal: bool)
     return np.concatenate(blocks, axis=1)[:, :count] * norms
 
 
+def projection(width: int, count: int, seed: int, orthogonal: bool) -> Tensor:
+    """``gaussian`` columns of one map, as its buffer."""
+    rng = generator(seed)
+    return frozen(lambda: gaussian(rng, count, width, orthogonal), (width, count), torch.float32)
+
+
 def _orthonormal(columns: Array) -> Array:
     """Columns made orthonormal, one after another: uniform for Gaussian ones."""
     for _ in range(2):  # What rounding leaves of a nearly dependent column, the second time takes.

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from linexport.models.feature_maps import draws
@@ -49,17 +48,10 @@ class Favor(ExponentialMap):
 
     def __init__(self, head_dim: int, options: FavorOptions | None = None) -> None:
         super().__init__(head_dim, options)
-        chosen, shape = self.options, (head_dim, self.options.features)
-        rng = draws.generator(chosen.seed)
+        chosen = self.options
+        drawn = draws.projection(head_dim, chosen.features, chosen.seed, chosen.orthogonal)
         self.projection: Tensor
-        self.register_buffer(
-            "projection",
-            draws.frozen(
-                lambda: draws.gaussian(rng, chosen.features, head_dim, chosen.orthogonal),
-                shape,
-                torch.float32,
-            ),
-        )
+        self.register_buffer("projection", drawn)
 
     def frozen(self) -> Sequence[Tensor]:
         return (self.projection,)

@@ -51,17 +51,10 @@ class Trigonometric(FeatureMap):
 
     def __init__(self, head_dim: int, options: TrigonometricOptions | None = None) -> None:
         super().__init__(head_dim, options)
-        chosen, count = self.options, self.options.features // 2
-        rng = draws.generator(chosen.seed)
+        chosen = self.options
+        drawn = draws.projection(head_dim, chosen.features // 2, chosen.seed, chosen.orthogonal)
         self.projection: Tensor
-        self.register_buffer(
-            "projection",
-            draws.frozen(
-                lambda: draws.gaussian(rng, count, head_dim, chosen.orthogonal),
-                (head_dim, count),
-                torch.float32,
-            ),
-        )
+        self.register_buffer("projection", drawn)
 
     def frozen(self) -> Sequence[Tensor]:
         return (self.projection,)

@@ -143,10 +143,10 @@ def _features(node: Node) -> int:
 
 
 def _states(node: Node) -> list[StatePort]:
-    _, heads, causal = _attributes(node)
-    if not causal:
+    if not _attributes(node)[2]:
         return []
-    return [StatePort(2, 3, "key_max", (int(heads), _features(node)), initial=LOWEST)]
+    shape = (int(node.attributes["k_num_heads"]), _features(node))
+    return [StatePort(2, 3, "key_max", shape, initial=LOWEST)]
 
 
 def _portable(node: Node) -> tuple[Body, list[str]]:
@@ -196,22 +196,32 @@ def _row(b: Body, key: str, width: int) -> tuple[str, str, str]:
 
 
 def _running(b: Body, start: str, key: str, decay: str) -> tuple[str, str, str]:
-    """Last maximum (B, H*M), all of them and the decays (B, T, H*M)."""
-    cell = Body(b)
+    """Last maximum (B, H*M), all of them and the decays (B, T, H*M).
+
+    Where there are no tokens there is no Scan: ONNX Runtime's divides by their number.
+    """
+    some, none = Body(b), Body(b)
+    cell = Body(some)
     m, a, g = (cell.fresh(n) for n in "mag")
     before = cell.Add(m, g) if decay else m
     after = cell.Max(before, a)
     scanned = [a, *([g] if decay else [])]
     outputs = [after, cell.Identity(after), cell.Sub(before, after)]
-    last, maximum, decays = b.Scan(
+    found = some.Scan(
         start,
-        key,
-        *([decay] if decay else []),
+        *(some.Transpose(x, perm=[1, 0, 2]) for x in (key, decay) if x),
         outputs=3,
         body=cell.subgraph("token", [m, *scanned], outputs),
         num_scan_inputs=len(scanned),
-        scan_input_axes=[1] * len(scanned),
-        scan_output_axes=[1, 1],
+    )
+    found = [found[0], *(some.Transpose(x, perm=[1, 0, 2]) for x in found[1:])]
+    kept = [none.Identity(x) for x in (start, key, key)]
+    length = b.Squeeze(b.Shape(key, start=1, end=2), b.const([0]))
+    last, maximum, decays = b.If(
+        b.Greater(length, b.const(0)),
+        outputs=3,
+        then_branch=some.subgraph("tokens", [], found),
+        else_branch=none.subgraph("nothing", [], kept),
     )
     return last, maximum, decays
 

@@ -83,6 +83,14 @@ def features(phi: Any, side: str, packed: np.ndarray, heads: int) -> np.ndarray:
     return np.asarray(formula(split, *frozen).flatten(-2))
 
 
+def lost(phi: Any, side: str, packed: np.ndarray, heads: int) -> float:
+    """What float32 loses of the features in PyTorch, relative to the largest: waves of steep
+    frequencies lose more than sums do."""
+    exact = features(phi, side, packed, heads)
+    single = phi(torch.from_numpy(packed), heads, side).numpy()
+    return float(np.abs(single - exact).max() / np.abs(exact).max())
+
+
 LOWERINGS = {"portable": OP.portable, "kernel": kernels.native_blocked}
 
 
@@ -104,8 +112,13 @@ def test_equals_the_oracle_on_features(
         }
         want = linear_attention(spec, **{**x, **mapped})
         results = (run(x), want, magnitude(spec, {**x, **mapped}, want[0]))
+        # An element may hold features below the largest: 8 times what that one loses.
+        # Relative to the largest feature, where a result may be made of smaller ones: hence the 8.
+        rounding = lost(phi, "query", x["query"], HEADS) + lost(phi, "key", x["key"], KV_HEADS)
         # Without normalize the kernel keeps no normalizer to compare.
-        ops.assert_close(*(r if spec.normalize else r[:2] for r in results), rtol=5e-6)
+        ops.assert_close(
+            *(r if spec.normalize else r[:2] for r in results), rtol=5e-6 + 8 * rounding
+        )
 
 
 def magnitude(
