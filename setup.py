@@ -18,5 +18,8 @@ setup(
         for package, folder in FOLDERS.items()
         for name in [package, *(f"{package}.{sub}" for sub in find_packages(folder))]
     ],
-    package_data={"linexport": ["py.typed", "report/*.html", "report/*.css"]},
+    package_data={
+        "linexport": ["py.typed", "report/*.html", "report/*.css"],
+        "linexport.plugins": ["tensorrt/cpp/*"],
+    },
 )

@@ -10,12 +10,9 @@ from typing import Any
 
 from linexport import environment
 from linexport.errors import EnvironmentProblemError
+from linexport.plugins.tensorrt.flavour import FLAVOURS, Flavour
 
 REQUIRED = ("torch", "onnx", "onnxruntime", "onnx-graphsurgeon", "onnxscript", "numpy", "typer")
-TENSORRT = {
-    "tensorrt": "pip install 'linexport[tensorrt]'",
-    "tensorrt_rtx": "pip install 'linexport[tensorrt-rtx]'",
-}
 EXTRAS = {
     "transformers": "pip install 'linexport[hf]'",
     "sklearn": "pip install 'linexport[train]'",
@@ -28,19 +25,26 @@ def examine() -> dict[str, Any]:
         "environment": environment.describe(),
         "required": {name: environment.version(name) for name in REQUIRED},
         "providers": _providers(),
-        "tensorrt": {name: _module(name) for name in TENSORRT},
+        "tensorrt": {name: _flavour(flavour) for name, flavour in FLAVOURS.items()},
         "extras": {name: _module(name) for name in EXTRAS},
         "gpu": _gpu(),
     }
     missing = {
         **{n: f"pip install {n}" for n, v in report["required"].items() if v is None},
-        **{n: TENSORRT[n] for n, m in report["tensorrt"].items() if m["version"] is None},
+        **{n: FLAVOURS[n].install for n, m in report["tensorrt"].items() if m["version"] is None},
         **{n: EXTRAS[n] for n, m in report["extras"].items() if m["version"] is None},
     }
     report["missing"] = [{"what": n, "install": command} for n, command in missing.items()]
     cpu = next((p for p in report["providers"] if p["name"] == "CPUExecutionProvider"), None)
     report["ok"] = all(report["required"].values()) and bool(cpu and cpu["works"])
     return report
+
+
+def _flavour(flavour: Flavour) -> dict[str, Any]:
+    try:
+        return {"version": flavour.version(), "error": None}
+    except EnvironmentProblemError as error:
+        return {"version": None, "error": str(error).partition(".")[0]}
 
 
 def _module(name: str) -> dict[str, Any]:

@@ -13,10 +13,13 @@ from linexport.artifact import manifest as manifests
 from linexport.errors import UsageError
 from linexport.loaders import load_model
 from linexport.plugins.ops import generalized_delta_rule, linear_attention
+from linexport.plugins.ops.op import for_runtimes
 from linexport.plugins.ops.registry import linexport_nodes
 
 REACH = 7
 """Steps above a near miss that are drawn: far enough to see queries, keys and values meet."""
+
+RUNTIMES = {attribute.name for attribute in for_runtimes()}
 
 
 def inspect(path: str | Path, *, drawings: bool = False) -> dict[str, Any]:
@@ -86,7 +89,8 @@ def _model(path: Path) -> onnx.ModelProto:
 def _ops(model: onnx.ModelProto) -> list[dict[str, Any]]:
     found = []
     for node, op, seen in linexport_nodes(model):
-        entry: dict[str, Any] = {"node": node.name, "op": op.name, **seen.attributes}
+        known = {n: v for n, v in seen.attributes.items() if n not in RUNTIMES}
+        entry: dict[str, Any] = {"node": node.name, "op": op.name, **known}
         if op.name == "LinearAttention":
             _, sizes = linear_attention.view(seen)
             entry |= {"d_k": sizes.d_k, "d_v": sizes.d_v, "key_heads": sizes.key_heads}

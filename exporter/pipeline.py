@@ -8,9 +8,10 @@ Everything is written to a temporary folder that takes the place of the output a
 from __future__ import annotations
 
 import datetime
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,13 @@ from linexport import dims as dimensions
 from linexport import environment, parity, passes, states, targets, tokens, trace
 from linexport.artifact import manifest as manifests
 from linexport.artifact import write
-from linexport.errors import BuildError
+from linexport.errors import BuildError, EnvironmentProblemError
 from linexport.loaders import load_model
 from linexport.plugins.ops.feature_map import SIDES
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.registry import all_ops
 from linexport.progress import Progress, Silent, Stopwatch
-from linexport.results import Manifest, check_parity, measure, write_reports
+from linexport.results import Manifest, check_engines, check_parity, measure, write_reports
 from linexport.subject import subject_of, tensors
 from linexport.targets.lowering import lower
 
@@ -43,6 +44,7 @@ class Request:
     source: str | Path
     output: Path
     target: str = targets.DEFAULT
+    options: targets.Options = field(default_factory=targets.Options)
     dims: tuple[str, ...] = ()
     tune: bool = False
     bench: bool = True
@@ -58,6 +60,9 @@ def convert(
     output: str | Path,
     *,
     target: str = targets.DEFAULT,
+    precision: str = "fp32",
+    sms: Iterable[int] = (),
+    plugins: bool = True,
     dims: Iterable[str] = (),
     tune: bool = False,
     bench: bool = True,
@@ -75,6 +80,9 @@ def convert(
             ``package.module:callable``.
         output: the folder to make.
         target: name of a target, see ``linexport.targets``.
+        precision: of weights and activations, for targets that build engines.
+        sms: compute capabilities these build for, such as 89; empty: the target's choice.
+        plugins: let these run linexport ops by plugins.
         dims: ranges of dynamic dimensions, ``NAME=MIN:OPT:MAX``.
         tune: choose lowerings by measuring them here rather than by rule.
         bench: measure latency and memory.
@@ -97,6 +105,7 @@ def convert(
         source,
         Path(output),
         target,
+        targets.Options(precision, tuple(sms), plugins),
         tuple(dims),
         tune,
         bench,
@@ -106,7 +115,7 @@ def convert(
         overwrite,
         trust_remote_code,
     )
-    targets.find(target)
+    chosen = _configured(request)
     ranges = dimensions.parse(request.dims)
     write.check_output(request.output, overwrite)
     failed = request.output.with_name(f"{request.output.name}.failed")
@@ -114,7 +123,7 @@ def convert(
         write.check_output(failed, overwrite=True)
     watch = Stopwatch(progress or Silent())
     with write.staged(request.output) as folder:
-        manifest = _Conversion(request, ranges, folder, watch).run()
+        manifest = _Conversion(request, chosen, ranges, folder, watch).run()
         place = request.output
         if manifest["status"] != "ok" and manifests.is_artifact(place):
             place = failed
@@ -124,18 +133,44 @@ def convert(
     return manifest
 
 
+def _configured(request: Request) -> targets.Target:
+    """The target with its options; what it lacks here comes with the command for elsewhere."""
+    target = targets.find(request.target)
+    try:
+        return target.configure(target, request.options)
+    except EnvironmentProblemError as error:
+        raise EnvironmentProblemError(
+            f"{error}\nOn a machine that has what is missing, this makes the artifact: "
+            f"{command(request)}"
+        ) from None
+
+
+def command(request: Request) -> str:
+    """The command line of a request."""
+    options, words = request.options, ["linexport", "convert", str(request.source)]
+    words += ["--output", str(request.output), "--target", request.target]
+    words += ["--precision", options.precision] if options.precision != "fp32" else []
+    words += ["--sm", ",".join(map(str, options.sms))] if options.sms else []
+    words += [] if options.plugins else ["--no-plugins"]
+    words += [word for dim in request.dims for word in ("--dim", dim)]
+    words += ["--seed", str(request.seed)] if request.seed else []
+    words += ["--overwrite"] if request.overwrite else []
+    return shlex.join(words)
+
+
 class _Conversion:
     """One run of ``convert`` in a staged folder."""
 
     def __init__(
         self,
         request: Request,
+        target: targets.Target,
         ranges: Mapping[str, dimensions.DimRange],
         folder: Path,
         watch: Stopwatch,
     ) -> None:
-        self.request, self.ranges, self.folder, self.watch = request, ranges, folder, watch
-        self.target = targets.find(request.target)
+        self.request, self.target, self.ranges = request, target, ranges
+        self.folder, self.watch = folder, watch
 
     def run(self) -> Manifest:
         stage = self.watch.stage
@@ -147,7 +182,7 @@ class _Conversion:
             )
         with stage("trace"):
             self.traced = trace.trace(self.loaded)
-            self.dims = dimensions.merge(self.traced.dims, self.ranges)
+            self.dims = self.target.bound(dimensions.merge(self.traced.dims, self.ranges))
         manifest = self._lower_and_check(with_state=True)
         if manifest["streaming"]["passed"] is False and self.loaded.stepwise is not None:
             # The model's own states are inputs and outputs: they cannot be left out.
@@ -158,6 +193,9 @@ class _Conversion:
                 reason += f". What mixes tokens: {', '.join(self.mixing[:NAMED])}"
             manifest = self._lower_and_check(with_state=False)
             manifest["streaming"]["reason"] = reason
+        if self.target.build:
+            with stage("build"):
+                self._build(self.target.build, manifest)
         if self.request.bench:
             with stage("measure"):
                 request = self.request
@@ -175,7 +213,8 @@ class _Conversion:
     def _lower_and_check(self, with_state: bool) -> Manifest:
         stage = self.watch.stage
         with stage("rewrite"):
-            stages = passes.STAGES if with_state else passes.STATELESS
+            own = self.loaded.stepwise is not None  # its states are in the graph as it is
+            stages = passes.STAGES if with_state and not own else passes.STATELESS
             rewritten = passes.rewrite(self.traced.model, stages)
             self.findings, self.mixing = rewritten.findings, tokens.mixing(rewritten.model)
             model = self.target.prepare(rewritten.model)
@@ -206,6 +245,15 @@ class _Conversion:
             onnx.checker.check_model(str(path))  # by its path: it may be larger than a protobuf
         except onnx.checker.ValidationError as error:
             raise BuildError(f"The rewritten graph is not valid ONNX: {error}") from error
+
+    def _build(self, build: targets.Build, manifest: Manifest) -> None:
+        """Engines beside the model, and their records in the manifest."""
+        states = tuple(s["past"] for s in manifest["states"])
+        model = self.folder / manifests.MODEL
+        manifest["engines"] = build(targets.Converted(model, self.dims, states))
+        for engine in manifest["engines"]:
+            manifest["files"][engine["file"]] = (self.folder / engine["file"]).stat().st_size
+        check_engines(manifest, self.subject, self.folder, self.request.seed)
 
     def _runner(self) -> Any:
         return lambda model: (
@@ -244,6 +292,7 @@ class _Conversion:
             "status": "ok",
             "artifact": str(self.request.output),
             "target": self.target.name,
+            "precision": self.target.options.precision,
             "source": vars(self.loaded.source),
             "warnings": warnings,
             "inputs": [
@@ -267,6 +316,7 @@ class _Conversion:
                 *(miss.json() for miss in self.findings.near_misses),
             ],
             "lowerings": lowerings,
+            "engines": [],
             "nodes": {
                 "exported": len(self.traced.model.graph.node),
                 "artifact": len(graph.node),

@@ -10,7 +10,7 @@ from linexport.artifact import manifest as manifests
 from linexport.errors import UsageError
 from linexport.loaders import LoadedModel, load_model
 from linexport.progress import Progress, Silent, Stopwatch
-from linexport.results import Manifest, check_parity, measure, write_reports
+from linexport.results import Manifest, check_engines, check_parity, measure, write_reports
 from linexport.subject import subject_of
 
 
@@ -50,6 +50,9 @@ def validate(
             manifest["streaming"] = parity.check_streaming(subject, seed).json()
             if manifest["streaming"]["passed"] is False:
                 manifest["status"] = "parity_failed"
+    if manifest.get("engines"):
+        with watch.stage("engines"):
+            check_engines(manifest, subject, folder, seed)
     manifest["seed"] = seed
     write_reports(folder, manifest)
     return manifest

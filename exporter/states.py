@@ -68,17 +68,22 @@ class State:
 def find(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:
     """States whose past is an input and whose present is an output of the graph.
 
-    ``given`` are inputs of the original model: a past among them is its caller's to carry.
+    A Cast may lie between them and the node. ``given`` are inputs of the original model: a past
+    among them is its caller's to carry.
     """
     inputs = {i.name: i for i in model.graph.input}
     outputs = {o.name for o in model.graph.output}
+    casts = [n for n in model.graph.node if n.op_type == "Cast"]
+    casts_in = {n.output[0]: n.input[0] for n in casts if n.input[0] in inputs}
+    casts_out = {n.input[0]: n.output[0] for n in casts if n.output[0] in outputs}
     shapes = known_shapes(model)
     found = []
     for node, op, view in linexport_nodes(model):
         for port in op.states(view):
             if len(node.input) <= port.past or len(node.output) <= port.present:
                 continue
-            start, end = node.input[port.past], node.output[port.present]
+            start = casts_in.get(node.input[port.past], node.input[port.past])
+            end = casts_out.get(node.output[port.present], node.output[port.present])
             if start in inputs and end in outputs and start not in given:
                 dtype = onnx.helper.tensor_dtype_to_np_dtype(
                     inputs[start].type.tensor_type.elem_type

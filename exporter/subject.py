@@ -7,9 +7,11 @@ from typing import Any
 
 import onnx
 
+from linexport import targets
 from linexport.dims import DimRange
 from linexport.loaders.model import LoadedModel
 from linexport.parity import Subject
+from linexport.parity.tolerances import TOLERANCES
 from linexport.plugins.ops.registry import dim
 from linexport.states import State
 from linexport.targets import Session
@@ -47,4 +49,5 @@ def subject_of(manifest: dict[str, Any], loaded: LoadedModel, session: Session) 
             for n, d in manifest["dims"].items()
         },
         traced={n: d["traced"] for n, d in manifest["dims"].items()},
+        tolerance=TOLERANCES[targets.DTYPES[manifest.get("precision", "fp32")]],
     )

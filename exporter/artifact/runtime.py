@@ -15,7 +15,7 @@ from linexport.artifact import manifest as manifests
 from linexport.artifact import text
 from linexport.artifact.language_model import Prompt, language_model
 from linexport.artifact.sampling import Sampling, continuation
-from linexport.errors import EnvironmentProblemError, ParityError, UsageError
+from linexport.errors import EnvironmentProblemError, LinexportError, ParityError, UsageError
 from linexport.states import State
 
 Arrays = dict[str, np.ndarray]
@@ -26,7 +26,12 @@ OWNER = "model_sha256"
 
 
 def load(
-    path: str | Path, *, threads: int = 0, allow_failed: bool = False, verify: bool = True
+    path: str | Path,
+    *,
+    threads: int = 0,
+    allow_failed: bool = False,
+    verify: bool = True,
+    engine: bool = True,
 ) -> Artifact:
     """Open an artifact folder.
 
@@ -35,6 +40,8 @@ def load(
         threads: number of threads, 0 for the runtime's choice.
         allow_failed: open an artifact that failed its parity check.
         verify: compare the size of the model file with the manifest's.
+        engine: run the engine for this machine's GPU, where the artifact has engines; False runs
+            its ONNX model in ONNX Runtime.
 
     Raises:
         UsageError: not an artifact, or one that is damaged.
@@ -57,8 +64,13 @@ def load(
                     f"{folder / name} is damaged: found {found} bytes, expected {size}. "
                     "Convert the model again."
                 )
+    target = targets.find(manifest["target"])
     try:
-        session = targets.find(manifest["target"]).open(model, threads=threads)
+        if engine and target.deploy:
+            return Artifact(folder, manifest, target.deploy(folder, manifest))
+        session = target.open(model, threads=threads)
+    except LinexportError:
+        raise
     except Exception as error:
         raise EnvironmentProblemError(f"Cannot open {model}: {error}") from error
     return Artifact(folder, manifest, session)

@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 
 from linexport.cli.guard import guarded, print_json
-from linexport.cli.options import Json, Lengths, Seed, Threads, TrustRemoteCode, parse_lengths
+from linexport.cli.options import (
+    Json,
+    Lengths,
+    Seed,
+    Threads,
+    TrustRemoteCode,
+    parse_lengths,
+    parse_sms,
+)
 from linexport.cli.outcome import finish
 from linexport.cli.progress import Spinner
 
@@ -26,8 +34,21 @@ def convert(
         Path, typer.Option("-o", "--output", help="Folder to write the artifact to.")
     ],
     target: Annotated[
-        str, typer.Option(help="Where it will run: ort, onnx (portable) or onnx27.")
+        str,
+        typer.Option(
+            help="Where it will run: ort, onnx (portable), onnx27, tensorrt-rtx or tensorrt."
+        ),
     ] = "ort",
+    precision: Annotated[
+        str, typer.Option(help="For engines: fp32, fp16 or bf16. States stay in float32.")
+    ] = "fp32",
+    sm: Annotated[
+        str | None,
+        typer.Option(help="For engines: compute capabilities of the GPUs, such as 89,120."),
+    ] = None,
+    plugins: Annotated[
+        bool, typer.Option(help="For engines: run linear attention by linexport's kernels.")
+    ] = True,
     dim: Annotated[
         list[str] | None,
         typer.Option(help="Range of a dynamic dimension, NAME=MIN:OPT:MAX; may be repeated."),
@@ -54,6 +75,9 @@ def convert(
             source,
             output,
             target=target,
+            precision=precision,
+            sms=parse_sms(sm),
+            plugins=plugins,
             dims=dim or (),
             tune=tune,
             bench=bench,

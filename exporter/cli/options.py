@@ -42,9 +42,20 @@ def parse_lengths(text: str | None) -> tuple[int, ...] | None:
     Raises:
         UsageError: anything else.
     """
-    if text is None:
-        return None
+    return None if text is None else _integers("--lengths", text, "128,1024")
+
+
+def parse_sms(text: str | None) -> tuple[int, ...]:
+    """Comma-separated compute capabilities, ten times their number: 89 is 8.9.
+
+    Raises:
+        UsageError: anything else.
+    """
+    return () if text is None else _integers("--sm", text, "89,120")
+
+
+def _integers(option: str, text: str, example: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise UsageError(f"--lengths {text!r}: expected positive integers, such as 128,1024.")
+        raise UsageError(f"{option} {text!r}: expected positive integers, such as {example}.")
     return tuple(int(part) for part in parts)

@@ -20,7 +20,6 @@ from linexport.parity.cases import Case, draw
 from linexport.parity.check import Subject
 from linexport.parity.compare import compare
 from linexport.parity.reference import feeds
-from linexport.parity.tolerances import TOLERANCES
 from linexport.targets import Session
 from linexport.targets.base import OrtSession
 from linexport.trace import Traced
@@ -46,7 +45,7 @@ def first_divergence(
     for node in model.graph.node:
         for name in node.output:
             if name in expected and name in got:
-                result = compare(expected[name], got[name], TOLERANCES["float32"])
+                result = compare(expected[name], got[name], subject.tolerance)
                 if not result.passed:
                     return {
                         "tensor": name,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,10 +13,17 @@ from linexport.parity.cases import Case, draw
 from linexport.parity.check import Subject
 from linexport.parity.compare import compare
 from linexport.parity.reference import feeds
-from linexport.parity.tolerances import TOLERANCES
 
 LENGTH = 150
 TRIALS = 4
+
+
+class InPlace(Protocol):
+    """A session that can give a present state the memory of its past."""
+
+    def run(self, inputs: Mapping[str, np.ndarray], in_place: bool = ...) -> dict[str, np.ndarray]:
+        """See ``linexport.targets.Session``."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,20 @@ def check_streaming(subject: Subject, seed: int = 0) -> Streaming:
     return Streaming(True, None, worst, tuple(tried))
 
 
+def check_in_place(subject: Subject, session: InPlace, seed: int = 0) -> str | None:
+    """What is wrong when every present state takes the memory of its past; None if nothing is."""
+    sizes = {d: subject.traced[d] for d in subject.dims}
+    case = Case("in place", sizes, seed)
+    inputs = feeds(draw(subject.loaded, subject.input_shapes, case), subject.input_names)
+    state = subject.zero_state(subject.batch(sizes))
+    first = session.run({**inputs, **state})
+    carried = {s.past: first[s.present] for s in subject.states}
+    apart = session.run({**inputs, **carried})
+    together = session.run({**inputs, **carried}, in_place=True)
+    wrong = [n for n, x in apart.items() if not np.array_equal(x, together[n], equal_nan=True)]
+    return f"{wrong[0]} differs when states are updated in place" if wrong else None
+
+
 def _sequence_dim(subject: Subject) -> str | None:
     """The dimension along which states are advanced: any but the batch of the states."""
     batch = subject.states[0].shape[0]
@@ -102,7 +124,7 @@ def _one(
     worst = 0.0
     for name, shape in zip(subject.output_names, subject.output_shapes, strict=True):
         joined = np.concatenate([p[name] for p in parts], axis=list(shape).index(sequence))
-        result = compare(whole[name], joined, TOLERANCES["float32"])
+        result = compare(whole[name], joined, subject.tolerance)
         worst = max(worst, result.max_relative_error)
         if not result.passed:
             return worst, (
@@ -111,7 +133,7 @@ def _one(
                 "tokens"
             )
     for held in subject.states:
-        result = compare(whole[held.present], state[held.past], TOLERANCES["float32"])
+        result = compare(whole[held.present], state[held.past], subject.tolerance)
         worst = max(worst, result.max_relative_error)
         if not result.passed:
             return worst, f"the state {held.present} differs by {result.max_relative_error:.1e}"

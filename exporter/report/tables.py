@@ -141,6 +141,31 @@ def _tuned(node: Mapping[str, Any]) -> Cell:
     return Cell("not measured: the choice follows a rule", tone="open")
 
 
+def engines(manifest: Mapping[str, Any]) -> Table | None:
+    """Each engine file: what it is for, what is in it, and whether it was run."""
+    rows = []
+    for engine in objects(manifest.get("engines")):
+        made = f"{plain(engine.get('runtime'))} {plain(engine.get('version'))}"
+        profiles = [plain(profile.get("name")) for profile in objects(engine.get("profiles"))]
+        outcome = Cell("not checked", plain(engine.get("reason")), tone="open")
+        if engine.get("checked") is not None:
+            good = bool(engine["checked"])
+            outcome = Cell("passed" if good else "failed", tone="good" if good else "bad")
+        rows.append(
+            [
+                Cell(plain(engine.get("file")), made, tone="code"),
+                Cell(f"{(number(engine.get('sm')) or 0) / 10:.1f}"),
+                Cell(", ".join(profiles), plain(engine.get("precision"))),
+                Cell(count(len(items(engine.get("plugins"))))),
+                Cell(count(len(items(engine.get("layers"))))),
+                Cell(amount((number(engine.get("scratch_bytes")) or 0) / 1e6)),
+                outcome,
+            ]
+        )
+    labels = ["File", "#Compute capability", "Profiles", "#Plugins", "#Layers", "#Scratch, MB"]
+    return build("Engines", [*labels, "Compared with the original"], rows)
+
+
 def refused(manifest: Mapping[str, Any]) -> Table | None:
     """What looked like linear attention and was left as it was."""
     rows = [

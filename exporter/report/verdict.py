@@ -66,12 +66,14 @@ def worst_case(parity: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def stray(case: Mapping[str, Any]) -> str:
-    """Where NaN or Inf counts of the two sides differ, the words for it."""
+    """Where NaN or Inf counts of the two sides differ or are an error, the words for it."""
     for key, name in (("nan", "NaN"), ("inf", "infinite")):
         sides = mapping(case.get(key))
         if sides.get("expected") != sides.get("got"):
             got, expected = count(sides.get("got")), count(sides.get("expected"))
             return f"it gives {got} {name} values where the original gives {expected}"
+    if case.get("reason") and any(mapping(case.get(k)).get("got") for k in ("nan", "inf")):
+        return f"its output is {case['reason']}"
     return ""
 
 
@@ -116,6 +118,9 @@ def verdict(manifest: Manifest) -> Verdict:
     it = "This ONNX model" if manifest.get("target") == "ort" else "This artifact"
     graph = mapping(manifest.get("source")).get("kind") == "onnx"
     whose = "the original ONNX file" if graph else "the PyTorch original"
+    engines = objects(manifest.get("engines"))
+    if engines:
+        it = "The ONNX model of this artifact"
     if parity_failed(manifest):
         return Verdict("bad", f"{it} does not equal {whose}: {_failure(manifest)}.")
     row = headline_row(manifest)
@@ -131,6 +136,10 @@ def verdict(manifest: Manifest) -> Verdict:
     sentence = f"{it} equals {whose} ({numbers}) and {fast}"
     if mapping(manifest.get("streaming")).get("passed") is False:
         return Verdict("bad", f"{sentence}, but must not be streamed: fed in pieces, it differs.")
+    if any(engine.get("checked") is False for engine in engines):
+        return Verdict("bad", f"{sentence}, but an engine made of it does not.")
+    if not all(engine.get("checked") for engine in engines):
+        return Verdict("open", f"{sentence}; nobody knows this of its engines, which were not run.")
     return Verdict("good", f"{sentence}.")
 
 
@@ -157,10 +166,11 @@ def _excess(case: Mapping[str, Any], tolerance: Mapping[str, Any]) -> str:
 
 
 def checks(manifest: Manifest) -> list[Check]:
-    """Parity, streaming, latency, decode and memory: one line each."""
+    """Parity, streaming, every engine, latency, decode and memory: one line each."""
     return [
         parity_check(manifest),
         streaming_check(manifest),
+        *(_engine_check(engine) for engine in objects(manifest.get("engines"))),
         _latency_check(manifest),
         _decode_check(manifest),
         _memory_check(manifest),
@@ -177,6 +187,10 @@ def parity_check(manifest: Manifest) -> Check:
     good = sum(case.get("passed") is True for case in cases)
     detail = f"{good} of {len(cases)} checks, largest relative error "
     detail += error(parity.get("max_relative_error"))
+    smallest = mapping(parity.get("smallest_denominator"))
+    if smallest:
+        detail += f"; smallest |denominator| {error(smallest.get('denominator'))}"
+        detail += f" ({plain(smallest.get('name'))}, {count(smallest.get('length'))} tokens)"
     tone, word = ("bad", "failed") if failed else ("good", "passed")
     return Check("Parity", "parity", tone, word, detail)
 
@@ -194,6 +208,22 @@ def streaming_check(manifest: Manifest) -> Check:
     if passed:
         return Check("Streaming", "streaming", "good", "passed", detail)
     return Check("Streaming", "streaming", "bad", "failed", f"{reason or NO_REASON}; {detail}")
+
+
+def _engine_check(engine: Manifest) -> Check:
+    """One engine: whether it was run and compared, and what is in it."""
+    capability = (number(engine.get("sm")) or 0) / 10
+    detail = (
+        f"{plain(engine.get('file'))}: compute capability {capability:.1f}, "
+        f"{plain(engine.get('precision'))}, {len(items(engine.get('plugins')))} plugins among "
+        f"{len(items(engine.get('layers')))} layers, "
+        f"{amount((number(engine.get('scratch_bytes')) or 0) / 1e6)} MB scratch"
+    )
+    checked, reason = engine.get("checked"), engine.get("reason")
+    if checked is None:
+        return Check("Engine", "engines", "open", "not checked", f"{reason or NO_REASON}; {detail}")
+    tone, word = ("good", "passed") if checked else ("bad", "failed")
+    return Check("Engine", "engines", tone, word, f"{detail}{f'; {reason}' if reason else ''}")
 
 
 def _latency_check(manifest: Manifest) -> Check:

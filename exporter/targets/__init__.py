@@ -7,9 +7,19 @@ import pkgutil
 from functools import cache
 
 from linexport.errors import UsageError
-from linexport.targets.base import Session, Target
+from linexport.targets.base import DTYPES, Build, Converted, Options, Session, Target
 
-__all__ = ["DEFAULT", "Session", "Target", "find", "targets"]
+__all__ = [
+    "DEFAULT",
+    "DTYPES",
+    "Build",
+    "Converted",
+    "Options",
+    "Session",
+    "Target",
+    "find",
+    "targets",
+]
 
 DEFAULT = "ort"
 

@@ -10,7 +10,12 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 
+from linexport.dims import DimRange
+from linexport.errors import UsageError
 from linexport.targets.lowering import Candidates
+
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+"""Precisions by the name users choose them by."""
 
 
 class Session(Protocol):
@@ -27,6 +32,57 @@ def unchanged(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 @dataclass(frozen=True)
+class Options:
+    """What may be asked of targets that build engines.
+
+    Attributes:
+        precision: of weights and activations, one of ``DTYPES``; states stay in float32.
+        sms: compute capabilities to build for, such as 89; empty: the target's own choice.
+        plugins: run linexport ops by plugins where there is one.
+    """
+
+    precision: str = "fp32"
+    sms: tuple[int, ...] = ()
+    plugins: bool = True
+
+
+def without_options(target: Target, options: Options) -> Target:
+    """The default of ``Target.configure``.
+
+    Raises:
+        UsageError: something was asked for.
+    """
+    if options != Options():
+        raise UsageError(
+            f"--precision, --sm and --no-plugins are of targets that build engines; {target.name} "
+            "does not."
+        )
+    return target
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A lowered model, written and checked, of which engines may be built.
+
+    Attributes:
+        model: its file; engines go beside it.
+        dims: ranges of the dynamic dimensions, all bounded.
+        states: names of the inputs that hold states.
+    """
+
+    model: Path
+    dims: Mapping[str, DimRange]
+    states: tuple[str, ...]
+
+
+Build = Callable[[Converted], list[dict[str, Any]]]
+"""Makes engines of a converted model, and returns a record of each for the manifest."""
+
+Deploy = Callable[[Path, Mapping[str, Any]], Session]
+"""Opens the engine of an artifact, given its folder and its manifest."""
+
+
+@dataclass(frozen=True)
 class Target:
     """Where an artifact runs.
 
@@ -34,9 +90,14 @@ class Target:
         name: as users choose it.
         summary: one line of help.
         candidates: lowerings of each op that are correct there, best first.
-        open: opens a model, from its file or its bytes, for running here; its keywords are those
-            of ``OrtSession``.
+        open: opens the ONNX model, from its file or its bytes, for running here; its keywords are
+            those of ``OrtSession``.
         prepare: changes the graph before its ops are lowered.
+        configure: the target with the user's options applied to it.
+        bound: narrows the ranges of dynamic dimensions to what an engine can be built for.
+        build: makes engines; None where the ONNX model is all there is.
+        deploy: opens one; None where ``build`` is.
+        options: those applied.
     """
 
     name: str
@@ -44,6 +105,11 @@ class Target:
     candidates: Candidates
     open: Callable[..., Session]
     prepare: Callable[[onnx.ModelProto], onnx.ModelProto] = unchanged
+    configure: Callable[[Target, Options], Target] = without_options
+    bound: Callable[[Mapping[str, DimRange]], dict[str, DimRange]] = dict
+    build: Build | None = None
+    deploy: Deploy | None = None
+    options: Options = Options()
 
 
 class OrtSession:

@@ -22,6 +22,7 @@ from linexport.plugins.ops.op import (
     Op,
     StatePort,
     activations,
+    for_runtimes,
     parameter,
 )
 from linexport.plugins.ops.shapes import Shape, rank, same
@@ -143,7 +144,8 @@ OP = Op(
         ],
         type_constraints=activations("T"),
         attributes=[
-            defs.OpSchema.Attribute("activation", helper.make_attribute("activation", "none"))
+            defs.OpSchema.Attribute("activation", helper.make_attribute("activation", "none")),
+            *for_runtimes(),
         ],
     ),
     check=_check,

@@ -19,7 +19,7 @@ from onnx import TensorProto, defs, helper
 
 from linexport.errors import OpError
 from linexport.plugins.ops.body import Body
-from linexport.plugins.ops.op import DOMAIN, VERSION, Node, Op, activations, parameter
+from linexport.plugins.ops.op import DOMAIN, VERSION, Node, Op, activations, for_runtimes, parameter
 from linexport.plugins.ops.shapes import Shape, width_per_head
 
 PARAMETERS = 4
@@ -216,6 +216,7 @@ OP = Op(
             defs.OpSchema.Attribute("num_heads", defs.OpSchema.AttrType.INT, "H."),
             defs.OpSchema.Attribute("side", helper.make_attribute("side", SIDES[0])),
             defs.OpSchema.Attribute("log", helper.make_attribute("log", 0)),
+            *for_runtimes(),
         ],
     ),
     check=_check,

@@ -23,6 +23,10 @@ from linexport.plugins.ops.shapes import Shape
 DOMAIN = "linexport"
 VERSION = 1
 
+ABSENT = "absent_inputs"
+"""Attribute of any node: positions of inputs that mean nothing. Runtimes that take no empty input
+get some tensor there."""
+
 Lowering = Callable[["Node"], tuple[Body, list[str]]]
 """Writes the body of a node; returns it with the values of the op's outputs, in order."""
 
@@ -109,6 +113,9 @@ def describe(node: onnx.NodeProto, op: Op, shapes: Mapping[str, Shape]) -> Node:
         if value:
             known[name] = shapes[value]
     attributes = {a.name: _value(a) for a in node.attribute}
+    for position in attributes.get(ABSENT, ()):
+        known.pop(formal[position], None)
+        actual[position] = ""
     present = tuple(n if v else "" for n, v in zip(formal, actual, strict=True))
     return Node(op.name, attributes, present, known)
 
@@ -140,6 +147,20 @@ def parameter(
 def _value(attribute: onnx.AttributeProto) -> Any:
     value = onnx.helper.get_attribute_value(attribute)
     return value.decode() if isinstance(value, bytes) else value
+
+
+def for_runtimes() -> list[defs.OpSchema.Attribute]:
+    """Attributes any node may have, which mean nothing for what it computes: they tell a runtime
+    how to run it (``linexport.plugins.tensorrt``)."""
+    kinds = defs.OpSchema.AttrType
+    texts = ("plugin_namespace", "plugin_version", "launch", "binaries")
+    return [
+        defs.OpSchema.Attribute(ABSENT, kinds.INTS, "Inputs to disregard.", required=False),
+        *(
+            defs.OpSchema.Attribute(name, kinds.STRING, "For TensorRT.", required=False)
+            for name in texts
+        ),
+    ]
 
 
 def activations(*names: str) -> list[tuple[str, Sequence[str], str]]:

@@ -95,7 +95,7 @@ class _Planner:
         if self.sizes.decay_per_channel:
             self.decays = self.sizes.d_k
         shape = tiles.Shape(
-            self.sizes.d_k, self.sizes.d_v, self.type, sm, self.decays > 1, self.spec.has_beta
+            self.sizes.d_k, self.sizes.d_v, self.type, sm, self.decays, self.spec.has_beta
         )
         self.output, self.state = tiles.output(shape), tiles.state(shape)
         self.step = tiles.step(shape)
@@ -141,7 +141,12 @@ class _Planner:
         inverse = self._kernel(
             "delta.chunk_inverse",
             tiles.inverse(self.output),
-            {"BLOCK_K": self.output.block_k, "CHUNK": size, "LEVELS": size.bit_length() - 1},
+            {
+                "BLOCK_K": self.output.block_k,
+                "CHUNK": size,
+                "LEVELS": size.bit_length() - 1,
+                "PRECISION": "ieee" if self.precision == "ieee" else "tf32x3",
+            },
             scratch=("inverses",),
         )
         chunks = ("batch", "chunks")
@@ -229,6 +234,14 @@ class _Planner:
                 constants[name] = None
         return Kernel(function, tuple(arguments), tuple(constants.items()), tile.warps, tile.stages)
 
+    def _precision(self) -> str:
+        """Of products in float32; those of halves that remain so need no more digits than halves.
+
+        A projection is an exponent: its error is one of the feature, many times over.
+        """
+        exact = self.type == "fp32" or self.map == "favor+"
+        return self.precision if exact else "tf32"
+
     def _element(self, name: str) -> str:
         if name == "key_mask":
             return "i8"
@@ -250,7 +263,7 @@ class _Planner:
             "NORMALIZE": spec.normalize,
             "SCALE": spec.scale,
             "EPS": spec.eps,
-            "PRECISION": self.precision,
+            "PRECISION": self._precision(),
         }
 
 

@@ -23,19 +23,29 @@ class Tile:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a choice depends on."""
+    """What a choice depends on.
+
+    Attributes:
+        decays: of a token of a head: 0, 1 or d_k.
+        delta: the rule is one of the delta rules.
+    """
 
     d_k: int
     d_v: int
     type: str
     sm: int
-    per_channel: bool
+    decays: int
     delta: bool
 
     @property
     def block_k(self) -> int:
         """d_k in full: scores and outputs are sums over it."""
         return power(self.d_k)
+
+    @property
+    def from_shared(self) -> bool:
+        """Tensor cores read operands from shared memory, not from registers."""
+        return self.sm in (90, 100)
 
 
 SCAN_BLOCK = 1024
@@ -44,15 +54,32 @@ SCAN = Tile(1, 1, 1, 4, 1)
 
 def output(shape: Shape) -> Tile:
     """Of ``linear.segment_output`` and ``bidirectional.segment_output``."""
-    chunk = 16 if shape.per_channel else 32
-    block_v = min(power(shape.d_v), 64)
-    return Tile(chunk, shape.block_k, block_v, 4 if shape.block_k <= 64 else 8, 2)
+    block_k, block_v = shape.block_k, power(shape.d_v)
+    chunk = 16 if shape.decays > 1 else 32
+    if shape.type == "fp32" or block_k > 128:
+        return Tile(16, block_k, min(block_v, 16 if block_k > 64 else 32), 8, 1)
+    if shape.from_shared:
+        stages = 1 if shape.decays == 1 and block_k > 64 else 2
+        return Tile(chunk, block_k, min(block_v, 64), 4 if block_k <= 64 else 8, stages)
+    block_v = min(block_v, 32)
+    if block_k <= 64:
+        return Tile(chunk, block_k, block_v, 4, 2)
+    if shape.delta and shape.type == "fp16":
+        return Tile(16, block_k, 16, 4, 1)
+    if shape.delta and shape.decays <= 1:
+        return Tile(16, block_k, block_v, 4, 2)
+    return Tile(16, block_k, block_v, 8, 2) if shape.decays else Tile(32, block_k, block_v, 8, 1)
 
 
 def state(shape: Shape) -> Tile:
-    """Of ``linear.segment_state``, with the chunk of ``output``: segments are whole chunks."""
+    """Of ``linear.segment_state``, with the chunk of ``output``: segments are whole chunks.
+
+    Without a decay its loop on compute capability 9.0 is nothing but one product, which pipelining
+    would serialise.
+    """
     block_k, block_v = min(shape.block_k, 64), min(power(shape.d_v), 64)
-    return Tile(output(shape).chunk, block_k, block_v, 4, 2)
+    stages = 1 if shape.sm == 90 and not shape.decays else 2
+    return Tile(output(shape).chunk, block_k, block_v, 4, stages)
 
 
 def inverse(tile: Tile) -> Tile:

@@ -123,7 +123,7 @@ def segment_state(
             S *= whole[:, None]
             z *= whole
             product *= whole
-        S += tl.dot(tl.trans(k), v, input_precision=PRECISION)
+        S += tl.dot(tl.trans(k), v.to(k.dtype), input_precision=PRECISION)
         z += tl.sum(k.to(tl.float32), 0)
 
     slot = head.to(tl.int64) * segments + segment
@@ -354,7 +354,7 @@ def segment_output(
         elif DECAYS > 1:
             S *= whole[:, None]
             z *= whole
-        S += tl.dot(tl.trans(k_rest), u, input_precision=PRECISION)
+        S += tl.dot(tl.trans(k_rest), u.to(k.dtype), input_precision=PRECISION)
         if NORMALIZE:
             z += tl.sum(k_rest.to(tl.float32), 0)
 

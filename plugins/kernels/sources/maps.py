@@ -78,9 +78,11 @@ def features(
     MAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """BLOCK features of rows of WIDTH components, in the dtype of these.
+    """BLOCK features of rows of WIDTH components.
 
-    Where a row is not live or a column lies past FEATURES, the result means nothing.
+    In the dtype of these, but float32 for the maps of degree two: their features take both signs
+    and cancel, so that rounding them shows. Where a row is not live or a column lies past FEATURES,
+    the result means nothing.
     """
     if MAP == "taylor2" or MAP == "quadratic":
         LEADING: tl.constexpr = FEATURES - WIDTH * (WIDTH + 1) // 2
@@ -102,7 +104,7 @@ def features(
             LEADING,
             MAP,
         )
-        return y.to(x.dtype)
+        return y
     elif MAP == "favor+":
         parts = tl.arange(0, BLOCK_W)
         x = load_rows(base, live, parts, STRIDE, WIDTH, BLOCK_W)

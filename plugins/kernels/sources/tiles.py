@@ -91,21 +91,21 @@ def channel_scores(rows, keys, sums):
 
 @triton.jit
 def times_state(rows, state, PRECISION: tl.constexpr):
-    """rows @ state, the state (float32) brought to the dtype of rows, within float16's range."""
+    """rows @ state: the state, in float32, becomes bfloat16, or for float16 TensorFloat-32.
+
+    That has float16's digits, but not its range: sums over a long sequence leave it.
+    """
     if rows.dtype == tl.float16:
-        largest = tl.max(tl.max(tl.abs(state), 1), 0)
-        largest = tl.where(largest > 0.0, largest, 1.0)
-        return tl.dot(rows, (state * (1.0 / largest)).to(tl.float16)) * largest
+        return tl.dot(rows.to(tl.float32), state, input_precision="tf32")
     else:
         return tl.dot(rows, state.to(rows.dtype), input_precision=PRECISION)
 
 
 @triton.jit
 def times_rows(scores, rows, PRECISION: tl.constexpr):
-    """scores (float32) @ rows, the scores brought to the dtype of rows as in ``times_state``."""
+    """scores @ rows, the scores in float32 and treated as a state is."""
     if rows.dtype == tl.float16:
-        largest = tl.maximum(tl.max(tl.abs(scores), 1), 1.0)
-        return tl.dot((scores / largest[:, None]).to(tl.float16), rows) * largest[:, None]
+        return tl.dot(scores, rows.to(tl.float32), input_precision="tf32")
     else:
         return tl.dot(scores.to(rows.dtype), rows, input_precision=PRECISION)
 

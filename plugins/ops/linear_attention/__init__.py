@@ -17,6 +17,7 @@ from linexport.plugins.ops.op import (
     Op,
     StatePort,
     activations,
+    for_runtimes,
     parameter,
 )
 
@@ -111,6 +112,7 @@ OP = Op(
                 helper.make_attribute("feature_map", ""),
                 "Map that the node applies to query and key itself; none by default.",
             ),
+            *for_runtimes(),
         ],
     ),
     check=lambda node: (view(node), None)[1],

@@ -1,0 +1,1 @@
+"""What the targets ``tensorrt`` and ``tensorrt-rtx`` share: graph, profiles, build, session."""

@@ -1,0 +1,103 @@
+"""The graph as TensorRT's ONNX parser takes it.
+
+- Sizes and axes that torch computes in the graph become constants: the parser wants them so.
+- A node that a plugin runs says so by the attributes ``plugin_namespace`` and ``plugin_version``;
+  other runtimes do not read them, and run the node's body.
+- TensorRT takes no empty input before one that is given: the place is filled with the node's first
+  input, and the attribute ``absent_inputs`` says that it means nothing.
+- A plugin has all its outputs: those nobody reads get names.
+- The parser has importers of its own for LinearAttention and CausalConvWithState, and does not ask
+  for the domain: what no plugin runs is written out before it parses (``parsable``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import helper, inliner
+
+from linexport.plugins.ops.op import ABSENT, DOMAIN, Node, Op
+from linexport.plugins.ops.registry import linexport_nodes
+from linexport.plugins.tensorrt.contract import NAMESPACE, VERSION
+from linexport.plugins.tensorrt.description import Description
+from linexport.plugins.tensorrt.fields import NAMES
+
+LARGEST_FOLDED = 1 << 20
+"""Bytes above which a computed constant stays computed: the file holds the operands already."""
+
+
+def fold_constants(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with everything computed from constants alone, or from fixed sizes, a constant."""
+    graph = gs.import_onnx(model)
+    graph.fold_constants(size_threshold=LARGEST_FOLDED)
+    graph.cleanup().toposort()
+    return gs.export_onnx(graph, do_type_check=False)
+
+
+def mark_plugins(
+    model: onnx.ModelProto, describe: Callable[[Op, Node], Description | None]
+) -> onnx.ModelProto:
+    """A copy in which the nodes that ``describe`` has a description for are the plugins'."""
+    marked = onnx.ModelProto()
+    marked.CopyFrom(model)
+    for node, op, view in list(linexport_nodes(marked)):
+        description = describe(op, view)
+        if description is None:
+            continue
+        while not node.input[-1]:
+            node.input.pop()
+        node.output.extend([""] * (len(op.schema.outputs) - len(node.output)))
+        for position, output in enumerate(node.output):
+            node.output[position] = output or f"{node.name}/unused_{position}"
+        absent = [i for i, name in enumerate(node.input) if not name]
+        for position in absent:
+            node.input[position] = node.input[0]
+        if absent:
+            node.attribute.append(helper.make_attribute(ABSENT, absent))
+        identity = {"plugin_namespace": NAMESPACE, "plugin_version": VERSION}
+        for name, value in {**identity, **description.attributes()}.items():
+            node.attribute.append(helper.make_attribute(name, value))
+    return marked
+
+
+def only(model: onnx.ModelProto, sm: int) -> onnx.ModelProto:
+    """A copy in which plugins have the kernels of one compute capability only."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for node in filter(by_plugin, copy.graph.node):
+        texts = {a.name: a.s.decode() for a in node.attribute if a.name in NAMES}
+        description = Description.from_attributes(texts)
+        kept = description.only(description.sm_for(sm)).attributes()
+        for attribute in node.attribute:
+            if attribute.name in NAMES:
+                attribute.s = kept[attribute.name].encode()
+    return copy
+
+
+def by_plugin(node: onnx.NodeProto) -> bool:
+    """The node is one that a plugin runs."""
+    return node.domain == DOMAIN and any(a.name == "plugin_namespace" for a in node.attribute)
+
+
+def parsable(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with bodies of functions in place of their nodes, those of plugins excepted."""
+    written_out = onnx.ModelProto()
+    written_out.CopyFrom(model)
+    kept = {(n.domain, n.op_type, n.overload) for n in model.graph.node if by_plugin(n)}
+    # The inliner selects by name, whatever the overload: what it is to inline gets its own.
+    for node in written_out.graph.node:
+        if node.domain == DOMAIN and not by_plugin(node):
+            node.op_type, node.overload = _alone(node.op_type, node.overload), ""
+    names = []
+    for function in written_out.functions:
+        if (function.domain, function.name, function.overload) not in kept:
+            function.name, function.overload = _alone(function.name, function.overload), ""
+            names.append((function.domain, function.name))
+    inlined: onnx.ModelProto = inliner.inline_selected_functions(written_out, names)
+    return inlined
+
+
+def _alone(name: str, overload: str) -> str:
+    return f"{name}_{overload}"

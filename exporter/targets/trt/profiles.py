@@ -1,0 +1,75 @@
+"""Optimisation profiles of an engine, from the ranges of its dynamic dimensions.
+
+    prefill   every dimension over its range
+    decode    the same, with the sequence fixed to one token: where the model holds its state
+
+An engine has kernels planned for each profile; the one a call falls into is chosen by its shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from linexport.dims import DimRange, sequence
+
+BATCH, LENGTH = DimRange(1, 1, 8), DimRange(1, 1024, 4096)
+"""Ranges where nothing bounds a dimension: an engine cannot be built without bounds."""
+
+PREFILL, DECODE = "prefill", "decode"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Smallest, usual and largest sizes of every named dimension."""
+
+    name: str
+    dims: Mapping[str, tuple[int, int, int]]
+
+    def json(self) -> dict[str, Any]:
+        """As written to the manifest."""
+        return {"name": self.name, "dims": {n: list(sizes) for n, sizes in self.dims.items()}}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Profile:
+        """The inverse of ``json``."""
+        dims = {n: (int(a), int(b), int(c)) for n, (a, b, c) in value["dims"].items()}
+        return cls(str(value["name"]), dims)
+
+    def shapes(self, shape: Sequence[int | str]) -> tuple[list[int], list[int], list[int]]:
+        """The smallest, usual and largest shape of an input."""
+        low, usual, high = (
+            [self.dims[d][i] if isinstance(d, str) else d for d in shape] for i in range(3)
+        )
+        return low, usual, high
+
+    def takes(self, sizes: Mapping[str, int]) -> bool:
+        """A call with these sizes of the dimensions falls into the profile."""
+        return all(low <= sizes[n] <= high for n, (low, _, high) in self.dims.items())
+
+
+def bound(dims: Mapping[str, DimRange]) -> dict[str, DimRange]:
+    """The ranges with bounds where they have none."""
+    found = {}
+    for name, limits in dims.items():
+        default = BATCH if limits.batch else LENGTH
+        high = limits.max or max(default.max or 1, limits.min)
+        usual = limits.opt or min(max(default.opt or 1, limits.min), high)
+        found[name] = replace(limits, opt=usual, max=high)
+    return found
+
+
+def profiles(dims: Mapping[str, DimRange], stateful: bool) -> list[Profile]:
+    """The profiles of an engine; ``dims`` are bounded."""
+    whole = {n: (d.min, d.opt or d.min, d.max or d.min) for n, d in dims.items()}
+    length = sequence(dims)
+    if not stateful or length is None or not dims[length].allows(1):
+        return [Profile(PREFILL, whole)]
+    return [Profile(PREFILL, whole), Profile(DECODE, {**whole, length: (1, 1, 1)})]
+
+
+def described(limits: DimRange) -> str:
+    """``1:1024:4096``, as the option --dim takes it."""
+    sizes = asdict(limits)
+    return ":".join(str(sizes[key]) for key in ("min", "opt", "max"))

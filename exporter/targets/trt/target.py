@@ -1,0 +1,169 @@
+"""A target that builds engines, for one flavour of TensorRT."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from linexport.errors import BuildError, UsageError
+from linexport.plugins.ops import linear_attention
+from linexport.plugins.ops.body import Body
+from linexport.plugins.ops.linear_attention import chunk
+from linexport.plugins.ops.op import Node, Op
+from linexport.plugins.tensorrt import contract
+from linexport.plugins.tensorrt.description import LAUNCH, Description
+from linexport.plugins.tensorrt.flavour import Flavour
+from linexport.targets.base import DTYPES, Converted, Options, Target
+from linexport.targets.lowering import Candidate
+from linexport.targets.trt import graph, profiles
+from linexport.targets.trt.build import Engine, build
+from linexport.targets.trt.device import Device
+from linexport.targets.trt.precision import half, open_here
+from linexport.targets.trt.session import EngineSession
+
+
+def target(flavour: Flavour, summary: str, default_sms: tuple[int, ...]) -> Target:
+    """The target of a flavour; ``default_sms`` are built for where the user names none."""
+    return Target(
+        name=flavour.name,
+        summary=summary,
+        candidates=partial(candidates, Options()),
+        open=open_here,
+        configure=partial(configure, flavour, default_sms),
+        bound=profiles.bound,
+        deploy=EngineSession,
+    )
+
+
+def configure(
+    flavour: Flavour, default_sms: tuple[int, ...], target: Target, options: Options
+) -> Target:
+    """The target for these options.
+
+    Raises:
+        UsageError: a precision or compute capability there is nothing for.
+        EnvironmentProblemError: the library is missing, or it builds for the GPU of its machine and
+            there is none.
+    """
+    if options.precision not in DTYPES:
+        raise UsageError(
+            f"--precision is {options.precision!r}; expected one of {', '.join(DTYPES)}."
+        )
+    flavour.load()
+    sms = options.sms or default_sms or (Device().sm,)
+    chosen = replace(options, sms=tuple(dict.fromkeys(sms)))
+    able = flavour.sms or (Device().sm,)
+    unknown = [sm for sm in chosen.sms if sm not in able]
+    if unknown:
+        known = ", ".join(map(str, able))
+        raise UsageError(f"--sm names {unknown[0]}; {flavour.title} builds here for {known}.")
+    if chosen.plugins:
+        contract.architectures(chosen.sms)
+    return replace(
+        target,
+        candidates=partial(candidates, chosen),
+        prepare=partial(prepare, chosen),
+        build=partial(build_all, flavour, chosen),
+        options=chosen,
+    )
+
+
+def prepare(options: Options, model: onnx.ModelProto) -> onnx.ModelProto:
+    """Constants folded, precision applied, plugins' nodes marked."""
+    model = half(graph.fold_constants(model), options.precision)
+    return graph.mark_plugins(model, partial(_describe, options)) if options.plugins else model
+
+
+def _describe(options: Options, op: Op, node: Node) -> Description | None:
+    dtype = DTYPES[options.precision]
+    if contract.unsupported(node, dtype, options.sms):
+        return None
+    return contract.describe(op, node, dtype, options.sms)
+
+
+def candidates(options: Options, op: Op, node: Node) -> Sequence[Candidate]:
+    """The plugin where the node is marked as its own; the body is for other runtimes."""
+    if LAUNCH in node.attributes:
+        return [Candidate("plugin", "linexport's kernels", op.portable)]
+    reason = "standard operators, as --no-plugins asks"
+    if options.plugins:
+        reason = contract.unsupported(node, DTYPES[options.precision], options.sms) or reason
+    if op.name == "LinearAttention" and linear_attention.view(node)[0].causal:
+        return [Candidate("fixed_chunks", reason, fixed_chunks)]
+    return [Candidate("portable", reason, op.portable)]
+
+
+def fixed_chunks(node: Node) -> tuple[Body, list[str]]:
+    """The chunk form with chunks of one size. TensorRT sets memory aside for the largest shapes it
+    can prove: for chunks of any size, scores of T x T, 5 GB where this takes 0.1."""
+    spec, sizes = linear_attention.view(node)
+    inputs = node.inputs[: len(linear_attention.INPUTS)]
+    phi = linear_attention.absorbed_map(node)
+    return chunk.write(spec, sizes, inputs, phi, balanced=False)
+
+
+def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[dict[str, Any]]:
+    """An engine for each compute capability, beside the model; their records for the manifest.
+
+    Raises:
+        BuildError: see ``build``.
+    """
+    model = graph.parsable(onnx.load_model(str(converted.model), load_external_data=False))
+    chosen = profiles.profiles(converted.dims, bool(converted.states))
+    records = []
+    for sm in options.sms:
+        engine, used, note = _build(flavour, graph.only(model, sm), converted.model, chosen, sm)
+        file = converted.model.with_name(f"model.sm{sm}.engine")
+        file.write_bytes(engine.plan)
+        records.append({**record(flavour, options, engine, file, sm, used), "note": note})
+    return records
+
+
+def _build(
+    flavour: Flavour,
+    model: onnx.ModelProto,
+    place: Path,
+    chosen: Sequence[profiles.Profile],
+    sm: int,
+) -> tuple[Engine, Sequence[profiles.Profile], str | None]:
+    """With all profiles, or where TensorRT refuses several in one engine, with the widest."""
+    try:
+        return build(flavour, model, place, chosen, sm), chosen, None
+    except BuildError as error:
+        if len(chosen) == 1:
+            raise
+        engine = build(flavour, model, place, chosen[:1], sm)
+        return engine, chosen[:1], f"one profile, since with {len(chosen)}: {error}"
+
+
+def record(
+    flavour: Flavour,
+    options: Options,
+    engine: Engine,
+    file: Path,
+    sm: int,
+    chosen: Sequence[profiles.Profile],
+) -> dict[str, Any]:
+    """What the manifest says of an engine."""
+    return {
+        "file": file.name,
+        "sha256": hashlib.sha256(engine.plan).hexdigest(),
+        "runtime": flavour.name,
+        "version": flavour.version(),
+        "sm": sm,
+        "precision": options.precision,
+        "plugins": list(engine.plugins),
+        "layers": list(engine.layers),
+        "scratch_bytes": engine.scratch,
+        "layer_scratch_bytes": dict(engine.layer_scratch),
+        "activation_bytes": engine.activations,
+        "profiles": [profile.json() for profile in chosen],
+        "checked": None,
+        "reason": None,
+    }

@@ -1,0 +1,308 @@
+#include "description.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+namespace linexport {
+namespace {
+
+// JSON as Python's json module writes it.
+struct Json {
+    enum Kind { null, boolean, number, text, list, object } kind = null;
+    double value = 0;
+    std::string string;
+    std::vector<Json> items;
+    std::map<std::string, Json> members;
+
+    Json const& at(std::string const& name) const {
+        auto found = members.find(name);
+        if (found == members.end()) throw Error("the description of a node lacks " + name);
+        return found->second;
+    }
+    int64_t integer() const { return static_cast<int64_t>(value); }
+};
+
+class Reader {
+public:
+    explicit Reader(std::string const& text) : mText(text) {}
+
+    Json read() {
+        Json found = value();
+        space();
+        if (mAt != mText.size()) fail();
+        return found;
+    }
+
+private:
+    [[noreturn]] static void fail() { throw Error("the description of a node is damaged"); }
+
+    void space() {
+        while (mAt < mText.size() && std::string(" \n\r\t").find(mText[mAt]) != std::string::npos) ++mAt;
+    }
+    char peek() {
+        space();
+        if (mAt >= mText.size()) fail();
+        return mText[mAt];
+    }
+    bool taken(char wanted) {
+        bool const found = peek() == wanted;
+        mAt += found;
+        return found;
+    }
+    void expect(char wanted) {
+        if (!taken(wanted)) fail();
+    }
+    bool word(char const* wanted) {
+        std::string const name = wanted;
+        bool const found = mText.compare(mAt, name.size(), name) == 0;
+        if (found) mAt += name.size();
+        return found;
+    }
+
+    Json value() {
+        Json found;
+        switch (peek()) {
+        case '{':
+            found.kind = Json::object;
+            members(found);
+            return found;
+        case '[':
+            found.kind = Json::list;
+            items(found);
+            return found;
+        case '"':
+            found.kind = Json::text;
+            found.string = string();
+            return found;
+        }
+        if (word("null")) return found;
+        found.kind = Json::boolean;
+        found.value = 1;
+        if (word("true")) return found;
+        found.value = 0;
+        if (word("false")) return found;
+        found.kind = Json::number;
+        char* end = nullptr;
+        found.value = std::strtod(mText.c_str() + mAt, &end);
+        size_t const place = static_cast<size_t>(end - mText.c_str());
+        if (place == mAt) fail();
+        mAt = place;
+        return found;
+    }
+    void members(Json& found) {
+        expect('{');
+        if (taken('}')) return;
+        do {
+            space();
+            std::string const name = string();
+            expect(':');
+            found.members.emplace(name, value());
+        } while (taken(','));
+        expect('}');
+    }
+    void items(Json& found) {
+        expect('[');
+        if (taken(']')) return;
+        do found.items.push_back(value());
+        while (taken(','));
+        expect(']');
+    }
+    std::string string() {
+        expect('"');
+        std::string found;
+        for (; mAt < mText.size() && mText[mAt] != '"'; ++mAt) {
+            // Names, types and base64: nothing in them needs an escape.
+            if (mText[mAt] == '\\') fail();
+            found += mText[mAt];
+        }
+        expect('"');
+        return found;
+    }
+
+    std::string const& mText;
+    size_t mAt = 0;
+};
+
+std::string decoded(std::string const& base64) {
+    static std::string const alphabet =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    std::string found;
+    uint32_t bits = 0;
+    int count = 0;
+    for (char letter : base64) {
+        if (letter == '=') break;
+        size_t const place = alphabet.find(letter);
+        if (place == std::string::npos) throw Error("a kernel of a node is damaged");
+        bits = bits << 6 | static_cast<uint32_t>(place);
+        count += 6;
+        if (count >= 8) {
+            count -= 8;
+            found += static_cast<char>(bits >> count & 0xff);
+        }
+    }
+    return found;
+}
+
+Tensor tensor(Json const& json) {
+    Tensor found{json.kind == Json::object, "", "", {}};
+    if (!found.present) return found;
+    found.name = json.at("name").string;
+    found.type = json.at("type").string;
+    for (Json const& size : json.at("shape").items) found.shape.push_back({size.integer(), size.string});
+    return found;
+}
+
+Extent extent(Json const& json) {
+    Extent found{json.at("factor").integer(), {}};
+    for (Json const& symbol : json.at("symbols").items) found.symbols.push_back(symbol.string);
+    return found;
+}
+
+int elementBytes(std::string const& type) {
+    static std::map<std::string, int> const known{{"fp32", 4}, {"i32", 4}, {"fp16", 2}, {"bf16", 2}, {"i8", 1}};
+    auto found = known.find(type);
+    if (found == known.end()) throw Error("a node has the unknown type " + type);
+    return found->second;
+}
+
+Route route(Json const& json) {
+    Route found;
+    if (json.kind == Json::null) return found;
+    for (Json const& item : json.at("launches").items) {
+        Json const& kernel = item.at("kernel");
+        Launch launch{kernel.at("name").string, static_cast<int>(kernel.at("warps").integer()), {}, {}};
+        for (Json const& argument : kernel.at("arguments").items)
+            launch.arguments.push_back({argument.at("name").string, argument.at("type").string});
+        for (size_t i = 0; i < 3; ++i) launch.grid[i] = extent(item.at("grid").items.at(i));
+        found.launches.push_back(std::move(launch));
+    }
+    for (Json const& item : json.at("scratch").items)
+        found.scratch.push_back(
+            {item.at("name").string, elementBytes(item.at("type").string), extent(item.at("elements"))});
+    return found;
+}
+
+Plan plan(Json const& json) {
+    return {route(json.at("single")),
+        route(json.at("segmented")),
+        route(json.at("decode")),
+        json.at("segmented").kind != Json::null,
+        json.at("decode").kind != Json::null,
+        json.at("decode_length").integer(),
+        json.at("chunk").integer(),
+        json.at("blocks").integer(),
+        json.at("multiprocessors").integer()};
+}
+
+int64_t ceilDiv(int64_t numerator, int64_t denominator) {
+    return (numerator + denominator - 1) / denominator;
+}
+
+std::string listed(std::vector<int64_t> const& shape) {
+    std::string text = "(";
+    for (int64_t size : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+    return text + ")";
+}
+
+int64_t constexpr blocksPerMultiprocessor = 2;
+int64_t constexpr leastChunks = 8;
+
+}  // namespace
+
+int64_t aligned(int64_t bytes) { return ceilDiv(bytes, 256) * 256; }
+
+int64_t Extent::of(Sizes const& values) const {
+    int64_t product = factor;
+    for (std::string const& symbol : symbols) product *= values.at(symbol);
+    return product;
+}
+
+Sizes Plan::symbols(int64_t batch, int64_t length) const {
+    int64_t const chunks = ceilDiv(length, chunk);
+    int64_t segments = 1;
+    if (hasSegmented) {
+        int64_t const wanted =
+            blocksPerMultiprocessor * multiprocessors / std::max<int64_t>(batch * blocks, 1);
+        segments = std::max<int64_t>(std::min(wanted, chunks / leastChunks), 1);
+    }
+    int64_t const each = std::max<int64_t>(ceilDiv(chunks, segments), 1);
+    return {{"batch", batch},
+        {"length", length},
+        {"chunks", chunks},
+        {"segments", std::max<int64_t>(ceilDiv(chunks, each), 1)},
+        {"chunks_per_segment", each}};
+}
+
+Route const& Plan::route(int64_t batch, int64_t length) const {
+    if (hasDecode && length <= decodeLength) return decode;
+    return hasSegmented && symbols(batch, length).at("segments") > 1 ? segmented : single;
+}
+
+int64_t Plan::mostScratch(int64_t batch, int64_t length) const {
+    int64_t most = 0;
+    for (int64_t rows = 1; rows <= batch; ++rows) {
+        Sizes values = symbols(rows, length);
+        // The number of segments does not always grow with the length; its limit does.
+        int64_t const wanted = blocksPerMultiprocessor * multiprocessors / (rows * blocks);
+        values["segments"] = std::max<int64_t>(std::min(wanted, values["chunks"] / leastChunks), 1);
+        for (Route const* taken : {&single, &segmented, &decode}) {
+            int64_t total = 0;
+            for (Scratch const& buffer : taken->scratch)
+                total += aligned(buffer.bytes * buffer.elements.of(values));
+            most = std::max(most, total);
+        }
+    }
+    return most;
+}
+
+int Description::smFor(int sm) const {
+    int best = 0;
+    for (auto const& [known, plan] : plans)
+        if (known == sm || (known < sm && sm < 90 && known / 10 == sm / 10)) best = std::max(best, known);
+    if (!best) throw Error(opType + " has no kernels for compute capability " + std::to_string(sm));
+    return best;
+}
+
+Sizes Description::sizes(std::vector<std::vector<int64_t>> const& shapes) const {
+    Sizes found{{"batch", -1}, {"length", -1}};
+    for (size_t i = 0; i < inputs.size(); ++i) {
+        Tensor const& tensor = inputs[i];
+        if (!tensor.present) continue;
+        bool fits = shapes.at(i).size() == tensor.shape.size();
+        for (size_t axis = 0; fits && axis < tensor.shape.size(); ++axis) {
+            Size const& size = tensor.shape[axis];
+            int64_t const given = shapes[i][axis];
+            if (!size.symbol.empty() && found.at(size.symbol) < 0) found[size.symbol] = given;
+            fits = given == (size.symbol.empty() ? size.number : found.at(size.symbol));
+        }
+        if (!fits) throw Error(opType + ": " + tensor.name + " has shape " + listed(shapes[i]));
+    }
+    for (auto& [name, size] : found)
+        if (size < 0) size = 1;
+    return found;
+}
+
+int64_t Description::mostScratch(int64_t batch, int64_t length) const {
+    int64_t most = 0;
+    for (auto const& [sm, plan] : plans) most = std::max(most, plan.mostScratch(batch, length));
+    return most;
+}
+
+Description parse(std::string const& launch, std::string const& binaries) {
+    Json const head = Reader(launch).read();
+    if (head.at("format").integer() != 1) throw Error("a node was made by another version of linexport");
+    Description found;
+    found.opType = head.at("op_type").string;
+    for (Json const& item : head.at("inputs").items) found.inputs.push_back(tensor(item));
+    for (Json const& item : head.at("outputs").items) found.outputs.push_back(tensor(item));
+    for (auto const& [sm, item] : head.at("plans").members) found.plans.emplace(std::stoi(sm), plan(item));
+    for (auto const& [sm, kernels] : Reader(binaries).read().members)
+        for (auto const& [name, item] : kernels.members)
+            found.binaries[std::stoi(sm)].emplace(name,
+                Binary{decoded(item.at("cubin").string), item.at("entry").string,
+                    static_cast<unsigned>(item.at("shared").integer())});
+    return found;
+}
+
+}  // namespace linexport

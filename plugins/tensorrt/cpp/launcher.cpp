@@ -1,0 +1,133 @@
+#include "launcher.h"
+
+#include <dlfcn.h>
+
+namespace linexport {
+namespace {
+
+// The driver's functions, found when first needed: engines are also built where there is no driver.
+struct Driver {
+    decltype(&cuCtxGetDevice) ctxGetDevice;
+    decltype(&cuDeviceGetAttribute) deviceGetAttribute;
+    decltype(&cuModuleLoadData) moduleLoadData;
+    decltype(&cuModuleUnload) moduleUnload;
+    decltype(&cuModuleGetFunction) moduleGetFunction;
+    decltype(&cuFuncSetAttribute) funcSetAttribute;
+    decltype(&cuLaunchKernel) launchKernel;
+
+    static Driver const& get() {
+        static Driver const driver = load();
+        return driver;
+    }
+
+private:
+    static Driver load() {
+        void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+        if (!library) throw Error("No NVIDIA driver was found: libcuda.so.1 does not load.");
+        auto const find = [library](auto& function, char const* name) {
+            function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
+            if (!function) throw Error(std::string("The NVIDIA driver has no ") + name);
+        };
+        Driver found{};
+        find(found.ctxGetDevice, "cuCtxGetDevice");
+        find(found.deviceGetAttribute, "cuDeviceGetAttribute");
+        find(found.moduleLoadData, "cuModuleLoadData");
+        find(found.moduleUnload, "cuModuleUnload");
+        find(found.moduleGetFunction, "cuModuleGetFunction");
+        find(found.funcSetAttribute, "cuFuncSetAttribute");
+        find(found.launchKernel, "cuLaunchKernel");
+        return found;
+    }
+};
+
+void check(CUresult result) {
+    if (result != CUDA_SUCCESS)
+        throw Error("The CUDA driver reports error " + std::to_string(static_cast<int>(result)));
+}
+
+int capability() {
+    Driver const& driver = Driver::get();
+    CUdevice device = 0;
+    int major = 0, minor = 0;
+    check(driver.ctxGetDevice(&device));
+    check(driver.deviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device));
+    check(driver.deviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device));
+    return 10 * major + minor;
+}
+
+unsigned constexpr sharedWithoutAsking = 48 * 1024;
+unsigned constexpr lanes = 32;
+
+}  // namespace
+
+Launcher::Launcher(Description const& description) : mDescription(description) {
+    Driver const& driver = Driver::get();
+    int const sm = description.smFor(capability());
+    mPlan = &description.plans.at(sm);
+    for (auto const& [name, binary] : description.binaries.at(sm)) {
+        Loaded loaded{nullptr, nullptr, binary.shared};
+        check(driver.moduleLoadData(&loaded.module, binary.cubin.data()));
+        mKernels.emplace(name, loaded);
+        check(driver.moduleGetFunction(&loaded.function, loaded.module, binary.entry.c_str()));
+        if (loaded.shared > sharedWithoutAsking)
+            check(driver.funcSetAttribute(loaded.function,
+                CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(loaded.shared)));
+        mKernels[name] = loaded;
+    }
+}
+
+Launcher::~Launcher() {
+    for (auto const& [name, loaded] : mKernels) Driver::get().moduleUnload(loaded.module);
+}
+
+void Launcher::enqueue(std::vector<std::vector<int64_t>> const& shapes,
+    std::vector<void const*> const& addresses, void* workspace, CUstream stream) const {
+    Sizes const sizes = mDescription.sizes(shapes);
+    int64_t const batch = sizes.at("batch"), length = sizes.at("length");
+    Sizes const symbols = mPlan->symbols(batch, length);
+    Route const& route = mPlan->route(batch, length);
+
+    std::map<std::string, void const*> places;
+    size_t position = 0;
+    for (auto const* tensors : {&mDescription.inputs, &mDescription.outputs})
+        for (Tensor const& tensor : *tensors) {
+            if (tensor.present) places[tensor.name] = addresses.at(position);
+            ++position;
+        }
+    char* scratch = static_cast<char*>(workspace);
+    for (Scratch const& buffer : route.scratch) {
+        places[buffer.name] = scratch;
+        scratch += aligned(buffer.bytes * buffer.elements.of(symbols));
+    }
+
+    for (Launch const& launch : route.launches) {
+        unsigned grid[3];
+        bool empty = false;
+        for (int i = 0; i < 3; ++i) {
+            grid[i] = static_cast<unsigned>(launch.grid[i].of(symbols));
+            empty |= grid[i] == 0;
+        }
+        if (empty) continue;
+        // Every compiled kernel takes two more pointers, for scratch memory none of ours needs.
+        size_t const count = launch.arguments.size();
+        std::vector<void const*> pointers(count + 2, nullptr);
+        std::vector<int32_t> numbers(count);
+        std::vector<void*> values(count + 2);
+        for (size_t i = 0; i < count + 2; ++i) {
+            values[i] = &pointers[i];
+            if (i >= count) continue;
+            Argument const& argument = launch.arguments[i];
+            if (argument.pointer()) {
+                pointers[i] = places.at(argument.name);
+            } else {
+                numbers[i] = static_cast<int32_t>(symbols.at(argument.name));
+                values[i] = &numbers[i];
+            }
+        }
+        Loaded const& kernel = mKernels.at(launch.kernel);
+        check(Driver::get().launchKernel(kernel.function, grid[0], grid[1], grid[2],
+            lanes * static_cast<unsigned>(launch.warps), 1, 1, kernel.shared, stream, values.data(), nullptr));
+    }
+}
+
+}  // namespace linexport

@@ -1,0 +1,141 @@
+"""TensorRT's two Python libraries, ``tensorrt`` and ``tensorrt_rtx``, behind one door.
+
+They have the same classes. What differs between them, and what must be done before either is used
+with a plugin, is here and nowhere else.
+
+The SONAME trap: the ONNX parser of TensorRT-RTX looks a plugin up through
+``dlopen("libtensorrt_rtx.so")``. The wheel holds ``libtensorrt_rtx.so.1`` only, and the exception
+that follows ends the process. ``Flavour.load`` provides the name first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import sys
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from linexport.errors import EnvironmentProblemError
+from linexport.plugins.tensorrt.stub_library import provide
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """One of the libraries.
+
+    Attributes:
+        name: as the target is called.
+        title: as its vendor writes it.
+        modules: Python modules it may be installed as, in the order they are tried.
+        library: its shared library's name without version, which the parser asks for.
+        major: version of that name's ABI in the wheel.
+        install: the command that gets it.
+        sms: compute capabilities it builds engines for on any machine; none: only for the GPU of
+            the machine it runs on.
+        quick: takes quickly deployable plugins (one kernel a node, in the engine file itself).
+    """
+
+    name: str
+    title: str
+    modules: tuple[str, ...]
+    library: str
+    major: int
+    install: str
+    sms: tuple[int, ...] = ()
+    quick: bool = False
+
+    def load(self) -> ModuleType:
+        """The Python module, safe to parse plugins with.
+
+        Raises:
+            EnvironmentProblemError: it is not installed, or does not load.
+        """
+        return _load(self)
+
+    @property
+    def installed(self) -> bool:
+        """It can be imported here."""
+        try:
+            self.load()
+        except EnvironmentProblemError:
+            return False
+        return True
+
+    def version(self) -> str:
+        """Of the installed library; see ``load`` for errors."""
+        return str(self.load().__version__)
+
+
+RTX = Flavour(
+    name="tensorrt-rtx",
+    title="TensorRT-RTX",
+    modules=("tensorrt_rtx", "tensorrt_rtx_bindings"),
+    library="libtensorrt_rtx.so",
+    major=1,
+    install="pip install 'linexport[tensorrt-rtx]'",
+    sms=(75, 80, 86, 89, 120, 121),
+)
+
+TENSORRT = Flavour(
+    name="tensorrt",
+    title="TensorRT",
+    modules=("tensorrt", "tensorrt_bindings"),
+    library="libnvinfer.so",
+    major=11,
+    install="pip install 'linexport[tensorrt]'",
+    quick=True,
+)
+
+FLAVOURS = {flavour.name: flavour for flavour in (RTX, TENSORRT)}
+
+
+@cache
+def _load(flavour: Flavour) -> ModuleType:
+    problem = None
+    for name in flavour.modules:
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name == name:
+                continue
+            problem = str(error)
+        except (ImportError, OSError, RuntimeError) as error:
+            problem = str(error).splitlines()[0]
+        else:
+            # Linux only: on Windows libraries are found by another rule.
+            if sys.platform.startswith("linux"):
+                provide(flavour.library, f"{flavour.library}.{flavour.major}")
+            return module
+    if problem is None:
+        raise EnvironmentProblemError(
+            f"{flavour.title} is not installed. Install it: {flavour.install}"
+        )
+    raise EnvironmentProblemError(
+        f"{flavour.title} is installed and does not load: {problem}. Install it again: "
+        f"{flavour.install}"
+    )
+
+
+def driver() -> Any:
+    """``cuda.bindings.driver``, initialised.
+
+    Raises:
+        EnvironmentProblemError: cuda-python is not installed, or there is no NVIDIA driver or GPU.
+    """
+    try:
+        from cuda.bindings import driver as cuda
+    except ImportError as error:
+        raise EnvironmentProblemError(
+            f"cuda-python is missing ({error}): pip install cuda-bindings"
+        ) from None
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise EnvironmentProblemError(
+            "No NVIDIA driver was found: libcuda.so.1 does not load. Engines run on a machine with "
+            "an NVIDIA GPU; this one can convert, and check the ONNX file."
+        ) from None
+    return cuda

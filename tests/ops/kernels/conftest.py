@@ -1,0 +1,343 @@
+"""Kernels in Triton's interpreter: on the CPU, with bfloat16 made right, against float64 oracles.
+
+The interpreter keeps bfloat16 as bit patterns and computes on these, so that products, sums and
+casts are silently wrong. ``correct_bfloat16`` gives it a NumPy type that knows what it is; the
+patch is of the installed version, and ``test_interpreter`` shows that it is needed and works.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined: before any is imported
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="kernels are written in Triton: pip install triton")
+
+import triton.language as tl
+from triton.runtime import interpreter
+
+from linexport.models.feature_maps import kinds
+from linexport.plugins.kernels.plan import plan
+from linexport.plugins.kernels.run import run
+from linexport.plugins.ops import feature_map
+from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec
+from linexport.plugins.ops.op import Node
+
+FEATURES: dict[str, Callable[..., int]] = {
+    "exp": lambda width: width,
+    "taylor2": lambda width: 1 + width + width * (width + 1) // 2,
+    "quadratic": lambda width, *c: width * (width + 1) // 2 + (1 + width if c else 0),
+    "favor+": lambda width, w: w[1],
+}
+"""Numbers of features, for maps that only kernels know: a node needs no more than these."""
+
+for kind, count in FEATURES.items():
+    if kind not in kinds():
+        formulas = replace(feature_map.formulas("elu1"), features=count, elementwise=False)
+        feature_map.register(kind, formulas)
+
+TOLERANCE = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 5e-3}
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def correct_bfloat16(patch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter hold bfloat16 as ``ml_dtypes.bfloat16``, as bits only in memory."""
+    builder, numpy_dtype = interpreter.InterpreterBuilder, interpreter._get_np_dtype
+    load, store, dot = builder.create_masked_load, builder.create_masked_store, builder.create_dot
+    handle = interpreter.TensorHandle
+
+    def np_dtype(dtype: Any) -> np.dtype[Any]:
+        return BFLOAT16 if dtype.scalar == tl.bfloat16 else numpy_dtype(dtype)
+
+    def as_bits(x: Any) -> Any:
+        if x is None or x.data.dtype != BFLOAT16:
+            return x
+        return handle(x.data.view(np.uint16), x.dtype)
+
+    def widened(x: Any) -> Any:
+        if x.data.dtype != BFLOAT16:
+            return x
+        return handle(x.data.astype(np.float32), tl.float32)
+
+    def masked_load(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        if pointers.get_element_ty() != tl.bfloat16:
+            return load(self, pointers, mask, other, *rest)
+        if other is None:
+            other = handle(np.zeros(pointers.data.shape, BFLOAT16), tl.bfloat16)
+        bits = interpreter._interpreter.load(
+            pointers.data, mask.data, as_bits(other).data, np.dtype(np.uint16)
+        )
+        return handle(bits.view(BFLOAT16), tl.bfloat16)
+
+    def masked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        return store(self, pointers, as_bits(value), mask, *rest)
+
+    def cast(self: Any, source: Any, to: Any, *rounding: Any) -> Any:
+        return handle(source.data.astype(interpreter._get_np_dtype(to)), to.scalar)
+
+    def matmul(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, widened(a), widened(b), *rest)
+
+    patch.setattr(interpreter, "_get_np_dtype", np_dtype)
+    patch.setattr(builder, "create_masked_load", masked_load)
+    patch.setattr(builder, "create_masked_store", masked_store)
+    patch.setattr(builder, "cast_impl", cast)
+    patch.setattr(builder, "create_fp_to_fp", cast)
+    patch.setattr(builder, "create_dot", matmul)
+
+
+@pytest.fixture(autouse=True)
+def bfloat16(request: pytest.FixtureRequest) -> Any:
+    """The interpreter with the patch, unless a test is marked ``as_installed``."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "unpatched" not in request.fixturenames:
+            correct_bfloat16(patch)
+        # Rows past the end divide zero by zero; nothing stores them.
+        with np.errstate(all="ignore"):
+            yield
+
+
+@pytest.fixture
+def unpatched() -> None:
+    """For tests of what the interpreter does as it is installed."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A LinearAttention node on the kernels.
+
+    Attributes:
+        layout: of the node; d_k is the width behind the map.
+        phi: attribute feature_map, and the same function on (..., width) float64 arrays.
+        width: of a query or key head before the map; d_k where it is None.
+        parameter: of the map.
+    """
+
+    layout: Any
+    phi: tuple[str, Callable[[np.ndarray], np.ndarray]] | None = None
+    width: int | None = None
+    parameter: np.ndarray | None = None
+    precision: str = "ieee"
+    sm: int = 90
+
+    def plan(self) -> Any:
+        """The launches of the node."""
+        shapes = self.layout.widths()
+        spec, width = self.layout.spec, self.width or self.layout.d_k
+        shapes["query"] = ("B", "T", spec.q_num_heads * width)
+        shapes["key"] = ("B", "T", self.layout.key_heads * width)
+        names = [name if name in shapes else "" for name in INPUTS]
+        attributes = spec.attributes()
+        if self.phi:
+            attributes["feature_map"] = self.phi[0]
+        if self.parameter is not None:
+            shapes["parameter_0"] = self.parameter.shape
+            names.append("parameter_0")
+        node = Node("LinearAttention", attributes, tuple(names), shapes)
+        return plan(node, self.layout.dtype, self.sm, self.precision)
+
+    def inputs(self, rng: np.random.Generator, batch: int, length: int) -> dict[str, torch.Tensor]:
+        """Random tensors in the dtypes of the node."""
+        arrays = self.layout.inputs(rng, batch, length)
+        if self.phi:
+            heads = {"query": self.layout.spec.q_num_heads, "key": self.layout.key_heads}
+            for name, count in heads.items():
+                size = (batch, length, count * (self.width or self.layout.d_k))
+                arrays[name] = rng.normal(size=size)
+        tensors = {}
+        for name, x in arrays.items():
+            tensors[name] = torch.from_numpy(x if x.dtype == bool else x.astype(np.float32))
+            if name in ("query", "key", "value", "decay", "beta"):
+                tensors[name] = tensors[name].to(getattr(torch, self.layout.dtype))
+        return tensors
+
+    def wanted(self, tensors: Mapping[str, torch.Tensor]) -> tuple[np.ndarray, ...]:
+        """The oracle, on the same rounded inputs."""
+        return self.layout.reference(self._behind_the_map(tensors))
+
+    def magnitude(self, tensors: Mapping[str, torch.Tensor]) -> tuple[np.ndarray, ...]:
+        """What rounding is relative to."""
+        return self.layout.magnitude(self._behind_the_map(tensors))
+
+    def _behind_the_map(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+        arrays = {n: wide(x) for n, x in tensors.items() if n in self.layout.widths()}
+        if self.phi:
+            for name in ("query", "key"):
+                x = arrays[name]
+                heads = x.reshape(*x.shape[:2], -1, self.width or self.layout.d_k)
+                arrays[name] = self.phi[1](heads).reshape(*x.shape[:2], -1)
+        return arrays
+
+    def results(self, tensors: dict[str, torch.Tensor], in_place: bool) -> dict[str, torch.Tensor]:
+        """Outputs to be filled: NaN, or the past where it is to be overwritten."""
+        spec, layout = self.layout.spec, self.layout
+        batch, length = tensors["query"].shape[:2]
+        size = (batch, spec.kv_num_heads, layout.d_k)
+        dtype = getattr(torch, layout.dtype)
+        out = {"output": torch.full((batch, length, spec.output_heads * layout.d_v), np.nan)}
+        out["output"] = out["output"].to(dtype)
+        out["present_state"] = torch.full((*size, layout.d_v), np.nan)
+        if spec.normalize:
+            out["present_normalizer"] = torch.full(size, np.nan)
+        if in_place:
+            for name in set(out) - {"output"}:
+                out[name] = tensors[name.replace("present", "past")]
+        return out
+
+    def run(
+        self, tensors: dict[str, torch.Tensor], multiprocessors: int = 1, in_place: bool = False
+    ) -> list[np.ndarray]:
+        """Output, present state and, if there is one, present normaliser, in float64."""
+        batch, length = tensors["query"].shape[:2]
+        out = self.results(tensors, in_place)
+        given = {**tensors, **out}
+        if self.parameter is not None:
+            given["parameter_0"] = torch.from_numpy(self.parameter.astype(np.float32))
+        run(self.plan(), given, batch, length, multiprocessors)
+        return [wide(x) for x in out.values()]
+
+    def check(
+        self,
+        rng: np.random.Generator,
+        batch: int,
+        length: int,
+        multiprocessors: int = 1,
+        in_place: bool = False,
+    ) -> None:
+        """Run on random inputs and compare."""
+        tensors = self.inputs(rng, batch, length)
+        wanted, scale = self.wanted(tensors), self.magnitude(tensors)
+        got = self.run(tensors, multiprocessors, in_place)
+        assert_close(got, wanted, scale, TOLERANCE[self.layout.dtype])
+
+
+def wide(x: torch.Tensor) -> np.ndarray:
+    """As float64; a mask stays one."""
+    return x.numpy() if x.dtype == torch.bool else x.to(torch.float64).numpy()
+
+
+def assert_close(
+    got: list[np.ndarray],
+    wanted: tuple[np.ndarray, ...],
+    scale: tuple[np.ndarray, ...],
+    tolerance: float,
+) -> None:
+    """|got - wanted| <= tolerance |scale|, in the Euclidean norm of each result."""
+    for position, g in enumerate(got):
+        w = wanted[position]
+        assert g.shape == w.shape
+        assert np.isfinite(g).all(), f"result {position}"
+        error, size = np.linalg.norm(g - w), np.linalg.norm(scale[position])
+        assert error <= tolerance * size, f"result {position}: {error / size:.2e}"
+
+
+def elu1(x: np.ndarray) -> np.ndarray:
+    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
+
+
+def pairs(x: np.ndarray) -> np.ndarray:
+    i, j = np.triu_indices(x.shape[-1])
+    return x[..., i] * x[..., j] * np.where(i == j, 1, np.sqrt(2))
+
+
+def taylor2(x: np.ndarray) -> np.ndarray:
+    x = x / x.shape[-1] ** 0.25
+    return np.concatenate([np.ones_like(x[..., :1]), x, pairs(x) * np.sqrt(0.5)], -1)
+
+
+def quadratic(c: float) -> Any:
+    def phi(x: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.full_like(x[..., :1], c), x * np.sqrt(2 * c), pairs(x)], -1)
+
+    return phi
+
+
+def favor(w: np.ndarray) -> Any:
+    def phi(x: np.ndarray) -> np.ndarray:
+        x = x / x.shape[-1] ** 0.25
+        return np.exp(x @ w - (x**2).sum(-1, keepdims=True) / 2) / np.sqrt(w.shape[1])
+
+    return phi
+
+
+def maps() -> dict[str, Any]:
+    """By kind: width of a head, features, the function in float64, its parameter."""
+    w = np.random.default_rng(5).normal(size=(10, 30)).astype(np.float32)
+    return {
+        "identity": (20, 20, lambda x: x, None),
+        "relu": (20, 20, lambda x: np.maximum(x, 0), None),
+        "elu1": (20, 20, elu1, None),
+        "exp": (20, 20, np.exp, None),
+        "taylor2": (7, 36, taylor2, None),
+        "quadratic": (7, 28, pairs, None),
+        "quadratic+c": (5, 21, quadratic(0.5), np.array([0.5])),
+        "favor+": (10, 30, favor(w), w),
+    }
+
+
+RULE_OF = {"elu1": "linear", "channel": "gated", "kda": "gated_delta", "bidirectional": "linear"}
+
+
+def node(variant: str, width: int, heads: int = 4) -> Node:
+    """A LinearAttention node as models have them; ``variant`` is a rule or one of RULE_OF."""
+    rule = RULE_OF.get(variant, variant)
+    spec = LinearAttentionSpec(
+        heads,
+        heads,
+        rule,
+        causal=variant != "bidirectional",
+        normalize=variant in ("elu1", "bidirectional"),
+        eps=1e-6,
+    )
+    packed = ("B", "T", heads * width)
+    shapes: dict[str, Any] = dict.fromkeys(("query", "key", "value"), packed)
+    if spec.causal:
+        shapes["past_state"] = ("B", heads, width, width)
+    if spec.causal and spec.normalize:
+        shapes["past_normalizer"] = ("B", heads, width)
+    if spec.has_decay:
+        shapes["decay"] = packed if variant in ("channel", "kda") else ("B", "T", heads)
+    if spec.has_beta:
+        shapes["beta"] = ("B", "T", heads)
+    attributes = spec.attributes()
+    if variant in ("elu1", "bidirectional"):
+        attributes["feature_map"] = "elu1"
+    return Node(
+        "LinearAttention", attributes, tuple(n if n in shapes else "" for n in INPUTS), shapes
+    )
+
+
+def mapped(op: str, kind: str, width: int, parameter: np.ndarray | None) -> Node:
+    """A node of that op with a feature map, two heads."""
+    packed, names = ("B", "T", 2 * width), list(INPUTS[:3]) + [""] * 5
+    attributes: dict[str, Any] = {"feature_map": kind, "q_num_heads": 2, "kv_num_heads": 2}
+    shapes: dict[str, Any] = dict.fromkeys(names[:3], packed)
+    if op == "FeatureMap":
+        names, attributes, shapes = ["x"], {"kind": kind, "num_heads": 2}, {"x": packed}
+    if parameter is not None:
+        names, shapes["parameter_0"] = [*names, "parameter_0"], parameter.shape
+    return Node(op, attributes, tuple(names), shapes)
+
+
+@pytest.fixture(scope="session")
+def kernels() -> SimpleNamespace:
+    """The helpers of this file."""
+    return SimpleNamespace(
+        Case=Case,
+        assert_close=assert_close,
+        wide=wide,
+        tolerance=TOLERANCE,
+        maps=maps(),
+        node=node,
+        mapped=mapped,
+    )

@@ -1,0 +1,104 @@
+"""Causal convolution and feature maps on their own, in Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from linexport.plugins.kernels.plan import plan
+from linexport.plugins.kernels.run import run
+from linexport.plugins.ops.causal_conv import causal_conv
+from linexport.plugins.ops.op import Node
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def conv_plan(x: dict[str, torch.Tensor], dtype: str, silu: bool) -> Any:
+    names = ("input", "weight", "bias", "past_state")
+    shapes: dict[str, Any] = {n: tuple(x[n].shape) for n in names if n in x}
+    attributes = {"activation": "silu" if silu else "none"}
+    inputs = tuple(n if n in x else "" for n in names)
+    return plan(Node("CausalConvWithState", attributes, inputs, shapes), dtype, 90)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_convolution_equals_the_oracle(kernels: Any, dtype: str, data: Any) -> None:
+    """Any kernel size and length, shorter than the kernel too; in place where there is a past."""
+    batch, channels, size = (data.draw(st.integers(1, n)) for n in (2, 19, 5))
+    length = data.draw(st.integers(0, 300))
+    silu, bias, past, in_place = (data.draw(st.booleans()) for _ in range(4))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    shapes = {"input": (batch, channels, length), "weight": (channels, 1, size)}
+    if bias:
+        shapes["bias"] = (channels,)
+    if past:
+        shapes["past_state"] = (batch, channels, size - 1)
+    kind = getattr(torch, dtype)
+    x = {n: torch.from_numpy(rng.normal(size=s)).to(kind) for n, s in shapes.items()}
+    arrays = {n: kernels.wide(v) for n, v in x.items()}
+    activation = "silu" if silu else "none"
+    want = causal_conv(
+        activation, *(arrays.get(n) for n in ("input", "weight", "bias", "past_state"))
+    )
+    terms = causal_conv(
+        "none",
+        *(
+            None if n not in arrays else np.abs(arrays[n])
+            for n in ("input", "weight", "bias", "past_state")
+        ),
+    )
+    chosen = conv_plan(x, dtype, silu)
+    x["output"] = torch.full(shapes["input"], np.nan, dtype=kind)
+    x["present_state"] = torch.full((batch, channels, size - 1), np.nan, dtype=kind)
+    if past and in_place:
+        x["present_state"] = x["past_state"]
+    run(chosen, x, batch, length, 1)
+    got = [kernels.wide(x[n]) for n in ("output", "present_state")]
+    kernels.assert_close(got, want, terms, kernels.tolerance[dtype])
+
+
+def test_the_first_block_alone_touches_the_past(kernels: Any) -> None:
+    """It reads the past and writes the present, so that they may be one memory."""
+    rng = np.random.default_rng(0)
+    shapes = {"input": (1, 3, 700), "weight": (3, 1, 4), "past_state": (1, 3, 3)}
+    x = {n: torch.from_numpy(rng.normal(size=s)).float() for n, s in shapes.items()}
+    chosen = conv_plan(x, "float32", False)
+    assert chosen.symbols(1, 700, 1)["chunks"] > 1
+    arrays = {n: kernels.wide(v).copy() for n, v in x.items()}
+    want = causal_conv("none", arrays["input"], arrays["weight"], None, arrays["past_state"])
+    x["output"], x["present_state"] = torch.empty(shapes["input"]), x["past_state"]
+    run(chosen, x, 1, 700, 1)
+    got = [kernels.wide(x[n]) for n in ("output", "present_state")]
+    kernels.assert_close(got, want, want, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "kind", ["identity", "relu", "elu1", "exp", "taylor2", "quadratic", "quadratic+c", "favor+"]
+)
+def test_feature_map_equals_its_formula(kernels: Any, kind: str, dtype: str) -> None:
+    width, features, phi, parameter = kernels.maps[kind]
+    heads, batch, length = 3, 2, 37
+    x = torch.from_numpy(np.random.default_rng(1).normal(size=(batch, length, heads * width)))
+    x = x.to(getattr(torch, dtype))
+    shapes: dict[str, Any] = {"x": ("B", "T", heads * width)}
+    names, tensors = ["x"], {"x": x}
+    if parameter is not None:
+        names, shapes["parameter_0"] = ["x", "parameter_0"], parameter.shape
+        tensors["parameter_0"] = torch.from_numpy(parameter.astype(np.float32))
+    attributes = {"kind": kind.removesuffix("+c"), "num_heads": heads}
+    node = Node("FeatureMap", attributes, tuple(names), shapes)
+    tensors["y"] = torch.full((batch, length, heads * features), np.nan, dtype=x.dtype)
+    run(plan(node, dtype, 90, "ieee"), tensors, batch, length, 1)
+    split = kernels.wide(x).reshape(batch, length, heads, width)
+    wanted = phi(split).reshape(batch, length, -1)
+    kernels.assert_close(
+        [kernels.wide(tensors["y"])], (wanted,), (wanted,), kernels.tolerance[dtype]
+    )

@@ -1,0 +1,116 @@
+"""Plans: the data by which plugins launch kernels must say what the kernels are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from linexport.errors import UnsupportedModelError
+from linexport.plugins.kernels.launch import Extent, Plan, Scratch
+from linexport.plugins.kernels.plan import ARCHITECTURES, plan
+from linexport.plugins.kernels.sources import function
+from linexport.plugins.ops.op import Node
+
+VARIANTS = ("linear", "elu1", "gated", "channel", "delta", "gated_delta", "kda", "bidirectional")
+
+
+@pytest.mark.parametrize("sm", ARCHITECTURES)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("width", [20, 64, 128, 256])
+def test_arguments_are_in_the_order_the_kernel_declares(
+    kernels: Any, variant: str, width: int, sm: int
+) -> None:
+    """What is no argument is a constant, and the two make up the parameters."""
+    for kernel in plan(kernels.node(variant, width), "bfloat16", sm).kernels():
+        declared = function(kernel).arg_names
+        passed = {a.name for a in kernel.arguments}
+        constants = dict(kernel.constants)
+        assert set(declared) == passed | set(constants), kernel.function
+        assert not passed & set(constants)
+        assert [n for n in declared if n in passed] == [a.name for a in kernel.arguments]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_pointer_is_a_tensor_of_the_node_or_scratch(kernels: Any, variant: str) -> None:
+    node = kernels.node(variant, 64)
+    chosen = plan(node, "float16", 90)
+    outputs = {"output", "present_state", "present_normalizer"}
+    for route in (chosen.single, chosen.segmented, chosen.decode):
+        if route:
+            scratch = {buffer.name for buffer in route.scratch}
+            for launch in route.launches:
+                pointers = {a.name for a in launch.kernel.arguments if a.is_pointer}
+                assert pointers <= {n for n in node.inputs if n} | outputs | scratch
+
+
+@given(
+    st.integers(1, 300), st.integers(0, 300_000), st.integers(1, 200), st.sampled_from([16, 32, 64])
+)
+def test_segments_cover_the_sequence(
+    batch: int, length: int, multiprocessors: int, chunk: int
+) -> None:
+    empty: Any = None
+    chosen = Plan(single=empty, segmented=empty or object(), chunk=chunk, blocks=16)  # type: ignore[arg-type]
+    values = chosen.symbols(batch, length, multiprocessors)
+    tokens = values["segments"] * values["chunks_per_segment"] * chunk
+    assert tokens >= length
+    assert tokens - length < values["chunks_per_segment"] * chunk or length == 0
+    assert values["segments"] == 1 or values["chunks_per_segment"] >= 8
+    assert values["segments"] * batch * 16 <= 2 * multiprocessors or values["segments"] == 1
+
+
+def test_one_long_sequence_fills_a_gpu_and_a_large_batch_needs_no_segments(kernels: Any) -> None:
+    chosen = plan(kernels.node("linear", 128, heads=16), "bfloat16", 90)
+    assert chosen.symbols(8, 8192, 132)["segments"] == 1
+    assert chosen.symbols(1, 131072, 132)["segments"] * chosen.blocks >= 132
+    assert chosen.route(256, 1, 132) is chosen.decode
+    assert chosen.route(8, 8192, 132) is chosen.single
+    assert chosen.route(1, 131072, 132) is chosen.segmented
+
+
+def test_scratch_is_a_small_part_of_what_the_decomposition_takes(kernels: Any) -> None:
+    """elu+1, H = 8, d = 64, T up to 1024: a cumulative sum of outer products takes 273 MB."""
+    chosen = plan(kernels.node("elu1", 64, heads=8), "float32", 89)
+    most = max(chosen.scratch_bytes(1, length, 128) for length in range(1, 1025))
+    assert most < 5e6
+
+
+def test_an_extent_is_a_product() -> None:
+    values = {"batch": 3, "segments": 5}
+    assert Extent(2, ("batch", "segments")).of(values) == 30
+    assert Scratch("states", "fp32", Extent(7, ("batch",))).bytes(values) == 84
+
+
+def test_names_tell_kernels_apart(kernels: Any) -> None:
+    one, other = (plan(kernels.node("elu1", width), "float16", 90) for width in (64, 128))
+    names = [k.name for k in (*one.kernels(), *other.kernels())]
+    assert len(set(names)) == len(names)
+    assert [k.name for k in plan(kernels.node("elu1", 64), "float16", 90).kernels()] == names[
+        : len(one.kernels())
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dtype": "float64"}, "dtype float64"),
+        ({"sm": 75}, "compute capability 75"),
+        ({"precision": "fp8"}, "precision fp8"),
+        ({"width": 257}, "d_k = 257; the kernels take at most 256"),
+    ],
+)
+def test_what_there_is_no_kernel_for_is_refused(
+    kernels: Any, change: dict[str, Any], words: str
+) -> None:
+    arguments = {"dtype": "float16", "sm": 90, "precision": "tf32", "width": 64, **change}
+    node = kernels.node("linear", arguments.pop("width"))
+    with pytest.raises(UnsupportedModelError, match=words):
+        plan(node, **arguments)
+
+
+def test_an_op_without_kernels_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="No kernel computes Softmax; there are"):
+        plan(Node("Softmax", {}, (), {}), "float16", 90)

@@ -1,0 +1,186 @@
+"""What the TensorRT tests share: nodes as models, engines built of them once.
+
+Engines are really built, by TensorRT-RTX, which needs no GPU for it. None is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from linexport.dims import DimRange
+from linexport.models import feature_maps
+from linexport.plugins.ops.registry import register_schemas
+from linexport.plugins.tensorrt.flavour import RTX
+from linexport.targets import Options
+from linexport.targets.lowering import lower
+
+FLOAT = TensorProto.FLOAT
+DIMS = {"batch": DimRange(1, 1, 1, batch=True), "seq": DimRange(1, 512, 1024)}
+
+
+def node_model(
+    rule: str = "linear",
+    heads: int = 8,
+    width: int = 64,
+    normalize: bool = True,
+    per_channel: bool = False,
+    causal: bool = True,
+    element: int = FLOAT,
+) -> onnx.ModelProto:
+    """elu(q)+1, elu(k)+1 and one LinearAttention, with its states where it is causal."""
+    feature_maps.kinds()
+    register_schemas()
+    tokens = ["batch", "seq"]
+
+    def value(name: str, *shape: Any, kind: int = element) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, kind, shape)
+
+    size, state = heads * width, ("batch", heads, width, width)
+    inputs = [value(n, *tokens, size) for n in ("q", "k", "v")]
+    names = ["phi_q", "phi_k", "v"]
+    outputs = [value("output", *tokens, size)]
+    given = ["output"]
+    if causal:
+        inputs.append(value("past_state_0", *state, kind=FLOAT))
+        outputs.append(value("present_state_0", *state, kind=FLOAT))
+        names.append("past_state_0")
+        given.append("present_state_0")
+        if normalize:
+            inputs.append(value("past_normalizer_0", *state[:-1], kind=FLOAT))
+            outputs.append(value("present_normalizer_0", *state[:-1], kind=FLOAT))
+            names.append("past_normalizer_0")
+            given.append("present_normalizer_0")
+    if rule.startswith("gated"):
+        inputs.append(value("decay", *tokens, size if per_channel else heads))
+        names += [""] * (5 - len(names)) + ["decay"]
+    if rule.endswith("delta"):
+        inputs.append(value("beta", *tokens, heads))
+        names += [""] * (6 - len(names)) + ["beta"]
+    maps = [
+        helper.make_node(
+            "FeatureMap",
+            [x],
+            [f"phi_{x}"],
+            f"map_{x}",
+            domain="linexport",
+            kind="elu1",
+            num_heads=heads,
+        )
+        for x in ("q", "k")
+    ]
+    attention = helper.make_node(
+        "LinearAttention",
+        names,
+        given,
+        "attention",
+        domain="linexport",
+        q_num_heads=heads,
+        kv_num_heads=heads,
+        update_rule=rule,
+        normalize=int(normalize),
+        causal=int(causal),
+        eps=1e-6,
+    )
+    between = [value(f"phi_{x}", *tokens, size) for x in ("q", "k")]
+    graph = helper.make_graph([*maps, attention], "one", inputs, outputs, value_info=between)
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("linexport", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def cumsum_model(heads: int = 8, width: int = 64) -> onnx.ModelProto:
+    """The same layer as most code spells it: a cumulative sum of outer products."""
+    nodes: list[onnx.NodeProto] = []
+
+    def add(op: str, *inputs: str, **attributes: Any) -> str:
+        nodes.append(helper.make_node(op, list(inputs), [f"v{len(nodes)}"], **attributes))
+        return str(nodes[-1].output[0])
+
+    def const(values: Any) -> str:
+        array = np.asarray(values)
+        kept = array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+        return add("Constant", value=onnx.numpy_helper.from_array(kept))
+
+    split = const([0, 0, heads, width])
+    q, k, v = (add("Reshape", x, split) for x in ("q", "k", "v"))
+    q, k = (add("Add", add("Elu", x), const(1.0)) for x in (q, k))
+    outer = add("Mul", add("Unsqueeze", k, const([4])), add("Unsqueeze", v, const([3])))
+    states = add("CumSum", outer, const(1))
+    read = add("MatMul", add("Unsqueeze", q, const([3])), states)
+    sums = add("ReduceSum", add("Mul", q, add("CumSum", k, const(1))), const([3]), keepdims=1)
+    ratio = add("Div", add("Squeeze", read, const([3])), sums)
+    packed = add("Reshape", ratio, const([0, 0, heads * width]))
+    nodes.append(helper.make_node("Identity", [packed], ["output"]))
+    shape = ["batch", "seq", heads * width]
+    infos = [helper.make_tensor_value_info(n, FLOAT, shape) for n in ("q", "k", "v", "output")]
+    graph = helper.make_graph(nodes, "cumsum", infos[:3], infos[3:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+@pytest.fixture(scope="session")
+def rtx() -> Any:
+    """TensorRT-RTX's Python module."""
+    if not RTX.installed:
+        pytest.skip(f"TensorRT-RTX is not installed here: {RTX.install}")
+    return RTX.load()
+
+
+@pytest.fixture(scope="session")
+def engines(rtx: Any) -> SimpleNamespace:
+    """``engine(model, sm, **options)`` builds once; ``lowered`` gives the model and choices."""
+    from linexport import passes, states, targets
+    from linexport.targets.trt import graph
+    from linexport.targets.trt.build import build
+    from linexport.targets.trt.profiles import profiles
+
+    target = targets.find("tensorrt-rtx")
+    made: dict[Any, Any] = {}
+
+    def lowered(model: onnx.ModelProto, **options: Any) -> tuple[onnx.ModelProto, list[Any]]:
+        chosen = target.configure(target, Options(**{"sms": (89, 120), **options}))
+        return lower(chosen.prepare(passes.run(model, ("absorb",))), chosen.candidates)
+
+    def engine(
+        model: onnx.ModelProto,
+        sm: int = 89,
+        again: bool = False,
+        decode: bool = False,
+        **options: Any,
+    ) -> Any:
+        key = (model.SerializeToString(deterministic=True), sm, again, decode, str(options))
+        if key not in made:
+            low, _ = lowered(model, **options)
+            chosen = profiles(DIMS, decode and bool(states.find(low)))
+            made[key] = build(
+                RTX, graph.only(graph.parsable(low), sm), Path("model.onnx"), chosen, sm
+            )
+        return made[key]
+
+    return SimpleNamespace(engine=engine, lowered=lowered)
+
+
+@pytest.fixture(scope="session")
+def models() -> SimpleNamespace:
+    """``node(...)`` and ``cumsum(...)``."""
+    return SimpleNamespace(node=node_model, cumsum=cumsum_model)
+
+
+@pytest.fixture(scope="session")
+def description(engines: SimpleNamespace) -> Callable[..., Any]:
+    """``description(...)``: that of the attention node of ``models.node(...)``."""
+    from linexport.plugins.tensorrt.description import Description
+
+    def describe(**arguments: Any) -> Description:
+        low, _ = engines.lowered(node_model(**arguments))
+        node = next(n for n in low.graph.node if n.op_type == "LinearAttention")
+        texts = {a.name: a.s.decode() for a in node.attribute if a.name in ("launch", "binaries")}
+        return Description.from_attributes(texts)
+
+    return describe

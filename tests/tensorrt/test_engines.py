@@ -1,0 +1,208 @@
+"""Engines, really built: their plugin layers, their scratch memory, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto
+
+from linexport.errors import BuildError
+from linexport.plugins.tensorrt.flavour import RTX
+
+MEGABYTE = 1e6
+
+
+@pytest.mark.parametrize("sm", [89, 120])
+def test_the_elu_layer_is_one_plugin_and_needs_little_scratch(
+    engines: SimpleNamespace, models: SimpleNamespace, sm: int
+) -> None:
+    """H = 8, d = 64, T <= 1024, batch 1, float32: beside the cumulative sum of outer products."""
+    fused = engines.engine(models.node(), sm)
+    assert fused.plugins == ("attention",)
+    custom = [layer["name"] for layer in fused.layers if layer["type"] == "custom_layer"]
+    assert len(custom) == 1 and custom[0].startswith("attention")
+    assert fused.scratch < 5 * MEGABYTE
+    spelled = engines.engine(models.cumsum(), sm, plugins=False)
+    assert spelled.plugins == ()
+    assert spelled.scratch > 50 * fused.scratch
+
+
+def test_with_a_profile_for_single_tokens_it_is_one_plugin_too(
+    engines: SimpleNamespace, models: SimpleNamespace
+) -> None:
+    made = engines.engine(models.node(), decode=True)
+    assert made.plugins == ("attention",)
+    assert [x["type"] for x in made.layers].count("custom_layer") >= 1
+
+
+def test_an_engine_carries_its_kernels_and_only_those_of_its_gpu(
+    engines: SimpleNamespace, models: SimpleNamespace, description: Callable[..., Any]
+) -> None:
+    made = engines.engine(models.node(), 89)
+    for text in description().only(89).attributes().values():
+        assert text.encode() in made.plan
+    for text in description().only(120).attributes().values():
+        assert text.encode() not in made.plan
+
+
+RULES: dict[str, dict[str, Any]] = {
+    "gated": {"rule": "gated"},
+    "delta": {"rule": "delta", "normalize": False},
+    "gated delta": {"rule": "gated_delta", "normalize": False},
+    "gated delta per channel": {"rule": "gated_delta", "normalize": False, "per_channel": True},
+    "bidirectional": {"causal": False},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_is_one_plugin(
+    engines: SimpleNamespace, models: SimpleNamespace, rule: str, precision: str
+) -> None:
+    made = engines.engine(models.node(**RULES[rule]), 89, precision=precision)
+    assert made.plugins == ("attention",)
+
+
+def test_the_gated_delta_rule_is_one_plugin(
+    engines: SimpleNamespace, models: SimpleNamespace
+) -> None:
+    """Its past normaliser is absent and its decay is not: TensorRT takes no empty input between."""
+    model = models.node(**RULES["gated delta"])
+    low, _ = engines.lowered(model)
+    node = next(n for n in low.graph.node if n.op_type == "LinearAttention")
+    assert [list(a.ints) for a in node.attribute if a.name == "absent_inputs"] == [[4]]
+    assert node.input[4] == node.input[0]
+    onnx.checker.check_model(low)
+    assert engines.engine(model).plugins == ("attention",)
+
+
+def test_an_empty_input_before_another_is_refused_by_tensorrt_itself(
+    rtx: Any, engines: SimpleNamespace, models: SimpleNamespace
+) -> None:
+    """The trap that ``absent_inputs`` is for; the parser says so, and nothing aborts."""
+    from linexport.targets.trt import graph
+    from linexport.targets.trt.build import register
+    from linexport.targets.trt.log import Log
+
+    low = graph.parsable(engines.lowered(models.node(**RULES["gated delta"]))[0])
+    node = next(n for n in low.graph.node if n.op_type == "LinearAttention")
+    node.input[4] = ""
+    register(RTX)
+    log = Log()
+    sink = log.sink(rtx)
+    builder = rtx.Builder(sink)
+    network = builder.create_network(0)
+    parser = rtx.OnnxParser(network, sink)
+    assert not parser.parse(low.SerializeToString())
+    assert parser.get_error(0).node_name() == "attention"
+    node.input[4] = node.input[0]
+    assert rtx.OnnxParser(builder.create_network(0), sink).parse(low.SerializeToString())
+
+
+def test_without_plugins_the_chunk_form_is_built_and_chunks_have_one_size(
+    engines: SimpleNamespace, models: SimpleNamespace
+) -> None:
+    made = engines.engine(models.node(), plugins=False)
+    assert made.plugins == ()
+    assert made.scratch < 20 * MEGABYTE
+    _, choices = engines.lowered(models.node(), plugins=False)
+    assert {c.op: c.lowering for c in choices} == {
+        "LinearAttention": "fixed_chunks",
+    }
+
+
+def test_building_twice_gives_the_same_engine_but_for_its_identity(
+    engines: SimpleNamespace, models: SimpleNamespace
+) -> None:
+    first, second = (engines.engine(models.node(), again=again) for again in (False, True))
+    assert first.layers == second.layers
+    assert first.plugins == second.plugins
+    assert (first.scratch, first.activations) == (second.scratch, second.activations)
+    assert abs(len(first.plan) - len(second.plan)) <= 4096
+
+
+def test_an_input_of_another_type_than_the_plugin_was_made_for_is_refused(
+    engines: SimpleNamespace, models: SimpleNamespace
+) -> None:
+    low, _ = engines.lowered(models.node())
+    for value in low.graph.input:
+        if value.name == "past_state_0":
+            value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    with pytest.raises(BuildError, match=r"TensorRT-RTX .* cannot (parse|build)"):
+        rebuilt(low)
+
+
+def test_an_input_of_another_shape_than_the_plugin_was_made_for_is_refused(
+    engines: SimpleNamespace, models: SimpleNamespace
+) -> None:
+    low, _ = engines.lowered(models.node())
+    for value in low.graph.input:
+        if value.name == "past_state_0":
+            value.type.tensor_type.shape.dim[2].dim_value = 32
+    with pytest.raises(BuildError):
+        rebuilt(low)
+
+
+def test_a_node_without_a_description_is_refused_with_the_reason(
+    engines: SimpleNamespace, models: SimpleNamespace
+) -> None:
+    low, _ = engines.lowered(models.node())
+    node = next(n for n in low.graph.node if n.op_type == "LinearAttention")
+    for attribute in node.attribute:
+        if attribute.name == "launch":
+            attribute.s = b"{}"
+    with pytest.raises(BuildError, match="Convert the model again"):
+        rebuilt(low)
+
+
+def rebuilt(low: onnx.ModelProto) -> object:
+    from pathlib import Path
+
+    from linexport.dims import DimRange
+    from linexport.targets.trt import graph
+    from linexport.targets.trt.build import build
+    from linexport.targets.trt.profiles import profiles
+
+    dims = {"batch": DimRange(1, 1, 1, batch=True), "seq": DimRange(1, 64, 64)}
+    return build(RTX, graph.parsable(low), Path("model.onnx"), profiles(dims, True), 89)
+
+
+SONAME = """
+import sys
+from linexport.plugins.tensorrt import flavour
+if sys.argv[2] == "raw":
+    flavour.provide = lambda name, library: None
+from linexport.plugins.tensorrt.plugin import register
+creators = register(flavour.RTX)
+trt = flavour.RTX.load()
+log = trt.Logger(trt.Logger.ERROR)
+network = trt.Builder(log).create_network(0)
+parser = trt.OnnxParser(network, log)
+print("parsed", parser.parse(open(sys.argv[1], "rb").read()))
+"""
+
+
+@pytest.mark.parametrize("how", ["raw", "provided"])
+def test_the_library_name_that_ends_the_process_is_provided(
+    how: str, rtx: Any, engines: SimpleNamespace, models: SimpleNamespace, tmp_path: Any
+) -> None:
+    """Parsing a plugin's node ends the process by a signal where libtensorrt_rtx.so is missing."""
+    from linexport.targets.trt import graph
+
+    low = graph.parsable(engines.lowered(models.node())[0])
+    path = tmp_path / "model.onnx"
+    onnx.save_model(low, str(path))
+    done = subprocess.run(
+        [sys.executable, "-c", SONAME, str(path), how], capture_output=True, text=True, cwd=tmp_path
+    )
+    if how == "raw":
+        assert done.returncode < 0, "the trap is gone: flavour.py need not provide the name"
+    else:
+        assert (done.returncode, done.stdout) == (0, "parsed True\n"), done.stderr

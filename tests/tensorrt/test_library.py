@@ -1,0 +1,86 @@
+"""The C++ library: advice where headers are missing; with them, engines are built with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import onnx
+import pytest
+
+from linexport.errors import BuildError, EnvironmentProblemError
+from linexport.plugins.tensorrt import library
+
+HEADERS = "LINEXPORT_TENSORRT_INCLUDE"
+"""Environment variable that names TensorRT's headers to these tests."""
+
+
+def test_missing_headers_end_with_advice(cli: Callable[..., Any], tmp_path: Path) -> None:
+    done = cli("plugins", "build", "--include", tmp_path, "--output", tmp_path / "x.so")
+    assert done.code == 5
+    assert "NvInferRuntime.h was not found" in done.err and "--include FOLDER" in done.err
+    assert not (tmp_path / "x.so").exists()
+
+
+def test_code_that_does_not_compile_is_a_build_error(tmp_path: Path) -> None:
+    if shutil.which("cmake") is None:
+        pytest.skip("CMake is not installed")
+    for name in ("NvInferRuntime.h", "cuda.h"):
+        (tmp_path / name).write_text("#error these are not the headers\n")
+    with pytest.raises(BuildError, match="not the headers"):
+        library.build(tmp_path / "x.so", tmp_path, tmp_path)
+    assert not (tmp_path / "x.so").exists()
+
+
+def test_a_machine_without_cmake_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("NvInferRuntime.h", "cuda.h"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(library.shutil, "which", lambda name: None)
+    with pytest.raises(EnvironmentProblemError, match="pip install cmake"):
+        library.build(tmp_path / "x.so", tmp_path, tmp_path)
+
+
+BUILD = """
+import sys
+from pathlib import Path
+import onnx
+from linexport.dims import DimRange
+from linexport.plugins.tensorrt.flavour import RTX
+from linexport.targets.trt import build as module, graph
+from linexport.targets.trt.profiles import profiles
+
+if sys.argv[2] != "python":
+    registry = RTX.load().get_plugin_registry()
+    module.register = lambda flavour: registry.load_library(sys.argv[2]) and ()
+model = graph.only(graph.parsable(onnx.load_model(sys.argv[1])), 89)
+dims = {"batch": DimRange(1, 1, 3, batch=True), "seq": DimRange(1, 64, 4096)}
+made = module.build(RTX, model, Path(sys.argv[1]), profiles(dims, True), 89)
+print(made.plugins, made.scratch, made.activations, sorted(made.layer_scratch.items()))
+"""
+
+
+@pytest.mark.skipif(HEADERS not in os.environ, reason=f"{HEADERS} names no headers of TensorRT")
+@pytest.mark.parametrize("rule", ["linear", "gated_delta"])
+def test_the_library_builds_the_engines_that_python_builds(
+    rule: str, rtx: Any, engines: SimpleNamespace, models: SimpleNamespace, tmp_path: Path
+) -> None:
+    """Plugin layers and scratch memory, which the plugin computes, are the same."""
+    made = library.build(tmp_path / "lib" / library.NAME, Path(os.environ[HEADERS]))
+    low, _ = engines.lowered(models.node(rule=rule, normalize=rule == "linear"))
+    path = tmp_path / "model.onnx"
+    onnx.save_model(low, str(path))
+    said = []
+    for registered in ("python", str(made)):
+        done = subprocess.run(
+            [sys.executable, "-c", BUILD, str(path), registered], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    assert said[0] == said[1]
+    assert said[0].startswith("('attention',)")

@@ -1,0 +1,198 @@
+"""What is refused before an engine is opened, and how one is bound: on a stand-in for a GPU."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from linexport.dims import DimRange
+from linexport.errors import EnvironmentProblemError, UsageError
+from linexport.plugins.tensorrt.flavour import Flavour
+from linexport.targets.trt import session
+from linexport.targets.trt.profiles import DECODE, PREFILL, Profile, bound, profiles
+
+BATCH = DimRange(1, 2, 4, batch=True)
+
+
+class Here(Flavour):
+    """A library of version 1.7 that is installed."""
+
+    def version(self) -> str:
+        return "1.7"
+
+
+HERE = Here("here", "TensorRT-X", (), "", 1, "")
+
+
+def made(folder: Path, **changes: Any) -> dict[str, Any]:
+    (folder / "e.engine").write_bytes(b"engine")
+    digest = hashlib.sha256(b"engine").hexdigest()
+    return {"file": "e.engine", "sha256": digest, "version": "1.7", "sm": 89, **changes}
+
+
+def test_an_engine_is_what_its_record_says(tmp_path: Path) -> None:
+    assert session.verify(tmp_path, made(tmp_path), HERE) == b"engine"
+
+
+def test_half_an_engine_is_refused(tmp_path: Path) -> None:
+    record = made(tmp_path)
+    (tmp_path / "e.engine").write_bytes(b"eng")
+    with pytest.raises(UsageError, match=r"only half of it was written \(3 bytes"):
+        session.verify(tmp_path, record, HERE)
+    (tmp_path / "e.engine").unlink()
+    with pytest.raises(UsageError, match="cannot be read"):
+        session.verify(tmp_path, record, HERE)
+
+
+def test_an_engine_of_another_version_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        EnvironmentProblemError, match=r"built by TensorRT-X 1\.6; installed is 1\.7"
+    ):
+        session.verify(tmp_path, made(tmp_path, version="1.6"), HERE)
+
+
+def test_an_engine_for_another_gpu_is_refused(tmp_path: Path) -> None:
+    records = [made(tmp_path), made(tmp_path, sm=120)]
+    assert session.choose(records, 120, tmp_path)["sm"] == 120
+    with pytest.raises(EnvironmentProblemError, match=r"8\.9, 12\.0; this GPU has 8\.6.*--sm 86"):
+        session.choose(records, 86, tmp_path)
+
+
+SHAPES = {"x": ["batch", "seq", 3], "s": ["batch", 2]}
+
+
+def feeds(batch: int, seq: int, width: int = 3, other: int | None = None) -> dict[str, np.ndarray]:
+    rows = batch if other is None else other
+    return {"x": np.ones((batch, seq, width), np.float32), "s": np.ones((rows, 2), np.float32)}
+
+
+def test_shapes_of_a_call_are_checked() -> None:
+    assert session.sizes_of(SHAPES, feeds(2, 5)) == {"batch": 2, "seq": 5}
+    with pytest.raises(UsageError, match=r"x has shape \(2, 5, 4\)"):
+        session.sizes_of(SHAPES, feeds(2, 5, 4))
+    with pytest.raises(UsageError, match=r"s has shape \(3, 2\)"):
+        session.sizes_of(SHAPES, feeds(2, 5, other=3))
+    with pytest.raises(UsageError, match="expected"):
+        session.sizes_of(SHAPES, {"x": feeds(1, 1)["x"]})
+
+
+def test_one_token_falls_into_the_decode_profile_and_too_many_into_none() -> None:
+    known = profiles({"batch": BATCH, "seq": DimRange(1, 64, 100)}, stateful=True)
+    assert [p.name for p in known] == [PREFILL, DECODE]
+    assert session.profile_for(known, {"batch": 4, "seq": 1}) == 1
+    assert session.profile_for(known, {"batch": 4, "seq": 2}) == 0
+    with pytest.raises(UsageError, match=r"'seq': 101.*seq 1 to 100.*--dim"):
+        session.profile_for(known, {"batch": 4, "seq": 101})
+    with pytest.raises(UsageError, match=r"'batch': 5"):
+        session.profile_for(known, {"batch": 5, "seq": 1})
+
+
+def test_profiles_survive_the_manifest_and_give_shapes() -> None:
+    profile = profiles({"batch": BATCH, "seq": DimRange(3, 64, 100)}, stateful=True)
+    assert [p.name for p in profile] == [PREFILL]  # no single token allowed
+    assert Profile.from_json(profile[0].json()) == profile[0]
+    assert profile[0].shapes(["batch", 7, "seq"]) == ([1, 7, 3], [2, 7, 64], [4, 7, 100])
+
+
+def test_ranges_without_bounds_are_bounded_and_others_kept() -> None:
+    found = bound(
+        {
+            "b": DimRange(batch=True),
+            "s": DimRange(),
+            "t": DimRange(2, None, 10),
+            "u": DimRange(9000),
+        }
+    )
+    assert found["b"] == DimRange(1, 1, 8, batch=True)
+    assert found["s"] == DimRange(1, 1024, 4096)
+    assert found["t"] == DimRange(2, 10, 10)
+    assert found["u"] == DimRange(9000, 9000, 9000)
+
+
+class Memory:
+    """A GPU whose addresses are keys."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, bytes] = {}
+        self.stream, self.freed = 5, 0
+
+    def allocate(self, size: int) -> int:
+        self.held[len(self.held) + 1] = bytes(size)
+        return len(self.held)
+
+    def free(self, address: int) -> None:
+        self.freed += 1
+
+    def write(self, address: int, array: np.ndarray) -> None:
+        self.held[address] = array.tobytes()
+
+    def read(self, address: int, array: np.ndarray) -> None:
+        array[...] = np.frombuffer(self.held[address], array.dtype).reshape(array.shape)
+
+    def wait(self) -> None:
+        pass
+
+
+class Context:
+    """An engine that adds one to its state, and whose output is its input."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory, self.shapes, self.places = memory, {}, {}
+        self.ran = True
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        self.shapes[name] = shape
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return self.shapes[{"y": "x", "s_next": "s"}[name]]
+
+    def set_tensor_address(self, name: str, address: int) -> None:
+        self.places[name] = address
+
+    def execute_async_v3(self, stream: int) -> bool:
+        held, at = self.memory.held, self.places
+        held[at["y"]] = held[at["x"]]
+        held[at["s_next"]] = (np.frombuffer(held[at["s"]], np.float32) + 1).tobytes()
+        return self.ran
+
+
+@pytest.fixture
+def opened() -> Any:
+    made = object.__new__(session.EngineSession)
+    made.device = Memory()
+    made.profiles = [Profile(PREFILL, {"batch": (1, 1, 4), "seq": (1, 8, 16)})]
+    made.shapes, made.pairs = SHAPES, {"s_next": "s"}
+    made.inputs, made.outputs = ["x", "s"], ["y", "s_next"]
+    made.engine = SimpleNamespace(get_tensor_dtype=lambda name: SimpleNamespace(name="FLOAT"))
+    made.contexts = [Context(made.device)]
+    made.log = SimpleNamespace(errors=lambda: ["it is broken"])
+    return made
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_call_binds_by_name_and_frees_what_it_took(opened: Any, in_place: bool) -> None:
+    fed = feeds(2, 5)
+    got = opened.run(fed, in_place=in_place)
+    assert np.array_equal(got["y"], fed["x"]) and np.array_equal(got["s_next"], fed["s"] + 1)
+    places = opened.contexts[0].places
+    assert (places["s"] == places["s_next"]) is in_place
+    assert opened.device.freed == len(opened.device.held) == (3 if in_place else 4)
+
+
+def test_a_call_of_another_type_or_length_is_refused_before_it_is_bound(opened: Any) -> None:
+    with pytest.raises(UsageError, match="x has dtype float64"):
+        opened.run({"x": feeds(1, 2)["x"].astype(np.float64), "s": feeds(1, 2)["s"]})
+    with pytest.raises(UsageError, match="beyond the engine's profiles"):
+        opened.run(feeds(1, 17))
+
+
+def test_an_engine_that_does_not_run_is_an_error_and_frees_its_memory(opened: Any) -> None:
+    opened.contexts[0].ran = False
+    with pytest.raises(EnvironmentProblemError, match="it is broken"):
+        opened.run(feeds(1, 2))
+    assert opened.device.freed == len(opened.device.held)

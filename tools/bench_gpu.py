@@ -1,0 +1,421 @@
+"""The GPU kernels: compiled, checked against float64, timed beside their floors and their peers.
+
+    python tools/bench_gpu.py [--json FILE] [--quick] [--sm 90]
+
+One call does all, in under five minutes. Kernels are the ahead-of-time binaries that engines hold,
+launched through the CUDA driver exactly as the plugins launch them. A floor is the bytes that must
+be moved over the copy bandwidth measured in the same run. Peers are timed where they are installed:
+flash-linear-attention, and softmax attention of torch. Times are medians of replayed CUDA graphs.
+
+Without a GPU the kernels are compiled for ``--sm`` and what the assembler made of them is printed;
+the exit code is then 5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from linexport import environment
+from linexport.errors import EnvironmentProblemError, LinexportError
+from linexport.models.feature_maps import find
+from linexport.plugins.kernels.compile import compile_kernels
+from linexport.plugins.kernels.gate import inspect
+from linexport.plugins.kernels.launch import Plan
+from linexport.plugins.kernels.plan import plan
+from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec, linear_attention
+from linexport.plugins.ops.op import Node
+from linexport.plugins.ops.registry import all_ops
+from linexport.plugins.tensorrt.contract import architectures, describe
+from linexport.plugins.tensorrt.launcher import Launcher, capability
+
+TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
+"""Relative, in the Euclidean norm. Looser than in the interpreter by the rounding of tensor cores'
+operands, which it does not have."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One node and the sizes to run it at.
+
+    Attributes:
+        target: largest wanted multiple of the floor, where one is stated.
+        peer: name of the peer that computes the same, if any.
+    """
+
+    name: str
+    rule: str
+    batch: int
+    length: int
+    heads: int = 16
+    width: int = 128
+    dtype: str = "bfloat16"
+    channel: bool = False
+    normalize: bool = False
+    causal: bool = True
+    feature_map: str = ""
+    target: float | None = None
+    peer: str = ""
+
+    @property
+    def spec(self) -> LinearAttentionSpec:
+        """Its attributes."""
+        flags = {"causal": self.causal, "normalize": self.normalize, "eps": 1e-6 * self.normalize}
+        return LinearAttentionSpec(
+            self.heads, self.heads, self.rule, scale=self.width**-0.5, **flags
+        )
+
+    def node(self) -> Node:
+        """As the plugins see it."""
+        packed = ("B", "T", self.heads * self.width)
+        shapes: dict[str, Any] = dict.fromkeys(("query", "key", "value"), packed)
+        if self.causal:
+            shapes["past_state"] = ("B", self.heads, self.width, self.width)
+            if self.normalize:
+                shapes["past_normalizer"] = ("B", self.heads, self.width)
+        if self.spec.has_decay:
+            shapes["decay"] = packed if self.channel else ("B", "T", self.heads)
+        if self.spec.has_beta:
+            shapes["beta"] = ("B", "T", self.heads)
+        attributes = self.spec.attributes()
+        if self.feature_map:
+            attributes["feature_map"] = self.feature_map
+        names = tuple(name if name in shapes else "" for name in INPUTS)
+        return Node("LinearAttention", attributes, names, shapes)
+
+    def tensors(self, device: str, seed: int = 0) -> dict[str, torch.Tensor]:
+        """Random inputs in the op's dtypes: keys of norm 1, decays below zero, a past."""
+        generator = torch.Generator(device).manual_seed(seed)
+        sizes = {"B": self.batch, "T": self.length}
+        found = {}
+        for name, shape in self.node().shapes.items():
+            size = [sizes.get(n, n) for n in shape]
+            x = torch.randn(size, generator=generator, device=device)
+            if name == "key" and self.spec.has_beta:
+                split = x.unflatten(-1, (self.heads, self.width))
+                x = torch.nn.functional.normalize(split, dim=-1).flatten(-2)
+            x = {"decay": lambda x: -x.abs() / 8, "beta": torch.sigmoid}.get(name, lambda x: x)(x)
+            if name == "past_normalizer":
+                x = x.abs() + 1
+            past = name.startswith("past")
+            found[name] = x if past else x.to(getattr(torch, self.dtype))
+        return found
+
+    def results(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What is written: the output, poisoned, and the present, which takes the past's place."""
+        out = {"output": torch.full_like(given["value"], float("nan"))}
+        size = (self.batch, self.heads, self.width)
+        device = given["value"].device
+        for name, shape in (("state", (*size, self.width)), ("normalizer", size)):
+            fresh = torch.full(shape, float("nan"), device=device)
+            out[f"present_{name}"] = given.get(f"past_{name}", fresh)
+        return out
+
+    def bytes(self) -> int:
+        """Fewest bytes moved: every sequence once; every state once in and once out."""
+        wide = torch.finfo(getattr(torch, self.dtype)).bits // 8
+        tokens = self.batch * self.length * self.heads
+        per_token = 4 * self.width + self.spec.has_beta
+        per_token += self.spec.has_decay * (self.width if self.channel else 1)
+        states = self.batch * self.heads * self.width * (self.width + self.normalize)
+        return tokens * per_token * wide + states * 4 * (1 + self.causal)
+
+
+def small(case: Case, dtype: str) -> Case:
+    """The same node at sizes the float64 oracle takes, long enough to be cut into segments."""
+    length = 1 if case.length == 1 else 2077
+    return Case(
+        **{**asdict(case), "batch": 1, "length": length, "heads": 2, "dtype": dtype, "target": None}
+    )
+
+
+PREFILL = {"batch": 8, "length": 8192}
+LONG = {"batch": 1, "length": 131072}
+DECODE = {"batch": 256, "length": 1}
+CASES = (
+    Case("prefill linear", "linear", **PREFILL, target=1.6, peer="linear"),
+    Case("prefill linear elu1 normalised", "linear", **PREFILL, normalize=True, feature_map="elu1"),
+    Case("prefill gated", "gated", **PREFILL, target=1.6, peer="simple_gla"),
+    Case("prefill gated per channel", "gated", **PREFILL, channel=True, peer="gla"),
+    Case("prefill delta", "delta", **PREFILL, peer="delta"),
+    Case("prefill gated delta", "gated_delta", **PREFILL, peer="gated_delta"),
+    Case("prefill gated delta per channel", "gated_delta", **PREFILL, channel=True, peer="kda"),
+    Case(
+        "bidirectional relu", "linear", **PREFILL, causal=False, normalize=True, feature_map="relu"
+    ),
+    Case("long linear", "linear", **LONG, target=2.0, peer="linear"),
+    Case("long gated", "gated", **LONG, target=2.0, peer="simple_gla"),
+    Case("decode linear", "linear", **DECODE, target=1.3, peer="linear step"),
+    Case("decode gated delta", "gated_delta", **DECODE, target=1.3, peer="gated_delta step"),
+    Case("prefill linear d=64", "linear", **PREFILL, heads=32, width=64),
+    Case("prefill gated float16", "gated", **PREFILL, dtype="float16"),
+    Case("prefill gated float32", "gated", 2, 8192, dtype="float32"),
+)
+
+
+class Prepared:
+    """A case on the GPU: binaries loaded, tensors filled, ready to be enqueued."""
+
+    def __init__(self, case: Case, sm: int) -> None:
+        self.case = case
+        self.given = case.tensors("cuda")
+        self.out = case.results(self.given)
+        node = case.node()
+        self.launcher = Launcher(describe(all_ops()[node.op_type], node, case.dtype, [sm]))
+        need = self.launcher.description.scratch(self.launcher.sm, case.batch, case.length)
+        self.workspace = torch.empty(max(need, 1), dtype=torch.uint8, device="cuda")
+        description = self.launcher.description
+        tensors = {**self.given, **self.out}
+        self.addresses = [tensors[t.name].data_ptr() if t else 0 for t in description.tensors]
+        self.shapes = [tuple(tensors[t.name].shape) if t else () for t in description.inputs]
+
+    def __call__(self) -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        workspace = self.workspace.data_ptr()
+        self.launcher.enqueue(self.shapes, self.addresses, workspace, stream)
+
+
+def check(case: Case, sm: int) -> dict[str, Any]:
+    """Run at a small size and compare with the oracle, in place where there is a past."""
+    prepared = Prepared(case, sm)
+    arrays = {n: x.double().cpu().numpy() for n, x in prepared.given.items()}
+    if case.feature_map:
+        phi = find(case.feature_map).phi
+        for name in ("query", "key"):
+            heads = torch.from_numpy(arrays[name]).unflatten(-1, (case.heads, case.width))
+            arrays[name] = phi(heads).flatten(-2).numpy()
+    wanted = linear_attention(case.spec, **arrays)
+    prepared()
+    torch.cuda.synchronize()
+    errors = {}
+    for (name, x), want in zip(prepared.out.items(), wanted, strict=True):
+        if name != "present_normalizer" or case.normalize:
+            got = x.double().cpu().numpy()
+            errors[name] = float(np.linalg.norm(got - want) / np.linalg.norm(want))
+    passed = all(e <= TOLERANCE[case.dtype] for e in errors.values())
+    return {"case": case.name, "dtype": case.dtype, "errors": errors, "passed": passed}
+
+
+def milliseconds(call: Callable[[], object], replays: int = 20) -> float:
+    """Median time of one call, by events around replays of a captured graph.
+
+    A call that cannot be captured is timed as it is.
+    """
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    repeat: Callable[[], object] = call
+    try:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            call()
+        repeat = graph.replay
+    except RuntimeError:
+        torch.cuda.synchronize()
+    times = []
+    for _ in range(replays):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        repeat()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return float(np.median(times[2:]))
+
+
+def bandwidth() -> float:
+    """Bytes read and written a second by a copy of 4 GB within the device."""
+    source = torch.empty(2**31, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    return 2 * source.numel() / (milliseconds(lambda: target.copy_(source)) / 1000)
+
+
+def peer(case: Case) -> Callable[[], object] | None:
+    """The same operation by flash-linear-attention, if it is installed and has it."""
+    given = case.tensors("cuda")
+    heads = (case.heads, case.width)
+    q, k, v = (given[n].unflatten(-1, heads) for n in ("query", "key", "value"))
+    g, beta = given.get("decay"), given.get("beta")
+    if g is not None and case.channel:
+        g = g.unflatten(-1, heads)
+    common = {"scale": case.width**-0.5, "initial_state": given["past_state"]}
+    common["output_final_state"] = True
+    try:
+        from fla import ops
+    except ImportError:
+        return None
+    calls: dict[str, Callable[[], object]] = {
+        "linear": lambda: ops.chunk_linear_attn(q, k, v, normalize=False, **common),
+        "simple_gla": lambda: ops.chunk_simple_gla(q, k, v, g=g, **common),
+        "gla": lambda: ops.chunk_gla(q, k, v, g=g, **common),
+        "delta": lambda: ops.chunk_delta_rule(q, k, v, beta=beta, **common),
+        "gated_delta": lambda: ops.chunk_gated_delta_rule(q, k, v, g=g, beta=beta, **common),
+        "kda": lambda: ops.chunk_kda(q, k, v, g=g, beta=beta, **common),
+        "linear step": lambda: ops.fused_recurrent_linear_attn(q, k, v, normalize=False, **common),
+        "gated_delta step": lambda: ops.fused_recurrent_gated_delta_rule(
+            q, k, v, g=g, beta=beta, **common
+        ),
+    }
+    return calls.get(case.peer)
+
+
+def softmax(case: Case) -> Callable[[], object]:
+    """Causal softmax attention of torch on the same query, key and value."""
+    given = case.tensors("cuda")
+    split = (given[n].unflatten(-1, (case.heads, case.width)) for n in ("query", "key", "value"))
+    q, k, v = (x.transpose(1, 2) for x in split)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    return lambda: attention(q, k, v, is_causal=case.causal)
+
+
+def measured(call: Callable[[], object] | None) -> tuple[float | None, str | None]:
+    """Milliseconds, or why there are none: a peer's failure is no failure of ours."""
+    if call is None:
+        return None, "not installed"
+    try:
+        with torch.no_grad():
+            return milliseconds(call), None
+    except Exception as error:
+        torch.cuda.empty_cache()
+        return None, f"{type(error).__name__}: {error}"[:200]
+
+
+def timed(case: Case, sm: int, bytes_per_second: float) -> dict[str, Any]:
+    """Times of a case and its peers, and its floor."""
+    floor = case.bytes() / bytes_per_second * 1000
+    ours = milliseconds(Prepared(case, sm))
+    torch.cuda.empty_cache()
+    fla, fla_reason = measured(peer(case) if case.peer else None)
+    sdpa, sdpa_reason = (
+        (None, "too long") if case.length == 1 or case.length > 2**14 else measured(softmax(case))
+    )
+    torch.cuda.empty_cache()
+    return {
+        **asdict(case),
+        "floor_ms": floor,
+        "ms": ours,
+        "ratio_to_floor": ours / floor,
+        "within_target": None if case.target is None else ours <= case.target * floor,
+        "fla_ms": fla,
+        "fla_reason": fla_reason,
+        "softmax_ms": sdpa,
+        "softmax_reason": sdpa_reason,
+    }
+
+
+def plans(case: Case, sm: int) -> Plan:
+    """Of a case for one compute capability."""
+    return plan(case.node(), case.dtype, sm)
+
+
+def findings(sm: int, cases: tuple[Case, ...]) -> list[dict[str, Any]]:
+    """Compile every kernel and read what the assembler made of it."""
+    rows = []
+    seen: set[str] = set()
+    for case in cases:
+        kernels = [k for k in plans(case, sm).kernels() if k.name not in seen]
+        binaries = compile_kernels(kernels, sm)
+        for kernel in kernels:
+            seen.add(kernel.name)
+            binary = binaries[kernel.name]
+            row = {"case": case.name, "kernel": kernel.function, "sm": sm, "shared": binary.shared}
+            rows.append({**row, **asdict(inspect(binary))})
+    return rows
+
+
+def machine() -> dict[str, Any]:
+    """Of the run."""
+    found = {**environment.describe(), "triton": environment.version("triton")}
+    found["flash-linear-attention"] = environment.version("flash-linear-attention")
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        found |= {"gpu": properties.name, "multiprocessors": properties.multi_processor_count}
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def without_gpu(sm: int, cases: tuple[Case, ...]) -> dict[str, Any]:
+    """What can be done here: compile, and count spills and tensor-core instructions."""
+    rows = findings(sm, cases)
+    for row in rows:
+        print(
+            f"{row['case']:34} {row['kernel']:30} registers {row['registers']:3}, "
+            f"spilled {row['spilled']} B, {row['instructions']} {' '.join(row['warnings'])}"
+        )
+    print(f"Compiled for compute capability {sm / 10:.1f}. No GPU: nothing was run or timed.")
+    return {"status": "no_gpu", "machine": machine(), "findings": rows}
+
+
+def on_gpu(cases: tuple[Case, ...]) -> dict[str, Any]:
+    """Check everything, then time everything."""
+    torch.cuda.init()
+    torch.zeros(1, device="cuda")
+    (sm,) = architectures([capability()])
+    dtypes = ("float32", "float16", "bfloat16")
+    checks = [check(small(case, dtype), sm) for case in cases for dtype in dtypes]
+    for row in checks:
+        if not row["passed"]:
+            print(f"WRONG {row['case']} {row['dtype']}: {row['errors']}")
+    worst = {d: max(max(r["errors"].values()) for r in checks if r["dtype"] == d) for d in dtypes}
+    print("Largest relative errors:", ", ".join(f"{d} {e:.1e}" for d, e in worst.items()))
+    speed = bandwidth()
+    print(f"Copy bandwidth {speed / 1e12:.2f} TB/s")
+    rows = []
+    for case in cases:
+        rows.append(row := timed(case, sm, speed))
+        print(line(row), flush=True)
+    right = all(r["passed"] for r in checks)
+    return {
+        "status": "ok" if right else "wrong",
+        "machine": machine(),
+        "bandwidth": speed,
+        "checks": checks,
+        "times": rows,
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the table, in Markdown."""
+    target = "" if row["target"] is None else f"{row['target']:.1f}"
+    cells = [f"{row['floor_ms']:.3f}", f"{row['ms']:.3f}", f"{row['ratio_to_floor']:.2f}", target]
+    cells += [f"{row[p]:.3f}" if row[p] else "" for p in ("fla_ms", "softmax_ms")]
+    return f"| {row['name']} | {' | '.join(cells)} |"
+
+
+def main() -> int:
+    """Exit code 0: all right; 3: a kernel is wrong; 5: no GPU."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--json", type=Path)
+    options.add_argument("--quick", action="store_true", help="the first case of each kind only")
+    options.add_argument("--sm", type=int, default=90, help="what to compile for without a GPU")
+    given = options.parse_args()
+    cases = CASES
+    if given.quick:
+        kinds = {c.name.split()[0]: c for c in reversed(CASES)}
+        cases = tuple(c for c in CASES if c in kinds.values())
+    begun = time.perf_counter()
+    here = torch.cuda.is_available()
+    try:
+        result = on_gpu(cases) if here else without_gpu(given.sm, cases)
+    except LinexportError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    result["seconds"] = time.perf_counter() - begun
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=2) + "\n")
+    return {"ok": 0, "wrong": 3, "no_gpu": EnvironmentProblemError.exit_code}[result["status"]]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
