@@ -15,6 +15,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 SHAPE_OPS = ("Shape", "Size", "Constant", "ConstantOfShape")
+LAYOUT_OPS = ("Reshape", "Unsqueeze", "Squeeze", "Expand", "Slice", "Pad")
 MOST = 90
 """Nodes of a part that can still be read."""
 
@@ -125,14 +126,7 @@ def _note(node: gs.Node, arithmetic: set[str]) -> str:
             return text if name in ("equation", "kind") else f"{name} {text}"
     for tensor in node.inputs:
         value = _constant(tensor)
-        if value is None or node.op in (
-            "Reshape",
-            "Unsqueeze",
-            "Squeeze",
-            "Expand",
-            "Slice",
-            "Pad",
-        ):
+        if value is None or node.op in LAYOUT_OPS:
             continue
         if value.size == 1:
             return f"{'axis ' * node.op.startswith('Reduce')}{value.item():.4g}"

@@ -281,8 +281,8 @@ class _Conversion:
         ]
         if not fused:
             warnings.append(
-                "No linear attention was found: the artifact is the model as exported. Layers "
-                "built from linexport.models are recognised."
+                "No linear attention was found: the artifact is the model as exported. What nearly "
+                "was is named under refused, with the reason."
             )
         graph = model.graph
         return {

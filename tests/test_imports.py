@@ -22,7 +22,7 @@ ORDER = [
     {"loaders"},
     {"trace"},
     {"recognise"},
-    {"tokens"},
+    {"tokens", "neighbourhood"},
     {"passes"},
     {"targets"},
     {"artifact"},

@@ -28,6 +28,15 @@ class _Stand(type):
         return f"{cls.__name__}.{name}"
 
 
+class _Module(types.ModuleType):
+    """A module that has a class of every name, save for those Python itself asks modules for."""
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return _Stand(name, (nn.Module,), {})
+
+
 class _Torchvision(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """In place of torchvision, which timm imports for loading data and never runs in a model."""
 
@@ -37,9 +46,7 @@ class _Torchvision(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def create_module(self, spec: Any) -> types.ModuleType:
-        module = types.ModuleType(spec.name)
-        module.__getattr__ = lambda name: _Stand(name, (nn.Module,), {})  # type: ignore[method-assign]
-        return module
+        return _Module(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
         pass

@@ -73,6 +73,7 @@ class Evaluator:
         self.opaque_over: dict[str, gs.Node] = {}
         self.pieces: dict[str, Pieces] = {}
         self._forms: dict[str, Form | None] = dict(bound or {})
+        self._weights: set[str] = set()
         for node in graph.nodes:
             self._visit(node)
 
@@ -113,12 +114,9 @@ class Evaluator:
 
     def is_weight(self, tensor: gs.Tensor) -> bool:
         """A tensor stored in the model, or made of such ones alone."""
-        if isinstance(tensor, gs.Constant) or self.is_constant(tensor):
+        if isinstance(tensor, gs.Constant) or tensor.name in self._weights:
             return True
-        producer = tensor.inputs[0] if tensor.inputs else None
-        if producer is None or not producer.inputs:
-            return producer is not None
-        return all(self.is_weight(t) for t in producer.inputs if not t.is_empty())
+        return self.outer is not None and self.outer.is_weight(tensor)
 
     def is_constant(self, tensor: gs.Tensor) -> bool:
         """Its value does not depend on the inputs."""
@@ -128,6 +126,9 @@ class Evaluator:
         if not node.outputs:
             return
         self.values.visit(node)
+        nested = any(isinstance(a, gs.Graph) for a in node.attrs.values())
+        if not nested and all(self.is_weight(t) for t in node.inputs if not t.is_empty()):
+            self._weights |= {o.name for o in node.outputs}
         found = None
         if self.is_constant(node.outputs[0]):
             self._forms[node.outputs[0].name] = self._source(node.outputs[0])

@@ -38,7 +38,10 @@ class Values:
     def get(self, tensor: gs.Tensor) -> np.ndarray | None:
         """Its value: numbers, or an object array of ``Size``."""
         if isinstance(tensor, gs.Constant):
-            return np.asarray(tensor.values)
+            # Of large ones only squares are of interest, as masks: weights need not be loaded.
+            square = len(tensor.shape) > 1 and tensor.shape[-1] == tensor.shape[-2]
+            small = np.prod(tensor.shape, dtype=np.int64) <= LARGEST
+            return np.asarray(tensor.values) if small or square else None
         return self._known.get(tensor.name)
 
     def numbers(self, tensor: gs.Tensor) -> np.ndarray | None:

@@ -1,0 +1,71 @@
+"""Reshapes of labelled axes are reshapes of arrays; sizes divide as monomials do."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from linexport.recognise.axes import Axis, fresh, regroup, size_of, unify
+from linexport.recognise.sizes import ONE, Size, parse
+
+SHAPES = st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=5)
+
+
+def positions(dims: list[tuple[Axis, ...]]) -> list[Axis]:
+    return [a for index in dims for a in index]
+
+
+@settings(max_examples=200, deadline=None)
+@given(shape=SHAPES, data=st.data())
+def test_regrouped_dims_have_the_sizes_asked_for(shape: list[int], data: st.DataObject) -> None:
+    """Any target made by merging neighbours and splitting divisors; the order of labels stays."""
+    target = list(shape)
+    for _ in range(data.draw(st.integers(0, 3))):
+        place = data.draw(st.integers(0, len(target) - 1))
+        factor = data.draw(st.sampled_from([1, 2, 3]))
+        if data.draw(st.booleans()) and place + 1 < len(target):
+            target[place : place + 2] = [target[place] * target[place + 1]]
+        elif target[place] % factor == 0:
+            target[place : place + 1] = [factor, target[place] // factor]
+    dims = [fresh(Size(n)) for n in shape]
+    grouped = regroup(dims, [Size(n) for n in target])
+    if grouped is None:
+        # 2 x 3 x 4 as 4 x 6 needs an axis cut across, which no label can be.
+        ends, cuts = (list(np.cumprod(s)) for s in (shape, target))
+        assert any(a % b and b % a for a in ends for b in cuts)
+        return
+    result, splits = grouped
+    assert [size_of(i).known for i in result] == target
+    renamed = [b for a in positions(dims) for b in splits.get(a, (a,))]
+    assert positions(result) == renamed
+
+
+def test_a_dynamic_dim_is_split_and_merged_on_trust() -> None:
+    length = (Axis(parse("seq")),)
+    split, splits = regroup([length], [parse("(seq//16)"), Size(16)]) or ([], {})
+    assert [str(size_of(i)) for i in split] == ["(seq//16)", "16"] and length[0] in splits
+    merged, _ = regroup(split, [parse("seq")]) or ([], {})
+    assert positions(merged) == positions(split)
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6))
+def test_indices_of_one_size_become_the_same(a: int, b: int, c: int) -> None:
+    parts = (*fresh(Size(a)), *fresh(Size(b)), *fresh(Size(c)))
+    whole = fresh(Size(a * b * c))
+    renaming = unify(parts, whole)
+    assert renaming is not None
+    labels = [tuple(y for x in i for y in renaming.get(x, (x,))) for i in (parts, whole)]
+    assert labels[0] == labels[1]
+    assert math.prod(x.size.known or 0 for x in labels[0]) == a * b * c
+
+
+def test_sizes_divide_as_monomials() -> None:
+    assert parse("8*batch*seq").divided(parse("seq*8")) == parse("batch")
+    assert parse("batch").divided(parse("seq")) is None
+    assert parse("6*batch").divided(Size(4)) is None
+    assert parse("seq") * ONE == parse("seq")
+    assert str(parse("seq") + Size(1)) == "(seq+1)"
+    assert (parse("seq") - parse("seq")).known in (0, None)
