@@ -212,6 +212,19 @@ class _Conversion:
 
     def _lower_and_check(self, with_state: bool) -> Manifest:
         stage = self.watch.stage
+        path, manifest = self._lower(with_state)
+        with stage("parity"):
+            session = self.target.open(path, threads=self.request.threads, taking_turns=True)
+            self.subject = subject_of(manifest, self.loaded, session)
+            check_parity(manifest, self.subject, self.request.seed, self.traced, path)
+        with stage("streaming"):
+            streaming = parity.check_streaming(self.subject, self.request.seed)
+            manifest["streaming"] = streaming.json()
+        return manifest
+
+    def _lower(self, with_state: bool) -> tuple[Path, Manifest]:
+        """The model file and its manifest. No graph outlives the call: each holds all weights."""
+        stage = self.watch.stage
         with stage("rewrite"):
             own = self.loaded.stepwise is not None  # its states are in the graph as it is
             stages = passes.STAGES if with_state and not own else passes.STATELESS
@@ -229,15 +242,7 @@ class _Conversion:
             path = write.save_model(lowered, self.folder)
             self._check(path)
             write.copy_files(self.loaded.files, self.folder)
-            manifest = self._manifest(lowered, [c.json() for c in choices])
-        with stage("parity"):
-            session = self.target.open(path, threads=self.request.threads, taking_turns=True)
-            self.subject = subject_of(manifest, self.loaded, session)
-            check_parity(manifest, self.subject, self.request.seed, self.traced, path)
-        with stage("streaming"):
-            streaming = parity.check_streaming(self.subject, self.request.seed)
-            manifest["streaming"] = streaming.json()
-        return manifest
+            return path, self._manifest(lowered, [c.json() for c in choices])
 
     @staticmethod
     def _check(path: Path) -> None:

@@ -255,6 +255,10 @@ def test_the_files_of_a_model_name_its_end(tmp_path: Path) -> None:
     for word in ("<end>", {"content": "<end>"}):
         write(tmp_path, "tokenizer_config.json", {"eos_token": word})
         assert end_tokens(tmp_path) == {4}
+    write(tmp_path, "config.json", {"eos_token_id": 5})
+    assert end_tokens(tmp_path) == {5}
+    write(tmp_path, "config.json", {"eos_token_id": 5, "text_config": {"eos_token_id": 6}})
+    assert end_tokens(tmp_path) == {6}
     for ids, expected in ((7, {7}), ([7, 8], {7, 8})):
         write(tmp_path, "generation_config.json", {"eos_token_id": ids})
         assert end_tokens(tmp_path) == expected

@@ -30,7 +30,7 @@ from onnx import TensorProto, helper, numpy_helper
 from linexport.artifact import manifest as manifests
 from linexport.artifact import write
 from linexport.artifact.language_model import language_model
-from linexport.artifact.text import end_tokens
+from linexport.artifact.text import end_tokens, model_config
 from linexport.errors import ParityError, UsageError
 from linexport.states import State
 
@@ -210,9 +210,7 @@ def _config(manifest: dict[str, Any], states: Sequence[State], source: Path) -> 
     language = language_model(manifest)
     keys = [s for s in states if _kind(s) == "key"]
     heads, width = (keys[0].shape[1], keys[0].shape[3]) if keys else (1, 1)
-    known = source / "config.json"
-    settings = json.loads(known.read_text()) if known.is_file() else {}
-    settings = {**settings, **settings.get("text_config", {})}
+    settings = model_config(source)
     context = settings.get("max_position_embeddings") or CONTEXT
     ends = sorted(end_tokens(source))
     layers = {_layer(s) for s in keys} | set(range(len(_pairs(states) or [1])))

@@ -10,10 +10,11 @@ from typing import Any, Protocol
 
 from linexport.errors import EnvironmentProblemError, UsageError
 
-TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG = (
+TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG, MODEL_CONFIG = (
     "tokenizer.json",
     "tokenizer_config.json",
     "generation_config.json",
+    "config.json",
 )
 """Files of a Hugging Face model folder, under the same names in the artifact."""
 
@@ -60,6 +61,8 @@ def end_tokens(folder: Path) -> frozenset[int]:
         UsageError: a file is damaged.
     """
     named = _read(folder / GENERATION_CONFIG).get("eos_token_id")
+    if named is None:
+        named = model_config(folder).get("eos_token_id")
     if named is None and (folder / TOKENIZER).is_file():
         word = _read(folder / TOKENIZER_CONFIG).get("eos_token")
         word = word.get("content") if isinstance(word, dict) else word
@@ -67,6 +70,17 @@ def end_tokens(folder: Path) -> frozenset[int]:
         named = [t["id"] for t in added if word is not None and t.get("content") == word]
     ids = named if isinstance(named, list) else [named]
     return frozenset(i for i in ids if isinstance(i, int))
+
+
+def model_config(folder: Path) -> dict[str, Any]:
+    """The configuration of the language model that was converted; empty where there is none.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    config = _read(folder / MODEL_CONFIG)
+    inner = config.get("text_config")
+    return {**config, **(inner if isinstance(inner, dict) else {})}
 
 
 def _read(path: Path) -> dict[str, Any]:

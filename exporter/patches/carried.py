@@ -138,4 +138,11 @@ def active() -> Carried:
 
 
 def _activate(x: Tensor, activation: str | None) -> Tensor:
-    return getattr(F, str(activation))(x)
+    function = getattr(F, str(activation), None)
+    if function is None:
+        raise UnsupportedModelError(
+            f"A convolution with the activation {activation!r}; expected silu, or one of "
+            "torch.nn.functional."
+        )
+    result: Tensor = function(x)
+    return result

@@ -58,7 +58,6 @@ def test_a_family_equals_its_original(converted_family: Converted, name: str) ->
     assert "6 pieces, then 64 tokens, left padding" in names
     assert parity["greedy"]["passed"] and parity["greedy"]["steps"] == 128
     assert manifest["streaming"]["passed"] is True
-    assert sum(stage["seconds"] for stage in manifest["stages"]) < 60
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
