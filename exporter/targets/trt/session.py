@@ -207,8 +207,9 @@ class _Call:
             self.device.write(places[name], array)
         self.arrays = {n: self._empty(n) for n in self.session.outputs}
         for name, array in self.arrays.items():
-            past = self.pairs.get(name)
-            places[name] = places[past] if past in places else self._allocate(array.nbytes)
+            past = self.pairs.get(name, "")
+            same = past in places and self.inputs[past].nbytes == array.nbytes
+            places[name] = places[past] if same else self._allocate(array.nbytes)
         for name, address in places.items():
             self.context.set_tensor_address(name, address)
         self.places = places
