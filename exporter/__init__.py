@@ -4,6 +4,7 @@
     linexport.load("artifact").run(x)           run it
     linexport.load("artifact").stream()         run it piece by piece
     linexport.validate("artifact"), linexport.bench("artifact")
+    linexport.compare_maps(d=64)                which feature map for which queries and keys
 
 Names are imported when they are first used, so that importing the package costs nothing.
 """
@@ -14,10 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from linexport.artifact import Artifact, Stream, load
+    from linexport.maps import compare_maps
     from linexport.pipeline import convert
     from linexport.recheck import bench, validate
 
-__all__ = ["Artifact", "Stream", "__version__", "bench", "convert", "load", "validate"]
+__all__ = [
+    "Artifact",
+    "Stream",
+    "__version__",
+    "bench",
+    "compare_maps",
+    "convert",
+    "load",
+    "validate",
+]
 
 __version__ = "0.1.0"
 
@@ -26,6 +37,7 @@ _HOMES = {
     "Stream": "linexport.artifact",
     "load": "linexport.artifact",
     "bench": "linexport.recheck",
+    "compare_maps": "linexport.maps",
     "convert": "linexport.pipeline",
     "validate": "linexport.recheck",
 }

@@ -1,4 +1,4 @@
-"""What linexport finds in a model, or in an artifact: the ops, their sizes and their lowerings."""
+"""What linexport finds in a model, or in an artifact: attention fused or nearly so, and ops."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError
 
-from linexport import passes, trace
+from linexport import neighbourhood, passes, tokens, trace
 from linexport.artifact import manifest as manifests
 from linexport.errors import UsageError
 from linexport.loaders import load_model
@@ -16,34 +16,67 @@ from linexport.plugins.ops import generalized_delta_rule, linear_attention
 from linexport.plugins.ops.op import for_runtimes
 from linexport.plugins.ops.registry import linexport_nodes
 
+REACH = 7
+"""Steps above a near miss that are drawn: far enough to see queries, keys and values meet."""
+
 RUNTIMES = {attribute.name for attribute in for_runtimes()}
 
 
-def inspect(path: str | Path) -> dict[str, Any]:
+def inspect(path: str | Path, *, drawings: bool = False) -> dict[str, Any]:
     """A description of an artifact folder, or of a source as it would be converted.
+
+    Args:
+        path: the folder or source.
+        drawings: with the graph around each match before and after, and around each near miss, as
+            ``neighbourhood.around`` describes it.
+
+    Returns:
+        Of a source: ``matches`` (what was fused), ``near_misses`` and ``refused`` (what was not,
+        with the reason), ``mixing`` (operations that keep it from streaming), ``ops`` and ``nodes``
+        before and after. Of an artifact: what its manifest says, and its ``ops``.
 
     Raises:
         LinexportError: neither can be read; see ``load_model`` and ``trace``.
     """
     folder = Path(path)
     if manifests.is_artifact(folder):
-        manifest = manifests.read(folder)
-        model = _model(folder / manifests.MODEL)
-        chosen = {c["node"]: c["lowering"] for c in manifest["lowerings"]}
-        ops = [{**op, "lowering": chosen.get(op["node"])} for op in _ops(model)]
-        kept = ("status", "target", "source", "inputs", "outputs", "states", "dims", "nodes")
-        return {"kind": "artifact", **{k: manifest[k] for k in kept}, "ops": ops}
+        return _artifact(folder)
     loaded = load_model(path)
     traced = trace.trace(loaded)
-    model = passes.run(traced.model)
-    return {
+    plain = passes.run(traced.model, passes.STATELESS[:1])
+    rewritten = passes.rewrite(traced.model)
+    findings = rewritten.findings
+    found = {
         "kind": loaded.source.kind,
         "source": vars(loaded.source),
         "dims": {n: vars(limits) for n, limits in traced.dims.items()},
-        "nodes": {"traced": len(traced.model.graph.node), "rewritten": len(model.graph.node)},
-        "ops": _ops(model),
+        "nodes": {
+            "traced": len(traced.model.graph.node),
+            "rewritten": len(rewritten.model.graph.node),
+        },
+        "matches": [match.json() for match in findings.matches],
+        "near_misses": [miss.json() for miss in findings.near_misses],
+        "refused": [refusal.json() for refusal in findings.refused],
+        "mixing": tokens.mixing(rewritten.model),
+        "ops": _ops(rewritten.model),
         "warnings": list(loaded.warnings),
     }
+    if drawings:
+        for match in found["matches"]:
+            match["before"] = neighbourhood.around(plain, match["replaced"])
+            match["after"] = neighbourhood.around(rewritten.model, match["added"])
+        for miss in found["near_misses"]:
+            miss["before"] = neighbourhood.around(plain, miss["nodes"], REACH)
+    return found
+
+
+def _artifact(folder: Path) -> dict[str, Any]:
+    manifest = manifests.read(folder)
+    model = _model(folder / manifests.MODEL)
+    chosen = {c["node"]: c["lowering"] for c in manifest["lowerings"]}
+    ops = [{**op, "lowering": chosen.get(op["node"])} for op in _ops(model)]
+    kept = ("status", "target", "source", "inputs", "outputs", "states", "dims", "nodes", "refused")
+    return {"kind": "artifact", **{k: manifest[k] for k in kept}, "ops": ops}
 
 
 def _model(path: Path) -> onnx.ModelProto:

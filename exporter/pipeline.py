@@ -213,7 +213,8 @@ class _Conversion:
     def _lower_and_check(self, with_state: bool) -> Manifest:
         stage = self.watch.stage
         with stage("rewrite"):
-            stages = passes.STAGES if with_state else passes.STATELESS
+            own = self.loaded.stepwise is not None  # its states are in the graph as it is
+            stages = passes.STAGES if with_state and not own else passes.STATELESS
             rewritten = passes.rewrite(self.traced.model, stages)
             self.findings, self.mixing = rewritten.findings, tokens.mixing(rewritten.model)
             model = self.target.prepare(rewritten.model)
@@ -244,6 +245,7 @@ class _Conversion:
             onnx.checker.check_model(str(path))  # by its path: it may be larger than a protobuf
         except onnx.checker.ValidationError as error:
             raise BuildError(f"The rewritten graph is not valid ONNX: {error}") from error
+
     def _build(self, build: targets.Build, manifest: Manifest) -> None:
         """Engines beside the model, and their records in the manifest."""
         states = tuple(s["past"] for s in manifest["states"])

@@ -9,6 +9,8 @@ Shapes and formulas: ``linexport.plugins.ops.linear_attention`` and ``...causal_
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,6 +20,22 @@ from torch.nn import functional as F
 from linexport.plugins.ops import causal_conv as conv_op
 from linexport.plugins.ops.linear_attention.chunk import PER_CHANNEL_CHUNK
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
+
+_watched: list[Tensor] | None = None
+
+
+@contextlib.contextmanager
+def watch_denominators() -> Iterator[list[Tensor]]:
+    """Collect, while it lasts, the smallest |denominator|, eps included, of every normalised call.
+
+    NaN where one is NaN.
+    """
+    global _watched
+    before, _watched = _watched, []
+    try:
+        yield _watched
+    finally:
+        _watched = before
 
 
 def linear_attention(
@@ -133,7 +151,12 @@ def chunked_linear_attention(
     else:
         gates = [None if g is None else _gate(g.to(dtype), heads) for g in (decay, beta)]
         numerator, denominator, S, z = _gated(spec, q, k, v, S, z, *gates)
-    output = numerator / (denominator + spec.eps) if spec.normalize else numerator
+    output = numerator
+    if spec.normalize:
+        denominator = denominator + spec.eps
+        output = numerator / denominator
+        if _watched is not None and denominator.numel():
+            _watched.append(denominator.detach().abs().min())
     output = output.flatten(1, 2).transpose(1, 2).flatten(2).to(query.dtype)
     return output, S.squeeze(2), z[:, :, 0, :, 0]
 

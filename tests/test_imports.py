@@ -31,7 +31,7 @@ ORDER = [
     {"timing"},
     {"report"},
     {"results"},
-    {"pipeline", "recheck", "inspection", "doctor"},
+    {"pipeline", "recheck", "inspection", "doctor", "maps"},
     {"cli"},
     {"__main__"},
 ]

@@ -17,6 +17,11 @@ NAMES = {
     "build": "Building engines",
     "engines": "Running its engines",
     "measure": "Measuring it beside plain export and PyTorch",
+    "sample": "Taking queries, keys and values",
+    "judge": "Comparing maps with softmax and with their theory",
+    "export": "Exporting a layer with each",
+    "memory": "Measuring their memory",
+    "time": "Timing them in turns",
 }
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from linexport.errors import UsageError
 from linexport.loaders.default_dims import default_dims, repeat_ones_where
 from linexport.loaders.files import first_line
+from linexport.loaders.hugging_face import adopt, is_language_model
 from linexport.loaders.model import LoadedModel, Source
 from linexport.loaders.weights import describe, named_tensors, non_finite_warnings
 
@@ -39,7 +40,8 @@ def load_factory(source: str, *, seed: int) -> LoadedModel:
 
     Returns:
         The module in eval mode with its examples. Examples of size 1 in dims chosen here are
-        repeated to 2, and a warning says so.
+        repeated to 2, and a warning says so. A language model of transformers is taken as one,
+        whatever its examples.
 
     Raises:
         UsageError: `source` is misspelt, cannot be imported, fails, or returns something else.
@@ -52,17 +54,20 @@ def load_factory(source: str, *, seed: int) -> LoadedModel:
         result = factory()
     module, args, dynamic_shapes, warnings = _unpack(source, result)
     module.eval()
+    origin = Source(
+        kind="factory",
+        location=source,
+        sha256=None,
+        description=describe(type(module).__name__, module),
+    )
+    if is_language_model(module):  # it says itself how it is called
+        return adopt(module.float(), origin)
     return LoadedModel(
         module=module,
         args=args,
         kwargs={},
         dynamic_shapes=dynamic_shapes,
-        source=Source(
-            kind="factory",
-            location=source,
-            sha256=None,
-            description=describe(type(module).__name__, module),
-        ),
+        source=origin,
         warnings=(*warnings, *non_finite_warnings(named_tensors(module))),
     )
 

@@ -111,6 +111,7 @@ class LoadedModel:
         warnings: what the user should know, such as NaN in a weight.
         stepwise: what to trace instead of ``module``, where the model carries states of its own.
         language: set for a language model, which is then checked as one.
+        outputs: names of the outputs; None where nothing names them.
         defaults: values that fill an input the caller leaves out, by name.
         files: copied into the artifact, such as those of a tokenizer.
     """
@@ -126,5 +127,6 @@ class LoadedModel:
     warnings: tuple[str, ...] = ()
     stepwise: Stepwise | None = None
     language: Language | None = None
+    outputs: tuple[str, ...] | None = None
     defaults: Mapping[str, int] = field(default_factory=dict)
     files: tuple[Path, ...] = ()

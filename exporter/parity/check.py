@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from linexport.dims import DimRange
 from linexport.loaders.model import LoadedModel
 from linexport.parity.cases import Case, draw, plan
 from linexport.parity.compare import EDGES, compare
-from linexport.parity.reference import Inputs, Reference, feeds
+from linexport.parity.original import VANISHED, Answer, ask
+from linexport.parity.reference import Reference, feeds
 from linexport.parity.tolerances import TOLERANCES, Tolerance
 from linexport.states import State
 from linexport.targets import Session
@@ -85,11 +86,22 @@ class Parity:
             "max_absolute_error": absolute,
             "lengths": sorted({c["length"] for c in self.cases}),
             "tolerance": self.tolerance.json(),
+            "smallest_denominator": self._smallest_denominator(),
             "cases": self.cases,
             "greedy": self.greedy,
             "first_divergence": self.first_divergence,
             "histogram": {"log10_edges": EDGES.tolist(), "counts": self.counts.tolist()},
         }
+
+    def _smallest_denominator(self) -> dict[str, Any] | None:
+        """Of normalised linear attention over all cases, and where; None if there is none."""
+        known = [c for c in self.cases if c["denominator"] is not None]
+        found = min(
+            known,
+            key=lambda c: (c["denominator"] == c["denominator"], c["denominator"]),
+            default=None,
+        )
+        return found and {k: found[k] for k in ("denominator", "name", "length")}
 
 
 def check(subject: Subject, seed: int = 0) -> Parity:
@@ -112,7 +124,7 @@ def check(subject: Subject, seed: int = 0) -> Parity:
 
 def _run_case(subject: Subject, parity: Parity, references: list[Reference], case: Case) -> None:
     inputs = draw(subject.loaded, subject.input_shapes, case)
-    expected = _references(parity, references, case, inputs)
+    expected = ask(references, case, inputs, parity.tolerance, parity.notes)
     if not expected:
         return
     got: dict[str, np.ndarray] | None = None
@@ -122,79 +134,43 @@ def _run_case(subject: Subject, parity: Parity, references: list[Reference], cas
         got = subject.session.run({**feeds(inputs, subject.input_names), **state})
     except Exception as error:
         failure = str(error).splitlines()[0]
-    for reference, values in expected:
-        for name, value in zip(subject.output_names, values, strict=True):
-            record = _record(subject, parity, case, reference, name, value, got, failure)
+    for answer in expected:
+        for position in range(len(subject.output_names)):
+            record = _record(subject, parity, case, answer, position, got)
+            if got is None:
+                record["reason"] = f"the artifact fails at this size: {failure}"
             parity.cases.append(record)
             if parity.failed is None and not record["passed"]:
                 parity.failed = case
-
-
-def _references(
-    parity: Parity, references: list[Reference], case: Case, inputs: Inputs
-) -> list[tuple[Reference, list[np.ndarray]]]:
-    """The original's outputs in each precision that can be compared with; notes on the others."""
-    found: list[tuple[Reference, list[np.ndarray]]] = []
-    for reference in list(references):
-        try:
-            found.append((reference, reference(inputs)))
-        except Exception as error:
-            text = f"The original itself fails in {reference.name} at {dict(case.sizes)}: {error}"
-            parity.notes.append(text.splitlines()[0])
-            if reference.dtype == torch.float64 and found:
-                references.remove(reference)
-    if len(found) == len(references) == 2:
-        single, double = (sum(int((~np.isfinite(x)).sum()) for x in v) for _, v in found)
-        if single > double:
-            parity.notes.append(
-                f"The original overflows in float32 on the {case.name} inputs ({single} values "
-                "that float64 keeps finite): there it is compared in float64 only."
-            )
-            return found[1:]
-        apart = _apart(found[0][1], found[1][1], parity.tolerance)
-        if apart:
-            parity.notes.append(
-                f"The original in float32 is {apart:.1e} from itself in float64 on the {case.name} "
-                f"inputs at {dict(case.sizes)}, more than is allowed here: there the artifact is "
-                "compared in float32 only."
-            )
-            return found[:1]
-    return found
-
-
-def _apart(single: list[np.ndarray], double: list[np.ndarray], tolerance: Tolerance) -> float:
-    """Largest relative error of what is out of tolerance; 0 where everything is within it."""
-    results = [compare(d, s, tolerance) for s, d in zip(single, double, strict=True)]
-    return max((r.max_relative_error for r in results if not r.passed), default=0.0)
 
 
 def _record(
     subject: Subject,
     parity: Parity,
     case: Case,
-    reference: Reference,
-    name: str,
-    expected: np.ndarray,
+    answer: Answer,
+    position: int,
     got: dict[str, np.ndarray] | None,
-    failure: str | None,
 ) -> dict[str, Any]:
-    sizes = dict(case.sizes)
+    sizes, name = dict(case.sizes), subject.output_names[position]
     length = next((n for d, n in sizes.items() if not subject.dims[d].batch), 1)
     batch = next((n for d, n in sizes.items() if subject.dims[d].batch), 1)
     found = got[name] if got is not None else np.zeros((0,), np.float32)
-    result = compare(expected, found, parity.tolerance)
+    rounding = answer.rounding[position]
+    result = compare(answer.outputs[position], found, parity.tolerance, rounding)
+    if answer.vanished and not np.isfinite(found).all():
+        result = replace(result, passed=False, reason=VANISHED)
     parity.counts += np.asarray(result.counts)
-    record = {
+    return {
         "name": case.name,
         "batch": batch,
         "length": length,
         "sizes": sizes,
         "seed": case.seed,
         "magnitude": case.magnitude,
-        "reference": reference.name,
+        "reference": answer.name,
         "output": name,
+        "rounding": rounding,
+        "denominator": answer.denominator,
         **result.json(),
     }
-    if got is None:
-        record["reason"] = f"the artifact fails at this size: {failure}"
-    return record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +12,9 @@ from linexport.parity.tolerances import Tolerance
 
 EDGES = np.arange(-12.0, 0.5, 0.5)
 """Bins of the error histogram, in log10 of the error relative to the largest reference."""
+
+BLOCK = 2**20
+"""Values compared at once: the logits of a long sequence fill memory several times over."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,13 @@ class Comparison:
         return {k: v for k, v in asdict(self).items() if k != "counts"}
 
 
-def compare(expected: np.ndarray, got: np.ndarray, tolerance: Tolerance) -> Comparison:
-    """``got`` against ``expected``; see ``Comparison``."""
+def compare(
+    expected: np.ndarray, got: np.ndarray, tolerance: Tolerance, rounding: float = 0.0
+) -> Comparison:
+    """``got`` against ``expected``; see ``Comparison``.
+
+    ``rounding`` is how far the original's float32 output is from its own float64 output.
+    """
     expected, got = np.asarray(expected), np.asarray(got)
     nan = {"expected": _count(np.isnan, expected), "got": _count(np.isnan, got)}
     inf = {"expected": _count(np.isinf, expected), "got": _count(np.isinf, got)}
@@ -52,42 +61,69 @@ def compare(expected: np.ndarray, got: np.ndarray, tolerance: Tolerance) -> Comp
         return Comparison(float("inf"), float("inf"), None, nan, inf, False, reason, none)
     if expected.size == 0:
         return Comparison(0.0, 0.0, None, nan, inf, True, None, none)
-    wide, found = expected.astype(np.float64), got.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        same = (wide == found) | (np.isnan(wide) & np.isnan(found))
-        difference = np.where(same, 0.0, np.abs(found - wide))
-    # A value that is finite on one side only is as wrong as can be.
-    difference = np.where(np.isnan(difference), np.inf, difference)
-    magnitude = float(np.max(np.abs(wide[np.isfinite(wide)]), initial=0.0))
-    worst = np.unravel_index(int(difference.argmax()), difference.shape)
-    absolute = float(difference[worst])
+    magnitude = largest(expected)
+    absolute, worst, apart, counts = -1.0, 0, 0, np.zeros(len(EDGES) - 1, np.int64)
+    wide, found = expected.reshape(-1), got.reshape(-1)
+    for start in range(0, expected.size, BLOCK):
+        block = slice(start, start + BLOCK)
+        difference = _difference(wide[block], found[block])
+        place = int(difference.argmax())
+        if difference[place] > absolute:
+            absolute, worst = float(difference[place]), start + place
+        apart += int(np.isinf(difference).sum())
+        counts += _histogram(difference, magnitude)
     relative = absolute / magnitude if magnitude else (0.0 if absolute == 0 else float("inf"))
-    passed = absolute <= tolerance.absolute + tolerance.relative * magnitude
+    passed = absolute <= tolerance.limit(magnitude, rounding)
+    reason = f"{apart} values are NaN or infinite on one side only" if apart else None
     return Comparison(
         relative,
         absolute,
         {
-            "index": [int(i) for i in worst],
+            "index": [int(i) for i in np.unravel_index(worst, expected.shape)],
             "expected": float(wide[worst]),
             "got": float(found[worst]),
         },
         nan,
         inf,
         bool(passed),
-        None,
-        _histogram(difference, magnitude),
+        reason,
+        tuple(int(c) for c in counts),
     )
+
+
+def largest(values: np.ndarray) -> float:
+    """Of the finite magnitudes; 0 if there are none."""
+    sizes = (np.max(np.abs(x), initial=0.0) for x in _finite_blocks(values))
+    return float(max(sizes, default=0.0))
+
+
+def _finite_blocks(values: np.ndarray) -> Iterator[np.ndarray]:
+    flat = values.reshape(-1)
+    for start in range(0, flat.size, BLOCK):
+        block = flat[start : start + BLOCK].astype(np.float64)
+        yield block[np.isfinite(block)]
+
+
+def _difference(expected: np.ndarray, got: np.ndarray) -> np.ndarray:
+    """|got - expected|; a value that is finite on one side only is as wrong as can be."""
+    wide, found = expected.astype(np.float64), got.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        same = (wide == found) | (np.isnan(wide) & np.isnan(found))
+        difference = np.where(same, 0.0, np.abs(found - wide))
+    return np.where(np.isnan(difference), np.inf, difference)
 
 
 def _count(test: Any, values: np.ndarray) -> int:
     return int(test(values).sum()) if values.dtype.kind == "f" else 0
 
 
-def _histogram(difference: np.ndarray, magnitude: float) -> tuple[int, ...]:
+def _histogram(difference: np.ndarray, magnitude: float) -> np.ndarray:
     """Counts over ``EDGES``; whatever lies below the first edge falls in the first bin."""
+    bins = len(EDGES) - 1
     if magnitude == 0:
-        return (0,) * (len(EDGES) - 1)
+        return np.zeros(bins, np.int64)
     with np.errstate(divide="ignore"):
-        logs = np.log10(difference.ravel() / magnitude)
-    counts, _ = np.histogram(np.clip(logs, EDGES[0], EDGES[-1]), EDGES)
-    return tuple(int(c) for c in counts)
+        logs = np.clip(np.log10(difference / magnitude), EDGES[0], EDGES[-1])
+    # Bins are equally wide; the last one includes its upper edge.
+    places = ((logs - EDGES[0]) / (EDGES[1] - EDGES[0])).astype(np.int64)
+    return np.bincount(np.minimum(places, bins - 1), minlength=bins)

@@ -137,7 +137,7 @@ class _Check:
         length = min(PROMPT, max(1, limit // 2))
         steps = min(GREEDY_STEPS, limit - length)
         prompt = draw_prompt(self.language.vocabulary, 2, length, LEFT, seed)
-        state = self.subject.zero_state(2)
+        state = self.subject.initial_state(2)
         tokens, mask = prompt.tokens, prompt.mask
         feeds = prompt.part(0, length)
         for _ in range(steps):
@@ -190,7 +190,7 @@ class _Check:
             self.parity.failed = case
 
     def _in_pieces(self, prompt: Prompt, pieces: list[int]) -> np.ndarray:
-        state = self.subject.zero_state(prompt.tokens.shape[0])
+        state = self.subject.initial_state(prompt.tokens.shape[0])
         parts, start = [], 0
         for size in pieces:
             logits, state = self._call(prompt.part(start, start + size), state)

@@ -34,13 +34,13 @@ def first_layer(
 ) -> dict[str, Any] | None:
     """Layer, token, tensor and error of the first layer out of tolerance; None if it fails."""
     language, sizes = subject.loaded.language, case.sizes
-    assert language is not None
+    assert language is not None and traced.translated is not None
     prompt = draw_prompt(language.vocabulary, sizes["batch"], sizes["seq"], case.name, case.seed)
     names = _returned_by(traced.translated, language.layers)
     try:
         expected = _observe(subject.loaded.module, prompt, list(names))
         session = open_session(_with_outputs(model, list(names.values())).SerializeToString())
-        state = subject.zero_state(sizes["batch"])
+        state = subject.initial_state(sizes["batch"])
         got = session.run({**prompt.part(0, sizes["seq"]), **state})
     except Exception:
         return None  # The failure itself is reported already; this only adds to it.

@@ -11,12 +11,17 @@ import torch
 from torch.utils import _pytree as pytree
 
 from linexport.loaders.model import LoadedModel
+from linexport.models import functional
 
 Inputs = tuple[tuple[object, ...], dict[str, object]]
 
 
 class Reference:
     """A module run on drawn inputs.
+
+    Attributes:
+        denominator: smallest |denominator| of normalised linear attention in the last run, NaN if
+            one was; None where none was computed by ``linexport.models``.
 
     Args:
         loaded: the original.
@@ -27,6 +32,7 @@ class Reference:
         self.dtype = dtype
         self.name = str(dtype).removeprefix("torch.")
         self.module = loaded.module
+        self.denominator: float | None = None
         if dtype != torch.float32:
             self.module = copy.deepcopy(loaded.module).to(dtype)
 
@@ -37,8 +43,10 @@ class Reference:
             Exception: whatever the module raises.
         """
         args, kwargs = pytree.tree_map(self._convert, inputs)
-        with torch.no_grad():
+        with torch.no_grad(), functional.watch_denominators() as seen:
             outputs = self.module(*args, **kwargs)
+        # min of Python takes a NaN only where it comes first.
+        self.denominator = float(torch.stack([x.double() for x in seen]).min()) if seen else None
         leaves = [x for x in pytree.tree_leaves(outputs) if isinstance(x, torch.Tensor)]
         return [x.numpy() for x in leaves]
 

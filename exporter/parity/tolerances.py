@@ -8,6 +8,11 @@ rounding contributes 2^-24 = 6e-8 of a term, and errors of a sum of n terms grow
 n of the order of 10^5 (a product of width 10^3 in each of some tens of layers, prefix sums of 10^4
 tokens) that is 2e-5. The limit is about twice this. A wrong epsilon, mask, decay or chunk border
 gives errors of 1e-3 and more.
+
+Some functions lose more than that by themselves: an exponent of 4e4 carries a rounding of 4e-3, and
+a vanishing sum of large terms none of its digits. So where that is more, the artifact, which rounds
+elsewhere, may be off by ``ROUNDING`` times the distance of the original's float32 output from its
+own float64 output. The report says so where it applies.
 """
 
 from __future__ import annotations
@@ -25,10 +30,22 @@ class Tolerance:
     absolute: float
     why: str
 
+    def limit(self, magnitude: float, rounding: float = 0.0) -> float:
+        """The largest difference allowed.
+
+        Args:
+            magnitude: of the reference, max|r|.
+            rounding: how far the original's float32 is from its own float64.
+        """
+        return max(self.absolute + self.relative * magnitude, ROUNDING * rounding)
+
     def json(self) -> dict[str, Any]:
         """As written to the manifest."""
         return asdict(self)
 
+
+ROUNDING = 4.0
+"""Distances between the original in float32 and in float64 that an artifact may be off."""
 
 TOLERANCES = {
     "float32": Tolerance(

@@ -39,7 +39,8 @@ def rewrite(model: onnx.ModelProto, stages: tuple[str, ...] = STAGES) -> Rewritt
         for found in passes():
             if stage == found.STAGE:
                 findings += found.run(graph) or Findings()
-    graph.cleanup().toposort()
+        # Passes disconnect what they replace; the next stage is to see only what is left.
+        graph.cleanup().toposort()
     return Rewritten(gs.export_onnx(graph, do_type_check=False), findings)
 
 

@@ -105,7 +105,8 @@ def _key(node: gs.Node) -> Any:
     """Equal for nodes that compute the same."""
     inputs = tuple(_value_key(tensor) for tensor in node.inputs)
     attributes = tuple(sorted((name, _attribute_key(v)) for name, v in node.attrs.items()))
-    return node.domain or "", node.op, inputs, attributes, len(node.outputs)
+    used = tuple(tensor.is_empty() for tensor in node.outputs)
+    return node.domain or "", node.op, inputs, attributes, used
 
 
 def _value_key(tensor: gs.Tensor) -> Any:

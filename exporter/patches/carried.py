@@ -69,11 +69,11 @@ class Carried:
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, layer: str | None = None, **options: Any
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         """``functional.linear_attention`` with the past of the layer at work.
 
         query (B, T, H_q, d_k), key (B, T, H_k, d_k), value (B, T, H_kv, d_v); ``options`` are
-        decay, beta and the attributes of the op. Returns (B, T, H, d_v).
+        decay, beta and the attributes of the op. Returns the output (B, T, H, d_v) and the state.
 
         Args:
             layer: named here where the layer has no convolution to say which it is.
@@ -92,7 +92,7 @@ class Carried:
             self._attended = state
         else:
             self.present[f"state_{layer}"] = state
-        return output.unflatten(2, (-1, value.shape[3]))
+        return output.unflatten(2, (-1, value.shape[3])), state
 
     def end_attention(self, layer: str) -> None:
         """Keep the state of the linear attention just computed as that of ``layer``.

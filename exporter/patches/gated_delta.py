@@ -3,8 +3,9 @@
     S_t = exp(g_t) S_{t-1} + beta_t k_t (v_t - exp(g_t) S_{t-1}^T k_t)^T
     o_t = S_t^T q_t / sqrt(d_k)
 
-q and k (B, T, H_k, d_k), divided by sqrt(|x|^2 + 1e-6) where asked; v (B, T, H_v, d_v); g and beta
-(B, T, H_v). A query or key head serves H_v / H_k value heads in a row, as in the op.
+q and k (B, T, H_k, d_k), divided by sqrt(|x|^2 + 1e-6) where asked; v (B, T, H_v, d_v); beta
+(B, T, H_v); g the same, or per key channel (B, T, H_v, d_k) in Kimi's variant. A query or key head
+serves H_v / H_k value heads in a row, as in the op.
 """
 
 from __future__ import annotations
@@ -31,20 +32,19 @@ def gated_delta_rule(
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor]:
     """Stands in for the chunked form and for the recurrent one, which has no ``chunk_size``."""
     if use_qk_l2norm_in_kernel:
         query, key = l2norm(query), l2norm(key)
-    output = active().attend(
+    return active().attend(
         query,
         key,
         value,
-        decay=g,
+        decay=g.flatten(2),
         beta=beta,
         update_rule="gated_delta",
         scale=key.shape[-1] ** -0.5,
     )
-    return output, None
 
 
 def l2norm(x: Tensor) -> Tensor:
@@ -53,13 +53,16 @@ def l2norm(x: Tensor) -> Tensor:
 
 
 _COMMON = ("initial_state", "output_final_state", "use_qk_l2norm_in_kernel", "kwargs")
-_INPUTS = ("query", "key", "value", "g", "beta")
+_RECURRENT = ("query", "key", "value", "g", "beta", *_COMMON)
+_CHUNKED = ("query", "key", "value", "g", "beta", "chunk_size", *_COMMON)
 
 PATCH = Patch(
     swaps=(
-        Swap("torch_chunk_gated_delta_rule", (*_INPUTS, "chunk_size", *_COMMON), gated_delta_rule),
-        Swap("torch_recurrent_gated_delta_rule", (*_INPUTS, *_COMMON), gated_delta_rule),
+        Swap("torch_chunk_gated_delta_rule", _CHUNKED, gated_delta_rule),
+        Swap("torch_recurrent_gated_delta_rule", _RECURRENT, gated_delta_rule),
+        Swap("chunk_kimi_delta_attention", _CHUNKED, gated_delta_rule),
+        Swap("recurrent_kimi_delta_attention", _RECURRENT, gated_delta_rule),
     ),
-    families=("qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid"),
+    families=("kimi_linear", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
     tried=("transformers 5.23.0",),
 )

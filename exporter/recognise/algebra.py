@@ -138,14 +138,25 @@ def _exponential(term: Term, form: Form) -> Form | None:
         kept = inside and times(inside, Form(form.dims, (Term(1.0, (orders[0],)),)))
         gone = Form(form.dims, (Term(1.0, (orders[0].complement(),)),))
         return kept and plus(kept, gone)
-    return Form(form.dims, (Term(1.0, (nested("exp", Form(form.dims, (term,))),)),))
+    return Form(form.dims, (Term(1.0, (exponent(term, form.axes),)),))
+
+
+def exponent(term: Term, free: frozenset[Axis]) -> Nested:
+    """exp of one term, some labels of which are free."""
+    return nested("exp", Form(tuple((a,) for a in free), (term,)))
 
 
 def nested(kind: str, inner: Form) -> Nested:
     """A nested factor whose dims are the labels it really depends on."""
     used = frozenset().union(*(t.axes for t in inner.terms))
-    axes = [a for index in inner.dims for a in index if a in used]
-    return Nested(kind, Form(tuple((a,) for a in dict.fromkeys(axes)), inner.terms))
+    return Nested(kind, Form(tuple((a,) for a in inner.axes & used), inner.terms))
+
+
+def logarithm(leaf: Leaf) -> Leaf:
+    """log of an entry; log of exp is nothing."""
+    if leaf.function[0] == "Exp":
+        return replace(leaf, function=leaf.function[2])
+    return replace(leaf, function=("Log", (), leaf.function))
 
 
 def one_over(form: Form) -> Form | None:

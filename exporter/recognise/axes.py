@@ -12,10 +12,14 @@ from linexport.recognise.sizes import ONE, Size, product
 
 
 class Axis:
-    """One label. Two axes are the same only if they are the same object."""
+    """One label. Two axes are the same only if they are the same object.
 
-    def __init__(self, size: Size) -> None:
-        self.size = size
+    A parameter is a label that is fixed from outside, as the step is within the body of a loop: it
+    is neither a dim nor summed over.
+    """
+
+    def __init__(self, size: Size, parameter: bool = False) -> None:
+        self.size, self.parameter = size, parameter
 
 
 Index = tuple[Axis, ...]

@@ -6,21 +6,27 @@ other output, and any form that is no use for finding attention, is *opaque*: a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.recognise import algebra
-from linexport.recognise.axes import Index, size_of
+from linexport.recognise.axes import Index, fresh, size_of
 from linexport.recognise.sizes import Size, parse
 from linexport.recognise.terms import Form, Iota, Leaf, Order, Term
 from linexport.recognise.values import Values
 
-Rule = Callable[["Evaluator", gs.Node], Form | None]
+Rule = Callable[["Evaluator", gs.Node], "Form | dict[str, Form] | None"]
+"""Gives the form of the first output, or of several by name."""
 
 RULES: dict[str, Rule] = {}
+
+
+LIKE_FIRST = {"Softmax", "LogSoftmax", "LayerNormalization", "Clip", "IsNaN", "Gelu", "Trilu"}
+BROADCASTING = {"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Where", "And", "Or", "Equal"}
+"""Operators that have their output's sizes from their inputs."""
 
 
 def rule(*operators: str) -> Callable[[Rule], Rule]:
@@ -45,24 +51,36 @@ class Pieces:
 class Evaluator:
     """The forms of a graph's tensors.
 
+    Args:
+        graph: a graph, or the body of a loop.
+        bound: forms of a body's inputs.
+        outer: of the graph a body is in.
+
     Attributes:
         opaque_over: for an opaque value, the node that made it of a form which was worth following.
         pieces: of values made by Pad and Concat.
         values: known values.
     """
 
-    def __init__(self, graph: gs.Graph) -> None:
-        self.graph = graph
+    def __init__(
+        self,
+        graph: gs.Graph,
+        bound: Mapping[str, Form] | None = None,
+        outer: Evaluator | None = None,
+    ) -> None:
+        self.graph, self.outer = graph, outer
         self.values = Values(self.sizes)
         self.opaque_over: dict[str, gs.Node] = {}
         self.pieces: dict[str, Pieces] = {}
-        self._forms: dict[str, Form | None] = {}
+        self._forms: dict[str, Form | None] = dict(bound or {})
         for node in graph.nodes:
             self._visit(node)
 
     def form(self, tensor: gs.Tensor) -> Form | None:
         """The form of a tensor, with labels of its own; None where its rank is unknown."""
         if tensor.name not in self._forms:
+            if self.outer is not None:
+                return self.outer.form(tensor)
             self._forms[tensor.name] = self._source(tensor)
         found = self._forms[tensor.name]
         return None if found is None else found.fresh()
@@ -110,24 +128,44 @@ class Evaluator:
         if not node.outputs:
             return
         self.values.visit(node)
-        form = None
+        found = None
         if self.is_constant(node.outputs[0]):
             self._forms[node.outputs[0].name] = self._source(node.outputs[0])
             return
         if node.domain in (None, "", "ai.onnx") and node.op in RULES:
-            form = RULES[node.op](self, node)
-        if form is not None and algebra.reasonable(form):
-            self._forms[node.outputs[0].name] = form
-            return
+            found = RULES[node.op](self, node)
+        forms = found if isinstance(found, dict) else {node.outputs[0].name: found}
         for output in node.outputs:
-            self._opaque(node, output)
+            form = forms.get(output.name)
+            if form is not None and algebra.reasonable(form):
+                self._forms[output.name] = form
+            else:
+                self._opaque(node, output)
 
     def _opaque(self, node: gs.Node, output: gs.Tensor) -> None:
         for tensor in node.inputs:
             form = self._forms.get(tensor.name)
             if form is not None and (tensor.name in self.opaque_over or interesting(form)):
                 self.opaque_over[output.name] = node
-        self._forms[output.name] = self._source(output)
+        self._forms[output.name] = self._source(output) or self._shaped(node, output)
+
+    def _shaped(self, node: gs.Node, output: gs.Tensor) -> Form | None:
+        """A leaf whose sizes the graph does not state, where they follow from the inputs'."""
+        forms = self.forms([t for t in node.inputs if not t.is_empty()])
+        if not forms or output is not node.outputs[0]:
+            return None
+        if node.op in LIKE_FIRST:
+            shape = [size_of(i) for i in forms[0].dims]
+            return algebra.leaf_form(output, shape)
+        if node.op not in BROADCASTING:
+            return None
+        dims: tuple[Index, ...] = ()
+        for form in forms:
+            aligned = algebra.broadcast(algebra.constant(1.0, dims), form)
+            if aligned is None:
+                return None
+            dims = aligned[2]
+        return algebra.leaf_form(output, [size_of(i) for i in dims])
 
     def _source(self, tensor: gs.Tensor) -> Form | None:
         value = self.values.numbers(tensor)
@@ -152,7 +190,9 @@ def interesting(form: Form) -> bool:
 
 def _compound(term: Term, form: Form) -> bool:
     leaves = term.of(Leaf)
-    return len(leaves) != len(term.factors) or len(leaves) > 1 or not term.axes <= form.axes
+    if len(leaves) != len(term.factors) or len(leaves) > 1 or not term.axes <= form.axes:
+        return True
+    return any(a.parameter for a in term.axes)
 
 
 def _unknown(tensor: gs.Tensor, place: int) -> Size:
@@ -161,14 +201,16 @@ def _unknown(tensor: gs.Tensor, place: int) -> Size:
 
 def _of_value(tensor: gs.Tensor, value: np.ndarray) -> Form:
     """Constants that mean something: one number, a triangle, positions."""
-    dims = tuple(algebra.fresh(Size(n)) for n in value.shape)
+    dims = tuple(fresh(Size(n)) for n in value.shape)
     plain = Form(dims, (Term(1.0, (Leaf(tensor, dims),)),))
     if value.size == 0 or value.dtype.kind not in "fiub":
         return plain
     first, last = value.flat[0], value.flat[-1]
     if first == last and bool((value == first).all()):
         # As the shortest decimal of its dtype: 1e-6 rather than 9.99999997e-07.
-        return algebra.constant(float(str(first)) if value.dtype.kind == "f" else float(first), dims)
+        return algebra.constant(
+            float(str(first)) if value.dtype.kind == "f" else float(first), dims
+        )
     if value.ndim == 1 and value.size > 1 and np.array_equal(value, np.arange(value.size)):
         return Form(dims, (Term(1.0, (Iota(dims[0]),)),))
     return _triangle(value, dims) or plain

@@ -59,9 +59,28 @@ class Search:
                 continue
             self._replace(root)
         near = [n for name, n in self.near.items() if name not in self.covered]
+        near += self._inside(self.graph, self.evaluator)
         order = {n.outputs[0].name: i for i, n in enumerate(self.graph.nodes) if n.outputs}
         self.matches.sort(key=lambda m: order.get(m.where, 0))
         return Findings(tuple(self.matches), tuple(self._last(near)), tuple(self.refused))
+
+    def _inside(self, graph: gs.Graph, evaluator: Evaluator) -> list[NearMiss]:
+        """Attention in the bodies of If, Loop and Scan."""
+        found: list[NearMiss] = []
+        for node in graph.nodes:
+            if any(o.name in self.covered for o in node.outputs):
+                continue
+            for body in (a for a in node.attrs.values() if isinstance(a, gs.Graph)):
+                inner = Evaluator(body, outer=evaluator)
+                roots = [o.name for n in body.nodes for o in n.outputs if _reads(inner, o)]
+                if roots:
+                    reason = (
+                        f"it is in a body of {node.op} {node.name}, where it runs as often as that "
+                        "says; ops of linexport are put into the main graph only"
+                    )
+                    found.append(NearMiss(roots[-1], (node.name,), reason))
+                found += self._inside(body, inner)
+        return found
 
     def _roots(self) -> dict[str, Root]:
         roots: dict[str, Root] = {}
@@ -109,7 +128,7 @@ class Search:
                     continue
                 found[id(node)] = node
                 if node.op != "Shape":
-                    pending += node.inputs
+                    pending += reads(node)
         return tuple(sorted(found.values(), key=lambda n: self.place[id(n)]))
 
     def _split(self, root: Root, roots: dict[str, Root]) -> bool:
@@ -119,9 +138,10 @@ class Search:
             for tensor in node.outputs:
                 if tensor is root.tensor or tensor.name not in roots:
                     continue
-                if id(tensor) in self.outputs or any(id(r) not in inside for r in tensor.outputs):
-                    if roots[tensor.name].roles.normalize == root.roles.normalize:
-                        return True
+                read_outside = any(id(r) not in inside for r in tensor.outputs)
+                whole = roots[tensor.name].roles.normalize == root.roles.normalize
+                if whole and (read_outside or id(tensor) in self.outputs):
+                    return True
         return False
 
     def _replace(self, root: Root) -> None:
@@ -178,9 +198,26 @@ class Search:
             (writer.nodes, writer.result),
             size_of(roles.rows),
             _coarsest(root.region),
-            {o.domain: o.version for o in self.graph.import_domains or ()}
-            | {"": self.graph.opset},
+            {o.domain: o.version for o in self.graph.import_domains or ()} | {"": self.graph.opset},
         )
+
+
+def _reads(evaluator: Evaluator, tensor: gs.Tensor) -> bool:
+    form = None if tensor.is_empty() else evaluator.form(tensor)
+    try:
+        return form is not None and read(form, evaluator.is_weight) is not None
+    except NotAttentionError:
+        return False
+
+
+def reads(node: gs.Node) -> list[gs.Tensor]:
+    """Inputs of a node, and what its bodies take from around them."""
+    found = [t for t in node.inputs if not t.is_empty()]
+    for body in node.attrs.values():
+        if isinstance(body, gs.Graph):
+            made = {t.name for t in body.inputs} | {o.name for n in body.nodes for o in n.outputs}
+            found += [t for n in body.nodes for t in reads(n) if t.name not in made]
+    return found
 
 
 def _inputs(*sides: Sequence[gs.Node]) -> list[gs.Variable]:
@@ -189,10 +226,9 @@ def _inputs(*sides: Sequence[gs.Node]) -> list[gs.Variable]:
     for nodes in sides:
         made = {o.name for n in nodes for o in n.outputs}
         for node in nodes:
-            for tensor in node.inputs:
-                if isinstance(tensor, gs.Variable) and not tensor.is_empty():
-                    if tensor.name not in made:
-                        found[tensor.name] = tensor
+            for tensor in reads(node):
+                if isinstance(tensor, gs.Variable) and tensor.name not in made:
+                    found[tensor.name] = tensor
     return list(found.values())
 
 
@@ -222,7 +258,6 @@ def _match(
     root: Root, fused: gs.Node, writer: Writer, replaced: tuple[str, ...], proof: Proof
 ) -> Match:
     roles, attributes = root.roles, fused.attrs
-    keys = [a for a in writer.layout.key]
     return Match(
         where=root.tensor.name,
         update_rule=str(attributes["update_rule"]),
@@ -232,7 +267,7 @@ def _match(
         eps=roles.eps,
         q_num_heads=int(attributes["q_num_heads"]),
         kv_num_heads=int(attributes["kv_num_heads"]),
-        key_heads=size_of(tuple(keys)).known or 1,
+        key_heads=size_of(writer.layout.key).known or 1,
         d_k=size_of(roles.channels).known or 1,
         d_v=size_of(roles.widths).known or 1,
         query_map=writer.maps.get("query"),

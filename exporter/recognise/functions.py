@@ -7,7 +7,7 @@ with a feature map on a dense grid and far outside it is that map.
 from __future__ import annotations
 
 from functools import cache
-
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,8 +40,12 @@ def write(b: Body, function: Function, x: str) -> str:
     if op == "const":
         value = b.const(np.asarray(function[1], function[2] or np.float32))
         return value if function[2] else str(b.CastLike(value, x))
-    attributes = {k: list(v) if isinstance(v, tuple) else v for k, v in function[1]}
+    attributes: dict[str, Any] = {k: _listed(v) for k, v in function[1]}
     return str(b.node(op, *(write(b, f, x) for f in function[2:]), **attributes))
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 @cache
@@ -96,5 +100,3 @@ def _values(function: Function) -> np.ndarray | None:
     except Exception:
         # A function this evaluator cannot run is simply not a known map.
         return None
-
-

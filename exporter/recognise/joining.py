@@ -1,4 +1,4 @@
-"""Terms that are equal up to the names of what is summed over, and sums of terms that are one term."""
+"""Terms equal up to the names of what is summed over, and sums of terms that are one term."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from linexport.recognise.axes import Axis, Index
-from linexport.recognise.terms import Factor, Form, Nested, Order, Term
+from linexport.recognise.terms import Factor, Form, Leaf, Nested, Order, Term
 
 
 def collect(form: Form) -> Form:
@@ -34,7 +34,7 @@ def _joined(a: Term, b: Term, free: frozenset[Axis]) -> list[Term] | None:
             return None
         return [Term(total, a.factors)] if total else []
     for x, y in ((a, b), (b, a)):
-        for rule in (_without, _exclusive, _blocks):
+        for rule in (_without, _diagonal, _blocks):
             joined = rule(x, y, free)
             if joined is not None:
                 return [joined]
@@ -45,29 +45,31 @@ def _without(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
     """X - [s <= t] X = [s > t] X, and [s <= t] X + [s > t] X = X."""
     for order in b.of(Order):
         rest = Term(b.coefficient, tuple(f for f in b.factors if f is not order))
-        if a.coefficient == -b.coefficient and same(a, rest, free) and order.axes <= free | a.axes:
+        opposite = math.isclose(a.coefficient, -b.coefficient)
+        if opposite and same(a, rest, free) and order.axes <= free | a.axes:
             return Term(a.coefficient, (*rest.factors, order.complement()))
-        if a.coefficient == b.coefficient:
+        if math.isclose(a.coefficient, b.coefficient):
             flipped = Term(b.coefficient, (*rest.factors, order.complement()))
             if same(a, flipped, free):
                 return rest
     return None
 
 
-def _exclusive(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
-    """sum_s [s <= t] X_s - X_t = sum_s [s < t] X_s."""
-    if a.coefficient != -b.coefficient:
-        return None
+def _diagonal(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
+    """sum_s [s <= t] X_s - X_t = sum_s [s < t] X_s, and the reverse."""
+    sign = next((s for s in (-1, 1) if math.isclose(a.coefficient, s * b.coefficient)), 0)
     for order in a.of(Order):
         bound = [x for x in order.column if x not in free]
-        if order.offset or len(bound) != len(order.column) or len(order.row) != len(bound):
+        if len(bound) != len(order.column) or len(order.row) != len(bound):
+            continue
+        if (order.offset, sign) not in ((0, -1), (-1, 1)):
             continue
         at_row = {s: (t,) for s, t in zip(order.column, order.row, strict=True)}
-        rest = Term(1.0, tuple(f for f in a.factors if f is not order)).rename(at_row)
+        others = tuple(f for f in a.factors if f is not order)
+        rest = without_inverses(Term(1.0, others).rename(at_row))
         if same(rest, b, free):
-            strict = replace(order, offset=-1)
-            kept = tuple(f for f in a.factors if f is not order)
-            return Term(a.coefficient, (*kept, strict))
+            moved = replace(order, offset=order.offset + sign)
+            return Term(a.coefficient, (*others, moved))
     return None
 
 
@@ -76,7 +78,7 @@ def _blocks(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
 
     Blocks before this one, and this one up to the diagonal.
     """
-    if a.coefficient != b.coefficient:
+    if not math.isclose(a.coefficient, b.coefficient):
         return None
     for outer in a.of(Order):
         if outer.offset != -1 or free & set(outer.column) or len(outer.row) != len(outer.column):
@@ -95,6 +97,27 @@ def _blocks(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
             order = Order((*outer.row, *inner.row), (*outer.column, *column))
             return Term(a.coefficient, (*rest.factors, order))
     return None
+
+
+def without_inverses(term: Term) -> Term:
+    """Without exps that cancel."""
+    exps = [f for f in term.of(Nested) if f.kind == "exp" and len(f.inner.terms) == 1]
+    for first in exps:
+        for second in (*exps, *term.of(Leaf)):
+            if _inverse(first, second):
+                left = tuple(f for f in term.factors if f is not first and f is not second)
+                return without_inverses(Term(term.coefficient, left))
+    return term
+
+
+def _inverse(exp: Nested, other: Nested | Leaf) -> bool:
+    """exp(a) exp(-a) = 1, and x exp(-log x) = 1."""
+    a = exp.inner.terms[0]
+    if isinstance(other, Leaf):
+        logarithm = replace(other, function=("Log", (), other.function))
+        return a == Term(-1.0, (logarithm,))
+    b = other.inner.terms[0]
+    return a.coefficient == -b.coefficient and same(a, b, exp.axes | other.axes)
 
 
 def same(a: Term, b: Term, free: frozenset[Axis]) -> bool:
@@ -122,30 +145,34 @@ def _matches(
     for place, other in enumerate(b):
         if first.key() != other.key():
             continue
-        extended = _paired(first.indices(), other.indices(), known)
-        if extended is None:
-            continue
-        if (
-            isinstance(first, Nested)
-            and isinstance(other, Nested)
-            and not _same_inside(first, other, extended)
-        ):
-            continue
-        yield from _matches(rest, b[:place] + b[place + 1 :], extended)
+        for extended in _one(first, other, known):
+            yield from _matches(rest, b[:place] + b[place + 1 :], extended)
 
 
-def _same_inside(a: Nested, b: Nested, known: dict[Axis, Axis]) -> bool:
-    renamed_ = a.inner.rename({x: (y,) for x, y in known.items()})
-    left = list(b.inner.terms)
-    for term in renamed_.terms:
-        found = next(
-            (t for t in left if t.coefficient == term.coefficient and same(term, t, b.inner.axes)),
-            None,
-        )
-        if found is None:
-            return False
-        left.remove(found)
-    return not left
+def _one(a: Factor, b: Factor, known: dict[Axis, Axis]) -> Iterator[dict[Axis, Axis]]:
+    if isinstance(a, Nested) and isinstance(b, Nested):
+        yield from _sums(list(a.inner.terms), list(b.inner.terms), known, a.axes)
+        return
+    paired = _paired(a.indices(), b.indices(), known)
+    if paired is not None:
+        yield paired
+
+
+def _sums(
+    a: list[Term], b: list[Term], known: dict[Axis, Axis], free: frozenset[Axis]
+) -> Iterator[dict[Axis, Axis]]:
+    """Inner sums: what they sum over has no meaning outside, so only free labels are kept."""
+    if not a or not b:
+        if not a and not b:
+            yield known
+        return
+    for place, other in enumerate(b):
+        alike = math.isclose(a[0].coefficient, other.coefficient) and a[0].key() == other.key()
+        if not alike:
+            continue
+        for found in _matches(list(a[0].factors), list(other.factors), known):
+            kept = {x: y for x, y in found.items() if x in known or x in free}
+            yield from _sums(a[1:], b[:place] + b[place + 1 :], kept, free)
 
 
 def _paired(

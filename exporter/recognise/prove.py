@@ -32,6 +32,10 @@ RELATIVE, ABSOLUTE = {"float32": 5e-5, "float16": 5e-3, "bfloat16": 4e-2}, 1e-30
 half precisions carry 11 and 8 bits. A wrong mask, epsilon or scale gives 1e-3 and more where the
 denominator is small."""
 
+LOW = 40
+"""Times that where features are small: elu(x) + 1 in float32 is off by 6e-8, which at features of
+1e-3 is 1e-4 of the output. A wrong epsilon gives a tenth of it there."""
+
 SMALLEST = 1e-12
 """Outputs all below this are compared absolutely."""
 
@@ -124,14 +128,15 @@ def _difference(
     if not finite.any():
         return 0.0
     magnitude = float(np.abs(a[finite]).max())
-    error = float(np.abs(a[finite] - b[finite]).max())
-    limit = RELATIVE[candidate.precision] * magnitude + ABSOLUTE
-    if error > limit and error > SMALLEST * RELATIVE["float32"]:
+    largest = float(np.abs(a[finite] - b[finite]).max())
+    share = RELATIVE[candidate.precision] * (LOW if kind == "low" else 1)
+    limit = share * magnitude + ABSOLUTE
+    if largest > limit and largest > SMALLEST * RELATIVE["float32"]:
         raise ProofFailedError(
-            f"relative difference {error / max(magnitude, 1e-300):.1e} {at}; "
+            f"relative difference {largest / max(magnitude, 1e-300):.1e} {at}; "
             f"at most {limit / max(magnitude, 1e-300):.0e} is rounding"
         )
-    return error / magnitude if magnitude else 0.0
+    return largest / magnitude if magnitude else 0.0
 
 
 def _assignments(candidate: Candidate) -> Iterator[dict[str, int]]:
@@ -156,8 +161,11 @@ def _names(size: Size) -> set[str]:
             found.add(atom)
             continue
         names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-        found |= {atom} if any(isinstance(n, ast.Subscript | ast.Call | ast.Attribute)
-                               for n in ast.walk(tree)) else names
+        found |= (
+            {atom}
+            if any(isinstance(n, ast.Subscript | ast.Call | ast.Attribute) for n in ast.walk(tree))
+            else names
+        )
     return found
 
 
@@ -165,8 +173,11 @@ def evaluate(size: Size, symbols: Mapping[str, int]) -> int:
     """The number a size is, for these values of the symbols."""
     result = size.coefficient
     for atom in size.atoms:
-        result *= symbols[atom] if atom in symbols else _number(ast.parse(atom, mode="eval").body,
-                                                                symbols)
+        result *= (
+            symbols[atom]
+            if atom in symbols
+            else _number(ast.parse(atom, mode="eval").body, symbols)
+        )
     return result
 
 
@@ -212,7 +223,7 @@ def _draw(
     elif tensor.name in candidate.negative:
         x = -0.3 * np.abs(x)
     elif kind == "low":
-        x = 3 * x - 6
+        x = x / 2 - 7
     elif kind == "tiny":
         x *= 1e-4
     return x.astype(dtype)
@@ -236,9 +247,7 @@ def _session(
         ) from None
 
 
-def _model(
-    candidate: Candidate, nodes: Sequence[gs.Node], root: gs.Variable
-) -> onnx.ModelProto:
+def _model(candidate: Candidate, nodes: Sequence[gs.Node], root: gs.Variable) -> onnx.ModelProto:
     graph = gs.Graph(
         list(nodes),
         [t for t, _ in candidate.inputs],

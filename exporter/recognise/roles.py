@@ -9,6 +9,7 @@ several of them share are the batch and the heads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +20,9 @@ from linexport.recognise.joining import match
 from linexport.recognise.terms import Count, Factor, Form, Leaf, Nested, Order, Term
 
 Axes = frozenset[Axis]
+
+WIDEST = 512
+"""Features of a power of query times key, above which the state is larger than what it saves."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +137,7 @@ def _causal(
     return replace(roles, causal=True)
 
 
-def _bidirectional(
-    product: Term, leaves: list[Leaf], free: Axes, bound: Axes
-) -> Iterator[Roles]:
+def _bidirectional(product: Term, leaves: list[Leaf], free: Axes, bound: Axes) -> Iterator[Roles]:
     patterns: dict[frozenset[int], list[Axis]] = {}
     for axis in _ordered(leaves, bound):
         readers = frozenset(i for i, f in enumerate(leaves) if axis in f.axes)
@@ -144,7 +146,7 @@ def _bidirectional(
         columns = tuple(patterns[readers])
         channels = bound - set(columns)
         queries = {i for i, f in enumerate(leaves) if f.axes & channels and i not in readers}
-        own = [a for a in _ordered([leaves[i] for i in sorted(queries)], free)]
+        own = _ordered([leaves[i] for i in sorted(queries)], free)
         keys = [f for i, f in enumerate(leaves) if i in readers and f.axes & channels]
         elsewhere = set().union(*(f.axes for f in keys))
         rows = _positions([a for a in own if a not in elsewhere], columns)
@@ -242,11 +244,10 @@ def _decay(product: Term, rows: Index, columns: Index) -> Term | None:
     at_column = [f.inner.terms[0] for f in exps if f.axes & set(columns)]
     if len(at_row) != 1 or len(at_column) != 1 or len(exps) != 2:
         raise NotAttentionError("its decay is not one factor for queries and its inverse for keys")
-    moved = at_column[0].scaled(-1.0).rename(
-        {s: (t,) for s, t in zip(columns, rows, strict=True)}
-    )
+    moved = at_column[0].scaled(-1.0).rename({s: (t,) for s, t in zip(columns, rows, strict=True)})
     shared = frozenset(at_row[0].axes | moved.axes) & frozenset(product.axes)
-    if moved.coefficient != at_row[0].coefficient or match(at_row[0], moved, shared) is None:
+    same_rate = math.isclose(moved.coefficient, at_row[0].coefficient)
+    if not same_rate or match(at_row[0], moved, shared) is None:
         raise NotAttentionError("the decays of queries and of keys differ")
     return at_row[0]
 
@@ -254,7 +255,7 @@ def _decay(product: Term, rows: Index, columns: Index) -> Term | None:
 def _batch(roles: Roles) -> Index:
     """Shared labels that are no heads: of dynamic size, or else the first of several."""
     groups = [g for g in (roles.query, roles.key, roles.value) if g]
-    shared = [a for a in _ordered(roles.leaves, frozenset(roles.heads(groups[0])))]
+    shared = _ordered(roles.leaves, frozenset(roles.heads(groups[0])))
     shared = [a for a in shared if all(a in roles.heads(g) for g in groups)]
     dynamic = tuple(a for a in shared if a.size.known is None)
     if dynamic or not shared:
@@ -314,6 +315,12 @@ def _sensible(roles: Roles) -> None:
         )
     if any(a.size.known is None for a in (*roles.channels, *roles.widths)):
         raise NotAttentionError("the width of its heads is not fixed")
+    features = size_of(roles.channels).known or 0
+    if len(roles.query) > 1 and features > WIDEST:
+        raise NotAttentionError(
+            f"its scores are products whose features are {features} wide; at most {WIDEST} are "
+            "worth a state"
+        )
     plain = not roles.causal and not roles.normalize and roles.mask is None
     mapped = any(f.function != ("x",) or _is_map(f) for f in (*roles.query, *roles.key))
     if plain and not mapped and not roles.heads(roles.query):

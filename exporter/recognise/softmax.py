@@ -45,7 +45,7 @@ def reason(e: Evaluator, node: gs.Node, form: Form) -> str | None:
 
 
 def _between(e: Evaluator, tensor: gs.Tensor) -> str | None:
-    """The operator between a product of queries and keys and this tensor; Softmax, if among them."""
+    """The operator between query times key and this tensor; Softmax, if it is among several."""
     found, pending, seen = None, [tensor], set[str]()
     while pending:
         here = pending.pop()

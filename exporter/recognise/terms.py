@@ -165,7 +165,7 @@ class Nested:
 
     def key(self) -> tuple[Any, ...]:
         """Equal for factors that are the same up to their labels."""
-        return (self.kind, *sorted(t.key() for t in self.inner.terms))
+        return (self.kind, *sorted((t.key() for t in self.inner.terms), key=repr))
 
     def indices(self) -> tuple[Index, ...]:
         """Its labels in a fixed order."""
@@ -221,12 +221,13 @@ class Form:
     def fresh(self) -> Form:
         """The same with new labels: the labels of a form have no meaning outside it."""
         axes = {a for index in self.dims for a in index}.union(*(t.axes for t in self.terms))
-        return self.rename({a: (Axis(a.size),) for a in axes})
+        return self.rename({a: (Axis(a.size),) for a in axes if not a.parameter})
 
     @property
     def axes(self) -> frozenset[Axis]:
-        """Labels of its dims."""
-        return frozenset(a for index in self.dims for a in index)
+        """Labels of its dims, and parameters."""
+        parameters = {a for t in self.terms for a in t.axes if a.parameter}
+        return frozenset(a for index in self.dims for a in index) | parameters
 
     @property
     def scalar(self) -> float | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["render_html", "render_summary"]
+__all__ = ["render_findings", "render_html", "render_summary"]
 
 
 def render_html(manifest: dict[str, Any]) -> str:
@@ -16,6 +16,13 @@ def render_html(manifest: dict[str, Any]) -> str:
     from linexport.report.page import page
 
     return page(manifest)
+
+
+def render_findings(found: dict[str, Any]) -> str:
+    """What ``inspect`` found, with drawings, as one HTML document that loads nothing."""
+    from linexport.report.findings import findings_page
+
+    return findings_page(found)
 
 
 def render_summary(manifest: dict[str, Any], console: Console) -> None:

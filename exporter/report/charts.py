@@ -23,6 +23,7 @@ from linexport.report.scales import (
     short,
     spread,
 )
+from linexport.report.svg import document, line, text
 from linexport.report.text import amount, count
 
 LABEL_GAP = 17.0
@@ -83,26 +84,26 @@ def latency_chart(series: Sequence[Series], ident: str, width: int = 960) -> str
 
     parts = _axes(plot, "ms a call", "sequence length in tokens", [(y(t), t) for t in ticks_y])
     for tick in ticks_x:
-        parts.append(_line(x(tick), floor, x(tick), floor + 5, "grid"))
-        parts.append(_text(x(tick), floor + 20, count(tick), "tick middle"))
+        parts.append(line(x(tick), floor, x(tick), floor + 5, "grid"))
+        parts.append(text(x(tick), floor + 20, count(tick), "tick middle"))
     # Emphasis last: the artifact, the first series, lies on top of the others.
     for style, one in reversed(drawn):
         parts += _curve(one, style, plot)
     parts += _end_labels(drawn, plot)
     names = ", ".join(one.name for _, one in drawn)
     what = f"Milliseconds a call over sequence length for {names}. The table below has the numbers."
-    return _svg(ident, "Latency by sequence length", what, width, height, parts)
+    return document(ident, "Latency by sequence length", what, width, height, parts)
 
 
 def _axes(
     plot: _Plot, vertical: str, horizontal: str, ticks: Sequence[tuple[float, float]]
 ) -> list[str]:
     """Titles of both axes and a labelled grid line for each (position, value)."""
-    parts = [_text(0, 12, vertical, "axis")]
-    parts.append(_text((LEFT + plot.right) / 2, plot.floor + 42, horizontal, "axis middle"))
+    parts = [text(0, 12, vertical, "axis")]
+    parts.append(text((LEFT + plot.right) / 2, plot.floor + 42, horizontal, "axis middle"))
     for place, value in ticks:
-        parts.append(_line(LEFT, place, plot.right, place, "grid"))
-        parts.append(_text(LEFT - 8, place + 4, short(value), "tick end"))
+        parts.append(line(LEFT, place, plot.right, place, "grid"))
+        parts.append(text(LEFT - 8, place + 4, short(value), "tick end"))
     return parts
 
 
@@ -123,8 +124,8 @@ def _end_labels(drawn: Sequence[tuple[int, Series]], plot: _Plot) -> list[str]:
         last = one.points[-1].x
         away = plot.right - plot.x(last) > 40 or last < plot.lengths[-1]
         if away or abs(place - end) > 3:
-            parts.append(_line(plot.x(last) + 8, end, plot.right + 6, place, "leader"))
-        parts.append(_text(plot.right + 10, place + 4, one.name, f"label t{style}"))
+            parts.append(line(plot.x(last) + 8, end, plot.right + 6, place, "leader"))
+        parts.append(text(plot.right + 10, place + 4, one.name, f"label t{style}"))
     return parts
 
 
@@ -144,8 +145,8 @@ def _mark(point: Point, name: str, style: int, plot: _Plot) -> str:
     whisker, tail = "", ""
     if point.p90 is not None:
         high = plot.y(point.p90)
-        whisker = _line(left, top, left, high, f"whisker s{style}")
-        whisker += _line(left - 4, high, left + 4, high, f"whisker s{style}")
+        whisker = line(left, top, left, high, f"whisker s{style}")
+        whisker += line(left - 4, high, left + 4, high, f"whisker s{style}")
         tail = f", p90 {amount(point.p90)} ms"
     tip = escape(f"{name}, {count(point.x)} tokens: p50 {amount(point.p50)} ms{tail}")
     place = f'transform="translate({left:.1f},{top:.1f})"'
@@ -179,17 +180,17 @@ def error_histogram(
     parts = _axes(plot, "elements", "relative error", [(y(tick), tick) for tick in ticks])
     exponents = range(math.ceil(low), math.floor(high) + 1)
     for exponent in exponents[:: math.ceil(len(exponents) / (6 if width < NARROW else 14))]:
-        parts.append(_text(x(exponent), floor + 20, power_of_ten(exponent), "tick middle"))
+        parts.append(text(x(exponent), floor + 20, power_of_ten(exponent), "tick middle"))
     for index in filled:
         over = mark is not None and edges[index] >= mark
         parts.append(_bar(edges[index], edges[index + 1], counts[index], over, plot))
     if limit and mark is not None:
         side, shift = ("end", -7) if x(mark) > (LEFT + right) / 2 else ("start", 7)
-        parts.append(_line(x(mark), 20, x(mark), floor, "limit"))
+        parts.append(line(x(mark), 20, x(mark), floor, "limit"))
         words = f"relative tolerance {limit:.1e}"
-        parts.append(_text(x(mark) + shift, 27, words, f"label {side}"))
+        parts.append(text(x(mark) + shift, 27, words, f"label {side}"))
     what = "How many output elements have which error. The table below has the numbers."
-    return _svg(ident, "Distribution of errors", what, width, height, parts)
+    return document(ident, "Distribution of errors", what, width, height, parts)
 
 
 def _span(first: float, last: float, mark: float | None) -> tuple[float, float]:
@@ -209,21 +210,3 @@ def _bar(start: float, end: float, much: float, over: bool, plot: _Plot) -> str:
     tip = f"{10**start:.1e} to {10**end:.1e}: {count(much)}"
     style = "bar over" if over else "bar"
     return f'<rect class="{style}" {place} {size}><title>{tip}</title></rect>'
-
-
-def _text(x: float, y: float, words: str, style: str) -> str:
-    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
-    ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
-    return f'<line class="{style}" {ends}/>'
-
-
-def _svg(ident: str, title: str, what: str, width: int, height: int, parts: list[str]) -> str:
-    name = escape(ident)
-    return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-labelledby="{name}-t {name}-d">'
-        f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(what)}</desc>'
-        f"{''.join(parts)}</svg>"
-    )

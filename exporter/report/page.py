@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -52,11 +52,12 @@ GLOSSARY = {
 def page(manifest: Mapping[str, Any]) -> str:
     """The document as text."""
     context = _described(manifest) | _checked(manifest) | _timed(manifest)
-    return _template().render(context).lstrip()
+    return template("template.html").render(context).lstrip()
 
 
 @cache
-def _template() -> Template:
+def template(name: str) -> Template:
+    """One of the pages beside this file."""
     environment = Environment(
         loader=PackageLoader("linexport.report", ""),
         autoescape=True,
@@ -65,7 +66,7 @@ def _template() -> Template:
         lstrip_blocks=True,
     )
     environment.filters |= {"breakable": _breakable, "unbroken": _unbroken}
-    return environment.get_template("template.html")
+    return environment.get_template(name)
 
 
 def _breakable(name: str) -> Markup:
@@ -141,7 +142,7 @@ def _checked(manifest: Mapping[str, Any]) -> dict[str, Any]:
             },
         },
         "histogram": {
-            "charts": _drawings(
+            "charts": drawings(
                 lambda ident, width: error_histogram(edges, counts, limit, ident, width), "errors"
             ),
             "table": measured.histogram(edges, counts),
@@ -165,14 +166,14 @@ def _group(batch: str, rows: Sequence[Mapping[str, Any]], groups: int) -> dict[s
     lines = measured.series(rows)
     return {
         "title": f"Batch {batch}" if groups > 1 or batch != "1" else "",
-        "charts": _drawings(
+        "charts": drawings(
             lambda ident, width: latency_chart(lines, ident, width), f"latency-{batch}"
         ),
         "table": measured.latency(rows),
     }
 
 
-def _drawings(draw: Any, ident: str) -> dict[str, Markup]:
+def drawings(draw: Callable[[str, int], str], ident: str) -> dict[str, Markup]:
     """The same drawing for a screen and for a phone; the style sheet shows one of them."""
     drawn = {name: Markup(draw(f"{ident}-{name}", width)) for name, width in WIDTHS.items()}
     return {name: svg for name, svg in drawn.items() if svg}

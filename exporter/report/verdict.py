@@ -71,12 +71,14 @@ def worst_case(parity: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def stray(case: Mapping[str, Any]) -> str:
-    """Where NaN or Inf counts of the two sides differ, the words for it."""
+    """Where NaN or Inf counts of the two sides differ or are an error, the words for it."""
     for key, name in (("nan", "NaN"), ("inf", "infinite")):
         sides = mapping(case.get(key))
         if sides.get("expected") != sides.get("got"):
             got, expected = count(sides.get("got")), count(sides.get("expected"))
             return f"it gives {got} {name} values where the original gives {expected}"
+    if case.get("reason") and any(mapping(case.get(k)).get("got") for k in ("nan", "inf")):
+        return f"its output is {case['reason']}"
     return ""
 
 
@@ -190,6 +192,10 @@ def parity_check(manifest: Manifest) -> Check:
     good = sum(case.get("passed") is True for case in cases)
     detail = f"{good} of {len(cases)} checks, largest relative error "
     detail += error(parity.get("max_relative_error"))
+    smallest = mapping(parity.get("smallest_denominator"))
+    if smallest:
+        detail += f"; smallest |denominator| {error(smallest.get('denominator'))}"
+        detail += f" ({plain(smallest.get('name'))}, {count(smallest.get('length'))} tokens)"
     tone, word = ("bad", "failed") if failed else ("good", "passed")
     return Check("Parity", "parity", tone, word, detail)
 

@@ -22,6 +22,7 @@ from linexport.errors import BuildError, UnsupportedModelError
 from linexport.loaders.model import LoadedModel, Stepwise
 from linexport.plugins.ops.registry import all_ops
 from linexport.trace.adopt import adopt
+from linexport.trace.draws import refuse_draws
 from linexport.trace.graph import plain_onnx, to_onnx
 from linexport.trace.names import name_symbols
 from linexport.trace.program import export_program
@@ -53,15 +54,16 @@ def trace(loaded: LoadedModel) -> Traced:
     Raises:
         UnsupportedModelError: the model's code fixes a dimension that should be dynamic, one of its
             layers is computed by something that no linexport op stands in for, or the operator set
-            of a file cannot be raised.
+            of a file cannot be raised; or it draws random numbers.
         BuildError: torch could not trace or translate it for another reason.
     """
     if loaded.graph is not None:
         return Traced(adopt(loaded.graph), loaded.graph.dims, loaded.graph.sizes)
     program = loaded.program or export_program(loaded)
+    refuse_draws(program)
     step = loaded.stepwise
     names, dims, sizes = name_symbols(program, (step or loaded).dynamic_shapes)
-    model, translated = to_onnx(program, names, step.outputs if step else None)
+    model, translated = to_onnx(program, names, (step or loaded).outputs)
     _check_outputs(program, model)
     if step is not None:
         _check_fused(model, step)

@@ -9,8 +9,8 @@ maps are made of.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,20 +33,23 @@ def pairs(x: Tensor) -> Tensor:
     return x[..., i] * x[..., j] * coefficients
 
 
-def pairs_onnx(b: Body, x: str, width: int) -> str:
-    """Append the same to an ONNX body.
+def pairs_onnx(b: Body, x: str, width: int, scale: float = 1.0) -> list[str]:
+    """Append the same times ``scale`` to an ONNX body, as pieces to be concatenated.
 
-    A product for every i: gathering the factors of all pairs, which ONNX Runtime copies one by one,
-    takes 20 times as long.
+    Products are taken for every i: gathering the factors of all pairs, which ONNX Runtime copies
+    one by one, takes 20 times as long; and every pass over so many features counts.
     """
-    last, end = b.const([-1]), b.const([width])
-    starts = [b.const([i]) for i in range(width)]
-    rows = [
-        b.Mul(b.Slice(x, start, after, last), b.Slice(x, start, end, last))
-        for start, after in zip(starts, [*starts[1:], end], strict=True)
-    ]
-    i, j = np.triu_indices(width)
-    return str(b.Mul(b.Concat(*rows, axis=-1), b.const(np.where(i == j, 1.0, math.sqrt(2)))))
+    last = b.const([-1])
+    places = [b.const([i]) for i in range(width + 1)]
+    squares = b.Mul(b.Mul(x, x), b.const(float(scale)))
+    left = b.Mul(x, b.const(scale * math.sqrt(2)))
+    pieces = []
+    for here, after in pairwise(places):
+        pieces.append(b.Slice(squares, here, after, last))
+        if after != places[-1]:
+            rest = b.Slice(x, after, places[-1], last)
+            pieces.append(b.Mul(b.Slice(left, here, after, last), rest))
+    return pieces
 
 
 def check_memory(kind: str, width: int, features: int, limit_gib: float) -> None:

@@ -69,11 +69,11 @@ class Quadratic(FeatureMap):
     def phi_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
         squares = pairs_onnx(b, x, width)
         if not parameters:
-            return squares
+            return str(b.Concat(*squares, axis=-1))
         c = parameters[0].name
         constant = b.Expand(c, b.Concat(b.Shape(x, end=-1), b.const([1]), axis=0))
         linear = b.Mul(x, b.Sqrt(b.Add(c, c)))
-        return str(b.Concat(constant, linear, squares, axis=-1))
+        return str(b.Concat(constant, linear, *squares, axis=-1))
 
     @classmethod
     def kappa_onnx(cls, b: Body, t: str, width: int, *parameters: Parameter) -> str:

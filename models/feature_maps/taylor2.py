@@ -58,9 +58,9 @@ class Taylor2(FeatureMap):
     @classmethod
     def phi_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
         scaled = b.Mul(x, b.const(width**-0.25))
-        halved = pairs_onnx(b, b.Mul(x, b.const(width**-0.25 * 0.5**0.25)), width)
+        halved = pairs_onnx(b, x, width, scale=(2 * width) ** -0.5)
         one = b.Expand(b.const([1.0]), b.Concat(b.Shape(x, end=-1), b.const([1]), axis=0))
-        return str(b.Concat(one, scaled, halved, axis=-1))
+        return str(b.Concat(one, scaled, *halved, axis=-1))
 
     @classmethod
     def kappa_onnx(cls, b: Body, t: str, width: int, *parameters: Parameter) -> str:

@@ -110,7 +110,8 @@ def stabilized_exp(
     b = np.repeat(b, served // q_num_heads, axis=2)
     g = np.zeros(a.shape)
     if decay is not None:
-        g = g + np.float64(decay).reshape(batch, length, heads, -1)
+        per_head = decay.shape[2] // heads
+        g = g + np.float64(decay).reshape(batch, length, heads, per_head)
     if key_mask is not None:
         a = np.where(key_mask[:, :, None, None], a, LOWEST)
         g = np.where(key_mask[:, :, None, None], g, 0.0)
@@ -128,7 +129,7 @@ def stabilized_exp(
         phi_k[:, t] = np.exp(a[:, t] - m)
         exponent = b[:, t] + np.repeat(m, served // heads, axis=1)
         phi_q[:, t] = np.exp(exponent - exponent.max(-1, keepdims=True))
-    packed = (x.reshape(batch, length, -1) for x in (phi_q, phi_k, decays))
+    packed = (x.reshape(batch, length, x.shape[2] * features) for x in (phi_q, phi_k, decays))
     return (*packed, m)  # type: ignore[return-value]
 
 

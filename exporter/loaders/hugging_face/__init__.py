@@ -1,26 +1,34 @@
 """A Hugging Face model folder (config.json and safetensors) becomes a LoadedModel.
 
-The model is built by transformers, in float32 and without anything being downloaded. Code in the
-folder is not run unless that was asked for.
+The model is built by transformers, or from linexport's own modules for checkpoints of
+flash-linear-attention, in float32 and without anything being downloaded. Code in the folder is not
+run unless that was asked for.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from linexport import patches
-from linexport.errors import EnvironmentProblemError, UnsupportedModelError, UsageError
-from linexport.loaders.files import first_line, refuse, sha256
-from linexport.loaders.hugging_face.folder import CONFIG, COPIED, read_config, weight_files
+from linexport.errors import UnsupportedModelError, UsageError
+from linexport.loaders.files import first_line, refuse
+from linexport.loaders.hugging_face.folder import (
+    CONFIG,
+    COPIED,
+    check_weights,
+    digest,
+    missing,
+    read_config,
+    weight_files,
+)
 from linexport.loaders.model import Language, LoadedModel, Source
 from linexport.loaders.weights import describe, named_tensors, non_finite_warnings
-
-_LISTED = 4
 
 
 def load_hugging_face(
@@ -44,10 +52,37 @@ def load_hugging_face(
     """
     config = read_config(folder, trust_remote_code)
     files = weight_files(folder)
+    from linexport.models import flash_linear_attention as fla
+
+    if config["model_type"] in fla.layouts():
+        from linexport.loaders.hugging_face.flash_linear_attention import load
+
+        return load(folder, config, files, location or str(folder))
     model = _model(folder, config, trust_remote_code)
+    source = Source(
+        kind="hugging_face",
+        location=location or str(folder),
+        sha256=digest([folder / CONFIG, *files]),
+        description=f"{config['model_type']}: {describe(type(model).__name__, model)}",
+    )
+    adopted = adopt(model, source)
+    return replace(
+        adopted,
+        warnings=(*_left_out(config, model), *adopted.warnings),
+        files=tuple(folder / name for name in COPIED if (folder / name).is_file()),
+    )
+
+
+def adopt(model: Any, source: Source) -> LoadedModel:
+    """A causal language model of transformers that is in memory already.
+
+    Raises:
+        UnsupportedModelError: layers no patch stands in for.
+    """
     from linexport.loaders.hugging_face.language_model import Original, stepwise
 
-    original = Original(model).eval()
+    model.set_attn_implementation("eager")
+    original = Original(model.eval()).eval()
     step = stepwise(model)
     text = model.config.get_text_config(decoder=True)
     vocabulary = int(text.vocab_size)
@@ -56,12 +91,7 @@ def load_hugging_face(
         args=step.args[:2],
         kwargs={},
         dynamic_shapes=step.dynamic_shapes[:2],
-        source=Source(
-            kind="hugging_face",
-            location=location or str(folder),
-            sha256=_digest([folder / CONFIG, *files]),
-            description=f"{config['model_type']}: {describe(type(model).__name__, model)}",
-        ),
+        source=source,
         integer_ranges={0: (0, vocabulary), 1: (1, 2)},
         warnings=non_finite_warnings(named_tensors(model)),
         stepwise=step,
@@ -71,7 +101,16 @@ def load_hugging_face(
             layers=_layers(original, int(text.num_hidden_layers)),
         ),
         defaults={"attention_mask": 1},
-        files=tuple(folder / name for name in COPIED if (folder / name).is_file()),
+    )
+
+
+def is_language_model(module: Any) -> bool:
+    """``module`` is a causal language model of transformers, if that was imported at all."""
+    library = sys.modules.get("transformers")
+    return (
+        library is not None
+        and isinstance(module, library.PreTrainedModel)
+        and isinstance(module, library.GenerationMixin)
     )
 
 
@@ -94,13 +133,10 @@ def cached_folder(name: str) -> Path:
 
 def supported() -> list[str]:
     """Model types that were converted and checked."""
-    return sorted({family for patch in patches.patches() for family in patch.families})
+    from linexport.models import flash_linear_attention as fla
 
-
-def _missing(error: ImportError) -> EnvironmentProblemError:
-    return EnvironmentProblemError(
-        f"Reading a Hugging Face model needs {error.name}: pip install 'linexport[hf]'."
-    )
+    patched = {family for patch in patches.patches() for family in patch.families}
+    return sorted(patched | fla.layouts().keys())
 
 
 def _model(folder: Path, config: dict[str, Any], trust_remote_code: bool) -> Any:
@@ -108,7 +144,7 @@ def _model(folder: Path, config: dict[str, Any], trust_remote_code: bool) -> Any
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError as error:
-        raise _missing(error) from None
+        raise missing(error) from None
     kind = config["model_type"]
     with _quiet():
         try:
@@ -143,7 +179,9 @@ def _model(folder: Path, config: dict[str, Any], trust_remote_code: bool) -> Any
                 f"a model that transformers cannot load ({first_line(error)})",
                 "compare the configuration with the weights",
             ) from error
-    _check_weights(folder, report)
+    check_weights(
+        folder, report["missing_keys"], report["mismatched_keys"], report["unexpected_keys"]
+    )
     return model.eval()
 
 
@@ -155,23 +193,12 @@ def _unknown(folder: Path, kind: str) -> UnsupportedModelError:
     )
 
 
-def _check_weights(folder: Path, report: dict[str, Any]) -> None:
-    problems = [
-        *(f"{name} is missing" for name in sorted(report["missing_keys"])),
-        *(
-            f"{name} has shape {tuple(found)}, expected {tuple(expected)}"
-            for name, found, expected in sorted(report["mismatched_keys"])
-        ),
-        *(f"{name} is not in the model" for name in sorted(report["unexpected_keys"])),
-    ]
-    if problems:
-        more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
-        raise refuse(
-            folder,
-            "weights that do not fit the model its configuration describes: "
-            f"{'; '.join(problems[:_LISTED])}{more}",
-            "take configuration and weights of the same model",
-        )
+def _left_out(config: dict[str, Any], model: Any) -> tuple[str, ...]:
+    """What is not converted of a model that does more than continue text."""
+    whole, taken = config.get("architectures") or [], type(model).__name__
+    if not whole or taken in whole:
+        return ()
+    return (f"Of {whole[0]} only the language model, {taken}, is converted: it takes text alone.",)
 
 
 def _layers(module: Any, count: int) -> tuple[str, ...]:
@@ -182,12 +209,6 @@ def _layers(module: Any, count: int) -> tuple[str, ...]:
         if isinstance(part, nn.ModuleList) and len(part) == count:
             return tuple(f"{name}.{index}" for index in range(count))
     return ()
-
-
-def _digest(files: list[Path]) -> str:
-    """SHA-256 over the names and the SHA-256 of files."""
-    text = "".join(f"{sha256(path)}  {path.name}\n" for path in files)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @contextmanager

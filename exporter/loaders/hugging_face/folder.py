@@ -5,12 +5,14 @@ Everything here is read as data: JSON, and the headers of safetensors files.
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from linexport.errors import UnsupportedModelError, UsageError
-from linexport.loaders.files import refuse, unreadable
+from linexport.errors import EnvironmentProblemError, UnsupportedModelError, UsageError
+from linexport.loaders.files import refuse, sha256, unreadable
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -95,6 +97,54 @@ def weight_files(folder: Path) -> list[Path]:
     for name in names:
         _check_header(folder / name)
     return [folder / name for name in names]
+
+
+def check_weights(
+    folder: Path,
+    absent: Iterable[str],
+    misshapen: Iterable[tuple[str, Iterable[int], Iterable[int]]],
+    unknown: Iterable[str],
+) -> None:
+    """Refuse weights that are not those of the model.
+
+    Args:
+        folder: they come from.
+        absent: names of weights the model has and the files have not.
+        misshapen: names with the shape found and the one expected.
+        unknown: names the files have and the model has not.
+
+    Raises:
+        UnsupportedModelError: any of these is not empty.
+    """
+    problems = [
+        *(f"{name} is missing" for name in sorted(absent)),
+        *(
+            f"{name} has shape {tuple(found)}, expected {tuple(expected)}"
+            for name, found, expected in sorted(misshapen)
+        ),
+        *(f"{name} is not in the model" for name in sorted(unknown)),
+    ]
+    if problems:
+        more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
+        raise refuse(
+            folder,
+            "weights that do not fit the model its configuration describes: "
+            f"{'; '.join(problems[:_LISTED])}{more}",
+            "take configuration and weights of the same model",
+        )
+
+
+def digest(files: Iterable[Path]) -> str:
+    """SHA-256 over the names and the SHA-256 of files."""
+    text = "".join(f"{sha256(path)}  {path.name}\n" for path in files)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def missing(error: ImportError) -> EnvironmentProblemError:
+    """The error to raise where a library of the extra is not installed."""
+    return EnvironmentProblemError(
+        f"Reading a Hugging Face model needs {error.name}: pip install 'linexport[hf]'."
+    )
 
 
 def _no_weights(folder: Path) -> UnsupportedModelError:

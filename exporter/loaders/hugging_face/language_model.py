@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from linexport import patches
+from linexport.errors import UnsupportedModelError
 from linexport.loaders.hugging_face.cache import KEYS, VALUES, make_cache, presents
 from linexport.loaders.model import Stepwise
 from linexport.patches.carried import Carried, carrying
@@ -43,6 +44,9 @@ OPS = {"conv": "CausalConvWithState", "state": "LinearAttention", KEYS: "KeyValu
 GROWS = {KEYS: 2, VALUES: 2, MASK: 1}
 """The axis along which a state grows."""
 
+CACHE_NAMES = ("past_key_values", "cache_params")
+"""What the parameter for the cache is called."""
+
 EXPERTS = "batched_mm"
 """Of a mixture of experts, the form without a loop over the experts that were hit."""
 
@@ -57,7 +61,9 @@ class _CausalModel(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        taken = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in taken
+        self._cache_name = next(name for name in CACHE_NAMES if name in taken)
 
     def _positions(self, mask: Tensor, length: int) -> dict[str, Tensor]:
         """Of the last ``length`` tokens, where the model asks for them."""
@@ -99,8 +105,8 @@ class Streaming(_CausalModel):
             logits = self.model(
                 input_ids=input_ids,
                 attention_mask=mask,
-                past_key_values=cache,
-                use_cache=True,
+                use_cache=False,  # that is, none but the one given
+                **{self._cache_name: cache},
                 **self._positions(mask, input_ids.shape[1]),
             ).logits
         found = presents(cache, carried)
@@ -133,6 +139,11 @@ def stepwise(model: Any) -> Stepwise:
     with torch.no_grad(), module.patched():
         ids = torch.zeros(batch, past_length, dtype=torch.int64)
         _, past = module(ids, torch.ones_like(ids), {})
+    if not any(name.startswith(("conv_", "state_")) for name in past):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no layer of linear attention, state space or short "
+            "convolution: linexport has nothing to make faster. Use a plain exporter."
+        )
     states = tuple(_state(name, value) for name, value in past.items())
     ids = torch.zeros(batch, length, dtype=torch.int64)
     batch_dim, sequence, before = Dim(BATCH), Dim(SEQUENCE), Dim(PAST, min=0)

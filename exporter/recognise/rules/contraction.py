@@ -9,6 +9,7 @@ import onnx_graphsurgeon as gs
 from linexport.recognise import algebra
 from linexport.recognise.axes import Axis, Index
 from linexport.recognise.evaluate import Evaluator, rule
+from linexport.recognise.joining import collect
 from linexport.recognise.terms import Form, Leaf, Order, Term
 
 
@@ -152,4 +153,4 @@ def cumsum(e: Evaluator, node: gs.Node) -> Form | None:
         order = Order(column, row, offset)
     products = [algebra.multiplied(t, Term(1.0, (order,))) for t in form.terms]
     dims = tuple(row if p == place else i for p, i in enumerate(form.dims))
-    return algebra.collect(Form(dims, tuple(p for p in products if p is not None)))
+    return collect(Form(dims, tuple(p for p in products if p is not None)))

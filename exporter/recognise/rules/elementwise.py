@@ -12,10 +12,16 @@ from linexport.recognise import algebra
 from linexport.recognise.evaluate import Evaluator, interesting, rule
 from linexport.recognise.terms import Count, Form, Function, Iota, Leaf, Order, Term
 
-UNARY = """Abs Ceil Celu Cos Elu Erf Exp Floor Gelu HardSigmoid HardSwish LeakyRelu Log Mish Neg
-Reciprocal Relu Round Selu Sigmoid Sign Sin Softplus Softsign Sqrt Tanh ThresholdedRelu""".split()
-BINARY = "Add Sub Mul Div Pow Max Min Greater GreaterOrEqual Less LessOrEqual Equal".split()
-OTHER = "Clip Where Not And Or".split()
+UNARY = (
+    *("Abs", "Ceil", "Celu", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid"),
+    *("HardSwish", "LeakyRelu", "Log", "Mish", "Neg", "Reciprocal", "Relu", "Round", "Selu"),
+    *("Sigmoid", "Sign", "Sin", "Softplus", "Softsign", "Sqrt", "Tanh", "ThresholdedRelu"),
+)
+BINARY = (
+    *("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min"),
+    *("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"),
+)
+OTHER = ["Clip", "Where", "Not", "And", "Or"]
 
 VERY_NEGATIVE = -1e9
 """Masks are filled with this or less where exp is to make zeros."""
@@ -99,6 +105,11 @@ def _single(form: Form) -> bool:
     return form.leaf is not None
 
 
+def _plain(form: Form) -> bool:
+    """One tensor, outside loops."""
+    return _single(form) and not interesting(form)
+
+
 def _nested(a: Form, b: Form) -> bool:
     """One of two leaves has all the labels of the other, once they are shared."""
     aligned = algebra.broadcast(a, b)
@@ -115,7 +126,7 @@ def multiply(a: Form, b: Form) -> Form | None:
             if x.scalar is not None and math.isinf(x.scalar):
                 return None
             return algebra.times(x, y)
-    if _single(a) and _single(b) and _nested(a, b):
+    if _plain(a) and _plain(b) and _nested(a, b):
         return None
     return algebra.times(a, b)
 
@@ -177,8 +188,8 @@ def power(a: Form, b: Form) -> Form | None:
     if a.scalar is not None and a.scalar > 0:
         exponent = algebra.times(b, algebra.constant(math.log(a.scalar)))
     elif a.leaf is not None and a.terms[0].coefficient == 1:
-        logarithm = replace(a.leaf, function=("Log", (), a.leaf.function))
-        exponent = algebra.times(b, Form(a.dims, (Term(1.0, (logarithm,)),)))
+        logarithm = Form(a.dims, (Term(1.0, (algebra.logarithm(a.leaf),)),))
+        exponent = algebra.times(b, logarithm)
     else:
         return None
     return exponent and algebra.exponential(exponent)
@@ -191,17 +202,18 @@ def where(condition: Form, a: Form, b: Form) -> Form | None:
     opposite = algebra.complement(condition)
     if opposite is None:
         return None
-    for kept, x, y in ((condition, a, b), (opposite, b, a)):
-        if y.scalar == 0:
-            return multiply(x, kept) if len(kept.terms) == 1 else None
+    sides = ((condition, a, b), (opposite, b, a))
+    for kept, x, y in sides:
         if y.scalar is not None and math.isinf(y.scalar):
             gone = algebra.complement(kept)
             filled = gone and algebra.times(algebra.constant(y.scalar), gone)
             return filled and algebra.plus(x, filled)
+    for kept, x, y in sides:
+        if y.scalar == 0:
+            return multiply(x, kept) if len(kept.terms) == 1 else None
     if a.scalar is not None and b.scalar is not None:
-        x = algebra.times(condition, a)
-        y = algebra.times(opposite, b)
-        return x and y and algebra.plus(x, y)
+        first, second = algebra.times(condition, a), algebra.times(opposite, b)
+        return first and second and algebra.plus(first, second)
     return None
 
 
@@ -304,4 +316,3 @@ SPECIAL: dict[str, Any] = {
     "Clip": clip,
 }
 """Operators with a meaning in the algebra; each returns None where that does not apply."""
-

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
+from onnx import helper
 
 from linexport.recognise import algebra
 from linexport.recognise.axes import Axis, Index, fresh, regroup, size_of, unify
 from linexport.recognise.evaluate import Evaluator, Pieces, rule
+from linexport.recognise.joining import collect
 from linexport.recognise.sizes import Size, product
-from linexport.recognise.terms import Form, Iota, Leaf, Order, Term
+from linexport.recognise.terms import IDENTITY, Form, Function, Iota, Leaf, Order, Term
+from linexport.recognise.values import numpy_type
 
 END = 2**31 - 1
 """Slices to here or further go to the end."""
@@ -30,29 +33,17 @@ def cast(e: Evaluator, node: gs.Node) -> Form | None:
     form = e.form(node.inputs[0])
     if form is None or form.leaf is None or form.terms[0].coefficient != 1:
         return form
-    to = node.outputs[0].dtype if node.op == "CastLike" else node.attrs["to"]
-    if to is None or np.dtype(_numpy(to)) == form.leaf.tensor.dtype and _plain(form.leaf):
+    made = numpy_type(node) if node.op == "Cast" else node.outputs[0].dtype
+    if made is None:
         return form
-    return _with(form, ("Cast", (("to", int(_onnx(to))),), form.leaf.function))
+    leaf, dtype = form.leaf, np.dtype(made)
+    if leaf.function == IDENTITY and leaf.tensor.dtype == dtype:
+        return form
+    to = int(helper.np_dtype_to_tensor_dtype(dtype))
+    return _with(form, ("Cast", (("to", to),), leaf.function))
 
 
-def _plain(leaf: Leaf) -> bool:
-    return leaf.function == ("x",)
-
-
-def _numpy(to: object) -> np.dtype[np.generic]:
-    from onnx import helper
-
-    return np.dtype(helper.tensor_dtype_to_np_dtype(to)) if isinstance(to, int) else np.dtype(to)
-
-
-def _onnx(to: object) -> int:
-    from onnx import helper
-
-    return to if isinstance(to, int) else helper.np_dtype_to_tensor_dtype(np.dtype(to))
-
-
-def _with(form: Form, function: tuple[object, ...]) -> Form:
+def _with(form: Form, function: Function) -> Form:
     assert form.leaf is not None
     return replace(form, terms=(Term(1.0, (replace(form.leaf, function=function),)),))
 
@@ -209,7 +200,7 @@ def _shifted(form: Form, place: int, axis: Axis, start: int, size: Size) -> Form
             factors.append(moved)
         terms.append(Term(term.coefficient, tuple(factors)))
     dims = tuple(new if p == place else i for p, i in enumerate(form.dims))
-    return algebra.collect(Form(dims, tuple(terms)))
+    return collect(Form(dims, tuple(terms)))
 
 
 def _piece(e: Evaluator, form: Form, place: int, start: int, end: int) -> Form | None:
@@ -240,7 +231,7 @@ def _piece(e: Evaluator, form: Form, place: int, start: int, end: int) -> Form |
         terms += [t for t in products if t is not None]
         new = part.dims[pieces.place]
         dims = tuple(new if p == place else i for p, i in enumerate(form.dims))
-    return None if dims is None else algebra.collect(Form(dims, tuple(terms)))
+    return None if dims is None else collect(Form(dims, tuple(terms)))
 
 
 def _part(pieces: Pieces, start: int, end: int) -> Form | None:
@@ -308,6 +299,4 @@ def trilu(e: Evaluator, node: gs.Node) -> Form | None:
         order = Order(column, row, -offset[0])
     triangle = Form(form.dims, (Term(1.0, (order,)),))
     products = [algebra.multiplied(t, s) for t in form.terms for s in triangle.terms]
-    return algebra.collect(Form(form.dims, tuple(p for p in products if p is not None)))
-
-
+    return collect(Form(form.dims, tuple(p for p in products if p is not None)))

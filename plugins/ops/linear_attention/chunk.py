@@ -2,14 +2,16 @@
 
 The sequence is cut into N = ceil(T / chunk_size) chunks of C = ceil(T / N) tokens (so T = 1 is one
 chunk of one token, and at most N - 1 tokens of padding are added), and a Scan carries the state S
-(and normaliser z) from chunk to chunk. Within a chunk, with L_t the sum of decays up to t and
+from chunk to chunk. Within a chunk, with L_t the sum of decays up to t and
 D_ts = exp(L_t - L_s) for s <= t, 0 otherwise:
 
     U   = V                                                      linear, gated
     U   = (I + A)^-1 (beta * (V - (K * exp(L)) S)),  A_ts = beta_t (k_t . k_s) D_ts for s < t
     O   = (Q * exp(L)) S + ((Q K^T) * D) U
-    den = (Q * exp(L)) z + row sums of (Q K^T) * D
     S'  = exp(L_C) * S + (K * exp(L_C - L))^T U
+
+The normaliser is a column of the state: U has a last column of ones, O one of denominators, and S
+one that is z. It is zero, as the values are, where a token is masked or padded.
 
 The differences L_t - L_s are summed directly (a masked cumulative sum), never subtracted, so a
 decay of any size, -inf too, loses no precision. Memory and time are linear in T.
@@ -57,18 +59,24 @@ def write(
     batch = b.Shape(query, start=0, end=1)
     length = b.Shape(query, start=1, end=2)
     query_f, key_f, value_f = (b.Cast(x, to=TensorProto.FLOAT) for x in (query, key, value))
+    decay_f, beta_f = (x and b.Cast(x, to=TensorProto.FLOAT) for x in (decay, beta))
     if phi is None:
         query_f = b.Mul(query_f, b.const(float(spec.scale)))
+    heads = spec.kv_num_heads
+    value_f = b.Reshape(value_f, b.const([0, 0, heads, sizes.d_v]))
+    ones = b.Expand(b.const(1.0), _dims(b, batch, length, heads, 1))
+    value_f = b.Concat(value_f, ones, axis=3)
+    value_f = b.Reshape(value_f, b.const([0, 0, heads * (sizes.d_v + 1)]))
     if key_mask:
         keep = b.Unsqueeze(key_mask, b.const([2]))
-        key_f = b.Where(keep, key_f, b.const(0.0))
-        decay = decay and b.Where(keep, b.Cast(decay, to=TensorProto.FLOAT), b.const(0.0))
+        key_f, value_f, decay_f, beta_f = (
+            x and b.Where(keep, x, b.const(0.0)) for x in (key_f, value_f, decay_f, beta_f)
+        )
 
-    heads = spec.kv_num_heads
     S = past_state or b.Expand(b.const(0.0), _dims(b, batch, heads, sizes.d_k, sizes.d_v))
-    S = b.Reshape(b.Cast(S, to=TensorProto.FLOAT), _dims(b, batch, heads, 1, sizes.d_k, sizes.d_v))
     z = past_normalizer or b.Expand(b.const(0.0), _dims(b, batch, heads, sizes.d_k))
-    z = b.Reshape(b.Cast(z, to=TensorProto.FLOAT), _dims(b, batch, heads, 1, sizes.d_k, 1))
+    states = [b.Cast(S, to=TensorProto.FLOAT), b.Unsqueeze(z, b.const([3]))]
+    past = b.Unsqueeze(b.Concat(*states, axis=3), b.const([2]))
 
     cut = _Cutter(b, spec, sizes, batch, length, balanced)
     chunks = [
@@ -77,23 +85,15 @@ def write(
         cut.split(value_f, heads),
     ]
     if spec.has_decay:
-        chunks.append(cut.split(b.Cast(decay, to=TensorProto.FLOAT), heads))
+        chunks.append(cut.split(decay_f, heads))
     if spec.has_beta:
-        beta_heads = heads if sizes.beta_per_head else 1
-        chunks.append(cut.split(b.Cast(beta, to=TensorProto.FLOAT), beta_heads))
-
-    if phi is not None:
-        # The features of a padded token are not zero: they are masked behind the map.
-        ones = b.Expand(b.const(1.0), _dims(b, batch, length, 1))
-        kept = b.Cast(keep, to=TensorProto.FLOAT) if key_mask else ones
-        chunks.append(cut.split(kept, 1))
+        chunks.append(cut.split(beta_f, heads if sizes.beta_per_head else 1))
 
     cell = _cell(b, spec, sizes, phi, len(chunks))
-    S, z, output = b.Scan(S, z, *chunks, outputs=3, body=cell, num_scan_inputs=len(chunks))
+    last, output = b.Scan(past, *chunks, outputs=2, body=cell, num_scan_inputs=len(chunks))
     output = b.CastLike(cut.join(output), query)
-    S = b.Reshape(S, _dims(b, batch, heads, sizes.d_k, sizes.d_v))
-    z = b.Reshape(z, _dims(b, batch, heads, sizes.d_k))
-    return b, [output, S, z]
+    S, z = _columns(b, b.Squeeze(last, b.const([2])), sizes)
+    return b, [output, S, b.Squeeze(z, b.const([3]))]
 
 
 def _dims(b: Body, *sizes: int | str) -> str:
@@ -161,33 +161,38 @@ def _row_sums(b: Body, x: str) -> str:
     return str(b.ReduceSum(x, b.const([-1]), keepdims=1))
 
 
+def _columns(b: Body, extended: str, sizes: Sizes) -> tuple[str, str]:
+    """The columns of the values and the one behind them that sums weights."""
+    last, width = b.const([-1]), b.const([sizes.d_v])
+    value = b.Slice(extended, b.const([0]), width, last)
+    return value, b.Slice(extended, width, b.const([sizes.d_v + 1]), last)
+
+
 def _cell(
     outer: Body, spec: LinearAttentionSpec, sizes: Sizes, phi: AbsorbedMap | None, scanned: int
 ) -> object:
-    """The Scan body: one chunk, tensors (B, H_kv, G, C, d) and state (B, H_kv, 1, d_k, d_v)."""
+    """The Scan body: one chunk, tensors (B, H_kv, G, C, d) and state (B, H_kv, 1, d_k, d_v + 1)."""
     b = Body(outer)
-    S, z = b.fresh("S"), b.fresh("z")
+    S = b.fresh("S")
     chunk = [b.fresh("chunk") for _ in range(scanned)]
     q, k, v, *gates = chunk
-    keep = gates.pop() if phi else ""
     beta = gates.pop() if spec.has_beta else ""
     decay = gates.pop() if spec.has_decay else ""
 
     products = ""
     if phi is not None:
         if not sizes.decay_per_channel:
-            products = _by_kappa(b, spec, phi, q, k, keep)
-        q, k = _mapped(b, spec, phi, q, k, keep)
+            products = _by_kappa(b, spec, phi, q, k)
+        q, k = _mapped(b, spec, phi, q, k)
     k_t = _transpose(b, k)
-    q_decayed, k_decayed, k_rest, S_end, z_end = q, k, k_t, S, z
+    q_decayed, k_decayed, k_rest, S_end = q, k, k_t, S
     if decay:
         from_start = b.Exp(b.CumSum(decay, b.const(3)))
         to_end = b.Exp(b.CumSum(decay, b.const(3), exclusive=1, reverse=1))
         pairs = _decay_pairs(b, decay, sizes.decay_per_channel)
         q_decayed, k_decayed = b.Mul(q, from_start), b.Mul(k, from_start)
         k_rest = _transpose(b, b.Mul(k, to_end))
-        total = b.Exp(_row_sums(b, _transpose(b, decay)))
-        S_end, z_end = b.Mul(S, total), b.Mul(z, total)
+        S_end = b.Mul(S, b.Exp(_row_sums(b, _transpose(b, decay))))
         if sizes.decay_per_channel:
             decayed = b.Mul(b.Unsqueeze(k, b.const([3])), pairs)
             scores = _contract(b, decayed, q)
@@ -200,36 +205,34 @@ def _cell(
         keys = b.MatMul(k, k_t) if beta else ""
 
     if beta:
-        target = b.Mul(beta, b.Sub(v, b.MatMul(k_decayed, S)))
+        value, ones = _columns(b, v, sizes)
+        stored, _ = _columns(b, S, sizes)
+        target = b.Mul(beta, b.Sub(value, b.MatMul(k_decayed, stored)))
         below = b.Trilu(b.Mul(beta, keys), b.const(-1), upper=0)
-        v = b.MatMul(_unit_lower_inverse(b, below, spec.chunk_size), target)
-    output = b.Add(b.MatMul(q_decayed, S), b.MatMul(scores, v))
+        update = b.MatMul(_unit_lower_inverse(b, below, spec.chunk_size), target)
+        v = b.Concat(update, ones, axis=-1)
+    sums = b.Add(b.MatMul(q_decayed, S), b.MatMul(scores, v))
+    output, denominator = _columns(b, sums, sizes)
     if spec.normalize:
-        denominator = b.Add(b.MatMul(q_decayed, z), _row_sums(b, scores))
         output = b.Div(output, b.Add(denominator, b.const(float(spec.eps))))
     S_next = b.Add(S_end, b.MatMul(k_rest, v))
-    z_next = b.Add(z_end, _row_sums(b, k_rest))
-    return b.subgraph("chunk", [S, z, *chunk], [S_next, z_next, output])
+    return b.subgraph("chunk", [S, *chunk], [S_next, output])
 
 
 def _mapped(
-    b: Body, spec: LinearAttentionSpec, phi: AbsorbedMap, q: str, k: str, keep: str
+    b: Body, spec: LinearAttentionSpec, phi: AbsorbedMap, q: str, k: str
 ) -> tuple[str, str]:
-    """scale phi_q(q) and phi_k(k), zero where a token is padded."""
+    """scale phi_q(q) and phi_k(k)."""
     q, k = phi.apply(b, "query", q), phi.apply(b, "key", k)
-    kept = b.Where(b.Cast(keep, to=TensorProto.BOOL), k, b.const(0.0))
-    return (q if spec.scale == 1.0 else b.Mul(q, b.const(float(spec.scale)))), kept
+    return (q if spec.scale == 1.0 else b.Mul(q, b.const(float(spec.scale)))), k
 
 
-def _by_kappa(
-    b: Body, spec: LinearAttentionSpec, phi: AbsorbedMap, q: str, k: str, keep: str
-) -> str:
+def _by_kappa(b: Body, spec: LinearAttentionSpec, phi: AbsorbedMap, q: str, k: str) -> str:
     """The products of ``_mapped`` without features; "" for a map that has no scalar kernel."""
-    products = phi.kappa(b, b.MatMul(q, _transpose(b, k)))
-    if products is None:
-        return ""
-    weight = _transpose(b, keep)
-    return str(b.Mul(products, weight if spec.scale == 1.0 else b.Mul(weight, b.const(spec.scale))))
+    products = phi.kappa(b, b.MatMul(q, _transpose(b, k))) or ""
+    if products and spec.scale != 1.0:
+        products = b.Mul(products, b.const(float(spec.scale)))
+    return products
 
 
 def _contract(b: Body, decayed_keys: str, x: str) -> str:

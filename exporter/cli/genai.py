@@ -1,0 +1,32 @@
+"""``linexport genai``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from linexport.cli.guard import guarded, print_json
+from linexport.cli.options import ArtifactPath, Json
+
+
+def genai(
+    artifact: ArtifactPath,
+    output: Annotated[Path, typer.Option("-o", "--output", help="A new or empty folder.")],
+    json: Json = False,
+) -> None:
+    """Write a language model as a folder that onnxruntime-genai runs."""
+    with guarded(json):
+        from linexport.artifact.genai import write_genai
+
+        folder = write_genai(artifact, output)
+        if json:
+            print_json({"status": "ok", "artifact": str(artifact), "output": str(folder)})
+        else:
+            typer.echo(f"onnxruntime_genai.Model({str(folder)!r})")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(genai)

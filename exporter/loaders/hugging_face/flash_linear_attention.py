@@ -1,0 +1,90 @@
+"""A checkpoint of flash-linear-attention, built from ``linexport.models.flash_linear_attention``.
+
+The library itself is not needed. States are those of the linexport ops the model is made of.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from linexport.loaders.hugging_face.folder import CONFIG, COPIED, check_weights, digest, missing
+from linexport.loaders.model import Language, LoadedModel, Source
+from linexport.loaders.weights import describe, named_tensors, non_finite_warnings
+
+if TYPE_CHECKING:
+    import torch
+
+    from linexport.models.flash_linear_attention import CausalLM
+
+BATCH, SEQUENCE = "batch", "seq"
+EXAMPLE = (2, 5)
+
+EMBEDDINGS, LOGITS = "model.embeddings.weight", "lm_head.weight"
+"""One weight under two names, where they are tied; files may hold the first alone."""
+
+
+def load(folder: Path, config: dict[str, Any], files: list[Path], location: str) -> LoadedModel:
+    """The language model of a folder whose model type is one of ``layouts()``.
+
+    Raises:
+        EnvironmentProblemError: safetensors is not installed.
+        UsageError: a setting of the configuration is of the wrong type.
+        UnsupportedModelError: a setting that is not implemented, or weights that do not fit.
+    """
+    import torch
+    from torch.export import Dim
+
+    from linexport.models.flash_linear_attention import build
+
+    model = build(config)
+    _load_weights(model, folder, files)
+    settings = model.settings
+    ids = torch.zeros(EXAMPLE, dtype=torch.int64)
+    tokens = {0: Dim(BATCH), 1: Dim(SEQUENCE)}
+    return LoadedModel(
+        module=model.eval(),
+        args=(ids, torch.ones_like(ids)),
+        kwargs={},
+        dynamic_shapes=(tokens, tokens),
+        source=Source(
+            kind="hugging_face",
+            location=location,
+            sha256=digest([folder / CONFIG, *files]),
+            description=f"{config['model_type']}: {describe('CausalLM', model)}",
+        ),
+        integer_ranges={0: (0, settings.vocab_size), 1: (1, 2)},
+        warnings=non_finite_warnings(named_tensors(model)),
+        language=Language(
+            vocabulary=settings.vocab_size,
+            context=None,
+            layers=tuple(f"model.layers.{i}" for i in range(settings.num_hidden_layers)),
+        ),
+        outputs=("logits",),
+        defaults={"attention_mask": 1},
+        files=tuple(folder / name for name in COPIED if (folder / name).is_file()),
+    )
+
+
+def _load_weights(model: CausalLM, folder: Path, files: list[Path]) -> None:
+    try:
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise missing(error) from None
+    weights: dict[str, torch.Tensor] = {}
+    for file in files:
+        weights |= load_file(file)
+    expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    if model.settings.tie_word_embeddings and EMBEDDINGS in weights:
+        weights.setdefault(LOGITS, weights[EMBEDDINGS])
+    check_weights(
+        folder,
+        absent=expected.keys() - weights.keys(),
+        misshapen=[
+            (name, tuple(weights[name].shape), tuple(shape))
+            for name, shape in expected.items()
+            if name in weights and weights[name].shape != shape
+        ],
+        unknown=weights.keys() - expected.keys(),
+    )
+    model.load_state_dict(weights)

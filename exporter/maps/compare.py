@@ -1,0 +1,220 @@
+"""Every map at several numbers of features: how near to softmax, how fast, how large."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import linexport
+from linexport import environment
+from linexport.errors import LinexportError, UsageError
+from linexport.maps import accuracy, cost
+from linexport.maps.catalogue import catalogue
+from linexport.maps.samples import Samples, model_samples, random_samples
+from linexport.models import feature_maps
+from linexport.models.feature_maps import FeatureMap
+from linexport.models.feature_maps.base import UNBIASED
+from linexport.models.linear_attention_layer import LinearAttentionLayerConfig
+from linexport.progress import Progress, Silent
+
+WIDTH, LENGTH, FEATURES = 64, 1024, (64, 128, 256)
+DRAWS = 3
+LONGEST = 65536
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One map with options."""
+
+    kind: str
+    options: dict[str, Any]
+
+    def draws(self, d: int, samples: Samples, seed: int) -> list[FeatureMap]:
+        """The map, with several seeds where it is random, fitted where it can be."""
+        random = feature_maps.find(self.kind).exactness == UNBIASED
+        found = []
+        for draw in range(DRAWS if random else 1):
+            extra = {"seed": seed + draw} if random else {}
+            module = feature_maps.make(self.kind, d, {**self.options, **extra})
+            fit = getattr(module, "fit", None)
+            if fit is not None:
+                fit(samples.fit_queries, samples.fit_keys)
+            found.append(module)
+        return found
+
+
+def compare_maps(
+    d: int | None = None,
+    length: int = LENGTH,
+    features: Sequence[int] = FEATURES,
+    *,
+    data: str | Path | None = None,
+    inputs: str | Path | None = None,
+    maps: Sequence[str] | None = None,
+    threads: int = 0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Measure feature maps beside each other.
+
+    Args:
+        d: head width of random queries and keys, 64 by default; of a model it is its own.
+        length: tokens.
+        features: numbers of features M for the maps that have a choice.
+        data: a model, as for ``linexport.convert``, whose queries and keys to use.
+        inputs: ``.npz`` of that model's arguments; None: random ones.
+        maps: their names; None: all.
+        threads: of the timed sessions, 0 for ONNX Runtime's choice.
+        seed: of random queries, keys and maps.
+        progress: told the stages.
+
+    Returns:
+        A plain dict: ``rows`` has an entry per map and number of features; ``uniform_error`` is
+        what attention to all keys alike would reach. Units are in the names; what could not be
+        measured is null, with a ``reason``.
+
+    Raises:
+        UsageError: an unknown map, sizes out of range, or a model without such layers.
+    """
+    _check(d, length, features, data, inputs)
+    choices = _choices(maps, features)
+    shown = progress or Silent()
+    with shown.stage("sample"):
+        place = None if inputs is None else Path(inputs)
+        samples = (
+            random_samples(d or WIDTH, length, seed)
+            if data is None
+            else model_samples(data, length, seed, place)
+        )
+        against = accuracy.reference(samples)
+    with shown.stage("judge"):
+        rows = [_judge(choice, against, seed) for choice in choices]
+    _add_costs(rows, samples, threads, shown)
+    _mark_frontier(rows)
+    heads, tokens, width = samples.queries.shape
+    return {
+        "kind": "map_comparison",
+        "linexport": linexport.__version__,
+        "source": samples.source,
+        "d": width,
+        "value_dim": samples.values.shape[2],
+        "length": tokens,
+        "heads": heads,
+        "layer_heads": samples.layer_heads,
+        "causal": samples.causal,
+        "seed": seed,
+        "draws": DRAWS,
+        "threads": threads,
+        "uniform_error": against.uniform_error,
+        "rows": rows,
+        "maps": [m for m in catalogue(width) if m["map"] in {r["map"] for r in rows}],
+        "environment": environment.describe(),
+    }
+
+
+def _check(d: int | None, length: int, features: Sequence[int], data: Any, inputs: Any) -> None:
+    if data is not None and d is not None:
+        raise UsageError("Give either a model's data or a head width: a model has its own.")
+    if inputs is not None and data is None:
+        raise UsageError("Inputs are those of a model: name it as data.")
+    if d is not None and d < 1:
+        raise UsageError(f"Head width {d}; expected at least 1.")
+    if not 1 <= length <= LONGEST:
+        raise UsageError(f"Length {length}; expected 1 to {LONGEST} tokens.")
+    if not features or min(features) < 1:
+        raise UsageError(f"Features {list(features)}; expected one or more positive numbers.")
+
+
+def _choices(maps: Sequence[str] | None, features: Sequence[int]) -> list[Choice]:
+    """Each map once, or once per number of features where it has the choice."""
+    found = []
+    for kind in dict.fromkeys(maps or feature_maps.kinds()):
+        names = {f.name for f in fields(feature_maps.find(kind).Options)}
+        sizes: Iterable[dict[str, Any]] = [{}]
+        if "features" in names:
+            sizes = [{"features": size} for size in sorted(set(features))]
+        found += [Choice(kind, options) for options in sizes]
+    return found
+
+
+def _judge(choice: Choice, against: accuracy.Reference, seed: int) -> dict[str, Any]:
+    found = feature_maps.find(choice.kind)
+    row: dict[str, Any] = {
+        "map": choice.kind,
+        "options": choice.options,
+        "features": choice.options.get("features"),
+        "exactness": found.exactness,
+        "positive": found.positive,
+        "kernel": found.kernel,
+        "error_is_bound": found.error_is_bound,
+        "output_error": None,
+        "us_per_token": None,
+        "bytes_per_token": None,
+        "state_bytes": None,
+        "frontier": False,
+        "reason": None,
+    }
+    if found.over_time and against.samples.causal:
+        return {**row, "reason": "it normalises keys over the whole sequence: bidirectional only"}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            drawn = choice.draws(against.samples.queries.shape[2], against.samples, seed)
+    except UsageError as error:
+        return {**row, "reason": str(error)}
+    value_dim = against.samples.values.shape[2]
+    size = drawn[0].features
+    state = 4 * against.samples.layer_heads * size * (value_dim + 1)
+    return {**row, "features": size, "state_bytes": state, **accuracy.judge(drawn, against)}
+
+
+def _add_costs(
+    rows: list[dict[str, Any]], samples: Samples, threads: int, progress: Progress
+) -> None:
+    """Time and memory of every map that could be made, in place."""
+    configs = {str(at): _config(r, samples) for at, r in enumerate(rows) if r["state_bytes"]}
+    if not configs:
+        return
+    models: dict[str, Path] = {}
+    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        folder = Path(place)
+        with progress.stage("export"):
+            for name, config in configs.items():
+                try:
+                    models[name] = cost.export(config, folder / name)
+                except LinexportError as error:
+                    rows[int(name)]["reason"] = str(error)
+        fed = cost.inputs(next(iter(configs.values())), samples.queries.shape[1])
+        with progress.stage("memory"):
+            for name, path in models.items():
+                row = rows[int(name)]
+                row["bytes_per_token"], reason = cost.memory(path, fed, folder)
+                row["reason"] = row["reason"] or reason
+        with progress.stage("time"):
+            for name, took in cost.times(models, fed, threads).items():
+                rows[int(name)]["us_per_token"] = took
+
+
+def _config(row: dict[str, Any], samples: Samples) -> LinearAttentionLayerConfig:
+    return LinearAttentionLayerConfig(
+        num_heads=samples.layer_heads,
+        head_dim=samples.queries.shape[2],
+        value_dim=samples.values.shape[2],
+        feature_map=row["map"],
+        feature_map_options=row["options"],
+        causal=samples.causal,
+    )
+
+
+def _mark_frontier(rows: list[dict[str, Any]]) -> None:
+    """Mark those that nothing else beats in both time and error."""
+    placed = [r for r in rows if r["us_per_token"] is not None and r["output_error"] is not None]
+    best = float("inf")
+    for row in sorted(placed, key=lambda r: (r["us_per_token"], r["output_error"])):
+        row["frontier"] = row["output_error"] < best
+        best = min(best, row["output_error"])

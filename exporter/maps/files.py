@@ -1,0 +1,70 @@
+"""A comparison on disk: a page, a picture, or a folder with both and the numbers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from linexport.artifact.manifest import dumps
+from linexport.errors import UsageError
+from linexport.report import maps as report
+
+NAME = "maps"
+KINDS = (".html", ".png", ".json")
+
+
+def check_output(output: Path | None) -> None:
+    """Before minutes are spent on what cannot be written.
+
+    Raises:
+        UsageError: an ending that is none of ours, no such folder above it, or a file in its place.
+        EnvironmentProblemError: a picture is asked for and cannot be drawn here.
+    """
+    if output is None:
+        return
+    if output.suffix and output.suffix not in KINDS and not output.is_dir():
+        raise UsageError(
+            f"{output} ends in {output.suffix}; expected one of {', '.join(KINDS)}, or a folder."
+        )
+    if not output.absolute().parent.is_dir():
+        raise UsageError(f"There is no folder {output.absolute().parent}. Make it first.")
+    if output.suffix in KINDS and output.is_dir():
+        raise UsageError(f"{output} is a folder. Give it another name, or remove it.")
+    if output.suffix not in KINDS and output.is_file():
+        raise UsageError(f"{output} is a file. Name a folder, or a file ending in .html or .png.")
+    if output.suffix != ".html" and output.suffix != ".json":
+        from linexport.report.raster import check
+
+        check()
+
+
+def write_comparison(result: dict[str, Any], output: Path | None) -> list[Path]:
+    """Write what ``output`` names; each file whole or not at all."""
+    if output is None:
+        return []
+    if output.suffix in KINDS:
+        paths = [output]
+    else:
+        output.mkdir(exist_ok=True)
+        paths = [output / f"{NAME}{kind}" for kind in KINDS]
+    for path in paths:
+        _write(path, _content(result, path.suffix))
+    return paths
+
+
+def _content(result: dict[str, Any], kind: str) -> bytes:
+    if kind == ".png":
+        return report.picture(result)
+    return (report.page(result) if kind == ".html" else dumps(result)).encode("utf-8")
+
+
+def _write(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,105 @@
+"""What the original answers on the inputs of a case, and how far its own rounding goes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from linexport.parity.cases import Case
+from linexport.parity.compare import largest
+from linexport.parity.reference import Inputs, Reference
+from linexport.parity.tolerances import ROUNDING, Tolerance
+
+VANISHED = (
+    "NaN or infinite, as a denominator of linear attention is 0 or not finite: give it an eps > 0, "
+    "or a feature map whose kernel is positive"
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The original in one precision.
+
+    Attributes:
+        name: the precision.
+        outputs: in order.
+        rounding: per output, how far float32 is from float64; 0 where one of them is missing.
+        denominator: smallest |denominator| on the way, see ``Reference``.
+    """
+
+    name: str
+    outputs: list[np.ndarray]
+    rounding: list[float]
+    denominator: float | None
+
+    @property
+    def vanished(self) -> bool:
+        """A denominator was 0 or not finite."""
+        return self.denominator is not None and not 0 < self.denominator < math.inf
+
+
+def ask(
+    references: list[Reference],
+    case: Case,
+    inputs: Inputs,
+    tolerance: Tolerance,
+    notes: list[str],
+) -> list[Answer]:
+    """The original in each precision that can be compared with; what is wrong with it in notes.
+
+    A float64 reference that fails is dropped from ``references``.
+    """
+    found: list[Answer] = []
+    for reference in list(references):
+        try:
+            outputs = reference(inputs)
+        except Exception as error:
+            text = f"The original itself fails in {reference.name} at {dict(case.sizes)}: {error}"
+            notes.append(text.splitlines()[0])
+            if reference.dtype == torch.float64 and found:
+                references.remove(reference)
+            continue
+        none = [0.0] * len(outputs)
+        found.append(Answer(reference.name, outputs, none, reference.denominator))
+    for answer in found[-1:]:
+        notes.extend(_not_finite(answer, case))
+    if not len(found) == len(references) == 2:
+        return found
+    single, double = (sum(int((~np.isfinite(x)).sum()) for x in a.outputs) for a in found)
+    if single > double:
+        notes.append(
+            f"The original overflows in float32 on the {case.name} inputs ({single} values "
+            "that float64 keeps finite): there it is compared in float64 only."
+        )
+        return found[1:]
+    rounding = [_apart(a, b) for a, b in zip(found[0].outputs, found[1].outputs, strict=True)]
+    for distance, output in zip(rounding, found[1].outputs, strict=True):
+        if ROUNDING * distance > tolerance.limit(largest(output)):
+            notes.append(
+                f"The original itself loses {distance / largest(output):.0e} to the rounding of "
+                f"float32 on the {case.name} inputs of {dict(case.sizes)}: there the artifact may "
+                f"be off by {ROUNDING:g} times that."
+            )
+    return [replace(answer, rounding=rounding) for answer in found]
+
+
+def _apart(single: np.ndarray, double: np.ndarray) -> float:
+    """The largest difference of two outputs where both are finite."""
+    with np.errstate(invalid="ignore"):
+        return largest(single.astype(np.float64) - double.astype(np.float64))
+
+
+def _not_finite(answer: Answer, case: Case) -> list[str]:
+    nan, infinite = (
+        sum(int(test(x).sum()) for x in answer.outputs if x.dtype.kind == "f")
+        for test in (np.isnan, np.isinf)
+    )
+    if not nan + infinite:
+        return []
+    return [
+        f"The original itself gives {nan} NaN and {infinite} infinite values in {answer.name} on "
+        f"the {case.name} inputs of {dict(case.sizes)}."
+    ]

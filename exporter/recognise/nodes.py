@@ -1,0 +1,177 @@
+"""Writing nodes of known shape: tensors brought from dims of some labels to dims of others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_graphsurgeon as gs
+from onnx import helper
+
+from linexport.plugins.ops.op import DOMAIN
+from linexport.recognise.axes import Axis, Index, size_of
+from linexport.recognise.roles import NotAttentionError
+from linexport.recognise.sizes import ONE, Size
+from linexport.recognise.terms import Leaf
+
+
+class Nodes:
+    """Nodes in the order in which they are written.
+
+    Args:
+        prefix: of all names.
+        leaves: tensors of the graph, from which dynamic sizes can be read.
+        packed: batch and length of packed tensors.
+
+    Attributes:
+        nodes: those written.
+    """
+
+    def __init__(self, prefix: str, leaves: Sequence[Leaf], packed: tuple[Size, Size]) -> None:
+        self.nodes: list[gs.Node] = []
+        self._prefix, self._dims, self._made = prefix, packed, 0
+        self._sources = _sources(leaves)
+
+    def grouped(self, leaf: Leaf, groups: Sequence[Index]) -> gs.Tensor:
+        """A tensor with its dims as these; what it lacks is repeated."""
+        present = [tuple(a for a in g if a in leaf.axes) for g in groups]
+        if tuple(present) == leaf.dims and tuple(groups) == leaf.dims:
+            return leaf.tensor
+        axes = [(a,) for group in groups for a in group]
+        flat = [a for index in leaf.dims for a in index]
+        if flat == [a for (a,) in axes]:
+            # In order already: one Reshape.
+            return self.reshape(leaf.tensor, leaf.dims, groups)
+        return self.merged(self.ordered(leaf, axes), axes, groups, set(leaf.axes))
+
+    def ordered(self, leaf: Leaf, axes: Sequence[Index]) -> gs.Tensor:
+        """One dim per label, in the order given, of size 1 where the tensor has no such label."""
+        own = [a for index in leaf.dims for a in index]
+        x = self.reshape(leaf.tensor, leaf.dims, [(a,) for a in own])
+        order = [own.index(a) for (a,) in axes if a in own]
+        if order != sorted(order):
+            shape = [dim(own[p].size) for p in order]
+            x = self.add("Transpose", [x], np.dtype(x.dtype), attrs={"perm": order}, shape=shape)
+        missing = [p for p, (a,) in enumerate(axes) if a not in own]
+        if missing:
+            places = gs.Constant(self.name("axes"), np.asarray(missing, np.int64))
+            shape = [dim(a.size) if a in own else 1 for (a,) in axes]
+            x = self.add("Unsqueeze", [x, places], np.dtype(x.dtype), shape=shape)
+        return x
+
+    def merged(
+        self, x: gs.Tensor, axes: Sequence[Index], groups: Sequence[Index], present: set[Axis]
+    ) -> gs.Variable:
+        """Labels merged into groups, after repeating what is missing."""
+        dtype = np.dtype(x.dtype)
+        if any(a not in present for (a,) in axes):
+            shape = self.shape_of(axes)
+            x = self.add("Expand", [x, shape], dtype, shape=[dim(a.size) for (a,) in axes])
+        return self.reshape(x, axes, groups)
+
+    def reshape(self, x: gs.Tensor, dims: Sequence[Index], groups: Sequence[Index]) -> gs.Tensor:
+        if [size_of(i) for i in dims] == [size_of(g) for g in groups]:
+            return x
+        target = self.shape_of(groups, copied=dims)
+        shape = [dim(size_of(g)) for g in groups]
+        return self.add("Reshape", [x, target], np.dtype(x.dtype), shape=shape)
+
+    def shape_of(
+        self,
+        groups: Sequence[Index],
+        sizes: Sequence[Size] | None = None,
+        copied: Sequence[Index] | None = None,
+    ) -> gs.Tensor:
+        """Sizes as a tensor: a constant if they are known or, in a Reshape, can be copied."""
+        wanted = [size_of(g) for g in groups] if sizes is None else list(sizes)
+        entries: list[int | None] = []
+        for place, size in enumerate(wanted):
+            same = copied is not None and place < len(copied) and size_of(copied[place]) == size
+            entries.append(size.known if size.known is not None else 0 if same else None)
+        if copied is not None and entries.count(None) == 1:
+            entries = [-1 if n is None else n for n in entries]
+        if None not in entries:
+            return gs.Constant(self.name("shape"), np.asarray(entries, np.int64))
+        parts = [
+            gs.Constant(self.name("size"), np.asarray([n], np.int64))
+            if n is not None and n > 0
+            else self.size(wanted[p])
+            for p, n in enumerate(entries)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        attributes = {"axis": 0}
+        return self.add("Concat", parts, np.dtype(np.int64), attrs=attributes, shape=[len(parts)])
+
+    def size(self, size: Size) -> gs.Tensor:
+        """A dynamic size as a tensor of one integer."""
+        if size in self._sources:
+            tensor, place = self._sources[size]
+            attributes = {"start": place, "end": place + 1}
+            return self.add("Shape", [tensor], np.dtype(np.int64), attrs=attributes, shape=[1])
+        for known in self._sources:
+            rest = size.divided(known)
+            if rest is not None and known != ONE and known.known is None:
+                other = (
+                    gs.Constant(self.name("size"), np.asarray([rest.known], np.int64))
+                    if rest.known is not None
+                    else self.size(rest)
+                )
+                first = self.size(known)
+                return self.add("Mul", [first, other], np.dtype(np.int64), shape=[1])
+        raise NotAttentionError(f"no input has the size {size}")
+
+    def cast(self, x: gs.Tensor, dtype: np.dtype[np.generic]) -> gs.Tensor:
+        if np.dtype(x.dtype) == dtype:
+            return x
+        return self.add("Cast", [x], dtype, attrs={"to": element(dtype)}, shape=x.shape)
+
+    def variable(self, hint: str, dtype: np.dtype[np.generic], packed: Index) -> gs.Variable:
+        batch, time = self._dims
+        shape = [dim(batch), dim(time), dim(size_of(packed))]
+        return gs.Variable(self.name(hint), dtype=dtype, shape=shape)
+
+    def add(
+        self,
+        op: str,
+        inputs: list[gs.Tensor],
+        dtype: np.dtype[np.generic],
+        packed: Index | None = None,
+        *,
+        attrs: Mapping[str, object] | None = None,
+        shape: Sequence[int | str] | None = None,
+        name: str | None = None,
+    ) -> gs.Variable:
+        output = (
+            self.variable(op.lower(), dtype, packed)
+            if packed is not None
+            else gs.Variable(self.name(op.lower()), dtype=dtype, shape=list(shape or ()))
+        )
+        domain = DOMAIN if op == "FeatureMap" else None
+        name = name or f"{output.name}/{op}"
+        self.nodes.append(gs.Node(op, name, dict(attrs or {}), inputs, [output], domain=domain))
+        return output
+
+    def name(self, hint: str) -> str:
+        self._made += 1
+        return f"{self._prefix}/{hint}_{self._made}"
+
+
+def _sources(leaves: Sequence[Leaf]) -> dict[Size, tuple[gs.Tensor, int]]:
+    """Where each dynamic size can be read."""
+    return {
+        size_of(index): (leaf.tensor, place)
+        for leaf in reversed(leaves)
+        for place, index in enumerate(leaf.dims)
+        if size_of(index).known is None
+    }
+
+
+def dim(size: Size) -> int | str:
+    """As the graph states a size."""
+    return str(size) if size.known is None else size.known
+
+
+def element(dtype: np.dtype[np.generic]) -> int:
+    """The number ONNX has for a dtype."""
+    return int(helper.np_dtype_to_tensor_dtype(dtype))

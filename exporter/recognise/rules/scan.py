@@ -1,0 +1,183 @@
+"""Scan whose body is the recurrence of linear attention, in closed form.
+
+    S_t = a_t S_{t-1} + U_t,  S_0 = 0      is      S_{t-1} = sum_s [s < t] exp(G_{t-1} - G_s) U_s
+
+with G the cumulative sum of log a. The body is evaluated once, with the step as a parameter; its
+outputs are then written without the state.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import onnx_graphsurgeon as gs
+
+from linexport.recognise import algebra
+from linexport.recognise.axes import Axis, Index
+from linexport.recognise.evaluate import Evaluator, rule
+from linexport.recognise.joining import collect, without_inverses
+from linexport.recognise.terms import Factor, Form, Iota, Leaf, Nested, Order, Term
+
+
+@rule("Scan")
+def scan(e: Evaluator, node: gs.Node) -> dict[str, Form] | None:
+    """Forms of the stacked outputs; the last states stay opaque."""
+    body, count = node.attrs["body"], node.attrs["num_scan_inputs"]
+    if any(any(node.attrs.get(f"scan_{side}_directions") or ()) for side in ("input", "output")):
+        return None
+    states = len(node.inputs) - count
+    steps = _steps(e, node, states, count)
+    if steps is None:
+        return None
+    time, given = steps
+    starts = e.forms(node.inputs[:states])
+    if starts is None or any(f.scalar != 0 for f in starts):
+        return None
+    bound = dict(zip((t.name for t in body.inputs[states:]), given, strict=True))
+    for tensor, start in zip(body.inputs[:states], starts, strict=True):
+        # The step is one more label of the state: it changes from step to step.
+        own = Leaf(tensor, (*start.dims, (time,)))
+        bound[tensor.name] = replace(start, terms=(Term(1.0, (own,)),))
+    inside = Evaluator(body, bound, outer=e)
+    before: dict[str, Form] = {}
+    for tensor, after in zip(body.inputs[:states], body.outputs[:states], strict=True):
+        form = inside.form(after)
+        closed = None if form is None else _closed(form, tensor.name, time)
+        if closed is None:
+            return None
+        before[tensor.name] = closed
+    axes = node.attrs.get("scan_output_axes") or [0] * (len(body.outputs) - states)
+    found: dict[str, Form] = {}
+    outputs = zip(body.outputs[states:], node.outputs[states:], axes, strict=True)
+    for inner, outer, axis in outputs:
+        form = inside.form(inner)
+        form = None if form is None else _without_states(form, before)
+        if form is None:
+            continue
+        place = axis % (len(form.dims) + 1)
+        row: Index = (Axis(time.size),)
+        stacked = form.rename({time: row})
+        dims = (*stacked.dims[:place], row, *stacked.dims[place:])
+        found[outer.name] = collect(Form(dims, stacked.terms))
+    return found
+
+
+def _steps(e: Evaluator, node: gs.Node, states: int, count: int) -> tuple[Axis, list[Form]] | None:
+    """The parameter that counts steps, and the scanned inputs at that step."""
+    forms = e.forms(node.inputs[states:])
+    if forms is None:
+        return None
+    axes = node.attrs.get("scan_input_axes") or [0] * count
+    places = [a % len(f.dims) for a, f in zip(axes, forms, strict=True)]
+    lengths = [f.dims[p] for f, p in zip(forms, places, strict=True)]
+    if any(len(index) != 1 for index in lengths):
+        return None
+    time = Axis(lengths[0][0].size, parameter=True)
+    given = []
+    for form, place in zip(forms, places, strict=True):
+        at_step = form.rename({form.dims[place][0]: (time,)})
+        given.append(Form(at_step.dims[:place] + at_step.dims[place + 1 :], at_step.terms))
+    return time, given
+
+
+def _closed(form: Form, state: str, time: Axis) -> Form | None:
+    """The state before a step, from the form of the state after it."""
+    kept = [t for t in form.terms if any(f.tensor.name == state for f in t.of(Leaf))]
+    added = tuple(t for t in form.terms if t not in kept)
+    if len(kept) != 1 or not added:
+        return None
+    own = next(f for f in kept[0].of(Leaf) if f.tensor.name == state)
+    if own.dims[:-1] != form.dims or own.function != ("x",):
+        return None
+    rate = Term(kept[0].coefficient, tuple(f for f in kept[0].factors if f is not own))
+    column: Index = (Axis(time.size),)
+    order = Term(1.0, (Order((time,), column, -1),))
+    earlier = replace(form, terms=added).rename({time: column})
+    terms = [algebra.multiplied(t, order) for t in earlier.terms]
+    closed = Form(form.dims, tuple(t for t in terms if t is not None))
+    growth = _logarithm(rate)
+    if growth is None:
+        return None
+    if not growth:
+        return closed
+    # exp(G_{t-1} - G_s), as exp(G_t) exp(-g_t) exp(-G_s).
+    for exponent in growth:
+        summed = _accumulated(exponent, time)
+        at_column = summed.rename({time: column}).scaled(-1.0)
+        free = frozenset(closed.axes | {*column, time})
+        for term in (summed, exponent.scaled(-1.0), at_column):
+            if term.factors:
+                grown = Term(1.0, (algebra.exponent(term, free),))
+            else:
+                grown = Term(math.exp(term.coefficient))
+            terms = [algebra.multiplied(t, grown) for t in closed.terms]
+            closed = replace(
+                closed, terms=tuple(without_inverses(t) for t in terms if t is not None)
+            )
+    return closed
+
+
+def _logarithm(rate: Term) -> list[Term] | None:
+    """The terms of the logarithm of a product."""
+    if rate.coefficient <= 0:
+        return None
+    terms = [Term(math.log(rate.coefficient))] if rate.coefficient != 1 else []
+    for factor in rate.factors:
+        if isinstance(factor, Leaf):
+            terms.append(Term(1.0, (algebra.logarithm(factor),)))
+        elif isinstance(factor, Nested) and factor.kind == "exp":
+            terms += factor.inner.terms
+        else:
+            return None
+    return terms
+
+
+def _accumulated(exponent: Term, time: Axis) -> Term:
+    """The cumulative sum over steps; of what is the same at every step, a multiple."""
+    if time not in exponent.axes:
+        return Term(exponent.coefficient, (*exponent.factors, Iota((time,))))
+    column: Index = (Axis(time.size),)
+    moved = exponent.rename({time: column})
+    return Term(moved.coefficient, (*moved.factors, Order((time,), column)))
+
+
+def _without_states(form: Form, before: dict[str, Form]) -> Form | None:
+    """With the closed form in the place of every state."""
+    result = algebra.constant(0.0, form.dims)
+    for given in form.terms:
+        term = _inside_states(given, before)
+        if term is None:
+            return None
+        states = [f for f in term.of(Leaf) if f.tensor.name in before]
+        if len(states) > 1:
+            return None
+        if not states:
+            result = collect(Form(form.dims, (*result.terms, term)))
+            continue
+        state = states[0]
+        closed = before[state.tensor.name].fresh()
+        renaming = {}
+        for own, index in zip(closed.dims, state.dims[:-1], strict=True):
+            if len(own) != len(index) or state.function != ("x",):
+                return None
+            renaming.update({a: (b,) for a, b in zip(own, index, strict=True)})
+        inside = closed.rename(renaming)
+        rest: tuple[Factor, ...] = tuple(f for f in term.factors if f is not state)
+        products = [algebra.multiplied(Term(term.coefficient, rest), t) for t in inside.terms]
+        joined = (*result.terms, *(without_inverses(p) for p in products if p is not None))
+        result = collect(Form(form.dims, joined))
+    return result
+
+
+def _inside_states(term: Term, before: dict[str, Form]) -> Term | None:
+    """States within nested factors replaced."""
+    factors: list[Factor] = []
+    for factor in term.factors:
+        if isinstance(factor, Nested):
+            inner = _without_states(factor.inner, before)
+            if inner is None:
+                return None
+            factor = replace(factor, inner=inner)
+        factors.append(factor)
+    return Term(term.coefficient, tuple(factors))

@@ -1,0 +1,234 @@
+"""A comparison of feature maps, or the list of all, -> page, picture, terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from linexport.report import map_charts, tables
+from linexport.report.page import drawings, template
+from linexport.report.raster import png
+from linexport.report.tables import Cell, Table, build
+from linexport.report.text import amount, count, number, objects, plain, printable
+
+NONE = "–"
+
+
+def page(result: Mapping[str, Any]) -> str:
+    """One self-contained HTML document."""
+    return (
+        template("maps.html")
+        .render(
+            headline=headline(result),
+            facts=list(_facts(result).items()),
+            by_time=drawings(lambda i, w: map_charts.error_by_time(result, i, w), "time"),
+            by_features=drawings(
+                lambda i, w: map_charts.error_by_features(result, i, w), "features"
+            ),
+            how_timed=_how_timed(result),
+            how_judged=_how_judged(result),
+            rows=_table(result),
+            refused=_refused(result),
+            maps=_described(result),
+            environment=tables.environment(result),
+        )
+        .lstrip()
+    )
+
+
+def picture(result: Mapping[str, Any]) -> bytes:
+    """Both drawings as one PNG.
+
+    Raises:
+        EnvironmentProblemError: see ``raster.png``.
+    """
+    drawn = [
+        map_charts.error_by_time(result, "time"),
+        map_charts.error_by_features(result, "features"),
+    ]
+    facts = _facts(result)
+    lines = [headline(result), f"{facts['Data']}; {facts['Size']}"]
+    return png("Feature maps beside softmax attention", lines, [d for d in drawn if d])
+
+
+def headline(result: Mapping[str, Any]) -> str:
+    """What to take from it, in a sentence or two."""
+    placed = [r for r in objects(result.get("rows")) if number(r.get("output_error")) is not None]
+    if not placed:
+        return "No map could be compared."
+    nearest = min(placed, key=lambda r: float(r["output_error"]))
+    words = f"{_named(nearest)} comes nearest to softmax, with an error of {_error(nearest)}"
+    words += _at(nearest)
+    uniform = number(result.get("uniform_error"))
+    useful = [
+        r
+        for r in placed
+        if number(r.get("us_per_token")) is not None
+        and (uniform is None or r["output_error"] < uniform)
+    ]
+    if not useful:
+        return f"{words}. None beats attending to all keys alike."
+    fastest = min(useful, key=lambda r: float(r["us_per_token"]))
+    if fastest is nearest:
+        return f"{words}, and is the fastest that beats attending to all keys alike."
+    return (
+        f"{words}; the fastest that beats attending to all keys alike is {_named(fastest)}, "
+        f"{_error(fastest)}{_at(fastest)}."
+    )
+
+
+def print_comparison(result: Mapping[str, Any], console: Any) -> None:
+    """The headline and the numbers, by error."""
+    from rich.table import Table as Grid
+
+    console.print(printable(headline(result)), markup=False)
+    facts = _facts(result)
+    console.print(f"{printable(facts['Data'])}; {facts['Size']}\n", markup=False, style="dim")
+    grid = Grid(box=None, pad_edge=False)
+    found = _table(result)
+    for column in found.columns:
+        label = column.label.replace("\u00ad", "- ")
+        grid.add_column(label, justify="right" if column.numeric else "left")
+    grid.columns[1].no_wrap = True
+    for row in found.rows:
+        style = "bold" if row[0].text == "✓" else ""
+        grid.add_row(*(printable(cell.text) for cell in row), style=style)
+    console.print(grid)
+    console.print(
+        "\n✓ nothing else is both nearer and faster. Denominator: the smallest, as a share of the "
+        "absolute values it sums: 1 is safe, near 0 is noise.",
+        style="dim",
+    )
+    for name, reason in map_charts.refused(result).items():
+        console.print(f"{name}: not compared: {printable(reason)}", markup=False, style="yellow")
+
+
+def print_catalogue(maps: Sequence[Mapping[str, Any]], d: int, console: Any) -> None:
+    """A block a map."""
+    from rich.table import Table as Grid
+
+    console.print(f"Feature maps at head width {d}\n", style="bold")
+    grid = Grid(box=None, pad_edge=False)
+    for label in ("Map", "M", "Properties"):
+        grid.add_column(label, overflow="fold", justify="right" if label == "M" else "left")
+    for row in maps:
+        kind = row["exactness"] + ("" if row["causal"] else ", bidirectional only")
+        error = "" if row["exactness"] == "exact" else f"error  {_plain(row['error'])}\n"
+        grid.add_row(
+            f"[bold]{row['map']}[/bold]\n[dim]{kind}\n{_sign(row)}[/dim]",
+            count(row["features"]) if row["features"] else NONE,
+            f"[bold]{_plain(row['kernel'])}[/bold]\n{error}use    {_plain(row['regime'])}\n"
+            f"fails  {_plain(row['failure'])}\n",
+        )
+    console.print(grid)
+
+
+def _plain(words: Any) -> str:
+    """Without what rich would take for markup."""
+    from rich.markup import escape
+
+    return escape(printable(str(words)))
+
+
+def _sign(row: Mapping[str, Any]) -> str:
+    if row["positive"]:
+        return "features >= 0"
+    return "kernel >= 0" if row["kernel_positive"] else "any"
+
+
+def _facts(result: Mapping[str, Any]) -> dict[str, str]:
+    size = f"{count(result['length'])} tokens, d = {count(result['d'])}"
+    attention = "causal" if result["causal"] else "bidirectional"
+    return {
+        "Data": plain(result.get("source")),
+        "Size": f"{size}, {count(result['heads'])} heads, {attention}",
+        "Attending to all keys alike": f"error {amount(result.get('uniform_error'))}",
+        "Seed": f"{plain(result.get('seed'))}, {count(result.get('draws'))} draws of random maps",
+    }
+
+
+def _how_timed(result: Mapping[str, Any]) -> str:
+    return (
+        f"Median time of a layer of {count(result['layer_heads'])} heads on a whole sequence of "
+        f"{count(result['length'])} tokens, exported and run in ONNX Runtime, all maps in turns."
+    )
+
+
+def _how_judged(result: Mapping[str, Any]) -> str:
+    return (
+        "Relative difference from softmax attention over tokens and heads, in float64; of random "
+        f"maps the root mean square of {count(result['draws'])} draws. A model that is trained "
+        "with a map does not need softmax's output: then error says little, and time all."
+    )
+
+
+def _table(result: Mapping[str, Any]) -> Table:
+    labels = ["", "Map", "#M", "#Output error", "#Kernel error", "#Theory"]
+    labels += ["#Denom\u00adinator", "#µs / token", "#KB / token", "#State, KB"]
+    rows = [r for r in objects(result.get("rows")) if r.get("state_bytes") is not None]
+    rows.sort(key=lambda r: (r["output_error"] is None, r["output_error"] or 0.0))
+    found = build("Measured", labels, [_row(r) for r in rows])
+    return found or Table("Measured", tables.columns(*labels), ())
+
+
+def _row(row: Mapping[str, Any]) -> list[Cell]:
+    bound = "≤ " if row["error_is_bound"] else ""
+    predicted = row.get("kernel_error_predicted")
+    return [
+        Cell("✓" if row["frontier"] else "", tone="good" if row["frontier"] else "fixed"),
+        Cell(str(row["map"]), tone="fixed strong" if row["frontier"] else "fixed"),
+        Cell(count(row["features"])),
+        Cell(_or_none(row["output_error"]), plain(row["reason"]) if row["reason"] else ""),
+        Cell(_tiny(row.get("kernel_error"))),
+        Cell(NONE if predicted is None else bound + _tiny(predicted)),
+        Cell(_tiny(row.get("cancellation"))),
+        Cell(_or_none(row["us_per_token"])),
+        Cell(NONE if row["bytes_per_token"] is None else amount(row["bytes_per_token"] / 1024)),
+        Cell(amount(row["state_bytes"] / 1024)),
+    ]
+
+
+def _refused(result: Mapping[str, Any]) -> Table | None:
+    found = map_charts.refused(result)
+    rows = [[Cell(name, tone="fixed"), Cell(reason)] for name, reason in found.items()]
+    return build("Not compared", ["Map", "Why"], rows)
+
+
+def _described(result: Mapping[str, Any]) -> Table | None:
+    rows = [
+        [
+            Cell(str(m["map"]), tone="fixed strong"),
+            Cell(str(m["kernel"]), f"{m['exactness']}; {_sign(m)}"),
+            Cell(str(m["regime"])),
+            Cell(str(m["failure"])),
+        ]
+        for m in objects(result.get("maps"))
+    ]
+    return build("Maps", ["Map", "Kernel", "When to use it", "How it fails"], rows)
+
+
+def _named(row: Mapping[str, Any]) -> str:
+    return f"{row['map']} (M = {count(row['features'])})"
+
+
+def _error(row: Mapping[str, Any]) -> str:
+    return amount(row["output_error"])
+
+
+def _at(row: Mapping[str, Any]) -> str:
+    took = number(row.get("us_per_token"))
+    return "" if took is None else f" at {amount(took)} µs a token"
+
+
+def _or_none(value: Any) -> str:
+    return NONE if number(value) is None else amount(value)
+
+
+def _tiny(value: Any) -> str:
+    """Three digits, or a power of ten where they would be zeros."""
+    found = number(value)
+    if found is None:
+        return NONE
+    if found == 0 or 1e-3 <= found < 1e4:
+        return amount(found)
+    return "0" if found < 1e-9 else f"{found:.1e}"

@@ -1,0 +1,56 @@
+"""Refusing programs that draw random numbers at every call.
+
+Such a model has no one output to be equal to: random features must be drawn once and frozen.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from linexport.errors import UnsupportedModelError
+
+_OFF = {"train": False, "training": False, "dropout_p": 0.0}
+"""Arguments of random operators by which they draw nothing."""
+
+
+def refuse_draws(program: torch.export.ExportedProgram) -> None:
+    """Raise where the program draws a random number that is used.
+
+    Raises:
+        UnsupportedModelError: names the operators and the lines that call them.
+    """
+    found = [
+        f"\n  {node.target}{_line(node)}"
+        for module in program.graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+        if node.users and _draws(node)
+    ]
+    if found:
+        raise UnsupportedModelError(
+            "The model draws random numbers at every call, so that no two of its outputs are "
+            f"equal and no conversion can be checked:{''.join(dict.fromkeys(found))}\n"
+            "Draw once, from a seed, when the module is built, and keep the result with "
+            "register_buffer. Random features of attention are frozen so in the feature maps of "
+            "linexport.models, such as favor+. If it is dropout that draws, call module.eval()."
+        )
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    arguments = {a.name: a.default_value for a in target._schema.arguments if a.has_default_value()}
+    arguments |= dict(zip((a.name for a in target._schema.arguments), node.args, strict=False))
+    arguments |= node.kwargs
+    return not any(name in arguments and arguments[name] == off for name, off in _OFF.items())
+
+
+def _line(node: torch.fx.Node) -> str:
+    """Where the model's code calls it, if the program says so."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    return f" at {frames[-1][0]}:{frames[-1][1]}" if frames else ""

@@ -1,0 +1,89 @@
+"""The Laplace kernel: nearness in the L1 norm for heads of any width.
+
+    phi(x) = m^{-1/2} [cos w_j.x, sin w_j.x]      w_ij ~ Cauchy(0, 1 / delta), M = 2m
+    E phi(x).phi(y) = exp(-|x - y|_1 / delta) = k        Var = (1 - k^2) / M
+
+Source: Rahimi and Recht 2007; the transform of a product of Laplace kernels is one of Cauchy
+densities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from linexport.models.feature_maps import draws
+from linexport.models.feature_maps.base import UNBIASED, Array, FeatureMap
+from linexport.models.options import bounded
+from linexport.plugins.ops.body import Body
+from linexport.plugins.ops.feature_map import Parameter
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaplaceOptions:
+    """Attributes:
+    features: M, even: a cosine and a sine for each w_j.
+    delta: L1 distance over which the kernel falls by e.
+    seed: of the draws.
+    """
+
+    features: int = bounded(128, multiple_of=2)
+    delta: float = bounded(1.0, above=0)
+    seed: int = bounded(0, at_least=0)
+
+
+class Laplace(FeatureMap):
+    kind = "laplace"
+    kernel = "exp(-|q - k|_1 / delta)"
+    exactness = UNBIASED
+    positive = False
+    kernel_positive = False
+    error = "(1 - k^2) / M"
+    regime = "A factor that keeps attention local where d > 4."
+    failure = "Cannot tell kernels below M^{-1/2} from 0, and estimates of them can be negative."
+    Options = LaplaceOptions
+
+    def __init__(self, head_dim: int, options: LaplaceOptions | None = None) -> None:
+        super().__init__(head_dim, options)
+        count, delta = self.options.features // 2, self.options.delta
+        rng = draws.generator(self.options.seed)
+        self.frequencies: Tensor
+        self.register_buffer(
+            "frequencies",
+            draws.frozen(
+                lambda: rng.standard_cauchy((head_dim, count)) / delta,
+                (head_dim, count),
+                torch.float32,
+            ),
+        )
+
+    def frozen(self) -> Sequence[Tensor]:
+        return (self.frequencies,)
+
+    @classmethod
+    def feature_count(cls, width: int, *shapes: tuple[int, ...]) -> int:
+        return 2 * shapes[0][1]
+
+    @classmethod
+    def phi(cls, x: Tensor, *frozen: Tensor) -> Tensor:
+        (w,) = frozen
+        angle = x @ w.to(x.dtype)
+        return torch.cat([angle.cos(), angle.sin()], -1) * w.shape[1] ** -0.5
+
+    @classmethod
+    def phi_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
+        (w,) = parameters
+        angle = b.MatMul(x, w.name)
+        both = b.Concat(b.Cos(angle), b.Sin(angle), axis=-1)
+        return str(b.Mul(both, b.const(w.shape[1] ** -0.5)))
+
+    def kernel_value(self, query: Array, key: Array) -> Array:
+        return np.asarray(np.exp(-np.abs(query - key).sum(-1) / self.options.delta))
+
+    def theoretical_error(self, query: Array, key: Array) -> Array:
+        kernel = self.kernel_value(query, key)
+        return np.asarray((1 - kernel**2) / self.options.features)

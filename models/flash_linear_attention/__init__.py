@@ -1,0 +1,45 @@
+"""Causal language models of flash-linear-attention checkpoints, on linexport's functions.
+
+That library runs on Triton kernels only: without a GPU it does not even import, or fails in its
+first kernel. Here its published layouts (config.json, weights by name) are modules of ordinary
+PyTorch, one file per model type, found by scanning this folder: a module with ``LAYOUT``. Settings
+that change what is computed are read from the configuration; one that is not known is refused.
+
+    input_ids (B, T), attention_mask (B, T) -> logits (B, T, vocabulary)
+
+A padded token reaches no other: it is zero before every convolution and leaves states as they are.
+Padding belongs in front of a sequence, or behind its end.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from linexport.models.flash_linear_attention.base import CausalLM, Layout
+
+__all__ = ["CausalLM", "Layout", "build", "layouts"]
+
+
+@cache
+def layouts() -> Mapping[str, Layout]:
+    """Every layout, by the model type configurations call it."""
+    found = {}
+    for module in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
+        layout = getattr(importlib.import_module(f"{__name__}.{module.name}"), "LAYOUT", None)
+        if isinstance(layout, Layout):
+            found[layout.model_type] = layout
+    return found
+
+
+def build(config: Mapping[str, Any]) -> CausalLM:
+    """The model a configuration describes, with weights not yet loaded.
+
+    Raises:
+        UsageError: a setting is missing or of the wrong type.
+        UnsupportedModelError: a setting asks for something that is not implemented here.
+    """
+    return CausalLM(layouts()[config["model_type"]], config)

@@ -1,0 +1,127 @@
+"""Model folders that are damaged, incomplete, unsafe or not understood: refused with advice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from linexport.errors import UnsupportedModelError, UsageError
+from linexport.loaders import load_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def folder(model_folder: Callable[..., Path], tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    place = tmp_path / "model"
+    shutil.copytree(model_folder("lfm2"), place)
+    return place
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"model_type": "no_such_model"}, "'no_such_model'.*lfm2.*qwen3_5"),
+        ({"model_type": "vit"}, "'vit'.*converted and checked"),
+        ({"model_type": None}, "no model_type"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantised by awq.*checkpoint"),
+        ({"hidden_size": 64}, "expected|mismatch|size"),
+        ({"num_hidden_layers": 3, "layer_types": ["conv"] * 3}, "is missing"),
+        ({"layer_types": ["conv", "no_such_kind"]}, "not accept|cannot load"),
+        ({"hidden_size": "many"}, "not accept"),
+    ],
+)
+def test_a_configuration_that_is_not_that_of_the_weights(
+    folder: Path, changes: dict[str, Any], match: str
+) -> None:
+    edit(folder, **changes)
+    with pytest.raises(UnsupportedModelError, match=match):
+        load_model(folder)
+
+
+def test_custom_code_is_not_run_unless_asked_for(folder: Path) -> None:
+    marker = folder / "was_run"
+    (folder / "modeling_own.py").write_text(
+        f"from pathlib import Path\nPath({str(marker)!r}).touch()\n"
+        "from transformers import Lfm2Config as OwnConfig, Lfm2ForCausalLM as OwnModel\n"
+    )
+    mapping = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.Own"}
+    edit(folder, auto_map=mapping, model_type="own")
+    with pytest.raises(UnsupportedModelError, match=r"modeling_own.*--trust-remote-code"):
+        load_model(folder)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "match"),
+    [
+        (lambda f: (f / "config.json").write_text("{"), UsageError, "not JSON"),
+        (lambda f: (f / "config.json").write_text("[]"), UsageError, "not a JSON object"),
+        (lambda f: (f / "model.safetensors").unlink(), UnsupportedModelError, "without weights"),
+        (
+            lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"),
+            UnsupportedModelError,
+            "pickles",
+        ),
+        (
+            lambda f: (f / "model.safetensors").write_bytes(
+                (f / "model.safetensors").read_bytes()[:-100]
+            ),
+            UnsupportedModelError,
+            "damaged safetensors",
+        ),
+    ],
+)
+def test_files_that_are_missing_or_damaged(
+    folder: Path, spoil: Callable[[Path], Any], error: type[Exception], match: str
+) -> None:
+    spoil(folder)
+    with pytest.raises(error, match=match):
+        load_model(folder)
+
+
+def test_missing_shards_are_named(folder: Path) -> None:
+    index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
+    (folder / "model.safetensors").rename(folder / "model-1-of-2.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UnsupportedModelError, match=r"1 of 2.*model-2-of-2"):
+        load_model(folder)
+
+
+def test_shards_may_not_leave_the_folder(folder: Path) -> None:
+    index = {"weight_map": {"a": "../model.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UnsupportedModelError, match="outside the folder"):
+        load_model(folder)
+
+
+def test_a_model_without_linear_attention_is_refused(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=64, num_hidden_layers=1, **sizes)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="no layer of linear attention"):
+        load_model(tmp_path)
+
+
+def test_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import socket
+
+    def connect(*_: object) -> None:
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    with pytest.raises(UsageError, match="downloads nothing"):
+        load_model("nobody/no-such-model")

@@ -1,0 +1,188 @@
+"""Every family of transformers: one graph for prefill and decode that equals eager PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import linexport
+from linexport.loaders import load_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Converted = Callable[[str], tuple[Path, dict[str, Any]]]
+
+LINEAR_LAYERS = {
+    "qwen3_5_text": 1,
+    "qwen3_5_moe_text": 1,
+    "qwen3_next": 1,
+    "olmo_hybrid": 1,
+    "kimi_linear": 1,
+    "mamba2": 2,
+    "bamba": 1,
+    "nemotron_h": 1,
+    "falcon_h1": 2,
+    "granitemoehybrid": 1,
+    "zamba2": 3,
+    "mamba": 2,
+    "falcon_mamba": 2,
+    "jamba": 1,
+    "minimax": 1,
+    "lfm2": 0,
+}
+EVERY_TIME = ("qwen3_5_text", "kimi_linear", "mamba2", "lfm2")
+"""One of each kind: scalar decay, decay per channel, no attention layer, convolution only."""
+
+PARAMETERS = [
+    name if name in EVERY_TIME else pytest.param(name, marks=pytest.mark.slow)
+    for name in LINEAR_LAYERS
+]
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_family_equals_its_original(converted_family: Converted, name: str) -> None:
+    _, manifest = converted_family(name)
+    assert manifest["status"] == "ok"
+    assert manifest["fused"].get("LinearAttention", 0) == LINEAR_LAYERS[name]
+    parity = manifest["parity"]
+    assert parity["max_relative_error"] <= 5e-5
+    assert parity["lengths"] == [1, 7, 63, 64, 65, 100, 150, 1000]
+    names = {case["name"] for case in parity["cases"]}
+    assert {"no padding", "left padding", "right padding"} <= names
+    assert "6 pieces, then 64 tokens, left padding" in names
+    assert parity["greedy"]["passed"] and parity["greedy"]["steps"] == 128
+    assert manifest["streaming"]["passed"] is True
+    assert sum(stage["seconds"] for stage in manifest["stages"]) < 60
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_rows_do_not_depend_on_padding_or_on_each_other(
+    converted_family: Converted, name: str
+) -> None:
+    """Not compared with the original: a row alone, and the same row padded beside another."""
+    artifact = linexport.load(converted_family(name)[0], threads=1)
+    choose = np.random.default_rng(1)
+    short, long = choose.integers(3, 64, size=(1, 30)), choose.integers(3, 64, size=(1, 75))
+    alone = artifact.run(short)["logits"][0]
+    for padded, rows in (([45, 0], slice(45, 75)), ([0, 45], slice(0, 30))):
+        row = np.pad(short, [(0, 0), padded])
+        mask = np.pad(np.ones_like(short), [(0, 0), padded])
+        both = artifact.run(
+            np.concatenate([row, long]), np.concatenate([mask, np.ones_like(long)])
+        )["logits"][0, rows]
+        assert np.abs(both - alone).max() <= 5e-5 * np.abs(alone).max()
+
+
+def test_decoding_continues_a_padded_prefill(converted_family: Converted) -> None:
+    artifact = linexport.load(converted_family("qwen3_5_text")[0], threads=1)
+    tokens = np.random.default_rng(2).integers(3, 64, size=(1, 40))
+    whole = artifact.run(tokens)["logits"][0]
+    stream = artifact.stream()
+    left = np.pad(tokens[:, :30], [(0, 0), (10, 0)])
+    mask = np.pad(np.ones((1, 30), np.int64), [(0, 0), (10, 0)])
+    stream.step(left, mask)
+    steps = [stream.step(tokens[:, t : t + 1])["logits"][0, 0] for t in range(30, 40)]
+    assert np.abs(np.stack(steps) - whole[30:]).max() <= 5e-5 * np.abs(whole).max()
+
+
+def test_the_graph_of_a_small_model_is_small_and_says_what_its_states_are(
+    converted_family: Converted,
+) -> None:
+    folder, manifest = converted_family("qwen3_5_text")
+    model = onnx.load(folder / "model.onnx")
+    onnx.checker.check_model(model)
+    assert len(model.graph.node) <= 330
+    assert {s["past"]: (s["shape"], s["grows"]) for s in manifest["states"]} == {
+        "past_mask": (["batch", "past"], 1),
+        "past_conv_0": (["batch", 96, 3], None),
+        "past_state_0": (["batch", 4, 8, 16], None),
+        "past_key_1": (["batch", 2, "past", 16], 2),
+        "past_value_1": (["batch", 2, "past", 16], 2),
+    }
+    outputs = {o["name"]: o["shape"] for o in manifest["outputs"]}
+    assert outputs["logits"] == ["batch", "seq", 64]
+    assert outputs["present_key_1"] == ["batch", 2, "past + seq", 16]
+    assert set(manifest["dims"]) == {"batch", "seq"}
+
+
+def test_states_are_saved_and_restored_at_any_length(
+    converted_family: Converted, tmp_path: Path
+) -> None:
+    artifact = linexport.load(converted_family("qwen3_5_text")[0], threads=1)
+    tokens = np.random.default_rng(3).integers(3, 64, size=(2, 12))
+    stream = artifact.stream()
+    stream.step(tokens[:, :11])
+    stream.save(tmp_path / "state.npz")
+    expected = stream.step(tokens[:, 11:])["logits"]
+    other = artifact.stream()
+    other.restore(tmp_path / "state.npz")
+    np.testing.assert_array_equal(other.step(tokens[:, 11:])["logits"], expected)
+
+
+def test_validate_reads_the_folder_again(converted_family: Converted) -> None:
+    folder, _ = converted_family("lfm2")
+    manifest = linexport.validate(folder, threads=1, seed=7)
+    assert manifest["status"] == "ok" and manifest["seed"] == 7
+
+
+def test_a_failure_names_the_token_and_the_layer(
+    model_folder: Callable[..., Path], miscompile: Callable[..., None], tmp_path: Path
+) -> None:
+    from dataclasses import replace
+
+    miscompile("onnx", lambda n: replace(n, attributes={**n.attributes, "scale": 0.3}))
+    manifest = linexport.convert(
+        model_folder("qwen3_5_text"), tmp_path / "out", target="onnx", bench=False, threads=1
+    )
+    assert manifest["status"] == "parity_failed"
+    first = manifest["parity"]["first_divergence"]
+    assert first["layer"].endswith("layers.0")
+    assert (first["row"], first["position"]) == (0, 0)
+
+
+def test_the_original_is_left_as_it_was(model_folder: Callable[..., Path]) -> None:
+    """Loading and tracing swap functions of the library; afterwards it computes what it did."""
+    from transformers.models.mamba2 import modeling_mamba2 as library
+
+    from linexport.trace import trace
+
+    before = dict(vars(library))
+    loaded = load_model(model_folder("mamba2"))
+    trace(loaded)
+    assert vars(library) == before
+    tokens = torch.ones(1, 5, dtype=torch.int64)
+    loaded.module(tokens, tokens)
+    assert vars(library) == before
+
+
+def test_tokenizer_files_come_along(converted_family: Converted) -> None:
+    folder, manifest = converted_family("lfm2")
+    assert (folder / "tokenizer_config.json").read_text() == "{}"
+    copied = {"tokenizer_config.json", "config.json", "generation_config.json"}
+    assert copied <= set(manifest["files"])
+
+
+def test_a_factory_may_return_such_a_model(
+    model_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lm_factory.py").write_text(
+        "import torch\nfrom transformers import AutoModelForCausalLM\n\n\ndef make():\n"
+        f"    model = AutoModelForCausalLM.from_pretrained({str(model_folder('lfm2'))!r})\n"
+        "    return model, (torch.ones(1, 4, dtype=torch.int64),)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    made, read = load_model("lm_factory:make"), load_model(model_folder("lfm2"))
+    assert made.source.kind == "factory" and made.stepwise is not None
+    assert made.stepwise.states == read.stepwise.states  # type: ignore[union-attr]
+    tokens = torch.randint(64, (2, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            made.module(tokens, torch.ones_like(tokens)),
+            read.module(tokens, torch.ones_like(tokens)),
+        )

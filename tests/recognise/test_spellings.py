@@ -1,0 +1,164 @@
+"""Linear attention is found however it is spelled; what is none stays byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+import onnxruntime
+import pytest
+import torch
+
+from linexport import passes, states
+from linexport.plugins.ops.registry import attach_functions
+from linexport.recognise import find
+
+Export = Callable[[str], tuple[Any, onnx.ModelProto]]
+
+FUSED = ("canonicalise", "fuse")
+ROUNDING = {"mixedcasts": 2e-3}
+"""Where half precision is part of the spelling; elsewhere 1e-5."""
+
+
+def run(model: onnx.ModelProto, x: np.ndarray, **state: np.ndarray) -> dict[str, np.ndarray]:
+    """The model with portable function bodies in ONNX Runtime."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    attach_functions(copy)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(
+        copy.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    names = [i.name for i in session.get_inputs() if i.name not in state]
+    outputs = session.run(None, {names[0]: x, **state})
+    return dict(zip([o.name for o in session.get_outputs()], outputs, strict=True))
+
+
+def lengths(name: str) -> tuple[int, ...]:
+    return (16, 48, 128) if name == "chunks_of_a_multiple" else (1, 7, 130)
+
+
+def check(name: str, export: Export, causal: bool) -> onnx.ModelProto:
+    module, model = export(name)
+    rewritten = passes.rewrite(model, FUSED)
+    found = rewritten.findings
+    assert not found.refused
+    assert len(found.matches) == module.spelling.nodes
+    for match in found.matches:
+        assert match.causal is causal
+        assert len(match.proof.sizes) == 2
+        for attribute, expected in module.spelling.expected.items():
+            got = getattr(match, attribute)
+            assert got == (pytest.approx(expected) if isinstance(expected, float) else expected)
+    exact = module.double() if name not in ROUNDING else module.float()
+    for length in lengths(name):
+        x = module.example(3, length, seed=length)
+        with torch.no_grad():
+            expected = exact(x.to(next(exact.parameters(), torch.zeros((), dtype=x.dtype)).dtype))
+        got = run(rewritten.model, x.numpy())["output"]
+        error = np.abs(got - expected.double().numpy()).max() / expected.abs().max().item()
+        assert error <= ROUNDING.get(name, 1e-5), f"length {length}"
+    module.float()
+    return rewritten.model
+
+
+def test_causal_spellings_are_fused(causal: str, export: Export) -> None:
+    check(causal, export, causal=True)
+
+
+def test_bidirectional_spellings_are_fused(bidirectional: str, export: Export) -> None:
+    check(bidirectional, export, causal=False)
+
+
+def test_other_attention_stays_as_it_is(other: str, export: Export) -> None:
+    _, model = export(other)
+    rewritten = passes.rewrite(model, FUSED)
+    assert not rewritten.findings.matches and not rewritten.findings.refused
+    kept = passes.run(model, FUSED[:1])
+    assert rewritten.model.graph.SerializeToString() == kept.graph.SerializeToString()
+    if other != "running_mean":
+        reasons = {n.reason for n in rewritten.findings.near_misses}
+        assert len(reasons) == 1, reasons
+
+
+def test_passes_run_twice_find_nothing_more(spelling: str, export: Export) -> None:
+    _, model = export(spelling)
+    once = passes.rewrite(model)
+    twice = passes.rewrite(once.model)
+    assert not twice.findings.matches and not twice.findings.refused
+    assert twice.model.graph.SerializeToString() == once.model.graph.SerializeToString()
+
+
+@pytest.mark.parametrize("name", ["block", "gated", "clamped_denominator", "litemla"])
+def test_the_order_within_a_stage_does_not_matter(name: str, export: Export) -> None:
+    _, model = export(name)
+    results = set()
+    for order in (1, -1):
+        graph = gs.import_onnx(model)
+        for stage in passes.STAGES:
+            for found in list(passes.passes())[::order]:
+                if stage == found.STAGE:
+                    found.run(graph)
+        graph.cleanup().toposort()
+        results.add(gs.export_onnx(graph, do_type_check=False).graph.SerializeToString())
+    assert len(results) == 1
+
+
+PADDED = {"chunks", "chunks_of_a_multiple"}
+POSITIONS = {"rotary"}
+
+
+def test_causal_spellings_stream(causal: str, export: Export) -> None:
+    """Two calls that hand the state on give what one gives."""
+    module, model = export(causal)
+    if causal in PADDED | POSITIONS:
+        pytest.skip("it computes with positions or with whole chunks")
+    streaming = passes.run(model, ("canonicalise", "fuse", "state"))
+    found = states.find(streaming)
+    assert found
+    x = module.example(2, 11).numpy()
+    whole = run(streaming, x, **{s.past: zeros(s) for s in found})
+    first = run(streaming, x[:, :4], **{s.past: zeros(s) for s in found})
+    second = run(streaming, x[:, 4:], **{s.past: first[s.present] for s in found})
+    pieces = np.concatenate([first["output"], second["output"]], axis=1)
+    np.testing.assert_allclose(pieces, whole["output"], rtol=0, atol=2e-5 * np.abs(pieces).max())
+
+
+def zeros(state: states.State) -> np.ndarray:
+    return np.zeros([2, *state.shape[1:]], state.dtype)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param({"eps": 1e-3}, id="epsilon"),
+        pytest.param({"scale": 0.5}, id="scale"),
+        pytest.param({"causal": False}, id="mask"),
+        pytest.param({"normalize": False}, id="normaliser"),
+        pytest.param({"post": 2.0}, id="factor"),
+    ],
+)
+def test_a_wrong_reading_is_refused(
+    wrong: dict[str, Any], export: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proof alone stands between a mistake of the algebra and the user."""
+    _, model = export("tril_scores")
+    right = find.read
+
+    def mistaken(*arguments: Any) -> Any:
+        roles = right(*arguments)
+        return roles and replace(roles, **wrong)
+
+    monkeypatch.setattr(find, "read", mistaken)
+    rewritten = passes.rewrite(model, FUSED)
+    assert not rewritten.findings.matches
+    assert "output" in {r.where for r in rewritten.findings.refused}
+    assert all("inputs at" in r.reason for r in rewritten.findings.refused)
+    kept = passes.run(model, FUSED[:1])
+    assert rewritten.model.graph.SerializeToString() == kept.graph.SerializeToString()

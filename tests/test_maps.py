@@ -1,0 +1,408 @@
+"""Comparing feature maps: what is measured, what is drawn, what the command line says."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+
+import linexport
+from linexport import models
+from linexport.errors import EnvironmentProblemError, UsageError
+from linexport.maps import accuracy, catalogue, compare_maps, files, samples
+from linexport.models import feature_maps
+from linexport.report import map_charts, raster
+from linexport.report import maps as report
+from linexport.report.labels import Box, along, place
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Cli = Callable[..., Any]
+MAPS = ["elu1", "favor+", "taylor2", "trigonometric", "softmax_time"]
+
+
+@pytest.fixture(scope="module")
+def result() -> dict[str, Any]:
+    """A small comparison with a map of every kind, one that is refused among them."""
+    return compare_maps(8, 96, [16, 32], maps=MAPS, threads=1)
+
+
+def rows(result: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return [r for r in result["rows"] if r["map"] == name]
+
+
+# What is measured
+
+
+def test_each_map_is_measured_at_each_number_of_features(result: dict[str, Any]) -> None:
+    assert [(r["map"], r["features"]) for r in result["rows"]] == [
+        *(("elu1", 8), ("favor+", 16), ("favor+", 32), ("taylor2", 45)),
+        *(("trigonometric", 16), ("trigonometric", 32), ("softmax_time", None)),
+    ]
+    for row in result["rows"]:
+        if row["map"] == "softmax_time":
+            assert "bidirectional only" in row["reason"]
+            continue
+        assert row["reason"] is None
+        assert row["us_per_token"] > 0 and row["bytes_per_token"] > 0
+        assert row["state_bytes"] == 4 * 4 * row["features"] * 9
+        assert row["output_error_worst"] >= row["output_error"] > 0
+
+
+def test_the_output_error_is_that_of_attention_by_its_definition(result: dict[str, Any]) -> None:
+    """One token after another, for elu1, on the same samples."""
+    given = samples.random_samples(8, 96, 0)
+    squares, sizes, uniform = 0.0, 0.0, 0.0
+    for q, k, v in zip(given.queries, given.keys, given.values, strict=True):
+        phi_q, phi_k = (np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))) for x in (q, k))
+        for t in range(96):
+            weights = np.exp(k[: t + 1] @ q[t] / math.sqrt(8))
+            want = weights @ v[: t + 1] / weights.sum()
+            scores = phi_k[: t + 1] @ phi_q[t]
+            squares += ((scores @ v[: t + 1] / scores.sum() - want) ** 2).sum()
+            uniform += ((v[: t + 1].mean(0) - want) ** 2).sum()
+            sizes += (want**2).sum()
+    assert rows(result, "elu1")[0]["output_error"] == pytest.approx(math.sqrt(squares / sizes))
+    assert result["uniform_error"] == pytest.approx(math.sqrt(uniform / sizes))
+
+
+def test_kernel_errors_stand_beside_their_prediction(result: dict[str, Any]) -> None:
+    for row in rows(result, "elu1") + rows(result, "taylor2"):
+        assert row["kernel_error"] < 1e-12 and row["kernel_error_predicted"] == 0
+    for row in rows(result, "trigonometric"):
+        assert 0.4 < row["kernel_error"] / row["kernel_error_predicted"] < 2
+    few, many = (r["kernel_error_predicted"] for r in rows(result, "favor+"))
+    assert few == pytest.approx(math.sqrt(2) * many)
+
+
+def test_denominators_show_what_cancels(result: dict[str, Any]) -> None:
+    for row in rows(result, "elu1") + rows(result, "favor+"):
+        assert row["cancellation"] == pytest.approx(1) and row["negative_denominators"] == 0
+    for row in rows(result, "trigonometric"):
+        assert row["cancellation"] < 0.5
+
+
+def test_exponential_maps_are_judged_without_overflow() -> None:
+    given = samples.random_samples(8, 32, 0)
+    large = samples.Samples(
+        100 * given.queries,
+        100 * given.keys,
+        given.values,
+        given.keys[0],
+        given.keys[0],
+        True,
+        4,
+        "",
+    )
+    found = accuracy.judge([feature_maps.make("favor+", 8)], accuracy.reference(large))
+    assert math.isfinite(found["output_error"])
+    assert "not finite: kernel_error, kernel_error_predicted." in found["reason"]
+
+
+def test_what_is_not_finite_is_null_and_said() -> None:
+    given = samples.random_samples(8, 32, 0)
+    large = samples.Samples(
+        100 * given.queries,
+        100 * given.keys,
+        given.values,
+        given.keys[0],
+        given.keys[0],
+        True,
+        4,
+        "",
+    )
+    module = feature_maps.make("trigonometric", 8)
+    found = accuracy.judge([module], accuracy.reference(large))
+    assert found["output_error"] is None
+    assert "not finite" in found["reason"] and module.failure in found["reason"]
+
+
+def test_the_frontier_is_what_nothing_beats(result: dict[str, Any]) -> None:
+    placed = [r for r in result["rows"] if r["us_per_token"] is not None]
+    for row in placed:
+        beaten = any(
+            other["us_per_token"] <= row["us_per_token"]
+            and other["output_error"] < row["output_error"]
+            for other in placed
+        )
+        assert row["frontier"] == (not beaten)
+
+
+def test_random_maps_are_drawn_several_times_and_fitted_ones_fitted() -> None:
+    """Pseudo-keys as many as tokens in clusters do better than unfitted ones can."""
+    result = compare_maps(4, 64, [32], maps=["pseudo_keys", "laplace"], threads=1, seed=3)
+    assert result["draws"] == 3 and result["seed"] == 3
+    row = rows(result, "pseudo_keys")[0]
+    assert row["output_error"] < 0.6 * result["uniform_error"]
+    assert row["kernel_error_predicted"] is None
+    assert rows(result, "laplace")[0]["output_error_worst"] > 0
+
+
+def test_the_same_seed_gives_the_same_errors(result: dict[str, Any]) -> None:
+    again = compare_maps(8, 96, [16], maps=["favor+"], threads=1)
+    assert again["rows"][0]["output_error"] == rows(result, "favor+")[0]["output_error"]
+
+
+# The data of a model
+
+
+def saved(folder: Path, name: str, **config: Any) -> Path:
+    torch.manual_seed(0)
+    path = folder / f"{name}.pt"
+    models.save(models.build(name, config), path)
+    return path
+
+
+SMALL = {"dim": 24, "num_heads": 3, "layers": 2}
+
+
+def test_a_models_own_queries_and_keys(tmp_path: Path) -> None:
+    path = saved(tmp_path, "language_model", **SMALL, kv_heads=1)
+    found = samples.model_samples(path, 40, 0, None)
+    assert found.queries.shape == found.keys.shape == found.values.shape == (6, 40, 8)
+    assert found.causal and found.layer_heads == 3
+    assert "3 of" not in found.source and "6 of 6 heads in 2 layers" in found.source
+    model = models.load(path)
+    tokens = model.example_inputs(1, 40, 0)[0]
+    block = model.blocks[0]
+    x, _ = block.conv(block.attention_norm(model.embedding(tokens)), None)
+    want = block.attention.query(x)[0].detach().numpy()
+    got = found.queries[:3].swapaxes(0, 1).reshape(40, 24)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    # One key head serves three query heads.
+    np.testing.assert_array_equal(found.keys[0], found.keys[2])
+    assert not np.array_equal(found.fit_keys[:40], found.keys[0])
+
+
+def test_a_bidirectional_model_and_inputs_of_ones_own(tmp_path: Path) -> None:
+    path = saved(tmp_path, "digit_classifier", **SMALL)
+    pixels = np.random.default_rng(0).random((1, 16, 4), np.float32)
+    np.savez(tmp_path / "x.npz", pixels)
+    result = compare_maps(
+        length=999, data=path, inputs=tmp_path / "x.npz", maps=["softmax_time"], threads=1
+    )
+    assert (result["length"], result["d"], result["causal"]) == (16, 8, False)
+    assert "x.npz" in result["source"]
+    assert result["rows"][0]["output_error"] > 0 and result["rows"][0]["us_per_token"] > 0
+
+
+def test_a_model_without_such_layers_is_refused(factories: SimpleNamespace) -> None:
+    with pytest.raises(UsageError, match=r"no layer of linexport\.models"):
+        compare_maps(data=factories.source("position"), length=8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"maps": ["fvaor+"]}, r"Unknown feature map 'fvaor\+'.*Did you mean 'favor\+'"),
+        ({"d": 0}, "Head width 0; expected at least 1"),
+        ({"length": 0}, "Length 0; expected 1 to"),
+        ({"features": [64, 0]}, r"Features \[64, 0\]; expected"),
+        ({"features": []}, r"Features \[\]; expected"),
+        ({"d": 8, "data": "x.pt"}, "either a model's data or a head width"),
+        ({"inputs": "x.npz"}, "Inputs are those of a model"),
+        ({"data": "nothing.pt"}, "no file or folder nothing.pt"),
+    ],
+)
+def test_bad_requests_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        compare_maps(**arguments)
+
+
+def test_unreadable_inputs_are_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path, "language_model", **SMALL)
+    (tmp_path / "x.npz").write_bytes(b"no archive")
+    with pytest.raises(UsageError, match=r"x.npz cannot be read as inputs.*numpy.savez"):
+        compare_maps(data=path, inputs=tmp_path / "x.npz")
+    np.savez(tmp_path / "y.npz", np.zeros((1, 4, 3)))
+    with pytest.raises(UsageError, match="does not run on these inputs"):
+        compare_maps(data=path, inputs=tmp_path / "y.npz")
+
+
+# The list
+
+
+def test_every_map_is_listed_with_all_it_says_of_itself() -> None:
+    found = {m["map"]: m for m in catalogue(64)}
+    assert sorted(found) == feature_maps.kinds()
+    for entry in found.values():
+        assert all(entry[key] for key in ("kernel", "exactness", "error", "regime", "failure"))
+    assert found["taylor2"]["features"] == 2145
+    assert found["favor+"]["options"]["features"] == found["favor+"]["features"] == 128
+    assert found["local"]["features"] is None and "laplace" in found["local"]["note"]
+    assert not found["softmax_time"]["causal"]
+    assert found["tensor_sketch"]["error_is_bound"]
+
+
+# Drawings
+
+
+def svg(text: str) -> ElementTree.Element:
+    return ElementTree.fromstring(text)
+
+
+@pytest.mark.parametrize("width", [960, 340])
+@pytest.mark.parametrize("draw", [map_charts.error_by_features, map_charts.error_by_time])
+def test_drawings_name_every_map_inside_their_frame(
+    result: dict[str, Any], draw: Callable[..., str], width: int
+) -> None:
+    found = svg(draw(result, "a", width))
+    wide, high = (float(n) for n in found.attrib["viewBox"].split()[2:])
+    assert wide == width
+    words = " ".join(t.text or "" for t in found.iter("text"))
+    for row in result["rows"]:
+        assert (row["map"] in words) == (row["output_error"] is not None)
+    for t in found.iter("text"):
+        size = 7.2 * len(t.text or "")
+        x = float(t.attrib["x"])
+        if t.attrib["class"].split()[0] in ("label", "name"):
+            assert x >= 0 and x + size <= wide + 8
+        assert 0 <= float(t.attrib["y"]) <= high
+
+
+def test_drawings_have_a_marker_a_point_and_a_hollow_one_where_signs_change(
+    result: dict[str, Any],
+) -> None:
+    measured = [r for r in result["rows"] if (r["output_error"] or 9) <= map_charts.CEILING]
+    found = svg(map_charts.error_by_features(result, "a"))
+    markers = [g.find("path") for g in found.iter("g")]
+    assert len(markers) == len(measured)
+    hollow = sum("hollow" in (m.attrib["class"] if m is not None else "") for m in markers)
+    assert hollow == sum(r["map"] == "trigonometric" for r in measured)
+    assert "front" not in map_charts.error_by_features(result, "a")
+    assert 'class="front"' in map_charts.error_by_time(result, "a")
+
+
+def test_maps_off_the_chart_are_listed_below_it(result: dict[str, Any]) -> None:
+    far = {**result, "rows": [dict(r) for r in result["rows"]]}
+    rows(far, "trigonometric")[0]["output_error"] = 55.0
+    rows(far, "trigonometric")[1]["output_error"] = 8.0
+    words = " ".join(t.text or "" for t in svg(map_charts.error_by_time(far, "a")).iter("text"))
+    assert re.search(r"Off the chart, with an error above 2: .*trigonometric 8.00 to 55.0", words)
+
+
+def test_nothing_to_draw_is_no_drawing(result: dict[str, Any]) -> None:
+    empty = {**result, "rows": rows(result, "softmax_time")}
+    assert map_charts.error_by_time(empty, "a") == ""
+    assert "No map could be compared" in report.page(empty)
+
+
+def test_labels_keep_clear_of_each_other() -> None:
+    inside, taken = Box(0, 0, 400, 300), [Box.around(200, 150, 10, 10)]
+    for _ in range(25):
+        box = place(200, 150, 60, 14, taken, inside)
+        assert inside.holds(box) and not any(box.overlaps(other) for other in taken)
+        taken.append(box)
+    assert place(5, 5, 900, 14, [], inside)  # too large for the frame: still somewhere
+    pieces = along([(0, 0), (100, 0), (100, 50)])
+    assert all(p.distance(x, 0) == 0 for p, x in zip(pieces, (0, 5, 10), strict=False))
+    assert pieces[-1].distance(100, 50) == 0
+
+
+def test_the_page_is_whole_by_itself(result: dict[str, Any]) -> None:
+    page = report.page(result)
+    assert "http" not in page.replace("http-equiv", "")
+    assert "default-src 'none'" in page
+    assert report.headline(result).split(";")[0].split(",")[0] in page
+    for row in result["rows"]:
+        assert row["map"] in page
+    hostile = {**result, "source": "<script>alert(1)</script>"}
+    assert "<script>" not in report.page(hostile)
+
+
+def test_the_headline_names_the_nearest_and_the_fastest_of_use(result: dict[str, Any]) -> None:
+    words = report.headline(result)
+    placed = [r for r in result["rows"] if r["output_error"] is not None]
+    nearest = min(placed, key=lambda r: r["output_error"])
+    assert words.startswith(f"{nearest['map']} (M = {nearest['features']}) comes nearest")
+    useless = {**result, "uniform_error": 1e-9}
+    assert "None beats attending to all keys alike" in report.headline(useless)
+
+
+def test_the_picture_shows_what_the_page_shows(result: dict[str, Any]) -> None:
+    png = report.picture(result)
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
+    assert width == 2 * (960 + 2 * raster.MARGIN) and height > width
+    style = raster._style()
+    assert "var(" not in style and "font:" not in style
+
+
+def test_a_picture_without_resvg_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "resvg_py", None)
+    with pytest.raises(EnvironmentProblemError, match=r"Install linexport\[plot\]"):
+        raster.check()
+
+
+def test_a_machine_without_fonts_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raster, "_has_fonts", lambda: False)
+    with pytest.raises(EnvironmentProblemError, match="no font"):
+        raster.check()
+
+
+# Files and the command line
+
+
+def test_files_by_their_ending(result: dict[str, Any], tmp_path: Path) -> None:
+    assert files.write_comparison(result, None) == []
+    for name in ("a.html", "a.png", "a.json"):
+        assert files.write_comparison(result, tmp_path / name) == [tmp_path / name]
+    assert json.loads((tmp_path / "a.json").read_text())["rows"] == result["rows"]
+    written = files.write_comparison(result, tmp_path / "all")
+    assert sorted(p.name for p in written) == ["maps.html", "maps.json", "maps.png"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.html", "a.json", "a.png", "all"]
+
+
+def test_outputs_that_cannot_be_are_refused_first(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "x.png").mkdir()
+    for name, message in (
+        ("a.pdf", "ends in .pdf; expected one of .html, .png, .json"),
+        ("no/a.html", "There is no folder"),
+        ("file", "is a file"),
+        ("x.png", "is a folder"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            files.check_output(tmp_path / name)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_commands(cli: Cli, tmp_path: Path) -> None:
+    listed = cli("maps")
+    assert listed.code == 0
+    assert all(kind in listed.out for kind in feature_maps.kinds())
+    assert {m["map"] for m in cli("maps", "--json", "--d", 8).json()["maps"]} == set(
+        feature_maps.kinds()
+    )
+    given = ("--d", 4, "--length", 24, "--features", "8", "--maps", "relu,laplace")
+    shown = cli("maps", "compare", *given, "--threads", 1, "-o", tmp_path / "page.html")
+    assert shown.code == 0
+    assert "comes nearest to softmax" in shown.out and "page.html" in shown.out
+    assert (tmp_path / "page.html").is_file()
+    found = cli("maps", "compare", *given, "--threads", 1, "--json").json()
+    assert found["kind"] == "map_comparison" and len(found["rows"]) == 2
+    assert found["linexport"] == linexport.__version__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--features", "64,x"), "--features '64,x': expected positive integers"),
+        (("--maps", ","), "--maps is empty"),
+        (("--maps", "rleu"), "Did you mean 'relu'"),
+        (("-o", "a.svg"), "ends in .svg"),
+    ],
+)
+def test_the_command_line_refuses(cli: Cli, arguments: tuple[str, ...], message: str) -> None:
+    done = cli("maps", "compare", *arguments, "--json")
+    assert done.code == 2 and message in done.json()["message"]
+    assert "Traceback" not in done.err

@@ -1,0 +1,80 @@
+"""Programs that draw random numbers at every call are refused; those that only could are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from linexport.errors import UnsupportedModelError
+from linexport.trace.draws import refuse_draws
+
+X = torch.randn(2, 5, 8)
+
+
+class Redraw(nn.Module):
+    """Random features as some libraries compute them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        projection = torch.randn(8, 16)
+        return (x @ projection).exp()
+
+
+class Like(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+
+class Branch(nn.Module):
+    """The draw is in a graph of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda t: t + torch.randn(5, 8), lambda t: t * 2, (x,))
+
+
+class Frozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("projection", torch.randn(8, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.randn(3)
+        return (x @ self.projection).exp()
+
+
+@pytest.mark.parametrize(
+    ("module", "operator"),
+    [
+        (Redraw(), "aten.randn.default"),
+        (Like(), "aten.rand_like.default"),
+        (Branch(), "aten.randn.default"),
+        (nn.Dropout(0.1).train(), "aten.dropout.default"),
+    ],
+    ids=lambda v: type(v).__name__ if isinstance(v, nn.Module) else "",
+)
+def test_a_draw_is_refused(module: nn.Module, operator: str) -> None:
+    with pytest.raises(UnsupportedModelError) as error:
+        refuse_draws(torch.export.export(module, (X,)))
+    message = str(error.value)
+    words = [operator, "register_buffer", "module.eval()", "favor+"]
+    assert [w for w in words if w not in message] == []
+
+
+def test_the_line_is_named() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"aten\.randn\.default at .*draws\.py:\d+"):
+        refuse_draws(torch.export.export(Redraw(), (X,)))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        Frozen(),
+        nn.Sequential(nn.Dropout(0.1), nn.RReLU()).eval(),
+        nn.TransformerEncoderLayer(8, 2, 8, batch_first=True).eval(),
+    ],
+    ids=["frozen", "eval", "attention"],
+)
+def test_what_draws_nothing_is_not(module: Any) -> None:
+    refuse_draws(torch.export.export(module, (X,)))

@@ -1,0 +1,126 @@
+"""The pass that folds constants, shares equal nodes and drops those that do nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from linexport.passes import simplify
+
+
+def simplified(
+    *nodes: onnx.NodeProto, outputs: tuple[str, ...], **constants: object
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        list(nodes),
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outputs],
+        [numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    expected = ReferenceEvaluator(model).run(None, {"x": x})
+    surgeon = gs.import_onnx(model)
+    simplify.run(surgeon)
+    result = gs.export_onnx(surgeon.cleanup().toposort(), do_type_check=False)
+    got = ReferenceEvaluator(result).run(None, {"x": x})
+    for a, b in zip(expected, got, strict=True):
+        np.testing.assert_array_equal(a, b)
+    return result
+
+
+def ops(model: onnx.ModelProto) -> list[str]:
+    return sorted(node.op_type for node in model.graph.node)
+
+
+def node(op: str, inputs: str, outputs: str, **attributes: object) -> onnx.NodeProto:
+    return helper.make_node(op, inputs.split(","), outputs.split(","), **attributes)
+
+
+def test_constants_are_folded_whatever_their_size() -> None:
+    model = simplified(
+        node("Add", "tiny,tiny", "two"),
+        node("Reshape", "two,shape", "flat"),
+        node("Add", "x,flat", "y"),
+        outputs=("y",),
+        tiny=np.full((2, 2), 1e-15, np.float32),
+        shape=np.array([4]),
+    )
+    assert ops(model) == ["Add"]
+    [constant] = model.graph.initializer
+    np.testing.assert_array_equal(numpy_helper.to_array(constant), np.full(4, 2e-15, np.float32))
+
+
+def test_an_epsilon_stays() -> None:
+    model = simplified(node("Add", "x,eps", "y"), outputs=("y",), eps=np.array(1e-15, np.float32))
+    assert ops(model) == ["Add"]
+
+
+def test_equal_nodes_are_shared_and_others_are_not() -> None:
+    model = simplified(
+        node("Add", "x,a", "p"),
+        node("Add", "x,b", "q"),
+        node("Add", "x,c", "r"),
+        node("Mul", "p,q", "s"),
+        node("Mul", "s,r", "y"),
+        outputs=("y",),
+        a=np.array(1.0, np.float32),
+        b=np.array(1.0, np.float32),
+        c=np.array(2.0, np.float32),
+    )
+    assert ops(model) == ["Add", "Add", "Mul", "Mul"]
+
+
+def test_what_does_nothing_is_dropped() -> None:
+    end = np.array([np.iinfo(np.int64).max])
+    model = simplified(
+        node("Cast", "x", "p", to=TensorProto.FLOAT),
+        node("Slice", "p,zero,end,one,one", "q"),
+        node("Slice", "q,one,end,one,one", "r"),
+        node("Identity", "r", "s"),
+        node("Neg", "s", "y"),
+        outputs=("y",),
+        zero=np.array([0]),
+        one=np.array([1]),
+        end=end,
+    )
+    assert ops(model) == ["Neg", "Slice"]
+
+
+def test_outputs_keep_their_names_and_random_nodes_stay_apart() -> None:
+    model = simplified(node("Neg", "x", "y"), node("Neg", "x", "z"), outputs=("y", "z"))
+    assert [o.name for o in model.graph.output] == ["y", "z"]
+    surgeon = gs.import_onnx(
+        helper.make_model(
+            helper.make_graph(
+                [
+                    node("RandomNormalLike", "x", "p"),
+                    node("RandomNormalLike", "x", "q"),
+                    node("Sub", "p,q", "y"),
+                ],
+                "g",
+                [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+                [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])],
+            )
+        )
+    )
+    simplify.run(surgeon)
+    assert len(surgeon.cleanup().nodes) == 3
+
+
+def test_a_large_constant_that_others_read_is_not_copied() -> None:
+    weight = np.ones((200, 200), np.float32)
+    model = simplified(
+        node("Transpose", "w", "t", perm=[1, 0]),
+        node("ReduceSum", "t", "p"),
+        node("ReduceSum", "w", "q"),
+        node("Add", "p,q", "r"),
+        node("Mul", "x,r", "y"),
+        outputs=("y",),
+        w=weight,
+    )
+    assert "Transpose" in ops(model)

@@ -1,0 +1,191 @@
+"""Every causal spelling at B = 1, H = 8, d = 64 beside linexport's own layer: exact, and as fast?
+
+    python tools/bench_spellings.py [--length 1024] [--only NAME,NAME] [--json FILE]
+
+Each spelling is exported, rewritten and lowered for ONNX Runtime, and takes turns with the artifact
+of linexport's own layer with the same feature map, normaliser and decay, on the same tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch.nn.functional import logsigmoid
+
+from linexport import passes, states, targets
+from linexport.models import feature_maps, functional
+from linexport.recognise import Match
+from linexport.targets.base import OrtSession
+from linexport.targets.lowering import lower
+from linexport.timing.latency import Settings, interleaved
+from linexport.trace.graph import to_onnx
+
+SPELLINGS = Path(__file__).resolve().parent.parent / "tests" / "recognise" / "spellings.py"
+HEADS, WIDTH, TRACED = 8, 64, 64
+SETTINGS = Settings(warmup=3, repeats=11, seconds=1.5)
+
+
+class Packed(torch.nn.Module):
+    """A module of query, key and value on the three side by side."""
+
+    def __init__(self, inner: torch.nn.Module, inputs: int = 3) -> None:
+        super().__init__()
+        self.inner, self.inputs = inner, inputs
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(*x.chunk(3, -1)) if self.inputs == 3 else self.inner(x)
+
+
+class Own(torch.nn.Module):
+    """linexport's layer, as the match says the spelling is."""
+
+    def __init__(self, match: Match, spellings: ModuleType, name: str) -> None:
+        super().__init__()
+        self.match, self.spellings, self.name = match, spellings, name
+        self.maps = [
+            feature_maps.find(kind or "identity")(WIDTH)
+            for kind in (match.query_map, match.key_map)
+        ]
+        self.gate = torch.nn.Linear(HEADS * WIDTH, HEADS)
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        m = self.match
+        k = k[..., : m.key_heads * WIDTH]
+        v = v[..., : m.kv_num_heads * WIDTH]
+        decay = None
+        if m.update_rule == "gated":
+            rate = torch.linspace(-0.2, -0.01, HEADS)
+            constant = self.name != "gated"
+            decay = rate.expand(*q.shape[:2], HEADS) if constant else logsigmoid(self.gate(q))
+        if self.name == "rotary":
+            q, k = (self.rotated(phi(x, HEADS)) for phi, x in zip(self.elu(), (q, k), strict=True))
+        else:
+            q, k = self.maps[0](q, m.q_num_heads), self.maps[1](k, m.key_heads)
+        out, _, _ = functional.linear_attention(
+            q,
+            k,
+            v,
+            decay=decay,
+            q_num_heads=m.q_num_heads,
+            kv_num_heads=m.kv_num_heads,
+            update_rule=m.update_rule,
+            normalize=m.normalize,
+            scale=m.scale,
+            eps=m.eps,
+        )
+        return out
+
+    def elu(self) -> list[feature_maps.FeatureMap]:
+        return [feature_maps.find("elu1")(WIDTH)] * 2
+
+    def rotated(self, x: torch.Tensor) -> torch.Tensor:
+        return self.spellings.merge(self.spellings.rotate(self.spellings.heads_first(x)))
+
+
+class OwnBlock(torch.nn.Module):
+    """The block around a spelling, with linexport's layer in it."""
+
+    def __init__(self, block: torch.nn.Module, own: Own) -> None:
+        super().__init__()
+        self.block, self.own = block, own
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        attended = self.own(*self.block.qkv(self.block.norm(x)).chunk(3, dim=-1))
+        return x + self.block.out(attended)
+
+
+def lowered(module: torch.nn.Module, inputs: int) -> tuple[onnx.ModelProto, tuple[Match, ...]]:
+    """A module, exported and rewritten, with the functions of the default target."""
+    x = torch.randn(2, TRACED, inputs * HEADS * WIDTH)
+    dynamic = torch.export.Dim.DYNAMIC
+    with torch.no_grad():
+        program = torch.export.export(
+            Packed(module, inputs), (x,), dynamic_shapes=({0: dynamic, 1: dynamic},), strict=False
+        )
+    traced, _ = to_onnx(program, {})
+    rewritten = passes.rewrite(traced)
+    target = targets.find(targets.DEFAULT)
+    model, _ = lower(target.prepare(rewritten.model), target.candidates, None, {})
+    return model, rewritten.findings.matches
+
+
+def measured(name: str, spellings: ModuleType, length: int) -> dict[str, Any]:
+    """One row."""
+    torch.manual_seed(0)
+    spelling = spellings.CAUSAL[name]
+    module = spelling.build().eval()
+    model, matches = lowered(module, spelling.inputs)
+    own: torch.nn.Module = Own(matches[-1], spellings, name).eval()
+    if spelling.inputs == 1:
+        own = OwnBlock(module, own)  # type: ignore[arg-type]
+    reference, _ = lowered(own, spelling.inputs)
+    sessions, feeds = {}, {}
+    x = torch.randn(1, length, spelling.inputs * HEADS * WIDTH)
+    for who, proto in (("spelling", model), ("own", reference)):
+        session = OrtSession(proto.SerializeToString(), taking_turns=True)
+        kept = {s.past: s for s in states.find(proto)}
+        fed = {n: np.zeros([1, *s.shape[1:]], s.dtype) for n, s in kept.items()}
+        first = next(i.name for i in session.inner.get_inputs() if i.name not in kept)
+        positions = [i.name for i in session.inner.get_inputs() if i.name not in {*kept, first}]
+        fed |= {n: np.zeros((), np.int64) for n in positions}
+        sessions[who], feeds[who] = session, {first: x.numpy(), **fed}
+    got = next(iter(sessions["spelling"].run(feeds["spelling"]).values()))
+    with torch.no_grad():
+        expected = Packed(module.double(), spelling.inputs)(x.double()).numpy()
+    calls = {w: (lambda w=w: sessions[w].run(feeds[w])) for w in sessions}
+    times = {n: float(np.median(t)) for n, t in interleaved(calls, SETTINGS).items()}
+    return {
+        "spelling": name,
+        "fused": len(matches),
+        "dynamic": all(len(m.proof.sizes) > 1 for m in matches),
+        "relative_error": float(np.abs(got - expected).max() / np.abs(expected).max()),
+        "ms": times,
+        "ratio": times["spelling"] / times["own"],
+    }
+
+
+def load_spellings(length: int) -> ModuleType:
+    """The spellings of the tests, at the sizes measured here."""
+    spec = importlib.util.spec_from_file_location("spellings", SPELLINGS)
+    assert spec is not None and spec.loader is not None
+    spellings = importlib.util.module_from_spec(spec)
+    sys.modules["spellings"] = spellings
+    spec.loader.exec_module(spellings)
+    spellings.HEADS, spellings.D, spellings.WIDTH = HEADS, WIDTH, HEADS * WIDTH
+    spellings.LONGEST = max(length, TRACED) + 1
+    return spellings
+
+
+def main() -> None:
+    """A line for each spelling."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--length", type=int, default=1024)
+    options.add_argument("--only", default="")
+    options.add_argument("--json", type=Path)
+    given = options.parse_args()
+    spellings = load_spellings(given.length)
+    rows = []
+    for name in [n for n in given.only.split(",") if n] or spellings.CAUSAL:
+        row = measured(name, spellings, given.length)
+        rows.append(row)
+        print(
+            f"{name}: fused {row['fused']}, dynamic {row['dynamic']}, "
+            f"error {row['relative_error']:.1e}, {row['ms']['spelling']:.2f} ms, "
+            f"own layer {row['ms']['own']:.2f} ms, ratio {row['ratio']:.2f}",
+            flush=True,
+        )
+    if given.json:
+        given.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
