@@ -122,7 +122,7 @@ class _Planner:
             DECODE_LENGTH,
             self.output.chunk,
             self._heads(self.output),
-            self._in_place(),
+            in_place=self._in_place(),
         )
 
     def _in_place(self) -> tuple[str, ...]:
