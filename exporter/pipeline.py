@@ -255,8 +255,8 @@ class _Conversion:
             manifest["files"][engine["file"]] = (self.folder / engine["file"]).stat().st_size
         if self.target.options.precision == "bf16":
             manifest["warnings"].append(
-                "ONNX Runtime has no bfloat16 kernels for CPUs: parity and streaming are those of the "
-                "model with its rounded weights, computed in float32."
+                "ONNX Runtime has no bfloat16 kernels for CPUs: parity and streaming are those of "
+                "the model with its rounded weights, computed in float32."
             )
         check_engines(manifest, self.subject, self.folder, self.request.seed)
 
