@@ -258,6 +258,11 @@ class _Conversion:
         manifest["engines"] = build(targets.Converted(model, self.dims, states))
         for engine in manifest["engines"]:
             manifest["files"][engine["file"]] = (self.folder / engine["file"]).stat().st_size
+        if self.target.options.precision == "bf16":
+            manifest["warnings"].append(
+                "ONNX Runtime has no bfloat16 kernels for CPUs: parity and streaming are those of "
+                "the model with its rounded weights, computed in float32."
+            )
         check_engines(manifest, self.subject, self.folder, self.request.seed)
 
     def _runner(self) -> Any:

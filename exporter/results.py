@@ -107,7 +107,7 @@ def time_engines(manifest: Manifest, subject: parity.Subject, folder: Path, seed
         if length:
             sizes[length] = size
         inputs = draw(subject.loaded, subject.input_shapes, Case("timing", sizes, seed))
-        state = subject.zero_state(subject.batch(sizes))
+        state = subject.initial_state(subject.batch(sizes))
         fed = {**feeds(inputs, subject.input_names), **state}
         engine["latency"].append({"length": size, **session.time(fed)})
 

@@ -110,14 +110,17 @@ class Case:
             found[name] = x if past else x.to(getattr(torch, self.dtype))
         return found
 
-    def results(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What is written: the output, poisoned, and the present, which takes the past's place."""
+    def results(
+        self, given: dict[str, torch.Tensor], in_place: tuple[str, ...]
+    ) -> dict[str, torch.Tensor]:
+        """What is written: the output, poisoned, and the present, in place where it may be."""
         out = {"output": torch.full_like(given["value"], float("nan"))}
         size = (self.batch, self.heads, self.width)
         device = given["value"].device
         for name, shape in (("state", (*size, self.width)), ("normalizer", size)):
             fresh = torch.full(shape, float("nan"), device=device)
-            out[f"present_{name}"] = given.get(f"past_{name}", fresh)
+            present = f"present_{name}"
+            out[present] = given[f"past_{name}"] if present in in_place else fresh
         return out
 
     def bytes(self) -> int:
@@ -168,8 +171,8 @@ class Prepared:
     def __init__(self, case: Case, sm: int) -> None:
         self.case = case
         self.given = case.tensors("cuda")
-        self.out = case.results(self.given)
         node = case.node()
+        self.out = case.results(self.given, plans(case, sm).in_place)
         self.launcher = Launcher(describe(all_ops()[node.op_type], node, case.dtype, [sm]))
         need = self.launcher.description.scratch(self.launcher.sm, case.batch, case.length)
         self.workspace = torch.empty(max(need, 1), dtype=torch.uint8, device="cuda")

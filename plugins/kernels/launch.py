@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """Element types by the name NumPy and ONNX give them."""
@@ -123,6 +123,7 @@ class Plan:
         decode: for at most ``decode_length`` tokens.
         chunk: tokens of a chunk.
         blocks: of ``single``, for each sequence of the batch.
+        in_place: outputs that may be the memory of the past they go on from; the others may not.
     """
 
     single: Route
@@ -131,6 +132,7 @@ class Plan:
     decode_length: int = 0
     chunk: int = 1
     blocks: int = 1
+    in_place: tuple[str, ...] = field(default=(), kw_only=True)
 
     def route(self, batch: int, length: int, multiprocessors: int) -> Route:
         """Which launches serve this batch and length."""

@@ -237,8 +237,15 @@ def _plan_json(plan: Plan, sm: int) -> dict[str, Any]:
 def _plan(value: Mapping[str, Any]) -> Plan:
     single, segmented, decode = (value[name] and _route(value[name]) for name in ROUTES)
     assert single is not None
-    sizes = (int(value[name]) for name in ("decode_length", "chunk", "blocks"))
-    return Plan(single, segmented, decode, *sizes)
+    return Plan(
+        single=single,
+        segmented=segmented,
+        decode=decode,
+        decode_length=int(value["decode_length"]),
+        chunk=int(value["chunk"]),
+        blocks=int(value["blocks"]),
+        in_place=tuple(value["in_place"]),
+    )
 
 
 def _route(value: Mapping[str, Any]) -> Route:

@@ -135,7 +135,6 @@ def driver() -> Any:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
         raise EnvironmentProblemError(
-            "No NVIDIA driver was found: libcuda.so.1 does not load. Engines run on a machine with "
-            "an NVIDIA GPU; this one can convert, and check the ONNX file."
+            "No NVIDIA driver was found: libcuda.so.1 does not load. Engines need an NVIDIA GPU"
         ) from None
     return cuda

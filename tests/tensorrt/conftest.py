@@ -73,8 +73,9 @@ def node_model(
             domain="linexport",
             kind="elu1",
             num_heads=heads,
+            side=side,
         )
-        for x in ("q", "k")
+        for x, side in (("q", "query"), ("k", "key"))
     ]
     attention = helper.make_node(
         "LinearAttention",

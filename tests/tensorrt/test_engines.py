@@ -51,6 +51,17 @@ def test_an_engine_carries_its_kernels_and_only_those_of_its_gpu(
         assert text.encode() not in made.plan
 
 
+def test_only_what_the_kernels_allow_is_updated_in_place(
+    engines: SimpleNamespace, models: SimpleNamespace, description: Callable[..., Any]
+) -> None:
+    from linexport.targets.trt.graph import in_place
+
+    low, _ = engines.lowered(models.node())
+    allowed = {name for plan in description().plans.values() for name in plan.in_place}
+    names = {"present_state": "present_state_0", "present_normalizer": "present_normalizer_0"}
+    assert set(in_place(low)) == {names[name] for name in allowed}
+
+
 RULES: dict[str, dict[str, Any]] = {
     "gated": {"rule": "gated"},
     "delta": {"rule": "delta", "normalize": False},

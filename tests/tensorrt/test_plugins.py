@@ -36,7 +36,7 @@ def small() -> Description:
         ),
         (Scratch("sums", "fp32", Extent(10, ("batch", "segments"))),),
     )
-    plan = Plan(route, segmented=route, chunk=16, blocks=2)
+    plan = Plan(route, segmented=route, chunk=16, blocks=2, in_place=("y",))
     return Description(
         "Op",
         (Tensor("x", "fp16", ("batch", "length", 6)), None, Tensor("s", "fp32", ("batch", 2))),

@@ -134,14 +134,17 @@ def _add_profiles(
     for profile in profiles:
         made = builder.create_optimization_profile()
         for name in kept:
-            made.set_shape(name, *profile.shapes([_named(name, d) for d in shapes[name]]))
+            made.set_shape(name, *profile.shapes([_named(name, d, profile) for d in shapes[name]]))
         if config.add_optimization_profile(made) < 0:
             raise BuildError(f"The profile {profile.json()} is not one TensorRT takes.")
 
 
-def _named(name: str, size: int | str | None) -> int | str:
-    if size is None:
-        raise BuildError(f"The input {name} has a dimension without a name or a size.")
+def _named(name: str, size: int | str | None, profile: Profile) -> int | str:
+    if size is None or (isinstance(size, str) and size not in profile.dims):
+        raise BuildError(
+            f"The input {name} has the dimension {size or 'without a name'}, of which no range is "
+            f"known; there are ranges of {', '.join(profile.dims) or 'none'}."
+        )
     return size
 
 

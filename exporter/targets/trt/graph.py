@@ -67,13 +67,31 @@ def only(model: onnx.ModelProto, sm: int) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     for node in filter(by_plugin, copy.graph.node):
-        texts = {a.name: a.s.decode() for a in node.attribute if a.name in NAMES}
-        description = Description.from_attributes(texts)
+        description = described(node)
         kept = description.only(description.sm_for(sm)).attributes()
         for attribute in node.attribute:
             if attribute.name in NAMES:
                 attribute.s = kept[attribute.name].encode()
     return copy
+
+
+def described(node: onnx.NodeProto) -> Description:
+    """The description that a plugin's node carries."""
+    return Description.from_attributes(
+        {a.name: a.s.decode() for a in node.attribute if a.name in NAMES}
+    )
+
+
+def in_place(model: onnx.ModelProto) -> list[str]:
+    """Outputs of nodes that may take the memory of the past they go on from, on every GPU."""
+    found = []
+    for node in filter(by_plugin, model.graph.node):
+        description = described(node)
+        able = [set(plan.in_place) for plan in description.plans.values()]
+        for tensor, name in zip(description.outputs, node.output, strict=True):
+            if all(tensor.name in names for names in able):
+                found.append(name)
+    return found
 
 
 def by_plugin(node: onnx.NodeProto) -> bool:

@@ -1,8 +1,8 @@
 """An engine opened on a GPU: checked before it is deserialised, bound by name, run by shape.
 
 What can be known without a GPU is refused without one: a damaged file, another version of the
-library, sizes beyond the profiles. The states of a call and of the next may share memory: the
-kernels read a state before they write it.
+library, sizes beyond the profiles. A state of a call and that of the next may share memory where
+the plan of the kernels says so.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ class EngineSession:
         self.record = choose(manifest["engines"], self.device.sm, folder)
         self.profiles = [Profile.from_json(p) for p in self.record["profiles"]]
         self.shapes = {i["name"]: i["shape"] for i in manifest["inputs"]}
-        self.pairs = {s["present"]: s["past"] for s in manifest["states"]}
+        states, able = manifest["states"], self.record["in_place"]
+        self.pairs = {s["present"]: s["past"] for s in states if s["present"] in able}
         self._open(flavour, verify(folder, self.record, flavour))
 
     def _open(self, flavour: Flavour, content: bytes) -> None:
@@ -169,7 +170,8 @@ class EngineSession:
     def run(
         self, inputs: Mapping[str, np.ndarray], in_place: bool = False
     ) -> dict[str, np.ndarray]:
-        """Outputs by name; ``in_place`` gives each present state the memory of its past.
+        """Outputs by name; ``in_place`` gives present states the memory of their pasts,
+        those whose kernels allow it.
 
         Raises:
             UsageError: see ``sizes_of`` and ``profile_for``.
@@ -207,8 +209,9 @@ class _Call:
             self.device.write(places[name], array)
         self.arrays = {n: self._empty(n) for n in self.session.outputs}
         for name, array in self.arrays.items():
-            past = self.pairs.get(name)
-            places[name] = places[past] if past in places else self._allocate(array.nbytes)
+            past = self.pairs.get(name, "")
+            same = past in places and self.inputs[past].nbytes == array.nbytes
+            places[name] = places[past] if same else self._allocate(array.nbytes)
         for name, address in places.items():
             self.context.set_tensor_address(name, address)
         self.places = places

@@ -121,7 +121,8 @@ def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[
         engine, used, note = _build(flavour, graph.only(model, sm), converted.model, chosen, sm)
         file = converted.model.with_name(f"model.sm{sm}.engine")
         file.write_bytes(engine.plan)
-        records.append({**record(flavour, options, engine, file, sm, used), "note": note})
+        made = record(flavour, options, engine, file, sm, used)
+        records.append({**made, "in_place": graph.in_place(model), "note": note})
     return records
 
 

@@ -47,4 +47,4 @@ def plan(node: Node, dtype: str, sm: int, precision: str) -> Plan:
     )
     blocks = Extent(-(-channels // BLOCK_C), ("batch",))
     route = Route((Launch(kernel, (blocks, Extent(1, ("chunks",)), Extent(1))),))
-    return Plan(route, chunk=CHUNK)
+    return Plan(route, chunk=CHUNK, in_place=("present_state",))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from linexport.errors import UnsupportedModelError
 from linexport.plugins.kernels.launch import TYPES, Argument, Extent, Kernel, Launch, Plan, Route
 from linexport.plugins.kernels.plans import maps, tiles
@@ -29,7 +31,7 @@ def plan(node: Node, dtype: str, sm: int, precision: str) -> Plan:
     parameters = feature_map.parameters_of(node, feature_map.NAMES)
     features = feature_map.formulas(kind).features(width, *(p.shape for p in parameters))
     block = min(tiles.power(features), WIDEST_BLOCK)
-    constants = {
+    constants: dict[str, Any] = {
         "HEADS": heads,
         "WIDTH": width,
         "FEATURES": features,

@@ -114,12 +114,24 @@ class _Planner:
             route = self._bidirectional()
             return Plan(route, route, chunk=self.output.chunk, blocks=self._state_blocks())
         decode = Route((self._launch("recurrent.step", self.step, self._heads(self.step)),))
-        blocks = self._heads(self.output)
-        if self.spec.has_beta:
-            return Plan(self._delta(), None, decode, DECODE_LENGTH, self.output.chunk, blocks)
         single = Route((self._causal_output(),))
-        segmented = self._segmented()
-        return Plan(single, segmented, decode, DECODE_LENGTH, self.output.chunk, blocks)
+        return Plan(
+            self._delta() if self.spec.has_beta else single,
+            None if self.spec.has_beta else self._segmented(),
+            decode,
+            DECODE_LENGTH,
+            self.output.chunk,
+            self._heads(self.output),
+            in_place=self._in_place(),
+        )
+
+    def _in_place(self) -> tuple[str, ...]:
+        """A state belongs to one block; its normaliser to all blocks that share d_v's columns.
+
+        One of them writes it, and the others may not have read it yet.
+        """
+        alone = self.sizes.d_v <= min(self.output.block_v, self.step.block_v)
+        return PRESENT if self.spec.normalize and alone else PRESENT[:1]
 
     def _segmented(self) -> Route:
         launches = (

@@ -57,7 +57,10 @@ def output(shape: Shape) -> Tile:
     block_k, block_v = shape.block_k, power(shape.d_v)
     chunk = 16 if shape.decays > 1 else 32
     if shape.type == "fp32" or block_k > 128:
-        return Tile(16, block_k, min(block_v, 16 if block_k > 64 else 32), 8, 1)
+        crowded = shape.delta and shape.decays <= 1 and block_k == 128
+        narrow = block_k > 64 and not (crowded and shape.sm == 90)
+        stages = 2 if crowded and shape.sm == 120 else 1
+        return Tile(16, block_k, min(block_v, 16 if narrow else 32), 8, stages)
     if shape.from_shared:
         stages = 1 if shape.decays == 1 and block_k > 64 else 2
         return Tile(chunk, block_k, min(block_v, 64), 4 if block_k <= 64 else 8, stages)

@@ -226,7 +226,8 @@ def segment_output(
     """Output of each segment from the state before it; the last segment writes the present state.
 
     Grid: (B * HEADS * tiles of d_v, segments). A program serves all query heads of its state, so
-    past and present state may be the same memory. Reads ``segment_states`` or the past, not both.
+    past and present state may be the same memory; the normaliser is shared by the tiles. Reads
+    ``segment_states`` or the past, not both.
     """
     V_TILES: tl.constexpr = tl.cdiv(D_V, BLOCK_V)
     GROUP: tl.constexpr = tl.cdiv(QUERY_HEADS, HEADS)

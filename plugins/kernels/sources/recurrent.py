@@ -1,7 +1,8 @@
 """Linear attention token by token, all update rules: a decode step reads and writes S once.
 
 The formulas are those of the op's oracle. A program holds a tile of d_v columns of one state; it
-reads its part of the past before it writes the present, which may be the same memory.
+reads its part of the past before it writes the present, which may be the same memory. The
+normaliser is shared by the tiles, and only the first writes it.
 """
 
 from __future__ import annotations

@@ -147,6 +147,8 @@ def store_state(
     rows = columns_k < D_K
     at = columns_k[:, None] * D_V + columns_v[None, :]
     inside = rows[:, None] & (columns_v < D_V)[None, :]
+    # Threads write what others read, where past and present are one memory.
+    tl.debug_barrier()
     tl.store(present_state + at, S, mask=inside)
     if present_normalizer is not None:
         first = tl.min(columns_v, 0) == 0

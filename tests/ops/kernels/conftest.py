@@ -190,7 +190,7 @@ class Case:
         if spec.normalize:
             out["present_normalizer"] = torch.full(size, np.nan)
         if in_place:
-            for name in set(out) - {"output"}:
+            for name in self.plan().in_place:
                 out[name] = tensors[name.replace("present", "past")]
         return out
 

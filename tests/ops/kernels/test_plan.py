@@ -114,3 +114,14 @@ def test_what_there_is_no_kernel_for_is_refused(
 def test_an_op_without_kernels_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="No kernel computes Softmax; there are"):
         plan(Node("Softmax", {}, (), {}), "float16", 90)
+
+
+def test_only_what_one_block_owns_is_updated_in_place(kernels: Any) -> None:
+    """Blocks that share a normaliser may read it after another has written it."""
+    assert plan(kernels.node("linear", 128), "bfloat16", 90).in_place == ("present_state",)
+    for width in (16, 128):
+        chosen = plan(kernels.node("elu1", width), "bfloat16", 90)
+        tiles = {dict(k.constants).get("BLOCK_V", width) for k in chosen.kernels()}
+        alone = width <= min(t for t in tiles if t)
+        assert ("present_normalizer" in chosen.in_place) == alone
+    assert plan(kernels.node("bidirectional", 64), "bfloat16", 90).in_place == ()
