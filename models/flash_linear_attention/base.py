@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from linexport.errors import UnsupportedModelError
 from linexport.models.functional import linear_attention
-from linexport.models.registry import parse
+from linexport.models.options import parse
 
 
 @dataclass(frozen=True, kw_only=True)
