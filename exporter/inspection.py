@@ -46,7 +46,7 @@ def inspect(path: str | Path, *, drawings: bool = False) -> dict[str, Any]:
     plain = passes.run(traced.model, passes.STATELESS[:1])
     rewritten = passes.rewrite(traced.model)
     findings = rewritten.findings
-    found = {
+    found: dict[str, Any] = {
         "kind": loaded.source.kind,
         "source": vars(loaded.source),
         "dims": {n: vars(limits) for n, limits in traced.dims.items()},

@@ -76,7 +76,9 @@ def _with_bends(
     widths: Mapping[str, float], edges: Sequence[tuple[str, str]], layer: dict[str, int]
 ) -> tuple[list[tuple[str, str]], dict[str, float], dict[tuple[str, str], list[str]]]:
     """Edges of one layer each, through bends that are added to the layers."""
-    size, short, chains = dict(widths), [], {}
+    size = dict(widths)
+    short: list[tuple[str, str]] = []
+    chains: dict[tuple[str, str], list[str]] = {}
     for number, (start, end) in enumerate(edges):
         chain = [f"\0{number}.{at}" for at in range(layer[start] + 1, layer[end])]
         for at, bend in enumerate(chain, layer[start] + 1):

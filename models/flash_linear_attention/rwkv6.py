@@ -101,8 +101,8 @@ class Attention(nn.Module):
         """A mix per projection and channel, from a low-rank projection of the token itself."""
         mixed, activate, expand = self.x_proj
         ranks = activate(mixed(x, delta)).unflatten(-1, (MIXED, -1))
-        flat: Tensor = expand.weight
-        weights = flat.unflatten(-1, (MIXED, -1)).permute(1, 2, 0)
+        assert isinstance(expand, nn.Linear)
+        weights = expand.weight.unflatten(-1, (MIXED, -1)).permute(1, 2, 0)
         return tuple(ranks[:, :, i] @ weights[i] + self.x_bias[i] for i in range(MIXED))
 
 
