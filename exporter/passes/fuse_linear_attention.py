@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
+from linexport.passes import simplify
 from linexport.recognise.find import Search
 from linexport.recognise.findings import Findings
 
@@ -21,4 +22,6 @@ def run(graph: gs.Graph) -> Findings:
     findings = Search(graph).run()
     if findings.matches:
         graph.cleanup().toposort()
+        # Several matches may have written the same node, such as the shape of an input.
+        simplify.run(graph)
     return findings

@@ -51,6 +51,8 @@ class Values:
 
     def visit(self, node: gs.Node) -> None:
         """Note the outputs of a node, as far as they follow from what is known."""
+        if not node.outputs:
+            return
         value = self._shape(node) if node.op == "Shape" else self._fold(node)
         if value is not None:
             self._known[node.outputs[0].name] = value

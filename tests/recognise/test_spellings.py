@@ -89,10 +89,14 @@ def test_other_attention_stays_as_it_is(other: str, export: Export) -> None:
 
 def test_passes_run_twice_find_nothing_more(spelling: str, export: Export) -> None:
     _, model = export(spelling)
-    once = passes.rewrite(model)
-    twice = passes.rewrite(once.model)
+    once = passes.rewrite(model, FUSED)
+    twice = passes.rewrite(once.model, FUSED)
     assert not twice.findings.matches and not twice.findings.refused
-    assert twice.model.graph.SerializeToString() == once.model.graph.SerializeToString()
+    # Sorting nodes again may put independent ones in another order.
+    before, after = (
+        sorted(n.SerializeToString() for n in m.graph.node) for m in (once.model, twice.model)
+    )
+    assert before == after
 
 
 @pytest.mark.parametrize("name", ["block", "gated", "clamped_denominator", "litemla"])
