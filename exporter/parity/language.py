@@ -180,6 +180,7 @@ class _Check:
             "seed": case.seed,
             "magnitude": case.magnitude,
             "reference": "float32",
+            "denominator": None,
             "output": "logits",
             **result.json(),
         }

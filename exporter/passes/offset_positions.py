@@ -113,7 +113,8 @@ class _Past:
         positions = node.outputs[0]
         counted = gs.Variable(f"{positions.name}/counted", positions.dtype, positions.shape)
         node.outputs[0] = counted
-        past = self._node("CastLike", f"{node.name}/past", [self.length, counted])
+        inputs = [self.length, counted]
+        past = self._node("CastLike", f"{node.name}/past", inputs, dtype=positions.dtype)
         self.graph.nodes.append(
             gs.Node("Add", f"{node.name}/offset", inputs=[counted, past], outputs=[positions])
         )
@@ -131,8 +132,13 @@ class _Past:
         )
 
     def _node(
-        self, op: str, name: str, inputs: list[gs.Tensor], attributes: dict[str, int] | None = None
+        self,
+        op: str,
+        name: str,
+        inputs: list[gs.Tensor],
+        attributes: dict[str, int] | None = None,
+        dtype: type = np.int64,
     ) -> gs.Variable:
-        output = gs.Variable(name, np.int64)
+        output = gs.Variable(name, dtype)
         self.graph.nodes.append(gs.Node(op, name, attributes or {}, inputs, [output]))
         return output
