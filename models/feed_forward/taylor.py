@@ -1,0 +1,122 @@
+"""Unbiased composition of the power series of an activation, with frozen draws.
+
+    f(t) = linear t + sum_K c_K t^g(K),   g(K) = first + 2 K
+    f(w.x) ~ linear w.x + mean_j (c_K/p_K) phi_g(K)(w) . phi_g(K)(x),   K = K_j
+    P(K = k) = p_k = rho (1 - rho)^k,   E[K] = 1/rho - 1 (WRONG elsewhere: + 1)
+
+The linear term, of GELU x/2, is kept exactly. phi_g is one random monomial, drawn anew for every
+K_j, so that the draws with the same K together are a map of that many features, and for J draws
+
+    Var = (sum_k c_k^2/p_k ((d+1) w^2 . x^2)^g(k) - (f - linear)^2) / J        squares by component
+
+which is the bound of MATH 3 with the value of MSE_k in place of a bound.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from linexport.errors import UsageError
+from linexport.models.feature_maps import draws
+from linexport.models.feature_maps.base import Array
+from linexport.models.feed_forward.activations import Activation
+from linexport.models.feed_forward.polynomials import Polynomials
+from linexport.models.feed_forward.powers import Power, random_monomials
+from linexport.models.feed_forward.problem import Problem
+
+RHOS = tuple(i / 20 for i in range(6, 20))
+"""Tried; the one with the least variance is taken."""
+
+TERMS = 256
+"""Of the series that are summed or drawn: (1 - rho)^256 < 1e-39 are left out."""
+
+_MOST_DRAWS = 10**18
+
+
+def fit(problem: Problem, target_error: float, seed: int) -> tuple[Polynomials, list[Power], float]:
+    """The average of as many draws as keep E|y^ - y|^2 at ``target_error`` over the rows.
+
+    Returns:
+        The polynomials, the maps of their powers, and the expected squared error.
+
+    Raises:
+        UsageError: the activation has no power series, or it does not converge on the data.
+    """
+    rho, single = best(problem)
+    count = _MOST_DRAWS
+    if single < target_error * _MOST_DRAWS:
+        count = max(1, math.ceil(single / target_error))
+    times = draw(rho, count, seed)
+    weights = average(problem.activation, rho, times)
+    polynomials = Polynomials(np.tile(weights, (len(problem.vectors), 1)), problem.vectors)
+    powers = [
+        random_monomials(problem.activation.first + 2 * int(k), int(times[k]), 0.0)
+        for k in np.flatnonzero(times)
+    ]
+    return polynomials, powers, single / count
+
+
+def best(problem: Problem) -> tuple[float, float]:
+    """rho, and the largest variance of one draw over the rows, summed over the outputs."""
+    f = problem.activation
+    if f.terms is None:
+        raise UsageError(
+            f"{f.name} has no power series around 0. Use form='least-squares' or 'bernstein'."
+        )
+    second = problem.rows.shape[1] * (problem.rows**2 @ (problem.vectors**2).T)
+    # The ratio of terms is (second / radius^2)^2 / (1 - rho) in the end.
+    limit = f.radius**2 * math.sqrt(1 - RHOS[0])
+    if second.max() >= limit:
+        raise UsageError(
+            f"The power series of {f.name} has the radius {f.radius:.3g}; random monomials of it "
+            f"have a finite variance where (d + 1) w^2 . x^2 < {limit:.3g}, and the calibration "
+            f"data reach {second.max():.3g}. Use form='least-squares' or 'bernstein'."
+        )
+    t = problem.rows @ problem.vectors.T
+    found = [
+        (float(variance(f, rho, second, t).sum(1).max()), rho)
+        for rho in RHOS
+        if second.max() < f.radius**2 * math.sqrt(1 - rho)
+    ]
+    least, rho = min(found)
+    return rho, least
+
+
+def variance(activation: Activation, rho: float, second: Array, t: Array) -> Array:
+    """Of one draw at each t, given the second moment of a random monomial of degree 1."""
+    assert activation.terms is not None
+    k = np.arange(TERMS)
+    log_p = math.log(rho) + k * math.log1p(-rho)
+    # Coefficients may be too small for a float, and moments too large.
+    with np.errstate(divide="ignore", over="ignore"):
+        logs = 2 * np.log(np.abs(activation.terms(TERMS))) - log_p
+        base = np.log(second)
+        total = np.zeros_like(second)
+        for i in k[np.isfinite(logs)]:
+            total += np.exp(logs[i] + (activation.first + 2 * i) * base)
+    return np.asarray(total - (activation(t) - activation.linear * t) ** 2)
+
+
+def probabilities(rho: float) -> Array:
+    """p_k, (TERMS,)."""
+    return np.asarray(rho * (1 - rho) ** np.arange(TERMS))
+
+
+def draw(rho: float, count: int, seed: int) -> Array:
+    """How often each K comes up in ``count`` draws, (TERMS,)."""
+    p = probabilities(rho)
+    p[-1] = 1 - p[:-1].sum()
+    return draws.generator(seed).multinomial(count, np.clip(p, 0, 1))
+
+
+def average(activation: Activation, rho: float, times: Array) -> Array:
+    """Coefficients of the average of these draws, by the power of t, up to the highest drawn."""
+    assert activation.terms is not None
+    highest = int(np.flatnonzero(times)[-1])
+    found = np.zeros(activation.first + 2 * highest + 1)
+    found[1] = activation.linear
+    taken = activation.terms(highest + 1) / probabilities(rho)[: highest + 1]
+    found[activation.first :: 2] = taken * times[: highest + 1] / times.sum()
+    return found
