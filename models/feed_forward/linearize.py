@@ -124,17 +124,18 @@ def linearize_feed_forward(
     """
     _check(form, target_error, max_cost)
     problem = state(linear, activation, calibration, seed)
-    plan = _plan(problem, form, target_error, seed)
-    cost = Cost(problem.rows.shape[1], len(problem.vectors), plan.powers)
+    planned = plan(problem, form, target_error, seed)
+    cost = Cost(problem.rows.shape[1], len(problem.vectors), planned.powers)
     say(cost.table())
     cost.check(max_cost)
-    layer, rounding = _build(problem, plan, seed)
+    layer, weight = build(problem, planned, seed)
+    rounding = _rounding(problem, planned, layer, weight)
     error, size = _judge(problem, layer)
     report = FeedForwardReport(
         form=form,
         activation=problem.activation.name,
-        degree=plan.polynomials.degree,
-        powers=tuple(plan.powers),
+        degree=planned.polynomials.degree,
+        powers=tuple(planned.powers),
         features=cost.features,
         multiply_adds=cost.multiply_adds,
         multiply_adds_before=cost.before,
@@ -142,7 +143,7 @@ def linearize_feed_forward(
         parameters_before=sum(p.numel() for p in linear.parameters()),
         error=error,
         relative_error=math.sqrt(error / size),
-        bound=plan.bound,
+        bound=planned.bound,
         outside=problem.outside,
         rounding=rounding,
         table=cost.table(),
@@ -163,7 +164,12 @@ def _check(form: str, target_error: float | None, max_cost: int) -> None:
         raise UsageError(f"max_cost is {max_cost}; expected at least 1.")
 
 
-def _plan(problem: Problem, form: str, target_error: float | None, seed: int) -> Plan:
+def plan(problem: Problem, form: str, target_error: float | None, seed: int) -> Plan:
+    """Work out a form.
+
+    Raises:
+        UsageError: see ``linearize_feed_forward``.
+    """
     if form == "least-squares":
         found = least_squares.fit(problem, target_error)
         return Plan(found, choose(problem, found, target_error), None)
@@ -176,29 +182,34 @@ def _plan(problem: Problem, form: str, target_error: float | None, seed: int) ->
     return Plan(found, powers, bias + sum(power.error for power in powers))
 
 
-def _build(problem: Problem, plan: Plan, seed: int) -> tuple[KernelFeedForward, float]:
-    """The layer, and by how much rounding changes its output.
-
-    Raises:
-        UsageError: so much that it is of no use.
-    """
+def build(problem: Problem, planned: Plan, seed: int) -> tuple[KernelFeedForward, Tensor]:
+    """The layer, with the draws of a seed, and its Phi(W) before it was rounded to float32."""
     config = KernelFeedForwardConfig(
         in_features=problem.rows.shape[1] - 1,
         out_features=len(problem.vectors),
-        maps=[power.map(seed) for power in plan.powers],
+        maps=[power.map(seed) for power in planned.powers],
     )
     layer = KernelFeedForward(config).eval()
-    weight = layer.fill(problem.centre, plan.polynomials, [p.degree for p in plan.powers])
+    degrees = [power.degree for power in planned.powers]
+    return layer, layer.fill(problem.centre, planned.polynomials, degrees)
+
+
+def _rounding(problem: Problem, planned: Plan, layer: KernelFeedForward, weight: Tensor) -> float:
+    """By how much float32 changes the output, relative to it.
+
+    Raises:
+        UsageError: so much that the layer is of no use.
+    """
     rows = problem.held_out[:_AT_ONCE]
     want, got = layer.exactly(weight, rows), _run(problem, layer, rows)
     rounding = float(np.linalg.norm(got - want) / np.linalg.norm(want))
     if not rounding <= _ROUNDING:
         raise UsageError(
             f"In float32 the layer is off by {rounding:.2g} of its output: powers up to degree "
-            f"{plan.polynomials.degree} of inputs this wide cancel. Ask for a larger target_error, "
-            "or take form='least-squares'."
+            f"{planned.polynomials.degree} of inputs this wide cancel. Ask for a larger "
+            "target_error, or take form='least-squares'."
         )
-    return layer, rounding
+    return rounding
 
 
 def _judge(problem: Problem, layer: KernelFeedForward) -> tuple[float, float]:

@@ -28,6 +28,9 @@ from linexport.models.feed_forward.problem import Problem
 _NO_STATE = 1e9
 """For the limit on the state of attention, of which there is none here."""
 
+_LINES = 16
+"""Degrees a table shows."""
+
 
 @dataclass(frozen=True)
 class Power:
@@ -148,25 +151,24 @@ class Cost:
     @property
     def multiply_adds(self) -> int:
         """Of Psi(x) and its product with Phi(W)."""
-        return sum(p.multiply_adds for p in self.powers) + self.features * self.outputs
+        return self.width * self.outputs + sum(self._of(p) for p in self.powers)
 
     @property
     def before(self) -> int:
         """Of W x."""
         return (self.width - 1) * self.outputs
 
+    def _of(self, power: Power) -> int:
+        return power.multiply_adds + power.features * self.outputs
+
     def table(self) -> str:
         """For people: a line a degree, then the sum beside what it replaces."""
         rows = [("degree", "map", "features", "multiply-adds")]
         rows += [("0, 1", "identity", *_numbers(self.width, self.width * self.outputs))]
-        rows += [
-            (
-                str(p.degree),
-                p.kind,
-                *_numbers(p.features, p.multiply_adds + p.features * self.outputs),
-            )
-            for p in self.powers
-        ]
+        lines = [(str(p.degree), p.kind, *_numbers(p.features, self._of(p))) for p in self.powers]
+        if len(lines) > _LINES:
+            lines[_LINES - 2 : -1] = [("...", "", "", "")]
+        rows += lines
         rows += [("all", "", *_numbers(self.features, self.multiply_adds))]
         rows += [("before", "", "", *_numbers(self.before))]
         sizes = [max(len(row[i]) for row in rows) for i in range(4)]

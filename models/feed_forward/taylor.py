@@ -15,6 +15,7 @@ which is the bound of MATH 3 with the value of MSE_k in place of a bound.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,16 +24,18 @@ from linexport.models.feature_maps import draws
 from linexport.models.feature_maps.base import Array
 from linexport.models.feed_forward.activations import Activation
 from linexport.models.feed_forward.polynomials import Polynomials
-from linexport.models.feed_forward.powers import Power, random_monomials
+from linexport.models.feed_forward.powers import Cost, Power, random_monomials
 from linexport.models.feed_forward.problem import Problem
 
 RHOS = tuple(i / 20 for i in range(6, 20))
 """Tried; the one with the least variance is taken."""
 
-TERMS = 256
-"""Of the series that are summed or drawn: (1 - rho)^256 < 1e-39 are left out."""
+TERMS = 128
+"""Of the series that are summed or drawn: (1 - rho)^128 < 2e-20 are left out."""
 
-_MOST_DRAWS = 10**18
+_MOST_DRAWS = 10**9
+_AT_ONCE = 16
+"""Rows whose terms are summed together."""
 
 
 def fit(problem: Problem, target_error: float, seed: int) -> tuple[Polynomials, list[Power], float]:
@@ -42,24 +45,41 @@ def fit(problem: Problem, target_error: float, seed: int) -> tuple[Polynomials, 
         The polynomials, the maps of their powers, and the expected squared error.
 
     Raises:
-        UsageError: the activation has no power series, or it does not converge on the data.
+        UsageError: the activation has no power series, it does not converge on the data, or so
+            many draws are needed that no budget allows them.
     """
     rho, single = best(problem)
-    count = _MOST_DRAWS
-    if single < target_error * _MOST_DRAWS:
-        count = max(1, math.ceil(single / target_error))
+    draws_needed = single / target_error
+    if not draws_needed < _MOST_DRAWS:
+        expected = np.minimum(draws_needed, 1e300) * probabilities(rho)
+        powers = _powers(problem.activation, np.ceil(expected[expected >= 1]))
+        Cost(problem.rows.shape[1], len(problem.vectors), powers).check(_MOST_DRAWS)
+    count = max(1, math.ceil(draws_needed))
+    return (*drawn(problem, rho, count, seed), single / count)
+
+
+def drawn(problem: Problem, rho: float, count: int, seed: int) -> tuple[Polynomials, list[Power]]:
+    """The average of ``count`` draws of K, and the maps that belong to it."""
     times = draw(rho, count, seed)
     weights = average(problem.activation, rho, times)
     polynomials = Polynomials(np.tile(weights, (len(problem.vectors), 1)), problem.vectors)
-    powers = [
-        random_monomials(problem.activation.first + 2 * int(k), int(times[k]), 0.0)
-        for k in np.flatnonzero(times)
+    return polynomials, _powers(problem.activation, times)
+
+
+def _powers(activation: Activation, times: Array) -> list[Power]:
+    return [
+        random_monomials(activation.first + 2 * k, int(features), 0.0)
+        for k, features in enumerate(times)
+        if features
     ]
-    return polynomials, powers, single / count
 
 
 def best(problem: Problem) -> tuple[float, float]:
-    """rho, and the largest variance of one draw over the rows, summed over the outputs."""
+    """rho, and the largest variance of one draw over the rows, summed over the outputs.
+
+    Raises:
+        UsageError: no power series, or none that converges on the data.
+    """
     f = problem.activation
     if f.terms is None:
         raise UsageError(
@@ -67,35 +87,36 @@ def best(problem: Problem) -> tuple[float, float]:
         )
     second = problem.rows.shape[1] * (problem.rows**2 @ (problem.vectors**2).T)
     # The ratio of terms is (second / radius^2)^2 / (1 - rho) in the end.
-    limit = f.radius**2 * math.sqrt(1 - RHOS[0])
-    if second.max() >= limit:
+    rhos = [rho for rho in RHOS if second.max() < f.radius**2 * math.sqrt(1 - rho)]
+    if not rhos:
+        limit = f.radius**2 * math.sqrt(1 - RHOS[0])
         raise UsageError(
             f"The power series of {f.name} has the radius {f.radius:.3g}; random monomials of it "
             f"have a finite variance where (d + 1) w^2 . x^2 < {limit:.3g}, and the calibration "
             f"data reach {second.max():.3g}. Use form='least-squares' or 'bernstein'."
         )
     t = problem.rows @ problem.vectors.T
-    found = [
-        (float(variance(f, rho, second, t).sum(1).max()), rho)
-        for rho in RHOS
-        if second.max() < f.radius**2 * math.sqrt(1 - rho)
-    ]
-    least, rho = min(found)
-    return rho, least
+    largest = np.zeros(len(rhos))
+    for start in range(0, len(t), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        here = variance(f, rhos, second[part], t[part]).sum(2).max(1)
+        largest = np.maximum(largest, here)
+    return rhos[int(largest.argmin())], float(largest.min())
 
 
-def variance(activation: Activation, rho: float, second: Array, t: Array) -> Array:
-    """Of one draw at each t, given the second moment of a random monomial of degree 1."""
+def variance(activation: Activation, rhos: Sequence[float], second: Array, t: Array) -> Array:
+    """Of one draw at each t, (rhos, *t.shape).
+
+    ``second`` is the second moment (d + 1) w^2 . x^2 of a random monomial of degree 1.
+    """
     assert activation.terms is not None
-    k = np.arange(TERMS)
-    log_p = math.log(rho) + k * math.log1p(-rho)
+    degrees = activation.first + 2 * np.arange(TERMS)
+    weights = np.stack([1 / probabilities(rho) for rho in rhos])
     # Coefficients may be too small for a float, and moments too large.
     with np.errstate(divide="ignore", over="ignore"):
-        logs = 2 * np.log(np.abs(activation.terms(TERMS))) - log_p
-        base = np.log(second)
-        total = np.zeros_like(second)
-        for i in k[np.isfinite(logs)]:
-            total += np.exp(logs[i] + (activation.first + 2 * i) * base)
+        logs = 2 * np.log(np.abs(activation.terms(TERMS)))
+        terms = np.exp(logs + np.log(second)[..., None] * degrees)
+        total = np.moveaxis((terms[..., None, :] * weights).sum(-1), -1, 0)
     return np.asarray(total - (activation(t) - activation.linear * t) ** 2)
 
 
