@@ -99,8 +99,10 @@ def find(activation: str | nn.Module) -> Activation:
     """
     name = activation if isinstance(activation, str) else _name(activation)
     if name not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise UsageError(f"Unknown activation {name!r}; expected {known}.{nearest(name, known)}")
+        raise UsageError(
+            f"Unknown activation {name!r}; expected {', '.join(ACTIVATIONS)}."
+            f"{nearest(name, ACTIVATIONS)}"
+        )
     return ACTIVATIONS[name]
 
 

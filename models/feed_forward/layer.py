@@ -60,8 +60,9 @@ class KernelFeedForward(WideBuffers):
         super().__init__()
         self.config = asdict(config)
         width = config.in_features + 1
-        self.maps = nn.ModuleList(make(m["kind"], width, m["options"]) for m in config.maps)
-        features = width + sum(int(m.features) for m in self.maps)
+        maps = [make(m["kind"], width, m["options"]) for m in config.maps]
+        features = width + sum(phi.features for phi in maps)
+        self.maps = nn.ModuleList(maps)
         self.register_buffer("centre", torch.zeros(config.in_features))
         self.register_buffer("weight", torch.zeros(config.out_features, features))
 

@@ -163,7 +163,7 @@ class Cost:
 
     def table(self) -> str:
         """For people: a line a degree, then the sum beside what it replaces."""
-        rows = [("degree", "map", "features", "multiply-adds")]
+        rows: list[tuple[str, ...]] = [("degree", "map", "features", "multiply-adds")]
         rows += [("0, 1", "identity", *_numbers(self.width, self.width * self.outputs))]
         lines = [(str(p.degree), p.kind, *_numbers(p.features, self._of(p))) for p in self.powers]
         if len(lines) > _LINES:

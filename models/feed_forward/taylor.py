@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from linexport.errors import UsageError
 from linexport.models.feature_maps import draws
@@ -66,7 +68,7 @@ def drawn(problem: Problem, rho: float, count: int, seed: int) -> tuple[Polynomi
     return polynomials, _powers(problem.activation, times)
 
 
-def _powers(activation: Activation, times: Array) -> list[Power]:
+def _powers(activation: Activation, times: NDArray[Any]) -> list[Power]:
     return [
         random_monomials(activation.first + 2 * k, int(features), 0.0)
         for k, features in enumerate(times)
@@ -116,7 +118,7 @@ def variance(activation: Activation, rhos: Sequence[float], second: Array, t: Ar
     with np.errstate(divide="ignore", over="ignore"):
         logs = 2 * np.log(np.abs(activation.terms(TERMS)))
         terms = np.exp(logs + np.log(second)[..., None] * degrees)
-        total = np.moveaxis((terms[..., None, :] * weights).sum(-1), -1, 0)
+        total = np.moveaxis(terms @ weights.T, -1, 0)
     return np.asarray(total - (activation(t) - activation.linear * t) ** 2)
 
 
@@ -125,14 +127,14 @@ def probabilities(rho: float) -> Array:
     return np.asarray(rho * (1 - rho) ** np.arange(TERMS))
 
 
-def draw(rho: float, count: int, seed: int) -> Array:
+def draw(rho: float, count: int, seed: int) -> NDArray[np.int64]:
     """How often each K comes up in ``count`` draws, (TERMS,)."""
     p = probabilities(rho)
     p[-1] = 1 - p[:-1].sum()
     return draws.generator(seed).multinomial(count, np.clip(p, 0, 1))
 
 
-def average(activation: Activation, rho: float, times: Array) -> Array:
+def average(activation: Activation, rho: float, times: NDArray[np.int64]) -> Array:
     """Coefficients of the average of these draws, by the power of t, up to the highest drawn."""
     assert activation.terms is not None
     highest = int(np.flatnonzero(times)[-1])
