@@ -19,8 +19,10 @@ import pytest
 import torch
 from torch import nn
 
-import linexport
+from linexport import passes, targets, trace
+from linexport.artifact import write
 from linexport.errors import UsageError
+from linexport.loaders.model import LoadedModel, Source
 from linexport.models import feature_maps
 from linexport.models.feed_forward import (
     KernelFeedForward,
@@ -34,6 +36,7 @@ from linexport.models.feed_forward.linearize import Plan, build, plan
 from linexport.models.feed_forward.polynomials import Polynomials
 from linexport.models.feed_forward.powers import Cost, Variance
 from linexport.models.feed_forward.problem import Problem, state
+from linexport.targets.lowering import lower
 
 ERRORS = 6.0
 FORMS = {"least-squares": None, "bernstein": 0.05, "taylor": 0.2}
@@ -252,27 +255,27 @@ def test_half_precision_keeps_its_buffers(dtype: torch.dtype) -> None:
     torch.testing.assert_close(got.float(), want.to(dtype).float(), atol=0, rtol=0)
 
 
-class Together(nn.Module):
-    """Every form in one model, with the axes of tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.forms = nn.ModuleList(replaced(form)[0] for form in FORMS)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([form(x) for form in self.forms], -1)
-
-
-def test_every_form_converts_and_is_equal(tmp_path: Path) -> None:
-    module = Together().eval()
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_exported_is_equal(form: str, tmp_path: Path) -> None:
+    layer, _ = replaced(form)
     dynamic = torch.export.Dim.DYNAMIC
-    x = inputs(60).reshape(2, 30, IN)
-    program = torch.export.export(module, (x,), dynamic_shapes=({0: dynamic, 1: dynamic},))
-    torch.export.save(program, tmp_path / "forms.pt2")
-    linexport.convert(tmp_path / "forms.pt2", tmp_path / "out", bench=False, threads=1)
-    x = inputs(93, seed=9).reshape(3, 31, IN)
-    (got,) = linexport.load(tmp_path / "out").run(x.numpy()).values()
-    np.testing.assert_allclose(got, module(x).numpy(), atol=1e-5)
+    loaded = LoadedModel(
+        module=layer,
+        args=(inputs(60).reshape(2, 30, IN),),
+        kwargs={},
+        dynamic_shapes=({0: dynamic, 1: dynamic},),
+        source=Source("factory", "tests", None, form),
+    )
+    target = targets.find("ort")
+    model = target.prepare(passes.run(trace.trace(loaded).model, passes.STATELESS))
+    mapped = [node for node in model.graph.node if node.op_type == "FeatureMap"]
+    assert len(mapped) == len(layer.maps)
+    lowered, _ = lower(model, target.candidates)
+    session = target.open(write.save_model(lowered, tmp_path), threads=1)
+    for shape in ((3, 31, IN), (1, 1, IN)):
+        x = inputs(shape[0] * shape[1], seed=9).reshape(shape)
+        (got,) = session.run({model.graph.input[0].name: x.numpy()}).values()
+        np.testing.assert_allclose(got, layer(x).numpy(), atol=1e-5)
 
 
 # Bad input
