@@ -6,8 +6,8 @@ the expected squared error of output i, so that
     m_k = ceil(n out / eps * max_i c_ik^2 max_x m MSE_k(v_i, x'))
 
 keeps the sum over the n degrees and all outputs at eps. Of the maps that will do, the one with the
-fewest multiply-adds is taken. WRONG elsewhere: |v_i|^(2k) |x'|^(2k) in place of m MSE_k, which
-is what a tensor sketch has only up to a factor of 2 + 3^k.
+fewest multiply-adds is taken. |v_i|^(2k) |x'|^(2k) in place of m MSE_k is too little: a tensor
+sketch has that only up to a factor of 2 + 3^k, random monomials up to (d + 1)^k.
 """
 
 from __future__ import annotations

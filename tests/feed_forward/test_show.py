@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "show_feed_forward.py"
 
 
+@pytest.mark.slow
 def test_what_is_claimed_of_trained_networks_holds(tmp_path: Path) -> None:
     numbers = tmp_path / "numbers.json"
     arguments = ["--steps", "400", "--draws", "60", "--json", str(numbers)]
