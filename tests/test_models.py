@@ -364,7 +364,9 @@ def test_load_refuses_other_files(tmp_path: Path) -> None:
 
 def test_build_names_what_is_wrong() -> None:
     assert models.names() == sorted([*SMALL, *WITHOUT_ATTENTION])
-    with pytest.raises(UsageError, match=r"digit_classifier, digit_network, language_model.*'language_model'"):
+    with pytest.raises(
+        UsageError, match=r"digit_classifier, digit_network, language_model.*'language_model'"
+    ):
         models.build("langage_model", {})
     for change, message in [
         ({"dims": 3}, "unknown key 'dims'. Did you mean 'dim'"),
