@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.recognise import rules, softmax
+from linexport.recognise import functions, rules, softmax
 from linexport.recognise.axes import size_of
 from linexport.recognise.emit import Writer
 from linexport.recognise.evaluate import Evaluator
@@ -179,7 +179,7 @@ class Search:
         roles, values = root.roles, self.evaluator.values
         inputs = _inputs(root.region, writer.nodes)
         known = {t.name: values.numbers(t) for t in inputs}
-        bare = [f for f in (*roles.query, *roles.key) if f.function == IDENTITY]
+        bare = [f for f in (*roles.query, *roles.key) if functions.keeps_sign(f.function)]
         decays = roles.decay.of(Leaf) if roles.decay else []
         down = [f for f in decays if f.function == IDENTITY]
         rising = roles.decay is not None and roles.decay.coefficient < 0
