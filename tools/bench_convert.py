@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import onnxruntime  # noqa: F401  # libraries are not what a model takes
+import onnx_graphsurgeon  # noqa: F401  # libraries are not what a model takes
+import onnxruntime  # noqa: F401
+import onnxscript  # noqa: F401
 import torch
 from torch import Tensor, nn
 
@@ -29,7 +32,6 @@ import linexport
 
 WIDTH, HEADS, EPS = 512, 8, 1e-6
 LAYERS = int(os.environ.get("LAYERS", "12"))
-LIMIT_SECONDS, LIMIT_MEMORY = 90, 4
 
 
 def cumsum_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -78,19 +80,38 @@ def quadratic() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return _model(quadratic_attention)
 
 
-class Peaks:
-    """Megabytes above what was resident before, the highest of each stage."""
+class Watched:
+    """What every stage takes: seconds, those of processors, and the most memory it held."""
 
-    def __init__(self) -> None:
-        self.before = _resident("VmRSS")
-        self.stages: list[tuple[str, float]] = []
+    def __init__(self, weights: float) -> None:
+        self.before, self.weights = _resident("VmRSS"), weights
+        self.stages: list[dict[str, Any]] = []
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """See ``linexport.progress.Progress``."""
         Path("/proc/self/clear_refs").write_text("5")
+        start, busy = time.perf_counter(), _processor()
         yield
-        self.stages.append((name, _resident("VmHWM") - self.before))
+        row = {
+            "name": name,
+            "seconds": round(time.perf_counter() - start, 1),
+            "processor_seconds": round(_processor() - busy, 1),
+            "peak_mb": round(_resident("VmHWM") - self.before),
+        }
+        self.stages.append(row)
+        print(
+            f"  {name:10} {row['seconds']:7.1f} s  {row['processor_seconds']:7.1f} s of processors"
+            f"  {row['peak_mb']:6} MB  {row['peak_mb'] / self.weights:5.1f} x",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _processor() -> float:
+    """Seconds that processors have worked for this process and those it waited for."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(u.ru_utime + u.ru_stime for u in used)
 
 
 def _resident(field: str) -> float:
@@ -103,32 +124,28 @@ def _resident(field: str) -> float:
 def measured(name: str) -> dict[str, Any]:
     """One conversion, in this process."""
     weights = sum(p.numel() * 4 for p in globals()[name]()[0].parameters()) / 2**20
-    peaks = Peaks()
-    start = time.perf_counter()
+    print(f"{name}, {LAYERS} layers, {weights:.0f} MB of weights", file=sys.stderr)
+    watched = Watched(weights)
+    start, busy = time.perf_counter(), _processor()
     with tempfile.TemporaryDirectory() as work:
-        manifest = linexport.convert(f"bench_convert:{name}", Path(work) / "out", progress=peaks)
-    seconds = time.perf_counter() - start
-    stages = [
-        {**timed, "peak_mb": round(peak)}
-        for timed, (_, peak) in zip(manifest["stages"], peaks.stages, strict=True)
-    ]
+        manifest = linexport.convert(f"bench_convert:{name}", Path(work) / "out", progress=watched)
     return {
         "model": name,
         "layers": LAYERS,
         "fused": manifest["fused"],
         "status": manifest["status"],
         "weights_mb": round(weights),
-        "seconds": round(seconds, 1),
-        "peak_mb": max(s["peak_mb"] for s in stages),
-        "original_mb": {r["length"]: r["pytorch_mb"] for r in manifest["memory"]},
-        "stages": stages,
+        "seconds": round(time.perf_counter() - start, 1),
+        "processor_seconds": round(_processor() - busy, 1),
+        "peak_mb": max(s["peak_mb"] for s in watched.stages),
+        "stages": watched.stages,
         "warnings": manifest["warnings"],
         "latency": manifest["latency"],
     }
 
 
 def main() -> None:
-    """A table of stages for each model."""
+    """Each model in a process of its own, which prints its stages as they end."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--model", choices=("cumsum", "quadratic"))
     options.add_argument("--layers", type=int, default=LAYERS)
@@ -140,7 +157,7 @@ def main() -> None:
         return
     rows = []
     for name in [given.model] if given.model else ["cumsum", "quadratic"]:
-        # From its own folder: the factories are importable there, for every process of the conversion.
+        # From its own folder, where the factories are importable.
         done = subprocess.run(
             [sys.executable, Path(__file__).name, "--here", "--model", name],
             cwd=Path(__file__).parent,
@@ -149,19 +166,15 @@ def main() -> None:
             text=True,
             check=True,
         )
-        rows.append(json.loads(done.stdout.splitlines()[-1]))
-        _show(rows[-1])
+        row = json.loads(done.stdout.splitlines()[-1])
+        rows.append(row)
+        print(
+            f"{name}: {row['status']}, {row['fused']}, {row['seconds']} s, "
+            f"{row['processor_seconds']} s of processors, {row['peak_mb']} MB",
+            flush=True,
+        )
     if given.json:
         given.json.write_text(json.dumps(rows, indent=2) + "\n")
-
-
-def _show(row: dict[str, Any]) -> None:
-    weights = row["weights_mb"]
-    print(f"{row['model']}, {row['layers']} layers, {weights} MB: {row['status']}, {row['fused']}")
-    for stage in row["stages"]:
-        peak = stage["peak_mb"]
-        print(f"  {stage['name']:10} {stage['seconds']:7.1f} s {peak:6} MB {peak / weights:5.1f} x")
-    print(f"  {'all':10} {row['seconds']:7.1f} s {row['peak_mb']:6} MB", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ For each token, with alpha_t = exp(decay_t), scale s and the key of a masked tok
     output       o_t = s q_t^T S_t                            normalize = 0
                  o_t = s q_t^T S_t / (s q_t^T z_t + eps)      normalize = 1
 
-``causal = 0`` uses the last S and z for every t, and takes as many keys as there are. Source: the reference recurrence of ONNX's
-LinearAttention (opset 27), with a normaliser, a mask and a bidirectional form added.
+``causal = 0`` uses the last S and z for every t; there may be more or fewer keys than queries.
+Source: the reference recurrence of ONNX's LinearAttention (opset 27), with a normaliser, a mask and
+a bidirectional form added.
 """
 
 from __future__ import annotations
