@@ -17,6 +17,7 @@ from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.op import DOMAIN
 from linexport.recognise import decay, functions
 from linexport.recognise.axes import Axis, Index, size_of
+from linexport.recognise.maps import Mapped
 from linexport.recognise.nodes import Nodes, dim, element
 from linexport.recognise.roles import NotAttentionError, Roles
 from linexport.recognise.terms import BOOLEAN, IDENTITY, Form, Leaf
@@ -84,11 +85,16 @@ class Writer(Nodes):
         maps: the kinds of the feature maps of query and key.
     """
 
-    def __init__(self, root: gs.Tensor, form: Form, roles: Roles) -> None:
+    def __init__(
+        self, root: gs.Tensor, form: Form, roles: Roles, mapped: Mapped | None = None
+    ) -> None:
         super().__init__(root.name, roles.leaves)
-        self.root, self.form, self.roles = root, form, roles
+        self.root, self.form, self.roles, self.mapped = root, form, roles, mapped
         self.layout = layout(roles)
         self.maps: dict[str, str | None] = {}
+        self.parameters = [
+            gs.Constant(self.name("parameter"), p) for p in (mapped.parameters if mapped else ())
+        ]
 
     def write(self) -> gs.Node:
         """All of it; returns the fused node.
@@ -186,6 +192,8 @@ class Writer(Nodes):
         dtype: np.dtype[np.generic],
     ) -> gs.Variable:
         """A leaf's function on the packed tensor: a FeatureMap node where there is such a map."""
+        if self.mapped is not None and role in ("query", "key"):
+            return self._several(role, x, self.mapped, heads, dtype)
         kind = functions.kind_of(leaf.function) if role in ("query", "key") else None
         if role in ("query", "key"):
             self.maps[role] = kind
@@ -197,6 +205,21 @@ class Writer(Nodes):
         if leaf.function != IDENTITY:
             x = self._function(x, leaf, dtype)
         return self.cast(x, dtype)
+
+    def _several(
+        self, role: str, x: gs.Tensor, mapped: Mapped, heads: Index, dtype: np.dtype[np.generic]
+    ) -> gs.Variable:
+        """A map of several components on the packed tensor."""
+        self.maps[role], count = mapped.kind, _count(heads)
+        x = self.cast(x, dtype)
+        if mapped.scales[role] != 1.0:
+            factor = gs.Constant(self.name("factor"), np.asarray(mapped.scales[role], dtype))
+            x = self.add("Mul", [x, factor], dtype, shape=x.shape)
+        attributes = {"kind": mapped.kind, "num_heads": count, "side": role}
+        shape = [*x.shape[:2], count * mapped.features]
+        name = f"{self.root.name}/{role}/FeatureMap"
+        inputs = [x, *self.parameters]
+        return self.add("FeatureMap", inputs, dtype, shape=shape, attrs=attributes, name=name)
 
     def _function(self, x: gs.Tensor, leaf: Leaf, dtype: np.dtype[np.generic]) -> gs.Variable:
         b = Body()
