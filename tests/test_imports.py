@@ -22,7 +22,7 @@ ORDER = [
     {"loaders"},
     {"trace"},
     {"recognise"},
-    {"tokens", "neighbourhood"},
+    {"tokens", "neighbourhood", "aside"},
     {"passes"},
     {"targets"},
     {"artifact"},

@@ -16,6 +16,7 @@ from types import ModuleType
 import onnx
 import onnx_graphsurgeon as gs
 
+from linexport import aside
 from linexport.recognise import Findings
 
 STAGES = ("canonicalise", "fuse", "stream", "state", "absorb")
@@ -25,15 +26,32 @@ STATELESS = ("canonicalise", "fuse", "absorb")
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A model after the passes, and what they found on the way."""
+    """A model after the passes, and what they found on the way.
+
+    Attributes:
+        weights: kept beside the model, see ``aside``.
+    """
 
     model: onnx.ModelProto
     findings: Findings
+    weights: aside.Weights
 
 
-def rewrite(model: onnx.ModelProto, stages: tuple[str, ...] = STAGES) -> Rewritten:
-    """Apply all passes of the given stages."""
+def rewrite(
+    model: onnx.ModelProto,
+    stages: tuple[str, ...] = STAGES,
+    weights: aside.Weights | None = None,
+) -> Rewritten:
+    """Apply all passes of the given stages.
+
+    Args:
+        model: left as it is.
+        stages: some of ``STAGES``, in order.
+        weights: those that were taken from the model; large ones of the result are then kept beside
+            it as well.
+    """
     graph = gs.import_onnx(model)
+    aside.fill(graph, weights or {})
     findings = Findings()
     for stage in stages:
         for found in passes():
@@ -41,7 +59,8 @@ def rewrite(model: onnx.ModelProto, stages: tuple[str, ...] = STAGES) -> Rewritt
                 findings += found.run(graph) or Findings()
         # Passes disconnect what they replace; the next stage is to see only what is left.
         graph.cleanup().toposort()
-    return Rewritten(gs.export_onnx(graph, do_type_check=False), findings)
+    kept = {} if weights is None else aside.empty(graph)
+    return Rewritten(gs.export_onnx(graph, do_type_check=False), findings, kept)
 
 
 def run(model: onnx.ModelProto, stages: tuple[str, ...] = STAGES) -> onnx.ModelProto:

@@ -137,8 +137,12 @@ def _folded(node: gs.Node, opset: int) -> list[gs.Tensor] | None:
     grown = sum(v.nbytes for v in values) - sum(map(_bytes, large))
     if grown > SMALL:
         return None
+    # A large one is a view of its source, which is made contiguous when it is written.
     return [
-        gs.Constant(output.name, np.ascontiguousarray(value).reshape(value.shape))
+        gs.Constant(
+            output.name,
+            value if value.nbytes > SMALL else np.ascontiguousarray(value).reshape(value.shape),
+        )
         for output, value in zip(node.outputs, values, strict=True)
     ]
 
