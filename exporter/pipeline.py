@@ -31,6 +31,7 @@ from linexport.progress import Progress, Silent, Stopwatch
 from linexport.results import Manifest, check_engines, check_parity, measure, write_reports
 from linexport.subject import subject_of, tensors
 from linexport.targets.lowering import lower
+from linexport.weights import attached
 
 TUNE_LENGTH = 1024
 NAMED = 3
@@ -223,14 +224,16 @@ class _Conversion:
         return manifest
 
     def _lower(self, with_state: bool) -> tuple[Path, Manifest]:
-        """The model file and its manifest. No graph outlives the call: each holds all weights."""
+        """The model file and its manifest."""
         stage = self.watch.stage
         with stage("rewrite"):
             own = self.loaded.stepwise is not None  # its states are in the graph as it is
             stages = passes.STAGES if with_state and not own else passes.STATELESS
-            rewritten = passes.rewrite(self.traced.model, stages)
+            rewritten = passes.rewrite(self.traced.graph, stages, self.traced.weights)
             self.findings, self.mixing = rewritten.findings, tokens.mixing(rewritten.model)
-            model = self.target.prepare(rewritten.model)
+            model, apart = rewritten.model, rewritten.weights
+            if self.target.prepare is not targets.unchanged:  # it may change the weights, too
+                model, apart = self.target.prepare(attached(model, apart)), {}
         with stage("lower"):
             lowered, choices = lower(
                 model,
@@ -239,7 +242,7 @@ class _Conversion:
                 self._tune_sizes(),
             )
         with stage("write"):
-            path = write.save_model(lowered, self.folder)
+            path = write.save_model(lowered, self.folder, apart)
             self._check(path)
             write.copy_files(self.loaded.files, self.folder)
             return path, self._manifest(lowered, [c.json() for c in choices])
@@ -279,7 +282,7 @@ class _Conversion:
         return sizes
 
     def _manifest(self, model: onnx.ModelProto, lowerings: list[dict[str, Any]]) -> Manifest:
-        given = [i.name for i in self.traced.model.graph.input]
+        given = [i.name for i in self.traced.graph.graph.input]
         own = self.loaded.stepwise.states if self.loaded.stepwise else ()
         found = [*own, *states.find(model, given)]
         fused = _fused(model.graph)
@@ -328,7 +331,7 @@ class _Conversion:
             "lowerings": lowerings,
             "engines": [],
             "nodes": {
-                "exported": len(self.traced.model.graph.node),
+                "exported": len(self.traced.graph.graph.node),
                 "artifact": len(graph.node),
             },
             "files": {p.name: p.stat().st_size for p in sorted(self.folder.iterdir())},

@@ -15,7 +15,7 @@ ORDER = [
     # The package itself: its version, and names that are imported when they are first used.
     {"linexport"},
     {"errors"},
-    {"dims", "progress", "environment"},
+    {"dims", "progress", "environment", "weights"},
     {"plugins"},
     {"models"},
     {"states", "patches"},

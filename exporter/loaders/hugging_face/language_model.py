@@ -63,7 +63,7 @@ class _CausalModel(nn.Module):
         self.model = model
         taken = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in taken
-        self._cache_name = next(name for name in CACHE_NAMES if name in taken)
+        self.cache_name = next(name for name in CACHE_NAMES if name in taken)
 
     def _positions(self, mask: Tensor, length: int) -> dict[str, Tensor]:
         """Of the last ``length`` tokens, where the model asks for them."""
@@ -106,7 +106,7 @@ class Streaming(_CausalModel):
                 input_ids=input_ids,
                 attention_mask=mask,
                 use_cache=False,  # that is, none but the one given
-                **{self._cache_name: cache},
+                **{self.cache_name: cache},
                 **self._positions(mask, input_ids.shape[1]),
             ).logits
         found = presents(cache, carried)
