@@ -4,9 +4,9 @@
 
 Every family is converted twice. The tiny model of the tests is checked as ``convert`` checks it,
 and timed. The wide one (hidden size 512, four layers) is measured beside eager PyTorch and, where
-there is one, a plain export of that one length. The sum of its matrix products, measured in the
-same run, is what no implementation in float32 is faster than. With ``--memory`` a model of that many
-megabytes of weights is converted, too.
+there is one, a plain export of that one length. No implementation in float32 is faster than the sum
+of its matrix products, measured in the same run. With ``--memory`` a model of that many megabytes
+of weights is converted, too.
 
 Each step is a process of its own. Results are added to FILE, so that a run can be continued.
 """
@@ -310,10 +310,10 @@ def _cells(found: dict[str, Any]) -> list[str]:
 def main() -> None:
     """Run every step that FILE has no result of, and print the table."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("families", nargs="*", default=[*TINY], metavar="MODEL_TYPE")
+    options.add_argument("families", nargs="*", metavar="MODEL_TYPE")
     options.add_argument("--json", type=Path, help="read earlier results from it, and add to them")
     options.add_argument("--threads", type=int, default=2)
-    options.add_argument("--memory", type=int, metavar="MB", help="weights of a model to convert")
+    options.add_argument("--memory", type=int, metavar="MB", help="convert a model of such weights")
     options.add_argument("--only", choices=["tiny", "speed"], help="one of the two conversions")
     given = options.parse_args()
     results: dict[str, Any] = {}
@@ -321,7 +321,7 @@ def main() -> None:
         results = json.loads(given.json.read_text())
     steps = [
         (name, step, [str(given.threads)] if step == "speed" else [])
-        for name in given.families
+        for name in given.families or ([] if given.memory else TINY)
         for step in ("tiny", "speed")
         if given.only in (None, step)
     ]
