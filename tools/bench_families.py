@@ -140,16 +140,16 @@ class Eager:
 
         self.original: Any = load_model(folder).module
         self.tokens, self.one = tokens, tokens[:, :1]
-        self.cache: Any = None
-        self._run(tokens)
+        self.state: dict[str, Any] = {}
+        self._run(tokens, self.state)
 
     def prefill(self) -> np.ndarray:
         """Logits of all tokens."""
-        return self._run(self.tokens)
+        return self._run(self.tokens, {})
 
     def step(self) -> np.ndarray:
         """Logits of one more token."""
-        return self._run(self.one, self.cache)
+        return self._run(self.one, self.state)
 
     def weights(self) -> list[np.ndarray]:
         """Of every matrix product that is done for each token."""
@@ -158,17 +158,11 @@ class Eager:
         parts = self.original.modules()
         return [m.weight.detach().numpy() for m in parts if isinstance(m, torch.nn.Linear)]
 
-    def _run(self, tokens: Any, cache: Any = None) -> np.ndarray:
+    def _run(self, tokens: Any, state: dict[str, Any]) -> np.ndarray:
         import torch
 
-        from linexport import patches
-        from linexport.loaders.hugging_face.language_model import modeling_files
-
-        model, name = self.original.model, self.original.cache_name
-        with torch.inference_mode(), patches.original(modeling_files(model)):
-            output = model(input_ids=tokens, use_cache=True, **({name: cache} if cache else {}))
-        self.cache = output[name]
-        logits: np.ndarray = output.logits.numpy()
+        with torch.inference_mode():
+            logits: np.ndarray = self.original.step(tokens, torch.ones_like(tokens), state).numpy()
         return logits
 
 

@@ -87,6 +87,18 @@ class Original(_CausalModel):
             ).logits
         return logits
 
+    def initial_state(self, batch: int) -> dict[str, Any]:
+        """What ``step`` begins with: no cache yet, for any batch."""
+        return {}
+
+    def step(self, input_ids: Tensor, attention_mask: Tensor, state: dict[str, Any]) -> Tensor:
+        """Logits, with the library's own cache kept in ``state``: for timing, none is padding."""
+        with patches.original(modeling_files(self.model)):
+            output = self.model(input_ids=input_ids, use_cache=True, **state)
+        state[self.cache_name] = output[self.cache_name]
+        logits: Tensor = output.logits
+        return logits
+
 
 class Streaming(_CausalModel):
     """The model with its states as inputs and outputs; to be called within ``patched``."""
