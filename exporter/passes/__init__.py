@@ -72,10 +72,10 @@ def _empty(graph: gs.Graph) -> Weights:
     """Take the values of large constants out of the graph."""
     found = {}
     for tensor in graph.tensors().values():
-        if (
-            isinstance(tensor, gs.Constant)
-            and np.prod(tensor.shape) * tensor.dtype.itemsize >= LARGE
-        ):
+        # onnx-graphsurgeon has a number for the dtype of values that NumPy has no dtype for.
+        if not isinstance(tensor, gs.Constant) or isinstance(tensor.dtype, int):
+            continue
+        if np.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize >= LARGE:
             found[tensor.name] = tensor.values
             tensor.values = LazyValues(placeholder(tensor.name, tensor.values))
     return found
