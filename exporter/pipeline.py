@@ -31,7 +31,7 @@ from linexport.progress import Progress, Silent, Stopwatch
 from linexport.results import Manifest, check_engines, check_parity, measure, write_reports
 from linexport.subject import subject_of, tensors
 from linexport.targets.lowering import lower
-from linexport.weights import attached
+from linexport.weights import attached, outline
 
 TUNE_LENGTH = 1024
 NAMED = 3
@@ -243,14 +243,14 @@ class _Conversion:
             )
         with stage("write"):
             path = write.save_model(lowered, self.folder, apart)
-            self._check(path)
+            self._check(lowered)
             write.copy_files(self.loaded.files, self.folder)
             return path, self._manifest(lowered, [c.json() for c in choices])
 
     @staticmethod
-    def _check(path: Path) -> None:
+    def _check(model: onnx.ModelProto) -> None:
         try:
-            onnx.checker.check_model(str(path))  # by its path: it may be larger than a protobuf
+            onnx.checker.check_model(outline(model))
         except onnx.checker.ValidationError as error:
             raise BuildError(f"The rewritten graph is not valid ONNX: {error}") from error
 

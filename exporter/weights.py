@@ -58,6 +58,21 @@ def attached(model: onnx.ModelProto, weights: Weights) -> onnx.ModelProto:
     return whole
 
 
+def outline(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy that is valid if the model is: weights that are apart are inputs."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    apart = [t for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL]
+    kept = [t for t in model.graph.initializer if t.data_location != TensorProto.EXTERNAL]
+    del bare.graph.initializer[:]
+    bare.graph.initializer.extend(kept)
+    for tensor in apart:
+        bare.graph.input.append(
+            helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        )
+    return bare
+
+
 def save(model: onnx.ModelProto, weights: Weights, path: Path, data: Path | None = None) -> None:
     """Write a model whose weights are apart, holding one of them at a time.
 

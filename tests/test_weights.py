@@ -48,6 +48,14 @@ def test_weights_come_back_as_they_were(model: onnx.ModelProto) -> None:
     assert whole == onnx.ModelProto.FromString(before)
 
 
+def test_an_outline_is_valid_if_the_model_is(model: onnx.ModelProto) -> None:
+    weights.detach(model)
+    onnx.checker.check_model(weights.outline(model))
+    model.graph.node[1].op_type = "NoSuchOperator"
+    with pytest.raises(onnx.checker.ValidationError, match="NoSuchOperator"):
+        onnx.checker.check_model(weights.outline(model))
+
+
 def test_passes_leave_them_apart_and_copy_none(model: onnx.ModelProto) -> None:
     expected = output(model)
     apart = weights.detach(model)

@@ -105,10 +105,10 @@ def _passed_on(node: gs.Node) -> gs.Tensor | None:
         return source
     if node.op in ("Mul", "Div"):
         return _times_one(node)
-    if node.op == "Reshape":
-        known = None not in (source.shape, node.outputs[0].shape)
-        named = known and not any(size in (None, "") for size in source.shape)
-        return source if named and list(source.shape) == list(node.outputs[0].shape) else None
+    if node.op == "Reshape" and source is not None:
+        before, after = (list(t.shape or ()) for t in (source, node.outputs[0]))
+        named = before and not any(size in (None, "") for size in before)
+        return source if named and before == after else None
     if node.op in ("Cast", "CastLike"):
         to = _code(node.attrs["to"]) if node.op == "Cast" else _dtype(node.inputs[1])
         return source if to is not None and _dtype(source) == to else None
