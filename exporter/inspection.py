@@ -43,15 +43,15 @@ def inspect(path: str | Path, *, drawings: bool = False) -> dict[str, Any]:
         return _artifact(folder)
     loaded = load_model(path, run=False)
     traced = trace.trace(loaded)
-    plain = passes.run(traced.model, passes.STATELESS[:1])
-    rewritten = passes.rewrite(traced.model)
+    model = traced.model
+    plain, rewritten = passes.run(model, passes.STATELESS[:1]), passes.rewrite(model)
     findings = rewritten.findings
     found: dict[str, Any] = {
         "kind": loaded.source.kind,
         "source": vars(loaded.source),
         "dims": {n: vars(limits) for n, limits in traced.dims.items()},
         "nodes": {
-            "traced": len(traced.model.graph.node),
+            "traced": len(model.graph.node),
             "rewritten": len(rewritten.model.graph.node),
         },
         "matches": [match.json() for match in findings.matches],

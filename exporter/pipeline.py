@@ -7,9 +7,7 @@ Everything is written to a temporary folder that takes the place of the output a
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
-import gc
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -18,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import torch
 
 import linexport
-from linexport import aside, environment, parity, passes, states, targets, tokens, trace
 from linexport import dims as dimensions
+from linexport import environment, parity, passes, states, targets, tokens, trace
 from linexport.artifact import manifest as manifests
 from linexport.artifact import write
 from linexport.errors import BuildError, EnvironmentProblemError
@@ -33,8 +30,8 @@ from linexport.plugins.ops.registry import all_ops
 from linexport.progress import Progress, Silent, Stopwatch
 from linexport.results import Manifest, check_engines, check_parity, measure, write_reports
 from linexport.subject import subject_of, tensors
-from linexport.targets.base import unchanged
 from linexport.targets.lowering import lower
+from linexport.weights import attached, outline
 
 TUNE_LENGTH = 1024
 NAMED = 3
@@ -185,7 +182,7 @@ class _Conversion:
                 trust_remote_code=self.request.trust_remote_code,
             )
         with stage("trace"):
-            self._trace()
+            self.traced = trace.trace(self.loaded)
             self.dims = self.target.bound(dimensions.merge(self.traced.dims, self.ranges))
         manifest = self._lower_and_check(with_state=True)
         if manifest["streaming"]["passed"] is False and self.loaded.stepwise is not None:
@@ -214,22 +211,13 @@ class _Conversion:
         manifest["stages"] = self.watch.stages
         return manifest
 
-    def _trace(self) -> None:
-        traced = trace.trace(self.loaded)
-        state = self.loaded.module.state_dict()
-        known = {n: x.numpy() for n, x in state.items() if x.dtype == torch.float32}
-        model, self.weights = aside.take(traced.model, known)
-        self.traced = dataclasses.replace(traced, model=model)
-
     def _lower_and_check(self, with_state: bool) -> Manifest:
         stage = self.watch.stage
         path, manifest = self._lower(with_state)
         with stage("parity"):
             session = self.target.open(path, threads=self.request.threads, taking_turns=True)
             self.subject = subject_of(manifest, self.loaded, session)
-            # A file is read again where it failed: the graph here is without its weights.
-            traced = None if self.loaded.graph else self.traced
-            check_parity(manifest, self.subject, self.request.seed, traced, path)
+            check_parity(manifest, self.subject, self.request.seed, self.traced, path)
         with stage("streaming"):
             streaming = parity.check_streaming(self.subject, self.request.seed)
             manifest["streaming"] = streaming.json()
@@ -241,13 +229,11 @@ class _Conversion:
         with stage("rewrite"):
             own = self.loaded.stepwise is not None  # its states are in the graph as it is
             stages = passes.STAGES if with_state and not own else passes.STATELESS
-            rewritten = passes.rewrite(self.traced.model, stages, self.weights)
+            rewritten = passes.rewrite(self.traced.graph, stages, self.traced.weights)
             self.findings, self.mixing = rewritten.findings, tokens.mixing(rewritten.model)
-            model, weights = rewritten.model, rewritten.weights
-            if self.target.prepare is not unchanged:
-                aside.put_back(model, weights)
-            model = self.target.prepare(model)
-            gc.collect()  # nodes of a graph know each other in circles
+            model, apart = rewritten.model, rewritten.weights
+            if self.target.prepare is not targets.unchanged:  # it may change the weights, too
+                model, apart = self.target.prepare(attached(model, apart)), {}
         with stage("lower"):
             lowered, choices = lower(
                 model,
@@ -256,22 +242,17 @@ class _Conversion:
                 self._tune_sizes(),
             )
         with stage("write"):
-            path = self._write(lowered, weights)
+            path = write.save_model(lowered, self.folder, apart)
+            self._check(lowered)
             write.copy_files(self.loaded.files, self.folder)
             return path, self._manifest(lowered, [c.json() for c in choices])
 
-    def _write(self, model: onnx.ModelProto, weights: aside.Weights) -> Path:
-        """The file; the model given stays without its weights."""
-        whole = onnx.ModelProto()
-        whole.CopyFrom(model)
-        aside.put_back(whole, weights)
-        path = write.save_model(whole, self.folder)
-        del whole  # before the checker reads all of it again
+    @staticmethod
+    def _check(model: onnx.ModelProto) -> None:
         try:
-            onnx.checker.check_model(str(path))  # by its path: it may be larger than a protobuf
+            onnx.checker.check_model(outline(model))
         except onnx.checker.ValidationError as error:
             raise BuildError(f"The rewritten graph is not valid ONNX: {error}") from error
-        return path
 
     def _build(self, build: targets.Build, manifest: Manifest) -> None:
         """Engines beside the model, and their records in the manifest."""
@@ -301,7 +282,7 @@ class _Conversion:
         return sizes
 
     def _manifest(self, model: onnx.ModelProto, lowerings: list[dict[str, Any]]) -> Manifest:
-        given = [i.name for i in self.traced.model.graph.input]
+        given = [i.name for i in self.traced.graph.graph.input]
         own = self.loaded.stepwise.states if self.loaded.stepwise else ()
         found = [*own, *states.find(model, given)]
         fused = _fused(model.graph)
@@ -350,7 +331,7 @@ class _Conversion:
             "lowerings": lowerings,
             "engines": [],
             "nodes": {
-                "exported": len(self.traced.model.graph.node),
+                "exported": len(self.traced.graph.graph.node),
                 "artifact": len(graph.node),
             },
             "files": {p.name: p.stat().st_size for p in sorted(self.folder.iterdir())},

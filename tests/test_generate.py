@@ -147,6 +147,16 @@ def test_wrong_prompts_are_refused_at_once(model: Artifact, prompt: Any, words: 
         model.generate(prompt)
 
 
+def test_it_ends_where_the_context_is_full(copy: Path) -> None:
+    write(copy, "config.json", {"max_position_embeddings": 12})
+    model = linexport.load(copy, threads=1)
+    assert len(list(model.generate(b"import ", max_tokens=50))) == 5
+    assert len(list(model.generate(b"import "))) == 5
+    assert list(model.generate(b"import numpy")) == []
+    with pytest.raises(UsageError, match=r"13 tokens.*made for 12"):
+        next(model.generate(b"import numpy "))
+
+
 def test_other_models_are_refused(converted: Callable[..., Path]) -> None:
     small = linexport.load(converted("small"), threads=1)
     with pytest.raises(UsageError, match=r"no language model: it has x float32 .* output float32"):

@@ -91,6 +91,48 @@ def test_what_does_nothing_is_dropped() -> None:
     assert ops(model) == ["Neg", "Slice"]
 
 
+def test_ones_reshapes_and_casts_that_change_nothing_are_dropped() -> None:
+    """The dtype of a value is found from where it comes from, where the graph does not note it."""
+    model = simplified(
+        node("Mul", "x,one", "p"),
+        node("Div", "p,one", "q"),
+        node("Softmax", "q", "r"),
+        node("Cast", "r", "s", to=TensorProto.FLOAT),
+        node("CastLike", "two,s", "t"),
+        node("Reshape", "s,flat", "u"),
+        node("Reshape", "u,back", "v"),
+        node("Mul", "v,t", "y"),
+        outputs=("y",),
+        one=np.array(1, np.float32),
+        two=np.array(2, np.float32),
+        flat=np.array([-1]),
+        back=np.array([-1, 2, 2]),
+    )
+    assert ops(model) == ["Mul", "Reshape", "Softmax"]
+
+
+def test_a_one_that_adds_an_axis_stays() -> None:
+    one = np.ones((1, 1, 1), np.float32)
+    model = simplified(node("Mul", "x,one", "p"), node("Neg", "p", "y"), outputs=("y",), one=one)
+    assert ops(model) == ["Mul", "Neg"]
+
+
+def test_a_slice_of_the_last_t_of_t_is_dropped_and_of_more_is_not() -> None:
+    model = simplified(
+        node("Shape", "x", "n", start=0, end=1),
+        node("Neg", "n", "minus"),
+        node("Slice", "x,minus,end,rows,step", "whole"),
+        node("Concat", "whole,x", "twice", axis=0),
+        node("Slice", "twice,minus,end,rows,step", "p"),
+        node("Neg", "p", "y"),
+        outputs=("y",),
+        end=np.array([np.iinfo(np.int64).max]),
+        rows=np.array([0]),
+        step=np.array([1]),
+    )
+    assert ops(model).count("Slice") == 1
+
+
 def test_outputs_keep_their_names_and_random_nodes_stay_apart() -> None:
     model = simplified(node("Neg", "x", "y"), node("Neg", "x", "z"), outputs=("y", "z"))
     assert [o.name for o in model.graph.output] == ["y", "z"]

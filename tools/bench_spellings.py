@@ -111,7 +111,7 @@ def lowered(module: torch.nn.Module, inputs: int) -> tuple[onnx.ModelProto, tupl
         program = torch.export.export(
             Packed(module, inputs), (x,), dynamic_shapes=({0: dynamic, 1: dynamic},), strict=False
         )
-    traced, _ = to_onnx(program, {})
+    traced = to_onnx(program, {})
     rewritten = passes.rewrite(traced)
     target = targets.find(targets.DEFAULT)
     model, _ = lower(target.prepare(rewritten.model), target.candidates, None, {})

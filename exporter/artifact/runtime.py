@@ -128,6 +128,8 @@ class Artifact:
     ) -> Iterator[int]:
         """Token ids that continue a prompt of token ids, one at a time, from the state.
 
+        It ends where the model's context is full, if its configuration names one.
+
         Args:
             prompt: at least one token id; of bytes, their values.
             max_tokens: None goes on for ever, or until the model ends the text.
@@ -137,11 +139,21 @@ class Artifact:
             stop: tokens that end the text, and are not returned; None for the model's own.
 
         Raises:
-            UsageError: not a language model, no states to continue from, or a bad argument.
+            UsageError: not a language model, no states to continue from, a prompt longer than the
+                model's context, or a bad argument.
         """
         model = language_model(self.manifest)
         ids, sampling = model.checked(prompt), Sampling(temperature, top_k, seed)
         ends = text.end_tokens(self.path) if stop is None else frozenset(stop)
+        limit = text.context(self.path)
+        if limit is not None:
+            if ids.size > limit:
+                raise UsageError(
+                    f"The prompt has {ids.size} tokens; the model was made for {limit} at most. "
+                    "Leave out the beginning."
+                )
+            left = limit - ids.size
+            max_tokens = left if max_tokens is None else min(max_tokens, left)
         stream = self.stream()
 
         def step(tokens: np.ndarray) -> np.ndarray:

@@ -83,6 +83,16 @@ def model_config(folder: Path) -> dict[str, Any]:
     return {**config, **(inner if isinstance(inner, dict) else {})}
 
 
+def context(folder: Path) -> int | None:
+    """Tokens that the model was made for, prompt and answer together; None where nothing says so.
+
+    Raises:
+        UsageError: the configuration is damaged.
+    """
+    limit = model_config(folder).get("max_position_embeddings")
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import onnx
 
+from linexport import weights
 from linexport.artifact.manifest import DATA, MODEL, is_artifact
 from linexport.errors import EnvironmentProblemError, UsageError
 
@@ -119,12 +120,16 @@ def replace_text(path: Path, text: str) -> None:
         partial.unlink(missing_ok=True)
 
 
-def save_model(model: onnx.ModelProto, folder: Path) -> Path:
-    """Write ``model.onnx`` (weights beside it where they are large); returns its path."""
-    path = folder / MODEL
-    large = model.ByteSize() > EXTERNAL_ABOVE
-    (folder / DATA).unlink(missing_ok=True)  # onnx would append to it
-    onnx.save_model(model, str(path), save_as_external_data=large, location=DATA)
+def save_model(model: onnx.ModelProto, folder: Path, apart: weights.Weights | None = None) -> Path:
+    """Write ``model.onnx`` (weights beside it where they are large); returns its path.
+
+    ``apart`` are the weights that are not in the model. Its own large ones are taken out of it.
+    """
+    path, data = folder / MODEL, folder / DATA
+    found = {**(apart or {}), **weights.detach(model)}
+    size = model.ByteSize() + sum(values.nbytes for values in found.values())
+    data.unlink(missing_ok=True)
+    weights.save(model, found, path, data if size > EXTERNAL_ABOVE else None)
     return path
 
 

@@ -32,7 +32,7 @@ def generate(
     with guarded(json):
         from linexport.artifact import load
         from linexport.artifact.language_model import language_model
-        from linexport.artifact.text import find_tokenizer
+        from linexport.artifact.text import context, find_tokenizer
 
         model = load(artifact, threads=threads)
         tokenizer = find_tokenizer(artifact, language_model(model.manifest).vocabulary)
@@ -45,6 +45,9 @@ def generate(
         written = _write(tokens, tokenizer.decoder(), show)
         show("\n")
         first, following = written.milliseconds()
+        stopped = "length" if len(written.tokens) == max_tokens else "end"
+        if stopped == "end" and len(ids) + len(written.tokens) == context(artifact):
+            stopped = "context"
         if json:
             print_json(
                 {
@@ -54,7 +57,7 @@ def generate(
                     "prompt_tokens": len(ids),
                     "text": written.text,
                     "tokens": written.tokens,
-                    "stopped": "length" if len(written.tokens) == max_tokens else "end",
+                    "stopped": stopped,
                     "seed": seed,
                     "first_token_ms": round(first, 3),
                     "next_token_ms": round(following, 3),

@@ -63,7 +63,8 @@ def _expected(
     """Values of the original by name."""
     if traced.translated is not None:
         return _interpret(traced.translated, inputs, subject.output_names)
-    original = _observed(traced.model, {n for node in traced.model.graph.node for n in node.output})
+    model = traced.model
+    original = _observed(model, {n for node in model.graph.node for n in node.output})
     got = OrtSession(original.SerializeToString()).run(feeds(inputs, subject.input_names))
     return {name: value for name, value in got.items() if value.dtype.kind == "f"}
 

@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
 
+import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
+from onnx_graphsurgeon.ir.tensor import LazyValues
 
-from linexport import aside
 from linexport.recognise import Findings
+from linexport.weights import LARGE, Weights, placeholder
 
 STAGES = ("canonicalise", "fuse", "stream", "state", "absorb")
 STATELESS = ("canonicalise", "fuse", "absorb")
@@ -26,32 +28,23 @@ STATELESS = ("canonicalise", "fuse", "absorb")
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A model after the passes, and what they found on the way.
-
-    Attributes:
-        weights: kept beside the model, see ``aside``.
-    """
+    """A model after the passes, its weights that are apart, and what was found on the way."""
 
     model: onnx.ModelProto
     findings: Findings
-    weights: aside.Weights
+    weights: Weights
 
 
 def rewrite(
-    model: onnx.ModelProto,
-    stages: tuple[str, ...] = STAGES,
-    weights: aside.Weights | None = None,
+    model: onnx.ModelProto, stages: tuple[str, ...] = STAGES, weights: Weights | None = None
 ) -> Rewritten:
     """Apply all passes of the given stages.
 
-    Args:
-        model: left as it is.
-        stages: some of ``STAGES``, in order.
-        weights: those that were taken from the model; large ones of the result are then kept beside
-            it as well.
+    ``weights`` are those that are not in the model; where it is given, the large ones of the
+    result are not in the result either.
     """
     graph = gs.import_onnx(model)
-    aside.fill(graph, weights or {})
+    _fill(graph, weights or {})
     findings = Findings()
     for stage in stages:
         for found in passes():
@@ -59,13 +52,33 @@ def rewrite(
                 findings += found.run(graph) or Findings()
         # Passes disconnect what they replace; the next stage is to see only what is left.
         graph.cleanup().toposort()
-    kept = {} if weights is None else aside.empty(graph)
-    return Rewritten(gs.export_onnx(graph, do_type_check=False), findings, kept)
+    apart = {} if weights is None else _empty(graph)
+    return Rewritten(gs.export_onnx(graph, do_type_check=False), findings, apart)
 
 
 def run(model: onnx.ModelProto, stages: tuple[str, ...] = STAGES) -> onnx.ModelProto:
     """The model after all passes of the given stages."""
     return rewrite(model, stages).model
+
+
+def _fill(graph: gs.Graph, weights: Weights) -> None:
+    """Give constants the values that were apart."""
+    for tensor in graph.tensors().values() if weights else ():
+        if tensor.name in weights:
+            tensor.values, tensor.data_location = weights[tensor.name], None
+
+
+def _empty(graph: gs.Graph) -> Weights:
+    """Take the values of large constants out of the graph."""
+    found = {}
+    for tensor in graph.tensors().values():
+        # onnx-graphsurgeon has a number for the dtype of values that NumPy has no dtype for.
+        if not isinstance(tensor, gs.Constant) or isinstance(tensor.dtype, int):
+            continue
+        if np.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize >= LARGE:
+            found[tensor.name] = tensor.values
+            tensor.values = LazyValues(placeholder(tensor.name, tensor.values))
+    return found
 
 
 def passes() -> Iterator[ModuleType]:

@@ -1,8 +1,9 @@
 """What an exporter without optimiser writes out at length -> the same values by fewer nodes.
 
     nodes whose inputs are all constant           -> a constant
-    Identity, Slice of everything,
-    Cast and CastLike to the own dtype            -> their input
+    Identity, Slice of everything, products and quotients with 1,
+    Cast, CastLike and Reshape to what it is      -> their input
+    Reshape of a Reshape                          -> one Reshape
     nodes that compute what another computes      -> that other node
 
 Values stay the same to the bit: no constant is taken to be negligible, whatever its size.
@@ -31,6 +32,14 @@ SMALL = 2**16
 END = np.iinfo(np.int64).max
 """What an exporter writes for the end of an axis."""
 
+SAME_DTYPE = {"Add", "Sub", "Mul", "Div", "Neg", "Softmax", "Softplus", "Sigmoid", "Exp"} | {
+    "Squeeze",
+    "Unsqueeze",
+    "Reshape",
+    "Transpose",
+}
+"""Operators whose output has the dtype of their first input."""
+
 NOT_A_FUNCTION = {"Dropout", "RandomNormal", "RandomNormalLike", "RandomUniform", "Bernoulli"} | {
     "RandomUniformLike",
     "Multinomial",
@@ -48,6 +57,8 @@ def run(graph: gs.Graph) -> None:
             continue
         if any(id(tensor) in outputs for tensor in node.outputs):
             continue
+        if node.op == "Reshape":
+            _merge_reshapes(node)
         source = _passed_on(node)
         if source is not None:
             _replace(node, [source])
@@ -60,6 +71,18 @@ def run(graph: gs.Graph) -> None:
         seen[key] = folded or list(node.outputs)
         if folded:
             _replace(node, folded)
+
+
+def _merge_reshapes(node: gs.Node) -> None:
+    """Let a Reshape read what the Reshape before it read."""
+    before = node.inputs[0].inputs[0] if node.inputs[0].inputs else None
+    shape = node.inputs[1]
+    # A 0 without allowzero takes a size of the input, which must then stay the same.
+    free = node.attrs.get("allowzero", 0) or (
+        isinstance(shape, gs.Constant) and (shape.values != 0).all()
+    )
+    if before is not None and before.op == "Reshape" and free:
+        node.inputs[0] = before.inputs[0]
 
 
 def _has_subgraph(value: Any) -> bool:
@@ -80,21 +103,69 @@ def _passed_on(node: gs.Node) -> gs.Tensor | None:
     source = node.inputs[0] if node.inputs else None
     if node.op == "Identity" or (node.op == "Slice" and _slices_nothing_off(node)):
         return source
-    if node.op == "Cast" and source is not None and source.dtype is not None:
-        same = np.dtype(source.dtype) == helper.tensor_dtype_to_np_dtype(_code(node.attrs["to"]))
-        return source if same else None
-    if node.op == "CastLike" and None not in (node.inputs[0].dtype, node.inputs[1].dtype):
-        return source if node.inputs[0].dtype == node.inputs[1].dtype else None
+    if node.op in ("Mul", "Div"):
+        return _times_one(node)
+    if node.op == "Reshape" and source is not None:
+        before, after = (list(t.shape or ()) for t in (source, node.outputs[0]))
+        named = before and not any(size in (None, "") for size in before)
+        return source if named and before == after else None
+    if node.op in ("Cast", "CastLike"):
+        to = _code(node.attrs["to"]) if node.op == "Cast" else _dtype(node.inputs[1])
+        return source if to is not None and _dtype(source) == to else None
+    return None
+
+
+def _times_one(node: gs.Node) -> gs.Tensor | None:
+    """The other factor, or the dividend, where the shape is its own."""
+    pairs = [tuple(node.inputs), *([tuple(reversed(node.inputs))] if node.op == "Mul" else [])]
+    for other, one in pairs:
+        if isinstance(one, gs.Constant) and np.prod(one.shape) == 1 and one.values.item() == 1:
+            rank = len(one.shape)
+            return other if rank == 0 or len(other.shape or ()) >= rank else None
     return None
 
 
 def _slices_nothing_off(node: gs.Node) -> bool:
     """It takes every element from the first to beyond any last."""
-    if not all(isinstance(tensor, gs.Constant) for tensor in node.inputs[1:]):
+    starts, ends, *rest = node.inputs[1:]
+    if not all(isinstance(tensor, gs.Constant) for tensor in (ends, *rest)):
         return False
-    starts, ends = (tensor.values for tensor in node.inputs[1:3])
-    steps = node.inputs[4].values if len(node.inputs) > 4 else np.ones(1)
-    return bool((starts == 0).all() and (ends == END).all() and (steps == 1).all())
+    steps = rest[1].values if len(rest) > 1 else np.ones(1)
+    if not ((ends.values == END).all() and (steps == 1).all()):
+        return False
+    if isinstance(starts, gs.Constant):
+        return bool((starts.values == 0).all())
+    return bool(rest) and rest[0].values.size == 1 and _starts_a_length_before(node)
+
+
+def _starts_a_length_before(node: gs.Node) -> bool:
+    """The start, a value computed in the graph, is minus the size of the axis that is cut."""
+    source, start, axis = node.inputs[0], _unwrapped(node.inputs[1]), node.inputs[3].values.item()
+    if start is None or start.op != "Neg" or source.shape is None:
+        return False
+    size = _unwrapped(start.inputs[0])
+    if size is None or size.op != "Shape" or size.inputs[0].shape is None:
+        return False
+    first = size.attrs.get("start", 0)
+    sizes = list(size.inputs[0].shape)[first : size.attrs.get("end")]
+    return len(sizes) == 1 and sizes[0] not in (None, "") and sizes[0] == source.shape[axis]
+
+
+def _unwrapped(tensor: gs.Tensor) -> gs.Node | None:
+    """The node that computed a single number, before it was made a scalar or a list of one."""
+    node = tensor.inputs[0] if tensor.inputs else None
+    while node is not None and node.op in ("Squeeze", "Unsqueeze", "Reshape"):
+        node = node.inputs[0].inputs[0] if node.inputs[0].inputs else None
+    return node
+
+
+def _dtype(tensor: gs.Tensor) -> int | None:
+    """ONNX's number of the dtype, found from the inputs of ``SAME_DTYPE`` where none is noted."""
+    while tensor.dtype is None and tensor.inputs and tensor.inputs[0].op in SAME_DTYPE:
+        tensor = tensor.inputs[0].inputs[0]
+    if tensor.dtype is None and tensor.inputs and tensor.inputs[0].op == "Shape":
+        return onnx.TensorProto.INT64
+    return None if tensor.dtype is None else _code(tensor.dtype)
 
 
 def _code(to: Any) -> int:
@@ -139,10 +210,7 @@ def _folded(node: gs.Node, opset: int) -> list[gs.Tensor] | None:
         return None
     # A large one is a view of its source, which is made contiguous when it is written.
     return [
-        gs.Constant(
-            output.name,
-            value if value.nbytes > SMALL else np.ascontiguousarray(value).reshape(value.shape),
-        )
+        gs.Constant(output.name, value)  # of a transpose, a view: the weight is there once
         for output, value in zip(node.outputs, values, strict=True)
     ]
 

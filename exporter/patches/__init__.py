@@ -24,6 +24,10 @@ from linexport.errors import UnsupportedModelError
 __all__ = ["Patch", "Swap", "applied", "original", "patches"]
 
 
+KERNELS = "transformers.integrations.hub_kernels"
+"""Where the wrappers are from that call compiled kernels."""
+
+
 @dataclass(frozen=True)
 class Swap:
     """One function to swap.
@@ -78,13 +82,15 @@ def applied(modules: Iterable[ModuleType]) -> Iterator[None]:
 
 @contextmanager
 def original(modules: Iterable[ModuleType]) -> Iterator[None]:
-    """The same functions as plain PyTorch.
+    """The same functions, and others like them, as plain PyTorch.
 
     The library wraps them to call compiled kernels where a package with such is installed, which
-    fails without a GPU.
+    fails without a GPU, and to say so where none is.
     """
-    plain = [(*place, inspect.unwrap(getattr(*place))) for place, _ in _places(modules)]
-    with _replaced(plain):
+    modules = list(modules)
+    places = [place for place, _ in _places(modules)]
+    places += [(m, name) for m in modules for name, x in vars(m).items() if _calls_kernels(x)]
+    with _replaced([(*place, inspect.unwrap(getattr(*place))) for place in places]):
         yield
 
 
@@ -109,6 +115,12 @@ def _places(modules: Iterable[ModuleType]) -> list[tuple[Place, Swap]]:
 def _defined_in(function: Any, module: ModuleType) -> bool:
     """Not one that the module imports: it is swapped where it is called from, all the same."""
     return inspect.isfunction(inspect.unwrap(function)) and module.__name__ in sys.modules
+
+
+def _calls_kernels(value: Any) -> bool:
+    """A function of PyTorch in the library's wrapper."""
+    wrapped = inspect.isfunction(value) and hasattr(value, "__wrapped__")
+    return wrapped and value.__globals__.get("__name__") == KERNELS
 
 
 def _check(module: ModuleType, swap: Swap, function: Any, patch: Patch) -> None:

@@ -7,7 +7,7 @@ import pkgutil
 from functools import cache
 
 from linexport.errors import UsageError
-from linexport.targets.base import DTYPES, Build, Converted, Options, Session, Target
+from linexport.targets.base import DTYPES, Build, Converted, Options, Session, Target, unchanged
 
 __all__ = [
     "DEFAULT",
@@ -19,6 +19,7 @@ __all__ = [
     "Target",
     "find",
     "targets",
+    "unchanged",
 ]
 
 DEFAULT = "ort"

@@ -23,9 +23,10 @@ from linexport.loaders.model import LoadedModel, Stepwise
 from linexport.plugins.ops.registry import all_ops
 from linexport.trace.adopt import adopt
 from linexport.trace.draws import refuse_draws
-from linexport.trace.graph import plain_onnx, to_onnx
+from linexport.trace.graph import plain_onnx, to_graph
 from linexport.trace.names import name_symbols
 from linexport.trace.program import export_program
+from linexport.weights import Weights, attached, detach
 
 __all__ = ["Traced", "export_program", "plain_export", "trace"]
 
@@ -35,17 +36,24 @@ class Traced:
     """A traced model.
 
     Attributes:
-        model: ONNX graph; linexport ops are nodes without function bodies.
+        graph: ONNX graph; linexport ops are nodes without function bodies.
+        weights: its large initializers, which are not in the graph.
         dims: the dynamic dimensions by name, with the range the program allows.
         example_sizes: the size each of them had in the example.
         translated: the program it was made from, after the exporter's decompositions; None where
             the original is a graph itself.
     """
 
-    model: onnx.ModelProto
+    graph: onnx.ModelProto
+    weights: Weights
     dims: Mapping[str, DimRange]
     example_sizes: Mapping[str, int]
     translated: torch.export.ExportedProgram | None = None
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The graph with all its weights; a copy of them."""
+        return attached(self.graph, self.weights)
 
 
 def trace(loaded: LoadedModel) -> Traced:
@@ -58,19 +66,20 @@ def trace(loaded: LoadedModel) -> Traced:
         BuildError: torch could not trace or translate it for another reason.
     """
     if loaded.graph is not None:
-        return Traced(adopt(loaded.graph), loaded.graph.dims, loaded.graph.sizes)
+        graph = adopt(loaded.graph)
+        return Traced(graph, detach(graph), loaded.graph.dims, loaded.graph.sizes)
     program = loaded.program or export_program(loaded)
     refuse_draws(program)
     step = loaded.stepwise
     names, dims, sizes = name_symbols(program, (step or loaded).dynamic_shapes)
-    model, translated = to_onnx(program, names, (step or loaded).outputs)
+    model, weights, translated = to_graph(program, names, (step or loaded).outputs)
     _check_outputs(program, model)
     if step is not None:
         _check_fused(model, step)
         # How long a past is follows from what was fed; it is not for anybody to choose.
         lengths = {str(s.shape[s.grows]) for s in step.states if s.grows is not None}
         dims = {name: limits for name, limits in dims.items() if name not in lengths}
-    return Traced(model, dims, {name: sizes[name] for name in dims}, translated)
+    return Traced(model, weights, dims, {name: sizes[name] for name in dims}, translated)
 
 
 def plain_export(loaded: LoadedModel, folder: Path) -> tuple[Path, int]:

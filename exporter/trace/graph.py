@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import torch
 from onnx import helper, numpy_helper
-from onnxscript import values
+from onnxscript import ir, values
 
 from linexport.errors import BuildError
 from linexport.models import functional, generalized_delta_rule, stabilize
@@ -26,20 +26,22 @@ from linexport.trace.messages import innermost
 from linexport.trace.metadata import drop_metadata
 from linexport.trace.names import rename_symbols
 from linexport.trace.quiet import quiet
+from linexport.weights import LARGE, PLACE, Weights, attached
 
 OPSET = 20
 """The lowest with Gelu: spelled out, ONNX Runtime does not recognise it as torch writes it."""
 
 
-def to_onnx(
+def to_graph(
     program: torch.export.ExportedProgram,
     symbols: Mapping[str, str] | None = None,
     outputs: Sequence[str] | None = None,
-) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
+) -> tuple[onnx.ModelProto, Weights, torch.export.ExportedProgram]:
     """Translate a program, keeping linexport ops as nodes.
 
-    Also returns the program the exporter translated, after its decompositions: values of the graph
-    are named after its nodes.
+    Also returns the large weights, which are those of the program and not in the graph, and the
+    program the exporter translated, after its decompositions: values of the graph are named after
+    its nodes.
 
     ``symbols`` renames the program's size symbols, ``outputs`` the outputs. Nodes of linexport ops
     are named after the submodule they come from; metadata of the exporter, which holds local
@@ -64,6 +66,7 @@ def to_onnx(
             f"torch.onnx.export cannot translate the model: {innermost(error)}"
         ) from error
     assert exported is not None
+    weights = _take_weights(exported.model)
     model = exported.model_proto
     _lift_constants(model)
     _name_nodes(model)
@@ -71,7 +74,28 @@ def to_onnx(
     _name_outputs(model, outputs)
     rename_symbols(model, symbols or {})
     assert exported.exported_program is not None
-    return model, exported.exported_program
+    return model, weights, exported.exported_program
+
+
+def to_onnx(
+    program: torch.export.ExportedProgram, symbols: Mapping[str, str] | None = None
+) -> onnx.ModelProto:
+    """``to_graph`` with the weights in the graph."""
+    model, weights, _ = to_graph(program, symbols)
+    return attached(model, weights)
+
+
+def _take_weights(model: ir.Model) -> Weights:
+    """Replace large initializers by placeholders; their values stay where they are."""
+    found = {}
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is not None and tensor.nbytes >= LARGE:
+            found[name] = tensor.numpy()
+            value.const_value = ir.ExternalTensor(
+                PLACE, None, None, tensor.dtype, shape=tensor.shape, name=name
+            )
+    return found
 
 
 def plain_onnx(program: torch.export.ExportedProgram, path: Path) -> int:

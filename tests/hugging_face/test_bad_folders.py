@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.loaders import load_model
@@ -88,6 +89,18 @@ def test_files_that_are_missing_or_damaged(
 ) -> None:
     spoil(folder)
     with pytest.raises(error, match=match):
+        load_model(folder)
+
+
+def test_quantised_weights_are_known_by_their_dtype(folder: Path) -> None:
+    """Where the configuration does not say so."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.0.feed_forward.w1.weight"
+    weights[name] = weights[name].to(torch.float8_e4m3fn)
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(UnsupportedModelError, match=r"w1\.weight of dtype F8_E4M3.*quantised"):
         load_model(folder)
 
 

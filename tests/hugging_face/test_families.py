@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,28 +15,13 @@ import torch
 import linexport
 from linexport.loaders import load_model
 
+sys.path.insert(0, str(Path(__file__).parent))
+from families import LINEAR_LAYERS
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Converted = Callable[[str], tuple[Path, dict[str, Any]]]
 
-LINEAR_LAYERS = {
-    "qwen3_5_text": 1,
-    "qwen3_5_moe_text": 1,
-    "qwen3_next": 1,
-    "olmo_hybrid": 1,
-    "kimi_linear": 1,
-    "mamba2": 2,
-    "bamba": 1,
-    "nemotron_h": 1,
-    "falcon_h1": 2,
-    "granitemoehybrid": 1,
-    "zamba2": 3,
-    "mamba": 2,
-    "falcon_mamba": 2,
-    "jamba": 1,
-    "minimax": 1,
-    "lfm2": 0,
-}
 EVERY_TIME = ("qwen3_5_text", "kimi_linear", "mamba2", "lfm2")
 """One of each kind: scalar decay, decay per channel, no attention layer, convolution only."""
 

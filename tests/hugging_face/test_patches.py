@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import torch
 from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.loaders import load_model
+from linexport.patches import attention
 from linexport.patches.carried import Carried, active, carrying
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -90,3 +91,50 @@ def test_states_are_those_of_the_run_they_belong_to() -> None:
     torch.testing.assert_close(torch.cat([head, tail], -1), whole)
     torch.testing.assert_close(third.present["conv_0"], first.present["conv_0"])
     torch.testing.assert_close(first.present["conv_0"], x[..., -2:])
+
+
+def test_the_original_calls_no_compiled_kernels(library: ModuleType) -> None:
+    before = dict(vars(library))
+    assert hasattr(library.causal_conv1d_update, "__wrapped__")
+    with patches.original([library]):
+        for name in ("causal_conv1d_update", "causal_conv1d_fn", "torch_chunk_gated_delta_rule"):
+            assert getattr(library, name) is before[name].__wrapped__
+    assert vars(library) == before
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_attention_is_the_library_s(library: ModuleType, groups: int) -> None:
+    query = torch.randn(2, 4, 5, 8)
+    key, value = torch.randn(2, 2, 4 // groups, 7, 8)
+    mask = torch.randn(2, 1, 5, 7)
+    module = SimpleNamespace(num_key_value_groups=groups, training=False)
+    for given in (mask, None):
+        expected = library.eager_attention_forward(module, query, key, value, given, 0.3)
+        found = attention.eager_attention_forward(module, query, key, value, given, 0.3)
+        torch.testing.assert_close(found, expected)
+
+
+def test_the_mask_is_the_library_s(library: ModuleType) -> None:
+    """For rows that have a token to attend to: of the others nobody reads the output."""
+    from transformers import DynamicCache, Qwen3_5TextConfig
+
+    config = Qwen3_5TextConfig(num_hidden_layers=1, layer_types=["full_attention"])
+    config._attn_implementation = "eager"
+    padding = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0]])
+    for length in (7, 3, 1):
+        past = DynamicCache(config=config)
+        if length < 7:
+            past.update(*torch.zeros(2, 3, 1, 7 - length, 4), 0)
+        embeds = torch.zeros(3, length, 4)
+        expected = library.create_causal_mask(config, embeds, padding, past)
+        found = attention.create_causal_mask(config, embeds, padding, past)
+        sees = (expected == 0).any(-1, keepdim=True).expand_as(expected)
+        torch.testing.assert_close(found[sees], expected[sees])
+
+
+def test_a_mask_of_another_kind_is_refused() -> None:
+    tokens = torch.ones(1, 3, dtype=torch.int64)
+    with pytest.raises(UnsupportedModelError, match="not just causal"):
+        attention.create_causal_mask(
+            SimpleNamespace(), torch.zeros(1, 3, 4), tokens, None, or_mask_function=max
+        )

@@ -13,6 +13,7 @@ import torch
 
 import linexport
 from linexport.loaders import load_model
+from linexport.parity.tolerances import TOLERANCES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -36,3 +37,45 @@ def test_the_epsilon_that_an_optimiser_drops(
     assert not np.isfinite(theirs).all()
     assert np.isfinite(expected).all()
     np.testing.assert_allclose(ours, expected, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_chunks_that_an_exporter_counts_while_tracing(
+    model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """transformers' exporter, asked for a dynamic length, keeps the one chunk of its example.
+
+    The library's gated delta rule loops over chunks of 64 tokens in Python. Its graph runs at other
+    lengths without an error, and every token after the 64th is wrong.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.exporters import OnnxExporter
+    from transformers.exporters.configs import OnnxConfig
+
+    one_layer = {"num_hidden_layers": 1, "layer_types": ["linear_attention"]}
+    folder = model_folder("qwen3_5_text", **one_layer)
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    axes = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
+    with torch.no_grad():
+        exported = OnnxExporter().export(
+            model,
+            {"input_ids": torch.zeros(2, 16, dtype=torch.int64), "use_cache": False},
+            config=OnnxConfig(
+                dynamic=True, dynamic_shapes={"input_ids": axes, "use_cache": None}, optimize=False
+            ),
+        )
+    program = getattr(exported, "program", exported)
+    theirs = ort.InferenceSession(
+        program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    artifact = tmp_path / "artifact"
+    assert linexport.convert(folder, artifact, bench=False, threads=1)["status"] == "ok"
+    tokens = np.random.default_rng(0).integers(64, size=(1, 100))
+    with torch.no_grad():
+        expected = model(torch.from_numpy(tokens), use_cache=False).logits.numpy()
+    near = TOLERANCES["float32"].relative * np.abs(expected).max()
+    found = theirs.run(None, {theirs.get_inputs()[0].name: tokens})[0]
+    ours = linexport.load(artifact, threads=1).run(tokens)["logits"]
+    assert np.abs(found - expected)[:, :64].max() <= near
+    assert np.abs(found - expected)[:, 64:].max() > 0.1 * expected.std()
+    assert np.abs(ours - expected).max() <= near

@@ -70,7 +70,7 @@ def exported(name: str) -> tuple[Packed, onnx.ModelProto]:
     dynamic = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
     with torch.no_grad():
         program = torch.export.export(module, example, dynamic_shapes=dynamic, strict=False)
-    model, _ = to_onnx(program, {})
+    model = to_onnx(program, {})
     return module, model
 
 

@@ -19,6 +19,9 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _LISTED = 4
 
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""Dtypes of weights that are not quantised, as safetensors names them."""
+
 COPIED = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -162,16 +165,23 @@ def _no_weights(folder: Path) -> UnsupportedModelError:
 
 
 def _check_header(path: Path) -> None:
-    """The header of a safetensors file is all there, and so is what it describes."""
+    """The header of a safetensors file is all there, and what it describes is, and is in floats."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt"):
-            pass
+        with safe_open(path, framework="pt") as file:
+            dtypes = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
     except OSError as error:
         raise unreadable(path, error) from error
     except SafetensorError as error:
         raise refuse(path, f"a damaged safetensors file ({error})", "download it again") from error
+    packed = sorted(n for n, d in dtypes.items() if n.endswith("weight") and d not in FLOATS)
+    if packed:
+        raise refuse(
+            path,
+            f"{packed[0]} of dtype {dtypes[packed[0]]}, so weights that are quantised",
+            "take the checkpoint it was quantised from",
+        )
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class _CausalModel(nn.Module):
         self.model = model
         taken = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in taken
-        self._cache_name = next(name for name in CACHE_NAMES if name in taken)
+        self.cache_name = next(name for name in CACHE_NAMES if name in taken)
 
     def _positions(self, mask: Tensor, length: int) -> dict[str, Tensor]:
         """Of the last ``length`` tokens, where the model asks for them."""
@@ -87,6 +87,18 @@ class Original(_CausalModel):
             ).logits
         return logits
 
+    def initial_state(self, batch: int) -> dict[str, Any]:
+        """What ``step`` begins with: no cache yet, for any batch."""
+        return {}
+
+    def step(self, input_ids: Tensor, attention_mask: Tensor, state: dict[str, Any]) -> Tensor:
+        """Logits, with the library's own cache kept in ``state``: for timing, none is padding."""
+        with patches.original(modeling_files(self.model)):
+            output = self.model(input_ids=input_ids, use_cache=True, **state)
+        state[self.cache_name] = output[self.cache_name]
+        logits: Tensor = output.logits
+        return logits
+
 
 class Streaming(_CausalModel):
     """The model with its states as inputs and outputs; to be called within ``patched``."""
@@ -106,7 +118,7 @@ class Streaming(_CausalModel):
                 input_ids=input_ids,
                 attention_mask=mask,
                 use_cache=False,  # that is, none but the one given
-                **{self._cache_name: cache},
+                **{self.cache_name: cache},
                 **self._positions(mask, input_ids.shape[1]),
             ).logits
         found = presents(cache, carried)

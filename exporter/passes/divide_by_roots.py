@@ -1,0 +1,33 @@
+"""x * Reciprocal(y) -> x / y, which is how runtimes with a kernel for RMS norms know them.
+
+    x * Reciprocal(Sqrt(mean(x^2) + eps)) * weight  ->  x / Sqrt(mean(x^2) + eps) * weight
+
+ONNX Runtime computes the second in one operator. PyTorch writes ``rsqrt``; the quotient is as
+accurate, and the same to the last digit or two.
+"""
+
+from __future__ import annotations
+
+import onnx_graphsurgeon as gs
+
+STAGE = "canonicalise"
+
+
+def run(graph: gs.Graph) -> None:
+    """Every product whose factor is the reciprocal of a root."""
+    for node in graph.nodes:
+        if node.op != "Mul" or node.domain:
+            continue
+        for factor, other in (node.inputs, reversed(node.inputs)):
+            root = _root(factor)
+            if root is not None and other is not factor:
+                node.op, node.inputs = "Div", [other, root]
+                break
+
+
+def _root(tensor: gs.Tensor) -> gs.Tensor | None:
+    """y, where the tensor is the reciprocal of y and y is a root."""
+    if not tensor.inputs or tensor.inputs[0].op != "Reciprocal":
+        return None
+    value = tensor.inputs[0].inputs[0]
+    return value if value.inputs and value.inputs[0].op == "Sqrt" else None

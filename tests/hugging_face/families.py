@@ -1,0 +1,272 @@
+"""Configurations of every family of transformers, and folders of models with random weights.
+
+``TINY`` for tests, ``WIDE`` (hidden size 512, four layers) for measuring.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2}
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+LONG = {"max_position_embeddings": 4096}
+DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16} | {
+    "shared_expert_intermediate_size": 16
+}
+MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 8} | {
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    **TOKENS,
+}
+
+TINY: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": {**SIZES, **ATTENTION, **DELTA, **LONG, "head_dim": 16},
+    "qwen3_5_moe_text": {**SIZES, **ATTENTION, **DELTA, **LONG, **EXPERTS, "head_dim": 16},
+    "qwen3_next": {**SIZES, **ATTENTION, **DELTA, **LONG, **EXPERTS, "head_dim": 16},
+    "olmo_hybrid": {**SIZES, **ATTENTION, **DELTA, **LONG},
+    "kimi_linear": {
+        **SIZES,
+        **LONG,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "moe_intermediate_size": 16,
+        "kv_lora_rank": 8,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "linear_head_dim": 16,
+        "linear_num_heads": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse"],
+    },
+    "mamba2": {
+        **SIZES,
+        "num_heads": 4,
+        "head_dim": 16,
+        "state_size": 8,
+        "n_groups": 2,
+        "expand": 2,
+        "chunk_size": 16,
+    },
+    "bamba": {**SIZES, **ATTENTION, **MAMBA2, **LONG, "attn_layer_indices": [1]},
+    "nemotron_h": {
+        **SIZES,
+        **ATTENTION,
+        **LONG,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"],
+        "head_dim": 8,
+        "ssm_state_size": 8,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "chunk_size": 16,
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 16,
+        "moe_shared_expert_intermediate_size": 16,
+    },
+    "falcon_h1": {**SIZES, **ATTENTION, **MAMBA2, **LONG, "mamba_d_ssm": 64},
+    "granitemoehybrid": {
+        **SIZES,
+        **ATTENTION,
+        **MAMBA2,
+        **LONG,
+        "num_local_experts": 4,
+        "shared_intermediate_size": 16,
+        "layer_types": ["linear_attention", "full_attention"],
+        "position_embedding_type": "rope",
+    },
+    "zamba2": {
+        **SIZES,
+        **LONG,
+        "num_hidden_layers": 3,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention"],
+        "num_attention_heads": 4,
+        "n_mamba_heads": 4,
+        "mamba_d_state": 8,
+        "mamba_ngroups": 2,
+        "chunk_size": 16,
+        "num_mem_blocks": 1,
+        "use_mem_rope": True,
+    },
+    "mamba": {**SIZES, "state_size": 4, "time_step_rank": 4},
+    "falcon_mamba": {**SIZES, "state_size": 4, "time_step_rank": 4},
+    "jamba": {
+        **SIZES,
+        **ATTENTION,
+        **LONG,
+        "num_experts": 4,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "mamba_d_state": 4,
+        "mamba_dt_rank": 4,
+    },
+    "minimax": {
+        **SIZES,
+        **ATTENTION,
+        **LONG,
+        "head_dim": 8,
+        "num_local_experts": 4,
+        "block_size": 16,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "lfm2": {**SIZES, **ATTENTION, **LONG, "layer_types": ["conv", "full_attention"]},
+}
+"""Configuration by model type."""
+
+LINEAR_LAYERS = {
+    "qwen3_5_text": 1,
+    "qwen3_5_moe_text": 1,
+    "qwen3_next": 1,
+    "olmo_hybrid": 1,
+    "kimi_linear": 1,
+    "mamba2": 2,
+    "bamba": 1,
+    "nemotron_h": 1,
+    "falcon_h1": 2,
+    "granitemoehybrid": 1,
+    "zamba2": 3,
+    "mamba": 2,
+    "falcon_mamba": 2,
+    "jamba": 1,
+    "minimax": 1,
+    "lfm2": 0,
+}
+"""Layers with a state of linear attention in a tiny model, by model type."""
+
+FOUR = ["linear_attention"] * 3 + ["full_attention"]
+WIDE_SIZES = {
+    "vocab_size": 4096,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 4,
+}
+WIDE_ATTENTION = {"num_attention_heads": 8, "num_key_value_heads": 2}
+WIDE_DELTA = {
+    "linear_num_key_heads": 8,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "layer_types": FOUR,
+}
+WIDE_EXPERTS = {
+    "num_experts": 8,
+    "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 256,
+}
+WIDE_MAMBA2 = {
+    "mamba_n_heads": 16,
+    "mamba_d_head": 64,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 64,
+    "mamba_chunk_size": 64,
+}
+
+WIDE: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": {**WIDE_ATTENTION, **WIDE_DELTA, "head_dim": 64},
+    "qwen3_5_moe_text": {**WIDE_ATTENTION, **WIDE_DELTA, **WIDE_EXPERTS, "head_dim": 64},
+    "qwen3_next": {**WIDE_ATTENTION, **WIDE_DELTA, **WIDE_EXPERTS, "head_dim": 64},
+    "olmo_hybrid": {**WIDE_ATTENTION, **WIDE_DELTA},
+    "kimi_linear": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "moe_intermediate_size": 256,
+        "kv_lora_rank": 128,
+        "qk_rope_head_dim": 32,
+        "qk_nope_head_dim": 32,
+        "v_head_dim": 64,
+        "num_local_experts": 8,
+        "linear_head_dim": 64,
+        "linear_num_heads": 8,
+        "layer_types": FOUR,
+        "mlp_layer_types": ["dense"] * 3 + ["sparse"],
+    },
+    "mamba2": {"num_heads": 16, "head_dim": 64, "state_size": 64, "n_groups": 1, "chunk_size": 64},
+    "bamba": {**WIDE_ATTENTION, **WIDE_MAMBA2, "attn_layer_indices": [3]},
+    "nemotron_h": {
+        **WIDE_ATTENTION,
+        "head_dim": 64,
+        "ssm_state_size": 64,
+        "mamba_num_heads": 16,
+        "mamba_head_dim": 64,
+        "n_groups": 1,
+        "chunk_size": 64,
+        "moe_intermediate_size": 256,
+        "moe_shared_expert_intermediate_size": 256,
+    },
+    "falcon_h1": {**WIDE_ATTENTION, **WIDE_MAMBA2, "mamba_d_ssm": 1024},
+    "granitemoehybrid": {
+        **WIDE_ATTENTION,
+        **WIDE_MAMBA2,
+        "num_local_experts": 8,
+        "shared_intermediate_size": 256,
+        "layer_types": FOUR,
+    },
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+        "num_attention_heads": 8,
+        "n_mamba_heads": 16,
+        "mamba_d_state": 64,
+        "mamba_ngroups": 1,
+        "chunk_size": 64,
+    },
+    "mamba": {"state_size": 16, "time_step_rank": 32},
+    "falcon_mamba": {"state_size": 16, "time_step_rank": 32},
+    "jamba": {
+        **WIDE_ATTENTION,
+        "num_experts": 8,
+        "attn_layer_period": 4,
+        "attn_layer_offset": 3,
+        "mamba_d_state": 16,
+        "mamba_dt_rank": 32,
+    },
+    "minimax": {
+        **WIDE_ATTENTION,
+        "head_dim": 64,
+        "num_local_experts": 8,
+        "block_size": 64,
+        "layer_types": FOUR,
+    },
+    "lfm2": {**WIDE_ATTENTION, "layer_types": ["conv"] * 3 + ["full_attention"]},
+}
+"""What is different in a wide model, by model type."""
+
+
+def wide(model_type: str) -> dict[str, Any]:
+    """The configuration of a wide model."""
+    return {**TINY[model_type], **WIDE_SIZES, **WIDE[model_type]}
+
+
+def save_model(configuration: dict[str, Any], model_type: str, folder: Path) -> None:
+    """A model with random weights, all of which matter to the outputs, as the hub has them."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **configuration))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn_like(parameter)
+            if parameter.dim() > 1 and "A_log" not in name:
+                parameter.copy_(noise * parameter.shape[-1] ** -0.5)
+            else:
+                parameter.add_(0.1 * noise)
+    model.save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text("{}")

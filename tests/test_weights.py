@@ -1,0 +1,82 @@
+"""Weights that travel beside their graph, and the files they end in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from linexport import passes, weights
+from linexport.artifact import write
+
+
+@pytest.fixture
+def model() -> onnx.ModelProto:
+    """x W^T + b, with W large and b small."""
+    choose = np.random.default_rng(0)
+    large, small = choose.normal(size=(600, 500)), choose.normal(size=600)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]),
+            helper.make_node("MatMul", ["x", "t"], ["p"]),
+            helper.make_node("Add", ["p", "b"], ["y"]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 500])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 600])],
+        [numpy_helper.from_array(np.float32(v), k) for k, v in (("w", large), ("b", small))],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def output(model: onnx.ModelProto | Path) -> np.ndarray:
+    source = str(model) if isinstance(model, Path) else model.SerializeToString()
+    session = ort.InferenceSession(source, providers=["CPUExecutionProvider"])
+    found: np.ndarray = session.run(None, {"x": np.ones((2, 500), np.float32)})[0]
+    return found
+
+
+def test_weights_come_back_as_they_were(model: onnx.ModelProto) -> None:
+    before = model.SerializeToString()
+    apart = weights.detach(model)
+    assert list(apart) == ["w"] and model.ByteSize() < 2**14
+    whole = weights.attached(model, apart)
+    assert whole == onnx.ModelProto.FromString(before)
+
+
+def test_an_outline_is_valid_if_the_model_is(model: onnx.ModelProto) -> None:
+    weights.detach(model)
+    onnx.checker.check_model(weights.outline(model))
+    model.graph.node[1].op_type = "NoSuchOperator"
+    with pytest.raises(onnx.checker.ValidationError, match="NoSuchOperator"):
+        onnx.checker.check_model(weights.outline(model))
+
+
+def test_passes_leave_them_apart_and_copy_none(model: onnx.ModelProto) -> None:
+    expected = output(model)
+    apart = weights.detach(model)
+    rewritten = passes.rewrite(model, passes.STATELESS, apart)
+    [(name, values)] = rewritten.weights.items()
+    assert values.shape == (500, 600) and np.shares_memory(values, apart["w"])
+    assert rewritten.model.ByteSize() < 2**14
+    assert name in {tensor.name for tensor in rewritten.model.graph.initializer}
+    np.testing.assert_array_equal(
+        output(weights.attached(rewritten.model, {name: values})), expected
+    )
+
+
+@pytest.mark.parametrize("limit", [0, 10**9])
+def test_written_in_the_file_or_beside_it(
+    model: onnx.ModelProto, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = output(model)
+    monkeypatch.setattr(write, "EXTERNAL_ABOVE", limit)
+    apart = weights.detach(model)
+    path = write.save_model(model, tmp_path, apart)
+    onnx.checker.check_model(str(path))
+    assert len(list(tmp_path.iterdir())) == (1 if limit else 2)
+    np.testing.assert_array_equal(output(path), expected)

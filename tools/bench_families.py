@@ -1,0 +1,344 @@
+"""Hugging Face families: parity, size, speed, conversion time and memory, in one table.
+
+    python tools/bench_families.py [MODEL_TYPE ...] [--json FILE] [--threads 2] [--memory MB]
+
+Every family is converted twice. The tiny model of the tests is checked as ``convert`` checks it,
+and timed. The wide one (hidden size 512, four layers) is measured beside eager PyTorch and, where
+there is one, a plain export of that one length. No implementation in float32 is faster than the sum
+of its matrix products, measured in the same run. With ``--memory`` a model of that many megabytes
+of weights is converted, too.
+
+Each step is a process of its own. Results are added to FILE, so that a run can be continued.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+from linexport import environment
+from linexport.targets.base import OrtSession
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "hugging_face"))
+from families import FOUR, LINEAR_LAYERS, TINY, save_model, wide
+
+LENGTH = 512
+STEPS = 64
+PLAIN_SECONDS = 300
+LARGE = "qwen3_5_text"
+"""The family whose memory is measured."""
+
+
+def tiny(model_type: str, work: Path) -> dict[str, Any]:
+    """Parity at every length, nodes and seconds of the conversion."""
+    import linexport
+
+    save_model(TINY[model_type], model_type, work / "model")
+    started = time.perf_counter()
+    manifest = linexport.convert(work / "model", work / "artifact", bench=False, threads=1)
+    seconds = time.perf_counter() - started
+    errors: dict[int, float] = {}
+    for case in manifest["parity"]["cases"]:
+        length = case["length"]
+        errors[length] = max(errors.get(length, 0.0), case["max_relative_error"])
+    return {
+        "status": manifest["status"],
+        "errors": errors,
+        "greedy": manifest["parity"]["greedy"],
+        "fused": manifest["fused"],
+        "linear_layers": LINEAR_LAYERS[model_type],
+        "nodes": manifest["nodes"]["artifact"],
+        "seconds": round(seconds, 1),
+    }
+
+
+def speed(model_type: str, work: Path, threads: int) -> dict[str, Any]:
+    """Milliseconds of a prefill and of a step after it: artifact, eager, plain export, products."""
+    import torch
+
+    from linexport.timing.latency import Settings, interleaved
+
+    torch.set_num_threads(threads)
+    folder = work / "model"
+    save_model(wide(model_type), model_type, folder)
+    plain, reason = _plain(folder, work / "plain.onnx")
+    tokens = np.random.default_rng(0).integers(wide(model_type)["vocab_size"], size=(1, LENGTH))
+    fused = Fused(folder, work, tokens, threads)
+    eager = Eager(folder, torch.from_numpy(tokens))
+    calls: dict[str, dict[str, Callable[[], object]]] = {
+        "prefill": {"artifact": fused.prefill, "eager": eager.prefill},
+        "decode": {"artifact": fused.step, "eager": eager.step},
+    }
+    found: dict[str, Any] = {"nodes": fused.nodes, "plain_reason": reason}
+    found["error"] = _error(fused.prefill(), eager.prefill())
+    if plain is not None:
+        other = OrtSession(plain, threads, taking_turns=True)
+        names = [i.name for i in other.inner.get_inputs()]
+        given = dict(zip(names, (tokens, np.ones_like(tokens)), strict=False))
+        calls["prefill"]["plain"] = lambda: other.run(given)
+    for name, tokens_at_once in (("prefill", LENGTH), ("decode", 1)):
+        calls[name]["products"] = _products(eager.weights(), tokens_at_once, threads)
+        settings = Settings(repeats=STEPS if name == "decode" else 9, seconds=20.0, lead_in=2)
+        times = interleaved(calls[name], settings)
+        found[name] = {who: round(float(np.median(t)), 3) for who, t in times.items()}
+    return found
+
+
+class Fused:
+    """What ``convert`` writes, without its checks."""
+
+    def __init__(self, folder: Path, work: Path, tokens: np.ndarray, threads: int) -> None:
+        from linexport import passes, targets, trace
+        from linexport.artifact import write
+        from linexport.loaders import load_model
+        from linexport.targets.lowering import lower
+
+        loaded = load_model(folder)
+        traced = trace.trace(loaded)
+        rewritten = passes.rewrite(traced.graph, passes.STATELESS, traced.weights)
+        model, _ = lower(rewritten.model, targets.find("ort").candidates)
+        self.nodes = len(model.graph.node)
+        path = write.save_model(model, work, rewritten.weights)
+        self.session = OrtSession(path, threads, taking_turns=True)
+        assert loaded.stepwise is not None
+        self.states = loaded.stepwise.states
+        self.tokens, self.one = tokens, tokens[:, :1]
+        self.empty = {s.past: s.start(1) for s in self.states}
+        self.state = self.empty
+        self.prefill()
+
+    def prefill(self) -> np.ndarray:
+        """Logits of all tokens."""
+        return self._run(self.tokens, self.empty)
+
+    def step(self) -> np.ndarray:
+        """Logits of one more token."""
+        return self._run(self.one, self.state)
+
+    def _run(self, tokens: np.ndarray, state: dict[str, np.ndarray]) -> np.ndarray:
+        given = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
+        outputs = self.session.run({**given, **state})
+        self.state = {s.past: outputs[s.present] for s in self.states}
+        return outputs["logits"]
+
+
+class Eager:
+    """The original with transformers' own cache, as ``generate`` calls it."""
+
+    def __init__(self, folder: Path, tokens: Any) -> None:
+        from linexport.loaders import load_model
+
+        self.original: Any = load_model(folder).module
+        self.tokens, self.one = tokens, tokens[:, :1]
+        self.state: dict[str, Any] = {}
+        self._run(tokens, self.state)
+
+    def prefill(self) -> np.ndarray:
+        """Logits of all tokens."""
+        return self._run(self.tokens, {})
+
+    def step(self) -> np.ndarray:
+        """Logits of one more token."""
+        return self._run(self.one, self.state)
+
+    def weights(self) -> list[np.ndarray]:
+        """Of every matrix product that is done for each token."""
+        import torch
+
+        parts = self.original.modules()
+        return [m.weight.detach().numpy() for m in parts if isinstance(m, torch.nn.Linear)]
+
+    def _run(self, tokens: Any, state: dict[str, Any]) -> np.ndarray:
+        import torch
+
+        with torch.inference_mode():
+            logits: np.ndarray = self.original.step(tokens, torch.ones_like(tokens), state).numpy()
+        return logits
+
+
+def _error(got: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+def _products(weights: list[np.ndarray], tokens: int, threads: int) -> Callable[[], object]:
+    """Every weight times that many tokens, nothing else."""
+
+    def typed(name: str) -> Any:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, None, None])
+
+    count = range(len(weights))
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", [f"x{i}", f"w{i}"], [f"y{i}"]) for i in count],
+        "products",
+        [typed(f"x{i}") for i in count],
+        [typed(f"y{i}") for i in count],
+        [numpy_helper.from_array(w.T, f"w{i}") for i, w in enumerate(weights)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    session = OrtSession(model.SerializeToString(), threads, taking_turns=True)
+    inputs = {f"x{i}": np.ones((1, tokens, w.shape[1]), np.float32) for i, w in enumerate(weights)}
+    return lambda: session.run(inputs)
+
+
+def _plain(folder: Path, path: Path) -> tuple[Path | None, str | None]:
+    """A plain export for prefills of one length, or the reason there is none."""
+    try:
+        _run("export", str(folder), str(path), timeout=PLAIN_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None, f"not done after {PLAIN_SECONDS} s"
+    except RuntimeError as error:
+        return None, str(error)
+    return path, None
+
+
+def export(folder: Path, path: Path) -> dict[str, Any]:
+    """``torch.onnx.export`` of the original for one length, with its default settings."""
+    import torch
+
+    from linexport.loaders import load_model
+
+    ids = torch.zeros(1, LENGTH, dtype=torch.int64)
+    module = load_model(folder).module
+    torch.onnx.export(module, (ids, torch.ones_like(ids)), str(path), dynamo=True, verbose=False)
+    return {}
+
+
+def memory(megabytes: int, work: Path) -> dict[str, Any]:
+    """How far the peak of a conversion is above what was resident after an earlier, tiny one."""
+    import linexport
+
+    _run("save", str(megabytes), str(work / "model"))
+    save_model(TINY[LARGE], LARGE, work / "small")
+    linexport.convert(work / "small", work / "first", bench=False, threads=1)
+    weights = sum(f.stat().st_size for f in (work / "model").glob("*.safetensors")) / 2**20
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    linexport.convert(work / "model", work / "artifact", bench=False, threads=1)
+    peak = _status("VmHWM") - before
+    return {"weights_mb": round(weights), "peak_mb": round(peak), "times": round(peak / weights, 2)}
+
+
+def save_large(megabytes: int, folder: Path) -> dict[str, Any]:
+    """A model whose weights, eight layers of about equal size, take that much memory."""
+    layers = 8
+    width = int((megabytes * 2**20 / 4 / layers - 2 * 2**20) / (3 * 512))
+    changes = {"num_hidden_layers": layers, "layer_types": FOUR * 2, "intermediate_size": width}
+    save_model({**wide(LARGE), **changes}, LARGE, folder)
+    return {}
+
+
+def _status(field: str) -> float:
+    """Megabytes of one field of this process's status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(x.split()[1]) for x in lines if x.startswith(f"{field}:")) / 1024
+
+
+def _run(step: str, *arguments: str, timeout: int | None = None) -> dict[str, Any]:
+    """A step in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--step", step, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1][:200])
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+STEP: dict[str, Callable[..., dict[str, Any]]] = {
+    "tiny": lambda name, work: tiny(name, Path(work)),
+    "speed": lambda name, work, threads: speed(name, Path(work), int(threads)),
+    "memory": lambda size, work: memory(int(size), Path(work)),
+    "save": lambda size, folder: save_large(int(size), Path(folder)),
+    "export": lambda folder, path: export(Path(folder), Path(path)),
+}
+
+
+def table(results: dict[str, Any]) -> str:
+    """Markdown: a row a family."""
+    rows = [
+        "| family | max. relative error | nodes | fused / linear layers | conversion, s "
+        "| prefill, ms: artifact / eager / plain export / products "
+        "| step, ms: artifact / eager / products |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, found in results.items():
+        if name in TINY:
+            rows.append(f"| {name} | " + " | ".join(_cells(found)) + " |")
+    return "\n".join(rows)
+
+
+def _cells(found: dict[str, Any]) -> list[str]:
+    small, wide_ = found.get("tiny", {}), found.get("speed", {})
+    cells = ["", "", "", ""]
+    if "errors" in small:
+        worst = max(small["errors"].values())
+        fused = small["fused"].get("LinearAttention", 0)
+        cells = [
+            f"{worst:.1e}",
+            str(small["nodes"]),
+            f"{fused} / {small['linear_layers']}",
+            f"{small['seconds']}",
+        ]
+    for name, order in (
+        ("prefill", ("artifact", "eager", "plain", "products")),
+        ("decode", ("artifact", "eager", "products")),
+    ):
+        times = wide_.get(name, {})
+        cells.append(" / ".join(f"{times[who]:.1f}" if who in times else "none" for who in order))
+    return cells
+
+
+def main() -> None:
+    """Run every step that FILE has no result of, and print the table."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("families", nargs="*", metavar="MODEL_TYPE")
+    options.add_argument("--json", type=Path, help="read earlier results from it, and add to them")
+    options.add_argument("--threads", type=int, default=2)
+    options.add_argument("--memory", type=int, metavar="MB", help="convert a model of such weights")
+    options.add_argument("--only", choices=["tiny", "speed"], help="one of the two conversions")
+    given = options.parse_args()
+    results: dict[str, Any] = {}
+    if given.json and given.json.is_file():
+        results = json.loads(given.json.read_text())
+    steps = [
+        (name, step, [str(given.threads)] if step == "speed" else [])
+        for name in given.families or ([] if given.memory else TINY)
+        for step in ("tiny", "speed")
+        if given.only in (None, step)
+    ]
+    if given.memory:
+        steps.append((str(given.memory), "memory", []))
+    for name, step, more in steps:
+        if step in results.get(name, {}):
+            continue
+        with tempfile.TemporaryDirectory() as work:
+            try:
+                found = _run(step, name, work, *more)
+            except RuntimeError as error:
+                found = {"failed": str(error)}
+        results.setdefault(name, {})[step] = found
+        print(name, step, json.dumps(found), flush=True)
+        if given.json:
+            results["environment"] = environment.describe()
+            given.json.write_text(json.dumps(results, indent=2) + "\n")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--step"]:
+        print(json.dumps(STEP[sys.argv[2]](*sys.argv[3:])))
+    else:
+        main()
