@@ -61,7 +61,7 @@ def signed(
     kinds: dict[str, Any] = dict.fromkeys(inputs, package.TensorDesc) | dict.fromkeys(NAMES, str)
     returned: Any = tuple[(package.TensorDesc,) * (outputs or 1)]  # type: ignore[misc]
     if outputs is None:
-        kinds |= {"outputs": tuple[package.TensorDesc, ...], "tactic": int}
+        kinds |= {"outputs": tuple[package.TensorDesc], "tactic": int}
         text = str | bytes
         returned = tuple[text, text, package.KernelLaunchParams, package.SymIntExprs]
     parameters = [
