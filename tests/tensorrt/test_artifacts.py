@@ -142,6 +142,9 @@ def test_tensorrt_ends_with_the_command_for_another_machine(
         (("--target", "tensorrt-rtx", "--sm", "75"), "no kernels for compute capability 7.5"),
         (("--target", "tensorrt-rtx", "--sm", "x"), "expected positive integers"),
         (("--target", "tensorrt-rtx", "--precision", "int8"), "expected one of fp32, fp16, bf16"),
+        (("--target", "tensorrt-rtx", "--timing-cache", "x"), "times nothing while it builds"),
+        (("--target", "tensorrt-rtx", "--quick"), "no quickly deployable plugins"),
+        (("--target", "tensorrt", "--quick", "--no-plugins"), "contradict each other"),
     ],
 )
 def test_options_that_make_no_sense_are_usage_errors(

@@ -27,6 +27,7 @@ from linexport.plugins.kernels.compile import compile_kernels
 from linexport.plugins.ops.registry import all_ops, linexport_nodes
 from linexport.plugins.tensorrt import fields, quick, quick_plugin
 from linexport.plugins.tensorrt.description import Description
+from linexport.targets.lowering import Candidate
 
 LEAN = "tensorrt_lean_bindings"
 
@@ -309,3 +310,43 @@ def parse_something(rtx: Any) -> None:
     network = rtx.Builder(log).create_network(0)
     parser = rtx.OnnxParser(network, log)
     assert parser.parse(marked.SerializeToString())
+
+
+def test_a_marked_node_runs_by_its_body_elsewhere(models: SimpleNamespace) -> None:
+    """One file for all: every input of the op is there, and those without meaning are named."""
+    import numpy as np
+
+    from linexport.targets import Options
+    from linexport.targets.base import OrtSession
+    from linexport.targets.lowering import lower
+    from linexport.targets.trt import graph, target
+
+    options = Options(sms=(89, 120), quick=True)
+    plain = attention(models, "linear")
+    low, choices = lower(target.prepare(options, plain), lambda *a: target.candidates(options, *a))
+    onnx.checker.check_model(low)
+    assert {c.op: c.reason for c in choices}["LinearAttention"].endswith("launched by TensorRT")
+    assert graph.namespaces(low) == {quick.NAMESPACE}
+    node = next(n for n in low.graph.node if n.op_type == "LinearAttention")
+    assert len(node.input) == len(all_ops()["LinearAttention"].schema.inputs)
+    assert [a.i for a in node.attribute if a.name == "aot"] == [1]
+    portable, _ = lower(plain, lambda op, view: [Candidate("portable", "", op.portable)])
+    feeds = {
+        i.name: np.ones([d.dim_value or 3 for d in i.type.tensor_type.shape.dim], np.float32)
+        for i in low.graph.input
+    }
+    one, other = (OrtSession(m.SerializeToString()).run(feeds) for m in (low, portable))
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, other[name])
+
+
+def test_what_one_kernel_cannot_run_keeps_the_plugin_of_the_library(
+    models: SimpleNamespace,
+) -> None:
+    from linexport.targets import Options
+    from linexport.targets.trt import graph, target
+    from linexport.plugins.tensorrt import contract
+
+    options = Options(sms=(89,), quick=True)
+    made = target.prepare(options, attention(models, "gated_delta"))
+    assert graph.namespaces(made) == {contract.NAMESPACE}

@@ -53,24 +53,10 @@ def configure(
         EnvironmentProblemError: the library is missing, or it builds for the GPU of its machine and
             there is none.
     """
-    if options.precision not in DTYPES:
-        raise UsageError(
-            f"--precision is {options.precision!r}; expected one of {', '.join(DTYPES)}."
-        )
-    if options.timing_cache and not flavour.on_gpu:
-        raise UsageError(
-            f"{flavour.title} takes no --timing-cache: it times nothing while it builds, and "
-            "compiles for the GPU where the engine is opened."
-        )
+    _check(flavour, options)
     flavour.load()
     sms = options.sms or default_sms or (Device().sm,)
     chosen = replace(options, sms=tuple(dict.fromkeys(sms)))
-    if options.quick and not (flavour.on_gpu and options.plugins):
-        raise UsageError(
-            f"--quick asks for quickly deployable plugins, which {flavour.title} does not take."
-            if options.plugins
-            else "--quick and --no-plugins contradict each other."
-        )
     able = flavour.sms or (Device().sm,)
     unknown = [sm for sm in chosen.sms if sm not in able]
     if unknown:
@@ -85,6 +71,24 @@ def configure(
         build=partial(build_all, flavour, chosen),
         options=chosen,
     )
+
+
+def _check(flavour: Flavour, options: Options) -> None:
+    if options.precision not in DTYPES:
+        raise UsageError(
+            f"--precision is {options.precision!r}; expected one of {', '.join(DTYPES)}."
+        )
+    if options.timing_cache and not flavour.on_gpu:
+        raise UsageError(
+            f"{flavour.title} takes no --timing-cache: it times nothing while it builds, and "
+            "compiles for the GPU where the engine is opened."
+        )
+    if options.quick and not flavour.on_gpu:
+        raise UsageError(
+            f"{flavour.title} takes no quickly deployable plugins: leave out --quick."
+        )
+    if options.quick and not options.plugins:
+        raise UsageError("--quick and --no-plugins contradict each other.")
 
 
 def prepare(options: Options, model: onnx.ModelProto) -> onnx.ModelProto:
