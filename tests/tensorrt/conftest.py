@@ -5,6 +5,7 @@ Engines are really built, by TensorRT-RTX, which needs no GPU for it. None is ru
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,6 +166,15 @@ def engines(rtx: Any) -> SimpleNamespace:
         return made[key]
 
     return SimpleNamespace(engine=engine, lowered=lowered)
+
+
+@pytest.fixture
+def made(rtx: Any, converted: Callable[..., Path], tmp_path: Path) -> Path:
+    """A copy of an artifact with one engine."""
+    options = {"target": "tensorrt-rtx", "sms": (89,), "dims": ("seq=1:16:200",)}
+    place = tmp_path / "made"
+    shutil.copytree(converted("small", **options), place)
+    return place
 
 
 @pytest.fixture(scope="session")

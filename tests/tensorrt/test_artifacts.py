@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +16,6 @@ from linexport import targets
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.results import time_engines
 from linexport.targets.base import OrtSession
-
-
-@pytest.fixture
-def made(rtx: Any, converted: Callable[..., Path], tmp_path: Path) -> Path:
-    """A copy of an artifact with one engine."""
-    options = {"target": "tensorrt-rtx", "sms": (89,), "dims": ("seq=1:16:200",)}
-    place = tmp_path / "made"
-    shutil.copytree(converted("small", **options), place)
-    return place
 
 
 def test_what_was_not_run_is_said_to_be_not_checked(
