@@ -138,9 +138,7 @@ def describe(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> Description:
     )
 
 
-def tensors(
-    op: Op, node: Node, dtype: str
-) -> tuple[tuple[Tensor | None, ...], tuple[Tensor, ...]]:
+def tensors(op: Op, node: Node, dtype: str) -> tuple[tuple[Tensor | None, ...], tuple[Tensor, ...]]:
     """Inputs by position up to the last there is, None where there is none, and outputs."""
     shapes = SHAPES[node.op_type](node)
 

@@ -88,7 +88,9 @@ def test_without_the_library_its_install_command_is_given(
     """And everything else of the artifact is checked as ever."""
 
     def missing(found: flavour.Flavour) -> Any:
-        raise EnvironmentProblemError(f"{found.title} is not installed. Install it: {found.install}")
+        raise EnvironmentProblemError(
+            f"{found.title} is not installed. Install it: {found.install}"
+        )
 
     monkeypatch.setattr(flavour, "_load", missing)
     with pytest.raises(EnvironmentProblemError, match=r"pip install 'linexport\[tensorrt-rtx\]'"):

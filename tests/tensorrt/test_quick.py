@@ -20,7 +20,6 @@ from typing import Any
 
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from linexport.errors import BuildError, UnsupportedModelError
 from linexport.plugins.kernels.compile import compile_kernels
@@ -79,30 +78,6 @@ def attention(models: SimpleNamespace, rule: str, length: int | None = None) -> 
     return model
 
 
-def convolution() -> onnx.ModelProto:
-    """A model of one CausalConvWithState of 24 channels and size 4."""
-    sizes = {"x": ["batch", 24, "seq"], "w": [24, 1, 4], "y": ["batch", 24, "seq"]}
-    infos = {n: helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in sizes.items()}
-    node = helper.make_node(
-        "CausalConvWithState", ["x", "w"], ["y"], "conv", domain="linexport", activation="silu"
-    )
-    graph = helper.make_graph([node], "one", [infos["x"], infos["w"]], [infos["y"]])
-    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("linexport", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
-
-
-def feature_map() -> onnx.ModelProto:
-    """A model of one FeatureMap: taylor2 of two heads of 8."""
-    sizes = {"x": ["batch", "seq", 16], "y": ["batch", "seq", 90]}
-    infos = {n: helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in sizes.items()}
-    node = helper.make_node(
-        "FeatureMap", ["x"], ["y"], "map", domain="linexport", kind="taylor2", num_heads=2
-    )
-    graph = helper.make_graph([node], "one", [infos["x"]], [infos["y"]])
-    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("linexport", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
-
-
 def described(model: onnx.ModelProto, sm: int = 89) -> Description:
     """The quick description of a model's last node."""
     *_, (_, op, view) = linexport_nodes(model)
@@ -113,8 +88,8 @@ CASES: dict[str, Callable[[SimpleNamespace], onnx.ModelProto]] = {
     "prefill": lambda models: attention(models, "linear"),
     "decode": lambda models: attention(models, "linear", 1),
     "decode gated delta": lambda models: attention(models, "gated_delta", 1),
-    "convolution": lambda models: convolution(),
-    "feature map": lambda models: feature_map(),
+    "convolution": lambda models: models.convolution(),
+    "feature map": lambda models: models.feature_map(),
 }
 
 
@@ -157,7 +132,7 @@ def assembled(ptx: str) -> tuple[str, ...]:
 
 
 def test_a_parameter_that_is_read_cannot_be_left_out(models: SimpleNamespace) -> None:
-    made = described(feature_map())
+    made = described(models.feature_map())
     kernel = quick.launch_of(made.plans[89]).kernel
     original = compile_kernels([kernel], 89)[kernel.name].ptx
     names = [a.name for a in kernel.arguments]
@@ -217,9 +192,7 @@ def test_tensorrts_own_package_takes_the_plugin(
         plugin.configure_plugin(io[: len(tensors)], io[len(tensors) :])
         assert plugin.get_valid_tactics() == []
         plugin.set_tactic(0)
-        plugin.get_launch_params(
-            expressions, io, len(tensors), found.launch, found.launch, builder
-        )
+        plugin.get_launch_params(expressions, io, len(tensors), found.launch, found.launch, builder)
         found.grid = [
             getattr(found.launch, f"grid_{axis}").expr.get_constant_value() for axis in "xyz"
         ]
@@ -230,7 +203,7 @@ def test_tensorrts_own_package_takes_the_plugin(
             x.desc for x in io[len(tensors) :]
         ])  # fmt: skip
 
-    inside_a_builder(rtx, ask)
+    inside_a_builder(rtx, models, ask)
     values = plan.symbols(sizes["batch"], sizes["length"], 1)
     chosen = quick.launch_of(plan)
     binary = made.binaries[89][chosen.kernel.name]
@@ -269,7 +242,7 @@ def dynamic(rtx: Any, sizes: tuple[int, ...], kind: Any) -> Any:
     return made
 
 
-def inside_a_builder(rtx: Any, ask: Callable[[Any], None]) -> None:
+def inside_a_builder(rtx: Any, models: SimpleNamespace, ask: Callable[[Any], None]) -> None:
     """Call ``ask`` with the builder of expressions that TensorRT gives to a plugin."""
     from linexport.plugins.tensorrt import plugin as module
 
@@ -288,22 +261,21 @@ def inside_a_builder(rtx: Any, ask: Callable[[Any], None]) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "output_shapes", output_shapes)
-        parse_something(rtx)
+        parse_something(rtx, models)
     assert asked
     if failures:
         raise failures[0]
 
 
-def parse_something(rtx: Any) -> None:
+def parse_something(rtx: Any, models: SimpleNamespace) -> None:
     """A network of one plugin: its shapes are asked for while it is parsed."""
     from linexport.plugins.tensorrt import contract
     from linexport.plugins.tensorrt.flavour import RTX
     from linexport.plugins.tensorrt.plugin import register
     from linexport.targets.trt import graph
 
-    model = feature_map()
     marked = graph.mark_plugins(
-        model, lambda op, node: contract.describe(op, node, "float32", [89])
+        models.feature_map(), lambda op, node: contract.describe(op, node, "float32", [89])
     )
     register(RTX)
     log = rtx.Logger(rtx.Logger.ERROR)

@@ -25,7 +25,7 @@ from linexport.targets.trt import graph
 from linexport.targets.trt.build import Engine, build
 from linexport.targets.trt.profiles import profiles
 
-MODULE = '''
+MODULE = """
 import torch
 from linexport import models
 
@@ -69,7 +69,7 @@ def random_features():
         feature_map_options=options,
         normalize=False,
     )
-'''
+"""
 
 ATTENTION, CONV, MAP = "LinearAttention", "CausalConvWithState", "FeatureMap"
 

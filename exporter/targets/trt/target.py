@@ -84,9 +84,7 @@ def _check(flavour: Flavour, options: Options) -> None:
             "compiles for the GPU where the engine is opened."
         )
     if options.quick and not flavour.on_gpu:
-        raise UsageError(
-            f"{flavour.title} takes no quickly deployable plugins: leave out --quick."
-        )
+        raise UsageError(f"{flavour.title} takes no quickly deployable plugins: leave out --quick.")
     if options.quick and not options.plugins:
         raise UsageError("--quick and --no-plugins contradict each other.")
 
