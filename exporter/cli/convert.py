@@ -53,8 +53,8 @@ def convert(
         bool,
         typer.Option(
             "--quick",
-            help="For tensorrt: where one kernel suffices, put it into the engine, which then needs "
-            "no plugin library to run.",
+            help="For tensorrt: where one kernel suffices, put it into the engine, which then runs "
+            "without a plugin library.",
         ),
     ] = False,
     timing_cache: Annotated[

@@ -28,7 +28,8 @@ ABSENT = "absent_inputs"
 get some tensor there."""
 
 AHEAD_OF_TIME = "aot"
-"""Attribute of any node: 1 lets TensorRT keep its kernel in the engine (``plugins.tensorrt.quick``)."""
+"""Attribute of any node: 1 lets TensorRT keep its kernel in the engine; see
+``plugins.tensorrt.quick``."""
 
 Lowering = Callable[["Node"], tuple[Body, list[str]]]
 """Writes the body of a node; returns it with the values of the op's outputs, in order."""

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from linexport.errors import BuildError, UnsupportedModelError
 from linexport.plugins.kernels.compile import compile_kernels
-from linexport.plugins.kernels.launch import Kernel, Launch, Plan, Route
+from linexport.plugins.kernels.launch import Kernel, Launch, Plan
 from linexport.plugins.kernels.plan import plan
 from linexport.plugins.ops.op import Node, Op
 from linexport.plugins.tensorrt import contract

@@ -1,7 +1,7 @@
 """Engines that cannot be run, opened by TensorRT-RTX itself as far as it goes without a GPU.
 
-Its runtime reads the file before it needs a driver, so that only the GPU is a stand-in. Each problem
-ends with one error that says what to do, and the process goes on.
+Its runtime reads the file before it needs a driver, so that only the GPU is a stand-in. Each
+problem ends with one error that says what to do, and the process goes on.
 """
 
 from __future__ import annotations

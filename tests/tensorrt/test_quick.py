@@ -219,7 +219,7 @@ def template(rtx: Any, package: ModuleType, made: Description) -> Any:
     """The plugin TensorRT's creator makes of the attributes, which gain a zero byte on the way."""
     texts = {name: f"{text}\0" for name, text in made.attributes().items()}
     library = sys.modules["tensorrt.plugin._lib"]
-    kinds = {name: (True, str) for name in fields.NAMES}
+    kinds = dict.fromkeys(fields.NAMES, (True, str))
     creator = library._TemplatePluginCreator(made.op_type, quick.NAMESPACE, kinds)
     kept = fields.encode(rtx, texts)
     request = sys.modules["tensorrt"].QuickPluginCreationRequest.STRICT_AOT
@@ -315,9 +315,9 @@ def test_a_marked_node_runs_by_its_body_elsewhere(models: SimpleNamespace) -> No
 def test_what_one_kernel_cannot_run_keeps_the_plugin_of_the_library(
     models: SimpleNamespace,
 ) -> None:
+    from linexport.plugins.tensorrt import contract
     from linexport.targets import Options
     from linexport.targets.trt import graph, target
-    from linexport.plugins.tensorrt import contract
 
     options = Options(sms=(89,), quick=True)
     made = target.prepare(options, attention(models, "gated_delta"))

@@ -59,9 +59,9 @@ def test_a_cache_of_another_gpu_is_refused(tmp_path: Path) -> None:
     other = SimpleNamespace(
         create_timing_cache=lambda kept: kept, set_timing_cache=lambda cache, ignore: False
     )
-    with pytest.raises(UsageError, match="no timing cache of this TensorRT and GPU"):
-        with timing_cache(other, tmp_path / "x"):
-            pass
+    refused = pytest.raises(UsageError, match="no timing cache of this TensorRT and GPU")
+    with refused, timing_cache(other, tmp_path / "x"):
+        pass
 
 
 def test_tensorrt_rtx_says_itself_that_it_keeps_no_times(config: Any, tmp_path: Path) -> None:
