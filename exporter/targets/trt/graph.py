@@ -104,6 +104,12 @@ def namespaces(model: onnx.ModelProto) -> set[str]:
     return {a.s.decode() for a in found if a.name == "plugin_namespace"}
 
 
+def symbols(model: onnx.ModelProto) -> set[str]:
+    """Names of the dynamic dimensions of the inputs."""
+    sizes = (d for i in model.graph.input for d in i.type.tensor_type.shape.dim)
+    return {d.dim_param for d in sizes if d.dim_param}
+
+
 def by_plugin(node: onnx.NodeProto) -> bool:
     """The node is one that a plugin runs."""
     return node.domain == DOMAIN and any(a.name == "plugin_namespace" for a in node.attribute)

@@ -135,7 +135,8 @@ def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[
         BuildError: see ``build``.
     """
     model = graph.parsable(onnx.load_model(str(converted.model), load_external_data=False))
-    chosen = profiles.profiles(converted.dims, bool(converted.states))
+    grown = sorted(graph.symbols(model) - set(converted.dims))
+    chosen = profiles.profiles(converted.dims, bool(converted.states), grown)
     records = []
     for sm in options.sms:
         built = partial(
