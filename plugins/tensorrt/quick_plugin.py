@@ -11,7 +11,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from functools import cache
-from types import ModuleType
+from types import GenericAlias, ModuleType
 from typing import Any
 
 from linexport.plugins.kernels.launch import Extent
@@ -58,17 +58,19 @@ def signed(
 ) -> Callable[..., Any]:
     """The function with the signature TensorRT checks: that of a description, where the number of
     ``outputs`` is given, else that of an ahead-of-time implementation."""
-    kinds: dict[str, Any] = dict.fromkeys(inputs, package.TensorDesc) | dict.fromkeys(NAMES, str)
-    returned: Any = tuple[(package.TensorDesc,) * (outputs or 1)]  # type: ignore[misc]
+    tensor = package.TensorDesc
+    kinds: dict[str, Any] = dict.fromkeys(inputs, tensor) | dict.fromkeys(NAMES, str)
     if outputs is None:
-        kinds |= {"outputs": tuple[package.TensorDesc], "tactic": int}
+        kinds |= {"outputs": GenericAlias(tuple, (tensor,)), "tactic": int}
         text = str | bytes
-        returned = tuple[text, text, package.KernelLaunchParams, package.SymIntExprs]
+        returned = (text, text, package.KernelLaunchParams, package.SymIntExprs)
+    else:
+        returned = (tensor,) * outputs
     parameters = [
         inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kind)
         for name, kind in kinds.items()
     ]
-    signature = inspect.Signature(parameters, return_annotation=returned)
+    signature = inspect.Signature(parameters, return_annotation=GenericAlias(tuple, returned))
     function.__signature__ = signature  # type: ignore[attr-defined]
     return function
 
