@@ -315,8 +315,10 @@ def timed(case: Case, sm: int, bytes_per_second: float) -> dict[str, Any]:
     torch.cuda.empty_cache()
     fla, fla_reason = measured(peer, case) if case.peer else (None, "has no such operation")
     sdpa, sdpa_reason = (
-        (None, "one token") if case.length == 1
-        else (None, "too long") if case.length > 2**14
+        (None, "one token")
+        if case.length == 1
+        else (None, "too long")
+        if case.length > 2**14
         else measured(softmax, case)
     )
     torch.cuda.empty_cache()

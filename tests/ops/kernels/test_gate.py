@@ -72,9 +72,7 @@ def test_gate_in_half_precision(
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize(("precision", "width"), [("tf32", 64), ("tf32", 128), ("tf32x3", 64)])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_gate_in_float32(
-    kernels: Any, variant: str, precision: str, width: int, sm: int
-) -> None:
+def test_gate_in_float32(kernels: Any, variant: str, precision: str, width: int, sm: int) -> None:
     check(kernels, variant, width, sm, "float32", precision)
 
 
