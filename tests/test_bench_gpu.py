@@ -1,4 +1,4 @@
-"""The GPU benchmark, as far as it goes without a GPU: its cases, floors, table, JSON and exit code."""
+"""The GPU benchmark as far as it goes without a GPU: cases, floors, table, JSON, exit code."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
     prefill   every dimension over its range
     decode    the same, with the sequence fixed to one token: where the model holds its state
 
-Caches of softmax layers grow by what was fed, from nothing to the largest sequence. An engine has kernels planned for each profile; the one a call falls into is chosen by its shapes.
+Caches of softmax layers grow by what was fed, from nothing to the largest sequence. An engine has
+kernels planned for each profile; the one a call falls into is chosen by its shapes.
 """
 
 from __future__ import annotations

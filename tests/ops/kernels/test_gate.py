@@ -1,8 +1,8 @@
 """What compilers make of the kernels, for every compute capability, on a machine without a GPU.
 
 The gate: no register is spilled, matrix products run on tensor cores, no wgmma is serialised, and
-shared memory fits. It holds for heads of 64 and 128 in half precision and in TensorFloat-32, and for
-heads of 64 in three products of TensorFloat-32, which spill at 128.
+shared memory fits. It holds for heads of 64 and 128 in half precision and in TensorFloat-32, and
+for heads of 64 in three products of TensorFloat-32, which spill at 128.
 """
 
 from __future__ import annotations
