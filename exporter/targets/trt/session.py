@@ -140,7 +140,7 @@ class EngineSession:
 
     def _open(self, flavour: Flavour, content: bytes) -> None:
         module = flavour.load()
-        creators = register(flavour) if self.record["plugins"] else ()
+        creators = register(flavour) if self.record["plugin_library"] else ()
         self.log = Log()
         self.runtime = module.Runtime(self.log.sink(module))
         self.engine = self.runtime.deserialize_cuda_engine(content)
