@@ -22,6 +22,9 @@ from linexport.models.language_model import VOCABULARY, LanguageModel, LanguageM
 LANGUAGE_MODEL_STEPS = 3000
 DIGITS_STEPS = 800
 
+TOKENS = 16
+"""Patches that images of digits are cut into."""
+
 _LENGTH = 128
 _TEXT_BATCH = 4
 # Eight times the length trained on: the score covers what the state carries further than that.
@@ -92,6 +95,7 @@ def train_language_model(
     seed: int = 0,
     feature_map: str = "elu1",
     options: Mapping[str, Any] | None = None,
+    attention: str = "linear",
     seconds: float | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> LanguageModel:
@@ -108,6 +112,7 @@ def train_language_model(
         feature_map=feature_map,
         feature_map_options=dict(options) if options else None,
         normalize=feature_maps.find(feature_map).kernel_positive,
+        attention=attention,
     )
     text = data.library_text().train
     model = _seeded(seed, lambda: LanguageModel(config))
@@ -128,6 +133,7 @@ def train_digits(
     seed: int = 0,
     feature_map: str = "elu1",
     options: Mapping[str, Any] | None = None,
+    attention: str = "linear",
     seconds: float | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> DigitClassifier:
@@ -142,9 +148,11 @@ def train_digits(
         num_heads=4,
         layers=2,
         hidden_dim=128,
+        tokens=TOKENS,
         feature_map=feature_map,
         feature_map_options=dict(options) if options else None,
         normalize=feature_maps.find(feature_map).kernel_positive,
+        attention=attention,
     )
     train, _ = data.digits()
     pixels = data.patches(train.images, config.tokens)
@@ -160,8 +168,8 @@ def train_digits(
 
 
 @torch.inference_mode()
-def bits_per_byte(model: LanguageModel, text: Tensor) -> float:
-    """Of every byte but the first in each window of a text, (N,) uint8."""
+def bits_per_byte(model: nn.Module, text: Tensor) -> float:
+    """Of every byte but the first in each window of a text, (N,) uint8; any model of bytes."""
     count = len(text) // _SCORED_LENGTH
     windows = text[: count * _SCORED_LENGTH].view(count, _SCORED_LENGTH)
     total = sum(_next_byte_loss(model, part, "sum").item() for part in windows.split(8))
@@ -176,13 +184,13 @@ def unigram_bits_per_byte(text: data.Text) -> float:
 
 
 @torch.inference_mode()
-def accuracy(model: DigitClassifier, held_out: data.Digits) -> float:
-    """The fraction of images whose digit gets the largest logit."""
-    logits = model(data.patches(held_out.images, model.config["tokens"]))
+def accuracy(model: nn.Module, held_out: data.Digits, tokens: int = TOKENS) -> float:
+    """The fraction of images, cut into so many patches, whose digit gets the largest logit."""
+    logits = model(data.patches(held_out.images, tokens))
     return (logits.argmax(-1) == held_out.labels).double().mean().item()
 
 
-def _next_byte_loss(model: LanguageModel, window: Tensor, reduction: str) -> Tensor:
+def _next_byte_loss(model: nn.Module, window: Tensor, reduction: str) -> Tensor:
     tokens = window.long()
     logits = model(tokens[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction=reduction)

@@ -31,7 +31,7 @@ ORDER = [
     {"timing"},
     {"report"},
     {"results"},
-    {"pipeline", "recheck", "inspection", "doctor", "maps"},
+    {"pipeline", "recheck", "inspection", "doctor", "maps", "linearize"},
     {"cli"},
     {"__main__"},
 ]
