@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from linexport.artifact import Artifact, Stream, load
-    from linexport.linearize import Linearization, linearize
+    from linexport.linearization import Linearization, linearize
     from linexport.maps import compare_maps
     from linexport.pipeline import convert
     from linexport.recheck import bench, validate
@@ -38,13 +38,13 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Artifact": "linexport.artifact",
-    "Linearization": "linexport.linearize",
+    "Linearization": "linexport.linearization",
     "Stream": "linexport.artifact",
     "load": "linexport.artifact",
     "bench": "linexport.recheck",
     "compare_maps": "linexport.maps",
     "convert": "linexport.pipeline",
-    "linearize": "linexport.linearize",
+    "linearize": "linexport.linearization",
     "validate": "linexport.recheck",
 }
 

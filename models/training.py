@@ -31,6 +31,14 @@ _TEXT_BATCH = 4
 _SCORED_LENGTH = 1024
 _IMAGE_BATCH = 64
 _SECONDS_BETWEEN_LINES = 2.0
+_SCORED = (".query.weight", ".key.weight")
+
+DECAY = 0.1
+"""Weight decay."""
+
+SOFTMAX_DECAY = 16.0
+"""That of queries and keys under softmax: scores that stay small are what a linear form can follow,
+and the digits are learned no worse."""
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -43,11 +51,13 @@ class Plan:
         steps: of the optimiser.
         rate: learning rate after the warm-up.
         seconds: stop by then, the cosine shortened to fit; None: take all the steps.
+        score_decay: weight decay of the projections to queries and keys.
     """
 
     steps: int
     rate: float
     seconds: float | None = None
+    score_decay: float = DECAY
 
     def done(self, step: int, elapsed: float) -> float:
         """The fraction of the plan that lies behind."""
@@ -63,8 +73,14 @@ def fit(
     model: nn.Module, loss_of_batch: Callable[[], Tensor], plan: Plan, say: Callable[[str], None]
 ) -> None:
     """AdamW on one drawn batch after another, with a line to ``say`` every two seconds."""
+    scored = [p for n, p in model.named_parameters() if n.endswith(_SCORED)]
+    rest = [p for n, p in model.named_parameters() if not n.endswith(_SCORED)]
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=plan.rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+        [{"params": rest}, {"params": scored, "weight_decay": plan.score_decay}],
+        lr=plan.rate,
+        betas=(0.9, 0.95),
+        weight_decay=DECAY,
+        fused=True,
     )
     started = shown = time.monotonic()
     model.train()
@@ -163,7 +179,8 @@ def train_digits(
         chosen = torch.randint(len(pixels), (_IMAGE_BATCH,), generator=generator)
         return F.cross_entropy(model(pixels[chosen]), train.labels[chosen])
 
-    fit(model, loss_of_batch, Plan(steps, 3e-3, seconds), say)
+    decay = SOFTMAX_DECAY if attention == "softmax" else DECAY
+    fit(model, loss_of_batch, Plan(steps, 3e-3, seconds, decay), say)
     return model
 
 

@@ -96,10 +96,10 @@ def linearize(
 ) -> None:
     """Replace trained softmax attention by linear forms; exit 3 where it is not worth it."""
     with guarded(json):
-        from linexport.linearize import inputs
-        from linexport.linearize.linearize import linearize as run
-        from linexport.linearize.metric import find_metric
-        from linexport.linearize.save import check_output
+        from linexport.linearization import inputs
+        from linexport.linearization.linearize import linearize as run
+        from linexport.linearization.metric import find_metric
+        from linexport.linearization.save import check_output
         from linexport.models.registry import ReferenceModel
 
         if max_drop is not None and evaluate is None:

@@ -113,8 +113,9 @@ def _facts(report: Mapping[str, Any]) -> dict[str, str]:
 
 def _layers(report: Mapping[str, Any]) -> Table | None:
     rows = [_layer(row) for row in objects(report.get("layers")) if not row.get("reason")]
-    labels = ["Layer", "Attention", "Form", "#M", "#Error of the attention", "#Error in the model"]
-    return build("Layers", [*labels, "#Multiply-adds", "#Before"], rows)
+    labels = ["Layer", "Attention", "Form", "#M", "#Error alone", "#All keys alike"]
+    labels += ["#Error in the model", "#Multiply-adds", "#Before"]
+    return build("Layers", labels, rows)
 
 
 def _layer(row: Mapping[str, Any]) -> list[Cell]:
@@ -137,6 +138,7 @@ def _layer(row: Mapping[str, Any]) -> list[Cell]:
         Cell(form, extra, tone="strong"),
         Cell(size),
         Cell(_tiny(row.get("attention_error"))),
+        Cell(_tiny(row.get("uniform_error"))),
         Cell(_tiny(row.get("layer_error"))),
         Cell(count(last.get("linear")), f"at {count(last.get('length'))} tokens" if last else ""),
         Cell(count(last.get("original"))),

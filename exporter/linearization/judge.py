@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from linexport.errors import ParityError
-from linexport.linearize import masks
-from linexport.linearize.calibration import Rows
-from linexport.linearize.calls import Attending, Call
-from linexport.linearize.find import Site, run
-from linexport.linearize.forms import KernelAttention
+from linexport.linearization import masks
+from linexport.linearization.calibration import Rows
+from linexport.linearization.calls import Attending, Call
+from linexport.linearization.find import Site, run
+from linexport.linearization.forms import KernelAttention
+from linexport.linearization.locality import masked
 
 
 @dataclass
@@ -27,12 +28,14 @@ class Judged:
     Attributes:
         difference: of squared differences.
         size: of squares of the true output.
+        uniform: of squared differences if all keys weighed the same.
         not_positive: denominators at or below zero, of maps whose kernel can be negative.
         denominators: how many there are.
     """
 
     difference: float = 0.0
     size: float = 0.0
+    uniform: float = 0.0
     not_positive: int = 0
     denominators: int = 0
 
@@ -44,6 +47,11 @@ class Judged:
         return math.sqrt(self.difference / self.size) if self.size else math.inf
 
     @property
+    def uniform_error(self) -> float:
+        """Of attending to all keys alike: what a form has to beat to be of any use."""
+        return math.sqrt(self.uniform / self.size) if self.size else math.inf
+
+    @property
     def vanishes(self) -> bool:
         """The denominator does, or the output is not finite."""
         return self.not_positive > 0 or not math.isfinite(self.difference)
@@ -52,14 +60,20 @@ class Judged:
 Forms = Mapping[int, Sequence[nn.Module]]
 
 
-def judge(module: nn.Module, batches: Iterable[Rows], forms: Forms) -> dict[int, list[Judged]]:
-    """Every form of every site, by its index; the module itself goes on with softmax attention."""
+def judge(
+    module: nn.Module, batches: Iterable[Rows], forms: Forms, locality: float | None = None
+) -> dict[int, list[Judged]]:
+    """Every form of every site, by its index; the module itself goes on with softmax attention.
+
+    With a locality, against softmax attention to the keys within that L1 distance.
+    """
     found = {index: [Judged() for _ in ones] for index, ones in forms.items()}
 
     def answer(index: int, call: Call) -> Tensor:
         true = call.softmax()
+        wanted = true if locality is None else masked(call, locality)
         for form, sums in zip(forms.get(index, ()), found.get(index, ()), strict=True):
-            _add(sums, form, call, true)
+            _add(sums, form, call, wanted)
         return true
 
     with torch.no_grad():
@@ -94,6 +108,8 @@ def refuse_vanishing(site: Site, form: KernelAttention, judged: Judged) -> None:
 def _add(sums: Judged, form: nn.Module, call: Call, true: Tensor) -> None:
     got = form(call)
     there = _asked(call)
+    uniform = replace(call, query=torch.zeros_like(call.query)).softmax()
+    sums.uniform += _squares(torch.where(there, uniform - true, 0.0))
     sums.difference += _squares(torch.where(there, got - true, 0.0))
     sums.size += _squares(torch.where(there, true, 0.0))
     if isinstance(form, KernelAttention) and not form.feature_map.kernel_positive:

@@ -11,16 +11,15 @@ from torch import Tensor, nn
 
 import linexport
 from linexport import environment
-from linexport.linearize import compare, cost, find
-from linexport.linearize.attention import FITTED, Attention, replace_attention
-from linexport.linearize.calibration import Calibration, batches, calibration
-from linexport.linearize.choose import EVERY, Wishes
-from linexport.linearize.heal import heal as healing
-from linexport.linearize.locality import locality_map
-from linexport.linearize.metric import Evaluate, Metric
-from linexport.linearize.replace import shared_copy, with_forms
-from linexport.linearize.save import save
-from linexport.linearize.verdict import verdict
+from linexport.linearization import compare, cost, find
+from linexport.linearization.attention import FITTED, Attention, replace_attention
+from linexport.linearization.calibration import Calibration, batches, calibration
+from linexport.linearization.choose import EVERY, Wishes, local
+from linexport.linearization.heal import heal as healing
+from linexport.linearization.metric import Evaluate, Metric
+from linexport.linearization.replace import shared_copy, with_forms
+from linexport.linearization.save import save
+from linexport.linearization.verdict import verdict
 from linexport.loaders.default_dims import default_dims
 from linexport.loaders.model import LoadedModel, Source
 from linexport.loaders.weights import describe
@@ -106,7 +105,7 @@ def linearize(
     original = shared_copy(loaded.module)
     wishes = Wishes(_rules(map), _rules(features), map_options or {}, budget, seed)
     if locality is not None:
-        wishes = locality_map(wishes, locality)
+        wishes = local(wishes, locality)
     with watch.stage("find"):
         fit, held_out = (list(batches(x))[:FITTED] for x in (data.fit, data.held_out))
         sites = find.find(original, [*fit, *held_out])

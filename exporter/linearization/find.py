@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from linexport.errors import UnsupportedModelError, UsageError
-from linexport.linearize import masks, multihead
-from linexport.linearize.calibration import Rows
-from linexport.linearize.calls import Attending, Call, Projecting
+from linexport.linearization import masks, multihead
+from linexport.linearization.calibration import Rows
+from linexport.linearization.calls import Attending, Call, Projecting
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from linexport.errors import ParityError
-from linexport.linearize.calibration import Rows
-from linexport.linearize.find import Site
-from linexport.linearize.heal import layer_outputs
+from linexport.linearization.calibration import Rows
+from linexport.linearization.find import Site
+from linexport.linearization.heal import layer_outputs
 
 
 @torch.no_grad()

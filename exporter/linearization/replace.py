@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from linexport.linearize import multihead
-from linexport.linearize.calls import Attending
-from linexport.linearize.forms import Forms, KernelAttention
+from linexport.linearization import multihead
+from linexport.linearization.calls import Attending
+from linexport.linearization.forms import Forms, KernelAttention
 from linexport.models.attention import LinearAttention
 from linexport.models.registry import ReferenceModel, build
 from linexport.models.softmax_attention import SoftmaxAttention

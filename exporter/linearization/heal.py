@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from linexport.errors import UsageError
-from linexport.linearize.calibration import Calibration, Rows
-from linexport.linearize.calls import Projecting
-from linexport.linearize.find import Site
-from linexport.linearize.forms import KernelAttention
+from linexport.linearization.calibration import Calibration, Rows
+from linexport.linearization.calls import Projecting
+from linexport.linearization.find import Site
+from linexport.linearization.forms import KernelAttention
 from linexport.models.attention import LinearAttention
 
 RATE = 5e-3

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from linexport.linearize.calibration import Rows
-from linexport.linearize.calls import Attending, Call
-from linexport.linearize.find import Site, run
+from linexport.linearization.calibration import Rows
+from linexport.linearization.calls import Attending, Call
+from linexport.linearization.find import Site, run
 
 MOST = 4096
 """Rows of a head that are kept, drawn evenly."""

@@ -15,9 +15,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from linexport.linearize import masks
-from linexport.linearize.calls import Call
-from linexport.linearize.find import Site
+from linexport.linearization import masks
+from linexport.linearization.calls import Call
+from linexport.linearization.find import Site
 from linexport.models.feature_maps import FeatureMap
 from linexport.models.mapped_attention import check, mapped_attention
 from linexport.models.static_memory import StaticMemory

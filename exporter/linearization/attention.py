@@ -9,14 +9,14 @@ from typing import Any
 from torch import nn
 
 from linexport.errors import UnsupportedModelError, UsageError
-from linexport.linearize.calibration import Calibration, batches
-from linexport.linearize.choose import AUTO, KEEP, Wishes, asked_for, chosen
-from linexport.linearize.find import Site
-from linexport.linearize.forms import KernelAttention
-from linexport.linearize.judge import judge, refuse_vanishing
-from linexport.linearize.memory import fit_memory
-from linexport.linearize.replace import rebuildable
-from linexport.linearize.sampling import Samples, sample
+from linexport.linearization.calibration import Calibration, batches
+from linexport.linearization.choose import AUTO, KEEP, Wishes, asked_for, chosen
+from linexport.linearization.find import Site
+from linexport.linearization.forms import KernelAttention
+from linexport.linearization.judge import judge, refuse_vanishing
+from linexport.linearization.memory import fit_memory
+from linexport.linearization.replace import rebuildable
+from linexport.linearization.sampling import sample
 
 FITTED = 4
 """Batches that maps and memories are fitted to, and errors measured on."""
@@ -81,7 +81,7 @@ def replace_attention(
     if not made.forms:
         why = "; ".join(f"{s.name}: {reasons.get(s.index, 'left as it is')}" for s in sites)
         raise UnsupportedModelError(f"No softmax attention was replaced. {why}")
-    _record(made, module, sites, data, samples, reasons, details)
+    _record(made, module, sites, data, wishes.options.get("delta"), reasons, details)
     return made
 
 
@@ -90,12 +90,14 @@ def _record(
     module: nn.Module,
     sites: Sequence[Site],
     data: Calibration,
-    samples: dict[int, Samples],
+    locality: float | None,
     reasons: dict[int, Any],
     details: dict[int, dict[str, Any]],
 ) -> None:
     held_out = list(batches(data.held_out))[:FITTED]
-    judged = judge(module, held_out, {index: [form] for index, form in made.forms.items()})
+    forms = {index: [form] for index, form in made.forms.items()}
+    judged = judge(module, held_out, forms)
+    local = {} if locality is None else judge(module, held_out, forms, locality)
     for site in sites:
         form = made.forms.get(site.index)
         record = {
@@ -104,12 +106,17 @@ def _record(
             "options": {},
             "features": None,
             "attention_error": None,
+            "uniform_error": None,
+            "local_error": None,
             "layer_error": None,
             "reason": None if form else reasons.get(site.index, "left as it is, as asked for"),
             **details.get(site.index, {}),
         }
         if form is not None:
             record["attention_error"] = judged[site.index][0].error
+            record["uniform_error"] = judged[site.index][0].uniform_error
+            if local:
+                record["local_error"] = local[site.index][0].error
         if isinstance(form, KernelAttention):
             refuse_vanishing(site, form, judged[site.index][0])
             record["map"] = form.feature_map.kind

@@ -5,17 +5,18 @@ from __future__ import annotations
 import fnmatch
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from torch import nn
 
 from linexport.errors import ParityError, UsageError
-from linexport.linearize.calibration import Rows
-from linexport.linearize.find import Site
-from linexport.linearize.forms import KernelAttention
-from linexport.linearize.judge import judge
-from linexport.linearize.sampling import Samples
+from linexport.linearization.calibration import Rows
+from linexport.linearization.find import Site
+from linexport.linearization.forms import KernelAttention
+from linexport.linearization.judge import judge
+from linexport.linearization.locality import LOCAL
+from linexport.linearization.sampling import Samples
 from linexport.models import feature_maps
 
 AUTO, KEEP = "auto", "keep"
@@ -74,6 +75,24 @@ class Wishes:
             )
         if self.budget is not None and not 0 < self.budget < 1:
             raise UsageError(f"The budget is {self.budget:g}; expected between 0 and 1.")
+
+
+def local(wishes: Wishes, delta: float) -> Wishes:
+    """The wishes with every map that is not kept multiplied by a mask of nearness.
+
+    Raises:
+        UsageError: delta is not positive, or a map is asked for that is not favor+.
+    """
+    if not 0 < delta < float("inf"):
+        raise UsageError(f"The locality is {delta:g}; expected a distance above 0.")
+    others = sorted({kind for kind in wishes.maps.values() if kind not in ("favor+", LOCAL, KEEP)})
+    if others:
+        raise UsageError(
+            f"Locality is built on favor+, not on {', '.join(others)}: a product of maps needs "
+            "draws on both sides."
+        )
+    maps = {pattern: kind if kind == KEEP else LOCAL for pattern, kind in wishes.maps.items()}
+    return replace(wishes, maps=maps, options={**wishes.options, "delta": float(delta)})
 
 
 def _last(rules: Mapping[str, Any], name: str) -> Any:

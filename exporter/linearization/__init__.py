@@ -8,6 +8,6 @@
 find -> fit maps and memories -> judge -> replace -> heal -> compare -> measure
 """
 
-from linexport.linearize.linearize import Linearization, linearize
+from linexport.linearization.linearize import Linearization, linearize
 
 __all__ = ["Linearization", "linearize"]

@@ -19,8 +19,8 @@ from torch import nn
 from linexport import dims as dimensions
 from linexport import targets, trace
 from linexport.errors import LinexportError
-from linexport.linearize.find import Site
-from linexport.linearize.forms import KernelAttention, MemoryAttention
+from linexport.linearization.find import Site
+from linexport.linearization.forms import KernelAttention, MemoryAttention
 from linexport.loaders.model import LoadedModel
 from linexport.parity.cases import Case, draw
 from linexport.parity.reference import feeds
