@@ -21,6 +21,7 @@ from linexport.linearization.calibration import Calibration, Rows
 from linexport.linearization.calls import Projecting
 from linexport.linearization.find import Site
 from linexport.linearization.forms import KernelAttention
+from linexport.linearization.replace import stem
 from linexport.models.attention import LinearAttention
 
 RATE = 5e-3
@@ -139,7 +140,7 @@ class _Loss:
 def layer_outputs(module: nn.Module, names: Sequence[str], batch: Rows) -> dict[str, list[Tensor]]:
     """What the products with some of its parameters come out as, by their names."""
     seen: dict[str, list[Tensor]] = {name: [] for name in dict.fromkeys(names)}
-    parameters = [(name, module.get_parameter(name)) for name in seen]
+    parameters = [(name, stem(module).get_parameter(name)) for name in seen]
     with Projecting(parameters, lambda name, result: seen[name].append(result)):
         module(*batch)
     return seen
@@ -149,7 +150,7 @@ def _learned(linear: nn.Module, names: Sequence[str]) -> list[Tensor]:
     """What is learned, made the linear module's own where it was shared."""
     found: list[Tensor] = []
     for name in dict.fromkeys(names):
-        owner = linear.get_submodule(name.rpartition(".")[0])
+        owner = stem(linear).get_submodule(name.rpartition(".")[0])
         found += [_own(owner, own) for own, _ in list(owner.named_parameters(recurse=False))]
     for module in list(linear.modules()):
         if isinstance(module, KernelAttention):

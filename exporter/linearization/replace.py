@@ -1,8 +1,8 @@
 """From a module and forms to the module in linear form. Weights are shared, not copied.
 
 A reference model of linexport is rebuilt from its config, so that it stays one. Any other module
-is copied in structure only; its class is derived from, so that ``forward`` runs with its calls of
-softmax attention answered by the forms.
+is copied in structure only, and held by a module of the same signature that answers its calls of
+softmax attention by the forms.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import torch
 from torch import nn
 
 from linexport.linearization import multihead
@@ -23,10 +22,6 @@ from linexport.models.attention import LinearAttention
 from linexport.models.registry import ReferenceModel, build
 from linexport.models.softmax_attention import SoftmaxAttention
 from linexport.models.stack import StackConfig
-
-FORMS = "linear_forms"
-"""Name of the child that holds the forms."""
-
 
 def shared_copy(module: nn.Module) -> nn.Module:
     """The same modules anew with the very same parameters and buffers, in inference mode.
@@ -51,17 +46,29 @@ def with_forms(module: nn.Module, forms: Mapping[int, nn.Module]) -> nn.Module:
     """The module in linear form; ``module`` is a ``shared_copy`` of the original."""
     if isinstance(module, ReferenceModel) and rebuildable(module):
         return _rebuilt(module, forms)
-    found = shared_copy(module)
-    found.add_module(FORMS, Forms(forms))
-    base = type(found)
+    base = type(module)
 
+    # torch.export names inputs after the parameters of forward: they are to be the original's.
     @functools.wraps(base.forward)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with Attending(getattr(self, FORMS).answer):
-            return base.forward(self, *args, **kwargs)
+    def forward(self: WithForms, *args: Any, **kwargs: Any) -> Any:
+        with Attending(self.forms.answer):
+            return self.inner(*args, **kwargs)
 
-    found.__class__ = type(f"Linear{base.__name__}", (base,), {"forward": forward})
-    return found
+    made: type[WithForms] = type(f"Linear{base.__name__}", (WithForms,), {"forward": forward})
+    return made(shared_copy(module), Forms(forms))
+
+
+class WithForms(nn.Module):
+    """A module whose calls of softmax attention are answered by forms."""
+
+    def __init__(self, inner: nn.Module, forms: Forms) -> None:
+        super().__init__()
+        self.inner, self.forms = inner, forms
+
+
+def stem(linear: nn.Module) -> nn.Module:
+    """What has the original's parameters by their names."""
+    return linear.inner if isinstance(linear, WithForms) else linear
 
 
 def _rebuilt(module: ReferenceModel, forms: Mapping[int, nn.Module]) -> ReferenceModel:
@@ -90,9 +97,3 @@ def _rebuilt(module: ReferenceModel, forms: Mapping[int, nn.Module]) -> Referenc
         assert isinstance(form, KernelAttention)
         new[softmax[index]].feature_map = form.feature_map
     return found
-
-
-def own_tensors(original: nn.Module, linear: nn.Module) -> list[torch.Tensor]:
-    """Parameters of the linear form, and draws of its maps, that the original does not have."""
-    shared = {id(x) for x in (*original.parameters(), *original.buffers())}
-    return [x for x in (*linear.parameters(), *linear.buffers()) if id(x) not in shared]

@@ -112,7 +112,7 @@ def test_masks_of_keys_and_causal_ones_are_understood() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"attn_mask": -torch.arange(LENGTH).float()}, "bias"),
+        ({"attn_mask": -torch.arange(LENGTH).float()[None]}, "bias"),
         ({"attn_mask": torch.ones(6, 6, dtype=torch.bool).tril().triu(-2)}, "window"),
         ({"attn_mask": torch.tensor([True, False])[:, None, None] | torch.eye(6).bool()}, "head"),
         ({"dropout_p": 0.1}, "drops 10% of its weights"),
