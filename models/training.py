@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from linexport.models import data, feature_maps
 from linexport.models.classifier import DigitClassifier, DigitClassifierConfig
+from linexport.models.digit_network import DigitNetwork, DigitNetworkConfig
 from linexport.models.language_model import VOCABULARY, LanguageModel, LanguageModelConfig
 
 LANGUAGE_MODEL_STEPS = 3000
@@ -33,12 +34,9 @@ _IMAGE_BATCH = 64
 _SECONDS_BETWEEN_LINES = 2.0
 _SCORED = (".query.weight", ".key.weight")
 
-DECAY = 0.1
-"""Weight decay."""
-
 SOFTMAX_DECAY = 16.0
-"""That of queries and keys under softmax: scores that stay small are what a linear form can follow,
-and the digits are learned no worse."""
+"""Weight decay of queries and keys under softmax: scores that stay small are what a linear form can
+follow, and the digits are learned no worse."""
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -51,13 +49,11 @@ class Plan:
         steps: of the optimiser.
         rate: learning rate after the warm-up.
         seconds: stop by then, the cosine shortened to fit; None: take all the steps.
-        score_decay: weight decay of the projections to queries and keys.
     """
 
     steps: int
     rate: float
     seconds: float | None = None
-    score_decay: float = DECAY
 
     def done(self, step: int, elapsed: float) -> float:
         """The fraction of the plan that lies behind."""
@@ -70,17 +66,18 @@ class Plan:
 
 
 def fit(
-    model: nn.Module, loss_of_batch: Callable[[], Tensor], plan: Plan, say: Callable[[str], None]
+    model: nn.Module,
+    loss_of_batch: Callable[[], Tensor],
+    plan: Plan,
+    say: Callable[[str], None],
+    groups: list[dict[str, Any]] | None = None,
 ) -> None:
-    """AdamW on one drawn batch after another, with a line to ``say`` every two seconds."""
-    scored = [p for n, p in model.named_parameters() if n.endswith(_SCORED)]
-    rest = [p for n, p in model.named_parameters() if not n.endswith(_SCORED)]
+    """AdamW on one drawn batch after another, with a line to ``say`` every two seconds.
+
+    ``groups`` are its parameter groups, where they differ in more than the parameters.
+    """
     optimizer = torch.optim.AdamW(
-        [{"params": rest}, {"params": scored, "weight_decay": plan.score_decay}],
-        lr=plan.rate,
-        betas=(0.9, 0.95),
-        weight_decay=DECAY,
-        fused=True,
+        groups or model.parameters(), lr=plan.rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True
     )
     started = shown = time.monotonic()
     model.train()
@@ -179,8 +176,51 @@ def train_digits(
         chosen = torch.randint(len(pixels), (_IMAGE_BATCH,), generator=generator)
         return F.cross_entropy(model(pixels[chosen]), train.labels[chosen])
 
-    decay = SOFTMAX_DECAY if attention == "softmax" else DECAY
-    fit(model, loss_of_batch, Plan(steps, 3e-3, seconds, decay), say)
+    groups = None
+    if attention == "softmax":
+        scored = {n: p for n, p in model.named_parameters() if n.endswith(_SCORED)}
+        rest = [p for n, p in model.named_parameters() if n not in scored]
+        groups = [
+            {"params": rest},
+            {"params": [*scored.values()], "weight_decay": SOFTMAX_DECAY},
+        ]
+    fit(model, loss_of_batch, Plan(steps, 3e-3, seconds), say, groups)
+    return model
+
+
+def train_digit_network(
+    steps: int = DIGITS_STEPS,
+    *,
+    seed: int = 0,
+    parts: int = 64,
+    hidden_dim: int = 32,
+    decay: float = 0.1,
+    seconds: float | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> DigitNetwork:
+    """Two layers on scikit-learn's digits, given as the mean brightness of their parts.
+
+    A large weight ``decay`` of the first layer keeps what the activation is given small.
+
+    Raises:
+        EnvironmentProblemError: scikit-learn is not installed.
+    """
+    train, _ = data.digits()
+    pixels = data.means(train.images, parts)
+    model = _seeded(
+        seed, lambda: DigitNetwork(DigitNetworkConfig(features=parts, hidden_dim=hidden_dim))
+    )
+    generator = torch.Generator().manual_seed(seed)
+
+    def loss_of_batch() -> Tensor:
+        chosen = torch.randint(len(pixels), (_IMAGE_BATCH,), generator=generator)
+        return F.cross_entropy(model(pixels[chosen]), train.labels[chosen])
+
+    groups = [
+        {"params": [*model.hidden.parameters()], "weight_decay": decay},
+        {"params": [*model.classes.parameters()], "weight_decay": 0.0},
+    ]
+    fit(model, loss_of_batch, Plan(steps, 5e-3, seconds), say, groups)
     return model
 
 
@@ -203,8 +243,14 @@ def unigram_bits_per_byte(text: data.Text) -> float:
 @torch.inference_mode()
 def accuracy(model: nn.Module, held_out: data.Digits, tokens: int = TOKENS) -> float:
     """The fraction of images, cut into so many patches, whose digit gets the largest logit."""
-    logits = model(data.patches(held_out.images, tokens))
-    return (logits.argmax(-1) == held_out.labels).double().mean().item()
+    return share_right(model, data.patches(held_out.images, tokens), held_out)
+
+
+@torch.inference_mode()
+def share_right(model: nn.Module, pixels: Tensor, held_out: data.Digits) -> float:
+    """The same of any model, given the pixels as it takes them."""
+    right = model(pixels).argmax(-1) == held_out.labels
+    return right.double().mean().item()
 
 
 def _next_byte_loss(model: nn.Module, window: Tensor, reduction: str) -> Tensor:

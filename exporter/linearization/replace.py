@@ -23,6 +23,7 @@ from linexport.models.registry import ReferenceModel, build
 from linexport.models.softmax_attention import SoftmaxAttention
 from linexport.models.stack import StackConfig
 
+
 def shared_copy(module: nn.Module) -> nn.Module:
     """The same modules anew with the very same parameters and buffers, in inference mode.
 
