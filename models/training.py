@@ -176,7 +176,7 @@ def train_digits(
         chosen = torch.randint(len(pixels), (_IMAGE_BATCH,), generator=generator)
         return F.cross_entropy(model(pixels[chosen]), train.labels[chosen])
 
-    groups = None
+    groups: list[dict[str, Any]] | None = None
     if attention == "softmax":
         scored = {n: p for n, p in model.named_parameters() if n.endswith(_SCORED)}
         rest = [p for n, p in model.named_parameters() if n not in scored]
