@@ -97,8 +97,8 @@ def linearize(
     """Replace trained softmax attention by linear forms; exit 3 where it is not worth it."""
     with guarded(json):
         from linexport.linearization import inputs
-        from linexport.linearization.linearize import linearize as run
         from linexport.linearization.metric import find_metric
+        from linexport.linearization.pipeline import linearize as run
         from linexport.linearization.save import check_output
         from linexport.models.registry import ReferenceModel
 

@@ -8,6 +8,6 @@
 find -> fit maps and memories -> judge -> replace -> heal -> compare -> measure
 """
 
-from linexport.linearization.linearize import Linearization, linearize
+from linexport.linearization.pipeline import Linearization, linearize
 
 __all__ = ["Linearization", "linearize"]

@@ -121,11 +121,9 @@ class Curves:
 
     def memory(self, length: int) -> dict[str, Any]:
         """Peak megabytes of one run of each in ONNX Runtime, in processes of their own."""
-        files = []
-        for name, size in (("full", length), ("short", min(SHORT, length))):
-            path = self.folder / f"{name}-{length}.npz"
+        files = (self.folder / f"full-{length}.npz", self.folder / f"short-{length}.npz")
+        for path, size in zip(files, (length, min(SHORT, length)), strict=True):
             np.savez(path, allow_pickle=False, **self._feeds(size)[1])
-            files.append(path)
         row: dict[str, Any] = {"length": length, "reason": None}
         for name, path in self.paths.items():
             row[f"{name}_mb"], reason = peak_megabytes("onnx", str(path), *files, TARGET)
@@ -133,13 +131,15 @@ class Curves:
         return row
 
     def _feeds(self, length: int) -> tuple[tuple[Any, ...], dict[str, np.ndarray]]:
-        sizes = {n: limits.nearest(1 if limits.batch else self.traced[n])
-                 for n, limits in self.dims.items()}  # fmt: skip
+        sizes = {
+            name: limits.nearest(1 if limits.batch else self.traced[name])
+            for name, limits in self.dims.items()
+        }
         if self.sequence is not None:
             sizes[self.sequence] = length
         case = Case("timing", sizes, self.seed)
         inputs = draw(self.original, [i["shape"] for i in self.inputs], case)
-        return inputs, feeds(inputs, [i["name"] for i in self.inputs])  # type: ignore[return-value]
+        return inputs, feeds(inputs, [i["name"] for i in self.inputs])
 
 
 def curves(
