@@ -79,3 +79,8 @@ def patches(images: Tensor, tokens: int) -> Tensor:
     size = int((_SIDE**2 // tokens) ** 0.5)
     tiles = images.unfold(1, size, size).unfold(2, size, size)
     return tiles.reshape(len(images), tokens, size * size)
+
+
+def means(images: Tensor, parts: int) -> Tensor:
+    """(N, 8, 8) as (N, parts): the mean brightness of square parts, row by row."""
+    return patches(images, parts).mean(-1)

@@ -18,6 +18,7 @@ from linexport.models import functional, generalized_delta_rule
 from linexport.models.feature_maps import base
 from linexport.models.stabilize import Stabilized, plain_stabilized_exp
 from linexport.plugins.ops import causal_conv as conv_op
+from linexport.plugins.ops import feature_map as feature_map_op
 from linexport.plugins.ops import generalized_delta_rule as generalized_op
 from linexport.plugins.ops import stabilized_exp as stabilize_op
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
@@ -174,6 +175,22 @@ def feature_map(
     return base.apply_packed(kind, x, parameters, num_heads, side, log).clone()
 
 
+def feature_map_shapes(
+    x: Tensor,
+    parameters: list[Tensor],
+    kind: str,
+    num_heads: int,
+    side: str = "query",
+    log: bool = False,
+) -> Tensor:
+    """The same on tensors without values: a formula of many products takes seconds to trace."""
+    found = feature_map_op.formulas(kind)
+    found.side(side, log)
+    features = found.features(x.shape[-1] // num_heads, *(tuple(p.shape) for p in parameters))
+    dtype = torch.promote_types(x.dtype, torch.float32) if log else x.dtype
+    return x.new_empty(*x.shape[:-1], num_heads * features, dtype=dtype)
+
+
 _EVERYWHERE = "CompositeExplicitAutograd"
 library.impl("linear_attention", linear_attention, _EVERYWHERE)
 library.impl("generalized_delta_rule", recurrent_generalized_delta_rule, _EVERYWHERE)
@@ -186,4 +203,4 @@ torch.library.register_fake(
 )
 torch.library.register_fake("linexport::stabilized_exp", stabilized_exp_shapes, lib=library)
 torch.library.register_fake("linexport::causal_conv", causal_conv_shapes, lib=library)
-torch.library.register_fake("linexport::feature_map", feature_map, lib=library)
+torch.library.register_fake("linexport::feature_map", feature_map_shapes, lib=library)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from linexport.models import data, feature_maps
 from linexport.models.classifier import DigitClassifier, DigitClassifierConfig
+from linexport.models.digit_network import DigitNetwork, DigitNetworkConfig
 from linexport.models.language_model import VOCABULARY, LanguageModel, LanguageModelConfig
 
 LANGUAGE_MODEL_STEPS = 3000
@@ -57,11 +58,18 @@ class Plan:
 
 
 def fit(
-    model: nn.Module, loss_of_batch: Callable[[], Tensor], plan: Plan, say: Callable[[str], None]
+    model: nn.Module,
+    loss_of_batch: Callable[[], Tensor],
+    plan: Plan,
+    say: Callable[[str], None],
+    groups: list[dict[str, Any]] | None = None,
 ) -> None:
-    """AdamW on one drawn batch after another, with a line to ``say`` every two seconds."""
+    """AdamW on one drawn batch after another, with a line to ``say`` every two seconds.
+
+    ``groups`` are its parameter groups, where they differ in more than the parameters.
+    """
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=plan.rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+        groups or model.parameters(), lr=plan.rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True
     )
     started = shown = time.monotonic()
     model.train()
@@ -159,6 +167,42 @@ def train_digits(
     return model
 
 
+def train_digit_network(
+    steps: int = DIGITS_STEPS,
+    *,
+    seed: int = 0,
+    parts: int = 64,
+    hidden_dim: int = 32,
+    decay: float = 0.1,
+    seconds: float | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> DigitNetwork:
+    """Two layers on scikit-learn's digits, given as the mean brightness of their parts.
+
+    A large weight ``decay`` of the first layer keeps what the activation is given small.
+
+    Raises:
+        EnvironmentProblemError: scikit-learn is not installed.
+    """
+    train, _ = data.digits()
+    pixels = data.means(train.images, parts)
+    model = _seeded(
+        seed, lambda: DigitNetwork(DigitNetworkConfig(features=parts, hidden_dim=hidden_dim))
+    )
+    generator = torch.Generator().manual_seed(seed)
+
+    def loss_of_batch() -> Tensor:
+        chosen = torch.randint(len(pixels), (_IMAGE_BATCH,), generator=generator)
+        return F.cross_entropy(model(pixels[chosen]), train.labels[chosen])
+
+    groups = [
+        {"params": [*model.hidden.parameters()], "weight_decay": decay},
+        {"params": [*model.classes.parameters()], "weight_decay": 0.0},
+    ]
+    fit(model, loss_of_batch, Plan(steps, 5e-3, seconds), say, groups)
+    return model
+
+
 @torch.inference_mode()
 def bits_per_byte(model: LanguageModel, text: Tensor) -> float:
     """Of every byte but the first in each window of a text, (N,) uint8."""
@@ -178,8 +222,14 @@ def unigram_bits_per_byte(text: data.Text) -> float:
 @torch.inference_mode()
 def accuracy(model: DigitClassifier, held_out: data.Digits) -> float:
     """The fraction of images whose digit gets the largest logit."""
-    logits = model(data.patches(held_out.images, model.config["tokens"]))
-    return (logits.argmax(-1) == held_out.labels).double().mean().item()
+    return share_right(model, data.patches(held_out.images, model.config["tokens"]), held_out)
+
+
+@torch.inference_mode()
+def share_right(model: nn.Module, pixels: Tensor, held_out: data.Digits) -> float:
+    """The same of any model, given the pixels as it takes them."""
+    right = model(pixels).argmax(-1) == held_out.labels
+    return right.double().mean().item()
 
 
 def _next_byte_loss(model: LanguageModel, window: Tensor, reduction: str) -> Tensor:

@@ -18,18 +18,17 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from linexport.errors import OpError, UsageError
 from linexport.models.options import parse
+from linexport.models.wide import HALF, WideBuffers
 from linexport.plugins.ops import feature_map as op
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
 
 EXACT, UNBIASED, FITTED = "exact", "unbiased", "fitted"
 """How phi(q) . phi(k) is related to the kernel; unbiased: in expectation over the draws."""
-
-_HALF = (torch.float16, torch.bfloat16)
 
 Array = NDArray[np.float64]
 
@@ -41,8 +40,10 @@ class NoOptions:
     """Of a map that has nothing to choose."""
 
 
-class FeatureMap(nn.Module, ABC):
+class FeatureMap(WideBuffers, ABC):
     """phi: R^d -> R^M, applied to the last axis; queries and keys may have different ones.
+
+    Frozen tensors stay out of half precision: w . x would lose the digits exp needs.
 
     Class attributes:
         kind: the name users choose it by.
@@ -169,16 +170,6 @@ class FeatureMap(nn.Module, ABC):
             return out
         return apply_packed(self.kind, x, frozen, num_heads, side, log)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FeatureMap:
-        """Move or convert, but never to half precision: w . x would lose the digits exp needs."""
-        kept = dict(self._buffers)
-        super()._apply(fn, recurse)
-        for name, before in kept.items():
-            after = self._buffers[name]
-            if before is not None and after is not None and after.dtype in _HALF:
-                self._buffers[name] = before.to(after.device)
-        return self
-
 
 class ExponentialMap(FeatureMap):
     """A map whose features are exponentials: phi = exp(log_phi).
@@ -258,7 +249,7 @@ def apply_packed(
     found = find(kind)
     op.formulas(kind).side(side, log)
     for tensor in frozen:
-        if tensor.dtype in _HALF:
+        if tensor.dtype in HALF:
             raise OpError(
                 f"A parameter of the feature map {kind!r} is in {tensor.dtype}; expected float32. "
                 "Convert the model with .half() or .to(), which keep it, not the tensor itself."

@@ -1,0 +1,30 @@
+"""Feed-forward layers y = f(W x + b): the plain one, and replacements as feature maps.
+
+    y_i ~ Phi(W)_i . Psi(x)        Phi(W) computed once
+
+``linearize_feed_forward`` makes the replacement in one of three forms; MATH 3 has their theory.
+"""
+
+from linexport.models.feed_forward.activations import ACTIVATIONS, Activation
+from linexport.models.feed_forward.block import feed_forward
+from linexport.models.feed_forward.layer import KernelFeedForward, KernelFeedForwardConfig
+from linexport.models.feed_forward.linearize import (
+    FORMS,
+    MAX_COST,
+    FeedForwardReport,
+    linearize_feed_forward,
+)
+from linexport.models.feed_forward.powers import Power
+
+__all__ = [
+    "ACTIVATIONS",
+    "FORMS",
+    "MAX_COST",
+    "Activation",
+    "FeedForwardReport",
+    "KernelFeedForward",
+    "KernelFeedForwardConfig",
+    "Power",
+    "feed_forward",
+    "linearize_feed_forward",
+]
