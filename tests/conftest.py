@@ -18,6 +18,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+# Triton reads it when it is imported, and any test module may be the first to import it.
+os.environ["TRITON_INTERPRET"] = "1"
+
 import pytest
 import torch
 
@@ -260,6 +263,11 @@ class Result:
         value = json.loads(self.out)
         assert isinstance(value, dict)
         return value
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The README's commands, the longest test, begin while the others run."""
+    items.sort(key=lambda item: item.path.name != "test_readme.py")
 
 
 @pytest.fixture(scope="session")

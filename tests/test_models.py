@@ -34,6 +34,7 @@ from linexport.models.short_conv import ShortConv
 from linexport.plugins.ops.causal_conv import causal_conv
 from linexport.plugins.ops.linear_attention import linear_attention
 
+WITHOUT_ATTENTION = ["digit_network"]
 SMALL: dict[str, dict[str, Any]] = {
     "language_model": {"dim": 24, "num_heads": 4, "kv_heads": 2, "value_dim": 5, "layers": 2},
     "digit_classifier": {"dim": 24, "num_heads": 4, "layers": 2},
@@ -362,8 +363,10 @@ def test_load_refuses_other_files(tmp_path: Path) -> None:
 
 
 def test_build_names_what_is_wrong() -> None:
-    assert models.names() == sorted(SMALL)
-    with pytest.raises(UsageError, match=r"digit_classifier, language_model.*'language_model'"):
+    assert models.names() == sorted([*SMALL, *WITHOUT_ATTENTION])
+    with pytest.raises(
+        UsageError, match=r"digit_classifier, digit_network, language_model.*'language_model'"
+    ):
         models.build("langage_model", {})
     for change, message in [
         ({"dims": 3}, "unknown key 'dims'. Did you mean 'dim'"),

@@ -56,6 +56,8 @@ def test_an_artifact_is_three_files_that_describe_each_other(
             "dtype": "float32",
             "shape": ["batch", *shape],
             "op": "LinearAttention",
+            "grows": None,
+            "initial": 0.0,
         }
         for name, shape in (("state", [2, 4, 4]), ("normalizer", [2, 4]))
     ]

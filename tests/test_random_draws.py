@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import onnx
+import onnx.parser
 import pytest
 import torch
 from torch import Tensor, nn
 
 from linexport.errors import UnsupportedModelError
+from linexport.loaders import load_model
 from linexport.trace.draws import refuse_draws
 
 X = torch.randn(2, 5, 8)
@@ -78,3 +82,33 @@ def test_the_line_is_named() -> None:
 )
 def test_what_draws_nothing_is_not(module: Any) -> None:
     refuse_draws(torch.export.export(module, (X,)))
+
+
+def onnx_file(folder: Path, node: str, constant: bool = True) -> Path:
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 20]>
+        g (float[n, 8] x) => (float[n, 8] y)
+        <bool on = {{{int(constant)}}}, float rate = {{0.5}}> {{
+            {node}
+        }}"""
+    )
+    onnx.save(model, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "noise = RandomNormalLike <seed = 3.0> (x) y = Add (x, noise)",
+        "noise = RandomUniform <shape = [8]> () y = Add (x, noise)",
+        "y = Bernoulli (x)",
+        "y = Dropout (x, rate, on)",
+    ],
+)
+def test_an_onnx_file_that_draws_is_refused(tmp_path: Path, node: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"draws random numbers.*module\.eval"):
+        load_model(onnx_file(tmp_path, node))
+
+
+def test_dropout_that_is_off_draws_nothing(tmp_path: Path) -> None:
+    load_model(onnx_file(tmp_path, "y = Dropout (x, rate, on)", constant=False))

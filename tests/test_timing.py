@@ -60,9 +60,8 @@ def test_a_table_has_a_row_per_length() -> None:
 def bench(converted: Callable[..., Path], tmp_path: Path) -> Callable[[str], Bench]:
     def open_bench(name: str) -> Bench:
         folder = converted(name)
-        manifest, subject = recheck._reopen(
-            folder, None, 1, SimpleNamespace(stage=lambda name: _nothing())
-        )
+        watch = SimpleNamespace(stage=lambda name: _nothing())
+        manifest, subject = recheck._reopen(folder, None, 1, False, watch)
         return Bench(subject, folder / "model.onnx", manifest["target"], tmp_path, QUICK)
 
     return open_bench

@@ -128,10 +128,14 @@ def load_model_of(
     return LoadedModel(module.eval(), args, {}, shapes or default_dims(args).dynamic_shapes, source)
 
 
-def test_a_plain_export_of_a_reference_model_is_ordinary_onnx(factories: SimpleNamespace) -> None:
+def test_a_plain_export_of_a_reference_model_is_ordinary_onnx(
+    factories: SimpleNamespace, tmp_path: Path
+) -> None:
     """What the artifact is measured beside: the model as torch alone would export it."""
     loaded = load_model(factories.source("language_model"))
-    model = trace.plain_onnx(trace.export_program(loaded))
+    path, nodes = trace.plain_export(loaded, tmp_path)
+    model = onnx.load_model(path)
+    assert len(model.graph.node) == nodes
     onnx.checker.check_model(model, full_check=True)
     assert {n.domain for n in model.graph.node} == {""}
     assert not model.functions

@@ -12,6 +12,7 @@ from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import refuse
 from linexport.loaders.model import LoadedModel, OnnxGraph, Source
 from linexport.loaders.onnx_file.document import counts, custom_operators, read
+from linexport.loaders.onnx_file.draws import refuse_draws
 from linexport.loaders.onnx_file.external import data_files, digest
 
 
@@ -27,11 +28,15 @@ def load_onnx_file(path: Path, *, seed: int) -> LoadedModel:
 
     Raises:
         UnsupportedModelError: the file is damaged or contradicts itself, its weights are missing or
-            lie outside its folder, or ONNX Runtime does not run it.
+            lie outside its folder, it draws random numbers, or ONNX Runtime does not run it.
         UsageError: the file cannot be read.
     """
     model = read(path)
     files = data_files(path, model)
+    try:
+        refuse_draws(model)
+    except UnsupportedModelError as error:
+        raise refuse(path, f"an ONNX model that is not converted: {error}", _FREEZE) from error
 
     from linexport.loaders.onnx_file.module import OnnxModule
     from linexport.loaders.onnx_file.sizes import examples, interface
@@ -61,3 +66,6 @@ def load_onnx_file(path: Path, *, seed: int) -> LoadedModel:
 
 
 _ADVICE = "export it again for operators that ONNX Runtime runs on the CPU, or convert its source"
+_FREEZE = (
+    "export it again with dropout off (module.eval()) and random features drawn once, as buffers"
+)

@@ -1,5 +1,7 @@
 """Kernels in Triton's interpreter: on the CPU, with bfloat16 made right, against float64 oracles.
 
+``tests/conftest.py`` chooses the interpreter.
+
 The interpreter keeps bfloat16 as bit patterns and computes on these, so that products, sums and
 casts are silently wrong. ``correct_bfloat16`` gives it a NumPy type that knows what it is; the
 patch is of the installed version, and ``test_interpreter`` shows that it is needed and works.
@@ -7,13 +9,10 @@ patch is of the installed version, and ``test_interpreter`` shows that it is nee
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
-
-os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined: before any is imported
 
 import ml_dtypes
 import numpy as np
