@@ -5,6 +5,7 @@
     linexport.load("artifact").stream()         run it piece by piece
     linexport.validate("artifact"), linexport.bench("artifact")
     linexport.compare_maps(d=64)                which feature map for which queries and keys
+    linexport.linearize(module, calibration)    trained softmax attention in linear form
 
 Names are imported when they are first used, so that importing the package costs nothing.
 """
@@ -15,17 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from linexport.artifact import Artifact, Stream, load
+    from linexport.linearization import Linearization, linearize
     from linexport.maps import compare_maps
     from linexport.pipeline import convert
     from linexport.recheck import bench, validate
 
 __all__ = [
     "Artifact",
+    "Linearization",
     "Stream",
     "__version__",
     "bench",
     "compare_maps",
     "convert",
+    "linearize",
     "load",
     "validate",
 ]
@@ -34,11 +38,13 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Artifact": "linexport.artifact",
+    "Linearization": "linexport.linearization",
     "Stream": "linexport.artifact",
     "load": "linexport.artifact",
     "bench": "linexport.recheck",
     "compare_maps": "linexport.maps",
     "convert": "linexport.pipeline",
+    "linearize": "linexport.linearization",
     "validate": "linexport.recheck",
 }
 

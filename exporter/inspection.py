@@ -41,7 +41,7 @@ def inspect(path: str | Path, *, drawings: bool = False) -> dict[str, Any]:
     folder = Path(path)
     if manifests.is_artifact(folder):
         return _artifact(folder)
-    loaded = load_model(path)
+    loaded = load_model(path, run=False)
     traced = trace.trace(loaded)
     model = traced.model
     plain, rewritten = passes.run(model, passes.STATELESS[:1]), passes.rewrite(model)

@@ -64,6 +64,8 @@ def convert(
     precision: str = "fp32",
     sms: Iterable[int] = (),
     plugins: bool = True,
+    quick: bool = False,
+    timing_cache: str | Path | None = None,
     dims: Iterable[str] = (),
     tune: bool = False,
     bench: bool = True,
@@ -84,6 +86,8 @@ def convert(
         precision: of weights and activations, for targets that build engines.
         sms: compute capabilities these build for, such as 89; empty: the target's choice.
         plugins: let these run linexport ops by plugins.
+        quick: of these, let target ``tensorrt`` prefer plugins it runs without a library.
+        timing_cache: file of kernels' times that builds of target ``tensorrt`` share.
         dims: ranges of dynamic dimensions, ``NAME=MIN:OPT:MAX``.
         tune: choose lowerings by measuring them here rather than by rule.
         bench: measure latency and memory.
@@ -106,7 +110,13 @@ def convert(
         source,
         Path(output),
         target,
-        targets.Options(precision, tuple(sms), plugins),
+        targets.Options(
+            precision,
+            tuple(sms),
+            plugins,
+            quick,
+            None if timing_cache is None else Path(timing_cache),
+        ),
         tuple(dims),
         tune,
         bench,
@@ -153,6 +163,8 @@ def command(request: Request) -> str:
     words += ["--precision", options.precision] if options.precision != "fp32" else []
     words += ["--sm", ",".join(map(str, options.sms))] if options.sms else []
     words += [] if options.plugins else ["--no-plugins"]
+    words += ["--quick"] if options.quick else []
+    words += ["--timing-cache", str(options.timing_cache)] if options.timing_cache else []
     words += [word for dim in request.dims for word in ("--dim", dim)]
     words += ["--seed", str(request.seed)] if request.seed else []
     words += ["--overwrite"] if request.overwrite else []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
+
+Advance = Callable[[int, str], None]
 
 
 class Progress(Protocol):
@@ -13,6 +15,10 @@ class Progress(Protocol):
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Entered when a stage begins and left when it ends."""
+        ...
+
+    def steps(self, name: str, total: int) -> AbstractContextManager[Advance]:
+        """Entered for work of so many steps; gives a function to tell the steps done and a note."""
         ...
 
 
@@ -23,6 +29,11 @@ class Silent:
     def stage(self, name: str) -> Iterator[None]:
         """See ``Progress``."""
         yield
+
+    @contextmanager
+    def steps(self, name: str, total: int) -> Iterator[Advance]:
+        """See ``Progress``."""
+        yield lambda done, note: None
 
 
 class Stopwatch:

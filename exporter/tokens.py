@@ -31,6 +31,9 @@ ALWAYS = (*RECURRENT, "InstanceNormalization", "GroupNormalization", "LRN")
 """Operators that mix tokens wherever the token axis is among their first input's, the batch aside:
 CumSum keeps its axis in a tensor, and is not worth reading to find one that does no harm."""
 
+KNOWN = (None, "", "ai.onnx", "com.microsoft")
+"""Domains whose operators are told apart here; any other may do anything."""
+
 WINDOWS = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool")
 SIZES_ONLY = ("Shape", "Size")
 
@@ -88,7 +91,7 @@ def _changes_length(node: gs.Node, tokens: str) -> bool:
 
 def _works_along(node: gs.Node, tokens: str) -> bool:
     shape = list(node.inputs[0].shape or ())
-    if node.op in ALWAYS or node.domain == DOMAIN:
+    if node.op in ALWAYS or node.domain not in KNOWN:
         return tokens in shape[1:] or node.domain == DOMAIN
     axes: list[str | int] = []
     if node.op in ALONG_AXIS:

@@ -59,6 +59,19 @@ class AttentionConfig:
     eps: float = 1e-6
     scale: float = 1.0
 
+    def width_per_head(self) -> int:
+        """``head_dim``, or what ``dim`` leaves each head.
+
+        Raises:
+            UsageError: dim does not split into the heads.
+        """
+        if self.head_dim is None and self.dim % self.num_heads:
+            raise UsageError(
+                f"dim {self.dim} does not split into num_heads {self.num_heads}. "
+                "Set head_dim, or choose a multiple."
+            )
+        return self.head_dim or self.dim // self.num_heads
+
 
 class LinearAttention(nn.Module):
     """The layer above; ``causal=False`` lets every token see the whole sequence.
@@ -70,12 +83,7 @@ class LinearAttention(nn.Module):
 
     def __init__(self, config: AttentionConfig, causal: bool = True) -> None:
         super().__init__()
-        if config.head_dim is None and config.dim % config.num_heads:
-            raise UsageError(
-                f"dim {config.dim} does not split into num_heads {config.num_heads}. "
-                "Set head_dim, or choose a multiple."
-            )
-        head_dim = config.head_dim or config.dim // config.num_heads
+        head_dim = config.width_per_head()
         value_dim = config.value_dim or head_dim
         self.spec = LinearAttentionSpec(
             q_num_heads=config.num_heads,

@@ -15,26 +15,20 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from linexport.models.attention import AttentionConfig, LinearAttention
 from linexport.models.feed_forward import feed_forward
 from linexport.models.registry import ReferenceModel
+from linexport.models.stack import StackConfig, attention_layer
 
 CLASSES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class DigitClassifierConfig(AttentionConfig):
-    """Of the whole model; the attention fields are those of every layer.
-
-    Attributes:
-        layers: blocks.
-        hidden_dim: inside the feed-forward layers; None: four times dim.
-        tokens: patches an image is cut into.
-        features: pixels of a patch.
+class DigitClassifierConfig(StackConfig):
+    """Attributes:
+    tokens: patches an image is cut into.
+    features: pixels of a patch.
     """
 
-    layers: int
-    hidden_dim: int | None = None
     tokens: int = 16
     features: int = 4
 
@@ -42,10 +36,10 @@ class DigitClassifierConfig(AttentionConfig):
 class Block(nn.Module):
     """Bidirectional attention, then feed-forward, each added to its input."""
 
-    def __init__(self, config: DigitClassifierConfig) -> None:
+    def __init__(self, config: DigitClassifierConfig, at: int) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.dim)
-        self.attention = LinearAttention(config, causal=False)
+        self.attention = attention_layer(config, at, causal=False)
         self.feed_forward_norm = nn.LayerNorm(config.dim)
         self.feed_forward = feed_forward(config.dim, config.hidden_dim)
 
@@ -66,7 +60,7 @@ class DigitClassifier(ReferenceModel):
         super().__init__(config)
         self.embedding = nn.Linear(config.features, config.dim)
         self.positions = nn.Parameter(torch.randn(config.tokens, config.dim) * 0.5)
-        self.blocks = nn.Sequential(*(Block(config) for _ in range(config.layers)))
+        self.blocks = nn.Sequential(*(Block(config, at) for at in range(config.layers)))
         self.norm = nn.LayerNorm(config.dim)
         self.classes = nn.Linear(config.dim, CLASSES)
 

@@ -4,6 +4,8 @@ h = E[token]                                     (B, T, dim), no position embedd
 h = h + attention(short_conv(norm(h)))           layers times
 h = h + feed_forward(norm(h))
 logits = norm(h) E^T                             (B, T, 256)
+
+With softmax attention the state grows by a row of keys and values a token.
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional as F
 
-from linexport.models.attention import AttentionConfig, AttentionState, LinearAttention
+from linexport.models.attention import AttentionState
 from linexport.models.feed_forward import feed_forward
 from linexport.models.registry import ReferenceModel
 from linexport.models.short_conv import ShortConv
+from linexport.models.softmax_attention import KeysAndValues
+from linexport.models.stack import StackConfig, attention_layer
 
 VOCABULARY = 256
 
@@ -28,7 +32,7 @@ class BlockState(NamedTuple):
     """What one block remembers: the last inputs of its convolution, and its attention state."""
 
     conv: Tensor
-    attention: AttentionState
+    attention: AttentionState | KeysAndValues
 
 
 State = tuple[BlockState, ...]
@@ -36,28 +40,22 @@ State = tuple[BlockState, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageModelConfig(AttentionConfig):
-    """Of the whole model; the attention fields are those of every layer.
-
-    Attributes:
-        layers: blocks.
-        hidden_dim: inside the feed-forward layers; None: four times dim.
-        conv_size: tokens each short convolution sees.
+class LanguageModelConfig(StackConfig):
+    """Attributes:
+    conv_size: tokens each short convolution sees.
     """
 
-    layers: int
-    hidden_dim: int | None = None
     conv_size: int = 4
 
 
 class Block(nn.Module):
     """Convolution and causal attention, then feed-forward, each added to its input."""
 
-    def __init__(self, config: LanguageModelConfig) -> None:
+    def __init__(self, config: LanguageModelConfig, at: int) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.dim)
         self.conv = ShortConv(config.dim, config.conv_size)
-        self.attention = LinearAttention(config)
+        self.attention = attention_layer(config, at, causal=True)
         self.feed_forward_norm = nn.LayerNorm(config.dim)
         self.feed_forward = feed_forward(config.dim, config.hidden_dim)
 
@@ -85,7 +83,7 @@ class LanguageModel(ReferenceModel):
         self.embedding = nn.Embedding(VOCABULARY, config.dim)
         # Tied to the logits: unit rows would start the loss far above the uniform guess.
         nn.init.normal_(self.embedding.weight, std=config.dim**-0.5)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(Block(config, at) for at in range(config.layers))
         self.norm = nn.LayerNorm(config.dim)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -65,8 +65,9 @@ def linear_attention_shapes(
     spec = LinearAttentionSpec.from_attributes(attributes)
     sizes = spec.check(*(None if x is None else tuple(x.shape) for x in inputs))  # type: ignore[arg-type]
     query, key, value, past_state, past_normalizer, decay, beta, key_mask = inputs
-    assert query is not None
-    _tie(query, (key, value, decay, beta, key_mask), (past_state, past_normalizer))
+    assert query is not None and key is not None
+    sequences = (value, decay, beta, key_mask)
+    _tie(query if spec.causal else key, (key, *sequences), (query, past_state, past_normalizer))
     batch, length = query.shape[:2]
     heads, dtype = spec.kv_num_heads, torch.promote_types(query.dtype, torch.float32)
     return (
@@ -76,15 +77,20 @@ def linear_attention_shapes(
     )
 
 
-def _tie(query: Tensor, sequences: Iterable[Tensor | None], pasts: Iterable[Tensor | None]) -> None:
-    """Make it known that sizes which are traced as separate symbols are equal."""
-    for other in sequences:
+def _tie(
+    first: Tensor, sequences: Iterable[Tensor | None], others: Iterable[Tensor | None]
+) -> None:
+    """Make it known that sizes which are traced as separate symbols are equal.
+
+    ``sequences`` have the batch and the length of the first, ``others`` its batch.
+    """
+    for sequence in sequences:
+        if sequence is not None:
+            torch._check(sequence.shape[0] == first.shape[0])
+            torch._check(sequence.shape[1] == first.shape[1])
+    for other in others:
         if other is not None:
-            torch._check(other.shape[0] == query.shape[0])
-            torch._check(other.shape[1] == query.shape[1])
-    for past in pasts:
-        if past is not None:
-            torch._check(past.shape[0] == query.shape[0])
+            torch._check(other.shape[0] == first.shape[0])
 
 
 def recurrent_generalized_delta_rule(

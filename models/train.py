@@ -43,6 +43,9 @@ MapOption = Annotated[
         help="Another option of it, NAME=VALUE; repeat for several.", metavar="NAME=VALUE"
     ),
 ]
+Attention = Annotated[
+    str, typer.Option(help="linear, or softmax: what linexport linearize starts from.")
+]
 
 app = typer.Typer(add_completion=False, help="Train a small reference model on real data.")
 
@@ -56,6 +59,7 @@ def language_model(
     map: Map = "elu1",
     features: Features = None,
     map_option: MapOption = None,
+    attention: Attention = "linear",
 ) -> None:
     """A byte-level language model of the standard library's source text."""
     _check_folder(out)
@@ -63,7 +67,13 @@ def language_model(
     started = time.monotonic()
     text = data.library_text()
     model = training.train_language_model(
-        steps, seed=seed, feature_map=map, options=options, seconds=seconds, say=_say
+        steps,
+        seed=seed,
+        feature_map=map,
+        options=options,
+        attention=attention,
+        seconds=seconds,
+        say=_say,
     )
     _say("scoring the held-out text")
     bits, unigram = (
@@ -82,6 +92,7 @@ def digits(
     map: Map = "elu1",
     features: Features = None,
     map_option: MapOption = None,
+    attention: Attention = "linear",
 ) -> None:
     """A classifier of scikit-learn's handwritten digits."""
     _check_folder(out)
@@ -89,7 +100,13 @@ def digits(
     started = time.monotonic()
     _, held_out = data.digits()
     model = training.train_digits(
-        steps, seed=seed, feature_map=map, options=options, seconds=seconds, say=_say
+        steps,
+        seed=seed,
+        feature_map=map,
+        options=options,
+        attention=attention,
+        seconds=seconds,
+        say=_say,
     )
     score = training.accuracy(model, held_out)
     _finish(model, out, started, f"accuracy {score:.1%} on {len(held_out.labels)} images")

@@ -23,12 +23,20 @@ from linexport.models.language_model import VOCABULARY, LanguageModel, LanguageM
 LANGUAGE_MODEL_STEPS = 3000
 DIGITS_STEPS = 800
 
+TOKENS = 16
+"""Patches that images of digits are cut into."""
+
 _LENGTH = 128
 _TEXT_BATCH = 4
 # Eight times the length trained on: the score covers what the state carries further than that.
 _SCORED_LENGTH = 1024
 _IMAGE_BATCH = 64
 _SECONDS_BETWEEN_LINES = 2.0
+_SCORED = (".query.weight", ".key.weight")
+
+SOFTMAX_DECAY = 16.0
+"""Weight decay of queries and keys under softmax: scores that stay small are what a linear form can
+follow, and the digits are learned no worse."""
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -100,6 +108,7 @@ def train_language_model(
     seed: int = 0,
     feature_map: str = "elu1",
     options: Mapping[str, Any] | None = None,
+    attention: str = "linear",
     seconds: float | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> LanguageModel:
@@ -116,6 +125,7 @@ def train_language_model(
         feature_map=feature_map,
         feature_map_options=dict(options) if options else None,
         normalize=feature_maps.find(feature_map).kernel_positive,
+        attention=attention,
     )
     text = data.library_text().train
     model = _seeded(seed, lambda: LanguageModel(config))
@@ -136,6 +146,7 @@ def train_digits(
     seed: int = 0,
     feature_map: str = "elu1",
     options: Mapping[str, Any] | None = None,
+    attention: str = "linear",
     seconds: float | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> DigitClassifier:
@@ -150,9 +161,11 @@ def train_digits(
         num_heads=4,
         layers=2,
         hidden_dim=128,
+        tokens=TOKENS,
         feature_map=feature_map,
         feature_map_options=dict(options) if options else None,
         normalize=feature_maps.find(feature_map).kernel_positive,
+        attention=attention,
     )
     train, _ = data.digits()
     pixels = data.patches(train.images, config.tokens)
@@ -163,7 +176,15 @@ def train_digits(
         chosen = torch.randint(len(pixels), (_IMAGE_BATCH,), generator=generator)
         return F.cross_entropy(model(pixels[chosen]), train.labels[chosen])
 
-    fit(model, loss_of_batch, Plan(steps, 3e-3, seconds), say)
+    groups: list[dict[str, Any]] | None = None
+    if attention == "softmax":
+        scored = {n: p for n, p in model.named_parameters() if n.endswith(_SCORED)}
+        rest = [p for n, p in model.named_parameters() if n not in scored]
+        groups = [
+            {"params": rest},
+            {"params": [*scored.values()], "weight_decay": SOFTMAX_DECAY},
+        ]
+    fit(model, loss_of_batch, Plan(steps, 3e-3, seconds), say, groups)
     return model
 
 
@@ -204,8 +225,8 @@ def train_digit_network(
 
 
 @torch.inference_mode()
-def bits_per_byte(model: LanguageModel, text: Tensor) -> float:
-    """Of every byte but the first in each window of a text, (N,) uint8."""
+def bits_per_byte(model: nn.Module, text: Tensor) -> float:
+    """Of every byte but the first in each window of a text, (N,) uint8; any model of bytes."""
     count = len(text) // _SCORED_LENGTH
     windows = text[: count * _SCORED_LENGTH].view(count, _SCORED_LENGTH)
     total = sum(_next_byte_loss(model, part, "sum").item() for part in windows.split(8))
@@ -220,9 +241,9 @@ def unigram_bits_per_byte(text: data.Text) -> float:
 
 
 @torch.inference_mode()
-def accuracy(model: DigitClassifier, held_out: data.Digits) -> float:
-    """The fraction of images whose digit gets the largest logit."""
-    return share_right(model, data.patches(held_out.images, model.config["tokens"]), held_out)
+def accuracy(model: nn.Module, held_out: data.Digits, tokens: int = TOKENS) -> float:
+    """The fraction of images, cut into so many patches, whose digit gets the largest logit."""
+    return share_right(model, data.patches(held_out.images, tokens), held_out)
 
 
 @torch.inference_mode()
@@ -232,7 +253,7 @@ def share_right(model: nn.Module, pixels: Tensor, held_out: data.Digits) -> floa
     return right.double().mean().item()
 
 
-def _next_byte_loss(model: LanguageModel, window: Tensor, reduction: str) -> Tensor:
+def _next_byte_loss(model: nn.Module, window: Tensor, reduction: str) -> Tensor:
     tokens = window.long()
     logits = model(tokens[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction=reduction)

@@ -31,7 +31,7 @@ ORDER = [
     {"timing"},
     {"report"},
     {"results"},
-    {"pipeline", "recheck", "inspection", "doctor", "maps"},
+    {"pipeline", "recheck", "inspection", "doctor", "maps", "linearization"},
     {"cli"},
     {"__main__"},
 ]

@@ -36,6 +36,14 @@ def test_a_slow_competitor_stops_early_with_three_calls_that_count() -> None:
     assert len(times["slow"]) == 3
 
 
+def test_a_call_that_takes_too_long_is_not_repeated() -> None:
+    calls: list[str] = []
+    both = {"artifact": lambda: calls.append("fast"), "pytorch": lambda: calls.append("slow")}
+    row = measure(both, {}, Settings(1, 4, patience=-1.0))
+    assert calls == ["fast", "slow"]
+    assert row["pytorch_ms"] > 0 and row["reasons"] == {}
+
+
 def test_what_cannot_run_gets_a_reason_in_place_of_numbers() -> None:
     def broken() -> None:
         raise ValueError("too long\nand more")
@@ -97,6 +105,21 @@ def test_a_plain_export_that_is_wrong_is_not_timed(
     row = runner.latency((8,))[0]
     assert row["plain_export_ms"] is None
     assert "wrong at this size: relative error 1" in row["reasons"]["plain_export"]
+
+
+def test_a_slow_original_is_not_waited_for_at_longer_lengths(
+    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plain export is then compared with the artifact."""
+    monkeypatch.setattr(competitors, "PATIENCE", 0.0)
+    runner = bench("small")
+    runner.export_plainly()
+    short, long = runner.latency((8, 33))
+    assert short["pytorch_ms"] > 0 and long["pytorch_ms"] is None
+    assert "not waited for: it took 0.0 s at 8 tokens" in long["reasons"]["pytorch"]
+    assert long["plain_export_ms"] > 0
+    (memory,) = runner.memory((33,))
+    assert memory["pytorch_mb"] is None and "not waited for" in memory["reasons"]["pytorch"]
 
 
 def test_a_plain_export_that_fails_says_why(

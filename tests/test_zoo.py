@@ -63,6 +63,7 @@ def source(zoo: ModuleType) -> Callable[[str], str]:
     [
         ("sana_attention", 1),
         ("loftr_attention", 1),
+        ("performer", 1),
         ("linear_transformer", 2),
     ],
 )
@@ -98,8 +99,8 @@ def test_attention_is_fused_and_equal(
         ("dcae_linear", 1),
         ("dcae_quadratic", 1),
         ("loftr_attention", 1),
-        ("loftr_transformer", 2),
-        ("performer", 0),
+        ("loftr_transformer", 4),
+        ("performer", 1),
         ("linear_transformer", 2),
         ("mobilevitv2", 0),
         ("swiftformer", 0),

@@ -7,8 +7,8 @@ launched through the CUDA driver exactly as the plugins launch them. A floor is 
 be moved over the copy bandwidth measured in the same run. Peers are timed where they are installed:
 flash-linear-attention, and softmax attention of torch. Times are medians of replayed CUDA graphs.
 
-Without a GPU the kernels are compiled for ``--sm`` and what the assembler made of them is printed;
-the exit code is then 5.
+Without a GPU the kernels are compiled for ``--sm``, what the assembler made of them is printed, and
+the table has floors only: the exit code is then 5.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ from linexport.plugins.tensorrt.launcher import Launcher, capability
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 """Relative, in the Euclidean norm. Looser than in the interpreter by the rounding of tensor cores'
 operands, which it does not have."""
+
+
+COPY = 4.3e12
+"""Bytes a second of a copy on an H200, measured: floors where no GPU is at hand."""
 
 
 @dataclass(frozen=True)
@@ -244,8 +248,12 @@ def bandwidth() -> float:
     return 2 * source.numel() / (milliseconds(lambda: target.copy_(source)) / 1000)
 
 
-def peer(case: Case) -> Callable[[], object] | None:
-    """The same operation by flash-linear-attention, if it is installed and has it."""
+def peer(case: Case) -> Callable[[], object]:
+    """The same operation by flash-linear-attention.
+
+    Raises:
+        ImportError: it is not installed, or does not have it.
+    """
     given = case.tensors("cuda")
     heads = (case.heads, case.width)
     q, k, v = (given[n].unflatten(-1, heads) for n in ("query", "key", "value"))
@@ -254,10 +262,8 @@ def peer(case: Case) -> Callable[[], object] | None:
         g = g.unflatten(-1, heads)
     common = {"scale": case.width**-0.5, "initial_state": given["past_state"]}
     common["output_final_state"] = True
-    try:
-        from fla import ops
-    except ImportError:
-        return None
+    from fla import ops
+
     calls: dict[str, Callable[[], object]] = {
         "linear": lambda: ops.chunk_linear_attn(q, k, v, normalize=False, **common),
         "simple_gla": lambda: ops.chunk_simple_gla(q, k, v, g=g, **common),
@@ -270,7 +276,7 @@ def peer(case: Case) -> Callable[[], object] | None:
             q, k, v, g=g, beta=beta, **common
         ),
     }
-    return calls.get(case.peer)
+    return calls[case.peer]
 
 
 def softmax(case: Case) -> Callable[[], object]:
@@ -282,31 +288,42 @@ def softmax(case: Case) -> Callable[[], object]:
     return lambda: attention(q, k, v, is_causal=case.causal)
 
 
-def measured(call: Callable[[], object] | None) -> tuple[float | None, str | None]:
-    """Milliseconds, or why there are none: a peer's failure is no failure of ours."""
-    if call is None:
-        return None, "not installed"
+def measured(
+    prepare: Callable[[Case], Callable[[], object]], case: Case
+) -> tuple[float | None, str | None]:
+    """Milliseconds of what is prepared, or why there are none: a peer's failure is not ours."""
     try:
         with torch.no_grad():
-            return milliseconds(call), None
+            return milliseconds(prepare(case)), None
     except Exception as error:
         torch.cuda.empty_cache()
         return None, f"{type(error).__name__}: {error}"[:200]
 
 
+def roofline(case: Case, bytes_per_second: float) -> dict[str, Any]:
+    """A case with the least time it can take, and no time yet."""
+    size = case.bytes()
+    floor = size / bytes_per_second * 1000
+    return {**asdict(case), "bytes": size, "floor_ms": floor, "ms": None, "ratio_to_floor": None}
+
+
 def timed(case: Case, sm: int, bytes_per_second: float) -> dict[str, Any]:
     """Times of a case and its peers, and its floor."""
-    floor = case.bytes() / bytes_per_second * 1000
+    row = roofline(case, bytes_per_second)
+    floor = row["floor_ms"]
     ours = milliseconds(Prepared(case, sm))
     torch.cuda.empty_cache()
-    fla, fla_reason = measured(peer(case) if case.peer else None)
+    fla, fla_reason = measured(peer, case) if case.peer else (None, "has no such operation")
     sdpa, sdpa_reason = (
-        (None, "too long") if case.length == 1 or case.length > 2**14 else measured(softmax(case))
+        (None, "one token")
+        if case.length == 1
+        else (None, "too long")
+        if case.length > 2**14
+        else measured(softmax, case)
     )
     torch.cuda.empty_cache()
     return {
-        **asdict(case),
-        "floor_ms": floor,
+        **row,
         "ms": ours,
         "ratio_to_floor": ours / floor,
         "within_target": None if case.target is None else ours <= case.target * floor,
@@ -356,8 +373,10 @@ def without_gpu(sm: int, cases: tuple[Case, ...]) -> dict[str, Any]:
             f"{row['case']:34} {row['kernel']:30} registers {row['registers']:3}, "
             f"spilled {row['spilled']} B, {row['instructions']} {' '.join(row['warnings'])}"
         )
+    table = [roofline(case, COPY) for case in cases]
+    print(HEADER, *map(line, table), sep="\n")
     print(f"Compiled for compute capability {sm / 10:.1f}. No GPU: nothing was run or timed.")
-    return {"status": "no_gpu", "machine": machine(), "findings": rows}
+    return {"status": "no_gpu", "machine": machine(), "findings": rows, "times": table}
 
 
 def on_gpu(cases: tuple[Case, ...]) -> dict[str, Any]:
@@ -375,6 +394,7 @@ def on_gpu(cases: tuple[Case, ...]) -> dict[str, Any]:
     speed = bandwidth()
     print(f"Copy bandwidth {speed / 1e12:.2f} TB/s")
     rows = []
+    print(HEADER)
     for case in cases:
         rows.append(row := timed(case, sm, speed))
         print(line(row), flush=True)
@@ -388,12 +408,21 @@ def on_gpu(cases: tuple[Case, ...]) -> dict[str, Any]:
     }
 
 
+HEADER = """| case | floor, ms | time, ms | times the floor | wanted | fla, ms | softmax, ms |
+|---|---|---|---|---|---|---|"""
+
+
 def line(row: dict[str, Any]) -> str:
     """A row of the table, in Markdown."""
     target = "" if row["target"] is None else f"{row['target']:.1f}"
-    cells = [f"{row['floor_ms']:.3f}", f"{row['ms']:.3f}", f"{row['ratio_to_floor']:.2f}", target]
-    cells += [f"{row[p]:.3f}" if row[p] else "" for p in ("fla_ms", "softmax_ms")]
-    return f"| {row['name']} | {' | '.join(cells)} |"
+    times = [number(row[n], d) for n, d in (("floor_ms", 3), ("ms", 3), ("ratio_to_floor", 2))]
+    peers = [f"{row[p]:.3f}" if row.get(p) else "" for p in ("fla_ms", "softmax_ms")]
+    return f"| {' | '.join([row['name'], *times, target, *peers])} |"
+
+
+def number(value: float | None, digits: int) -> str:
+    """As written in the table."""
+    return "unmeasured" if value is None else f"{value:.{digits}f}"
 
 
 def main() -> int:

@@ -49,6 +49,18 @@ def convert(
     plugins: Annotated[
         bool, typer.Option(help="For engines: run linear attention by linexport's kernels.")
     ] = True,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help="For tensorrt: where one kernel suffices, put it into the engine, which then runs "
+            "without a plugin library.",
+        ),
+    ] = False,
+    timing_cache: Annotated[
+        Path | None,
+        typer.Option(help="For tensorrt: file of kernels' times that builds share; made if new."),
+    ] = None,
     dim: Annotated[
         list[str] | None,
         typer.Option(help="Range of a dynamic dimension, NAME=MIN:OPT:MAX; may be repeated."),
@@ -78,6 +90,8 @@ def convert(
             precision=precision,
             sms=parse_sms(sm),
             plugins=plugins,
+            quick=quick,
+            timing_cache=timing_cache,
             dims=dim or (),
             tune=tune,
             bench=bench,

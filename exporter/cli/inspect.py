@@ -62,6 +62,8 @@ def _print(found: dict[str, Any]) -> None:
     for what, count in found["nodes"].items():
         if count is not None:
             console.print(f"nodes, {what}: {count}", markup=False)
+    for warning in found.get("warnings", ()):
+        console.print(f"! {warning}", style="yellow", markup=False)
     _print_findings(found, console)
     if found["ops"]:
         console.print()

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from linexport.progress import Advance
+
 NAMES = {
     "load": "Loading the model",
     "trace": "Tracing it to ONNX",
@@ -22,6 +24,11 @@ NAMES = {
     "export": "Exporting a layer with each",
     "memory": "Measuring their memory",
     "time": "Timing them in turns",
+    "find": "Finding softmax attention",
+    "fit": "Fitting linear forms",
+    "heal": "Learning the original's layer outputs",
+    "compare": "Comparing both models",
+    "save": "Writing the linear form",
 }
 
 
@@ -44,6 +51,19 @@ class Spinner:
             yield
         took = f"{time.perf_counter() - start:.1f} s"
         self._console.print(f"[green]✓[/green] {text} [dim]{took}[/dim]")
+
+    @contextmanager
+    def steps(self, name: str, total: int) -> Iterator[Advance]:
+        """A bar within a stage; without a terminal, a line now and then."""
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        if not self._console.is_terminal:
+            yield lambda done, note: self._console.print(f"    {done}/{total}  {note}")
+            return
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, console=self._console, transient=True) as progress:
+            bar = progress.add_task("", total=total)
+            yield lambda done, note: progress.update(bar, completed=done, description=note)
 
     @contextmanager
     def _timed_status(self, text: str) -> Iterator[None]:

@@ -21,7 +21,7 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def load_model(
-    source: str | Path, *, seed: int = 0, trust_remote_code: bool = False
+    source: str | Path, *, seed: int = 0, trust_remote_code: bool = False, run: bool = True
 ) -> LoadedModel:
     """Load a model from a file, or from a function that builds it.
 
@@ -32,6 +32,7 @@ def load_model(
             of a file decides its kind, not the name.
         seed: seed of the example inputs and of any weights a factory draws.
         trust_remote_code: run Python code that a model folder brings along.
+        run: the module is to be run; else an ONNX file may have operators that nobody here knows.
 
     Returns:
         The module in inference mode, with example inputs, dynamic dims and provenance.
@@ -72,7 +73,7 @@ def load_model(
     if kind is Kind.ONNX:
         from linexport.loaders.onnx_file import load_onnx_file
 
-        return load_onnx_file(path, seed=seed)
+        return load_onnx_file(path, seed=seed, run=run)
 
     if kind is Kind.HUGGING_FACE_FOLDER:
         from linexport.loaders.hugging_face import load_hugging_face

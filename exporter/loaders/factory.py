@@ -8,26 +8,16 @@ asked; what it prints goes to stderr.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import re
-import sys
-import traceback
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import ModuleType, TracebackType
 from typing import Any
 
 from linexport.errors import UsageError
+from linexport.loaders.callables import find_callable, user_code
 from linexport.loaders.default_dims import default_dims, repeat_ones_where
-from linexport.loaders.files import first_line
 from linexport.loaders.hugging_face import adopt, is_language_model
 from linexport.loaders.model import LoadedModel, Source
 from linexport.loaders.weights import describe, named_tensors, non_finite_warnings
 
-_SPELLING = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 _RETURNS = "It must return (module, args) or (module, args, dynamic_shapes)"
-_EXAMPLE = "for example my_package.my_module:make_model"
 
 
 def load_factory(source: str, *, seed: int) -> LoadedModel:
@@ -46,10 +36,10 @@ def load_factory(source: str, *, seed: int) -> LoadedModel:
     Raises:
         UsageError: `source` is misspelt, cannot be imported, fails, or returns something else.
     """
-    factory = _find(source)
+    factory = find_callable(source, "a function without arguments that returns (module, args)")
     import torch
 
-    with torch.random.fork_rng(devices=[]), _user_code(f"{source} failed"):
+    with torch.random.fork_rng(devices=[]), user_code(f"{source} failed"):
         torch.manual_seed(seed)
         result = factory()
     module, args, dynamic_shapes, warnings = _unpack(source, result)
@@ -70,92 +60,6 @@ def load_factory(source: str, *, seed: int) -> LoadedModel:
         source=origin,
         warnings=(*warnings, *non_finite_warnings(named_tensors(module))),
     )
-
-
-def _find(source: str) -> Callable[[], Any]:
-    spelling = _SPELLING.fullmatch(source)
-    if not spelling:
-        raise UsageError(
-            f"{source!r} is neither a file nor package.module:callable. Write a dotted module "
-            f"name, a colon and the name of a function, {_EXAMPLE}."
-        )
-    found: Any = _import(source, spelling["module"])
-    for name in spelling["name"].split("."):
-        if not hasattr(found, name):
-            place = getattr(found, "__file__", None) or spelling["module"]
-            raise UsageError(f"{source}: there is no {name!r} in {place}.{_functions(found)}")
-        found = getattr(found, name)
-    if not callable(found):
-        raise UsageError(
-            f"{source} is a {type(found).__name__}, not a function. Name a function without "
-            "arguments that returns (module, args)."
-        )
-    return found
-
-
-def _functions(module: Any) -> str:
-    own = [
-        name
-        for name, value in vars(module).items()
-        if callable(value) and getattr(value, "__module__", None) == module.__name__
-    ]
-    return f" Functions there: {', '.join(own)}." if own else " No functions are defined there."
-
-
-def _import(source: str, name: str) -> ModuleType:
-    try:
-        with _current_directory_on_path(), _user_code(f"importing {name} failed", ImportError):
-            return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise UsageError(
-                f"{source}: no module named {error.name} on Python's path or in {Path.cwd()}. Run "
-                f"in the folder that contains it, or install its package."
-            ) from error
-        raise UsageError(
-            f"{source}: importing {name} needs {error.name}, which is not installed. Install it "
-            "in this environment."
-        ) from error
-    except ImportError as error:
-        raise UsageError(f"{source}: importing {name} failed: {error}.") from error
-
-
-@contextlib.contextmanager
-def _current_directory_on_path() -> Iterator[None]:
-    folder = str(Path.cwd())
-    sys.path.insert(0, folder)
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):  # the module may have changed the path itself
-            sys.path.remove(folder)
-
-
-@contextlib.contextmanager
-def _user_code(what: str, *passed: type[Exception]) -> Iterator[None]:
-    """Turn whatever the user's code raises into one line; its prints go to stderr."""
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    except passed:
-        raise
-    except (Exception, SystemExit) as error:
-        place = _user_line(error.__traceback__)
-        raise UsageError(f"{what}{place}: {first_line(error)}. Fix it and run again.") from error
-
-
-def _user_line(trace: TracebackType | None) -> str:
-    """ " at file:line" of the innermost frame that is no installed library."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(trace)
-        if Path(frame.filename) != Path(__file__)
-        and not frame.filename.startswith("<")
-        and Path(importlib.__file__).parent not in Path(frame.filename).parents
-    ]
-    own = [frame for frame in frames if "site-packages" not in frame.filename] or frames
-    return f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 def _unpack(source: str, result: Any) -> tuple[Any, tuple[Any, ...], Any, tuple[str, ...]]:

@@ -7,19 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from linexport import passes, targets, trace
-from linexport.artifact import write
+from linexport import targets
 from linexport.loaders.model import LoadedModel, Source
 from linexport.models.linear_attention_layer import (
     LinearAttentionLayer,
     LinearAttentionLayerConfig,
 )
 from linexport.targets import Session
-from linexport.targets.lowering import lower
+from linexport.timing import export as timing
+from linexport.timing.export import TARGET
 from linexport.timing.latency import Call, Settings, interleaved
 from linexport.timing.memory import peak_megabytes
 
-TARGET = "ort"
 TRACED = 100
 """Tokens of the traced example: several chunks."""
 SHORT = 8
@@ -36,11 +35,7 @@ def export(config: LinearAttentionLayerConfig, folder: Path) -> Path:
         dynamic_shapes=module.dynamic_shapes(),
         source=Source("factory", "linexport.models", None, module.name),
     )
-    target = targets.find(TARGET)
-    model = target.prepare(passes.run(trace.trace(loaded).model, passes.STATELESS))
-    lowered, _ = lower(model, target.candidates)
-    folder.mkdir()
-    return write.save_model(lowered, folder)
+    return timing.export(loaded, folder)
 
 
 def inputs(config: LinearAttentionLayerConfig, length: int) -> dict[str, np.ndarray]:

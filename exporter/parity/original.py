@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +13,9 @@ from linexport.parity.cases import Case
 from linexport.parity.compare import largest
 from linexport.parity.reference import Inputs, Reference
 from linexport.parity.tolerances import ROUNDING, Tolerance
+
+PATIENCE = 2.0
+"""Seconds in float32 above which float64, which takes two or three times that, is left out."""
 
 VANISHED = (
     "NaN or infinite, as a denominator of linear attention is 0 or not finite: give it an eps > 0, "
@@ -50,10 +54,19 @@ def ask(
 ) -> list[Answer]:
     """The original in each precision that can be compared with; what is wrong with it in notes.
 
-    A float64 reference that fails is dropped from ``references``.
+    A float64 reference that fails is dropped from ``references``; one that would take long is left
+    out, so that the float32 one alone is compared with, and no rounding is allowed for.
     """
     found: list[Answer] = []
+    seconds = 0.0
     for reference in list(references):
+        if found and reference.dtype == torch.float64 and seconds > PATIENCE:
+            notes.append(
+                f"The original takes {seconds:.0f} s in float32 at {dict(case.sizes)}: there it is "
+                "not run in float64 as well."
+            )
+            continue
+        start = time.perf_counter()
         try:
             outputs = reference(inputs)
         except Exception as error:
@@ -62,6 +75,7 @@ def ask(
             if reference.dtype == torch.float64 and found:
                 references.remove(reference)
             continue
+        seconds = time.perf_counter() - start
         none = [0.0] * len(outputs)
         found.append(Answer(reference.name, outputs, none, reference.denominator))
     for answer in found[-1:]:

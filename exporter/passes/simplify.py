@@ -208,6 +208,7 @@ def _folded(node: gs.Node, opset: int) -> list[gs.Tensor] | None:
     grown = sum(v.nbytes for v in values) - sum(map(_bytes, large))
     if grown > SMALL:
         return None
+    # A large one is a view of its source, which is made contiguous when it is written.
     return [
         gs.Constant(output.name, value)  # of a transpose, a view: the weight is there once
         for output, value in zip(node.outputs, values, strict=True)

@@ -14,7 +14,8 @@ STAGE = "canonicalise"
 
 def run(graph: gs.Graph) -> None:
     """Apply to every match."""
-    for node in [n for n in graph.nodes if n.op == "SplitToSequence"]:
+    # One of constants has been folded by now: what is left of it has no outputs.
+    for node in [n for n in graph.nodes if n.op == "SplitToSequence" and n.outputs]:
         sizes = _sizes(node)
         sequence = node.outputs[0]
         readers = list(sequence.outputs)

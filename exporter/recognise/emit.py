@@ -17,7 +17,8 @@ from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.op import DOMAIN
 from linexport.recognise import decay, functions
 from linexport.recognise.axes import Axis, Index, size_of
-from linexport.recognise.nodes import Nodes, element
+from linexport.recognise.maps import Mapped
+from linexport.recognise.nodes import Nodes, dim, element
 from linexport.recognise.roles import NotAttentionError, Roles
 from linexport.recognise.terms import BOOLEAN, IDENTITY, Form, Leaf
 
@@ -84,11 +85,16 @@ class Writer(Nodes):
         maps: the kinds of the feature maps of query and key.
     """
 
-    def __init__(self, root: gs.Tensor, form: Form, roles: Roles) -> None:
-        super().__init__(root.name, roles.leaves, (size_of(roles.batch), size_of(roles.rows)))
-        self.root, self.form, self.roles = root, form, roles
+    def __init__(
+        self, root: gs.Tensor, form: Form, roles: Roles, mapped: Mapped | None = None
+    ) -> None:
+        super().__init__(root.name, roles.leaves)
+        self.root, self.form, self.roles, self.mapped = root, form, roles, mapped
         self.layout = layout(roles)
         self.maps: dict[str, str | None] = {}
+        self.parameters = [
+            gs.Constant(self.name("parameter"), p) for p in (mapped.parameters if mapped else ())
+        ]
 
     def write(self) -> gs.Node:
         """All of it; returns the fused node.
@@ -107,8 +113,9 @@ class Writer(Nodes):
             inputs.append(self._decay(dtype) if roles.decay else gs.Variable.empty())
         if roles.mask is not None:
             inputs += [gs.Variable.empty(), self._mask(roles.mask)]
-        width = _count(roles.widths)
-        output = self.variable("output", dtype, (*order.output, *roles.widths))
+        packed = (roles.batch, roles.rows, (*order.output, *roles.widths))
+        shape = [dim(size_of(group)) for group in packed]
+        output = gs.Variable(self.name("output"), dtype=dtype, shape=shape)
         fused = gs.Node(
             "LinearAttention",
             f"{self.root.name}/LinearAttention",
@@ -126,7 +133,6 @@ class Writer(Nodes):
             domain=DOMAIN,
         )
         self.nodes.append(fused)
-        assert output.shape is not None and width
         self._restore(self._post(output))
         return fused
 
@@ -147,7 +153,8 @@ class Writer(Nodes):
         roles, order = self.roles, self.layout
         if roles.value:
             return self._packed("value", roles.value, order.value, roles.widths, dtype)
-        return self._everywhere(np.ones((1, 1, _count(order.value)), dtype), order.value)
+        ones = np.ones((1, 1, _count(order.value)), dtype)
+        return self._everywhere(ones, order.value, roles.columns)
 
     def _packed(
         self,
@@ -185,6 +192,8 @@ class Writer(Nodes):
         dtype: np.dtype[np.generic],
     ) -> gs.Variable:
         """A leaf's function on the packed tensor: a FeatureMap node where there is such a map."""
+        if self.mapped is not None and role in ("query", "key"):
+            return self._several(role, x, self.mapped, heads, dtype)
         kind = functions.kind_of(leaf.function) if role in ("query", "key") else None
         if role in ("query", "key"):
             self.maps[role] = kind
@@ -196,6 +205,21 @@ class Writer(Nodes):
         if leaf.function != IDENTITY:
             x = self._function(x, leaf, dtype)
         return self.cast(x, dtype)
+
+    def _several(
+        self, role: str, x: gs.Tensor, mapped: Mapped, heads: Index, dtype: np.dtype[np.generic]
+    ) -> gs.Variable:
+        """A map of several components on the packed tensor."""
+        self.maps[role], count = mapped.kind, _count(heads)
+        x = self.cast(x, dtype)
+        if mapped.scales[role] != 1.0:
+            factor = gs.Constant(self.name("factor"), np.asarray(mapped.scales[role], dtype))
+            x = self.add("Mul", [x, factor], dtype, shape=x.shape)
+        attributes = {"kind": mapped.kind, "num_heads": count, "side": role}
+        shape = [*x.shape[:2], count * mapped.features]
+        name = f"{self.root.name}/{role}/FeatureMap"
+        inputs = [x, *self.parameters]
+        return self.add("FeatureMap", inputs, dtype, shape=shape, attrs=attributes, name=name)
 
     def _function(self, x: gs.Tensor, leaf: Leaf, dtype: np.dtype[np.generic]) -> gs.Variable:
         b = Body()
@@ -220,11 +244,11 @@ class Writer(Nodes):
         assert result is not None
         return result
 
-    def _everywhere(self, row: np.ndarray, heads: Index) -> gs.Variable:
+    def _everywhere(self, row: np.ndarray, heads: Index, time: Index) -> gs.Variable:
         """Numbers of the heads, (1, 1, heads), repeated for every token."""
-        x = gs.Constant(self.name("row"), row)
-        shape = self.shape_of([self.roles.batch, self.roles.rows, heads])
-        return self.add("Expand", [x, shape], row.dtype, heads)
+        x, groups = gs.Constant(self.name("row"), row), (self.roles.batch, time, heads)
+        shape = [dim(size_of(group)) for group in groups]
+        return self.add("Expand", [x, self.shape_of(groups)], row.dtype, shape=shape)
 
     def _mask(self, leaf: Leaf) -> gs.Tensor:
         """(B, T), True where the key counts."""
@@ -241,7 +265,8 @@ class Writer(Nodes):
         heads = self.layout.value
         found = decay.read(self.roles, heads)
         if found.leaf is None:
-            return self._everywhere(np.full((1, 1, _count(heads)), found.coefficient, dtype), heads)
+            row = np.full((1, 1, _count(heads)), found.coefficient, dtype)
+            return self._everywhere(row, heads, self.roles.rows)
         groups = (self.roles.batch, found.time, (*heads, *found.width))
         x = self._applied("", self.grouped(found.leaf, groups), found.leaf, heads, dtype)
         if found.coefficient == 1.0:

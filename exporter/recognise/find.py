@@ -7,12 +7,12 @@ its reshapes and its normaliser, unless something else reads one on the way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.recognise import rules, softmax
+from linexport.recognise import functions, maps, rules, softmax
 from linexport.recognise.axes import size_of
 from linexport.recognise.emit import Writer
 from linexport.recognise.evaluate import Evaluator
@@ -46,6 +46,8 @@ class Search:
         self.evaluator = Evaluator(graph)
         self.place = {id(node): i for i, node in enumerate(graph.nodes)}
         self.outputs = {id(t) for t in graph.outputs}
+        self.imports = {o.domain: o.version for o in graph.import_domains or ()}
+        self.imports[""] = graph.opset
         self.covered: set[str] = set()
         self.near: dict[str, NearMiss] = {}
         self.matches: list[Match] = []
@@ -145,24 +147,32 @@ class Search:
         return False
 
     def _replace(self, root: Root) -> None:
-        writer = Writer(root.tensor, root.form, root.roles)
-        covers = {t.name for n in root.region for t in n.outputs}
+        mapped = maps.read(self.evaluator, root.roles, self.imports)
+        if mapped is not None:
+            roles, in_front = mapped
+            wider = replace(root, roles=roles, region=self._region(root.tensor, roles))
+            if self._fused(wider, Writer(root.tensor, root.form, roles, in_front)) is None:
+                return
+        problem = self._fused(root, Writer(root.tensor, root.form, root.roles))
+        if isinstance(problem, NotAttentionError):
+            self._miss(root.tensor.inputs[0], str(problem))
+        elif problem is not None:
+            self.refused.append(Refusal(root.tensor.name, str(problem)))
+            self.covered |= {t.name for n in root.region for t in n.outputs}
+
+    def _fused(self, root: Root, writer: Writer) -> Exception | None:
+        """Put the fused node in place, or say why it is not."""
         try:
             fused = writer.write()
             proof = prove(self._candidate(root, writer))
-        except NotAttentionError as error:
+        except (NotAttentionError, ProofFailedError) as error:
             _withdraw(writer)
-            self._miss(root.tensor.inputs[0], str(error))
-            return
-        except ProofFailedError as error:
-            _withdraw(writer)
-            self.refused.append(Refusal(root.tensor.name, str(error)))
-            self.covered |= covers
-            return
-        self.covered |= covers
+            return error
+        self.covered |= {t.name for n in root.region for t in n.outputs}
         self._swap(root, writer)
         replaced = tuple(n.name for n in _dead(root.region, self.outputs))
         self.matches.append(_match(root, fused, writer, replaced, proof))
+        return None
 
     def _swap(self, root: Root, writer: Writer) -> None:
         """Have the root computed by the new nodes."""
@@ -179,7 +189,8 @@ class Search:
         roles, values = root.roles, self.evaluator.values
         inputs = _inputs(root.region, writer.nodes)
         known = {t.name: values.numbers(t) for t in inputs}
-        bare = [f for f in (*roles.query, *roles.key) if f.function == IDENTITY]
+        bare = [f for f in (*roles.query, *roles.key) if functions.keeps_sign(f.function)]
+        bare = [] if writer.mapped else bare  # a map sees to the sign
         decays = roles.decay.of(Leaf) if roles.decay else []
         down = [f for f in decays if f.function == IDENTITY]
         rising = roles.decay is not None and roles.decay.coefficient < 0
@@ -198,7 +209,7 @@ class Search:
             (writer.nodes, writer.result),
             size_of(roles.rows),
             _coarsest(root.region),
-            {o.domain: o.version for o in self.graph.import_domains or ()} | {"": self.graph.opset},
+            self.imports,
         )
 
 

@@ -68,6 +68,15 @@ def kind_of(function: Function) -> str | None:
     return None
 
 
+@cache
+def keeps_sign(function: Function) -> bool:
+    """Positive where x is, and negative somewhere: the sign of a sum of such is the inputs'."""
+    values = _values(_without_casts(function))
+    if values is None:
+        return False
+    return bool((values[GRID > 0] >= 0).all() and (values[GRID < 0] < 0).any())
+
+
 def casts(function: Function) -> int | None:
     """The element type a function ends in, if it says so."""
     if function[0] == "Cast":

@@ -21,15 +21,14 @@ class Nodes:
     Args:
         prefix: of all names.
         leaves: tensors of the graph, from which dynamic sizes can be read.
-        packed: batch and length of packed tensors.
 
     Attributes:
         nodes: those written.
     """
 
-    def __init__(self, prefix: str, leaves: Sequence[Leaf], packed: tuple[Size, Size]) -> None:
+    def __init__(self, prefix: str, leaves: Sequence[Leaf]) -> None:
         self.nodes: list[gs.Node] = []
-        self._prefix, self._dims, self._made = prefix, packed, 0
+        self._prefix, self._made = prefix, 0
         self._sources = _sources(leaves)
 
     def grouped(self, leaf: Leaf, groups: Sequence[Index]) -> gs.Tensor:
@@ -126,27 +125,17 @@ class Nodes:
             return x
         return self.add("Cast", [x], dtype, attrs={"to": element(dtype)}, shape=x.shape)
 
-    def variable(self, hint: str, dtype: np.dtype[np.generic], packed: Index) -> gs.Variable:
-        batch, time = self._dims
-        shape = [dim(batch), dim(time), dim(size_of(packed))]
-        return gs.Variable(self.name(hint), dtype=dtype, shape=shape)
-
     def add(
         self,
         op: str,
         inputs: list[gs.Tensor],
         dtype: np.dtype[np.generic],
-        packed: Index | None = None,
         *,
         attrs: Mapping[str, object] | None = None,
         shape: Sequence[int | str] | None = None,
         name: str | None = None,
     ) -> gs.Variable:
-        output = (
-            self.variable(op.lower(), dtype, packed)
-            if packed is not None
-            else gs.Variable(self.name(op.lower()), dtype=dtype, shape=list(shape or ()))
-        )
+        output = gs.Variable(self.name(op.lower()), dtype=dtype, shape=list(shape or ()))
         domain = DOMAIN if op == "FeatureMap" else None
         name = name or f"{output.name}/{op}"
         self.nodes.append(gs.Node(op, name, dict(attrs or {}), inputs, [output], domain=domain))

@@ -8,17 +8,15 @@ and tiny. Differences are taken relative to the largest value of the original's 
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
 import onnx_graphsurgeon as gs
 import onnxruntime
 
-from linexport.plugins.ops.registry import attach_functions
 from linexport.recognise.findings import Proof
+from linexport.recognise.running import NotRunnableError, names, number, session
 from linexport.recognise.sizes import Size
 
 LENGTHS = (5, 70, 64, 128, 192, 16, 36, 8, 1)
@@ -76,15 +74,19 @@ def prove(candidate: Candidate) -> Proof:
     Raises:
         ProofFailedError: see there.
     """
-    before = _session(candidate, *candidate.original)
-    after = _session(candidate, *candidate.replacement)
+    given = [tensor for tensor, _ in candidate.inputs]
+    try:
+        before = session(given, *candidate.original, candidate.imports)
+        after = session(given, *candidate.replacement, candidate.imports)
+    except NotRunnableError as error:
+        raise ProofFailedError(str(error)) from None
     random = np.random.default_rng(0)
     worst, sizes = 0.0, list[dict[str, int]]()
     problem = ""
     for symbols in _assignments(candidate):
         for kind in ("normal", "low", "tiny"):
             fed = {
-                t.name: _draw(random, t, [evaluate(s, symbols) for s in shape], kind, candidate)
+                t.name: _draw(random, t, [number(s, symbols) for s in shape], kind, candidate)
                 for t, shape in candidate.inputs
             }
             try:
@@ -141,64 +143,15 @@ def _difference(
 
 def _assignments(candidate: Candidate) -> Iterator[dict[str, int]]:
     """Values for the symbols: lengths in turn, everything else small and above 1."""
-    names = sorted({n for _, shape in candidate.inputs for s in shape for n in _names(s)})
-    along = [n for n in names if n in _names(candidate.length)]
+    known = sorted({n for _, shape in candidate.inputs for s in shape for n in names(s)})
+    along = [n for n in known if n in names(candidate.length)]
     for count, length in enumerate(LENGTHS):
-        symbols = {n: 2 + (i + count) % 2 for i, n in enumerate(names)}
+        symbols = {n: 2 + (i + count) % 2 for i, n in enumerate(known)}
         if along:
             symbols[along[-1]] = length
         yield symbols
         if not along:
             return
-
-
-def _names(size: Size) -> set[str]:
-    found: set[str] = set()
-    for atom in size.atoms:
-        try:
-            tree = ast.parse(atom, mode="eval")
-        except SyntaxError:
-            found.add(atom)
-            continue
-        names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-        found |= (
-            {atom}
-            if any(isinstance(n, ast.Subscript | ast.Call | ast.Attribute) for n in ast.walk(tree))
-            else names
-        )
-    return found
-
-
-def evaluate(size: Size, symbols: Mapping[str, int]) -> int:
-    """The number a size is, for these values of the symbols."""
-    result = size.coefficient
-    for atom in size.atoms:
-        result *= (
-            symbols[atom]
-            if atom in symbols
-            else _number(ast.parse(atom, mode="eval").body, symbols)
-        )
-    return result
-
-
-def _number(node: ast.AST, symbols: Mapping[str, int]) -> int:
-    match node:
-        case ast.Constant(value=int(value)):
-            return value
-        case ast.Name(id=name):
-            return symbols[name]
-        case ast.BinOp(left=left, op=op, right=right):
-            a, b = _number(left, symbols), _number(right, symbols)
-            match op:
-                case ast.Add():
-                    return a + b
-                case ast.Sub():
-                    return a - b
-                case ast.Mult():
-                    return a * b
-                case ast.FloorDiv():
-                    return a // b
-    raise ProofFailedError("the size of an input is not known")
 
 
 def _draw(
@@ -227,36 +180,3 @@ def _draw(
     elif kind == "tiny":
         x *= 1e-4
     return x.astype(dtype)
-
-
-def _session(
-    candidate: Candidate, nodes: Sequence[gs.Node], root: gs.Variable
-) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    try:
-        model = _model(candidate, nodes, root)
-        return onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
-    except Exception as error:
-        raise ProofFailedError(
-            f"it could not be run on its own: {str(error).strip().splitlines()[0]}"
-        ) from None
-
-
-def _model(candidate: Candidate, nodes: Sequence[gs.Node], root: gs.Variable) -> onnx.ModelProto:
-    graph = gs.Graph(
-        list(nodes),
-        [t for t, _ in candidate.inputs],
-        [root],
-        name="proof",
-        opset=candidate.imports[""],
-        import_domains=[onnx.helper.make_opsetid(d, v) for d, v in candidate.imports.items()],
-        ir_version=10,
-    )
-    model = gs.export_onnx(graph, do_type_check=False)
-    attach_functions(model)
-    return model

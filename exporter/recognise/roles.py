@@ -162,7 +162,7 @@ def _positions(own: list[Axis], columns: Index) -> Index:
     for column in columns:
         same = [a for a in own if a.size == column.size and a not in rows]
         if not same:
-            # Perhaps queries of another length, which the caller names as the reason.
+            # Queries of another length: cross attention.
             return tuple(a for a in own if a.size.known is None)[:1] or tuple(own[:1])
         rows.append(same[0])
     return tuple(rows)
@@ -171,7 +171,8 @@ def _positions(own: list[Axis], columns: Index) -> Index:
 def _strangeness(roles: Roles) -> tuple[bool, bool, bool]:
     """Of several readings, positions are dynamic and as many for keys as for queries."""
     rows, columns = size_of(roles.rows), size_of(roles.columns)
-    return rows != columns, columns.known is not None, not roles.value
+    fixed = rows.known is not None or columns.known is not None
+    return fixed, rows != columns, not roles.value
 
 
 def _ordered(leaves: Sequence[Leaf], of: Axes) -> list[Axis]:
@@ -308,10 +309,10 @@ def _cancelled(counts: tuple[Count, ...]) -> tuple[Count, ...]:
 
 def _sensible(roles: Roles) -> None:
     """What the algebra allows and the op does not, and chains of products that are no attention."""
-    if size_of(roles.rows) != size_of(roles.columns):
+    if roles.causal and size_of(roles.rows) != size_of(roles.columns):
         raise NotAttentionError(
             f"it has {size_of(roles.rows)} queries and {size_of(roles.columns)} keys; "
-            "the op takes as many of both"
+            "causal attention has as many of both"
         )
     if any(a.size.known is None for a in (*roles.channels, *roles.widths)):
         raise NotAttentionError("the width of its heads is not fixed")

@@ -66,7 +66,14 @@ class _Plot:
 
 
 def latency_chart(series: Sequence[Series], ident: str, width: int = 960) -> str:
-    """Milliseconds over length, one line a series, labelled at its end; "" without points."""
+    """Milliseconds over length; see ``length_chart``."""
+    return length_chart(series, ident, width, "ms a call", "Latency by sequence length")
+
+
+def length_chart(
+    series: Sequence[Series], ident: str, width: int, vertical: str, title: str
+) -> str:
+    """A quantity over length, one line a series, labelled at its end; "" without points."""
     drawn = [(style, one) for style, one in enumerate(series) if one.points]
     points = [point for _, one in drawn for point in one.points]
     if not points:
@@ -82,7 +89,7 @@ def latency_chart(series: Sequence[Series], ident: str, width: int = 960) -> str
     y = log_scale(low_y, high_y, floor, 30.0)
     plot = _Plot(x, y, float(right), floor, tuple(lengths))
 
-    parts = _axes(plot, "ms a call", "sequence length in tokens", [(y(t), t) for t in ticks_y])
+    parts = _axes(plot, vertical, "sequence length in tokens", [(y(t), t) for t in ticks_y])
     for tick in ticks_x:
         parts.append(line(x(tick), floor, x(tick), floor + 5, "grid"))
         parts.append(text(x(tick), floor + 20, count(tick), "tick middle"))
@@ -91,8 +98,8 @@ def latency_chart(series: Sequence[Series], ident: str, width: int = 960) -> str
         parts += _curve(one, style, plot)
     parts += _end_labels(drawn, plot)
     names = ", ".join(one.name for _, one in drawn)
-    what = f"Milliseconds a call over sequence length for {names}. The table below has the numbers."
-    return document(ident, "Latency by sequence length", what, width, height, parts)
+    what = f"{title} for {names}, in {vertical}. The table below has the numbers."
+    return document(ident, title, what, width, height, parts)
 
 
 def _axes(

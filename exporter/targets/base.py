@@ -39,11 +39,15 @@ class Options:
         precision: of weights and activations, one of ``DTYPES``; states stay in float32.
         sms: compute capabilities to build for, such as 89; empty: the target's own choice.
         plugins: run linexport ops by plugins where there is one.
+        quick: of these, prefer those that TensorRT runs by itself, without a plugin library.
+        timing_cache: file of kernels' times that builds share; None: none is kept.
     """
 
     precision: str = "fp32"
     sms: tuple[int, ...] = ()
     plugins: bool = True
+    quick: bool = False
+    timing_cache: Path | None = None
 
 
 def without_options(target: Target, options: Options) -> Target:
@@ -54,8 +58,8 @@ def without_options(target: Target, options: Options) -> Target:
     """
     if options != Options():
         raise UsageError(
-            f"--precision, --sm and --no-plugins are of targets that build engines; {target.name} "
-            "does not."
+            "--precision, --sm, --no-plugins, --quick and --timing-cache are of targets that build "
+            f"engines; {target.name} does not."
         )
     return target
 

@@ -25,6 +25,7 @@ class Settings:
         warmup: calls before the ones that count.
         repeats: counted calls of each competitor.
         seconds: a competitor that has used this much time at one size stops early.
+        patience: with fewer than three calls even, where it has used this much.
         threads: of every competitor; 0 for each one's own choice.
         lead_in: uncounted calls at the start of every turn: decode steps follow one another, and
             the first after a pause has threads to wake.
@@ -33,6 +34,7 @@ class Settings:
     warmup: int = 3
     repeats: int = 20
     seconds: float = 2.0
+    patience: float = 4.0
     threads: int = 0
     lead_in: int = 0
 
@@ -46,17 +48,41 @@ class Settings:
         }
 
 
+class Called:
+    """A call that was made once: the outcome, until it is taken, and the seconds it took."""
+
+    def __init__(self, call: Call) -> None:
+        start = time.perf_counter()
+        self.outcome: Any = call()
+        self.seconds = time.perf_counter() - start
+        self._call = call
+
+    def __call__(self) -> object:
+        """Call again."""
+        return self._call()
+
+    def take(self) -> Any:
+        """The outcome, which is held no longer."""
+        outcome, self.outcome = self.outcome, None
+        return outcome
+
+
 def interleaved(calls: Mapping[str, Call], settings: Settings) -> dict[str, list[float]]:
     """Milliseconds of every counted call, the competitors taking turns.
 
-    A competitor that raises is left out; see ``measure`` for its reason.
+    Of a ``Called`` that had lost patience then, that call is the only one that counts. A competitor
+    that raises is left out; see ``measure`` for its reason.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
-    spent = dict.fromkeys(calls, 0.0)
+    spent = {n: c.seconds if isinstance(c, Called) else 0.0 for n, c in calls.items()}
+    for name, seconds in spent.items():
+        if seconds > settings.patience:
+            times[name].append(1e3 * seconds)
     for repeat in range(settings.warmup + settings.repeats):
         for name, call in calls.items():
-            # Three counted calls at least: a median needs them.
-            if spent[name] > settings.seconds and len(times[name]) >= 3:
+            # Three counted calls if they can be waited for: a median needs them.
+            enough = spent[name] > settings.seconds and len(times[name]) >= 3
+            if enough or (spent[name] > settings.patience and times[name]):
                 continue
             time.sleep(PAUSE)
             for _ in range(settings.lead_in):
@@ -76,13 +102,13 @@ def measure(
 ) -> dict[str, Any]:
     """One row: ``<name>_ms`` (p50), ``<name>_p90_ms``, and ``reasons`` for those that are null."""
     why = dict(reasons)
-    able: dict[str, Call] = {}
+    able: dict[str, Called] = {}
     for name, call in calls.items():
         if call is None:
             continue
         try:
-            call()
-            able[name] = call
+            able[name] = call if isinstance(call, Called) else Called(call)
+            able[name].take()
         except Exception as error:
             why[name] = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
     times = interleaved(able, settings)

@@ -27,6 +27,10 @@ ABSENT = "absent_inputs"
 """Attribute of any node: positions of inputs that mean nothing. Runtimes that take no empty input
 get some tensor there."""
 
+AHEAD_OF_TIME = "aot"
+"""Attribute of any node: 1 lets TensorRT keep its kernel in the engine; see
+``plugins.tensorrt.quick``."""
+
 Lowering = Callable[["Node"], tuple[Body, list[str]]]
 """Writes the body of a node; returns it with the values of the op's outputs, in order."""
 
@@ -156,6 +160,7 @@ def for_runtimes() -> list[defs.OpSchema.Attribute]:
     texts = ("plugin_namespace", "plugin_version", "launch", "binaries")
     return [
         defs.OpSchema.Attribute(ABSENT, kinds.INTS, "Inputs to disregard.", required=False),
+        defs.OpSchema.Attribute(AHEAD_OF_TIME, kinds.INT, "For TensorRT.", required=False),
         *(
             defs.OpSchema.Attribute(name, kinds.STRING, "For TensorRT.", required=False)
             for name in texts

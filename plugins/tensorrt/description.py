@@ -56,9 +56,12 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled kernel: the cubin, the name of its function, and its shared memory in bytes."""
+    """A compiled kernel: its cubin, the name of its function, and its shared memory in bytes.
 
-    cubin: bytes
+    Of a quick description, the code is PTX.
+    """
+
+    code: bytes
     entry: str
     shared: int
 
@@ -73,6 +76,7 @@ class Description:
         outputs: by position.
         plans: by compute capability.
         binaries: by compute capability and name of the kernel.
+        quick: of a quickly deployable plugin; see ``quick``.
     """
 
     op_type: str
@@ -80,6 +84,7 @@ class Description:
     outputs: tuple[Tensor, ...]
     plans: Mapping[int, Plan]
     binaries: Mapping[int, Mapping[str, Binary]]
+    quick: bool = False
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -139,13 +144,14 @@ class Description:
         """As attributes of the node."""
         binaries = {
             str(sm): {
-                name: {**asdict(b), "cubin": base64.b64encode(b.cubin).decode()}
+                name: {**asdict(b), "code": base64.b64encode(b.code).decode()}
                 for name, b in kernels.items()
             }
             for sm, kernels in self.binaries.items()
         }
         launch = {
             "format": FORMAT,
+            "quick": self.quick,
             "op_type": self.op_type,
             "inputs": [x and asdict(x) for x in self.inputs],
             "outputs": [asdict(x) for x in self.outputs],
@@ -175,11 +181,12 @@ class Description:
                 {int(sm): _plan(value) for sm, value in launch["plans"].items()},
                 {
                     int(sm): {
-                        name: Binary(base64.b64decode(b["cubin"]), b["entry"], b["shared"])
+                        name: Binary(base64.b64decode(b["code"]), b["entry"], b["shared"])
                         for name, b in kernels.items()
                     }
                     for sm, kernels in binaries.items()
                 },
+                bool(launch["quick"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise UnsupportedModelError(

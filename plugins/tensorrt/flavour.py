@@ -35,7 +35,8 @@ class Flavour:
         install: the command that gets it.
         sms: compute capabilities it builds engines for on any machine; none: only for the GPU of
             the machine it runs on.
-        quick: takes quickly deployable plugins (one kernel a node, in the engine file itself).
+        on_gpu: builds on the machine of the GPU: it times kernels there, and takes quickly
+            deployable plugins (one kernel a node, in the engine itself).
     """
 
     name: str
@@ -45,7 +46,7 @@ class Flavour:
     major: int
     install: str
     sms: tuple[int, ...] = ()
-    quick: bool = False
+    on_gpu: bool = False
 
     def load(self) -> ModuleType:
         """The Python module, safe to parse plugins with.
@@ -86,7 +87,7 @@ TENSORRT = Flavour(
     library="libnvinfer.so",
     major=11,
     install="pip install 'linexport[tensorrt]'",
-    quick=True,
+    on_gpu=True,
 )
 
 FLAVOURS = {flavour.name: flavour for flavour in (RTX, TENSORRT)}

@@ -64,7 +64,7 @@ class Launcher:
 
     def _load(self, binary: Binary) -> tuple[Any, int]:
         cuda = driver()
-        module = checked(cuda.cuModuleLoadData(binary.cubin))
+        module = checked(cuda.cuModuleLoadData(binary.code))
         function = checked(cuda.cuModuleGetFunction(module, binary.entry.encode()))
         if binary.shared > SHARED:
             kind = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -280,6 +280,24 @@ def test_unknown_domains_that_have_a_body_are_kept_and_inlined(
     assert [n.op_type for n in model.graph.node] == ["Add"] and not model.functions
 
 
+def test_a_graph_with_operators_nobody_has_can_be_looked_at(written: Callable[..., Path]) -> None:
+    from linexport.inspection import inspect
+
+    text = """<ir_version: 8, opset_import: ["" : 17, "acme" : 1]>
+        g (float[B, T, 2, 8] q, float[B, T, 2, 8] k) => (float[B, T, 2, 8] z) {
+            one = Relu(q)
+            other = Relu(k)
+            y = Einsum <equation = "bthd,bshd,bshe->bthe"> (one, other, k)
+            z = acme.Mystery(y)
+        }"""
+    path = written(text)
+    found = inspect(path)
+    assert [m["query_map"] for m in found["matches"]] == ["relu"]
+    assert "acme.Mystery" in found["warnings"][0]
+    with pytest.raises(LinexportError, match="Mystery"):
+        load_model(path)
+
+
 def test_operators_of_other_domains_are_named() -> None:
     text = """<ir_version: 8, opset_import: ["" : 17, "acme" : 1]>
         g (float[n] x) => (float[n] y) { y = acme.Twice(x) }"""

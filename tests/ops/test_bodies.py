@@ -90,6 +90,20 @@ def test_every_length_both_ways(ops: Any, normalize: bool) -> None:
         check(ops, layout, run, layout.inputs(rng, 2, length), RTOL["linear"])
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+def test_queries_and_keys_of_different_lengths(ops: Any, normalize: bool) -> None:
+    spec = LinearAttentionSpec(4, 2, causal=False, normalize=normalize, scale=0.5, eps=1e-6)
+    layout = ops.Layout(spec, 1, masked=True)
+    model = layout.model()
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "S"
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_param = "S"
+    run = ops.on_onnxruntime(model)
+    rng = np.random.default_rng(0)
+    for queries, keys in ((5, 9), (70, 1), (1, 64), (0, 3)):
+        x = layout.inputs(rng, 2, keys) | {"query": layout.inputs(rng, 2, queries)["query"]}
+        check(ops, layout, run, x, RTOL["linear"])
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("chunk", [16, 64, 100, 256])
 def test_typical_widths(ops: Any, rule: str, chunk: int) -> None:

@@ -114,6 +114,8 @@ PAST_STATE, PAST_NORMALIZER = (2, 2, 3, 5), (2, 2, 3)
         ("normalised", {"past_normalizer": (1, 2, 3)}, ["past_normalizer has batch 1"]),
         ("normalised", {"past_normalizer": (2, 2, 5)}, ["(2, 2, 5)", "expected (B, 2, 3)"]),
         ("bidirectional", {"past_state": PAST_STATE}, ["causal=0", "no past state"]),
+        ("bidirectional", {"value": (2, 8, 10)}, ["value has length 8", "expected 7"]),
+        ("bidirectional", {"query": (3, 9, 12)}, ["key has batch 2", "expected 3"]),
         ("bidirectional", {"past_normalizer": PAST_NORMALIZER}, ["causal=0", "no past state"]),
     ],
 )
@@ -146,6 +148,11 @@ def test_what_is_not_known_is_accepted(
         shapes = {**shapes, "decay": (2, 0, 2), "beta": (2, 0, 2)}
     found = LinearAttentionSpec(4, 2, "gated_delta").check(**{**GATED, **shapes})
     assert found == (sizes or Sizes(2, 3, 5))
+
+
+def test_cross_attention_has_two_lengths() -> None:
+    shapes = {**SHAPES, "query": (2, 9, 12), "key_mask": (2, 7)}
+    assert LinearAttentionSpec(4, 2, causal=False).check(**shapes) == Sizes(2, 3, 5)
 
 
 def test_one_channel_per_head_is_decay_per_head() -> None:

@@ -397,6 +397,54 @@ def triangular_product(q, k, v):
     return (out / ((q * z).sum(-1, keepdim=True) + EPS)).flatten(2)
 
 
+def of_scores(q, k, v):
+    """Normalised causal attention of features."""
+    scores = (q @ k.transpose(-1, -2)).tril()
+    return merge(scores @ v / (scores.sum(-1, keepdim=True) + EPS))
+
+
+def both(kind: str) -> dict[str, Any]:
+    return {"normalize": True, "query_map": kind, "key_map": kind}
+
+
+@spelling(CAUSAL, **both("softmax"))
+def softmax_features(q, k, v):
+    return of_scores(heads_first(q).softmax(-1), heads_first(k).softmax(-1), heads_first(v))
+
+
+def taylor(x: Tensor) -> Tensor:
+    """1, x and all products of two components."""
+    x = x / D**0.25
+    pairs = (x.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2) / math.sqrt(2)
+    return torch.cat([torch.ones_like(x[..., :1]), x, pairs], -1)
+
+
+@spelling(CAUSAL, **both("taylor2"))
+def taylor_features(q, k, v):
+    return of_scores(taylor(heads_first(q)), taylor(heads_first(k)), heads_first(v))
+
+
+class FrozenProjection(nn.Module):
+    """Positive random features whose projection is a buffer, unscaled inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        drawn = torch.randn(2 * D, D, generator=torch.Generator().manual_seed(0))
+        self.register_buffer("projection", drawn)
+
+    def features(self, x: Tensor) -> Tensor:
+        norm = x.square().sum(-1, keepdim=True) / 2
+        projected = x @ self.projection.type_as(x).T
+        return torch.exp(projected - norm) / math.sqrt(2 * D)
+
+    def forward(self, q, k, v):
+        q, k = (self.features(heads_first(x) / 4) for x in (q, k))
+        return of_scores(q, k, heads_first(v))
+
+
+spelling(CAUSAL, **both("favor+"))(FrozenProjection)
+
+
 # Bidirectional
 
 
@@ -438,7 +486,7 @@ def litemla(q, k, v):
     return out.flatten(1, 2).transpose(1, 2)
 
 
-@spelling(BIDIRECTIONAL, normalize=False)
+@spelling(BIDIRECTIONAL, normalize=False, query_map="softmax_time", key_map="softmax_time")
 def double_softmax(q, k, v):
     """Softmax of queries over channels and of keys over positions."""
     q, k, v = heads_first(q).softmax(-1) * D**-0.5, heads_first(k).softmax(-2), heads_first(v)

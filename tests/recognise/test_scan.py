@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -181,10 +183,13 @@ def test_the_operator_of_onnx_becomes_ours(domain: str, scale: float) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_attention_in_a_branch_is_named_and_left_alone() -> None:
-    """Ops of linexport are put into the main graph only."""
-    body = helper.make_graph(
+def body(inputs: list[onnx.ValueInfoProto], keeps_going: bool = False) -> onnx.GraphProto:
+    """Attention of q, k and v, which come from around it."""
+    condition = [helper.make_node("Identity", ["going"], ["goes_on"])] if keeps_going else []
+    also = [helper.make_tensor_value_info("goes_on", TensorProto.BOOL, [])] if keeps_going else []
+    return helper.make_graph(
         [
+            *condition,
             helper.make_node("Transpose", ["k"], ["kt"], perm=[0, 2, 3, 1]),
             helper.make_node("Transpose", ["q"], ["qt"], perm=[0, 2, 1, 3]),
             helper.make_node("Transpose", ["v"], ["vt"], perm=[0, 2, 1, 3]),
@@ -194,25 +199,51 @@ def test_attention_in_a_branch_is_named_and_left_alone() -> None:
             helper.make_node("Transpose", ["read"], ["attended"], perm=[0, 2, 1, 3]),
         ],
         "attend",
-        [],
-        [value("attended", ["B", "T", HEADS, D])],
+        inputs,
+        [*also, value("attended", ["B", "T", HEADS, D])],
     )
+
+
+def branch() -> list[onnx.NodeProto]:
     other = helper.make_graph(
         [helper.make_node("Identity", ["v"], ["same"])],
         "pass",
         [],
         [value("same", ["B", "T", HEADS, D])],
     )
-    nodes = [
+    branches = {"then_branch": body([]), "else_branch": other}
+    return [
         helper.make_node("ReduceSum", ["q"], ["total"], keepdims=0),
         helper.make_node("Greater", ["total", "zero"], ["condition"]),
-        helper.make_node(
-            "If", ["condition"], ["out"], name="gate", then_branch=body, else_branch=other
-        ),
+        helper.make_node("If", ["condition"], ["out"], name="here", **branches),
     ]
+
+
+def loop() -> list[onnx.NodeProto]:
+    inputs = [
+        helper.make_tensor_value_info("step", TensorProto.INT64, []),
+        helper.make_tensor_value_info("going", TensorProto.BOOL, []),
+    ]
+    around = body(inputs, keeps_going=True)
+    return [helper.make_node("Loop", ["count", "true"], ["out"], name="here", body=around)]
+
+
+def scan() -> list[onnx.NodeProto]:
+    around = body([value("step", [])])
+    return [
+        helper.make_node("Scan", ["steps"], ["out"], name="here", body=around, num_scan_inputs=1)
+    ]
+
+
+@pytest.mark.parametrize("written", [branch, loop, scan])
+def test_attention_in_a_body_is_named_and_left_alone(
+    written: Callable[[], list[onnx.NodeProto]],
+) -> None:
+    """Ops of linexport are put into the main graph only."""
     inputs: dict[str, list[int | str]] = {n: ["B", "T", HEADS, D] for n in "qkv"}
-    model = built(nodes, inputs, constants(zero=np.float32(0)))
+    given = {"zero": np.float32(0), "count": np.int64(2), "true": np.bool_(True)}
+    model = built(written(), inputs, constants(**given, steps=np.zeros(2, np.float32)))
     rewritten = passes.rewrite(model, ("fuse",))
     assert not rewritten.findings.matches
     (miss,) = rewritten.findings.near_misses
-    assert miss.nodes == ("gate",) and "main graph" in miss.reason
+    assert miss.nodes == ("here",) and "main graph" in miss.reason

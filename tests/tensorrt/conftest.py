@@ -5,6 +5,7 @@ Engines are really built, by TensorRT-RTX, which needs no GPU for it. None is ru
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,6 +97,32 @@ def node_model(
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
+def convolution_model() -> onnx.ModelProto:
+    """A model of one CausalConvWithState of 24 channels and size 4."""
+    sizes = {"x": ["batch", 24, "seq"], "w": [24, 1, 4], "y": ["batch", 24, "seq"]}
+    infos = {n: helper.make_tensor_value_info(n, FLOAT, s) for n, s in sizes.items()}
+    node = helper.make_node(
+        "CausalConvWithState", ["x", "w"], ["y"], "conv", domain="linexport", activation="silu"
+    )
+    graph = helper.make_graph([node], "one", [infos["x"], infos["w"]], [infos["y"]])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("linexport", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def feature_map_model() -> onnx.ModelProto:
+    """A model of one FeatureMap: taylor2 of two heads of 8."""
+    sizes = {"x": ["batch", "seq", 16], "y": ["batch", "seq", 90]}
+    infos = {n: helper.make_tensor_value_info(n, FLOAT, s) for n, s in sizes.items()}
+    feature_maps.kinds()
+    register_schemas()
+    node = helper.make_node(
+        "FeatureMap", ["x"], ["y"], "map", domain="linexport", kind="taylor2", num_heads=2
+    )
+    graph = helper.make_graph([node], "one", [infos["x"]], [infos["y"]])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("linexport", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
 def cumsum_model(heads: int = 8, width: int = 64) -> onnx.ModelProto:
     """The same layer as most code spells it: a cumulative sum of outer products."""
     nodes: list[onnx.NodeProto] = []
@@ -167,10 +194,24 @@ def engines(rtx: Any) -> SimpleNamespace:
     return SimpleNamespace(engine=engine, lowered=lowered)
 
 
+@pytest.fixture
+def made(rtx: Any, converted: Callable[..., Path], tmp_path: Path) -> Path:
+    """A copy of an artifact with one engine."""
+    options = {"target": "tensorrt-rtx", "sms": (89,), "dims": ("seq=1:16:200",)}
+    place = tmp_path / "made"
+    shutil.copytree(converted("small", **options), place)
+    return place
+
+
 @pytest.fixture(scope="session")
 def models() -> SimpleNamespace:
-    """``node(...)`` and ``cumsum(...)``."""
-    return SimpleNamespace(node=node_model, cumsum=cumsum_model)
+    """``node(...)``, ``cumsum(...)``, ``convolution()`` and ``feature_map()``."""
+    return SimpleNamespace(
+        node=node_model,
+        cumsum=cumsum_model,
+        convolution=convolution_model,
+        feature_map=feature_map_model,
+    )
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +16,6 @@ from linexport import targets
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.results import time_engines
 from linexport.targets.base import OrtSession
-
-
-@pytest.fixture
-def made(rtx: Any, converted: Callable[..., Path], tmp_path: Path) -> Path:
-    """A copy of an artifact with one engine."""
-    options = {"target": "tensorrt-rtx", "sms": (89,), "dims": ("seq=1:16:200",)}
-    place = tmp_path / "made"
-    shutil.copytree(converted("small", **options), place)
-    return place
 
 
 def test_what_was_not_run_is_said_to_be_not_checked(
@@ -109,14 +99,16 @@ def test_an_engine_that_runs_is_timed_by_length_one_token_first(
     assert [row["length"] for row in manifest["engines"][0]["latency"]] == [1, 64]
 
 
+@pytest.mark.parametrize("more", ["--no-plugins", "--quick"])
 def test_tensorrt_ends_with_the_command_for_another_machine(
-    cli: Callable[..., Any], factories: Any, tmp_path: Path
+    more: str, cli: Callable[..., Any], factories: Any, tmp_path: Path
 ) -> None:
     from linexport.plugins.tensorrt.flavour import TENSORRT
 
     if TENSORRT.installed:
         pytest.skip("TensorRT is installed here")
-    options = ("--precision", "bf16", "--dim", "seq=1:8:64", "--no-plugins")
+    options = ("--precision", "bf16", "--dim", "seq=1:8:64", "--timing-cache", "times")
+    options += (more,)
     place = tmp_path / "out"
     source = factories.source("small")
     done = cli("convert", source, "-o", place, "--target", "tensorrt", *options, "--json")
@@ -128,10 +120,12 @@ def test_tensorrt_ends_with_the_command_for_another_machine(
         source,
         "--target tensorrt",
         "--precision bf16",
+        "--timing-cache times",
+        more,
         "seq=1:8:64",
     ):
         assert word in message
-    assert "--no-plugins" in message and not place.exists()
+    assert not place.exists()
 
 
 @pytest.mark.parametrize(
@@ -142,6 +136,9 @@ def test_tensorrt_ends_with_the_command_for_another_machine(
         (("--target", "tensorrt-rtx", "--sm", "75"), "no kernels for compute capability 7.5"),
         (("--target", "tensorrt-rtx", "--sm", "x"), "expected positive integers"),
         (("--target", "tensorrt-rtx", "--precision", "int8"), "expected one of fp32, fp16, bf16"),
+        (("--target", "tensorrt-rtx", "--timing-cache", "x"), "times nothing while it builds"),
+        (("--target", "tensorrt-rtx", "--quick"), "no quickly deployable plugins"),
+        (("--target", "tensorrt", "--quick", "--no-plugins"), "contradict each other"),
     ],
 )
 def test_options_that_make_no_sense_are_usage_errors(

@@ -66,13 +66,16 @@ print(made.plugins, made.scratch, made.activations, sorted(made.layer_scratch.it
 
 
 @pytest.mark.skipif(HEADERS not in os.environ, reason=f"{HEADERS} names no headers of TensorRT")
-@pytest.mark.parametrize("rule", ["linear", "gated_delta"])
+@pytest.mark.parametrize("case", ["linear", "gated_delta", "convolution", "feature_map"])
 def test_the_library_builds_the_engines_that_python_builds(
-    rule: str, rtx: Any, engines: SimpleNamespace, models: SimpleNamespace, tmp_path: Path
+    case: str, rtx: Any, engines: SimpleNamespace, models: SimpleNamespace, tmp_path: Path
 ) -> None:
     """Plugin layers and scratch memory, which the plugin computes, are the same."""
     made = library.build(tmp_path / "lib" / library.NAME, Path(os.environ[HEADERS]))
-    low, _ = engines.lowered(models.node(rule=rule, normalize=rule == "linear"))
+    model = {"convolution": models.convolution, "feature_map": models.feature_map}.get(
+        case, lambda: models.node(rule=case, normalize=case == "linear")
+    )()
+    low, _ = engines.lowered(model)
     path = tmp_path / "model.onnx"
     onnx.save_model(low, str(path))
     said = []
@@ -83,4 +86,5 @@ def test_the_library_builds_the_engines_that_python_builds(
         assert done.returncode == 0, done.stderr
         said.append(done.stdout)
     assert said[0] == said[1]
-    assert said[0].startswith("('attention',)")
+    names = {"convolution": "conv", "feature_map": "map"}
+    assert said[0].startswith(f"('{names.get(case, 'attention')}',)")

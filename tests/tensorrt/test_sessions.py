@@ -92,6 +92,16 @@ def test_one_token_falls_into_the_decode_profile_and_too_many_into_none() -> Non
         session.profile_for(known, {"batch": 5, "seq": 1})
 
 
+def test_a_cache_grows_from_nothing_to_the_longest_sequence() -> None:
+    dims = {"batch": BATCH, "seq": DimRange(1, 64, 100)}
+    prefill, decode = profiles(dims, stateful=True, grown=["past"])
+    assert prefill.shapes(["past", "seq"]) == ([0, 1], [0, 64], [100, 100])
+    assert decode.shapes(["past", "seq"]) == ([0, 1], [64, 1], [100, 1])
+    assert session.profile_for([prefill, decode], {"batch": 1, "seq": 1, "past": 7}) == 1
+    with pytest.raises(UsageError, match=r"'past': 101.*past 0 to 100"):
+        session.profile_for([prefill, decode], {"batch": 1, "seq": 1, "past": 101})
+
+
 def test_profiles_survive_the_manifest_and_give_shapes() -> None:
     profile = profiles({"batch": BATCH, "seq": DimRange(3, 64, 100)}, stateful=True)
     assert [p.name for p in profile] == [PREFILL]  # no single token allowed

@@ -16,12 +16,14 @@ from linexport.loaders.onnx_file.draws import refuse_draws
 from linexport.loaders.onnx_file.external import data_files, digest
 
 
-def load_onnx_file(path: Path, *, seed: int) -> LoadedModel:
+def load_onnx_file(path: Path, *, seed: int, run: bool = True) -> LoadedModel:
     """Load an ONNX file of any exporter, its weights inside or beside it.
 
     Args:
         path: of the ``.onnx`` file.
         seed: of the example inputs.
+        run: the file is to be run; else operators of unknown domains may be in it, which ONNX
+            Runtime does not have.
 
     Returns:
         The graph, with a module that runs the file in ONNX Runtime.
@@ -38,12 +40,13 @@ def load_onnx_file(path: Path, *, seed: int) -> LoadedModel:
     except UnsupportedModelError as error:
         raise refuse(path, f"an ONNX model that is not converted: {error}", _FREEZE) from error
 
-    from linexport.loaders.onnx_file.module import OnnxModule
+    from linexport.loaders.onnx_file.module import OnnxModule, Unrunnable
     from linexport.loaders.onnx_file.sizes import examples, interface
 
+    unknown = custom_operators(model)
     try:
         shapes, dims = interface(model)
-        module = OnnxModule(path)
+        module = Unrunnable() if unknown and not run else OnnxModule(path)
         found = examples(model, module, shapes, dims, seed)
     except UnsupportedModelError as error:
         raise refuse(path, f"an ONNX model that is not converted: {error}", _ADVICE) from error
@@ -61,7 +64,7 @@ def load_onnx_file(path: Path, *, seed: int) -> LoadedModel:
         ),
         graph=OnnxGraph(path, nodes, shapes, dims, found.sizes, found.draw),
         integer_ranges=found.integer_ranges,
-        warnings=custom_operators(model),
+        warnings=unknown,
     )
 
 

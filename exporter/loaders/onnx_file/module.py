@@ -72,3 +72,11 @@ class OnnxModule(torch.nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnnxModule:
         return self
+
+
+class Unrunnable(torch.nn.Module):
+    """In the place of a graph that is only looked at: gives nothing."""
+
+    def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """No outputs."""
+        return ()

@@ -177,8 +177,18 @@ def reciprocal(a: Form) -> Form | None:
 
 
 def exp(a: Form) -> Form | None:
-    """exp of sums as products of exps."""
-    return None if _single(a) else algebra.exponential(a)
+    """exp of sums as products of exps, where they may be a decay, a mask or scores.
+
+    Other sums are those of a feature map, such as w . x - |x|^2 / 2: one opaque factor.
+    """
+    mixing = any(_mixes(term) for term in a.terms)
+    return algebra.exponential(a) if mixing or a.scalar is not None else None
+
+
+def _mixes(term: Term) -> bool:
+    """A term with positions, a mask, or a product of several tensors."""
+    leaves = term.of(Leaf)
+    return math.isinf(term.coefficient) or len(leaves) > 1 or len(leaves) < len(term.factors)
 
 
 def power(a: Form, b: Form) -> Form | None:

@@ -14,11 +14,13 @@ import onnx
 
 from linexport.errors import BuildError
 from linexport.plugins.ops.registry import dim
+from linexport.plugins.tensorrt import quick, quick_plugin
 from linexport.plugins.tensorrt.flavour import Flavour
 from linexport.plugins.tensorrt.plugin import register
-from linexport.targets.trt.graph import by_plugin
+from linexport.targets.trt.graph import by_plugin, namespaces
 from linexport.targets.trt.log import Log
 from linexport.targets.trt.profiles import Profile
+from linexport.targets.trt.timing_cache import timing_cache
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ def build(
     place: Path,
     profiles: Sequence[Profile],
     sm: int,
+    cache: Path | None = None,
 ) -> Engine:
     """Parse and build.
 
@@ -57,6 +60,7 @@ def build(
         place: file the model's external data lies beside.
         profiles: at least one.
         sm: compute capability to build for.
+        cache: file of kernels' times; see ``timing_cache`` for its errors.
 
     Raises:
         EnvironmentProblemError: the library is missing.
@@ -65,6 +69,8 @@ def build(
     module = flavour.load()
     expected = sorted(node.name for node in model.graph.node if by_plugin(node))
     creators = register(flavour) if expected else ()
+    if quick.NAMESPACE in namespaces(model):
+        quick_plugin.register(flavour)
     log = Log()
     sink = log.sink(module)
     try:
@@ -84,7 +90,7 @@ def build(
         )
     config = _config(flavour, builder, sm)
     _add_profiles(builder, config, network, model, profiles)
-    with _silent():
+    with timing_cache(config, cache), _silent():
         plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise BuildError(_problem(flavour, "cannot build the engine", log))

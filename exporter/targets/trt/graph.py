@@ -4,7 +4,8 @@
 - A node that a plugin runs says so by the attributes ``plugin_namespace`` and ``plugin_version``;
   other runtimes do not read them, and run the node's body.
 - TensorRT takes no empty input before one that is given: the place is filled with the node's first
-  input, and the attribute ``absent_inputs`` says that it means nothing.
+  input, and the attribute ``absent_inputs`` says that it means nothing. A quickly deployable plugin
+  has every input of its op.
 - A plugin has all its outputs: those nobody reads get names.
 - The parser has importers of its own for LinearAttention and CausalConvWithState, and does not ask
   for the domain: what no plugin runs is written out before it parses (``parsable``).
@@ -18,9 +19,9 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper, inliner
 
-from linexport.plugins.ops.op import ABSENT, DOMAIN, Node, Op
+from linexport.plugins.ops.op import ABSENT, AHEAD_OF_TIME, DOMAIN, Node, Op
 from linexport.plugins.ops.registry import linexport_nodes
-from linexport.plugins.tensorrt.contract import NAMESPACE, VERSION
+from linexport.plugins.tensorrt import contract, quick
 from linexport.plugins.tensorrt.description import Description
 from linexport.plugins.tensorrt.fields import NAMES
 
@@ -48,6 +49,7 @@ def mark_plugins(
             continue
         while not node.input[-1]:
             node.input.pop()
+        node.input.extend([""] * (len(description.inputs) - len(node.input)))
         node.output.extend([""] * (len(op.schema.outputs) - len(node.output)))
         for position, output in enumerate(node.output):
             node.output[position] = output or f"{node.name}/unused_{position}"
@@ -56,8 +58,10 @@ def mark_plugins(
             node.input[position] = node.input[0]
         if absent:
             node.attribute.append(helper.make_attribute(ABSENT, absent))
-        identity = {"plugin_namespace": NAMESPACE, "plugin_version": VERSION}
-        for name, value in {**identity, **description.attributes()}.items():
+        namespace = quick.NAMESPACE if description.quick else contract.NAMESPACE
+        identity = {"plugin_namespace": namespace, "plugin_version": contract.VERSION}
+        ahead = {AHEAD_OF_TIME: 1} if description.quick else {}
+        for name, value in {**identity, **ahead, **description.attributes()}.items():
             node.attribute.append(helper.make_attribute(name, value))
     return marked
 
@@ -92,6 +96,18 @@ def in_place(model: onnx.ModelProto) -> list[str]:
             if all(tensor.name in names for names in able):
                 found.append(name)
     return found
+
+
+def namespaces(model: onnx.ModelProto) -> set[str]:
+    """Of the plugins that nodes are run by."""
+    found = (a for n in filter(by_plugin, model.graph.node) for a in n.attribute)
+    return {a.s.decode() for a in found if a.name == "plugin_namespace"}
+
+
+def symbols(model: onnx.ModelProto) -> set[str]:
+    """Names of the dynamic dimensions of the inputs."""
+    sizes = (d for i in model.graph.input for d in i.type.tensor_type.shape.dim)
+    return {d.dim_param for d in sizes if d.dim_param}
 
 
 def by_plugin(node: onnx.NodeProto) -> bool:

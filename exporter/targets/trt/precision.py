@@ -107,8 +107,7 @@ class _Rewrite:
     def _types(self, node: onnx.NodeProto) -> tuple[list[int], list[int]]:
         """The floating type wanted of each input and given to each output; 0: as it is."""
         if node.domain == DOMAIN:
-            schema = all_ops()[node.op_type].schema
-            by_kind = {"T": self.lower, "S": TensorProto.FLOAT}
+            schema, by_kind = all_ops()[node.op_type].schema, self._allowed(node)
             inputs, outputs = schema.inputs, schema.outputs
             return (
                 [by_kind.get(inputs[i].type_str, 0) for i in range(len(node.input))],
@@ -118,6 +117,17 @@ class _Rewrite:
             return [0] * len(node.input), [0] * len(node.output)
         kind = self._kind(node)
         return [kind] * len(node.input), [kind] * len(node.output)
+
+    def _allowed(self, node: onnx.NodeProto) -> dict[str, int]:
+        """Half precision where the op takes it, by type parameter; float32 where it does not."""
+        name = f"tensor({TensorProto.DataType.Name(self.lower).lower()})"
+        found = {
+            c.type_param_str: self.lower if name in c.allowed_type_strs else TensorProto.FLOAT
+            for c in all_ops()[node.op_type].schema.type_constraints
+        }
+        if any(a.name == "log" and a.i for a in node.attribute):
+            found["Y"] = TensorProto.FLOAT  # logarithms of features have their range
+        return found
 
     def _kind(self, node: onnx.NodeProto) -> int:
         floating = [name for name in node.input if name and self._floating(name)]

@@ -3,12 +3,13 @@
     prefill   every dimension over its range
     decode    the same, with the sequence fixed to one token: where the model holds its state
 
-An engine has kernels planned for each profile; the one a call falls into is chosen by its shapes.
+Caches of softmax layers grow by what was fed, from nothing to the largest sequence. An engine has
+kernels planned for each profile; the one a call falls into is chosen by its shapes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -60,13 +61,18 @@ def bound(dims: Mapping[str, DimRange]) -> dict[str, DimRange]:
     return found
 
 
-def profiles(dims: Mapping[str, DimRange], stateful: bool) -> list[Profile]:
-    """The profiles of an engine; ``dims`` are bounded."""
+def profiles(
+    dims: Mapping[str, DimRange], stateful: bool, grown: Iterable[str] = ()
+) -> list[Profile]:
+    """The profiles of an engine; ``dims`` are bounded, and ``grown`` counts tokens of a past."""
     whole = {n: (d.min, d.opt or d.min, d.max or d.min) for n, d in dims.items()}
     length = sequence(dims)
+    _, usual, longest = whole[length] if length else (1, 1, 1)
+    prefill = Profile(PREFILL, {**whole, **dict.fromkeys(grown, (0, 0, longest))})
     if not stateful or length is None or not dims[length].allows(1):
-        return [Profile(PREFILL, whole)]
-    return [Profile(PREFILL, whole), Profile(DECODE, {**whole, length: (1, 1, 1)})]
+        return [prefill]
+    past = dict.fromkeys(grown, (0, usual, longest))
+    return [prefill, Profile(DECODE, {**whole, length: (1, 1, 1), **past})]
 
 
 def described(limits: DimRange) -> str:

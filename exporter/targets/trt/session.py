@@ -140,13 +140,13 @@ class EngineSession:
 
     def _open(self, flavour: Flavour, content: bytes) -> None:
         module = flavour.load()
-        if self.record["plugins"]:
-            register(flavour)
+        creators = register(flavour) if self.record["plugin_library"] else ()
         self.log = Log()
         self.runtime = module.Runtime(self.log.sink(module))
         self.engine = self.runtime.deserialize_cuda_engine(content)
         if self.engine is None:
-            reason = "; ".join(self.log.errors()[:2]) or "it gives no reason"
+            failures = [str(c.failure) for c in creators if c.failure]
+            reason = "; ".join([*failures, *self.log.errors()][:2]) or "it gives no reason"
             raise EnvironmentProblemError(
                 f"{flavour.title} cannot open {self.record['file']}: {reason}"
             )

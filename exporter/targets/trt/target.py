@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,12 +12,12 @@ from typing import Any
 
 import onnx
 
-from linexport.errors import BuildError, UsageError
+from linexport.errors import BuildError, UnsupportedModelError, UsageError
 from linexport.plugins.ops import linear_attention
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention import chunk
-from linexport.plugins.ops.op import Node, Op
-from linexport.plugins.tensorrt import contract
+from linexport.plugins.ops.op import AHEAD_OF_TIME, Node, Op
+from linexport.plugins.tensorrt import contract, quick
 from linexport.plugins.tensorrt.description import LAUNCH, Description
 from linexport.plugins.tensorrt.flavour import Flavour
 from linexport.targets.base import DTYPES, Converted, Options, Target
@@ -47,14 +48,12 @@ def configure(
     """The target for these options.
 
     Raises:
-        UsageError: a precision or compute capability there is nothing for.
+        UsageError: a precision or compute capability there is nothing for, or an option the
+            library has no use for.
         EnvironmentProblemError: the library is missing, or it builds for the GPU of its machine and
             there is none.
     """
-    if options.precision not in DTYPES:
-        raise UsageError(
-            f"--precision is {options.precision!r}; expected one of {', '.join(DTYPES)}."
-        )
+    _check(flavour, options)
     flavour.load()
     sms = options.sms or default_sms or (Device().sm,)
     chosen = replace(options, sms=tuple(dict.fromkeys(sms)))
@@ -74,6 +73,22 @@ def configure(
     )
 
 
+def _check(flavour: Flavour, options: Options) -> None:
+    if options.precision not in DTYPES:
+        raise UsageError(
+            f"--precision is {options.precision!r}; expected one of {', '.join(DTYPES)}."
+        )
+    if options.timing_cache and not flavour.on_gpu:
+        raise UsageError(
+            f"{flavour.title} takes no --timing-cache: it times nothing while it builds, and "
+            "compiles for the GPU where the engine is opened."
+        )
+    if options.quick and not flavour.on_gpu:
+        raise UsageError(f"{flavour.title} takes no quickly deployable plugins: leave out --quick.")
+    if options.quick and not options.plugins:
+        raise UsageError("--quick and --no-plugins contradict each other.")
+
+
 def prepare(options: Options, model: onnx.ModelProto) -> onnx.ModelProto:
     """Constants folded, precision applied, plugins' nodes marked."""
     model = half(graph.fold_constants(model), options.precision)
@@ -84,13 +99,18 @@ def _describe(options: Options, op: Op, node: Node) -> Description | None:
     dtype = DTYPES[options.precision]
     if contract.unsupported(node, dtype, options.sms):
         return None
+    if options.quick:
+        with suppress(UnsupportedModelError):
+            return quick.describe(op, node, dtype, options.sms)
     return contract.describe(op, node, dtype, options.sms)
 
 
 def candidates(options: Options, op: Op, node: Node) -> Sequence[Candidate]:
     """The plugin where the node is marked as its own; the body is for other runtimes."""
     if LAUNCH in node.attributes:
-        return [Candidate("plugin", "linexport's kernels", op.portable)]
+        inside = AHEAD_OF_TIME in node.attributes
+        reason = "linexport's kernel, launched by TensorRT" if inside else "linexport's kernels"
+        return [Candidate("plugin", reason, op.portable)]
     reason = "standard operators, as --no-plugins asks"
     if options.plugins:
         reason = contract.unsupported(node, DTYPES[options.precision], options.sms) or reason
@@ -115,32 +135,38 @@ def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[
         BuildError: see ``build``.
     """
     model = graph.parsable(onnx.load_model(str(converted.model), load_external_data=False))
-    chosen = profiles.profiles(converted.dims, bool(converted.states))
+    grown = sorted(graph.symbols(model) - set(converted.dims))
+    chosen = profiles.profiles(converted.dims, bool(converted.states), grown)
     records = []
     for sm in options.sms:
-        engine, used, note = _build(flavour, graph.only(model, sm), converted.model, chosen, sm)
+        built = partial(
+            build,
+            flavour,
+            graph.only(model, sm),
+            converted.model,
+            sm=sm,
+            cache=options.timing_cache,
+        )
+        engine, used, note = _build(built, chosen)
         file = converted.model.with_name(f"model.sm{sm}.engine")
         file.write_bytes(engine.plan)
         made = record(flavour, options, engine, file, sm, used)
-        records.append({**made, "in_place": graph.in_place(model), "note": note})
+        needs = contract.NAMESPACE in graph.namespaces(model)
+        states = graph.in_place(model)
+        records.append({**made, "plugin_library": needs, "in_place": states, "note": note})
     return records
 
 
 def _build(
-    flavour: Flavour,
-    model: onnx.ModelProto,
-    place: Path,
-    chosen: Sequence[profiles.Profile],
-    sm: int,
+    built: Callable[[Sequence[profiles.Profile]], Engine], chosen: Sequence[profiles.Profile]
 ) -> tuple[Engine, Sequence[profiles.Profile], str | None]:
     """With all profiles, or where TensorRT refuses several in one engine, with the widest."""
     try:
-        return build(flavour, model, place, chosen, sm), chosen, None
+        return built(chosen), chosen, None
     except BuildError as error:
         if len(chosen) == 1:
             raise
-        engine = build(flavour, model, place, chosen[:1], sm)
-        return engine, chosen[:1], f"one profile, since with {len(chosen)}: {error}"
+        return built(chosen[:1]), chosen[:1], f"one profile, since with {len(chosen)}: {error}"
 
 
 def record(

@@ -85,6 +85,7 @@ class _Planner:
     """The plan of one node."""
 
     def __init__(self, node: Node, dtype: str, sm: int, precision: str) -> None:
+        self.node = node
         self.spec, self.sizes = view(node)
         self.map = str(node.attributes.get("feature_map") or "identity")
         self.width = width_per_head("query", node.shapes["query"], self.spec.q_num_heads)
@@ -107,6 +108,12 @@ class _Planner:
                     f"LinearAttention has {name} = {width}; the kernels take at most {WIDEST}."
                 )
         maps.known(self.map)
+        queries, keys = (self.node.shapes[name][1] for name in ("query", "key"))
+        if queries != keys:
+            raise UnsupportedModelError(
+                f"LinearAttention has {queries} queries and {keys} keys; the kernels take as many "
+                "of both."
+            )
 
     def plan(self) -> Plan:
         """All routes."""

@@ -2,7 +2,8 @@
 
     S = K^T V      z = K^T 1      O = s Q S / (s Q z + eps)
 
-In memory and time linear in T. The scale is put on S and z, which are small.
+In memory and time linear in the number of queries and of keys. The scale is put on S and z, which
+are small.
 """
 
 from __future__ import annotations

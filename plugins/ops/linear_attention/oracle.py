@@ -11,8 +11,9 @@ For each token, with alpha_t = exp(decay_t), scale s and the key of a masked tok
     output       o_t = s q_t^T S_t                            normalize = 0
                  o_t = s q_t^T S_t / (s q_t^T z_t + eps)      normalize = 1
 
-``causal = 0`` uses S_T and z_T for every t. Source: the reference recurrence of ONNX's
-LinearAttention (opset 27), with a normaliser, a mask and a bidirectional form added.
+``causal = 0`` uses the last S and z for every t; there may be more or fewer keys than queries.
+Source: the reference recurrence of ONNX's LinearAttention (opset 27), with a normaliser, a mask and
+a bidirectional form added.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def linear_attention(
     """
     inputs = (query, key, value, past_state, past_normalizer, decay, beta, key_mask)
     sizes = spec.check(*(None if x is None else x.shape for x in inputs))  # type: ignore[arg-type]
-    batch, length = query.shape[:2]
+    batch, length = key.shape[:2]
+    queries = query.shape[1]
     heads, d_k, d_v = spec.kv_num_heads, sizes.d_k, sizes.d_v
 
     q = _heads(query, spec.q_num_heads, spec.output_heads)
@@ -79,11 +81,11 @@ def linear_attention(
         states.append(S)
         normalizers.append(z)
     if not spec.causal:
-        states, normalizers = [S] * length, [z] * length
+        states, normalizers = [S] * queries, [z] * queries
 
     group = spec.output_heads // heads
-    output = np.zeros((batch, length, spec.output_heads, d_v))
-    for t in range(length):
+    output = np.zeros((batch, queries, spec.output_heads, d_v))
+    for t in range(queries):
         S_t = np.repeat(states[t], group, axis=1)
         z_t = np.repeat(normalizers[t], group, axis=1)
         o = spec.scale * np.einsum("bhk,bhkv->bhv", q[:, t], S_t)
@@ -92,7 +94,7 @@ def linear_attention(
             with np.errstate(divide="ignore", invalid="ignore"):
                 o = o / denominator[:, :, None]
         output[:, t] = o
-    return output.reshape(batch, length, spec.output_heads * d_v), S, z
+    return output.reshape(batch, queries, spec.output_heads * d_v), S, z
 
 
 def _heads(packed: Array, heads: int, served: int) -> Array:

@@ -10,6 +10,8 @@
     key_mask        (B, T)                 bool, False for a padded token
     output          (B, T, max(H_q, H_kv) * d_v)
 
+With causal = 0, key, value and key_mask may have another length than query: cross attention.
+
 Heads are shared in consecutive groups: of ``n`` heads serving ``m >= n``, head ``i`` serves
 ``i * m/n ... (i + 1) * m/n - 1``. The widths of query,
 key, value, decay and beta must be known; batch and length need not be.
@@ -142,7 +144,7 @@ class LinearAttentionSpec:
                 f"{self.kv_num_heads} or a divisor of it."
             )
         d_v = width_per_head("value", value, self.kv_num_heads)
-        batch, length = query[0], query[1]
+        batch, length = query[0], query[1] if self.causal else key[1]
         for name, shape in (("key", key), ("value", value)):
             same(name, "batch", shape[0], batch)
             same(name, "length", shape[1], length)

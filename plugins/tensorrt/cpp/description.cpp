@@ -300,7 +300,7 @@ Description parse(std::string const& launch, std::string const& binaries) {
     for (auto const& [sm, kernels] : Reader(binaries).read().members)
         for (auto const& [name, item] : kernels.members)
             found.binaries[std::stoi(sm)].emplace(name,
-                Binary{decoded(item.at("cubin").string), item.at("entry").string,
+                Binary{decoded(item.at("code").string), item.at("entry").string,
                     static_cast<unsigned>(item.at("shared").integer())});
     return found;
 }

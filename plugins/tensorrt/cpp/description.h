@@ -69,7 +69,7 @@ struct Plan {
 };
 
 struct Binary {
-    std::string cubin, entry;
+    std::string code, entry;
     unsigned shared;
 };
 

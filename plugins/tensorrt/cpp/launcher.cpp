@@ -66,7 +66,7 @@ Launcher::Launcher(Description const& description) : mDescription(description) {
     mPlan = &description.plans.at(sm);
     for (auto const& [name, binary] : description.binaries.at(sm)) {
         Loaded loaded{nullptr, nullptr, binary.shared};
-        check(driver.moduleLoadData(&loaded.module, binary.cubin.data()));
+        check(driver.moduleLoadData(&loaded.module, binary.code.data()));
         mKernels.emplace(name, loaded);
         check(driver.moduleGetFunction(&loaded.function, loaded.module, binary.entry.c_str()));
         if (loaded.shared > sharedWithoutAsking)

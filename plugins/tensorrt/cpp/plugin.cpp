@@ -223,8 +223,8 @@ LINEXPORT_EXPORTED void setLoggerFinder(nvinfer1::ILoggerFinder* finder) {
 }
 
 LINEXPORT_EXPORTED nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count) {
-    static linexport::Creator attention{"LinearAttention"}, conv{"CausalConvWithState"};
-    static std::array<nvinfer1::IPluginCreatorInterface*, 2> creators{&attention, &conv};
+    static linexport::Creator attention{"LinearAttention"}, conv{"CausalConvWithState"}, map{"FeatureMap"};
+    static std::array<nvinfer1::IPluginCreatorInterface*, 3> creators{&attention, &conv, &map};
     count = static_cast<int32_t>(creators.size());
     return creators.data();
 }

@@ -10,7 +10,7 @@ patch is of the installed version, and ``test_interpreter`` shows that it is nee
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,25 +24,11 @@ pytest.importorskip("triton", reason="kernels are written in Triton: pip install
 import triton.language as tl
 from triton.runtime import interpreter
 
-from linexport.models.feature_maps import kinds
+from linexport.models.feature_maps import find
 from linexport.plugins.kernels.plan import plan
 from linexport.plugins.kernels.run import run
-from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec
 from linexport.plugins.ops.op import Node
-
-FEATURES: dict[str, Callable[..., int]] = {
-    "exp": lambda width: width,
-    "taylor2": lambda width: 1 + width + width * (width + 1) // 2,
-    "quadratic": lambda width, *c: width * (width + 1) // 2 + (1 + width if c else 0),
-    "favor+": lambda width, w: w[1],
-}
-"""Numbers of features, for maps that only kernels know: a node needs no more than these."""
-
-for kind, count in FEATURES.items():
-    if kind not in kinds():
-        formulas = replace(feature_map.formulas("elu1"), features=count, elementwise=False)
-        feature_map.register(kind, formulas)
 
 TOLERANCE = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 5e-3}
 
@@ -240,47 +226,22 @@ def assert_close(
         assert error <= tolerance * size, f"result {position}: {error / size:.2e}"
 
 
-def elu1(x: np.ndarray) -> np.ndarray:
-    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
-
-
-def pairs(x: np.ndarray) -> np.ndarray:
-    i, j = np.triu_indices(x.shape[-1])
-    return x[..., i] * x[..., j] * np.where(i == j, 1, np.sqrt(2))
-
-
-def taylor2(x: np.ndarray) -> np.ndarray:
-    x = x / x.shape[-1] ** 0.25
-    return np.concatenate([np.ones_like(x[..., :1]), x, pairs(x) * np.sqrt(0.5)], -1)
-
-
-def quadratic(c: float) -> Any:
-    def phi(x: np.ndarray) -> np.ndarray:
-        return np.concatenate([np.full_like(x[..., :1], c), x * np.sqrt(2 * c), pairs(x)], -1)
-
-    return phi
-
-
-def favor(w: np.ndarray) -> Any:
-    def phi(x: np.ndarray) -> np.ndarray:
-        x = x / x.shape[-1] ** 0.25
-        return np.exp(x @ w - (x**2).sum(-1, keepdims=True) / 2) / np.sqrt(w.shape[1])
-
-    return phi
-
-
 def maps() -> dict[str, Any]:
-    """By kind: width of a head, features, the function in float64, its parameter."""
+    """By kind: width of a head, features, the map's own function in float64, its parameter."""
     w = np.random.default_rng(5).normal(size=(10, 30)).astype(np.float32)
+    c = np.array([0.5], np.float32)
+    widths: dict[str, Any] = dict.fromkeys(("identity", "relu", "elu1", "exp"), (20, 20, None))
+    widths |= {"taylor2": (7, 36, None), "quadratic": (7, 28, None)}
+    widths |= {"quadratic+c": (5, 21, c), "favor+": (10, 30, w)}
+
+    def phi(kind: str, parameter: np.ndarray | None) -> Callable[[np.ndarray], np.ndarray]:
+        frozen = () if parameter is None else (torch.from_numpy(parameter),)
+        made = find(kind.removesuffix("+c"))
+        return lambda x: np.asarray(made.phi(torch.from_numpy(x), *frozen))
+
     return {
-        "identity": (20, 20, lambda x: x, None),
-        "relu": (20, 20, lambda x: np.maximum(x, 0), None),
-        "elu1": (20, 20, elu1, None),
-        "exp": (20, 20, np.exp, None),
-        "taylor2": (7, 36, taylor2, None),
-        "quadratic": (7, 28, pairs, None),
-        "quadratic+c": (5, 21, quadratic(0.5), np.array([0.5])),
-        "favor+": (10, 30, favor(w), w),
+        kind: (width, features, phi(kind, parameter), parameter)
+        for kind, (width, features, parameter) in widths.items()
     }
 
 

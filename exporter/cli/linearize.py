@@ -1,0 +1,192 @@
+"""``linexport linearize``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from linexport.cli.guard import guarded, print_json
+from linexport.cli.options import Json, Lengths, Seed, Threads, parse_lengths
+from linexport.cli.progress import Spinner
+from linexport.errors import ParityError, UsageError
+
+PerLayer = (
+    "NAME for every layer, or LAYER=NAME for those a pattern fits, such as blocks.0.*=taylor2"
+)
+
+
+def linearize(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A trained model with softmax attention: a linexport checkpoint (.pt), an "
+            "exported program (.pt2) or package.module:callable."
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            help="File to write: .pt for models of linexport, .pt2, an exported program, for "
+            "others.",
+        ),
+    ],
+    data: Annotated[
+        str,
+        typer.Option(
+            help="Calibration data, one row a sample: .npz with the model's arguments in order, or "
+            "package.module:callable returning them."
+        ),
+    ],
+    map: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Feature map: {PerLayer}. auto chooses by --budget, keep leaves softmax. "
+            "favor+ unless given; may be repeated.",
+        ),
+    ] = None,
+    features: Annotated[
+        list[str] | None,
+        typer.Option(help="Number of features M: M for every layer, or LAYER=M; may be repeated."),
+    ] = None,
+    map_option: Annotated[
+        list[str] | None,
+        typer.Option(help="Another option of the maps, NAME=VALUE; may be repeated."),
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="For --map auto: largest relative error of the attention in a layer."),
+    ] = None,
+    locality: Annotated[
+        float | None,
+        typer.Option(help="Attend only to keys within this L1 distance; for heads of width <= 4."),
+    ] = None,
+    memory_keys: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Pseudo-keys in place of keys that never change; one for each 16 if not."
+        ),
+    ] = None,
+    heal: Annotated[
+        int, typer.Option(min=0, help="Steps of learning the original's layer outputs, at most.")
+    ] = 0,
+    evaluate: Annotated[
+        str | None,
+        typer.Option(help="package.module:evaluate, a score of a module, measured on both."),
+    ] = None,
+    lower_is_better: Annotated[
+        bool, typer.Option("--lower-is-better", help="That score is a loss.")
+    ] = False,
+    max_drop: Annotated[
+        float | None,
+        typer.Option(min=0, help="By how much the score may get worse; beyond, exit 3."),
+    ] = None,
+    bench: Annotated[bool, typer.Option(help="Measure latency and memory.")] = True,
+    lengths: Lengths = None,
+    threads: Threads = 0,
+    seed: Seed = 0,
+    html: Annotated[Path | None, typer.Option(help="Write the report with drawings.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a file that is there.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Replace trained softmax attention by linear forms; exit 3 where it is not worth it."""
+    with guarded(json):
+        from linexport.linearization import inputs
+        from linexport.linearization.linearize import linearize as run
+        from linexport.linearization.metric import find_metric
+        from linexport.linearization.save import check_output
+        from linexport.models.registry import ReferenceModel
+
+        if max_drop is not None and evaluate is None:
+            raise UsageError("--max-drop needs --evaluate, the score that may drop.")
+        metric = None if evaluate is None else find_metric(evaluate, lower_is_better)
+        spinner = Spinner(quiet=json)
+        with spinner.stage("load"):
+            loaded = inputs.source(source, seed)
+            check_output(output, isinstance(loaded.module, ReferenceModel), overwrite)
+            rows = inputs.rows(data)
+        result = run(
+            loaded,
+            rows,
+            map=_per_layer(map, str) or "favor+",
+            features=_per_layer(features, _count),
+            map_options=_options(map_option or []),
+            budget=budget,
+            locality=locality,
+            memory_keys=memory_keys,
+            heal=heal,
+            evaluate=metric,
+            max_drop=max_drop,
+            bench=bench,
+            lengths=parse_lengths(lengths),
+            threads=threads,
+            seed=seed,
+            progress=spinner,
+        )
+        with spinner.stage("save"):
+            result.save(output)
+        report = {**result.report, "output": str(output)}
+        _show(report, html, json)
+        if report["status"] != "ok":
+            raise typer.Exit(ParityError.exit_code)
+
+
+def _show(report: dict[str, Any], html: Path | None, json: bool) -> None:
+    if html is not None:
+        from linexport.artifact.write import replace_text
+        from linexport.report.linearization import page
+
+        try:
+            replace_text(html, page(report))
+        except OSError as error:
+            raise UsageError(f"Cannot write {html}: {error.strerror}.") from None
+    if json:
+        print_json(report)
+        return
+    from rich.console import Console
+
+    from linexport.report.linearization import print_linearization
+
+    print_linearization(report, Console(highlight=False))
+    if html is not None:
+        typer.echo(f"page    {html}")
+
+
+def _per_layer(given: list[str] | None, read: Any) -> Any:
+    """One value for all, or values by pattern."""
+    found: dict[str, Any] = {}
+    for one in given or ():
+        pattern, equals, value = one.rpartition("=")
+        found[pattern if equals else "*"] = read(value)
+    return found or None
+
+
+def _count(text: str) -> int:
+    if not (text.isdecimal() and int(text) > 0):
+        raise UsageError(f"--features {text!r}: expected a positive integer, or LAYER=M.")
+    return int(text)
+
+
+def _options(given: list[str]) -> dict[str, Any]:
+    from json import loads
+
+    options: dict[str, Any] = {}
+    for option in given:
+        name, equals, value = option.partition("=")
+        if not (name and equals):
+            raise UsageError(f"--map-option {option}: expected NAME=VALUE, such as tau=0.3.")
+        try:
+            options[name] = loads(value)
+        except ValueError:
+            options[name] = value
+    return options
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(linearize)

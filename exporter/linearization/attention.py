@@ -1,0 +1,125 @@
+"""Forms for every site of softmax attention that was asked for, and what was refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import nn
+
+from linexport.errors import UnsupportedModelError, UsageError
+from linexport.linearization.calibration import Calibration, batches
+from linexport.linearization.choose import AUTO, KEEP, Wishes, asked_for, chosen
+from linexport.linearization.find import Site
+from linexport.linearization.forms import KernelAttention
+from linexport.linearization.judge import judge, refuse_vanishing
+from linexport.linearization.memory import fit_memory
+from linexport.linearization.replace import rebuildable
+from linexport.linearization.sampling import sample
+
+FITTED = 4
+"""Batches that maps and memories are fitted to, and errors measured on."""
+
+
+@dataclass
+class Attention:
+    """Attributes:
+    forms: by the index of their sites.
+    records: one for every site, as in the report.
+    """
+
+    forms: dict[int, nn.Module] = field(default_factory=dict)
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+
+def replace_attention(
+    module: nn.Module,
+    sites: Sequence[Site],
+    data: Calibration,
+    wishes: Wishes,
+    memory_keys: int | None,
+) -> Attention:
+    """Make and judge forms of all sites that can be replaced and are asked for.
+
+    Raises:
+        UsageError: wishes that do not fit.
+        ParityError: a denominator vanishes on the data, or no map is within the budget.
+        UnsupportedModelError: no site can be replaced.
+    """
+    wishes.check(sites)
+    wanted = [s for s in sites if s.replaceable and wishes.map_of(s.name) != KEEP]
+    fit = list(batches(data.fit))[:FITTED]
+    samples = sample(module, fit, wanted, wishes.seed)
+    made = Attention()
+    reasons = {s.index: s.reason for s in sites if s.reason}
+    details: dict[int, dict[str, Any]] = {}
+    kernel = []
+    for site in wanted:
+        if not site.memory or rebuildable(module):
+            kernel.append(site)
+            continue
+        try:
+            form, details[site.index] = fit_memory(
+                site, samples[site.index], memory_keys, wishes.seed
+            )
+            made.forms[site.index] = form
+        except UsageError as error:
+            reasons[site.index] = str(error)
+    automatic = [s for s in kernel if wishes.map_of(s.name) == AUTO]
+    for site in kernel:
+        if site not in automatic:
+            made.forms[site.index] = asked_for(site, wishes, samples[site.index])
+    if automatic:
+        found = chosen(module, fit[:1], automatic, wishes, samples)
+        made.forms |= found
+        reasons |= {
+            s.index: f"no map has an error within {wishes.budget:g}"
+            for s in automatic
+            if s.index not in found
+        }
+    if not made.forms:
+        why = "; ".join(f"{s.name}: {reasons.get(s.index, 'left as it is')}" for s in sites)
+        raise UnsupportedModelError(f"No softmax attention was replaced. {why}")
+    _record(made, module, sites, data, wishes.options.get("delta"), reasons, details)
+    return made
+
+
+def _record(
+    made: Attention,
+    module: nn.Module,
+    sites: Sequence[Site],
+    data: Calibration,
+    locality: float | None,
+    reasons: dict[int, Any],
+    details: dict[int, dict[str, Any]],
+) -> None:
+    held_out = list(batches(data.held_out))[:FITTED]
+    forms = {index: [form] for index, form in made.forms.items()}
+    judged = judge(module, held_out, forms)
+    local = {} if locality is None else judge(module, held_out, forms, locality)
+    for site in sites:
+        form = made.forms.get(site.index)
+        record = {
+            **{k: v for k, v in asdict(site).items() if k not in ("index", "reason")},
+            "map": None,
+            "options": {},
+            "features": None,
+            "attention_error": None,
+            "uniform_error": None,
+            "local_error": None,
+            "layer_error": None,
+            "reason": None if form else reasons.get(site.index, "left as it is, as asked for"),
+            **details.get(site.index, {}),
+        }
+        if form is not None:
+            record["attention_error"] = judged[site.index][0].error
+            record["uniform_error"] = judged[site.index][0].uniform_error
+            if local:
+                record["local_error"] = local[site.index][0].error
+        if isinstance(form, KernelAttention):
+            refuse_vanishing(site, form, judged[site.index][0])
+            record["map"] = form.feature_map.kind
+            record["options"] = asdict(form.feature_map.options)
+            record["features"] = form.feature_map.features
+        made.records.append(record)

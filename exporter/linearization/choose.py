@@ -1,0 +1,176 @@
+"""Which feature map each layer gets: as asked for, or the smallest within a budget of error."""
+
+from __future__ import annotations
+
+import fnmatch
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from torch import nn
+
+from linexport.errors import ParityError, UsageError
+from linexport.linearization.calibration import Rows
+from linexport.linearization.find import Site
+from linexport.linearization.forms import KernelAttention
+from linexport.linearization.judge import judge
+from linexport.linearization.locality import LOCAL
+from linexport.linearization.sampling import Samples
+from linexport.models import feature_maps
+
+AUTO, KEEP = "auto", "keep"
+"""In place of a map: choose one, or leave the layer as it is."""
+
+EVERY = "*"
+SIZES = (16, 32, 64, 128, 256, 512)
+"""Numbers of features that are tried where a map has the choice."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What was asked for, by patterns of layer names such as ``*`` or ``blocks.0.*``; later ones
+    overrule earlier ones.
+
+    Attributes:
+        maps: names of feature maps, ``auto`` or ``keep``.
+        features: numbers of features M.
+        options: of all maps that have them.
+        budget: largest error that ``auto`` may leave in a layer.
+        seed: of random maps.
+    """
+
+    maps: Mapping[str, str]
+    features: Mapping[str, int] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    budget: float | None = None
+    seed: int = 0
+
+    def map_of(self, name: str) -> str:
+        """The map of one layer, by its own name."""
+        kind = _last(self.maps, name) or KEEP
+        return kind if kind in (AUTO, KEEP) else feature_maps.find(kind.replace("-", "_")).kind
+
+    def features_of(self, name: str) -> int | None:
+        """M of one layer, where it was asked for."""
+        found: int | None = _last(self.features, name)
+        return found
+
+    def check(self, sites: Sequence[Site]) -> None:
+        """Before anything is computed.
+
+        Raises:
+            UsageError: a pattern that fits no layer, an unknown map, or a budget without ``auto``
+                or the other way round.
+        """
+        names = [site.name for site in sites]
+        for pattern in (*self.maps, *self.features):
+            if not fnmatch.filter(names, pattern):
+                raise UsageError(f"No layer is called {pattern!r}; found {', '.join(names)}.")
+        chosen = {self.map_of(name) for name in names}
+        if (AUTO in chosen) != (self.budget is not None):
+            raise UsageError(
+                "The map 'auto' needs a budget, the largest relative error that a layer may have, "
+                "such as 0.1; and a budget is of no use without it."
+            )
+        if self.budget is not None and not 0 < self.budget < 1:
+            raise UsageError(f"The budget is {self.budget:g}; expected between 0 and 1.")
+
+
+def local(wishes: Wishes, delta: float) -> Wishes:
+    """The wishes with every map that is not kept multiplied by a mask of nearness.
+
+    Raises:
+        UsageError: delta is not positive, or a map is asked for that is not favor+.
+    """
+    if not 0 < delta < float("inf"):
+        raise UsageError(f"The locality is {delta:g}; expected a distance above 0.")
+    others = sorted({kind for kind in wishes.maps.values() if kind not in ("favor+", LOCAL, KEEP)})
+    if others:
+        raise UsageError(
+            f"Locality is built on favor+, not on {', '.join(others)}: a product of maps needs "
+            "draws on both sides."
+        )
+    maps = {pattern: kind if kind == KEEP else LOCAL for pattern, kind in wishes.maps.items()}
+    return replace(wishes, maps=maps, options={**wishes.options, "delta": float(delta)})
+
+
+def _last(rules: Mapping[str, Any], name: str) -> Any:
+    found = [value for pattern, value in rules.items() if fnmatch.fnmatchcase(name, pattern)]
+    return found[-1] if found else None
+
+
+def asked_for(site: Site, wishes: Wishes, samples: Samples) -> KernelAttention:
+    """The form of a site whose map was named.
+
+    Raises:
+        UsageError: options that the map does not have, or that it does not fit the attention.
+    """
+    return _form(site, wishes.map_of(site.name), wishes.features_of(site.name), wishes, samples)
+
+
+def chosen(
+    module: nn.Module,
+    batches: Sequence[Rows],
+    sites: Sequence[Site],
+    wishes: Wishes,
+    samples: Mapping[int, Samples],
+) -> dict[int, KernelAttention]:
+    """For every site the form with the fewest features whose error is within the budget.
+
+    Layers for which there is none are left out.
+
+    Raises:
+        ParityError: there is none for any.
+    """
+    tried = {s.index: list(_candidates(s, wishes, samples[s.index])) for s in sites}
+    judged = judge(module, batches, tried)
+    found, nearest = {}, []
+    for site in sites:
+        pairs = zip(tried[site.index], judged[site.index], strict=True)
+        safe = [(form, sums.error) for form, sums in pairs if not sums.vanishes]
+        safe.sort(key=lambda pair: (pair[0].feature_map.features, pair[1]))
+        within = [form for form, error in safe if error <= wishes.budget]  # type: ignore[operator]
+        if within:
+            found[site.index] = within[0]
+        nearest += [(error, site.name, form.feature_map) for form, error in safe]
+    if not found:
+        error, name, best = min(nearest, key=lambda one: one[0])
+        raise ParityError(
+            f"No feature map reaches an error of {wishes.budget:g} in any layer: the nearest is "
+            f"{best.kind} with M = {best.features} in {name}, {error:.3f}."
+        )
+    return found
+
+
+def _candidates(site: Site, wishes: Wishes, samples: Samples) -> Iterator[KernelAttention]:
+    """All maps whose kernel is positive, which no denominator can vanish for."""
+    wanted = wishes.features_of(site.name)
+    for kind in feature_maps.kinds():
+        found = feature_maps.find(kind)
+        if not found.kernel_positive or (found.over_time and site.causal):
+            continue
+        sized = "features" in {f.name for f in fields(found.Options)}
+        for size in (wanted,) if wanted else SIZES if sized else (None,):
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", UserWarning)
+                    yield _form(site, kind, size if sized else None, wishes, samples)
+            except UsageError:  # too few distinct keys, or too large a state: not for this layer
+                continue
+
+
+def _form(
+    site: Site, kind: str, features: int | None, wishes: Wishes, samples: Samples
+) -> KernelAttention:
+    known = {f.name for f in fields(feature_maps.find(kind).Options)}
+    options = dict(wishes.options)
+    if "seed" in known:
+        options.setdefault("seed", wishes.seed)
+    if features is not None:
+        options["features"] = features
+    feature_map = feature_maps.make(kind, site.head_dim, options)
+    fit = getattr(feature_map, "fit", None)
+    if fit is not None:
+        fit(*(x.reshape(-1, site.head_dim) for x in (samples.queries, samples.keys)))
+    return KernelAttention(site, feature_map)

@@ -1,0 +1,177 @@
+"""What original and linear form cost: numbers stored, multiply-adds, time and memory by length.
+
+Both are exported alike and run in ONNX Runtime; the original also in eager PyTorch, whose softmax
+attention is the fastest there is on this machine at some lengths. The linear form wins at a length
+if it is faster than all of the original's.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from linexport import dims as dimensions
+from linexport import targets, trace
+from linexport.errors import LinexportError
+from linexport.linearization.find import Site
+from linexport.linearization.forms import KernelAttention, MemoryAttention
+from linexport.loaders.model import LoadedModel
+from linexport.parity.cases import Case, draw
+from linexport.parity.reference import feeds
+from linexport.subject import tensors
+from linexport.timing.export import TARGET, export
+from linexport.timing.latency import Call, Settings, interleaved
+from linexport.timing.memory import peak_megabytes
+
+LENGTHS = (64, 256, 1024, 4096)
+MEMORY_FROM = 1024
+SHORT = 8
+SETTINGS = Settings(warmup=2, repeats=9, seconds=1.5)
+
+
+def parameters(original: nn.Module, linear: nn.Module) -> dict[str, int]:
+    """Numbers stored, buffers included: of both, and of those the ones that only one has."""
+    ids = {id(x) for x in (*original.parameters(), *original.buffers())}
+    stored = [*linear.parameters(), *linear.buffers()]
+    return {
+        "original": sum(x.numel() for x in (*original.parameters(), *original.buffers())),
+        "linear": sum(x.numel() for x in stored),
+        "not_shared": sum(x.numel() for x in stored if id(x) not in ids),
+    }
+
+
+def softmax_multiply_adds(site: Site, length: int) -> int:
+    """Of q k^T and the weighted sum, for one row: quadratic in the length."""
+    keys = site.keys if site.cross else length
+    return site.heads * length * keys * (site.head_dim + site.value_dim)
+
+
+def form_multiply_adds(site: Site, form: nn.Module, length: int) -> int:
+    """The same of a linear form: 2 M (d_v + 1) a token and head, and the map of both sides."""
+    if isinstance(form, MemoryAttention):
+        rows = form.memory.keys.shape[1]
+        return site.heads * length * rows * (site.head_dim + site.value_dim)
+    assert isinstance(form, KernelAttention)
+    m, keys = form.feature_map.features, site.keys if site.cross else length
+    matrices = sum(x.numel() for x in form.feature_map.frozen() if x.dim() == 2)
+    one_map = max(m, matrices)
+    per_query = m * (site.value_dim + 1) + one_map
+    return site.heads * length * per_query + site.kv_heads * keys * per_query
+
+
+class Curves:
+    """Measures both forms at several lengths, batch 1.
+
+    Raises:
+        LinexportError: one of them does not export; nothing can be measured then.
+    """
+
+    def __init__(
+        self, original: LoadedModel, linear: LoadedModel, folder: Path, threads: int, seed: int
+    ) -> None:
+        self.original, self.seed, self.folder = original, seed, folder
+        self.paths = {"original": folder / "original", "linear": folder / "linear"}
+        models = {
+            "original": export(original, self.paths["original"]),
+            "linear": export(linear, self.paths["linear"]),
+        }
+        self.paths = models
+        target = targets.find(TARGET)
+        self.sessions = {
+            name: target.open(path, threads=threads, taking_turns=True)
+            for name, path in models.items()
+        }
+        traced = trace.trace(original)
+        self.inputs = tensors(traced.model.graph.input)
+        self.dims, self.traced = traced.dims, traced.example_sizes
+        self.sequence = dimensions.sequence(self.dims)
+
+    def lengths(self, asked: Sequence[int] | None) -> list[int]:
+        """Those the model takes; the one it has, where that is fixed."""
+        if self.sequence is None:
+            shapes = [i["shape"] for i in self.inputs]
+            return [next((s[1] for s in shapes if len(s) > 1 and isinstance(s[1], int)), 1)]
+        limits = self.dims[self.sequence]
+        found = [n for n in asked or LENGTHS if limits.allows(n)]
+        return found or [limits.nearest(self.traced[self.sequence])]
+
+    def time(self, length: int) -> dict[str, Any]:
+        """Median milliseconds of each, in turns."""
+        (args, kwargs), fed = self._feeds(length)
+        module = self.original.module
+
+        def eager() -> object:
+            with torch.no_grad():
+                return module(*args, **kwargs)
+
+        calls: dict[str, Call] = {
+            "original": lambda: self.sessions["original"].run(fed),
+            "original_pytorch": eager,
+            "linear": lambda: self.sessions["linear"].run(fed),
+        }
+        took = interleaved(calls, SETTINGS)
+        row = {f"{n}_ms": round(float(np.median(found)), 4) for n, found in took.items()}
+        return {"length": length, **row}
+
+    def memory(self, length: int) -> dict[str, Any]:
+        """Peak megabytes of one run of each in ONNX Runtime, in processes of their own."""
+        files = []
+        for name, size in (("full", length), ("short", min(SHORT, length))):
+            path = self.folder / f"{name}-{length}.npz"
+            np.savez(path, allow_pickle=False, **self._feeds(size)[1])
+            files.append(path)
+        row: dict[str, Any] = {"length": length, "reason": None}
+        for name, path in self.paths.items():
+            row[f"{name}_mb"], reason = peak_megabytes("onnx", str(path), *files, TARGET)
+            row["reason"] = row["reason"] or reason
+        return row
+
+    def _feeds(self, length: int) -> tuple[tuple[Any, ...], dict[str, np.ndarray]]:
+        sizes = {n: limits.nearest(1 if limits.batch else self.traced[n])
+                 for n, limits in self.dims.items()}  # fmt: skip
+        if self.sequence is not None:
+            sizes[self.sequence] = length
+        case = Case("timing", sizes, self.seed)
+        inputs = draw(self.original, [i["shape"] for i in self.inputs], case)
+        return inputs, feeds(inputs, [i["name"] for i in self.inputs])  # type: ignore[return-value]
+
+
+def curves(
+    original: LoadedModel,
+    linear: LoadedModel,
+    lengths: Sequence[int] | None,
+    threads: int,
+    seed: int,
+) -> dict[str, Any]:
+    """``latency`` and ``memory`` rows and the ``crossover``; or the ``reason`` there are none."""
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            found = Curves(original, linear, Path(place), threads, seed)
+        except LinexportError as error:
+            return {"latency": None, "memory": None, "crossover": None, "reason": str(error)}
+        sizes = found.lengths(lengths)
+        latency = [found.time(n) for n in sizes]
+        memory = [found.memory(n) for n in sizes if n >= MEMORY_FROM] or [found.memory(sizes[-1])]
+    return {
+        "latency": latency,
+        "memory": memory,
+        "crossover": crossover(latency),
+        "reason": None,
+    }
+
+
+def crossover(rows: Sequence[Mapping[str, Any]]) -> int | None:
+    """The measured length from which the linear form is the faster one, there and beyond."""
+    wins = [r["linear_ms"] < min(r["original_ms"], r["original_pytorch_ms"]) for r in rows]
+    best = None
+    for row, won in reversed(list(zip(rows, wins, strict=True))):
+        if not won:
+            break
+        best = int(row["length"])
+    return best

@@ -1,0 +1,147 @@
+"""Linear forms: modules that take the place of one call of softmax attention.
+
+    phi_q(g q) (sum_s phi_k(k_s) v_s^T) / (phi_q(g q) . sum_s phi_k(k_s))       g = scale sqrt(d)
+
+Feature maps represent exp(q.k/sqrt(d)), so that g turns it into exp(scale q.k). It is one number a
+head, which healing may change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from linexport.linearization import masks
+from linexport.linearization.calls import Call
+from linexport.linearization.find import Site
+from linexport.models.feature_maps import FeatureMap
+from linexport.models.mapped_attention import check, mapped_attention
+from linexport.models.static_memory import StaticMemory
+from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
+
+EPS = 1e-6
+
+
+class KernelAttention(nn.Module):
+    """Linear attention with a feature map in place of the calls of one site.
+
+    Raises:
+        UsageError: the map does not fit the attention.
+    """
+
+    def __init__(self, site: Site, feature_map: FeatureMap) -> None:
+        super().__init__()
+        self.spec = LinearAttentionSpec(
+            q_num_heads=site.heads,
+            kv_num_heads=site.kv_heads,
+            causal=site.causal,
+            normalize=True,
+            eps=EPS,
+        )
+        check(feature_map, self.spec)
+        self.cross, self.masked = site.cross, site.masked
+        self.feature_map = feature_map
+        gain = site.scale * math.sqrt(site.head_dim)
+        self.gain = nn.Parameter(torch.full((site.heads,), gain))
+
+    def forward(self, call: Call) -> Tensor:
+        """(B, H, T, d_v)."""
+        q, k = self._packed(call)
+        mask = self._key_mask(call)
+        if self.cross:
+            output = self._across(q, k, call.value, mask)
+        else:
+            v = _pack(call.value)
+            output, _ = mapped_attention(self.feature_map, self.spec, q, k, v, key_mask=mask)
+        return output.unflatten(-1, (self.spec.q_num_heads, -1)).transpose(1, 2)
+
+    def denominators(self, call: Call) -> Tensor:
+        """phi_q . z of every query, (B, T, H): what an estimate of a positive sum came out as."""
+        q, k = self._packed(call)
+        mask, heads = self._key_mask(call), self.spec.kv_num_heads
+        ones = torch.ones_like(k[..., :heads])
+        if not self.cross:
+            spec = replace(self.spec, normalize=False)
+            return mapped_attention(self.feature_map, spec, q, k, ones, key_mask=mask)[0]
+        phi_q = self.feature_map(q, self.spec.q_num_heads, "query")
+        phi_k = self.feature_map(k, heads, "key")
+        if mask is not None:
+            phi_k = torch.where(mask[..., None], phi_k, 0.0)
+        return self._products(phi_q, phi_k, _split(ones, heads))[..., 0].mT
+
+    def _packed(self, call: Call) -> tuple[Tensor, Tensor]:
+        return _pack(call.query * self.gain[:, None, None].to(call.query.dtype)), _pack(call.key)
+
+    def _key_mask(self, call: Call) -> Tensor | None:
+        if call.attn_mask is None:
+            return None
+        return masks.key_mask(call.attn_mask, call.key.shape[0], call.key.shape[2])
+
+    def _across(self, q: Tensor, k: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention to keys of another sequence, in plain products: the op has one length."""
+        heads, stable = self.spec.kv_num_heads, self.feature_map.exponential
+        phi_q = self.feature_map(q, self.spec.q_num_heads, "query", stable)
+        phi_k = self.feature_map(k, heads, "key", stable)
+        if mask is not None:
+            phi_k = torch.where(mask[..., None], phi_k, -torch.inf if stable else 0.0)
+        if stable:
+            # Both maxima cancel in the ratio; without them exponents overflow.
+            top = phi_k.detach().amax(1, keepdim=True)
+            phi_k = (phi_k - top).exp()
+            repeats = self.spec.q_num_heads // heads
+            top = top.unflatten(-1, (heads, -1)).repeat_interleave(repeats, 2).flatten(2)
+            exponents = _split(phi_q + top, self.spec.q_num_heads)
+            exponents = exponents - exponents.detach().amax(-1, keepdim=True)
+            phi_q = exponents.exp().transpose(1, 2).flatten(2)
+        numerator = self._products(phi_q, phi_k, value)
+        denominator = self._products(phi_q, phi_k, torch.ones_like(value[..., :1]))
+        return (numerator / (denominator + EPS)).transpose(1, 2).flatten(2).to(value.dtype)
+
+    def _products(self, phi_q: Tensor, phi_k: Tensor, value: Tensor) -> Tensor:
+        """phi_q sum_s phi_k v^T, (B, H, T, d_v)."""
+        heads = self.spec.kv_num_heads
+        state = _split(phi_k, heads).mT @ value.to(phi_k.dtype)
+        state = state.repeat_interleave(self.spec.q_num_heads // heads, 1)
+        return _split(phi_q, self.spec.q_num_heads) @ state
+
+
+class MemoryAttention(nn.Module):
+    """Attention to fitted pseudo-keys in place of keys and values that never change."""
+
+    def __init__(self, memory: StaticMemory) -> None:
+        super().__init__()
+        self.memory = memory
+
+    def forward(self, call: Call) -> Tensor:
+        """(B, H, T, d_v); keys and values of the call are not looked at."""
+        found: Tensor = self.memory(_pack(call.query))
+        return found.unflatten(-1, (call.query.shape[1], -1)).transpose(1, 2)
+
+
+class Forms(nn.Module):
+    """Those of all sites that are replaced; every other call is answered as it was."""
+
+    def __init__(self, forms: Mapping[int, nn.Module]) -> None:
+        super().__init__()
+        self.by_site = nn.ModuleDict({str(index): form for index, form in forms.items()})
+
+    def answer(self, index: int, call: Call) -> Tensor:
+        """See ``calls.Answer``."""
+        if str(index) not in self.by_site:
+            return call.softmax()
+        found: Tensor = self.by_site[str(index)](call)
+        return found
+
+
+def _pack(x: Tensor) -> Tensor:
+    """(B, H, T, width) as (B, T, H * width)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    """(B, T, H * width) as (B, H, T, width)."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)

@@ -1,0 +1,170 @@
+"""Healing: the outputs of the original's layers, learned by the new ones on the user's data.
+
+    loss = mean over layers of |y^ - y|^2 / |y|^2      y after the output projection
+
+Each new layer gets the inputs it has in the linear model, so that later layers also learn to make
+up for earlier ones. Learned are the projections of feature maps, the scale of the queries and the
+output projections, which are copied first: the original stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from linexport.errors import UsageError
+from linexport.linearization.calibration import Calibration, Rows
+from linexport.linearization.calls import Projecting
+from linexport.linearization.find import Site
+from linexport.linearization.forms import KernelAttention
+from linexport.linearization.replace import stem
+from linexport.models.attention import LinearAttention
+
+RATE = 5e-3
+BATCH = 32
+JUDGED = 128
+"""Held-out rows that early stopping looks at."""
+EVERY = 20
+PATIENCE = 5
+"""Looks without an improvement before it stops."""
+
+
+@dataclass(frozen=True)
+class Healing:
+    """Attributes:
+    steps: taken of those asked for; the weights kept are those of ``best_step``.
+    asked: for.
+    best_step: with the smallest held-out loss.
+    before: held-out loss of the forms as they were made.
+    after: the smallest.
+    parameters: numbers that were learned.
+    """
+
+    steps: int
+    asked: int
+    best_step: int
+    before: float
+    after: float
+    parameters: int
+
+
+def heal(
+    original: nn.Module,
+    linear: nn.Module,
+    sites: Sequence[Site],
+    data: Calibration,
+    steps: int,
+    seed: int,
+    advance: Callable[[int, str], None],
+) -> Healing:
+    """Learn in place; the weights with the smallest held-out loss are kept.
+
+    Args:
+        original: what to be like.
+        linear: the module in linear form.
+        sites: those that were replaced.
+        steps: of the optimiser at most.
+        seed: of the batches.
+        advance: told the steps done and the held-out loss so far.
+
+    Raises:
+        UsageError: no replaced layer has an output projection to compare after.
+    """
+    names = [site.projection for site in sites if site.projection is not None]
+    if not names:
+        raise UsageError(
+            "Healing compares layers after their output projections, and none of the replaced "
+            "ones has one. Leave --heal out."
+        )
+    learned = _learned(linear, names)
+    optimizer = torch.optim.Adam(learned, lr=RATE)
+    loss = _Loss(original, linear, names)
+    generator = torch.Generator().manual_seed(seed)
+    judged = tuple(x[:JUDGED] for x in data.held_out)
+    before = best = loss.value(judged)
+    kept, best_step, step, worse = [x.detach().clone() for x in learned], 0, 0, 0
+    while step < steps and worse < PATIENCE:
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * (0.02 + 0.98 * (1 + math.cos(math.pi * step / steps)) / 2)
+        rows = torch.randint(len(data.fit[0]), (BATCH,), generator=generator)
+        # Not backward: weights that are shared with the original must not collect gradients.
+        gradients = torch.autograd.grad(
+            loss(tuple(x[rows] for x in data.fit)), learned, allow_unused=True
+        )
+        for x, gradient in zip(learned, gradients, strict=True):
+            x.grad = gradient
+        nn.utils.clip_grad_norm_(learned, 1.0)
+        optimizer.step()
+        step += 1
+        if step % EVERY == 0 or step == steps:
+            now = loss.value(judged)
+            worse = 0 if now < best else worse + 1
+            if now < best:
+                best, best_step, kept = now, step, [x.detach().clone() for x in learned]
+            advance(step, f"held-out loss {math.sqrt(best):.3f}")
+    with torch.no_grad():
+        for x, value in zip(learned, kept, strict=True):
+            x.copy_(value)
+            x.grad = None
+            x.requires_grad_(False)
+    return Healing(step, steps, best_step, before, best, sum(x.numel() for x in learned))
+
+
+class _Loss:
+    """Layer outputs of both, compared."""
+
+    def __init__(self, original: nn.Module, linear: nn.Module, names: Sequence[str]) -> None:
+        self.original, self.linear, self.names = original, linear, names
+
+    def __call__(self, batch: Rows) -> Tensor:
+        with torch.no_grad():
+            wanted = layer_outputs(self.original, self.names, batch)
+        got = layer_outputs(self.linear, self.names, batch)
+        losses = [
+            (g - w).square().sum() / w.square().sum()
+            for name in wanted
+            for g, w in zip(got[name], wanted[name], strict=True)
+        ]
+        return torch.stack(losses).mean()
+
+    @torch.no_grad()
+    def value(self, rows: Rows) -> float:
+        parts = list(zip(*(x.split(BATCH) for x in rows), strict=True))
+        return sum(float(self(part)) * len(part[0]) for part in parts) / len(rows[0])
+
+
+def layer_outputs(module: nn.Module, names: Sequence[str], batch: Rows) -> dict[str, list[Tensor]]:
+    """What the products with some of its parameters come out as, by their names."""
+    seen: dict[str, list[Tensor]] = {name: [] for name in dict.fromkeys(names)}
+    parameters = [(name, stem(module).get_parameter(name)) for name in seen]
+    with Projecting(parameters, lambda name, result: seen[name].append(result)):
+        module(*batch)
+    return seen
+
+
+def _learned(linear: nn.Module, names: Sequence[str]) -> list[Tensor]:
+    """What is learned, made the linear module's own where it was shared."""
+    found: list[Tensor] = []
+    for name in dict.fromkeys(names):
+        owner = stem(linear).get_submodule(name.rpartition(".")[0])
+        found += [_own(owner, own) for own, _ in list(owner.named_parameters(recurse=False))]
+    for module in list(linear.modules()):
+        if isinstance(module, KernelAttention):
+            found.append(module.gain)
+        elif isinstance(module, LinearAttention):
+            found.append(_own(module.query, "weight"))
+        else:
+            continue
+        found += [x for x in module.feature_map.frozen() if x.is_floating_point()]
+    return [x.requires_grad_(True) for x in found]
+
+
+def _own(module: nn.Module, name: str) -> nn.Parameter:
+    """A parameter in place of one that is shared, with the same value."""
+    copied = nn.Parameter(getattr(module, name).detach().clone())
+    setattr(module, name, copied)
+    return copied

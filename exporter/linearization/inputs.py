@@ -1,0 +1,53 @@
+"""What the command line names: a model, and calibration data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from linexport.errors import UnsupportedModelError, UsageError
+from linexport.loaders import load_model
+from linexport.loaders.callables import find_callable, user_code
+from linexport.loaders.model import LoadedModel
+
+
+def source(name: str, seed: int) -> LoadedModel:
+    """The model, in PyTorch.
+
+    Raises:
+        UnsupportedModelError: an ONNX file, or a language model whose library carries its states.
+        LinexportError: see ``load_model``.
+    """
+    loaded = load_model(name, seed=seed)
+    if loaded.graph is not None:
+        raise UnsupportedModelError(
+            f"{name} is an ONNX graph, whose softmax attention cannot be told apart and healed. "
+            "Give the PyTorch model it was made from."
+        )
+    return loaded
+
+
+def rows(name: str) -> tuple[Any, ...]:
+    """Arguments of the model, in order: of a ``.npz`` file, or what a function returns.
+
+    Raises:
+        UsageError: there is no such file or function, or it fails.
+    """
+    path = Path(name)
+    if path.suffix != ".npz" and ":" in name:
+        function = find_callable(name, "a function without arguments that returns tensors")
+        with user_code(f"{name} failed"):
+            found = function()
+        return (found,) if isinstance(found, Tensor) else tuple(found)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return tuple(torch.from_numpy(file[key]) for key in file.files)
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"{name} cannot be read as calibration data ({error}). Write it with numpy.savez, one "
+            "array for each argument of the model, in order, or name package.module:callable."
+        ) from error

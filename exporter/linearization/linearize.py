@@ -1,0 +1,211 @@
+"""The whole way from a module and data to its linear form and a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+import linexport
+from linexport import environment
+from linexport.linearization import compare, cost, find
+from linexport.linearization.attention import FITTED, Attention, replace_attention
+from linexport.linearization.calibration import Calibration, batches, calibration
+from linexport.linearization.choose import EVERY, Wishes, local
+from linexport.linearization.heal import heal as healing
+from linexport.linearization.metric import Evaluate, Metric
+from linexport.linearization.replace import shared_copy, with_forms
+from linexport.linearization.save import save
+from linexport.linearization.verdict import verdict
+from linexport.loaders.default_dims import default_dims
+from linexport.loaders.model import LoadedModel, Source
+from linexport.loaders.weights import describe
+from linexport.models.registry import ReferenceModel
+from linexport.progress import Progress, Silent, Stopwatch
+
+MAP = "favor+"
+EXAMPLES = 2
+
+
+@dataclass(frozen=True)
+class Linearization:
+    """Attributes:
+    module: in linear form, in inference mode; what was not learned is shared with the original.
+    report: a plain dict of JSON types. Units are in the names; what was not measured is null.
+        ``status`` is "ok", or "declined" where it is never faster or the metric gets too bad.
+    """
+
+    module: nn.Module
+    report: dict[str, Any]
+    loaded: LoadedModel
+
+    def save(self, path: str | Path) -> None:
+        """Write what ``linexport convert`` reads: a checkpoint of a reference model, else a .pt2.
+
+        Raises:
+            LinexportError: see ``save.save``.
+        """
+        save(self.loaded, Path(path))
+
+
+def linearize(
+    module: nn.Module | LoadedModel,
+    calibration_data: Tensor | Sequence[Tensor],
+    *,
+    map: str | Mapping[str, str] = MAP,
+    features: int | Mapping[str, int] | None = None,
+    map_options: Mapping[str, Any] | None = None,
+    budget: float | None = None,
+    locality: float | None = None,
+    memory_keys: int | None = None,
+    heal: int = 0,
+    evaluate: Metric | Evaluate | None = None,
+    max_drop: float | None = None,
+    bench: bool = True,
+    lengths: Sequence[int] | None = None,
+    threads: int = 0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Linearization:
+    """Replace softmax attention by linear forms, calibrated on data, and measure what that costs.
+
+    Args:
+        module: with softmax attention, or a loaded model. It is not changed.
+        calibration_data: its arguments in order, one row a sample; a quarter is held out.
+        map: a feature map, "auto" or "keep" for every layer, or by patterns of layer names.
+        features: number of features M, likewise; None: the map's own choice.
+        map_options: further options of the maps, by name.
+        budget: for "auto": the largest relative error of the attention in a layer.
+        locality: attend only to keys within this L1 distance; see ``locality``.
+        memory_keys: pseudo-keys in place of keys that never change; None: one for each 16.
+        heal: steps of learning the original's layer outputs at most.
+        evaluate: gives a score of a module; higher is better, unless a ``Metric`` says otherwise.
+        max_drop: by how much that may get worse; None: by any amount.
+        bench: measure latency and memory.
+        lengths: to measure at.
+        threads: of ONNX Runtime, 0 for its own choice.
+        seed: of the split, of random maps and of healing.
+        progress: shown the stages.
+
+    Returns:
+        The linear form with its report.
+
+    Raises:
+        UsageError: data or options that do not fit, or ``evaluate`` fails or gives no number.
+        UnsupportedModelError: there is no softmax attention, or none that can be replaced.
+        ParityError: a denominator vanishes on the data, or no map is within the budget.
+    """
+    watch = Stopwatch(progress or Silent())
+    data = calibration(calibration_data, seed)
+    loaded = module if isinstance(module, LoadedModel) else _loaded(module, data)
+    metric = evaluate if isinstance(evaluate, Metric) or evaluate is None else _metric(evaluate)
+    original = shared_copy(loaded.module)
+    wishes = Wishes(_rules(map), _rules(features), map_options or {}, budget, seed)
+    if locality is not None:
+        wishes = local(wishes, locality)
+    with watch.stage("find"):
+        fit, held_out = (list(batches(x))[:FITTED] for x in (data.fit, data.held_out))
+        sites = find.find(original, [*fit, *held_out])
+    with watch.stage("fit"):
+        made = replace_attention(original, sites, data, wishes, memory_keys)
+    linear = with_forms(original, made.forms)
+    replaced = [site for site in sites if site.index in made.forms]
+    healed = None
+    if heal:
+        with watch.stage("heal"), watch.shown.steps("heal", heal) as advance:
+            healed = healing(original, linear, replaced, data, heal, seed, advance)
+    with watch.stage("compare"):
+        for index, error in compare.layer_errors(original, linear, replaced, held_out).items():
+            made.records[index]["layer_error"] = error
+        output_error = compare.output_error(original, linear, held_out)
+        scores = None if metric is None else _scores(metric, loaded.module, linear)
+    result = replace(loaded, module=linear, program=None, stepwise=None, language=None)
+    measured: dict[str, Any] = dict.fromkeys(("latency", "memory", "crossover", "reason"))
+    if bench:
+        with watch.stage("measure"):
+            measured = cost.curves(
+                replace(loaded, stepwise=None, language=None), result, lengths, threads, seed
+            )
+    report = {
+        "kind": "linearization",
+        "linexport": linexport.__version__,
+        "source": asdict(loaded.source),
+        "seed": seed,
+        "calibration": {"rows": len(data.fit[0]), "held_out": len(data.held_out[0])},
+        "layers": _with_costs(
+            made, sites, sorted({r["length"] for r in measured["latency"] or ()})
+        ),
+        "output_error": output_error,
+        "healing": None if healed is None else asdict(healed),
+        "metric": scores,
+        "max_drop": max_drop,
+        "parameters": cost.parameters(loaded.module, linear),
+        **measured,
+        "environment": environment.describe(),
+        "stages": watch.stages,
+    }
+    report["status"], report["verdict"] = verdict(report, max_drop)
+    return Linearization(linear, report, result)
+
+
+def _rules(wish: Any) -> dict[str, Any]:
+    if wish is None:
+        return {}
+    return dict(wish) if isinstance(wish, Mapping) else {EVERY: wish}
+
+
+def _metric(evaluate: Evaluate) -> Metric:
+    return Metric(getattr(evaluate, "__name__", "the metric"), evaluate)
+
+
+def _scores(metric: Metric, original: nn.Module, linear: nn.Module) -> dict[str, Any]:
+    before, after = metric.of(original), metric.of(linear)
+    return {
+        "name": metric.name,
+        "before": before,
+        "after": after,
+        "drop": metric.drop(before, after),
+        "lower_is_better": metric.lower_is_better,
+    }
+
+
+def _with_costs(
+    made: Attention, sites: Sequence[find.Site], lengths: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Multiply-adds of the attention of each layer, at the calibration's length and those timed."""
+    for site, record in zip(sites, made.records, strict=True):
+        form = made.forms.get(site.index)
+        record["multiply_adds"] = [
+            {
+                "length": length,
+                "original": cost.softmax_multiply_adds(site, length),
+                "linear": cost.form_multiply_adds(site, form, length)
+                if form is not None
+                else cost.softmax_multiply_adds(site, length),
+            }
+            for length in sorted({site.length, *lengths})
+        ]
+    return made.records
+
+
+def _loaded(module: nn.Module, data: Calibration) -> LoadedModel:
+    """What the loaders give, for a module that is in memory already."""
+    source = Source(
+        "module", type(module).__qualname__, None, describe(type(module).__name__, module)
+    )
+    if isinstance(module, ReferenceModel):
+        return LoadedModel(
+            module,
+            module.example_inputs(EXAMPLES, data.fit[0].shape[1], 0),
+            {},
+            module.dynamic_shapes(),
+            source,
+            integer_ranges=module.integer_ranges(),
+        )
+    found = default_dims(tuple(x[:EXAMPLES] for x in data.fit))
+    return LoadedModel(
+        module, found.args, {}, found.dynamic_shapes, source, warnings=found.warnings
+    )

@@ -1,0 +1,100 @@
+"""From a module and forms to the module in linear form. Weights are shared, not copied.
+
+A reference model of linexport is rebuilt from its config, so that it stays one. Any other module
+is copied in structure only, and held by a module of the same signature that answers its calls of
+softmax attention by the forms.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn
+
+from linexport.linearization import multihead
+from linexport.linearization.calls import Attending
+from linexport.linearization.forms import Forms, KernelAttention
+from linexport.models.attention import LinearAttention
+from linexport.models.registry import ReferenceModel, build
+from linexport.models.softmax_attention import SoftmaxAttention
+from linexport.models.stack import StackConfig
+
+
+def shared_copy(module: nn.Module) -> nn.Module:
+    """The same modules anew with the very same parameters and buffers, in inference mode.
+
+    ``MultiheadAttention`` calls softmax attention in the copy, always.
+    """
+    tensors = [*module.parameters(), *module.buffers()]
+    memo: dict[int, Any] = {id(x): x for x in tensors}
+    found = copy.deepcopy(module, memo)
+    for child in found.modules():
+        child.training = False
+    multihead.swap(found)
+    return found
+
+
+def rebuildable(module: nn.Module) -> bool:
+    """A reference model whose attention is all of its own layers."""
+    return isinstance(module, ReferenceModel) and issubclass(module.Config, StackConfig)
+
+
+def with_forms(module: nn.Module, forms: Mapping[int, nn.Module]) -> nn.Module:
+    """The module in linear form; ``module`` is a ``shared_copy`` of the original."""
+    if isinstance(module, ReferenceModel) and rebuildable(module):
+        return _rebuilt(module, forms)
+    base = type(module)
+
+    # torch.export names inputs after the parameters of forward: they are to be the original's.
+    @functools.wraps(base.forward)
+    def forward(self: WithForms, *args: Any, **kwargs: Any) -> Any:
+        with Attending(self.forms.answer):
+            return self.inner(*args, **kwargs)
+
+    made: type[WithForms] = type(f"Linear{base.__name__}", (WithForms,), {"forward": forward})
+    return made(shared_copy(module), Forms(forms))
+
+
+class WithForms(nn.Module):
+    """A module whose calls of softmax attention are answered by forms."""
+
+    def __init__(self, inner: nn.Module, forms: Forms) -> None:
+        super().__init__()
+        self.inner, self.forms = inner, forms
+
+
+def stem(linear: nn.Module) -> nn.Module:
+    """What has the original's parameters by their names."""
+    return linear.inner if isinstance(linear, WithForms) else linear
+
+
+def _rebuilt(module: ReferenceModel, forms: Mapping[int, nn.Module]) -> ReferenceModel:
+    """Its config says what differs by layer; the forms are in the order of the layers."""
+    layers = [m for m in module.modules() if isinstance(m, LinearAttention | SoftmaxAttention)]
+    softmax = [at for at, layer in enumerate(layers) if isinstance(layer, SoftmaxAttention)]
+    config = dict(module.config)
+    changes = [dict(c) for c in config["per_layer"] or [{}] * len(layers)]
+    for index, form in forms.items():
+        assert isinstance(form, KernelAttention)
+        changes[softmax[index]] |= {
+            "attention": "linear",
+            "feature_map": form.feature_map.kind,
+            "feature_map_options": asdict(form.feature_map.options),
+            "normalize": True,
+        }
+    found = build(module.name, {**config, "per_layer": changes}).eval()
+    for name, parameter in module.named_parameters():
+        owner, _, own = name.rpartition(".")
+        setattr(found.get_submodule(owner), own, parameter)
+    for name, buffer in module.named_buffers():
+        owner, _, own = name.rpartition(".")
+        setattr(found.get_submodule(owner), own, buffer)
+    new = [m for m in found.modules() if isinstance(m, LinearAttention | SoftmaxAttention)]
+    for index, form in forms.items():
+        assert isinstance(form, KernelAttention)
+        new[softmax[index]].feature_map = form.feature_map
+    return found

@@ -1,0 +1,65 @@
+"""The linear form on disk: data that ``linexport convert`` reads, and never code.
+
+A reference model becomes a linexport checkpoint. Any other module becomes an exported program, a
+``.pt2`` file: it holds the computation itself, so that nobody needs the module's source to load it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from linexport.errors import UsageError
+from linexport.loaders.model import LoadedModel
+from linexport.models import checkpoint
+from linexport.models.registry import ReferenceModel
+from linexport.trace import export_program
+
+CHECKPOINT, PROGRAM = ".pt", ".pt2"
+
+
+def check_output(path: Path, reference: bool, overwrite: bool) -> None:
+    """Before minutes are spent on what cannot be written.
+
+    Raises:
+        UsageError: another ending than that of the kind of file, a folder that does not exist, or
+            something in its place.
+    """
+    ending = CHECKPOINT if reference else PROGRAM
+    if path.suffix != ending:
+        what = "a linexport checkpoint" if reference else "an exported program"
+        raise UsageError(
+            f"The linear form of this model is {what}: name it {path.with_suffix(ending)} rather "
+            f"than {path}."
+        )
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"There is no folder {path.absolute().parent}. Make it first.")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; expected the path of a file.")
+    if path.exists() and not overwrite:
+        raise UsageError(f"{path} is there already. Pass --overwrite, or choose another name.")
+
+
+def save(linear: LoadedModel, path: Path) -> None:
+    """Write the file whole or not at all.
+
+    Raises:
+        BuildError, UnsupportedModelError: torch cannot export the module; see ``export_program``.
+        UsageError: the file cannot be written.
+    """
+    try:
+        if isinstance(linear.module, ReferenceModel):
+            checkpoint.save(linear.module, path)
+            return
+        program = export_program(linear)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with temporary.open("wb") as file:
+                torch.export.save(program, file)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}.") from error

@@ -1,0 +1,241 @@
+"""Feature maps of several components: softmax, polynomials, frozen projections.
+
+Such a map is several nodes, and its features may be in any order. It is known by its values: on
+random inputs the products phi(x) . phi(y) are, up to a factor, those of a map of
+``linexport.models``, among the queries and among the keys. The proof of the whole attention has the
+last word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_graphsurgeon as gs
+import torch
+
+from linexport.models import feature_maps
+from linexport.recognise.axes import Axis, Index, size_of
+from linexport.recognise.evaluate import Evaluator
+from linexport.recognise.roles import Roles
+from linexport.recognise.running import names, number, session
+from linexport.recognise.sizes import Size
+from linexport.recognise.terms import IDENTITY, Leaf
+
+DEEPEST = 40
+"""Nodes of the longest map looked for."""
+
+SIZES = (5, 7)
+"""Of dynamic dims, in turn."""
+
+TOKENS = 16
+"""Products are compared of so many."""
+
+EQUAL = 1e-4
+"""Of the largest product: rounding of float32; another map is off by a tenth and more."""
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """The map in front of an attention: phi(scale x), whose parameters are frozen.
+
+    Attributes:
+        scales: of the query and of the key.
+        features: M.
+    """
+
+    kind: str
+    parameters: tuple[np.ndarray, ...]
+    scales: dict[str, float]
+    features: int
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One reading of the queries or of the keys: factor phi(scale source)."""
+
+    kind: str
+    parameters: tuple[np.ndarray, ...]
+    source: Leaf
+    width: Axis
+    scale: float
+    factor: float
+    features: int
+
+
+def read(e: Evaluator, roles: Roles, imports: dict[str, int]) -> tuple[Roles, Mapped] | None:
+    """The roles in front of a known map, and the map; None where there is none."""
+    if len(roles.query) != 1 or len(roles.key) != 1 or len(roles.channels) != 1:
+        return None
+    keys = _sides(e, roles, "key", imports)
+    for query in _sides(e, roles, "query", imports) if keys else ():
+        for key in keys:
+            if _named(query) != _named(key) or query.width.size != key.width.size:
+                continue
+            shared = key.source.rename({key.width: (query.width,)})
+            in_front = replace(
+                roles,
+                query=(query.source,),
+                key=(shared,),
+                channels=(query.width,),
+                scale=roles.scale * query.factor * key.factor,
+            )
+            scales = {"query": query.scale, "key": key.scale}
+            return in_front, Mapped(query.kind, query.parameters, scales, query.features)
+    return None
+
+
+def _named(side: _Side) -> tuple[str, list[bytes]]:
+    return side.kind, [p.tobytes() for p in side.parameters]
+
+
+def _sides(e: Evaluator, roles: Roles, side: str, imports: dict[str, int]) -> list[_Side]:
+    """Readings of one side; those of an unscaled source first, then of the nearest."""
+    found = list(_readings(e, roles, side, imports))
+    return sorted(found, key=lambda reading: reading.scale != 1.0)
+
+
+def _readings(e: Evaluator, roles: Roles, side: str, imports: dict[str, int]) -> Iterator[_Side]:
+    leaf = (roles.query if side == "query" else roles.key)[0]
+    time = roles.rows if side == "query" else roles.columns
+    if leaf.function != IDENTITY or roles.channels not in leaf.dims or time not in leaf.dims:
+        return
+    channel = leaf.dims.index(roles.channels)
+    sizes: list[Size | None] = [size_of(index) for index in leaf.dims]
+    for source, nodes in _sources(e, leaf.tensor):
+        found = e.sizes(source)
+        if found is None or len(found) != len(sizes) or found[channel].known is None:
+            continue
+        if any(a != b for p, (a, b) in enumerate(zip(found, sizes, strict=True)) if p != channel):
+            continue
+        values = _values(e, source, found, nodes, leaf.tensor, imports)
+        if values is None:
+            continue
+        x, y = (np.moveaxis(v, (leaf.dims.index(time), channel), (-2, -1)) for v in values)
+        width = Axis(found[channel])
+        dims: tuple[Index, ...] = (*leaf.dims[:channel], (width,), *leaf.dims[channel + 1 :])
+        for kind, parameters, scale, factor, features in _kinds(side, x, y, _stored(nodes)):
+            yield _Side(kind, parameters, Leaf(source, dims), width, scale, factor, features)
+
+
+def _sources(e: Evaluator, tensor: gs.Tensor) -> Iterator[tuple[gs.Variable, list[gs.Node]]]:
+    """Tensors that another is a function of, with the nodes between; the nearest first."""
+    place = {id(node): i for i, node in enumerate(e.graph.nodes)}
+    pending, nodes = {tensor.name: tensor}, list[gs.Node]()
+
+    def position(t: gs.Tensor) -> int:
+        return place.get(id(t.inputs[0]), -1) if t.inputs else -1
+
+    while pending and len(nodes) < DEEPEST:
+        last = max(pending.values(), key=position)
+        node = last.inputs[0] if last.inputs else None
+        if node is None or any(isinstance(a, gs.Graph) for a in node.attrs.values()):
+            return
+        pending = {n: t for n, t in pending.items() if not t.inputs or t.inputs[0] is not node}
+        nodes.insert(0, node)
+        pending |= {t.name: t for t in node.inputs if not _given(e, t)}
+        if len(pending) == 1:
+            yield next(iter(pending.values())), list(nodes)
+
+
+def _given(e: Evaluator, tensor: gs.Tensor) -> bool:
+    """It is no function of the queries: absent, stored, or a shape."""
+    return tensor.is_empty() or e.is_weight(tensor) or e.values.get(tensor) is not None
+
+
+def _values(
+    e: Evaluator,
+    source: gs.Variable,
+    shape: Sequence[Size],
+    nodes: Sequence[gs.Node],
+    result: gs.Variable,
+    imports: dict[str, int],
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Random numbers for the source, and what the nodes make of them."""
+    made = {o.name for n in nodes for o in n.outputs}
+    others = {t.name: t for n in nodes for t in n.inputs if isinstance(t, gs.Variable)}
+    others = {n: t for n, t in others.items() if n not in made and n != source.name and n}
+    counted = {n: e.values.get(t) for n, t in others.items()}
+    if any(v is None for v in counted.values()):
+        return None
+    sizes = [*shape, *(s for v in counted.values() for s in _sizes(v))]
+    symbols = {n: SIZES[i % 2] for i, n in enumerate(sorted({m for s in sizes for m in names(s)}))}
+    try:
+        fed = {n: _numbers(v, symbols) for n, v in counted.items()}
+        with _typed(others, fed):
+            run = session([source, *others.values()], nodes, result, imports)
+        drawn = np.random.default_rng(0).standard_normal([number(s, symbols) for s in shape])
+        fed[source.name] = drawn.astype(np.dtype(source.dtype or np.float32))
+        (values,) = run.run(None, fed)
+    except Exception:  # a part that does not run by itself is no known map
+        return None
+    return fed[source.name].astype(np.float64), values.astype(np.float64)
+
+
+@contextmanager
+def _typed(
+    variables: Mapping[str, gs.Variable], values: Mapping[str, np.ndarray]
+) -> Iterator[None]:
+    """Types and shapes for what files need not state them of."""
+    stated = {n: (t.dtype, t.shape) for n, t in variables.items()}
+    try:
+        for name, value in values.items():
+            variables[name].dtype, variables[name].shape = value.dtype, list(value.shape)
+        yield
+    finally:
+        for name, (dtype, shape) in stated.items():
+            variables[name].dtype, variables[name].shape = dtype, shape
+
+
+def _sizes(value: np.ndarray | None) -> list[Size]:
+    return [v for v in value.ravel() if isinstance(v, Size)] if value is not None else []
+
+
+def _numbers(value: np.ndarray | None, symbols: dict[str, int]) -> np.ndarray:
+    assert value is not None
+    if value.dtype != object:
+        return value
+    flat = [number(v, symbols) if isinstance(v, Size) else int(v) for v in value.ravel()]
+    return np.asarray(flat, np.int64).reshape(value.shape)
+
+
+def _stored(nodes: Sequence[gs.Node]) -> list[np.ndarray]:
+    """Matrices among the weights that nodes read."""
+    constants = [t for n in nodes for t in n.inputs if isinstance(t, gs.Constant)]
+    arrays = [np.squeeze(t.values) for t in constants if len(t.shape) >= 2]
+    return [a.astype(np.float32) for a in arrays if a.ndim == 2]
+
+
+def _kinds(
+    side: str, x: np.ndarray, y: np.ndarray, stored: Sequence[np.ndarray]
+) -> Iterator[tuple[str, tuple[np.ndarray, ...], float, float, int]]:
+    """Maps whose products of features are those of y: kind, parameters, scale, factor, M."""
+    wanted = _products(y)
+    width = x.shape[-1]
+    matrices = [m for a in stored for m in (a, a.T) if m.shape[0] == width]
+    for kind in feature_maps.kinds():
+        found = feature_maps.find(kind)
+        if found.elementwise:
+            continue
+        phi = found.phi if side == "query" else found.phi_key
+        for parameters in [(), *((np.ascontiguousarray(m),) for m in matrices)]:
+            for scale in (1.0, width**0.25):
+                try:
+                    frozen = (torch.from_numpy(p.astype(np.float64)) for p in parameters)
+                    features = phi(torch.from_numpy(scale * x), *frozen).numpy()
+                except Exception:  # it takes other parameters
+                    break
+                got = _products(features)
+                factor = float((wanted * got).sum() / max((got * got).sum(), 1e-300))
+                close = np.abs(wanted - factor * got).max() <= EQUAL * np.abs(wanted).max()
+                if close and factor > 0:
+                    factor = 1.0 if abs(factor - 1) < EQUAL else factor
+                    yield kind, parameters, scale, factor**0.5, features.shape[-1]
+
+
+def _products(features: np.ndarray) -> np.ndarray:
+    """(..., tokens, tokens)."""
+    first = features[..., :TOKENS, :]
+    return np.asarray(first @ np.swapaxes(first, -1, -2))

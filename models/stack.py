@@ -1,0 +1,54 @@
+"""What models of several attention layers have in common, and what differs from layer to layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from linexport.errors import UsageError
+from linexport.models.attention import AttentionConfig, LinearAttention
+from linexport.models.options import parse
+from linexport.models.softmax_attention import SoftmaxAttention
+
+Attention = LinearAttention | SoftmaxAttention
+
+ATTENTION: dict[str, type[Attention]] = {"linear": LinearAttention, "softmax": SoftmaxAttention}
+"""The field ``attention`` of a config, and the layer it asks for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig(AttentionConfig):
+    """Of a whole model; the attention fields are those of every layer.
+
+    Attributes:
+        layers: blocks.
+        hidden_dim: inside the feed-forward layers; None: four times dim.
+        attention: linear, or softmax, which leaves the feature map and its options aside.
+        per_layer: what differs in each layer, as fields of ``AttentionConfig`` or ``attention``;
+            None: nothing does in any.
+    """
+
+    layers: int
+    hidden_dim: int | None = None
+    attention: str = "linear"
+    per_layer: list[dict[str, Any]] | None = None
+
+
+def attention_layer(config: StackConfig, at: int, causal: bool) -> Attention:
+    """The attention of layer ``at``, freshly initialised.
+
+    Raises:
+        UsageError: an unknown kind of attention, an entry of ``per_layer`` too many or too few, or
+            one that does not fit; and what the layers raise.
+    """
+    own = config.per_layer if config.per_layer is not None else [{}] * config.layers
+    if len(own) != config.layers or not isinstance(own[at], dict):
+        raise UsageError(
+            f"per_layer is {own!r}; expected one object of fields for each of {config.layers} "
+            "layers."
+        )
+    values = {f.name: getattr(config, f.name) for f in fields(AttentionConfig)} | own[at]
+    kind = values.pop("attention", config.attention)
+    if kind not in ATTENTION:
+        raise UsageError(f"attention is {kind!r}; expected one of {', '.join(ATTENTION)}.")
+    return ATTENTION[kind](parse(AttentionConfig, values, f"layer {at}"), causal)

@@ -1,0 +1,133 @@
+"""``linexport linearize``: files, exit codes, one object of JSON, the page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import linexport
+from linexport.loaders import load_model
+from linexport.models import DigitClassifier, LanguageModel, save
+from linexport.models.classifier import DigitClassifierConfig
+from linexport.models.language_model import LanguageModelConfig
+from linexport.report.linearization import page
+
+Cli = Callable[..., Any]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+USER_CODE = """
+import torch
+
+class Attend(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+    def forward(self, tokens):
+        return self.layer(tokens)
+
+def make():
+    return Attend(), (torch.randn(2, 6, 16),)
+
+def rows():
+    return torch.randn(30, 6, 16)
+
+def size(module):
+    return sum(x.numel() for x in module.parameters())
+
+def nothing(module):
+    return float("nan")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with a digit classifier, its data and a module of the user's."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    config = DigitClassifierConfig(dim=16, num_heads=2, layers=1, attention="softmax")
+    save(DigitClassifier(config), tmp_path / "softmax.pt")
+    np.savez(tmp_path / "rows.npz", np.random.default_rng(0).random((40, 16, 4), np.float32))
+    (tmp_path / "attending.py").write_text(USER_CODE)
+    return tmp_path
+
+
+def quick(*arguments: object) -> tuple[object, ...]:
+    return ("linearize", *arguments, "--no-bench", "--map", "taylor2")
+
+
+def test_a_checkpoint_becomes_one_that_converts(folder: Path, cli: Cli) -> None:
+    done = cli(*quick("softmax.pt", "-o", "linear.pt", "--data", "rows.npz", "--heal", 4))
+    assert done.code == 0, done.err
+    assert "written linear.pt" in done.out and "4/4" in done.err
+    assert load_model("linear.pt").module.config["per_layer"][0]["feature_map"] == "taylor2"
+    again = cli(*quick("softmax.pt", "-o", "linear.pt", "--data", "rows.npz", "--json"))
+    assert again.code == 2 and "is there already" in again.json()["message"]
+
+
+@pytest.mark.slow
+def test_a_factorys_module_becomes_a_program_that_converts(folder: Path, cli: Cli) -> None:
+    asked = ("attending:make", "--data", "attending:rows", "--evaluate", "attending:size")
+    refused = cli(*quick(*asked, "-o", "linear.pt", "--json"))
+    assert refused.code == 2 and "name it linear.pt2" in refused.json()["message"]
+    done = cli(*quick(*asked, "-o", "linear.pt2", "--json"))
+    found = done.json()
+    assert done.code == 0 and found["metric"]["drop"] == -2 and found["output"] == "linear.pt2"
+    manifest = linexport.convert("linear.pt2", "artifact", bench=False)
+    assert manifest["status"] == "ok" and manifest["fused"]["LinearAttention"] == 1
+    assert manifest["inputs"][0]["name"] == "tokens"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--data", "none.npz"), "none.npz cannot be read as calibration data"),
+        (("--data", "attending:none"), "there is no 'none'"),
+        (("--data", "rows.npz", "--max-drop", 1), "--max-drop needs --evaluate"),
+        (("--data", "rows.npz", "--evaluate", "attending:nothing"), "returned nan"),
+        (("--data", "rows.npz", "--features", "many"), "expected a positive integer"),
+        (("--data", "rows.npz", "--map-option", "tau"), "expected NAME=VALUE"),
+    ],
+)
+def test_bad_requests_end_with_2_and_write_nothing(
+    folder: Path, cli: Cli, arguments: tuple[object, ...], words: str
+) -> None:
+    done = cli(*quick("softmax.pt", "-o", "linear.pt", *arguments, "--json"))
+    assert done.code == 2 and words in done.json()["message"]
+    assert "Traceback" not in done.err and not Path("linear.pt").exists()
+
+
+def test_a_model_without_softmax_attention_ends_with_4(folder: Path, cli: Cli) -> None:
+    torch.manual_seed(0)
+    save(DigitClassifier(DigitClassifierConfig(dim=16, num_heads=2, layers=1)), "elu.pt")
+    done = cli(*quick("elu.pt", "-o", "linear.pt", "--data", "rows.npz", "--json"))
+    assert done.code == 4 and "calls no softmax attention" in done.json()["message"]
+
+
+@pytest.mark.slow
+def test_a_form_that_is_never_faster_ends_with_3_and_is_drawn(folder: Path, cli: Cli) -> None:
+    torch.manual_seed(0)
+    config = LanguageModelConfig(dim=16, num_heads=2, layers=1, attention="softmax")
+    save(LanguageModel(config), "lm.pt")
+    np.savez("text.npz", np.random.default_rng(0).integers(256, size=(20, 8)))
+    done = cli(
+        *("linearize", "lm.pt", "-o", "linear.pt", "--data", "text.npz", "--map", "favor+"),
+        *("--features", 512, "--lengths", "8,16", "--threads", 1, "--html", "page.html", "--json"),
+    )
+    found = done.json()
+    assert done.code == 3 and found["status"] == "declined" and found["crossover"] is None
+    assert re.fullmatch(
+        r"No: the linear form is not faster at .*8 to 16: .* ms\.", found["verdict"]
+    )
+    assert [row["length"] for row in found["latency"]] == [8, 16]
+    assert found["memory"][0]["linear_mb"] is not None and Path("linear.pt").exists()
+    text = Path("page.html").read_text()
+    assert "<svg" in text and "blocks.0.attention" in text and "src=" not in text
+    assert page({**found, "latency": None, "memory": None}).count("Not measured") == 2

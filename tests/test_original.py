@@ -1,0 +1,38 @@
+"""Asking the original: in float64 as well, unless that takes long."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from linexport.parity import original
+from linexport.parity.cases import Case
+from linexport.parity.tolerances import TOLERANCES
+
+
+def reference(dtype: torch.dtype) -> Any:
+    def run(inputs: Any) -> list[np.ndarray]:
+        time.sleep(0.01)
+        return [np.ones(3)]
+
+    named = SimpleNamespace(dtype=dtype, name=str(dtype).removeprefix("torch."), denominator=None)
+    return type("Fake", (), {**vars(named), "__call__": staticmethod(run)})()
+
+
+@pytest.mark.parametrize(("patience", "asked"), [(60.0, 2), (0.0, 1)])
+def test_what_takes_long_is_asked_once_and_said(
+    patience: float, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(original, "PATIENCE", patience)
+    references = [reference(torch.float32), reference(torch.float64)]
+    notes: list[str] = []
+    case = Case("random", {"seq": 4097}, 0)
+    found = original.ask(references, case, ((), {}), TOLERANCES["float32"], notes)
+    assert [a.name for a in found] == ["float32", "float64"][:asked]
+    assert len(references) == 2
+    assert [("not run in float64" in n, "4097" in n) for n in notes] == [(True, True)] * (2 - asked)

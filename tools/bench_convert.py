@@ -1,0 +1,181 @@
+"""Time and memory of converting a user's 12-layer model, stage by stage.
+
+    python tools/bench_convert.py [--model cumsum|quadratic] [--layers 12] [--json FILE]
+
+The model is written as people write it: width 512, 8 heads of 64, elu(x) + 1, and attention as a
+cumulative sum of outer products or as scores under a triangular mask. Every stage's peak is counted
+from what was resident before the conversion began, in multiples of the model's weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx_graphsurgeon  # noqa: F401  # libraries are not what a model takes
+import onnxruntime  # noqa: F401
+import onnxscript  # noqa: F401
+import torch
+from torch import Tensor, nn
+
+import linexport
+
+WIDTH, HEADS, EPS = 512, 8, 1e-6
+LAYERS = int(os.environ.get("LAYERS", "12"))
+
+
+def cumsum_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """(B, T, H, d) each: the state after every token, all at once."""
+    state = torch.cumsum(torch.einsum("bthd,bthe->bthde", k, v), dim=1)
+    normaliser = torch.einsum("bthd,bthd->bth", q, torch.cumsum(k, dim=1))
+    return torch.einsum("bthd,bthde->bthe", q, state) / (normaliser[..., None] + EPS)
+
+
+def quadratic_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """(B, T, H, d) each: all scores, those of later keys set to zero."""
+    scores = torch.tril(torch.einsum("bthd,bshd->bhts", q, k))
+    attended = torch.einsum("bhts,bshe->bthe", scores, v)
+    return attended / (scores.sum(-1).transpose(1, 2)[..., None] + EPS)
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, each with a norm before and a residual around it."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.attention = attention
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norms[0](x)).unflatten(-1, (3, HEADS, -1)).unbind(2)
+        phi = nn.functional.elu
+        x = x + self.out(self.attention(phi(q) + 1, phi(k) + 1, v).flatten(2))
+        return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
+
+
+def _model(attention: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block(attention) for _ in range(LAYERS))), (torch.randn(2, 64, WIDTH),)
+
+
+def cumsum() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A factory, as ``linexport convert`` takes it."""
+    return _model(cumsum_attention)
+
+
+def quadratic() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A factory, as ``linexport convert`` takes it."""
+    return _model(quadratic_attention)
+
+
+class Watched:
+    """What every stage takes: seconds, those of processors, and the most memory it held."""
+
+    def __init__(self, weights: float) -> None:
+        self.before, self.weights = _resident("VmRSS"), weights
+        self.stages: list[dict[str, Any]] = []
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """See ``linexport.progress.Progress``."""
+        Path("/proc/self/clear_refs").write_text("5")
+        start, busy = time.perf_counter(), _processor()
+        yield
+        row = {
+            "name": name,
+            "seconds": round(time.perf_counter() - start, 1),
+            "processor_seconds": round(_processor() - busy, 1),
+            "peak_mb": round(_resident("VmHWM") - self.before),
+        }
+        self.stages.append(row)
+        print(
+            f"  {name:10} {row['seconds']:7.1f} s  {row['processor_seconds']:7.1f} s of processors"
+            f"  {row['peak_mb']:6} MB  {row['peak_mb'] / self.weights:5.1f} x",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _processor() -> float:
+    """Seconds that processors have worked for this process and those it waited for."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(u.ru_utime + u.ru_stime for u in used)
+
+
+def _resident(field: str) -> float:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"/proc/self/status has no {field}")
+
+
+def measured(name: str) -> dict[str, Any]:
+    """One conversion, in this process."""
+    weights = sum(p.numel() * 4 for p in globals()[name]()[0].parameters()) / 2**20
+    print(f"{name}, {LAYERS} layers, {weights:.0f} MB of weights", file=sys.stderr)
+    watched = Watched(weights)
+    start, busy = time.perf_counter(), _processor()
+    with tempfile.TemporaryDirectory() as work:
+        manifest = linexport.convert(f"bench_convert:{name}", Path(work) / "out", progress=watched)
+    return {
+        "model": name,
+        "layers": LAYERS,
+        "fused": manifest["fused"],
+        "status": manifest["status"],
+        "weights_mb": round(weights),
+        "seconds": round(time.perf_counter() - start, 1),
+        "processor_seconds": round(_processor() - busy, 1),
+        "peak_mb": max(s["peak_mb"] for s in watched.stages),
+        "stages": watched.stages,
+        "warnings": manifest["warnings"],
+        "latency": manifest["latency"],
+    }
+
+
+def main() -> None:
+    """Each model in a process of its own, which prints its stages as they end."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--model", choices=("cumsum", "quadratic"))
+    options.add_argument("--layers", type=int, default=LAYERS)
+    options.add_argument("--json", type=Path)
+    options.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.here:
+        print(json.dumps(measured(given.model)))
+        return
+    rows = []
+    for name in [given.model] if given.model else ["cumsum", "quadratic"]:
+        # From its own folder, where the factories are importable.
+        done = subprocess.run(
+            [sys.executable, Path(__file__).name, "--here", "--model", name],
+            cwd=Path(__file__).parent,
+            env={**os.environ, "LAYERS": str(given.layers)},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        row = json.loads(done.stdout.splitlines()[-1])
+        rows.append(row)
+        print(
+            f"{name}: {row['status']}, {row['fused']}, {row['seconds']} s, "
+            f"{row['processor_seconds']} s of processors, {row['peak_mb']} MB",
+            flush=True,
+        )
+    if given.json:
+        given.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
