@@ -85,7 +85,7 @@ def linearize(
         int | None,
         typer.Option(
             min=1,
-            help="Multiply-adds for one token that such a layer may have; ten million unless given.",
+            help="Multiply-adds for one token such a layer may have; ten million unless given.",
         ),
     ] = None,
     heal: Annotated[
