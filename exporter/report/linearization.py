@@ -62,7 +62,7 @@ def print_linearization(report: Mapping[str, Any], console: Any) -> None:
             console.print(_grid(table))
     for row in _left(report):
         console.print(
-            f"{row.get('name')} was left as it is: {printable(plain(row['reason']))}",
+            f"{row.get('name')} stays: {printable(plain(row['reason']))}",
             markup=False,
             style="yellow",
         )
