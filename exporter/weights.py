@@ -36,11 +36,11 @@ def placeholder(name: str, values: np.ndarray) -> TensorProto:
     return tensor
 
 
-def detach(model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    """Take the large weights out of a model, in place."""
+def detach(model: onnx.ModelProto, size: int = LARGE) -> dict[str, np.ndarray]:
+    """Take the weights of at least ``size`` bytes out of a model, in place."""
     found = {}
     for tensor in model.graph.initializer:
-        if len(tensor.raw_data) >= LARGE:
+        if len(tensor.raw_data) >= size:
             found[tensor.name] = numpy_helper.to_array(tensor)
             tensor.CopyFrom(placeholder(tensor.name, found[tensor.name]))
     return found

@@ -59,7 +59,8 @@ class LinearAttentionLayer(ReferenceModel):
         check(self.feature_map, self.spec)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """(B, T, max(num_heads, kv_heads) * value_dim)."""
+        """(B, T, max(num_heads, kv_heads) * value_dim), of as many keys as queries."""
+        torch._check(key.shape[1] == query.shape[1])
         output, _ = mapped_attention(self.feature_map, self.spec, query, key, value)
         return output
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import onnx
 import pytest
 
 import linexport
+from linexport import weights
 from linexport.artifact import write
 from linexport.errors import EnvironmentProblemError, UsageError
 
@@ -177,12 +177,12 @@ def test_a_disk_that_takes_no_more_is_an_environment_problem(
     monkeypatch: pytest.MonkeyPatch,
     number: int,
 ) -> None:
-    def full(model: object, path: str, **options: object) -> None:
-        Path(path).write_bytes(b"half a mod")
-        raise OSError(number, os.strerror(number), path)
+    def full(model: object, apart: object, path: Path, data: Path | None) -> None:
+        path.write_bytes(b"half a mod")
+        raise OSError(number, os.strerror(number), str(path))
 
     before = snapshot(artifact.parent)
-    monkeypatch.setattr(onnx, "save_model", full)
+    monkeypatch.setattr(weights, "save", full)
     source = factories.source("small")
     result = cli("convert", source, "-o", artifact, "--no-bench", "--overwrite", "--json")
     assert result.code == 5

@@ -21,6 +21,9 @@ from linexport.errors import EnvironmentProblemError, UsageError
 EXTERNAL_ABOVE = 1_500_000_000
 """Bytes above which weights go to a file of their own: a protobuf ends at 2 GB."""
 
+SMALLEST = 2**10
+"""Bytes of the smallest weight that goes there with the others."""
+
 
 def check_output(output: Path, overwrite: bool) -> None:
     """Refuse an output path before any work is done for it.
@@ -126,10 +129,11 @@ def save_model(model: onnx.ModelProto, folder: Path, apart: weights.Weights | No
     ``apart`` are the weights that are not in the model. Its own large ones are taken out of it.
     """
     path, data = folder / MODEL, folder / DATA
-    found = {**(apart or {}), **weights.detach(model)}
-    size = model.ByteSize() + sum(values.nbytes for values in found.values())
+    size = model.ByteSize() + sum(values.nbytes for values in (apart or {}).values())
+    beside = size > EXTERNAL_ABOVE
+    found = {**(apart or {}), **weights.detach(model, SMALLEST if beside else weights.LARGE)}
     data.unlink(missing_ok=True)
-    weights.save(model, found, path, data if size > EXTERNAL_ABOVE else None)
+    weights.save(model, found, path, data if beside else None)
     return path
 
 

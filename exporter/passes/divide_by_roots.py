@@ -16,7 +16,7 @@ STAGE = "canonicalise"
 def run(graph: gs.Graph) -> None:
     """Every product whose factor is the reciprocal of a root."""
     for node in graph.nodes:
-        if node.op != "Mul" or node.domain:
+        if node.op != "Mul" or node.domain or not node.inputs:  # disconnected by another pass
             continue
         for factor, other in (node.inputs, reversed(node.inputs)):
             root = _root(factor)
