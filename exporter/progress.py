@@ -21,6 +21,10 @@ class Progress(Protocol):
         """Entered for work of so many steps; gives a function to tell the steps done and a note."""
         ...
 
+    def note(self, text: str) -> None:
+        """Something to be read before the work goes on."""
+        ...
+
 
 class Silent:
     """Shows nothing: the default of the library."""
@@ -34,6 +38,9 @@ class Silent:
     def steps(self, name: str, total: int) -> Iterator[Advance]:
         """See ``Progress``."""
         yield lambda done, note: None
+
+    def note(self, text: str) -> None:
+        """See ``Progress``."""
 
 
 class Stopwatch:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from linexport.models.feed_forward import feed_forward
+from linexport.models.feed_forward import feed_forward, substitute
 from linexport.models.registry import ReferenceModel
 from linexport.models.stack import StackConfig, attention_layer
 
@@ -63,6 +63,7 @@ class DigitClassifier(ReferenceModel):
         self.blocks = nn.Sequential(*(Block(config, at) for at in range(config.layers)))
         self.norm = nn.LayerNorm(config.dim)
         self.classes = nn.Linear(config.dim, CLASSES)
+        substitute(self, config.kernel_feed_forward)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Logits (B, 10) of ``pixels``, (B, tokens, features) in [0, 1]."""

@@ -19,7 +19,7 @@ from torch.export import Dim
 from torch.nn import functional as F
 
 from linexport.models.attention import AttentionState
-from linexport.models.feed_forward import feed_forward
+from linexport.models.feed_forward import feed_forward, substitute
 from linexport.models.registry import ReferenceModel
 from linexport.models.short_conv import ShortConv
 from linexport.models.softmax_attention import KeysAndValues
@@ -85,6 +85,7 @@ class LanguageModel(ReferenceModel):
         nn.init.normal_(self.embedding.weight, std=config.dim**-0.5)
         self.blocks = nn.ModuleList(Block(config, at) for at in range(config.layers))
         self.norm = nn.LayerNorm(config.dim)
+        substitute(self, config.kernel_feed_forward)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (B, T, 256) of the byte after each of ``tokens``, (B, T) int64."""

@@ -26,12 +26,15 @@ class StackConfig(AttentionConfig):
         attention: linear, or softmax, which leaves the feature map and its options aside.
         per_layer: what differs in each layer, as fields of ``AttentionConfig`` or ``attention``;
             None: nothing does in any.
+        kernel_feed_forward: configs of the ``KernelFeedForward`` layers that take the place of a
+            linear layer and its activation, by the path of the linear layer; None: there are none.
     """
 
     layers: int
     hidden_dim: int | None = None
     attention: str = "linear"
     per_layer: list[dict[str, Any]] | None = None
+    kernel_feed_forward: dict[str, dict[str, Any]] | None = None
 
 
 def attention_layer(config: StackConfig, at: int, causal: bool) -> Attention:

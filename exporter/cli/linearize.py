@@ -70,6 +70,24 @@ def linearize(
             min=1, help="Pseudo-keys in place of keys that never change; one for each 16 if not."
         ),
     ] = None,
+    feed_forward: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Linearise feed-forward layers, too: least-squares, bernstein, taylor or keep, or "
+            "LAYER=FORM; may be repeated. The cost is printed before anything is built.",
+        ),
+    ] = None,
+    target_error: Annotated[
+        float | None,
+        typer.Option(help="Squared error of such a layer to expect for one token."),
+    ] = None,
+    max_cost: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Multiply-adds for one token such a layer may have; ten million unless given.",
+        ),
+    ] = None,
     heal: Annotated[
         int, typer.Option(min=0, help="Steps of learning the original's layer outputs, at most.")
     ] = 0,
@@ -100,6 +118,7 @@ def linearize(
         from linexport.linearization.metric import find_metric
         from linexport.linearization.pipeline import linearize as run
         from linexport.linearization.save import check_output
+        from linexport.models.feed_forward import MAX_COST
         from linexport.models.registry import ReferenceModel
 
         if max_drop is not None and evaluate is None:
@@ -119,6 +138,9 @@ def linearize(
             budget=budget,
             locality=locality,
             memory_keys=memory_keys,
+            feed_forward=_per_layer(feed_forward, str),
+            target_error=target_error,
+            max_cost=max_cost or MAX_COST,
             heal=heal,
             evaluate=metric,
             max_drop=max_drop,

@@ -26,6 +26,7 @@ NAMES = {
     "time": "Timing them in turns",
     "find": "Finding softmax attention",
     "fit": "Fitting linear forms",
+    "feed-forward": "Linearising feed-forward layers",
     "heal": "Learning the original's layer outputs",
     "compare": "Comparing both models",
     "save": "Writing the linear form",
@@ -64,6 +65,10 @@ class Spinner:
         with Progress(*columns, console=self._console, transient=True) as progress:
             bar = progress.add_task("", total=total)
             yield lambda done, note: progress.update(bar, completed=done, description=note)
+
+    def note(self, text: str) -> None:
+        """The text as it is."""
+        self._console.print(text, markup=False, soft_wrap=True)
 
     @contextmanager
     def _timed_status(self, text: str) -> Iterator[None]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from linexport.errors import UnsupportedModelError, UsageError
+from linexport.errors import UsageError
 from linexport.linearization.calibration import Calibration, batches
 from linexport.linearization.choose import AUTO, KEEP, Wishes, asked_for, chosen
 from linexport.linearization.find import Site
@@ -45,7 +45,6 @@ def replace_attention(
     Raises:
         UsageError: wishes that do not fit.
         ParityError: a denominator vanishes on the data, or no map is within the budget.
-        UnsupportedModelError: no site can be replaced.
     """
     wishes.check(sites)
     wanted = [s for s in sites if s.replaceable and wishes.map_of(s.name) != KEEP]
@@ -78,9 +77,6 @@ def replace_attention(
             for s in automatic
             if s.index not in found
         }
-    if not made.forms:
-        why = "; ".join(f"{s.name}: {reasons.get(s.index, 'left as it is')}" for s in sites)
-        raise UnsupportedModelError(f"No softmax attention was replaced. {why}")
     _record(made, module, sites, data, wishes.options.get("delta"), reasons, details)
     return made
 

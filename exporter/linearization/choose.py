@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -48,12 +48,12 @@ class Wishes:
 
     def map_of(self, name: str) -> str:
         """The map of one layer, by its own name."""
-        kind = _last(self.maps, name) or KEEP
+        kind = last(self.maps, name) or KEEP
         return kind if kind in (AUTO, KEEP) else feature_maps.find(kind.replace("-", "_")).kind
 
     def features_of(self, name: str) -> int | None:
         """M of one layer, where it was asked for."""
-        found: int | None = _last(self.features, name)
+        found: int | None = last(self.features, name)
         return found
 
     def check(self, sites: Sequence[Site]) -> None:
@@ -64,9 +64,7 @@ class Wishes:
                 or the other way round.
         """
         names = [site.name for site in sites]
-        for pattern in (*self.maps, *self.features):
-            if not fnmatch.filter(names, pattern):
-                raise UsageError(f"No layer is called {pattern!r}; found {', '.join(names)}.")
+        check_patterns((*self.maps, *self.features), names)
         chosen = {self.map_of(name) for name in names}
         if (AUTO in chosen) != (self.budget is not None):
             raise UsageError(
@@ -95,7 +93,19 @@ def local(wishes: Wishes, delta: float) -> Wishes:
     return replace(wishes, maps=maps, options={**wishes.options, "delta": float(delta)})
 
 
-def _last(rules: Mapping[str, Any], name: str) -> Any:
+def check_patterns(patterns: Iterable[str], names: Sequence[str]) -> None:
+    """Refuse a pattern of layer names that fits none.
+
+    Raises:
+        UsageError: names it, and the layers.
+    """
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise UsageError(f"No layer is called {pattern!r}; found {', '.join(names)}.")
+
+
+def last(rules: Mapping[str, Any], name: str) -> Any:
+    """The value of the last pattern that fits a name; None where none does."""
     found = [value for pattern, value in rules.items() if fnmatch.fnmatchcase(name, pattern)]
     return found[-1] if found else None
 

@@ -60,8 +60,13 @@ class Site:
         return self.reason is None
 
 
-def find(module: nn.Module, batches: Iterable[Rows]) -> list[Site]:
+def find(module: nn.Module, batches: Iterable[Rows], required: bool = True) -> list[Site]:
     """Every call of softmax attention, in order; the module runs on all batches.
+
+    Args:
+        module: in inference mode.
+        batches: its arguments.
+        required: refuse a module without such calls.
 
     Raises:
         UsageError: the module does not run on these inputs.
@@ -74,7 +79,7 @@ def find(module: nn.Module, batches: Iterable[Rows]) -> list[Site]:
             f"The module calls softmax attention {counts} times in runs on different batches: "
             "which call is which cannot be told."
         )
-    if not runs[0].sites:
+    if required and not runs[0].sites:
         raise UnsupportedModelError(_nothing(module))
     return [_joined(runs, at) for at in range(len(runs[0].sites))]
 

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 import linexport
 from linexport import environment
+from linexport.errors import UnsupportedModelError, UsageError
 from linexport.linearization import compare, cost, find
 from linexport.linearization.attention import FITTED, Attention, replace_attention
 from linexport.linearization.calibration import Calibration, batches, calibration
 from linexport.linearization.choose import EVERY, Wishes, local
+from linexport.linearization.feed_forward import FeedForward, replace_feed_forward
 from linexport.linearization.heal import heal as healing
 from linexport.linearization.metric import Evaluate, Metric
 from linexport.linearization.replace import shared_copy, with_forms
@@ -23,6 +25,7 @@ from linexport.linearization.verdict import verdict
 from linexport.loaders.default_dims import default_dims
 from linexport.loaders.model import LoadedModel, Source
 from linexport.loaders.weights import describe
+from linexport.models.feed_forward import MAX_COST
 from linexport.models.registry import ReferenceModel
 from linexport.progress import Progress, Silent, Stopwatch
 
@@ -61,6 +64,9 @@ def linearize(
     budget: float | None = None,
     locality: float | None = None,
     memory_keys: int | None = None,
+    feed_forward: str | Mapping[str, str] | None = None,
+    target_error: float | None = None,
+    max_cost: int = MAX_COST,
     heal: int = 0,
     evaluate: Metric | Evaluate | None = None,
     max_drop: float | None = None,
@@ -81,6 +87,11 @@ def linearize(
         budget: for "auto": the largest relative error of the attention in a layer.
         locality: attend only to keys within this L1 distance; see ``locality``.
         memory_keys: pseudo-keys in place of keys that never change; None: one for each 16.
+        feed_forward: form of y = f(W x + b), "least-squares", "bernstein", "taylor" or "keep", of
+            every linear layer that an activation follows in an ``nn.Sequential``, or by patterns
+            of their names; None: they stay.
+        target_error: of these layers, for one token; see ``linearize_feed_forward``.
+        max_cost: multiply-adds for one token that such a layer may have.
         heal: steps of learning the original's layer outputs at most.
         evaluate: gives a score of a module; higher is better, unless a ``Metric`` says otherwise.
         max_drop: by how much that may get worse; None: by any amount.
@@ -95,9 +106,12 @@ def linearize(
 
     Raises:
         UsageError: data or options that do not fit, or ``evaluate`` fails or gives no number.
-        UnsupportedModelError: there is no softmax attention, or none that can be replaced.
+        UnsupportedModelError: there is nothing of what was asked for, or nothing that can be
+            replaced.
         ParityError: a denominator vanishes on the data, or no map is within the budget.
     """
+    if target_error is not None and feed_forward is None:
+        raise UsageError("A target error is of feed-forward layers: name a form of these, too.")
     watch = Stopwatch(progress or Silent())
     data = calibration(calibration_data, seed)
     loaded = module if isinstance(module, LoadedModel) else _loaded(module, data)
@@ -108,15 +122,25 @@ def linearize(
         wishes = local(wishes, locality)
     with watch.stage("find"):
         fit, held_out = (list(batches(x))[:FITTED] for x in (data.fit, data.held_out))
-        sites = find.find(original, [*fit, *held_out])
+        sites = find.find(original, [*fit, *held_out], required=feed_forward is None)
     with watch.stage("fit"):
-        made = replace_attention(original, sites, data, wishes, memory_keys)
+        made = Attention()
+        if sites:
+            made = replace_attention(original, sites, data, wishes, memory_keys)
+        if feed_forward is None and not made.forms:
+            why = "; ".join(f"{row['name']}: {row['reason']}" for row in made.records)
+            raise UnsupportedModelError(f"No softmax attention was replaced. {why}")
     linear = with_forms(original, made.forms)
     replaced = [site for site in sites if site.index in made.forms]
     healed = None
     if heal:
         with watch.stage("heal"), watch.shown.steps("heal", heal) as advance:
             healed = healing(original, linear, replaced, data, heal, seed, advance)
+    dense: list[dict[str, Any]] = []
+    if feed_forward is not None:
+        asked = FeedForward(_rules(feed_forward), target_error, max_cost, seed)
+        with watch.stage("feed-forward"):
+            dense = replace_feed_forward(linear, fit, asked, watch.shown.note)
     with watch.stage("compare"):
         for index, error in compare.layer_errors(original, linear, replaced, held_out).items():
             made.records[index]["layer_error"] = error
@@ -138,6 +162,7 @@ def linearize(
         "layers": _with_costs(
             made, sites, sorted({r["length"] for r in measured["latency"] or ()})
         ),
+        "feed_forward": dense,
         "output_error": output_error,
         "healing": None if healed is None else asdict(healed),
         "metric": scores,

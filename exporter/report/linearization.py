@@ -37,6 +37,7 @@ def page(report: Mapping[str, Any]) -> str:
             bad=report.get("status") != "ok",
             facts=list(_facts(report).items()),
             layers=_layers(report),
+            feed_forward=_feed_forward(report),
             kept=_kept(report),
             healing=_healing(report),
             time=drawings(lambda i, w: _chart(report, "latency", "ms", i, w), "time"),
@@ -55,17 +56,16 @@ def print_linearization(report: Mapping[str, Any], console: Any) -> None:
     console.print(printable(plain(report.get("verdict"))), markup=False, style=style)
     for name, fact in _facts(report).items():
         console.print(f"{name.lower()}: {printable(fact)}", markup=False, style="dim")
-    for table in (_layers(report), _costs(report)):
+    for table in (_layers(report), _feed_forward(report), _costs(report)):
         if table is not None:
             console.print()
             console.print(_grid(table))
-    for row in objects(report.get("layers")):
-        if row.get("reason"):
-            console.print(
-                f"{row.get('name')} was left as it is: {printable(plain(row['reason']))}",
-                markup=False,
-                style="yellow",
-            )
+    for row in _left(report):
+        console.print(
+            f"{row.get('name')} stays: {printable(plain(row['reason']))}",
+            markup=False,
+            style="yellow",
+        )
     if report.get("output"):
         console.print(f"\nwritten {report['output']}", soft_wrap=True, markup=False)
         console.print(
@@ -145,11 +145,39 @@ def _layer(row: Mapping[str, Any]) -> list[Cell]:
     ]
 
 
+def _feed_forward(report: Mapping[str, Any]) -> Table | None:
+    rows = [
+        [
+            Cell(plain(row.get("name")), tone="code"),
+            Cell(plain(row.get("form")), plain(row.get("activation")), tone="strong"),
+            Cell(count(row.get("degree"))),
+            Cell(count(row.get("features"))),
+            Cell(_tiny(row.get("relative_error"))),
+            Cell(_tiny(row.get("error")), _promised(row)),
+            Cell(count(row.get("multiply_adds"))),
+            Cell(count(row.get("multiply_adds_before"))),
+        ]
+        for row in objects(report.get("feed_forward"))
+        if not row.get("reason")
+    ]
+    labels = ["Layer", "Form", "#Degree", "#M", "#Relative error", "#Squared error"]
+    return build("Feed-forward layers", [*labels, "#Multiply-adds", "#Before"], rows)
+
+
+def _promised(row: Mapping[str, Any]) -> str:
+    return "" if row.get("bound") is None else f"at most {_tiny(row['bound'])} in theory"
+
+
+def _left(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Layers of both kinds that were not replaced."""
+    rows = [*objects(report.get("layers")), *objects(report.get("feed_forward"))]
+    return [row for row in rows if row.get("reason")]
+
+
 def _kept(report: Mapping[str, Any]) -> Table | None:
     rows = [
         [Cell(plain(row.get("name")), tone="code"), Cell(plain(row["reason"]))]
-        for row in objects(report.get("layers"))
-        if row.get("reason")
+        for row in _left(report)
     ]
     return build("Left as they are", ["Layer", "Why"], rows)
 

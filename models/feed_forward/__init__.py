@@ -14,6 +14,7 @@ from linexport.models.feed_forward.linearize import (
     FeedForwardReport,
     linearize_feed_forward,
 )
+from linexport.models.feed_forward.pairs import Pair, pairs, substitute
 from linexport.models.feed_forward.powers import Power
 
 __all__ = [
@@ -24,7 +25,10 @@ __all__ = [
     "FeedForwardReport",
     "KernelFeedForward",
     "KernelFeedForwardConfig",
+    "Pair",
     "Power",
     "feed_forward",
     "linearize_feed_forward",
+    "pairs",
+    "substitute",
 ]

@@ -47,6 +47,7 @@ class Decoder(nn.Module):
         return self.gpt2(input_ids=input_ids, use_cache=False).logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "args"), [(Encoder, (IDS, MASK)), (Decoder, (IDS,))])
 def test_every_layer_is_replaced_and_the_rest_is_the_original(
     make: type[nn.Module], args: tuple[Tensor, ...], tmp_path: Path

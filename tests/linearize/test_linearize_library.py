@@ -228,7 +228,7 @@ def test_the_crossover_is_where_it_stays_ahead() -> None:
     assert crossover(rows(1, 1, 3)) is None
     report = {"metric": None, "latency": rows(3, 3), "crossover": None}
     assert verdict(report, None)[0] == "declined"
-    assert "at the longest it takes 3 ms and softmax attention 2 ms" in verdict(report, None)[1]
+    assert "at the longest it takes 3 ms and the original 2 ms" in verdict(report, None)[1]
 
 
 # Bad input

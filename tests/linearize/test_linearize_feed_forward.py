@@ -1,0 +1,186 @@
+"""linexport.linearize with feed-forward layers: which are found, what becomes of them."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import linexport
+from linexport.errors import LinexportError, UnsupportedModelError, UsageError
+from linexport.models import DigitClassifier, LanguageModel
+from linexport.models.classifier import DigitClassifierConfig
+from linexport.models.feed_forward import KernelFeedForward, pairs
+from linexport.models.language_model import LanguageModelConfig
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SIZES = {"dim": 8, "num_heads": 2, "hidden_dim": 12, "attention": "softmax"}
+PIXELS = torch.rand(64, 16, 4, generator=torch.Generator().manual_seed(0))
+TOKENS = torch.randint(256, (24, 12), generator=torch.Generator().manual_seed(0))
+FIRST = "blocks.0.feed_forward.0"
+
+
+def digits(layers: int = 2) -> DigitClassifier:
+    torch.manual_seed(0)
+    return DigitClassifier(DigitClassifierConfig(layers=layers, **SIZES)).eval()
+
+
+def run(module: nn.Module, data: Any = PIXELS, form: Any = "least-squares", **options: Any) -> Any:
+    options = {"map": "taylor2", "bench": False, "feed_forward": form, **options}
+    return linexport.linearize(module, data, **options)
+
+
+def shared_activation() -> nn.Sequential:
+    torch.manual_seed(0)
+    act = nn.Tanh()
+    return nn.Sequential(nn.Linear(6, 8), act, nn.Linear(8, 8), act, nn.Linear(8, 3)).eval()
+
+
+@pytest.mark.parametrize("form", ["least-squares", "bernstein", "taylor"])
+def test_each_form_is_reported_and_comes_near(form: str) -> None:
+    module = digits(1)
+    with torch.no_grad():  # the power series needs small |w|
+        module.blocks[0].feed_forward[0].weight.mul_(0.2)
+    found = run(module, form=form, target_error=0.05, map="keep")
+    (row,) = found.report["feed_forward"]
+    assert row["form"] == form and row["activation"] == "gelu" and row["reason"] is None
+    assert row["error"] < 2 * 0.05 and row["multiply_adds"] > row["multiply_adds_before"] == 8 * 12
+    assert 0 < found.report["output_error"] < 0.2
+    assert isinstance(found.module.blocks[0].feed_forward[0], KernelFeedForward)
+    assert type(module.blocks[0].feed_forward[0]) is nn.Linear
+    json.dumps(found.report)
+
+
+def test_a_checkpoint_has_the_layers_and_is_linearised_again(tmp_path: Path) -> None:
+    path = tmp_path / "linear.pt"
+    found = run(digits(), form={FIRST: "least-squares"}, map={"blocks.0.*": "taylor2"})
+    rows = found.report["feed_forward"]
+    assert [row["form"] for row in rows] == ["least-squares", None]
+    assert rows[1]["reason"] == "left as it is, as asked for"
+    found.save(path)
+    loaded = linexport.models.load(path)
+    with torch.no_grad():
+        assert torch.equal(loaded(PIXELS), found.module(PIXELS))
+    again = run(loaded).module
+    assert torch.equal(
+        again.blocks[0].feed_forward[0].weight, loaded.blocks[0].feed_forward[0].weight
+    )
+    assert sorted(again.config["kernel_feed_forward"]) == [FIRST, "blocks.1.feed_forward.0"]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_converts(tmp_path: Path) -> None:
+    found = run(digits(1))
+    found.save(tmp_path / "linear.pt")
+    report = linexport.convert(str(tmp_path / "linear.pt"), tmp_path / "artifact", bench=False)
+    assert report["status"] == "ok"
+
+
+def test_the_language_model_still_streams() -> None:
+    torch.manual_seed(0)
+    module = LanguageModel(LanguageModelConfig(layers=1, **SIZES)).eval()
+    linear = run(module, TOKENS, heal=4).module
+    with torch.no_grad():
+        first, state = linear.step(TOKENS[:, :5], linear.initial_state(24))
+        rest, _ = linear.step(TOKENS[:, 5:], state)
+        whole = linear(TOKENS)
+    torch.testing.assert_close(torch.cat([first, rest], 1), whole, atol=2e-5, rtol=1e-4)
+
+
+def test_a_module_without_attention_becomes_a_program(tmp_path: Path) -> None:
+    module, data = shared_activation(), torch.randn(200, 6)
+    found = run(module, data, target_error=1e-4)
+    assert [row["name"] for row in found.report["feed_forward"]] == ["0", "2"]
+    found.save(tmp_path / "linear.pt2")
+    loaded = torch.export.load(tmp_path / "linear.pt2").module()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(data), found.module(data))
+        assert (loaded(data) - module(data)).square().mean() < 1e-3
+    assert found.report["layers"] == []
+
+
+def test_an_activation_without_a_form_is_left_with_the_reason() -> None:
+    layers = OrderedDict(a=nn.Linear(4, 4), b=nn.Sigmoid(), c=nn.Linear(4, 4), d=nn.ReLU())
+    found = {pair.name: pair.reason for pair in pairs(nn.Sequential(layers))}
+    assert found["c"] is None and "'Sigmoid'; expected gelu" in str(found["a"])
+
+
+def test_the_cost_is_told_first_and_refused_above_the_limit() -> None:
+    notes: list[str] = []
+
+    class Told(linexport.progress.Silent):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    with pytest.raises(UsageError, match=rf"{FIRST}: .*max_cost"):
+        run(digits(1), max_cost=100, progress=Told())
+    assert len(notes) == 1 and notes[0].startswith(f"{FIRST}\n")
+
+
+class Inline(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"form": "cubic"}, "Unknown form 'cubic'"),
+        ({"form": "bernstein"}, "needs a target_error"),
+        ({"form": {"block.*": "taylor"}}, "No layer is called 'block"),
+        ({"form": None, "target_error": 0.1}, "name a form"),
+        ({"form": "keep"}, "No feed-forward layer was replaced"),
+    ],
+)
+def test_wishes_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(LinexportError, match=words):
+        run(digits(1), **options)
+
+
+def test_a_module_whose_activation_is_called_inside_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="has no feed-forward layer that can be told"):
+        run(Inline().eval(), torch.randn(20, 5, 8))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("blocks.0.feed_forward.2", {}, "expected configs by the names"),
+        ("nowhere", {}, "'nowhere'"),
+        (FIRST, {"in_features": 9}, "9 to 12 features; expected 8 to 12"),
+        (FIRST, {"width": 1}, "unknown key 'width'"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(
+    name: str, change: dict[str, Any], words: str
+) -> None:
+    config = {"in_features": 8, "out_features": 12, "maps": [], **change}
+    layers = {name: config}
+    with pytest.raises(UsageError, match=words):
+        DigitClassifier(DigitClassifierConfig(layers=1, kernel_feed_forward=layers, **SIZES))
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    linexport.models.save(digits(1), "softmax.pt")
+    np.savez("rows.npz", PIXELS.numpy())
+    arguments = ("linearize", "softmax.pt", "--data", "rows.npz", "--map", "keep", "--no-bench")
+    arguments += ("--feed-forward", "least-squares", "-o", "linear.pt")
+    done = cli(*arguments, "--html", "page.html")
+    assert done.code == 0, done.err
+    assert FIRST in done.err and "before" in done.err
+    text = Path("page.html").read_text()
+    assert FIRST in text and "least-squares" in text and "blocks.0.attention" in text
+    refused = cli(*arguments, "--max-cost", 10, "--overwrite")
+    assert refused.code == 2 and "Traceback" not in refused.err
