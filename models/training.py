@@ -140,6 +140,19 @@ def train_language_model(
     return model
 
 
+def _loss_of_drawn(
+    model: nn.Module, pixels: Tensor, labels: Tensor, seed: int
+) -> Callable[[], Tensor]:
+    """The loss of another drawn batch of images at every call."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def loss() -> Tensor:
+        chosen = torch.randint(len(pixels), (_IMAGE_BATCH,), generator=generator)
+        return F.cross_entropy(model(pixels[chosen]), labels[chosen])
+
+    return loss
+
+
 def train_digits(
     steps: int = DIGITS_STEPS,
     *,
@@ -170,11 +183,7 @@ def train_digits(
     train, _ = data.digits()
     pixels = data.patches(train.images, config.tokens)
     model = _seeded(seed, lambda: DigitClassifier(config))
-    generator = torch.Generator().manual_seed(seed)
-
-    def loss_of_batch() -> Tensor:
-        chosen = torch.randint(len(pixels), (_IMAGE_BATCH,), generator=generator)
-        return F.cross_entropy(model(pixels[chosen]), train.labels[chosen])
+    loss_of_batch = _loss_of_drawn(model, pixels, train.labels, seed)
 
     groups: list[dict[str, Any]] | None = None
     if attention == "softmax":
@@ -210,11 +219,7 @@ def train_digit_network(
     model = _seeded(
         seed, lambda: DigitNetwork(DigitNetworkConfig(features=parts, hidden_dim=hidden_dim))
     )
-    generator = torch.Generator().manual_seed(seed)
-
-    def loss_of_batch() -> Tensor:
-        chosen = torch.randint(len(pixels), (_IMAGE_BATCH,), generator=generator)
-        return F.cross_entropy(model(pixels[chosen]), train.labels[chosen])
+    loss_of_batch = _loss_of_drawn(model, pixels, train.labels, seed)
 
     groups = [
         {"params": [*model.hidden.parameters()], "weight_decay": decay},

@@ -24,6 +24,8 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
+from linexport.loaders.onnx_file.draws import DRAWING
+
 STAGE = "canonicalise"
 
 SMALL = 2**16
@@ -40,10 +42,7 @@ SAME_DTYPE = {"Add", "Sub", "Mul", "Div", "Neg", "Softmax", "Softplus", "Sigmoid
 }
 """Operators whose output has the dtype of their first input."""
 
-NOT_A_FUNCTION = {"Dropout", "RandomNormal", "RandomNormalLike", "RandomUniform", "Bernoulli"} | {
-    "RandomUniformLike",
-    "Multinomial",
-}
+NOT_A_FUNCTION = DRAWING | {"Dropout"}
 """Operators that do not give the same output for the same input."""
 
 

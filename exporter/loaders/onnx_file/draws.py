@@ -10,7 +10,7 @@ from onnx import TensorProto, numpy_helper
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.onnx_file.walk import all_graphs, all_nodes
 
-_DRAWING = frozenset(
+DRAWING = frozenset(
     {
         "Bernoulli",
         "Multinomial",
@@ -20,6 +20,8 @@ _DRAWING = frozenset(
         "RandomUniformLike",
     }
 )
+"""Operators that do not give the same output for the same input."""
+
 _TRAINING_MODE = 2
 """Place of the input by which Dropout draws."""
 
@@ -44,7 +46,7 @@ def _drawing(model: onnx.ModelProto) -> Iterator[str]:
         if node.domain not in ("", "ai.onnx"):
             continue
         training = [name for name in node.input[_TRAINING_MODE:] if name and name not in off]
-        if node.op_type in _DRAWING or (node.op_type == "Dropout" and training):
+        if node.op_type in DRAWING or (node.op_type == "Dropout" and training):
             yield f"{node.op_type} {node.name}".strip()
 
 
