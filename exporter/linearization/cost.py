@@ -76,16 +76,14 @@ class Curves:
         self, original: LoadedModel, linear: LoadedModel, folder: Path, threads: int, seed: int
     ) -> None:
         self.original, self.seed, self.folder = original, seed, folder
-        self.paths = {"original": folder / "original", "linear": folder / "linear"}
-        models = {
-            "original": export(original, self.paths["original"]),
-            "linear": export(linear, self.paths["linear"]),
+        self.paths = {
+            name: export(loaded, folder / name)
+            for name, loaded in (("original", original), ("linear", linear))
         }
-        self.paths = models
         target = targets.find(TARGET)
         self.sessions = {
             name: target.open(path, threads=threads, taking_turns=True)
-            for name, path in models.items()
+            for name, path in self.paths.items()
         }
         traced = trace.trace(original)
         self.inputs = tensors(traced.model.graph.input)
