@@ -23,7 +23,7 @@ from linexport.report.text import (
 NONE = "–"
 COMPETITORS = {
     "linear": "linear form",
-    "original": "softmax, ONNX Runtime",
+    "original": "softmax, ONNX",
     "original_pytorch": "softmax, PyTorch",
 }
 
