@@ -106,15 +106,15 @@ class Layout:
     def magnitude(self, arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
         """Sums of absolute values of the terms of each result: what rounding is relative to.
 
-        The delta rules subtract what they stored, so there the largest value stored stands in
-        for the terms of a state, and |q| times it for those of an output.
+        In the delta rules the terms of a state are k_t beta_t (v_t - k_t . S_{t-1}), and the
+        largest of their sums after any token stands in for every element: a token's error is
+        read back by all later ones.
         """
-        terms = {n: x if n in ("decay", "key_mask") else np.abs(x) for n, x in arrays.items()}
         if not self.spec.has_beta:
+            terms = {n: x if n in ("decay", "key_mask") else np.abs(x) for n, x in arrays.items()}
             return self.reference(terms)
         output, state, _ = self.reference(arrays)
-        stored = [state, arrays["value"], arrays.get("past_state", state)]
-        largest = max(float(np.abs(x).max(initial=0)) for x in stored)
+        largest = self._largest_state(arrays)
         heads = (*output.shape[:2], self.spec.q_num_heads, self.d_k)
         query = np.abs(arrays["query"].astype(np.float64)).reshape(heads).sum(-1)
         query = np.repeat(query, output.shape[2] // self.spec.q_num_heads, axis=2)
@@ -124,6 +124,26 @@ class Layout:
             np.full_like(state, largest),
             positive_keys,
         )
+
+    def _largest_state(self, arrays: Mapping[str, np.ndarray]) -> float:
+        """The largest sum of |terms| of a delta rule's state, after any token."""
+        batch, length = arrays["query"].shape[:2]
+        nothing = np.zeros((batch, self.spec.kv_num_heads, self.d_k, self.d_v))
+        state = np.asarray(arrays.get("past_state", nothing), np.float64)
+        sums = np.abs(state)
+        largest = sums.max(initial=0)
+        for t in range(length):
+            token = {n: x[:, t : t + 1] for n, x in arrays.items() if not n.startswith("past")}
+            negative = {**token, "key": np.abs(token["key"]), "value": -np.abs(token["value"])}
+            kept = {**token, "beta": np.zeros_like(token["beta"])}
+            terms = self._state(kept, np.abs(state)) - self._state(negative, np.abs(state))
+            sums = self._state(kept, sums) + terms
+            state = self._state(token, state)
+            largest = max(largest, sums.max(initial=0))
+        return float(largest)
+
+    def _state(self, token: Mapping[str, np.ndarray], past: np.ndarray) -> np.ndarray:
+        return self.reference({**token, "past_state": past})[1]
 
     def model(self, **attach: Any) -> onnx.ModelProto:
         """The node with dynamic batch and length, its function attached.
