@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from linexport import recheck
 from linexport.timing import competitors
 from linexport.timing.competitors import Bench
 from linexport.timing.latency import COMPETITORS, Settings, interleaved, measure, table
-from linexport.timing.memory import peak_megabytes
+from linexport.timing.memory import peak
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -108,18 +109,31 @@ def test_a_plain_export_that_is_wrong_is_not_timed(
 
 
 def test_a_slow_original_is_not_waited_for_at_longer_lengths(
-    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+    bench: Callable[[str], Bench],
 ) -> None:
     """The plain export is then compared with the artifact."""
-    monkeypatch.setattr(competitors, "PATIENCE", 0.0)
     runner = bench("small")
     runner.export_plainly()
+    runner.settings = replace(QUICK, longest=2.0)
+    runner.pace["pytorch"] = (8, 1.0)
     short, long = runner.latency((8, 33))
     assert short["pytorch_ms"] > 0 and long["pytorch_ms"] is None
-    assert "not waited for: it took 0.0 s at 8 tokens" in long["reasons"]["pytorch"]
+    assert "not waited for: it took 1.0 s at 8 tokens, so 4 s" in long["reasons"]["pytorch"]
     assert long["plain_export_ms"] > 0
     (memory,) = runner.memory((33,))
     assert memory["pytorch_mb"] is None and "not waited for" in memory["reasons"]["pytorch"]
+
+
+def test_a_slow_plain_export_is_not_waited_for_at_longer_lengths(
+    bench: Callable[[str], Bench],
+) -> None:
+    runner = bench("small")
+    runner.export_plainly()
+    runner.settings = replace(QUICK, longest=0.0)
+    short, long = runner.latency((8, 33))
+    assert short["plain_export_ms"] > 0 and long["plain_export_ms"] is None
+    assert "; 0 s are allowed" in long["reasons"]["plain_export"]
+    assert long["artifact_ms"] > 0
 
 
 def test_a_plain_export_that_fails_says_why(
@@ -167,8 +181,10 @@ def test_peak_memory_is_measured_in_a_process_of_its_own(
         np.savez(tmp_path / f"{name}.npz", allow_pickle=False, x=x, **state)
     model = str(converted("small") / "model.onnx")
     files = tmp_path / "large.npz", tmp_path / "small.npz"
-    peak, reason = peak_megabytes("onnx", model, *files)
-    assert reason is None
-    assert peak is not None and peak > 400_000 * 8 * 4 / 2**20
-    peak, reason = peak_megabytes("onnx", str(tmp_path / "missing.onnx"), *files)
-    assert peak is None and reason is not None and "missing.onnx" in reason
+    found = peak("onnx", model, *files)
+    assert found.reason is None
+    assert found.megabytes is not None and found.megabytes > 400_000 * 8 * 4 / 2**20
+    assert found.moved is not None and found.moved >= round(2 * 400_000 * 8 * 4 / 2**20, 3)
+    found = peak("onnx", str(tmp_path / "missing.onnx"), *files)
+    assert found.megabytes is found.moved is None
+    assert found.reason is not None and "missing.onnx" in found.reason

@@ -188,9 +188,11 @@ def _method(manifest: Mapping[str, Any]) -> str:
     threads = (
         "on each one's own choice of threads" if own else f"on {count(how.get('threads'))} threads"
     )
+    longest = how.get("longest_call_seconds")
+    allowed = f" One call of a competitor may take {count(longest)} s." if longest else ""
     return (
         f"{count(how.get('repeats'))} timed runs after {count(how.get('warmup'))} to warm up, "
-        f"{threads}, the competitors {turns}."
+        f"{threads}, the competitors {turns}.{allowed}"
     )
 
 

@@ -26,6 +26,8 @@ class Settings:
         repeats: counted calls of each competitor.
         seconds: a competitor that has used this much time at one size stops early.
         patience: with fewer than three calls even, where it has used this much.
+        longest: it is not called at a size at which one call, as far as those at smaller sizes can
+            tell, takes more than this.
         threads: of every competitor; 0 for each one's own choice.
         lead_in: uncounted calls at the start of every turn: decode steps follow one another, and
             the first after a pause has threads to wake.
@@ -35,6 +37,7 @@ class Settings:
     repeats: int = 20
     seconds: float = 2.0
     patience: float = 4.0
+    longest: float = 10.0
     threads: int = 0
     lead_in: int = 0
 
@@ -45,7 +48,12 @@ class Settings:
             "repeats": self.repeats,
             "threads": self.threads,
             "interleaved": True,
+            "longest_call_seconds": self.longest,
         }
+
+
+BRIEF = Settings(seconds=1.0, patience=2.0, longest=2.0)
+"""What a conversion spends; ``linexport bench`` takes the time."""
 
 
 class Called:

@@ -11,13 +11,21 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
-def peak_megabytes(
+class Peak(NamedTuple):
+    """The peak of one run and what goes in and out, in megabytes, or the reason for neither."""
+
+    megabytes: float | None
+    moved: float | None
+    reason: str | None
+
+
+def peak(
     competitor: str, model: str, inputs: Path, small_inputs: Path, target: str = "ort"
-) -> tuple[float | None, str | None]:
-    """Peak megabytes of one run and None, or None and the reason it could not be measured.
+) -> Peak:
+    """Measure one run.
 
     Args:
         competitor: "onnx" (``model`` is a file) or "pytorch" (``model`` is a source to load).
@@ -27,7 +35,7 @@ def peak_megabytes(
         target: whose session opens an ONNX file.
     """
     if not sys.platform.startswith("linux"):
-        return None, "peak memory is measured on Linux only"
+        return Peak(None, None, "peak memory is measured on Linux only")
     request = {
         "competitor": competitor,
         "model": model,
@@ -43,11 +51,11 @@ def peak_megabytes(
     )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
-        return None, f"the probe ended with {done.returncode}: {lines[-1][:200]}"
-    return float(json.loads(done.stdout.splitlines()[-1])["megabytes"]), None
+        return Peak(None, None, f"the probe ended with {done.returncode}: {lines[-1][:200]}")
+    return Peak(**json.loads(done.stdout.splitlines()[-1]), reason=None)
 
 
-def _probe(request: dict[str, str]) -> float:
+def _probe(request: dict[str, str]) -> dict[str, float]:
     import numpy as np
 
     def arrays(path: str) -> list[Any]:
@@ -60,8 +68,8 @@ def _probe(request: dict[str, str]) -> float:
         session: Any = targets.find(request["target"]).open(Path(request["model"]))
         names = [i.name for i in session.inner.get_inputs()]
 
-        def run(values: list[Any]) -> object:
-            return session.run(dict(zip(names, values, strict=True)))
+        def run(values: list[Any]) -> list[Any]:
+            return list(session.run(dict(zip(names, values, strict=True))).values())
 
     else:
         import torch
@@ -70,18 +78,19 @@ def _probe(request: dict[str, str]) -> float:
 
         module = load_model(request["model"]).module
 
-        def run(values: list[Any]) -> object:
+        def run(values: list[Any]) -> list[Any]:
             with torch.no_grad():
-                return module(*[torch.from_numpy(v) for v in values])
+                outputs = module(*[torch.from_numpy(v) for v in values])
+            return [x for x in torch.utils._pytree.tree_leaves(outputs) if torch.is_tensor(x)]
 
     run(arrays(request["small_inputs"]))
     values = arrays(request["inputs"])
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
-    result = run(values)
-    peak = _status("VmHWM")
-    del result
-    return max(0.0, (peak - before) / 1024)
+    outputs = run(values)
+    megabytes = max(0.0, (_status("VmHWM") - before) / 1024)
+    moved = sum(x.nbytes for x in [*values, *outputs]) / 2**20
+    return {"megabytes": round(megabytes, 2), "moved": round(moved, 3)}
 
 
 def _status(field: str) -> int:
@@ -93,4 +102,4 @@ def _status(field: str) -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"megabytes": round(_probe(json.loads(sys.argv[1])), 2)}))
+    print(json.dumps(_probe(json.loads(sys.argv[1]))))
