@@ -1,13 +1,15 @@
 """Time and memory of converting a user's 12-layer model, stage by stage.
 
-    python tools/bench_convert.py [--model cumsum|quadratic] [--layers 12] [--json FILE]
+    python tools/bench_convert.py [--model cumsum|quadratic] [--width 512] [--layers 12]
+                                  [--json FILE]
 
-The model is written as people write it: width 512, 8 heads of 64, elu(x) + 1, and attention as a
+The model is written as people write it: heads of 64, elu(x) + 1, and attention as a
 cumulative sum of outer products or as scores under a triangular mask. Every stage's peak is counted
 from what was resident before the conversion began, libraries that torch loads at its first export
 among it, in multiples of the model's weights (parameters in float32). Of the peak, what is resident
 while neither the original nor a plain export runs is linexport's own; what these take above that
-while they run stands beside it. Peak memory is measured in processes of their own, not counted here.
+while they run stands beside it. Peak memory is measured in processes of their own, which are not
+counted here.
 """
 
 from __future__ import annotations
@@ -32,13 +34,15 @@ import torch
 from torch import Tensor, nn
 
 import linexport
-from linexport import trace
+from linexport import heap, trace
 from linexport.loaders import load_model
 from linexport.parity.reference import Reference
 from linexport.timing.competitors import Bench
 
-WIDTH, HEADS, EPS = 512, 8, 1e-6
-LAYERS = int(os.environ.get("LAYERS", "12"))
+LAYERS, WIDTH = (
+    int(os.environ.get(name, default)) for name, default in (("LAYERS", 12), ("WIDTH", 512))
+)
+HEADS, EPS = WIDTH // 64, 1e-6
 
 
 def cumsum_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -98,9 +102,11 @@ class Watched:
     def __init__(self, weights: float) -> None:
         self.before, self.weights = _resident("VmRSS"), weights
         self.stages: list[dict[str, Any]] = []
-        self.own = self.others = self.peak = self.waited = 0.0
-        _watch(Reference, "__call__", lambda call: self._apart(call))
-        _watch(Bench, "_once", lambda once: lambda b, n, c, s: once(b, n, self._apart(c), s))
+        self.own = self.others = self.peak = self.waited = self.plain = 0.0
+        _watch(Reference, "__call__", self._apart)
+        _watch(Bench, "export_plainly", lambda call: self._apart(call, keeps=True))
+        _watch(Bench, "memory", self._closing)
+        _watch(Bench, "_once", lambda once: lambda b, n, c, s: once(b, n, self._turn(n, c), s))
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -125,16 +131,35 @@ class Watched:
             for title, key in (("peak", "peak_mb"), ("own", "own_mb"), ("others", "others_mb"))
         )
         print(
-            f"  {name:10} {row['seconds']:7.1f} s, others {row['seconds_of_others']:6.1f} s  {peaks}",
+            f"  {name:10} {row['seconds']:7.1f} s, others {row['seconds_of_others']:6.1f} s  "
+            f"{peaks}",
             file=sys.stderr,
             flush=True,
         )
 
     def _note_own(self) -> None:
-        self.own = max(self.own, _resident("VmHWM") - self.before)
+        self.own = max(self.own, _resident("VmHWM") - self.before - self.plain)
 
-    def _apart(self, call: Any) -> Any:
-        """A call of the original or of a plain export: time and memory are theirs."""
+    def _turn(self, name: str, call: Any) -> Any:
+        return self._apart(call, keeps=name == "plain_export")
+
+    def _closing(self, memory: Any) -> Any:
+        """The session of the plain export is closed there."""
+
+        def run(bench: Bench, lengths: tuple[int, ...]) -> Any:
+            self._note_own()
+            bench.plain, self.plain = None, 0.0
+            heap.give_back()
+            _forget_peak()
+            return memory(bench, lengths)
+
+        return run
+
+    def _apart(self, call: Any, keeps: bool = False) -> Any:
+        """A call of the original or of a plain export: time and memory are theirs.
+
+        ``keeps``: so is what it leaves behind, a session and its buffers.
+        """
 
         def run(*args: Any) -> Any:
             self._note_own()
@@ -147,6 +172,8 @@ class Watched:
                 peak = _resident("VmHWM")
                 self.others = max(self.others, peak - held)
                 self.peak = max(self.peak, peak - self.before)
+                if keeps:
+                    self.plain += _resident("VmRSS") - held
                 _forget_peak()
 
         return run
@@ -191,6 +218,7 @@ def measured(name: str) -> dict[str, Any]:
     return {
         "model": name,
         "layers": LAYERS,
+        "width": WIDTH,
         "fused": manifest["fused"],
         "status": manifest["status"],
         "weights_mb": round(weights),
@@ -209,6 +237,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--model", choices=("cumsum", "quadratic"))
     options.add_argument("--layers", type=int, default=LAYERS)
+    options.add_argument("--width", type=int, default=WIDTH)
     options.add_argument("--json", type=Path)
     options.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = options.parse_args()
@@ -221,7 +250,7 @@ def main() -> None:
         done = subprocess.run(
             [sys.executable, Path(__file__).name, "--here", "--model", name],
             cwd=Path(__file__).parent,
-            env={**os.environ, "LAYERS": str(given.layers)},
+            env={**os.environ, "LAYERS": str(given.layers), "WIDTH": str(given.width)},
             stdout=subprocess.PIPE,
             text=True,
             check=True,
