@@ -17,7 +17,7 @@ from linexport.targets import Session
 from linexport.timing import export as timing
 from linexport.timing.export import TARGET
 from linexport.timing.latency import Call, Settings, interleaved
-from linexport.timing.memory import peak
+from linexport.timing.memory import peak_megabytes
 
 TRACED = 100
 """Tokens of the traced example: several chunks."""
@@ -69,8 +69,8 @@ def memory(
     for path, size in zip(files, (length, SHORT), strict=True):
         if not path.exists():
             np.savez(path, allow_pickle=False, **{n: x[:, :size] for n, x in fed.items()})
-    found = peak("onnx", str(model), *files, TARGET)
-    return (None if found.megabytes is None else found.megabytes * 2**20 / length), found.reason
+    peak, reason = peak_megabytes("onnx", str(model), *files, TARGET)
+    return (None if peak is None else peak * 2**20 / length), reason
 
 
 def _call(session: Session, fed: Mapping[str, np.ndarray]) -> Call:

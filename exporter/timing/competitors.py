@@ -21,7 +21,7 @@ from linexport.parity.reference import feeds
 from linexport.parity.tolerances import TOLERANCES
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Call, Called, Settings, measure, table
-from linexport.timing.memory import Peak, peak
+from linexport.timing.memory import peak_megabytes
 from linexport.trace.messages import innermost
 
 LENGTHS = (64, 256, 1024, 4096)
@@ -53,6 +53,7 @@ class Bench:
     plain_nodes: int | None = None
     notes: list[str] = field(default_factory=list)
     pace: dict[str, tuple[int, float]] = field(default_factory=dict)
+    moved: dict[int, float] = field(default_factory=dict)
 
     def export_plainly(self, program: torch.export.ExportedProgram | None = None) -> None:
         """Make the plain export; what stops it becomes the reason of its empty columns."""
@@ -120,7 +121,10 @@ class Bench:
         return measure(calls, reasons, replace(self.settings, lead_in=LEAD_IN))
 
     def memory(self, lengths: tuple[int, ...]) -> list[dict[str, Any]]:
-        """Peak megabytes of one run, each in a process of its own."""
+        """Peak megabytes of one run, each in a process of its own.
+
+        ``io_mb`` is what goes in and out, where the latency was taken at that length.
+        """
         self.plain = None  # what it holds is not held twice
         return [self._memory_row(length) for length in lengths]
 
@@ -135,7 +139,8 @@ class Bench:
             state = self._state(sizes)
             np.savez(full, allow_pickle=False, **fed, **state)
             files[name] = (plain, full)
-        row: dict[str, Any] = {"length": length, "io_mb": None, "reasons": {}}
+        moved = self.moved.get(self._tokens({sequence: length} if sequence else {}))
+        row: dict[str, Any] = {"length": length, "io_mb": moved, "reasons": {}}
         location = self.subject.loaded.source.location
         contestants = {
             "artifact": ("onnx", str(self.model), 1, self.target),
@@ -146,14 +151,14 @@ class Bench:
             reason = self.reasons.get(name) or self._too_slow(
                 name, {sequence: length} if sequence else {}
             )
-            found = Peak(None, None, reason)
+            peak = None
             if reason is None:
-                found = peak(kind, path, files["inputs"][which], files["small"][which], target)
-            row[f"{name}_mb"] = found.megabytes
-            if name == "artifact":
-                row["io_mb"] = found.moved
-            if found.reason:
-                row["reasons"][name] = found.reason
+                peak, reason = peak_megabytes(
+                    kind, path, files["inputs"][which], files["small"][which], target
+                )
+            row[f"{name}_mb"] = peak
+            if reason:
+                row["reasons"][name] = reason
         return row
 
     def _inputs(self, sizes: Mapping[str, int]) -> tuple[tuple[Any, ...], dict[str, np.ndarray]]:
@@ -197,10 +202,13 @@ class Bench:
             assert plain is not None
             return plain.run(by_position)
 
+        ours = Called(artifact)
+        moved = sum(a.nbytes for a in [*fed.values(), *ours.outcome.values()])
+        self.moved[self._tokens(sizes)] = round(moved / 2**20, 3)
         plain_call = self._once("plain_export", plainly, sizes) if plain else None
         if subject.loaded.graph is not None:  # the plain export is the original
-            return {"artifact": artifact, "plain_export": plain_call}
-        original, ours = self._once("pytorch", eager, sizes), Called(artifact)
+            return {"artifact": ours, "plain_export": plain_call}
+        original = self._once("pytorch", eager, sizes)
         if isinstance(original, Called):
             leaves = pytree.tree_leaves(original.take())
             expected = [x.numpy() for x in leaves if isinstance(x, torch.Tensor)]

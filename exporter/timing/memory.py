@@ -11,21 +11,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 
-class Peak(NamedTuple):
-    """The peak of one run and what goes in and out, in megabytes, or the reason for neither."""
-
-    megabytes: float | None
-    moved: float | None
-    reason: str | None
-
-
-def peak(
+def peak_megabytes(
     competitor: str, model: str, inputs: Path, small_inputs: Path, target: str = "ort"
-) -> Peak:
-    """Measure one run.
+) -> tuple[float | None, str | None]:
+    """Peak megabytes of one run and None, or None and the reason it could not be measured.
 
     Args:
         competitor: "onnx" (``model`` is a file) or "pytorch" (``model`` is a source to load).
@@ -35,7 +27,7 @@ def peak(
         target: whose session opens an ONNX file.
     """
     if not sys.platform.startswith("linux"):
-        return Peak(None, None, "peak memory is measured on Linux only")
+        return None, "peak memory is measured on Linux only"
     request = {
         "competitor": competitor,
         "model": model,
@@ -51,11 +43,11 @@ def peak(
     )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no message"]
-        return Peak(None, None, f"the probe ended with {done.returncode}: {lines[-1][:200]}")
-    return Peak(**json.loads(done.stdout.splitlines()[-1]), reason=None)
+        return None, f"the probe ended with {done.returncode}: {lines[-1][:200]}"
+    return float(json.loads(done.stdout.splitlines()[-1])["megabytes"]), None
 
 
-def _probe(request: dict[str, str]) -> dict[str, float]:
+def _probe(request: dict[str, str]) -> float:
     import numpy as np
 
     def arrays(path: str) -> list[Any]:
@@ -68,8 +60,8 @@ def _probe(request: dict[str, str]) -> dict[str, float]:
         session: Any = targets.find(request["target"]).open(Path(request["model"]))
         names = [i.name for i in session.inner.get_inputs()]
 
-        def run(values: list[Any]) -> list[Any]:
-            return list(session.run(dict(zip(names, values, strict=True))).values())
+        def run(values: list[Any]) -> object:
+            return session.run(dict(zip(names, values, strict=True)))
 
     else:
         import torch
@@ -78,19 +70,18 @@ def _probe(request: dict[str, str]) -> dict[str, float]:
 
         module = load_model(request["model"]).module
 
-        def run(values: list[Any]) -> list[Any]:
+        def run(values: list[Any]) -> object:
             with torch.no_grad():
-                outputs = module(*[torch.from_numpy(v) for v in values])
-            return [x for x in torch.utils._pytree.tree_leaves(outputs) if torch.is_tensor(x)]
+                return module(*[torch.from_numpy(v) for v in values])
 
     run(arrays(request["small_inputs"]))
     values = arrays(request["inputs"])
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
-    outputs = run(values)
-    megabytes = max(0.0, (_status("VmHWM") - before) / 1024)
-    moved = sum(x.nbytes for x in [*values, *outputs]) / 2**20
-    return {"megabytes": round(megabytes, 2), "moved": round(moved, 3)}
+    result = run(values)
+    peak = _status("VmHWM")
+    del result
+    return max(0.0, (peak - before) / 1024)
 
 
 def _status(field: str) -> int:
@@ -102,4 +93,4 @@ def _status(field: str) -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_probe(json.loads(sys.argv[1]))))
+    print(json.dumps({"megabytes": round(_probe(json.loads(sys.argv[1])), 2)}))
