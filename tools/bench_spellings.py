@@ -140,8 +140,10 @@ def measured(name: str, spellings: ModuleType, length: int) -> dict[str, Any]:
         fed |= {n: np.zeros((), np.int64) for n in positions}
         sessions[who], feeds[who] = session, {first: x.numpy(), **fed}
     got = next(iter(sessions["spelling"].run(feeds["spelling"]).values()))
+    torch.set_default_dtype(torch.float64)  # of masks that a spelling makes as well
     with torch.no_grad():
         expected = Packed(module.double(), spelling.inputs)(x.double()).numpy()
+    torch.set_default_dtype(torch.float32)
     calls = {w: (lambda w=w: sessions[w].run(feeds[w])) for w in sessions}
     times = {n: float(np.median(t)) for n, t in interleaved(calls, SETTINGS).items()}
     return {
