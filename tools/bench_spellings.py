@@ -70,7 +70,8 @@ class Own(torch.nn.Module):
         if self.name == "rotary":
             q, k = self.rotated(q), self.rotated(k)
         else:
-            q, k = self.maps[0](q, m.q_num_heads), self.maps[1](k, m.key_heads)
+            q = self.maps[0](q, m.q_num_heads, "query")
+            k = self.maps[1](k, m.key_heads, "key")
         out, _, _ = functional.linear_attention(
             q,
             k,
