@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import onnx_graphsurgeon as gs
 
@@ -72,8 +73,8 @@ def read(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> tuple[Roles, Map
 def _linear(
     form: Form, terms: Sequence[Term], is_weight: Callable[[gs.Tensor], bool]
 ) -> tuple[Term, Roles] | None:
-    """The term with the first power of the scores."""
-    for term in terms:
+    """The first power of the scores, which some term has, or a power of it, and its roles."""
+    for term in (_first_power(term, form.axes) for term in terms):
         try:
             found = roles.read(replace(form, terms=(term,)), is_weight)
         except NotAttentionError:
@@ -81,6 +82,21 @@ def _linear(
         if found and len(found.query) == len(found.key) == len(found.channels) == 1:
             return term, found
     return None
+
+
+def _first_power(term: Term, free: Axes) -> Term:
+    """With one query and one key, where it has several of each that are the same."""
+    alike: dict[Any, list[Leaf]] = {}
+    for leaf in term.of(Leaf):
+        alike.setdefault((leaf.key(), len(leaf.axes & free)), []).append(leaf)
+    repeated = [group for group in alike.values() if len(group) > 1]
+    if len(repeated) != 2:
+        return term
+    first = repeated[0][0]
+    other = max(repeated[1], key=lambda leaf: len(leaf.axes & first.axes))
+    copies = [f for group in repeated for f in group if f is not first and f is not other]
+    kept = tuple(f for f in term.factors if not any(f is copy for copy in copies))
+    return Term(term.coefficient, kept)
 
 
 def _powers(rest: tuple[Factor, ...], linear: Roles) -> list[Term]:

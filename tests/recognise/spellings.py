@@ -452,6 +452,12 @@ def other_polynomial(q, k, v):
 
 
 @spelling(OTHER)
+def even_polynomial(q, k, v):
+    t = heads_first(q) @ heads_first(k).transpose(-1, -2) / math.sqrt(D)
+    return merge((1 + t**2).tril() @ heads_first(v))
+
+
+@spelling(OTHER)
 def cubic_polynomial(q, k, v):
     t = heads_first(q) @ heads_first(k).transpose(-1, -2) / math.sqrt(D)
     return merge((taylor_kernel(t) + t * t * t / 6).tril() @ heads_first(v))
