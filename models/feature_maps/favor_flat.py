@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -81,7 +82,7 @@ class FavorFlat(ExponentialMap):
         self.half_log_floor: Tensor
         self.register_buffer("projection", Favor(head_dim, inner).projection)
         for name, value in self._constants(chosen.sharpness, chosen.floor).items():
-            made = draws.frozen(lambda value=value: np.array([value]), (1,), torch.float32)
+            made = draws.frozen(partial(np.array, [value]), (1,), torch.float32)
             self.register_buffer(name, made)
 
     @staticmethod
