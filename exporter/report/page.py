@@ -1,4 +1,4 @@
-"""manifest -> the HTML page: the words and tables of the other files poured into conversion.html."""
+"""manifest -> the HTML page: words and tables of the other files poured into conversion.html."""
 
 from __future__ import annotations
 
