@@ -22,7 +22,7 @@ from linexport.report.text import (
 
 NONE = "–"
 COMPETITORS = {
-    "linear": "linear form",
+    "linear": "linear form, ONNX",
     "original": "softmax, ONNX",
     "original_pytorch": "softmax, PyTorch",
 }
@@ -205,6 +205,7 @@ def _costs(report: Mapping[str, Any]) -> Table | None:
             [
                 Cell(count(length)),
                 Cell(amount(row["linear_ms"]), tone="good" if won else ""),
+                Cell(amount(row["linear_pytorch_ms"])),
                 Cell(amount(row["original_ms"])),
                 Cell(amount(row["original_pytorch_ms"])),
                 Cell(f"{best / row['linear_ms']:.2f}×"),
@@ -212,7 +213,8 @@ def _costs(report: Mapping[str, Any]) -> Table | None:
                 Cell(_or_none(held.get("original_mb"))),
             ]
         )
-    labels = ["#Tokens", "#Linear, ms", "#Softmax, ms", "#Softmax in PyTorch, ms", "#Gain"]
+    labels = ["#Tokens", "#Linear, ms", "#Linear in PyTorch, ms", "#Softmax, ms"]
+    labels += ["#Softmax in PyTorch, ms", "#Gain"]
     return build("Cost by length", [*labels, "#Linear, MB", "#Softmax, MB"], rows)
 
 

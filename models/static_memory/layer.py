@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from linexport.errors import UsageError
 from linexport.models.static_memory.pseudo_keys import PseudoMemory
@@ -46,5 +47,12 @@ class StaticMemory(nn.Module):
         """(B, T, H*d_v) of (B, T, H*d)."""
         heads = self.keys.shape[0]
         q = query.unflatten(-1, (heads, self.keys.shape[2])).transpose(1, 2)
-        weights = (q @ self.keys.transpose(1, 2) + self.bias[:, None]).softmax(-1)
-        return (weights @ self.values).transpose(1, 2).flatten(2)
+        rows = (query.shape[0], -1, -1, -1)
+        found = F.scaled_dot_product_attention(
+            q,
+            self.keys.expand(rows),
+            self.values.expand(rows),
+            attn_mask=self.bias[None, :, None],  # of four dimensions, or it is slow
+            scale=1.0,
+        )
+        return found.transpose(1, 2).flatten(2)
