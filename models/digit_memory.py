@@ -3,7 +3,7 @@
     q = W_q x        K_h = W_k m, V_h = E[label]     m the stored images, computed once
     logits = W_o softmax(q K^T / sqrt(d)) V          (B, T, 10)
 
-Its keys and values never change, so that they can become fewer (``linexport.models.static_memory``).
+Its keys and values never change: fewer can take their place (``linexport.models.static_memory``).
 """
 
 from __future__ import annotations

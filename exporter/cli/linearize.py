@@ -22,7 +22,7 @@ def linearize(
         str,
         typer.Argument(
             help="A trained model with softmax attention: a linexport checkpoint (.pt), an "
-            "exported program (.pt2) or package.module:callable."
+            "exported program (.pt2), a Hugging Face model folder or package.module:callable."
         ),
     ],
     output: Annotated[

@@ -1,8 +1,8 @@
 """What original and linear form cost: numbers stored, multiply-adds, time and memory by length.
 
-Both are exported alike and run in ONNX Runtime, and in eager PyTorch, whose softmax attention is the
-fastest there is on this machine at some lengths. The linear form wins at a length if its export is
-faster than both of the original.
+Both are exported alike and run in ONNX Runtime, and in eager PyTorch, whose softmax attention is
+the fastest there is on this machine at some lengths. The linear form wins at a length if its export
+is faster than the original in either.
 """
 
 from __future__ import annotations

@@ -80,9 +80,9 @@ def find(linear: nn.Module, batches: Sequence[Rows]) -> list[Place]:
     runs = [_run(linear, batch, names) for batch in batches]
     if not runs[0]:
         raise UnsupportedModelError(
-            f"{type(stem(linear)).__name__} has no feed-forward layer that can be told: expected an "
-            "nn.Linear whose output goes into an activation. An activation that is written out as a "
-            "formula, and layers that are no nn.Linear, such as Conv1D and gelu_new of GPT-2 in "
+            f"{type(stem(linear)).__name__} has no feed-forward layer that can be told: expected "
+            "an nn.Linear whose output goes into an activation. Activations written out as a "
+            "formula, and layers that are no nn.Linear, such as gelu_new and Conv1D of GPT-2 in "
             "transformers, are not found."
         )
     if any([place.name for place in found] != [place.name for place in runs[0]] for found in runs):

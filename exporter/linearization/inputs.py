@@ -19,10 +19,10 @@ def source(name: str, seed: int) -> LoadedModel:
     """The model, in PyTorch.
 
     Raises:
-        UnsupportedModelError: an ONNX file, or a language model whose library carries its states.
+        UnsupportedModelError: an ONNX file.
         LinexportError: see ``load_model``.
     """
-    loaded = load_model(name, seed=seed)
+    loaded = load_model(name, seed=seed, whole=True)
     if loaded.graph is not None:
         raise UnsupportedModelError(
             f"{name} is an ONNX graph, whose softmax attention cannot be told apart and healed. "

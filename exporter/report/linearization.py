@@ -23,8 +23,8 @@ from linexport.report.text import (
 NONE = "–"
 COMPETITORS = {
     "linear": "linear form, ONNX",
-    "original": "softmax, ONNX",
-    "original_pytorch": "softmax, PyTorch",
+    "original": "original, ONNX",
+    "original_pytorch": "original, PyTorch",
 }
 
 
@@ -93,6 +93,8 @@ def _facts(report: Mapping[str, Any]) -> dict[str, str]:
         "Model": plain(source.get("description")),
         "Calibration": f"{count(data.get('rows'))} rows, {count(data.get('held_out'))} held out",
         "Error of the outputs": f"{_tiny(report.get('output_error'))}, relative, held out",
+        "Everything else": f"{_tiny(report.get('rest_error'))} from the original, with softmax "
+        "attention left in",
         "Parameters": f"{count(numbers.get('original'))} before, {count(numbers.get('linear'))} "
         f"after, of which {count(numbers.get('not_shared'))} are not shared with the original",
     }
@@ -213,9 +215,9 @@ def _costs(report: Mapping[str, Any]) -> Table | None:
                 Cell(_or_none(held.get("original_mb"))),
             ]
         )
-    labels = ["#Tokens", "#Linear, ms", "#Linear in PyTorch, ms", "#Softmax, ms"]
-    labels += ["#Softmax in PyTorch, ms", "#Gain"]
-    return build("Cost by length", [*labels, "#Linear, MB", "#Softmax, MB"], rows)
+    labels = ["#Length", "#Linear, ms", "#Linear in PyTorch, ms", "#Original, ms"]
+    labels += ["#Original in PyTorch, ms", "#Gain"]
+    return build("Cost by length", [*labels, "#Linear, MB", "#Original, MB"], rows)
 
 
 def _chart(report: Mapping[str, Any], rows: str, unit: str, ident: str, width: int) -> str:
