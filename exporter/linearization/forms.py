@@ -43,7 +43,7 @@ class KernelAttention(nn.Module):
             eps=EPS,
         )
         check(feature_map, self.spec)
-        self.cross, self.masked = site.cross, site.masked
+        self.cross = site.cross
         self.feature_map = feature_map
         gain = site.scale * math.sqrt(site.head_dim)
         self.gain = nn.Parameter(torch.full((site.heads,), gain))

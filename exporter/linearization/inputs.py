@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ def rows(name: str) -> tuple[Any, ...]:
             found = function()
         return (found,) if isinstance(found, Tensor) else tuple(found)
     try:
+        if path.is_file() and not zipfile.is_zipfile(path):
+            raise ValueError("it is no .npz archive")
         with np.load(path, allow_pickle=False) as file:
             return tuple(torch.from_numpy(file[key]) for key in file.files)
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
