@@ -9,13 +9,20 @@ maps are made of.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from linexport.errors import UsageError
+from linexport.models.feature_maps.base import FeatureMap
+from linexport.models.options import bounded
+from linexport.plugins.ops import feature_map as op
 from linexport.plugins.ops.body import Body
+from linexport.plugins.ops.feature_map import Parameter
 
 GIBI = 1024**3
 _FLOAT_BYTES = 4
@@ -50,6 +57,47 @@ def pairs_onnx(b: Body, x: str, width: int, scale: float = 1.0) -> list[str]:
             rest = b.Slice(x, after, places[-1], last)
             pieces.append(b.Mul(b.Slice(left, here, after, last), rest))
     return pieces
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsOptions:
+    """Attributes:
+    memory_limit_gib: largest state of one head.
+    """
+
+    memory_limit_gib: float = bounded(1.0, above=0)
+
+
+class PairsMap(FeatureMap):
+    """A map of some features and, behind them, all pairs times ``pair_scale``."""
+
+    positive = False
+    kernel_positive = True
+    float32_features = True
+
+    Options: ClassVar[type[PairsOptions]] = PairsOptions
+
+    @classmethod
+    @abstractmethod
+    def pair_scale(cls, width: int) -> float:
+        """What the pairs of a head of that width are multiplied by."""
+
+    @classmethod
+    @abstractmethod
+    def first_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
+        """The features ahead of the pairs, as ``phi_onnx``; not called where there are none."""
+
+    @classmethod
+    def phi_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
+        pieces = pairs_onnx(b, x, width, cls.pair_scale(width))
+        if cls.feature_count(width, *(p.shape for p in parameters)) > count(width):
+            pieces.insert(0, cls.first_onnx(b, x, width, *parameters))
+        return str(b.Concat(*pieces, axis=-1))
+
+    @classmethod
+    def _formulas(cls) -> op.Formulas:
+        pairs = op.Pairs(scale=cls.pair_scale, first=cls.first_onnx)
+        return replace(super()._formulas(), pairs=pairs)
 
 
 def check_memory(kind: str, width: int, features: int, limit_gib: float) -> None:

@@ -15,30 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from linexport.models.feature_maps.base import Array, FeatureMap
-from linexport.models.feature_maps.pairs import check_memory, count, pairs, pairs_onnx
+from linexport.models.feature_maps.base import Array
+from linexport.models.feature_maps.pairs import PairsMap, PairsOptions, check_memory, count, pairs
 from linexport.models.options import bounded
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuadraticOptions:
+class QuadraticOptions(PairsOptions):
     """Attributes:
     c: the constant.
-    memory_limit_gib: largest state of one head.
     """
 
     c: float = bounded(0.0, at_least=0)
-    memory_limit_gib: float = bounded(1.0, above=0)
 
 
-class Quadratic(FeatureMap):
+class Quadratic(PairsMap):
     kind = "quadratic"
     kernel = "(q.k + c)^2"
-    positive = False
-    kernel_positive = True
-    float32_features = True
     regime = "Sharper than linear attention at exact cost; choose c > 0 to keep the sign of q.k."
     failure = "With c = 0 it cannot tell k from -k, and is 0 for q orthogonal to every key."
     Options = QuadraticOptions
@@ -66,14 +61,14 @@ class Quadratic(FeatureMap):
         return torch.cat([constant, x * (2 * c).sqrt(), pairs(x)], -1)
 
     @classmethod
-    def phi_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
-        squares = pairs_onnx(b, x, width)
-        if not parameters:
-            return str(b.Concat(*squares, axis=-1))
+    def pair_scale(cls, width: int) -> float:
+        return 1.0
+
+    @classmethod
+    def first_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
         c = parameters[0].name
         constant = b.Expand(c, b.Concat(b.Shape(x, end=-1), b.const([1]), axis=0))
-        linear = b.Mul(x, b.Sqrt(b.Add(c, c)))
-        return str(b.Concat(constant, linear, *squares, axis=-1))
+        return str(b.Concat(constant, b.Mul(x, b.Sqrt(b.Add(c, c))), axis=-1))
 
     @classmethod
     def kappa_onnx(cls, b: Body, t: str, width: int, *parameters: Parameter) -> str:

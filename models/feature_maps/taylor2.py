@@ -10,39 +10,24 @@ The features may be negative; the kernel never is less than 1/2. Source: Arora e
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from linexport.models.feature_maps.base import Array, FeatureMap
-from linexport.models.feature_maps.pairs import check_memory, count, pairs, pairs_onnx
-from linexport.models.options import bounded
+from linexport.models.feature_maps.base import Array
+from linexport.models.feature_maps.pairs import PairsMap, PairsOptions, check_memory, count, pairs
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
 
 
-@dataclass(frozen=True, kw_only=True)
-class Taylor2Options:
-    """Attributes:
-    memory_limit_gib: largest state of one head.
-    """
-
-    memory_limit_gib: float = bounded(1.0, above=0)
-
-
-class Taylor2(FeatureMap):
+class Taylor2(PairsMap):
     kind = "taylor2"
     kernel = "1 + t + t^2/2, t = q.k/sqrt(d)"
-    positive = False
-    kernel_positive = True
-    float32_features = True
     regime = "Close to softmax while |q.k| < 2 sqrt(d); exact, for heads of 16 to 64."
     failure = "For t < -1 the kernel grows again: very unlike keys are attended to."
-    Options = Taylor2Options
 
-    def __init__(self, head_dim: int, options: Taylor2Options | None = None) -> None:
+    def __init__(self, head_dim: int, options: PairsOptions | None = None) -> None:
         super().__init__(head_dim, options)
         check_memory(self.kind, head_dim, self.features, self.options.memory_limit_gib)
 
@@ -56,11 +41,13 @@ class Taylor2(FeatureMap):
         return torch.cat([torch.ones_like(x[..., :1]), x, pairs(x) * math.sqrt(0.5)], -1)
 
     @classmethod
-    def phi_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
-        scaled = b.Mul(x, b.const(width**-0.25))
-        halved = pairs_onnx(b, x, width, scale=(2 * width) ** -0.5)
+    def pair_scale(cls, width: int) -> float:
+        return float((2 * width) ** -0.5)
+
+    @classmethod
+    def first_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
         one = b.Expand(b.const([1.0]), b.Concat(b.Shape(x, end=-1), b.const([1]), axis=0))
-        return str(b.Concat(one, scaled, *halved, axis=-1))
+        return str(b.Concat(one, b.Mul(x, b.const(width**-0.25)), axis=-1))
 
     @classmethod
     def kappa_onnx(cls, b: Body, t: str, width: int, *parameters: Parameter) -> str:

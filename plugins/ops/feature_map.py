@@ -50,6 +50,19 @@ FeatureCount = Callable[..., int]
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """phi(x) = [first(x), s x_i^2, s sqrt2 x_i x_j (i < j)], pairs ordered by i, then j.
+
+    Attributes:
+        scale: s, by the width d.
+        first: the features ahead of the pairs; not called where there are none.
+    """
+
+    scale: Callable[[int], float]
+    first: Formula
+
+
+@dataclass(frozen=True)
 class Formulas:
     """How one kind of map is written in standard operators.
 
@@ -63,6 +76,7 @@ class Formulas:
             cannot be mapped in blocks.
         kappa: where phi(q) . phi(k) is a function of the scalar q . k alone:
             ``kappa(body, t, width, *parameters)`` of any tensor t of such products.
+        pairs: where the map is made of pairs of components, and symmetric.
         log_query, log_key: logarithms of the features, for maps that are exponentials.
     """
 
@@ -73,6 +87,7 @@ class Formulas:
     elementwise: bool = False
     over_time: bool = False
     kappa: Formula | None = None
+    pairs: Pairs | None = None
     log_query: Formula | None = None
     log_key: Formula | None = None
 

@@ -125,7 +125,8 @@ def fixed_chunks(node: Node) -> tuple[Body, list[str]]:
     spec, sizes = linear_attention.view(node)
     inputs = node.inputs[: len(linear_attention.INPUTS)]
     phi = linear_attention.absorbed_map(node)
-    return chunk.write(spec, sizes, inputs, phi, balanced=False)
+    b = Body()
+    return b, chunk.write(b, spec, sizes, inputs, phi, balanced=False)
 
 
 def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[dict[str, Any]]:

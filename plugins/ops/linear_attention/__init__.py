@@ -6,7 +6,7 @@ from onnx import defs, helper
 
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.body import Body
-from linexport.plugins.ops.linear_attention import bidirectional, chunk
+from linexport.plugins.ops.linear_attention import bidirectional, chunk, pair_blocks
 from linexport.plugins.ops.linear_attention.absorbed import AbsorbedMap, absorbed_map
 from linexport.plugins.ops.linear_attention.oracle import linear_attention
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec, Sizes
@@ -53,8 +53,12 @@ def view(node: Node) -> tuple[LinearAttentionSpec, Sizes]:
 
 def _portable(node: Node) -> tuple[Body, list[str]]:
     spec, sizes = view(node)
-    form = chunk if spec.causal else bidirectional
-    return form.write(spec, sizes, node.inputs[: len(INPUTS)], absorbed_map(node))
+    b, inputs, phi = Body(), node.inputs[: len(INPUTS)], absorbed_map(node)
+    if not spec.causal:
+        return b, bidirectional.write(b, spec, sizes, inputs, phi)
+    if phi is not None and pair_blocks.fits(spec, phi):
+        return b, pair_blocks.write(b, spec, sizes, inputs, phi)
+    return b, chunk.write(b, spec, sizes, inputs, phi)
 
 
 def _states(node: Node) -> list[StatePort]:

@@ -19,17 +19,17 @@ from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec, Siz
 
 
 def write(
+    b: Body,
     spec: LinearAttentionSpec,
     sizes: Sizes,
     inputs: Sequence[str],
     phi: AbsorbedMap | None = None,
-) -> tuple[Body, list[str]]:
-    """A body computing output, state and normalizer from the op's eight inputs.
+) -> list[str]:
+    """Append output, state and normalizer computed from the op's eight inputs.
 
     ``inputs`` are the eight formal names in order, "" for an absent one; ``phi`` is the map that
     the node applies to query and key.
     """
-    b = Body()
     query, key, value, *_, key_mask = inputs
     query_f, key_f, value_f = (b.Cast(x, to=TensorProto.FLOAT) for x in (query, key, value))
     if phi is not None:
@@ -54,7 +54,7 @@ def write(
         output = b.Div(output, b.Add(b.MatMul(q, z_q), b.const(float(spec.eps))))
     output = b.Transpose(output, perm=[0, 2, 1, 3])
     output = b.Reshape(output, b.const([0, 0, spec.output_heads * sizes.d_v]))
-    return b, [b.CastLike(output, query), S, b.Squeeze(z, b.const([3]))]
+    return [b.CastLike(output, query), S, b.Squeeze(z, b.const([3]))]
 
 
 def _repeat(b: Body, split: str, heads: int, served: int) -> str:
