@@ -118,8 +118,7 @@ class MemoryAttention(nn.Module):
 
     def forward(self, call: Call) -> Tensor:
         """(B, H, T, d_v); keys and values of the call are not looked at."""
-        found: Tensor = self.memory(_pack(call.query))
-        return found.unflatten(-1, (call.query.shape[1], -1)).transpose(1, 2)
+        return self.memory.attend(call.query)
 
 
 class Forms(nn.Module):

@@ -47,12 +47,17 @@ class StaticMemory(nn.Module):
         """(B, T, H*d_v) of (B, T, H*d)."""
         heads = self.keys.shape[0]
         q = query.unflatten(-1, (heads, self.keys.shape[2])).transpose(1, 2)
-        rows = (query.shape[0], -1, -1, -1)
-        found = F.scaled_dot_product_attention(
-            q,
-            self.keys.expand(rows),
-            self.values.expand(rows),
-            attn_mask=self.bias[None, :, None],  # of four dimensions, or it is slow
+        return self.attend(q).transpose(1, 2).flatten(2)
+
+    def attend(self, query: Tensor) -> Tensor:
+        """(B, H, T, d_v) of (B, H, T, d)."""
+        # PyTorch is fast where batches are equal and the mask has four dimensions; in ONNX products
+        # broadcast, and copies for every row would take longer than they do.
+        rows = 1 if torch.compiler.is_exporting() else query.shape[0]
+        return F.scaled_dot_product_attention(
+            query,
+            self.keys.expand(rows, -1, -1, -1),
+            self.values.expand(rows, -1, -1, -1),
+            attn_mask=self.bias[None, :, None],
             scale=1.0,
         )
-        return found.transpose(1, 2).flatten(2)
