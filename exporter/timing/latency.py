@@ -91,7 +91,7 @@ def _interleaved(calls: Mapping[str, Call], settings: Settings) -> dict[str, lis
             if enough or (spent[name] > settings.patience and times[name]):
                 continue
             time.sleep(PAUSE)
-            for _ in range(settings.lead_in):
+            for _ in range(settings.lead_in if spent[name] < settings.seconds else 0):
                 call()
             start = time.perf_counter()
             call()
