@@ -25,7 +25,7 @@ from linexport.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from linexport.models import checkpoint, data, training
+from linexport.models import checkpoint, data, samples, training
 from linexport.models import train as train_script
 from linexport.models.attention import AttentionConfig, AttentionState, LinearAttention
 from linexport.models.classifier import DigitClassifier
@@ -508,7 +508,7 @@ def test_digits_learn_with_every_map(feature_map: str) -> None:
 
 
 def test_a_memory_of_digits_answers_from_what_is_stored(tmp_path: Path) -> None:
-    model = training.train_digit_memory(25)
+    model = training.train_digit_memory(40)
     stored, asked = data.remembered()
     assert [len(part.labels) for part in (stored, asked)] == [4096, 3717]
     pixels = asked.images.flatten(1)[:48].unflatten(0, (6, 8))
@@ -517,7 +517,7 @@ def test_a_memory_of_digits_answers_from_what_is_stored(tmp_path: Path) -> None:
         fresh = model.look_up(pixels, *model.memory(stored.images.flatten(1), stored.labels))
     torch.testing.assert_close(logits, fresh)
     assert logits.shape == (6, 8, 10)
-    assert (logits.argmax(-1).flatten() == asked.labels[:48]).float().mean() > 0.3
+    assert samples.memory_accuracy(model) > 0.4
     models.save(model, tmp_path / "memory.pt")
     with torch.no_grad():
         assert torch.equal(models.load(tmp_path / "memory.pt")(pixels), logits)
