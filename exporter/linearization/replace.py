@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -33,7 +34,9 @@ def shared_copy(module: nn.Module) -> nn.Module:
     """
     tensors = [*module.parameters(), *module.buffers()]
     memo: dict[int, Any] = {id(x): x for x in tensors}
-    found = copy.deepcopy(module, memo)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch, on copies of its own programs
+        found = copy.deepcopy(module, memo)
     for child in found.modules():
         child.training = False
     multihead.swap(found)

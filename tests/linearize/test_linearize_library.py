@@ -67,8 +67,7 @@ QUERIES = torch.randn(200, 4, 16, generator=torch.Generator().manual_seed(2))
 
 def test_a_reference_model_stays_one_and_shares_its_weights() -> None:
     module = digits()
-    found = run(module, map={"blocks.0.*": "taylor2", "blocks.1.*": "favor+"}, features={
-        "blocks.1.*": 32})  # fmt: skip
+    found = run(module, map={"*": "favor+", "blocks.0.*": "taylor2"}, features=32)
     assert type(found.module) is DigitClassifier
     layers = [block.attention for block in found.module.blocks]
     assert [layer.feature_map.kind for layer in layers] == ["taylor2", "favor+"]
