@@ -50,7 +50,7 @@ Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tens
 def favor() -> dict[str, Any]:
     """Output error against softmax, bidirectional, over the same draws of data."""
     contestants: dict[str, Attention] = {
-        "favor+floor": partial(_linexport_favor, "favor+floor"),
+        "favor+flat": partial(_linexport_favor, "favor+flat"),
         "favor+": partial(_linexport_favor, "favor+"),
         "mean of the values": lambda seed, q, k, v: v.mean(1, keepdim=True).expand_as(v),
     }
@@ -66,11 +66,11 @@ def favor() -> dict[str, Any]:
         found[name] = {"mean": mean, "deviation": spread, "errors": errors}
         print(f"{name}: output error {mean:.4f}, deviation {spread:.4f} over {SEEDS} seeds")
     if performer:
-        both = (found[n]["errors"] for n in ("favor+floor", "performer-pytorch"))
+        both = (found[n]["errors"] for n in ("favor+flat", "performer-pytorch"))
         differences = [ours - theirs for ours, theirs in zip(*both, strict=True)]
         error = float(np.std(differences, ddof=1)) / math.sqrt(SEEDS)
         mean = np.mean(differences)
-        print(f"favor+floor less performer-pytorch {mean:+.4f}, standard error {error:.4f}")
+        print(f"favor+flat less performer-pytorch {mean:+.4f}, standard error {error:.4f}")
     return found
 
 
