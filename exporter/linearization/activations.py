@@ -20,8 +20,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from linexport.models.feed_forward import ACTIVATIONS, KernelFeedForward
 
-OTHERS = frozenset(
-    ["celu", "elu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "logsigmoid", "mish", "relu6", "selu", "sigmoid", "softplus", "softsign"]
+OTHERS = (
+    *("celu", "elu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "logsigmoid", "mish"),
+    *("relu6", "selu", "sigmoid", "softplus", "softsign"),
 )
 """Names of activations without a form: they are reported."""
 
