@@ -19,7 +19,7 @@ from linexport.linearization.choose import EVERY, Wishes, local
 from linexport.linearization.feed_forward import FeedForward, replace_feed_forward
 from linexport.linearization.heal import heal as healing
 from linexport.linearization.metric import Evaluate, Metric
-from linexport.linearization.replace import shared_copy, with_forms
+from linexport.linearization.replace import inference_copy, shared_copy, with_forms
 from linexport.linearization.save import save
 from linexport.linearization.verdict import verdict
 from linexport.loaders.default_dims import default_dims
@@ -220,7 +220,8 @@ def _with_costs(
 
 
 def _loaded(module: nn.Module, data: Calibration) -> LoadedModel:
-    """What the loaders give, for a module that is in memory already."""
+    """What the loaders give, for a module that is in memory already, and maybe in training."""
+    module = inference_copy(module)
     source = Source(
         "module", type(module).__qualname__, None, describe(type(module).__name__, module)
     )

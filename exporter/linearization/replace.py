@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -26,19 +26,29 @@ from linexport.models.registry import ReferenceModel, build
 from linexport.models.softmax_attention import SoftmaxAttention
 from linexport.models.stack import StackConfig
 
+M = TypeVar("M", bound=nn.Module)
 
-def shared_copy(module: nn.Module) -> nn.Module:
-    """The same modules anew with the very same parameters and buffers, in inference mode.
 
-    ``MultiheadAttention`` calls softmax attention in the copy, always.
-    """
+def inference_copy(module: nn.Module) -> nn.Module:
+    """The same modules anew with the very same parameters and buffers, in inference mode."""
     tensors = [*module.parameters(), *module.buffers()]
     memo: dict[int, Any] = {id(x): x for x in tensors}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch, on copies of its own programs
         found = copy.deepcopy(module, memo)
-    for child in found.modules():
+    return _inference(found)
+
+
+def _inference(module: M) -> M:
+    """``eval()``, which modules of exported programs do not have."""
+    for child in module.modules():
         child.training = False
+    return module
+
+
+def shared_copy(module: nn.Module) -> nn.Module:
+    """An ``inference_copy`` in which ``MultiheadAttention`` calls softmax attention, always."""
+    found = inference_copy(module)
     multihead.swap(found)
     return found
 
@@ -61,7 +71,7 @@ def with_forms(module: nn.Module, forms: Mapping[int, nn.Module]) -> nn.Module:
             return self.inner(*args, **kwargs)
 
     made: type[WithForms] = type(f"Linear{base.__name__}", (WithForms,), {"forward": forward})
-    return made(shared_copy(module), Forms(forms))
+    return _inference(made(shared_copy(module), Forms(forms)))
 
 
 class WithForms(nn.Module):

@@ -230,6 +230,18 @@ def test_the_crossover_is_where_it_stays_ahead() -> None:
     assert "at the longest it takes 3 ms and the original 2 ms" in verdict(report, None)[1]
 
 
+def test_a_module_in_training_is_taken_without_its_dropout_and_left_in_training() -> None:
+    torch.manual_seed(0)
+    module = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.5, batch_first=True)
+
+    def score(module: nn.Module) -> float:
+        return float(module(QUERIES).sum() - module(QUERIES).sum())
+
+    found = run(module, QUERIES, map="taylor2", evaluate=score)
+    assert found.report["metric"]["before"] == 0 and found.report["rest_error"] < 1e-5
+    assert module.training and not found.module.training
+
+
 # Bad input
 
 
