@@ -1,4 +1,4 @@
-"""manifest -> the HTML page: the words and tables of the other files poured into template.html."""
+"""manifest -> the HTML page: the words and tables of the other files poured into conversion.html."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ GLOSSARY = {
 def page(manifest: Mapping[str, Any]) -> str:
     """The document as text."""
     context = _described(manifest) | _checked(manifest) | _timed(manifest)
-    return template("template.html").render(context).lstrip()
+    return template("conversion.html").render(context).lstrip()
 
 
 @cache
