@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +82,11 @@ def interleaved(calls: Mapping[str, Call], settings: Settings) -> dict[str, list
     Of a ``Called`` that had lost patience then, that call is the only one that counts. A competitor
     that raises is left out; see ``measure`` for its reason.
     """
+    with _torch_threads(settings.threads):
+        return _interleaved(calls, settings)
+
+
+def _interleaved(calls: Mapping[str, Call], settings: Settings) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in calls}
     spent = {n: c.seconds if isinstance(c, Called) else 0.0 for n, c in calls.items()}
     for name, seconds in spent.items():
@@ -93,7 +99,7 @@ def interleaved(calls: Mapping[str, Call], settings: Settings) -> dict[str, list
             if enough or (spent[name] > settings.patience and times[name]):
                 continue
             time.sleep(PAUSE)
-            for _ in range(settings.lead_in):
+            for _ in range(settings.lead_in if spent[name] < settings.seconds else 0):
                 call()
             start = time.perf_counter()
             call()
@@ -103,6 +109,19 @@ def interleaved(calls: Mapping[str, Call], settings: Settings) -> dict[str, list
             if warm:
                 times[name].append(1e3 * elapsed)
     return times
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    """PyTorch with so many threads; 0 for its own choice."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def measure(
