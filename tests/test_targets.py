@@ -24,7 +24,10 @@ from linexport.errors import BuildError, UsageError
 from linexport.loaders import LoadedModel, Source
 from linexport.models.functional import linear_attention
 from linexport.models.language_model import LanguageModel, LanguageModelConfig
+from linexport.plugins.ops.linear_attention import OP
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
+from linexport.plugins.ops.op import Node
+from linexport.targets import ort
 from linexport.targets.lowering import Candidate, Choice, lower
 from linexport.targets.onnx27 import UNRELEASED, raise_opset
 
@@ -379,3 +382,26 @@ def test_every_candidate_is_correct_not_only_the_first(place: int) -> None:
     picked, choices = lower(model, pick)
     assert {c.lowering for c in choices} == {"native", "portable"}
     assert wrong(right.open(picked.SerializeToString(), threads=1), model, module) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "normalize", "lowering"),
+    [
+        ("identity", "gated", False, "native"),  # adds nothing to the kernel's own work
+        ("identity", "gated", True, "portable"),  # a ratio of two small sums
+        ("taylor2", "gated", False, "portable"),  # 153 features of 16 components
+        ("elu1", "linear", True, "native"),  # no function of a product
+    ],
+)
+def test_a_map_is_lowered_with_its_attention(
+    kind: str, rule: str, normalize: bool, lowering: str
+) -> None:
+    spec = LinearAttentionSpec(2, 2, rule, normalize=normalize)
+    shapes: dict[str, tuple[Any, ...]] = dict.fromkeys(("query", "key"), ("B", "T", 32))
+    shapes["value"] = ("B", "T", 64)
+    names = ["query", "key", "value"]
+    if spec.has_decay:
+        names += ["", "", "decay"]
+        shapes["decay"] = ("B", "T", 2)
+    node = Node(OP.name, {**spec.attributes(), "feature_map": kind}, tuple(names), shapes)
+    assert ort.candidates(OP, node)[0].name == lowering
