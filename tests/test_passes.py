@@ -14,6 +14,7 @@ import onnx_graphsurgeon as gs
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from linexport import passes, states, trace
 from linexport.loaders import load_model
@@ -333,3 +334,34 @@ def test_feature_maps_that_others_need_stay(changes: dict[str, Any]) -> None:
     before = mapped_attention(**changes)
     after = passes.run(before, ("absorb",))
     assert [n.op_type for n in after.graph.node] == [n.op_type for n in before.graph.node]
+
+
+# cancel_transposes
+
+
+@pytest.mark.parametrize(
+    ("second", "read", "left"),
+    [
+        ([0, 2, 1, 3], ["b"], ["Exp"]),
+        ([0, 1, 3, 2], ["b"], ["Transpose", "Exp"]),
+        ([0, 2, 1, 3], ["a", "b"], ["Transpose", "Exp"]),
+    ],
+    ids=["back again", "to a third layout", "the layout between is read"],
+)
+def test_transposes_are_merged(second: list[int], read: list[str], left: list[str]) -> None:
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["a"], perm=[0, 2, 1, 3]),
+        helper.make_node("Transpose", ["a"], ["t"], perm=second),
+        helper.make_node("Exp", ["t"], ["b"]),
+    ]
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3, 4, 5])
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in read]
+    graph = helper.make_graph(nodes, "transposed", [given], ends)
+    before = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    after = passes.run(before, ("tidy",))
+    assert [n.op_type for n in after.graph.node] == left
+    x = {"x": np.random.default_rng(0).normal(size=(2, 3, 4, 5)).astype(np.float32)}
+    for got, expected in zip(
+        ReferenceEvaluator(after).run(None, x), ReferenceEvaluator(before).run(None, x), strict=True
+    ):
+        np.testing.assert_array_equal(got, expected)

@@ -21,8 +21,8 @@ from onnx_graphsurgeon.ir.tensor import LazyValues
 from linexport.recognise import Findings
 from linexport.weights import LARGE, Weights, placeholder
 
-STAGES = ("canonicalise", "fuse", "stream", "state", "absorb")
-STATELESS = ("canonicalise", "fuse", "absorb")
+STAGES = ("canonicalise", "fuse", "stream", "state", "absorb", "tidy")
+STATELESS = ("canonicalise", "fuse", "absorb", "tidy")
 """Those that leave the inputs and outputs of the graph as they are."""
 
 

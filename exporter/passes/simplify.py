@@ -57,22 +57,22 @@ def run(graph: gs.Graph) -> None:
         if any(id(tensor) in outputs for tensor in node.outputs):
             continue
         if node.op == "Reshape":
-            _merge_reshapes(node)
-        source = _passed_on(node)
+            merge_reshapes(node)
+        source = passed_on(node)
         if source is not None:
-            _replace(node, [source])
+            replace(node, [source])
             continue
         key = _key(node)
         if key in seen:
-            _replace(node, seen[key])
+            replace(node, seen[key])
             continue
         folded = _folded(node, graph.opset)
         seen[key] = folded or list(node.outputs)
         if folded:
-            _replace(node, folded)
+            replace(node, folded)
 
 
-def _merge_reshapes(node: gs.Node) -> None:
+def merge_reshapes(node: gs.Node) -> None:
     """Let a Reshape read what the Reshape before it read."""
     before = node.inputs[0].inputs[0] if node.inputs[0].inputs else None
     shape = node.inputs[1]
@@ -88,7 +88,7 @@ def _has_subgraph(value: Any) -> bool:
     return isinstance(value, gs.Graph)
 
 
-def _replace(node: gs.Node, values: list[gs.Tensor]) -> None:
+def replace(node: gs.Node, values: list[gs.Tensor]) -> None:
     """Let the readers of a node's outputs read ``values`` instead, and drop the node."""
     for old, new in zip(node.outputs, values, strict=True):
         for reader in list(old.outputs):
@@ -97,7 +97,7 @@ def _replace(node: gs.Node, values: list[gs.Tensor]) -> None:
     node.outputs.clear()
 
 
-def _passed_on(node: gs.Node) -> gs.Tensor | None:
+def passed_on(node: gs.Node) -> gs.Tensor | None:
     """The input that is the node's output as well."""
     source = node.inputs[0] if node.inputs else None
     if node.op == "Identity" or (node.op == "Slice" and _slices_nothing_off(node)):
