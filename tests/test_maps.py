@@ -213,6 +213,8 @@ def test_a_model_without_such_layers_is_refused(factories: SimpleNamespace) -> N
         ({"d": 8, "data": "x.pt"}, "either a model's data or a head width"),
         ({"inputs": "x.npz"}, "Inputs are those of a model"),
         ({"data": "nothing.pt"}, "no file or folder nothing.pt"),
+        ({"d": 2000, "length": 4, "maps": ["taylor2"]}, "None of these maps.*taylor2.*15 GiB"),
+        ({"d": 8, "length": 4, "maps": ["softmax_time"]}, "None of these.*bidirectional only"),
     ],
 )
 def test_bad_requests_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -162,6 +162,16 @@ def test_onnx_body_equals_pytorch(ops: Any, kind: str, heads: int) -> None:
                 np.testing.assert_allclose(twin, want, rtol=1e-5, atol=1e-6 + rounding)
 
 
+def test_softplus_keeps_its_digits(ops: Any) -> None:
+    """Where exp(x) is far below 1, too: log(1 + exp(x)) as it stands is 0 for x < -17."""
+    model = one_map_model(ops, make("softplus", 1), 1, TensorProto.FLOAT)
+    x = np.linspace(-80, 80, 20_001, dtype=np.float32).reshape(1, -1, 1)
+    want = np.logaddexp(0, x.astype(np.float64))
+    for runtime in (ops.on_onnxruntime, ops.on_reference):
+        (got,) = runtime(model)({"x": x})
+        np.testing.assert_allclose(got, want, rtol=2.0**-21)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_do_not_mix(kind: str) -> None:
     module = small(kind)
