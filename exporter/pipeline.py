@@ -11,7 +11,7 @@ import datetime
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from linexport.progress import Progress, Silent, Stopwatch
 from linexport.results import Manifest, check_engines, check_parity, measure, write_reports
 from linexport.subject import subject_of, tensors
 from linexport.targets.lowering import lower
+from linexport.timing.latency import BRIEF
 from linexport.weights import attached, outline
 
 TUNE_LENGTH = 1024
@@ -217,8 +218,9 @@ class _Conversion:
                     self.subject,
                     self.folder,
                     request.lengths,
-                    request.threads,
+                    replace(BRIEF, threads=request.threads),
                     request.seed,
+                    self.traced.program,
                 )
         manifest["stages"] = self.watch.stages
         return manifest

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
+from linexport import heap
+
 Advance = Callable[[int, str], None]
 
 
@@ -56,4 +58,5 @@ class Stopwatch:
         start = time.perf_counter()
         with self.shown.stage(name):
             yield
+        heap.give_back()
         self.stages.append({"name": name, "seconds": round(time.perf_counter() - start, 3)})

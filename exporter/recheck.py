@@ -12,6 +12,7 @@ from linexport.loaders import LoadedModel, load_model
 from linexport.progress import Progress, Silent, Stopwatch
 from linexport.results import Manifest, check_engines, check_parity, measure, write_reports
 from linexport.subject import subject_of
+from linexport.timing.latency import Settings
 
 
 def validate(
@@ -77,7 +78,7 @@ def bench(
     manifest, subject = _reopen(folder, source, threads, trust_remote_code, watch)
     chosen = None if lengths is None else tuple(lengths)
     with watch.stage("measure"):
-        measure(manifest, subject, folder, chosen, threads, seed)
+        measure(manifest, subject, folder, chosen, Settings(threads=threads), seed)
     write_reports(folder, manifest)
     return manifest
 

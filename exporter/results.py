@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import torch
 
 from linexport import dims, parity, targets, trace
 from linexport.artifact import manifest as manifests
@@ -117,11 +118,14 @@ def measure(
     subject: parity.Subject,
     folder: Path,
     lengths: tuple[int, ...] | None,
-    threads: int,
+    settings: Settings,
     seed: int,
+    program: torch.export.ExportedProgram | None = None,
 ) -> None:
-    """Fill in the manifest's latency, decode step and peak memory."""
-    settings = Settings(threads=threads)
+    """Fill in the manifest's latency, decode step and peak memory.
+
+    ``program`` is the original as it was exported, where that was done already.
+    """
     with tempfile.TemporaryDirectory() as work:
         runner = Bench(
             subject,
@@ -131,7 +135,7 @@ def measure(
             settings,
             seed,
         )
-        runner.export_plainly()
+        runner.export_plainly(program)
         rows = runner.latency(lengths)
         manifest["latency"] = rows
         manifest["warnings"] = list(dict.fromkeys([*manifest["warnings"], *runner.notes]))

@@ -8,6 +8,7 @@ from linexport.models import torch_ops as torch_ops
 from linexport.models.attention import AttentionConfig, AttentionState, LinearAttention
 from linexport.models.checkpoint import build, load, save
 from linexport.models.classifier import DigitClassifier
+from linexport.models.digit_memory import DigitMemory
 from linexport.models.digit_network import DigitNetwork
 from linexport.models.language_model import LanguageModel
 from linexport.models.linear_attention_layer import LinearAttentionLayer
@@ -18,6 +19,7 @@ __all__ = [
     "AttentionConfig",
     "AttentionState",
     "DigitClassifier",
+    "DigitMemory",
     "DigitNetwork",
     "LanguageModel",
     "LinearAttention",

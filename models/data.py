@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from linexport.errors import EnvironmentProblemError
 
@@ -16,6 +17,7 @@ from linexport.errors import EnvironmentProblemError
 _HELD_OUT_FILES = 16
 _TRAIN_IMAGES = 1437
 _SIDE = 8
+_STORED_IMAGES = 1024
 
 
 class Text(NamedTuple):
@@ -72,6 +74,31 @@ def digits() -> tuple[Digits, Digits]:
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     train, held_out = order[:_TRAIN_IMAGES], order[_TRAIN_IMAGES:]
     return Digits(images[train], labels[train]), Digits(images[held_out], labels[held_out])
+
+
+def remembered() -> tuple[Digits, Digits]:
+    """4,096 images for a memory, 3,717 to ask it for: the training images, moved by a pixel.
+
+    1,024 are stored as they are and moved right, down and both; the others are asked for as they
+    are and moved in all eight directions.
+
+    Raises:
+        EnvironmentProblemError: scikit-learn is not installed.
+    """
+    train, _ = digits()
+    stored, asked = (
+        Digits(train.images[part], train.labels[part])
+        for part in (slice(_STORED_IMAGES), slice(_STORED_IMAGES, None))
+    )
+    return _moved(stored, range(2)), _moved(asked, range(-1, 2))
+
+
+def _moved(given: Digits, pixels: range) -> Digits:
+    """Every image moved by each number of pixels both ways; the paper around is empty."""
+    wide = pad(given.images, (1, 1, 1, 1))
+    moves = [(1 - down, 1 - right) for down in pixels for right in pixels]
+    images = [wide[:, top : top + _SIDE, left : left + _SIDE] for top, left in moves]
+    return Digits(torch.cat(images), given.labels.repeat(len(moves)))
 
 
 def patches(images: Tensor, tokens: int) -> Tensor:

@@ -1,9 +1,13 @@
-"""Data and scores of the two small models, in the form that ``linexport linearize`` takes them.
+"""Data and scores of the small models, in the form that ``linexport linearize`` takes them.
 
 linexport linearize digits.pt -o linear.pt --data linexport.models.samples:digits \
     --evaluate linexport.models.samples:accuracy
 linexport linearize lm.pt -o linear.pt --data linexport.models.samples:text \
     --evaluate linexport.models.samples:bits_per_byte --lower-is-better
+linexport linearize network.pt -o linear.pt2 --data linexport.models.samples:brightness \
+    --evaluate linexport.models.samples:network_accuracy --feed-forward least-squares
+linexport linearize memory.pt -o linear.pt2 --data linexport.models.samples:questions \
+    --evaluate linexport.models.samples:memory_accuracy
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ from linexport.models import data, training
 IMAGES = 1024
 WINDOWS, WINDOW = 512, 256
 SCORED = 64 * 1024
+PARTS = 64
+AT_ONCE = 16
 
 
 def digits() -> Tensor:
@@ -40,3 +46,29 @@ def text() -> Tensor:
 def bits_per_byte(module: nn.Module) -> float:
     """Of the beginning of the held-out text."""
     return training.bits_per_byte(module, data.library_text().held_out[:SCORED])
+
+
+def brightness() -> Tensor:
+    """Images that the network of two layers is trained on, (N, 64)."""
+    train, _ = data.digits()
+    return data.means(train.images, PARTS)
+
+
+def network_accuracy(module: nn.Module) -> float:
+    """The share of held-out images that such a network is right about."""
+    _, held_out = data.digits()
+    return training.share_right(module, data.means(held_out.images, PARTS), held_out)
+
+
+def questions() -> Tensor:
+    """Images that the memory is trained to tell, (N, 16, 64)."""
+    _, asked = data.remembered()
+    count = len(asked.images) // AT_ONCE
+    order = torch.randperm(len(asked.images), generator=torch.Generator().manual_seed(0))
+    return asked.images.flatten(1)[order[: count * AT_ONCE]].unflatten(0, (count, AT_ONCE))
+
+
+def memory_accuracy(module: nn.Module) -> float:
+    """The share of held-out images that it is right about."""
+    _, held_out = data.digits()
+    return training.share_right(module, held_out.images.flatten(1)[:, None], held_out)

@@ -3,6 +3,7 @@
     python -m linexport.models.train language-model --out model.pt
     python -m linexport.models.train digits --out digits.pt --map favor+ --features 64
     python -m linexport.models.train digit-network --out network.pt
+    python -m linexport.models.train digit-memory --out memory.pt
 
 Progress goes to stderr, the score on data the model never saw to stdout. The same seed and steps
 give the same weights on the same machine; with --seconds, its speed decides.
@@ -123,6 +124,19 @@ def digit_network(
     model = training.train_digit_network(steps, seed=seed, seconds=seconds, say=_say)
     pixels = data.means(held_out.images, model.config["features"])
     score = training.share_right(model, pixels, held_out)
+    _finish(model, out, started, f"accuracy {score:.1%} on {len(held_out.labels)} images")
+
+
+@app.command()
+def digit_memory(
+    out: Out, steps: Steps = training.MEMORY_STEPS, seconds: Seconds = None, seed: Seed = 0
+) -> None:
+    """Cross-attention to 4,096 stored images of digits, which tells others by them."""
+    _check_folder(out)
+    started = time.monotonic()
+    _, held_out = data.digits()
+    model = training.train_digit_memory(steps, seed=seed, seconds=seconds, say=_say)
+    score = training.share_right(model, held_out.images.flatten(1)[:, None], held_out)
     _finish(model, out, started, f"accuracy {score:.1%} on {len(held_out.labels)} images")
 
 

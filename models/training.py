@@ -1,4 +1,4 @@
-"""Training of the two small models, and their scores on data they never saw.
+"""Training of the small models, and their scores on data they never saw.
 
 The same seed and steps give the same weights on the same machine, with the same number of threads.
 """
@@ -17,11 +17,13 @@ from torch.nn import functional as F
 
 from linexport.models import data, feature_maps
 from linexport.models.classifier import DigitClassifier, DigitClassifierConfig
+from linexport.models.digit_memory import DigitMemory, DigitMemoryConfig
 from linexport.models.digit_network import DigitNetwork, DigitNetworkConfig
 from linexport.models.language_model import VOCABULARY, LanguageModel, LanguageModelConfig
 
 LANGUAGE_MODEL_STEPS = 3000
 DIGITS_STEPS = 800
+MEMORY_STEPS = 800
 
 TOKENS = 16
 """Patches that images of digits are cut into."""
@@ -229,6 +231,35 @@ def train_digit_network(
     return model
 
 
+def train_digit_memory(
+    steps: int = MEMORY_STEPS,
+    *,
+    seed: int = 0,
+    seconds: float | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> DigitMemory:
+    """A memory of 4,096 images of digits, learned by looking up images that are not in it.
+
+    Raises:
+        EnvironmentProblemError: scikit-learn is not installed.
+    """
+    stored, asked = data.remembered()
+    rows, queries = stored.images.flatten(1), asked.images.flatten(1)
+    model = _seeded(seed, lambda: DigitMemory(DigitMemoryConfig(rows=len(rows))))
+    generator = torch.Generator().manual_seed(seed)
+
+    def loss_of_batch() -> Tensor:
+        chosen = torch.randint(len(queries), (_IMAGE_BATCH,), generator=generator)
+        found = model.look_up(queries[None, chosen], *model.memory(rows, stored.labels))
+        return F.cross_entropy(found[0], asked.labels[chosen])
+
+    # Decay would keep the scores so small that every image looks like all others.
+    groups = [{"params": [*model.parameters()], "weight_decay": 0.0}]
+    fit(model, loss_of_batch, Plan(steps, 3e-2, seconds), say, groups)
+    model.store(rows, stored.labels)
+    return model
+
+
 @torch.inference_mode()
 def bits_per_byte(model: nn.Module, text: Tensor) -> float:
     """Of every byte but the first in each window of a text, (N,) uint8; any model of bytes."""
@@ -253,8 +284,8 @@ def accuracy(model: nn.Module, held_out: data.Digits, tokens: int = TOKENS) -> f
 
 @torch.inference_mode()
 def share_right(model: nn.Module, pixels: Tensor, held_out: data.Digits) -> float:
-    """The same of any model, given the pixels as it takes them."""
-    right = model(pixels).argmax(-1) == held_out.labels
+    """The same of any model, given the pixels as it takes them: one image in every row."""
+    right = model(pixels).argmax(-1).flatten() == held_out.labels
     return right.double().mean().item()
 
 

@@ -14,7 +14,7 @@ FOLDERS = {"linexport.models": "models", "linexport.plugins": "plugins", "linexp
 ORDER = [
     # The package itself: its version, and names that are imported when they are first used.
     {"linexport"},
-    {"errors"},
+    {"errors", "heap"},
     {"dims", "progress", "environment", "weights"},
     {"plugins"},
     {"models"},

@@ -25,7 +25,7 @@ from linexport.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from linexport.models import checkpoint, data, training
+from linexport.models import checkpoint, data, samples, training
 from linexport.models import train as train_script
 from linexport.models.attention import AttentionConfig, AttentionState, LinearAttention
 from linexport.models.classifier import DigitClassifier
@@ -34,7 +34,9 @@ from linexport.models.short_conv import ShortConv
 from linexport.plugins.ops.causal_conv import causal_conv
 from linexport.plugins.ops.linear_attention import linear_attention
 
-WITHOUT_ATTENTION = ["digit_network"]
+OTHERS = ["digit_memory", "digit_network"]
+"""Models without linear attention."""
+
 SMALL: dict[str, dict[str, Any]] = {
     "language_model": {"dim": 24, "num_heads": 4, "kv_heads": 2, "value_dim": 5, "layers": 2},
     "digit_classifier": {"dim": 24, "num_heads": 4, "layers": 2},
@@ -363,9 +365,9 @@ def test_load_refuses_other_files(tmp_path: Path) -> None:
 
 
 def test_build_names_what_is_wrong() -> None:
-    assert models.names() == sorted([*SMALL, *WITHOUT_ATTENTION])
+    assert models.names() == sorted([*SMALL, *OTHERS])
     with pytest.raises(
-        UsageError, match=r"digit_classifier, digit_network, language_model.*'language_model'"
+        UsageError, match=r"digit_classifier, digit_memory, .*language_model.*'language_model'"
     ):
         models.build("langage_model", {})
     for change, message in [
@@ -503,6 +505,22 @@ def test_digits_learn_with_every_map(feature_map: str) -> None:
     assert last < 0.8 * first
     assert isinstance(model, DigitClassifier)
     assert not model.training
+
+
+def test_a_memory_of_digits_answers_from_what_is_stored(tmp_path: Path) -> None:
+    model = training.train_digit_memory(40)
+    stored, asked = data.remembered()
+    assert [len(part.labels) for part in (stored, asked)] == [4096, 3717]
+    pixels = asked.images.flatten(1)[:48].unflatten(0, (6, 8))
+    with torch.no_grad():
+        logits = model(pixels)
+        fresh = model.look_up(pixels, *model.memory(stored.images.flatten(1), stored.labels))
+    torch.testing.assert_close(logits, fresh)
+    assert logits.shape == (6, 8, 10)
+    assert samples.memory_accuracy(model) > 0.4
+    models.save(model, tmp_path / "memory.pt")
+    with torch.no_grad():
+        assert torch.equal(models.load(tmp_path / "memory.pt")(pixels), logits)
 
 
 def test_time_limit_ends_training() -> None:

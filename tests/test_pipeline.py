@@ -326,7 +326,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
         for pattern in ("*.py", "*.html", "*.css", "py.typed")
         for path in (ROOT / folder).rglob(pattern)
     }
-    assert {"linexport/py.typed", "linexport/report/template.html"} <= expected
+    assert {"linexport/py.typed", "linexport/report/base.html"} <= expected
     assert expected <= names
     [metadata] = (n for n in names if n.endswith("entry_points.txt"))
     with zipfile.ZipFile(wheel) as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,18 +109,32 @@ def test_a_plain_export_that_is_wrong_is_not_timed(
 
 
 def test_a_slow_original_is_not_waited_for_at_longer_lengths(
-    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+    bench: Callable[[str], Bench],
 ) -> None:
     """The plain export is then compared with the artifact."""
-    monkeypatch.setattr(competitors, "PATIENCE", 0.0)
     runner = bench("small")
     runner.export_plainly()
+    runner.settings = replace(QUICK, longest=2.0)
+    runner.pace["pytorch"] = (8, 1.0)
     short, long = runner.latency((8, 33))
     assert short["pytorch_ms"] > 0 and long["pytorch_ms"] is None
-    assert "not waited for: it took 0.0 s at 8 tokens" in long["reasons"]["pytorch"]
+    assert "not waited for: it took 1.0 s at 8 tokens, so 4 s" in long["reasons"]["pytorch"]
     assert long["plain_export_ms"] > 0
     (memory,) = runner.memory((33,))
+    assert memory["io_mb"] == pytest.approx(2 * 33 * 8 * 4 / 2**20, rel=0.2)
     assert memory["pytorch_mb"] is None and "not waited for" in memory["reasons"]["pytorch"]
+
+
+def test_a_slow_plain_export_is_not_waited_for_at_longer_lengths(
+    bench: Callable[[str], Bench],
+) -> None:
+    runner = bench("small")
+    runner.export_plainly()
+    runner.settings = replace(QUICK, longest=0.0)
+    short, long = runner.latency((8, 33))
+    assert short["plain_export_ms"] > 0 and long["plain_export_ms"] is None
+    assert "; 0 s are allowed" in long["reasons"]["plain_export"]
+    assert long["artifact_ms"] > 0
 
 
 def test_a_plain_export_that_fails_says_why(

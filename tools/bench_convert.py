@@ -1,10 +1,15 @@
 """Time and memory of converting a user's 12-layer model, stage by stage.
 
-    python tools/bench_convert.py [--model cumsum|quadratic] [--layers 12] [--json FILE]
+    python tools/bench_convert.py [--model cumsum|quadratic] [--width 512] [--layers 12]
+                                  [--json FILE]
 
-The model is written as people write it: width 512, 8 heads of 64, elu(x) + 1, and attention as a
+The model is written as people write it: heads of 64, elu(x) + 1, and attention as a
 cumulative sum of outer products or as scores under a triangular mask. Every stage's peak is counted
-from what was resident before the conversion began, in multiples of the model's weights.
+from what was resident before the conversion began, libraries that torch loads at its first export
+among it, in multiples of the model's weights (parameters in float32). Of the peak, what is resident
+while neither the original nor a plain export runs is linexport's own; what these take above that
+while they run stands beside it. Peak memory is measured in processes of their own, which are not
+counted here.
 """
 
 from __future__ import annotations
@@ -29,9 +34,15 @@ import torch
 from torch import Tensor, nn
 
 import linexport
+from linexport import heap, trace
+from linexport.loaders import load_model
+from linexport.parity.reference import Reference
+from linexport.timing.competitors import Bench
 
-WIDTH, HEADS, EPS = 512, 8, 1e-6
-LAYERS = int(os.environ.get("LAYERS", "12"))
+LAYERS, WIDTH = (
+    int(os.environ.get(name, default)) for name, default in (("LAYERS", 12), ("WIDTH", 512))
+)
+HEADS, EPS = WIDTH // 64, 1e-6
 
 
 def cumsum_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -80,32 +91,106 @@ def quadratic() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return _model(quadratic_attention)
 
 
+def tiny() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A factory of next to nothing."""
+    return nn.Linear(2, 2), (torch.zeros(3, 4, 2),)
+
+
 class Watched:
-    """What every stage takes: seconds, those of processors, and the most memory it held."""
+    """What every stage takes, and how much of it is the original's or a plain export's."""
 
     def __init__(self, weights: float) -> None:
         self.before, self.weights = _resident("VmRSS"), weights
         self.stages: list[dict[str, Any]] = []
+        self.own = self.others = self.peak = self.waited = self.plain = 0.0
+        _watch(Reference, "__call__", self._apart)
+        _watch(Bench, "export_plainly", lambda call: self._apart(call, keeps=True))
+        _watch(Bench, "memory", self._closing)
+        _watch(Bench, "_once", lambda once: lambda b, n, c, s: once(b, n, self._turn(n, c), s))
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """See ``linexport.progress.Progress``."""
-        Path("/proc/self/clear_refs").write_text("5")
+        _forget_peak()
+        self.own = self.others = self.peak = self.waited = 0.0
         start, busy = time.perf_counter(), _processor()
         yield
+        self._note_own()
         row = {
             "name": name,
             "seconds": round(time.perf_counter() - start, 1),
             "processor_seconds": round(_processor() - busy, 1),
-            "peak_mb": round(_resident("VmHWM") - self.before),
+            "seconds_of_others": round(self.waited, 1),
+            "peak_mb": round(max(self.own, self.peak)),
+            "own_mb": round(self.own),
+            "others_mb": round(self.others),
         }
         self.stages.append(row)
+        peaks = "  ".join(
+            f"{title} {row[key]:5} MB {row[key] / self.weights:5.1f} x"
+            for title, key in (("peak", "peak_mb"), ("own", "own_mb"), ("others", "others_mb"))
+        )
         print(
-            f"  {name:10} {row['seconds']:7.1f} s  {row['processor_seconds']:7.1f} s of processors"
-            f"  {row['peak_mb']:6} MB  {row['peak_mb'] / self.weights:5.1f} x",
+            f"  {name:10} {row['seconds']:7.1f} s, others {row['seconds_of_others']:6.1f} s  "
+            f"{peaks}",
             file=sys.stderr,
             flush=True,
         )
+
+    def _note_own(self) -> None:
+        self.own = max(self.own, _resident("VmHWM") - self.before - self.plain)
+
+    def _turn(self, name: str, call: Any) -> Any:
+        return self._apart(call, keeps=name == "plain_export")
+
+    def _closing(self, memory: Any) -> Any:
+        """The session of the plain export is closed there."""
+
+        def run(bench: Bench, lengths: tuple[int, ...]) -> Any:
+            self._note_own()
+            bench.plain, self.plain = None, 0.0
+            heap.give_back()
+            _forget_peak()
+            return memory(bench, lengths)
+
+        return run
+
+    def _apart(self, call: Any, keeps: bool = False) -> Any:
+        """A call of the original or of a plain export: time and memory are theirs.
+
+        ``keeps``: so is what it leaves behind, a session and its buffers.
+        """
+
+        def run(*args: Any) -> Any:
+            self._note_own()
+            _forget_peak()
+            held, start = _resident("VmRSS"), time.perf_counter()
+            try:
+                return call(*args)
+            finally:
+                self.waited += time.perf_counter() - start
+                peak = _resident("VmHWM")
+                self.others = max(self.others, peak - held)
+                self.peak = max(self.peak, peak - self.before)
+                if keeps:
+                    self.plain += _resident("VmRSS") - held
+                _forget_peak()
+
+        return run
+
+
+def _watch(owner: type, name: str, wrap: Any) -> None:
+    wrapped = wrap(getattr(owner, name))
+    setattr(owner, name, lambda *args: wrapped(*args))
+
+
+def _forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _load_libraries() -> None:
+    """torch loads some of them when it exports for the first time."""
+    trace.trace(load_model("bench_convert:tiny"))
 
 
 def _processor() -> float:
@@ -125,6 +210,7 @@ def measured(name: str) -> dict[str, Any]:
     """One conversion, in this process."""
     weights = sum(p.numel() * 4 for p in globals()[name]()[0].parameters()) / 2**20
     print(f"{name}, {LAYERS} layers, {weights:.0f} MB of weights", file=sys.stderr)
+    _load_libraries()
     watched = Watched(weights)
     start, busy = time.perf_counter(), _processor()
     with tempfile.TemporaryDirectory() as work:
@@ -132,12 +218,14 @@ def measured(name: str) -> dict[str, Any]:
     return {
         "model": name,
         "layers": LAYERS,
+        "width": WIDTH,
         "fused": manifest["fused"],
         "status": manifest["status"],
         "weights_mb": round(weights),
         "seconds": round(time.perf_counter() - start, 1),
         "processor_seconds": round(_processor() - busy, 1),
-        "peak_mb": max(s["peak_mb"] for s in watched.stages),
+        "seconds_of_others": round(sum(s["seconds_of_others"] for s in watched.stages), 1),
+        **{k: max(s[k] for s in watched.stages) for k in ("peak_mb", "own_mb", "others_mb")},
         "stages": watched.stages,
         "warnings": manifest["warnings"],
         "latency": manifest["latency"],
@@ -149,6 +237,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--model", choices=("cumsum", "quadratic"))
     options.add_argument("--layers", type=int, default=LAYERS)
+    options.add_argument("--width", type=int, default=WIDTH)
     options.add_argument("--json", type=Path)
     options.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = options.parse_args()
@@ -161,7 +250,7 @@ def main() -> None:
         done = subprocess.run(
             [sys.executable, Path(__file__).name, "--here", "--model", name],
             cwd=Path(__file__).parent,
-            env={**os.environ, "LAYERS": str(given.layers)},
+            env={**os.environ, "LAYERS": str(given.layers), "WIDTH": str(given.width)},
             stdout=subprocess.PIPE,
             text=True,
             check=True,
@@ -170,7 +259,8 @@ def main() -> None:
         rows.append(row)
         print(
             f"{name}: {row['status']}, {row['fused']}, {row['seconds']} s, "
-            f"{row['processor_seconds']} s of processors, {row['peak_mb']} MB",
+            f"of these others {row['seconds_of_others']} s; model {row['weights_mb']} MB, peak "
+            f"{row['peak_mb']} MB, own {row['own_mb']} MB, others {row['others_mb']} MB",
             flush=True,
         )
     if given.json:

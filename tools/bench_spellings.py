@@ -3,7 +3,8 @@
     python tools/bench_spellings.py [--length 1024] [--only NAME,NAME] [--json FILE]
 
 Each spelling is exported, rewritten and lowered for ONNX Runtime, and takes turns with the artifact
-of linexport's own layer with the same feature map, normaliser and decay, on the same tokens.
+of linexport's own layer with the same feature map, normaliser and decay, on the same tokens. What
+surrounds the attention, projections and rotary positions, is the same on both sides.
 """
 
 from __future__ import annotations
@@ -67,9 +68,10 @@ class Own(torch.nn.Module):
             constant = self.name != "gated"
             decay = rate.expand(*q.shape[:2], HEADS) if constant else logsigmoid(self.gate(q))
         if self.name == "rotary":
-            q, k = (self.rotated(phi(x, HEADS)) for phi, x in zip(self.elu(), (q, k), strict=True))
+            q, k = self.rotated(q), self.rotated(k)
         else:
-            q, k = self.maps[0](q, m.q_num_heads), self.maps[1](k, m.key_heads)
+            q = self.maps[0](q, m.q_num_heads, "query")
+            k = self.maps[1](k, m.key_heads, "key")
         out, _, _ = functional.linear_attention(
             q,
             k,
@@ -84,11 +86,11 @@ class Own(torch.nn.Module):
         )
         return out
 
-    def elu(self) -> list[feature_maps.FeatureMap]:
-        return [feature_maps.find("elu1")(WIDTH)] * 2
-
     def rotated(self, x: torch.Tensor) -> torch.Tensor:
-        return self.spellings.merge(self.spellings.rotate(self.spellings.heads_first(x)))
+        """What stands in front of the attention in that spelling, as it is there."""
+        s = self.spellings
+        rotated: torch.Tensor = s.merge(s.rotate(s.phi(s.heads_first(x))))
+        return rotated
 
 
 class OwnBlock(torch.nn.Module):
@@ -139,8 +141,10 @@ def measured(name: str, spellings: ModuleType, length: int) -> dict[str, Any]:
         fed |= {n: np.zeros((), np.int64) for n in positions}
         sessions[who], feeds[who] = session, {first: x.numpy(), **fed}
     got = next(iter(sessions["spelling"].run(feeds["spelling"]).values()))
+    torch.set_default_dtype(torch.float64)  # of masks that a spelling makes as well
     with torch.no_grad():
         expected = Packed(module.double(), spelling.inputs)(x.double()).numpy()
+    torch.set_default_dtype(torch.float32)
     calls = {w: (lambda w=w: sessions[w].run(feeds[w])) for w in sessions}
     times = {n: float(np.median(t)) for n, t in interleaved(calls, SETTINGS).items()}
     return {

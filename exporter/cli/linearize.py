@@ -22,7 +22,7 @@ def linearize(
         str,
         typer.Argument(
             help="A trained model with softmax attention: a linexport checkpoint (.pt), an "
-            "exported program (.pt2) or package.module:callable."
+            "exported program (.pt2), a Hugging Face model folder or package.module:callable."
         ),
     ],
     output: Annotated[
@@ -30,8 +30,8 @@ def linearize(
         typer.Option(
             "-o",
             "--output",
-            help="File to write: .pt for models of linexport, .pt2, an exported program, for "
-            "others.",
+            help="File to write: .pt for linexport's stacks of layers, .pt2, an exported program, "
+            "for other models.",
         ),
     ],
     data: Annotated[
@@ -117,9 +117,9 @@ def linearize(
         from linexport.linearization import inputs
         from linexport.linearization.metric import find_metric
         from linexport.linearization.pipeline import linearize as run
+        from linexport.linearization.replace import rebuildable
         from linexport.linearization.save import check_output
         from linexport.models.feed_forward import MAX_COST
-        from linexport.models.registry import ReferenceModel
 
         if max_drop is not None and evaluate is None:
             raise UsageError("--max-drop needs --evaluate, the score that may drop.")
@@ -127,7 +127,7 @@ def linearize(
         spinner = Spinner(quiet=json)
         with spinner.stage("load"):
             loaded = inputs.source(source, seed)
-            check_output(output, isinstance(loaded.module, ReferenceModel), overwrite)
+            check_output(output, rebuildable(loaded.module), overwrite)
             rows = inputs.rows(data)
         result = run(
             loaded,

@@ -52,9 +52,14 @@ class Wishes:
         return kind if kind in (AUTO, KEEP) else feature_maps.find(kind.replace("-", "_")).kind
 
     def features_of(self, name: str) -> int | None:
-        """M of one layer, where it was asked for."""
+        """M of one layer, where it was asked for.
+
+        Where layers get different maps, M for all of them is of those that have the choice.
+        """
         found: int | None = last(self.features, name)
-        return found
+        kind = self.map_of(name)
+        mixed = len(set(self.maps.values())) > 1 and kind not in (AUTO, KEEP)
+        return None if mixed and not _sized(kind) else found
 
     def check(self, sites: Sequence[Site]) -> None:
         """Before anything is computed.
@@ -160,7 +165,7 @@ def _candidates(site: Site, wishes: Wishes, samples: Samples) -> Iterator[Kernel
         found = feature_maps.find(kind)
         if not found.kernel_positive or (found.over_time and site.causal):
             continue
-        sized = "features" in {f.name for f in fields(found.Options)}
+        sized = _sized(kind)
         for size in (wanted,) if wanted else SIZES if sized else (None,):
             try:
                 with warnings.catch_warnings():
@@ -168,6 +173,11 @@ def _candidates(site: Site, wishes: Wishes, samples: Samples) -> Iterator[Kernel
                     yield _form(site, kind, size if sized else None, wishes, samples)
             except UsageError:  # too few distinct keys, or too large a state: not for this layer
                 continue
+
+
+def _sized(kind: str) -> bool:
+    """The map has the choice of M."""
+    return "features" in {f.name for f in fields(feature_maps.find(kind).Options)}
 
 
 def _form(

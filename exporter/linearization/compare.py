@@ -15,6 +15,9 @@ from linexport.linearization.calibration import Rows
 from linexport.linearization.find import Site
 from linexport.linearization.heal import layer_outputs
 
+REST = 1e-5
+"""Relative rounding between ways of PyTorch to compute the same attention."""
+
 
 @torch.no_grad()
 def layer_errors(
@@ -34,6 +37,22 @@ def layer_errors(
         for site in sites
         if site.projection is not None
     }
+
+
+def rest_error(original: nn.Module, unreplaced: nn.Module, batches: Sequence[Rows]) -> float:
+    """``output_error`` of the way from a module to its linear form with every form left out.
+
+    Raises:
+        ParityError: something besides softmax attention is not what it was.
+    """
+    error = output_error(original, unreplaced, batches)
+    if error > REST:
+        raise ParityError(
+            f"With softmax attention left as it is, the outputs differ from the original's by "
+            f"{error:.2g} already; expected at most {REST:g}. The module is not the same from call "
+            "to call, or tells its parts apart by their class: give it as an exported program."
+        )
+    return error
 
 
 @torch.no_grad()

@@ -1,14 +1,15 @@
 """What original and linear form cost: numbers stored, multiply-adds, time and memory by length.
 
-Both are exported alike and run in ONNX Runtime; the original also in eager PyTorch, whose softmax
-attention is the fastest there is on this machine at some lengths. The linear form wins at a length
-if it is faster than all of the original's.
+Both are exported alike and run in ONNX Runtime, and in eager PyTorch, whose softmax attention is
+the fastest there is on this machine at some lengths. The linear form wins at a length if its export
+is faster than the original in either.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from linexport.loaders.model import LoadedModel
 from linexport.parity.cases import Case, draw
 from linexport.parity.reference import feeds
 from linexport.subject import tensors
+from linexport.targets import Session
 from linexport.timing.export import TARGET, export
 from linexport.timing.latency import Call, Settings, interleaved
 from linexport.timing.memory import peak_megabytes
@@ -32,7 +34,8 @@ from linexport.timing.memory import peak_megabytes
 LENGTHS = (64, 256, 1024, 4096)
 MEMORY_FROM = 1024
 SHORT = 8
-SETTINGS = Settings(warmup=2, repeats=9, seconds=1.5)
+LEAD_IN = 2
+"""Uncounted calls at every turn: a model that is in use has its threads awake, its weights near."""
 
 
 def parameters(original: nn.Module, linear: nn.Module) -> dict[str, int]:
@@ -76,6 +79,8 @@ class Curves:
         self, original: LoadedModel, linear: LoadedModel, folder: Path, threads: int, seed: int
     ) -> None:
         self.original, self.seed, self.folder = original, seed, folder
+        self.modules = {"original_pytorch": original.module, "linear_pytorch": linear.module}
+        self.settings = Settings(warmup=2, repeats=9, seconds=1.5, threads=threads, lead_in=LEAD_IN)
         self.paths = {
             name: export(loaded, folder / name)
             for name, loaded in (("original", original), ("linear", linear))
@@ -102,18 +107,17 @@ class Curves:
     def time(self, length: int) -> dict[str, Any]:
         """Median milliseconds of each, in turns."""
         (args, kwargs), fed = self._feeds(length)
-        module = self.original.module
 
-        def eager() -> object:
-            with torch.no_grad():
-                return module(*args, **kwargs)
+        def exported(session: Session) -> Call:
+            return lambda: session.run(fed)
 
-        calls: dict[str, Call] = {
-            "original": lambda: self.sessions["original"].run(fed),
-            "original_pytorch": eager,
-            "linear": lambda: self.sessions["linear"].run(fed),
-        }
-        took = interleaved(calls, SETTINGS)
+        @torch.no_grad()
+        def eager(module: nn.Module) -> object:
+            return module(*args, **kwargs)
+
+        calls = {name: exported(session) for name, session in self.sessions.items()}
+        calls |= {name: partial(eager, module) for name, module in self.modules.items()}
+        took = interleaved(calls, self.settings)
         row = {f"{n}_ms": round(float(np.median(found)), 4) for n, found in took.items()}
         return {"length": length, **row}
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from linexport.errors import UnsupportedModelError, UsageError
+from linexport.linearization.activations import Activated, Activating
 from linexport.linearization.calibration import Rows
 from linexport.linearization.choose import KEEP, check_patterns, last
 from linexport.linearization.find import run
-from linexport.linearization.replace import stem
-from linexport.models.feed_forward import Pair, linearize_feed_forward, pairs
+from linexport.linearization.replace import WithForms, stem
+from linexport.models.feed_forward import (
+    ACTIVATIONS,
+    KernelFeedForward,
+    linearize_feed_forward,
+    pairs,
+)
 from linexport.models.registry import ReferenceModel
 
 INPUTS = 4096
@@ -38,6 +44,74 @@ class FeedForward:
     seed: int
 
 
+@dataclass
+class Place:
+    """A linear layer and its activation, as one run after another comes by them.
+
+    Attributes:
+        name: path of the linear layer; ``#2`` and so on where it runs more than once.
+        first: of the runs; later ones have the same layer.
+        inputs: x of all runs, each (n, d).
+    """
+
+    name: str
+    first: Activated
+    inputs: list[Tensor] = field(default_factory=list)
+
+    @property
+    def reason(self) -> str | None:
+        """Why it cannot be replaced; None where it can."""
+        if self.first.name in ACTIVATIONS:
+            return None
+        return f"its activation is {self.first.name}; forms are of {', '.join(ACTIVATIONS)}"
+
+
+def find(linear: nn.Module, batches: Sequence[Rows]) -> list[Place]:
+    """Every linear layer whose output goes into an activation, in the order of calls.
+
+    Args:
+        linear: a module that ``with_forms`` made.
+        batches: its arguments; it runs on all of them.
+
+    Raises:
+        UnsupportedModelError: there is none, or they change from run to run.
+    """
+    names = {id(p): n.rpartition(".")[0] for n, p in stem(linear).named_parameters()}
+    runs = [_run(linear, batch, names) for batch in batches]
+    if not runs[0]:
+        raise UnsupportedModelError(
+            f"{type(stem(linear)).__name__} has no feed-forward layer that can be told: expected "
+            "an nn.Linear whose output goes into an activation. Activations written out as a "
+            "formula, and layers that are no nn.Linear, such as gelu_new and Conv1D of GPT-2 in "
+            "transformers, are not found."
+        )
+    if any([place.name for place in found] != [place.name for place in runs[0]] for found in runs):
+        raise UnsupportedModelError(
+            "The module calls other linear layers with activations in runs on different batches: "
+            "which is which cannot be told."
+        )
+    for found in runs[1:]:
+        for place, again in zip(runs[0], found, strict=True):
+            place.inputs += again.inputs
+    return runs[0]
+
+
+def _run(linear: nn.Module, batch: Rows, names: Mapping[int, str]) -> list[Place]:
+    places: list[Place] = []
+
+    def record(index: int, activated: Activated) -> Tensor:
+        name = names.get(id(activated.weight), "") or "linear"
+        earlier = sum(place.name.partition("#")[0] == name for place in places)
+        own = f"{name}#{earlier + 1}" if earlier else name
+        places.append(Place(own, activated, [activated.input.detach().flatten(0, -2)]))
+        return activated.plain()
+
+    watched = linear.answered(record) if isinstance(linear, WithForms) else Activating(record)
+    with torch.no_grad(), watched:
+        run(stem(linear), batch)
+    return places
+
+
 def replace_feed_forward(
     linear: nn.Module, batches: Sequence[Rows], asked: FeedForward, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
@@ -59,79 +133,57 @@ def replace_feed_forward(
         UsageError: a pattern that fits no layer; and what ``linearize_feed_forward`` refuses.
         UnsupportedModelError: there is no layer to replace.
     """
-    found = pairs(stem(linear))
-    if not found:
-        raise UnsupportedModelError(
-            f"{type(linear).__name__} has no feed-forward layer that can be told: expected an "
-            "nn.Linear that an activation follows in an nn.Sequential. Activations that a forward "
-            "method calls, as those of torch.nn.TransformerEncoderLayer, are not looked for."
-        )
-    check_patterns(asked.forms, [pair.name for pair in found])
-    forms = {pair.name: last(asked.forms, pair.name) or KEEP for pair in found}
-    wanted = [pair for pair in found if forms[pair.name] != KEEP and pair.reason is None]
-    inputs = _inputs(linear, wanted, batches, asked.seed)
+    places = find(linear, batches)
+    check_patterns(asked.forms, [place.name for place in places])
     records: list[dict[str, Any]] = []
-    configs: dict[str, Any] = {}
-    for pair in found:
-        if pair not in wanted or not len(inputs[pair.name]):
-            idle = "it is not called" if pair in wanted else "left as it is, as asked for"
-            records.append({"name": pair.name, "form": None, "reason": pair.reason or idle})
+    layers: dict[int, KernelFeedForward] = {}
+    for index, place in enumerate(places):
+        form = last(asked.forms, place.name) or KEEP
+        if form == KEEP or place.reason:
+            reason = place.reason or "left as it is, as asked for"
+            records.append({"name": place.name, "form": None, "reason": reason})
             continue
-        record, config = _replaced(pair, inputs[pair.name], forms[pair.name], asked, say)
+        layers[index], record = _fitted(place, form, asked, say)
         records.append(record)
-        configs[pair.name] = config
-    if not configs:
+    if not layers:
         why = "; ".join(f"{r['name']}: {r['reason']}" for r in records)
         raise UnsupportedModelError(f"No feed-forward layer was replaced. {why}")
-    if isinstance(linear, ReferenceModel):
-        linear.config["kernel_feed_forward"] = {
-            **(linear.config["kernel_feed_forward"] or {}),
-            **configs,
-        }
+    if isinstance(linear, WithForms):
+        linear.layers.put(layers)
+    else:
+        assert isinstance(linear, ReferenceModel)
+        _put(linear, {places[index].name: layer for index, layer in layers.items()})
     return records
 
 
-def _replaced(
-    pair: Pair, inputs: Tensor, form: str, asked: FeedForward, say: Callable[[str], None]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The record and the config of a layer that is now in the place of a pair."""
+def _fitted(
+    place: Place, form: str, asked: FeedForward, say: Callable[[str], None]
+) -> tuple[KernelFeedForward, dict[str, Any]]:
+    rows = torch.cat(place.inputs)
+    generator = torch.Generator().manual_seed(asked.seed)
     try:
         layer, report = linearize_feed_forward(
-            pair.linear,
-            pair.activation,
-            inputs,
+            place.first.linear(),
+            place.first.name,
+            rows[torch.randperm(len(rows), generator=generator)[:INPUTS]],
             form,
             target_error=asked.target_error,
             max_cost=asked.max_cost,
             seed=asked.seed,
-            say=lambda table: say(f"{pair.name}\n{table}"),
+            say=lambda table: say(f"{place.name}\n{table}"),
         )
     except UsageError as error:
-        raise UsageError(f"{pair.name}: {error}") from error
-    pair.replace(layer.to(pair.linear.weight.device))
-    return {"name": pair.name, "reason": None, **asdict(report)}, layer.config
+        raise UsageError(f"{place.name}: {error}") from error
+    record = {"name": place.name, "reason": None, **asdict(report)}
+    return layer.to(place.first.weight.device), record
 
 
-def _inputs(
-    linear: nn.Module, wanted: Sequence[Pair], batches: Sequence[Rows], seed: int
-) -> dict[str, Tensor]:
-    """Inputs of layers by their names, (n, d), drawn where there are more than ``INPUTS``."""
-    seen: dict[str, list[Tensor]] = {pair.name: [] for pair in wanted}
-
-    def record(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda _, args: seen[name].append(args[0].flatten(0, -2))
-
-    handles = [p.linear.register_forward_pre_hook(record(p.name)) for p in wanted]
-    try:
-        with torch.no_grad():
-            for batch in batches:
-                run(linear, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
-    generator = torch.Generator().manual_seed(seed)
-    found = {}
-    for name, parts in seen.items():
-        rows = torch.cat(parts) if parts else torch.empty(0)
-        found[name] = rows[torch.randperm(len(rows), generator=generator)[:INPUTS]]
-    return found
+def _put(linear: ReferenceModel, layers: Mapping[str, KernelFeedForward]) -> None:
+    """Into a stack of linexport's layers, whose config then has them."""
+    for pair in pairs(linear):
+        if pair.name in layers:
+            pair.replace(layers[pair.name])
+    linear.config["kernel_feed_forward"] = {
+        **(linear.config["kernel_feed_forward"] or {}),
+        **{name: layer.config for name, layer in layers.items()},
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -201,9 +202,10 @@ def run(module: nn.Module, batch: Rows) -> Any:
     except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
         first = (str(error).strip() or "no message").splitlines()[0]
         shapes = ", ".join(f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in batch)
+        names = ", ".join(inspect.signature(module.forward).parameters)
         raise UsageError(
             f"The module does not run on the calibration data ({shapes}): {type(error).__name__}: "
-            f"{first}. Give the arguments of its forward, in order, one row a sample."
+            f"{first}. Give the arguments of its forward in order ({names}), one row a sample."
         ) from error
 
 

@@ -43,7 +43,7 @@ class KernelAttention(nn.Module):
             eps=EPS,
         )
         check(feature_map, self.spec)
-        self.cross, self.masked = site.cross, site.masked
+        self.cross = site.cross
         self.feature_map = feature_map
         gain = site.scale * math.sqrt(site.head_dim)
         self.gain = nn.Parameter(torch.full((site.heads,), gain))
@@ -118,8 +118,7 @@ class MemoryAttention(nn.Module):
 
     def forward(self, call: Call) -> Tensor:
         """(B, H, T, d_v); keys and values of the call are not looked at."""
-        found: Tensor = self.memory(_pack(call.query))
-        return found.unflatten(-1, (call.query.shape[1], -1)).transpose(1, 2)
+        return self.memory.attend(call.query)
 
 
 class Forms(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ def source(name: str, seed: int) -> LoadedModel:
     """The model, in PyTorch.
 
     Raises:
-        UnsupportedModelError: an ONNX file, or a language model whose library carries its states.
+        UnsupportedModelError: an ONNX file.
         LinexportError: see ``load_model``.
     """
-    loaded = load_model(name, seed=seed)
+    loaded = load_model(name, seed=seed, whole=True)
     if loaded.graph is not None:
         raise UnsupportedModelError(
             f"{name} is an ONNX graph, whose softmax attention cannot be told apart and healed. "
@@ -44,6 +45,8 @@ def rows(name: str) -> tuple[Any, ...]:
             found = function()
         return (found,) if isinstance(found, Tensor) else tuple(found)
     try:
+        if path.is_file() and not zipfile.is_zipfile(path):
+            raise ValueError("it is no .npz archive")
         with np.load(path, allow_pickle=False) as file:
             return tuple(torch.from_numpy(file[key]) for key in file.files)
     except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:

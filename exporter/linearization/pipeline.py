@@ -19,7 +19,7 @@ from linexport.linearization.choose import EVERY, Wishes, local
 from linexport.linearization.feed_forward import FeedForward, replace_feed_forward
 from linexport.linearization.heal import heal as healing
 from linexport.linearization.metric import Evaluate, Metric
-from linexport.linearization.replace import shared_copy, with_forms
+from linexport.linearization.replace import inference_copy, shared_copy, with_forms
 from linexport.linearization.save import save
 from linexport.linearization.verdict import verdict
 from linexport.loaders.default_dims import default_dims
@@ -88,8 +88,8 @@ def linearize(
         locality: attend only to keys within this L1 distance; see ``locality``.
         memory_keys: pseudo-keys in place of keys that never change; None: one for each 16.
         feed_forward: form of y = f(W x + b), "least-squares", "bernstein", "taylor" or "keep", of
-            every linear layer that an activation follows in an ``nn.Sequential``, or by patterns
-            of their names; None: they stay.
+            every linear layer whose output goes into an activation, or by patterns of their names;
+            None: they stay.
         target_error: of these layers, for one token; see ``linearize_feed_forward``.
         max_cost: multiply-adds for one token that such a layer may have.
         heal: steps of learning the original's layer outputs at most.
@@ -108,7 +108,8 @@ def linearize(
         UsageError: data or options that do not fit, or ``evaluate`` fails or gives no number.
         UnsupportedModelError: there is nothing of what was asked for, or nothing that can be
             replaced.
-        ParityError: a denominator vanishes on the data, or no map is within the budget.
+        ParityError: a denominator vanishes on the data, no map is within the budget, or the module
+            is not the same with nothing replaced.
     """
     if target_error is not None and feed_forward is None:
         raise UsageError("A target error is of feed-forward layers: name a form of these, too.")
@@ -130,6 +131,7 @@ def linearize(
         if feed_forward is None and not made.forms:
             why = "; ".join(f"{row['name']}: {row['reason']}" for row in made.records)
             raise UnsupportedModelError(f"No softmax attention was replaced. {why}")
+    rest_error = compare.rest_error(loaded.module, with_forms(original, {}), held_out)
     linear = with_forms(original, made.forms)
     replaced = [site for site in sites if site.index in made.forms]
     healed = None
@@ -164,6 +166,7 @@ def linearize(
         ),
         "feed_forward": dense,
         "output_error": output_error,
+        "rest_error": rest_error,
         "healing": None if healed is None else asdict(healed),
         "metric": scores,
         "max_drop": max_drop,
@@ -217,7 +220,8 @@ def _with_costs(
 
 
 def _loaded(module: nn.Module, data: Calibration) -> LoadedModel:
-    """What the loaders give, for a module that is in memory already."""
+    """What the loaders give, for a module that is in memory already, and maybe in training."""
+    module = inference_copy(module)
     source = Source(
         "module", type(module).__qualname__, None, describe(type(module).__name__, module)
     )

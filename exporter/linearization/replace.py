@@ -1,7 +1,7 @@
 """From a module and forms to the module in linear form. Weights are shared, not copied.
 
-A reference model of linexport is rebuilt from its config, so that it stays one. Any other module
-is copied in structure only, and held by a module of the same signature that answers its calls of
+A stack of linexport's layers is rebuilt from its config, so that it stays one. Any other module is
+copied in structure only, and held by a module of the same signature that answers its calls of
 softmax attention by the forms.
 """
 
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
 from linexport.linearization import multihead
+from linexport.linearization.activations import Activating, Answer, Layers
 from linexport.linearization.calls import Attending
 from linexport.linearization.forms import Forms, KernelAttention
 from linexport.models.attention import LinearAttention
@@ -23,17 +26,29 @@ from linexport.models.registry import ReferenceModel, build
 from linexport.models.softmax_attention import SoftmaxAttention
 from linexport.models.stack import StackConfig
 
+M = TypeVar("M", bound=nn.Module)
 
-def shared_copy(module: nn.Module) -> nn.Module:
-    """The same modules anew with the very same parameters and buffers, in inference mode.
 
-    ``MultiheadAttention`` calls softmax attention in the copy, always.
-    """
+def inference_copy(module: nn.Module) -> nn.Module:
+    """The same modules anew with the very same parameters and buffers, in inference mode."""
     tensors = [*module.parameters(), *module.buffers()]
     memo: dict[int, Any] = {id(x): x for x in tensors}
-    found = copy.deepcopy(module, memo)
-    for child in found.modules():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch, on copies of its own programs
+        found = copy.deepcopy(module, memo)
+    return _inference(found)
+
+
+def _inference(module: M) -> M:
+    """``eval()``, which modules of exported programs do not have."""
+    for child in module.modules():
         child.training = False
+    return module
+
+
+def shared_copy(module: nn.Module) -> nn.Module:
+    """An ``inference_copy`` in which ``MultiheadAttention`` calls softmax attention, always."""
+    found = inference_copy(module)
     multihead.swap(found)
     return found
 
@@ -52,19 +67,26 @@ def with_forms(module: nn.Module, forms: Mapping[int, nn.Module]) -> nn.Module:
     # torch.export names inputs after the parameters of forward: they are to be the original's.
     @functools.wraps(base.forward)
     def forward(self: WithForms, *args: Any, **kwargs: Any) -> Any:
-        with Attending(self.forms.answer):
+        with self.answered(self.layers.answer):
             return self.inner(*args, **kwargs)
 
     made: type[WithForms] = type(f"Linear{base.__name__}", (WithForms,), {"forward": forward})
-    return made(shared_copy(module), Forms(forms))
+    return _inference(made(shared_copy(module), Forms(forms)))
 
 
 class WithForms(nn.Module):
-    """A module whose calls of softmax attention are answered by forms."""
+    """A module whose calls of softmax attention, and activations, are answered by forms."""
 
     def __init__(self, inner: nn.Module, forms: Forms) -> None:
         super().__init__()
-        self.inner, self.forms = inner, forms
+        self.inner, self.forms, self.layers = inner, forms, Layers()
+
+    @contextmanager
+    def answered(self, answer: Answer) -> Iterator[None]:
+        """Runs of ``inner`` are in linear form, with activations handed to ``answer``."""
+        # Activations of the module itself: those inside forms are nobody's concern.
+        with Attending(self.forms.answer), Activating(answer):
+            yield
 
 
 def stem(linear: nn.Module) -> nn.Module:

@@ -41,10 +41,12 @@ def _never_faster(report: Mapping[str, Any]) -> list[str]:
         return []
     last = rows[-1]
     best = min(last["original_ms"], last["original_pytorch_ms"])
-    lengths = f"{rows[0]['length']:,} to {last['length']:,}" if len(rows) > 1 else last["length"]
+    times = f"it takes {last['linear_ms']:.3g} ms and the original {best:.3g} ms"
+    if len(rows) == 1:
+        return [f"the linear form is not faster: {times}"]
+    lengths = f"{rows[0]['length']:,} to {last['length']:,}"
     return [
-        f"the linear form is not faster at the lengths measured, {lengths}: at the longest it "
-        f"takes {last['linear_ms']:.3g} ms and the original {best:.3g} ms"
+        f"the linear form is not faster at the lengths measured, {lengths}: at the longest {times}"
     ]
 
 
@@ -53,8 +55,10 @@ def _faster(report: Mapping[str, Any]) -> str:
         return ""
     last = report["latency"][-1]
     times = min(last["original_ms"], last["original_pytorch_ms"]) / last["linear_ms"]
+    if len(report["latency"]) == 1:
+        return f"The linear form is {times:.1f} times faster"
     return (
-        f"The linear form is faster from {report['crossover']:,} tokens on, "
+        f"The linear form is faster at lengths from {report['crossover']:,} on, "
         f"{times:.1f} times at {last['length']:,}"
     )
 

@@ -21,7 +21,12 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def load_model(
-    source: str | Path, *, seed: int = 0, trust_remote_code: bool = False, run: bool = True
+    source: str | Path,
+    *,
+    seed: int = 0,
+    trust_remote_code: bool = False,
+    run: bool = True,
+    whole: bool = False,
 ) -> LoadedModel:
     """Load a model from a file, or from a function that builds it.
 
@@ -33,6 +38,8 @@ def load_model(
         seed: seed of the example inputs and of any weights a factory draws.
         trust_remote_code: run Python code that a model folder brings along.
         run: the module is to be run; else an ONNX file may have operators that nobody here knows.
+        whole: a model of transformers of any kind as one plain module that is called once for a
+            whole sequence; else as a causal language model that carries states.
 
     Returns:
         The module in inference mode, with example inputs, dynamic dims and provenance.
@@ -46,13 +53,11 @@ def load_model(
         if isinstance(source, str) and ":" in source and not _WINDOWS_DRIVE.match(source):
             from linexport.loaders.factory import load_factory
 
-            return load_factory(source, seed=seed)
+            return load_factory(source, seed=seed, whole=whole)
         if isinstance(source, str) and _HUB_NAME.fullmatch(source):
-            from linexport.loaders.hugging_face import cached_folder, load_hugging_face
+            from linexport.loaders.hugging_face import cached_folder
 
-            return load_hugging_face(
-                cached_folder(source), location=source, trust_remote_code=trust_remote_code
-            )
+            return _hugging_face(cached_folder(source), source, trust_remote_code, whole)
         raise UsageError(
             f"no file or folder {source}. Expected a linexport checkpoint (.pt), an exported "
             "program (.pt2), an ONNX file, or package.module:callable naming a function that "
@@ -76,13 +81,21 @@ def load_model(
         return load_onnx_file(path, seed=seed, run=run)
 
     if kind is Kind.HUGGING_FACE_FOLDER:
-        from linexport.loaders.hugging_face import load_hugging_face
-
-        return load_hugging_face(path, trust_remote_code=trust_remote_code)
+        return _hugging_face(path, str(path), trust_remote_code, whole)
 
     from linexport.loaders.refuse import refusal
 
     raise refusal(path, kind)
+
+
+def _hugging_face(folder: Path, location: str, trust: bool, whole: bool) -> LoadedModel:
+    if whole:
+        from linexport.loaders.hugging_face.whole import load_whole
+
+        return load_whole(folder, location)
+    from linexport.loaders.hugging_face import load_hugging_face
+
+    return load_hugging_face(folder, location=location, trust_remote_code=trust)
 
 
 def _exists(path: Path) -> bool:

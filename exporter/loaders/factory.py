@@ -13,20 +13,21 @@ from typing import Any
 from linexport.errors import UsageError
 from linexport.loaders.callables import find_callable, user_code
 from linexport.loaders.default_dims import default_dims, repeat_ones_where
-from linexport.loaders.hugging_face import adopt, is_language_model
+from linexport.loaders.hugging_face import adopt, is_language_model, is_of_transformers
 from linexport.loaders.model import LoadedModel, Source
 from linexport.loaders.weights import describe, named_tensors, non_finite_warnings
 
 _RETURNS = "It must return (module, args) or (module, args, dynamic_shapes)"
 
 
-def load_factory(source: str, *, seed: int) -> LoadedModel:
+def load_factory(source: str, *, seed: int, whole: bool = False) -> LoadedModel:
     """Call the function that `source` names.
 
     Args:
         source: ``package.module:callable``.
         seed: of torch's generator while the function runs, so that its random weights and inputs
             are the same every time.
+        whole: a model of transformers as one plain module; see ``load_model``.
 
     Returns:
         The module in eval mode with its examples. Examples of size 1 in dims chosen here are
@@ -50,6 +51,10 @@ def load_factory(source: str, *, seed: int) -> LoadedModel:
         sha256=None,
         description=describe(type(module).__name__, module),
     )
+    if whole and is_of_transformers(module):
+        from linexport.loaders.hugging_face import whole as plain
+
+        return plain.whole(module.float(), origin)
     if is_language_model(module):  # it says itself how it is called
         return adopt(module.float(), origin)
     return LoadedModel(

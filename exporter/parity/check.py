@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from linexport import heap
 from linexport.dims import DimRange
 from linexport.loaders.model import LoadedModel
 from linexport.parity.cases import Case, draw, plan
@@ -127,6 +128,7 @@ def _run_case(subject: Subject, parity: Parity, references: list[Reference], cas
     expected = ask(references, case, inputs, parity.tolerance, parity.notes)
     if not expected:
         return
+    heap.give_back()
     got: dict[str, np.ndarray] | None = None
     failure = None
     state = subject.initial_state(subject.batch(case.sizes))

@@ -117,7 +117,7 @@ def _one(
             }
             part = subject.session.run({**piece, **state})
             state = {s.past: part[s.present] for s in subject.states}
-            parts.append(part)
+            parts.append({name: part[name] for name in subject.output_names})
             start += size
     except Exception as error:
         return float("inf"), f"pieces of {_spell(pieces)} tokens: {str(error).splitlines()[0]}"

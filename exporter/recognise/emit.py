@@ -199,7 +199,7 @@ class Writer(Nodes):
             self.maps[role] = kind
         if kind is not None:
             x = self.cast(x, dtype)
-            attributes = {"kind": kind, "num_heads": _count(heads)}
+            attributes = {"kind": kind, "num_heads": _count(heads), "side": role}
             name = f"{self.root.name}/{role}/FeatureMap"
             return self.add("FeatureMap", [x], dtype, shape=x.shape, attrs=attributes, name=name)
         if leaf.function != IDENTITY:

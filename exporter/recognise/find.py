@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.recognise import functions, maps, rules, softmax
+from linexport.recognise import functions, maps, polynomial, rules, softmax
 from linexport.recognise.axes import size_of
 from linexport.recognise.emit import Writer
 from linexport.recognise.evaluate import Evaluator
@@ -30,12 +30,14 @@ class Root:
 
     Attributes:
         region: the nodes that compute it from what the roles read, in graph order.
+        mapped: the map that its scores are the kernel of, if they are.
     """
 
     tensor: gs.Variable
     form: Form
     roles: Roles
     region: tuple[gs.Node, ...]
+    mapped: maps.Mapped | None = None
 
 
 class Search:
@@ -91,8 +93,11 @@ class Search:
                 form = None if tensor.is_empty() else self.evaluator.form(tensor)
                 if form is None:
                     continue
+                mapped = None
                 try:
                     roles = read(form, self.evaluator.is_weight)
+                    if roles is None and (found := polynomial.read(form, self.evaluator.is_weight)):
+                        roles, mapped = found
                 except NotAttentionError as error:
                     self._miss(node, str(error))
                     continue
@@ -100,7 +105,7 @@ class Search:
                     self._miss(node, reason)
                 if roles is not None:
                     region = self._region(tensor, roles)
-                    roots[tensor.name] = Root(tensor, form, roles, region)
+                    roots[tensor.name] = Root(tensor, form, roles, region, mapped)
         return roots
 
     def _miss(self, node: gs.Node, reason: str) -> None:
@@ -147,13 +152,14 @@ class Search:
         return False
 
     def _replace(self, root: Root) -> None:
-        mapped = maps.read(self.evaluator, root.roles, self.imports)
+        mapped = None if root.mapped else maps.read(self.evaluator, root.roles, self.imports)
         if mapped is not None:
             roles, in_front = mapped
             wider = replace(root, roles=roles, region=self._region(root.tensor, roles))
             if self._fused(wider, Writer(root.tensor, root.form, roles, in_front)) is None:
                 return
-        problem = self._fused(root, Writer(root.tensor, root.form, root.roles))
+        writer = Writer(root.tensor, root.form, root.roles, root.mapped)
+        problem = self._fused(root, writer)
         if isinstance(problem, NotAttentionError):
             self._miss(root.tensor.inputs[0], str(problem))
         elif problem is not None:

@@ -1,4 +1,4 @@
-"""manifest -> the HTML page: the words and tables of the other files poured into template.html."""
+"""manifest -> the HTML page: words and tables of the other files poured into conversion.html."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ GLOSSARY = {
 def page(manifest: Mapping[str, Any]) -> str:
     """The document as text."""
     context = _described(manifest) | _checked(manifest) | _timed(manifest)
-    return template("template.html").render(context).lstrip()
+    return template("conversion.html").render(context).lstrip()
 
 
 @cache
@@ -188,9 +188,11 @@ def _method(manifest: Mapping[str, Any]) -> str:
     threads = (
         "on each one's own choice of threads" if own else f"on {count(how.get('threads'))} threads"
     )
+    longest = how.get("longest_call_seconds")
+    allowed = f" One call of a competitor may take {count(longest)} s." if longest else ""
     return (
         f"{count(how.get('repeats'))} timed runs after {count(how.get('warmup'))} to warm up, "
-        f"{threads}, the competitors {turns}."
+        f"{threads}, the competitors {turns}.{allowed}"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 
+from linexport import heap
 from linexport.dims import DimRange
 from linexport.errors import UsageError
 from linexport.targets.lowering import Candidates
@@ -143,10 +144,13 @@ class OrtSession:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = threads
+        # A plan, and the memory for it, would be kept for every length that is met.
+        options.enable_mem_pattern = False
         if taking_turns:
             options.add_session_config_entry("session.force_spinning_stop", "1")
         source: Any = model if isinstance(model, bytes) else str(model)
         self.inner = onnxruntime.InferenceSession(source, options, providers=list(providers))
+        heap.give_back()
         self.output_names = [o.name for o in self.inner.get_outputs()]
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

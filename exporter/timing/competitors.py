@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,6 @@ from linexport.trace.messages import innermost
 LENGTHS = (64, 256, 1024, 4096)
 LEAD_IN = 4
 BATCHES_WITHOUT_LENGTH = (1, 8, 64)
-
-PATIENCE = 10.0
-"""Seconds that a run of the original is waited for, as far as shorter runs can tell."""
 
 
 @dataclass
@@ -55,15 +52,16 @@ class Bench:
     plain_path: Path | None = None
     plain_nodes: int | None = None
     notes: list[str] = field(default_factory=list)
-    pace: tuple[int, float] = (1, 0.0)
+    pace: dict[str, tuple[int, float]] = field(default_factory=dict)
+    moved: dict[int, float] = field(default_factory=dict)
 
-    def export_plainly(self) -> None:
+    def export_plainly(self, program: torch.export.ExportedProgram | None = None) -> None:
         """Make the plain export; what stops it becomes the reason of its empty columns."""
         loaded = self.subject.loaded
         if loaded.graph is not None:
             self.reasons["pytorch"] = "the original is an ONNX file: there is no PyTorch module"
         try:
-            self.plain_path, self.plain_nodes = trace.plain_export(loaded, self.work)
+            self.plain_path, self.plain_nodes = trace.plain_export(loaded, self.work, program)
             self.plain = OrtSession(self.plain_path, self.settings.threads, taking_turns=True)
         except Exception as error:
             reason = innermost(error)[:200]
@@ -123,7 +121,11 @@ class Bench:
         return measure(calls, reasons, replace(self.settings, lead_in=LEAD_IN))
 
     def memory(self, lengths: tuple[int, ...]) -> list[dict[str, Any]]:
-        """Peak megabytes of one run, each in a process of its own."""
+        """Peak megabytes of one run, each in a process of its own.
+
+        ``io_mb`` is what goes in and out, where the latency was taken at that length.
+        """
+        self.plain = None  # what it holds is not held twice
         return [self._memory_row(length) for length in lengths]
 
     def _memory_row(self, length: int) -> dict[str, Any]:
@@ -137,18 +139,19 @@ class Bench:
             state = self._state(sizes)
             np.savez(full, allow_pickle=False, **fed, **state)
             files[name] = (plain, full)
-        outputs = self.subject.session.run({**fed, **state})
-        moved = sum(a.nbytes for a in [*fed.values(), *outputs.values()])
-        row: dict[str, Any] = {"length": length, "io_mb": round(moved / 2**20, 3), "reasons": {}}
+        moved = self.moved.get(self._tokens({sequence: length} if sequence else {}))
+        row: dict[str, Any] = {"length": length, "io_mb": moved, "reasons": {}}
         location = self.subject.loaded.source.location
         contestants = {
             "artifact": ("onnx", str(self.model), 1, self.target),
             "plain_export": ("onnx", str(self.plain_path), 0, "ort"),
             "pytorch": ("pytorch", location, 0, ""),
         }
-        too_slow = {"pytorch": self._too_slow({sequence: length} if sequence else {})}
         for name, (kind, path, which, target) in contestants.items():
-            peak, reason = None, self.reasons.get(name) or too_slow.get(name)
+            reason = self.reasons.get(name) or self._too_slow(
+                name, {sequence: length} if sequence else {}
+            )
+            peak = None
             if reason is None:
                 peak, reason = peak_megabytes(
                     kind, path, files["inputs"][which], files["small"][which], target
@@ -199,42 +202,44 @@ class Bench:
             assert plain is not None
             return plain.run(by_position)
 
+        ours = Called(artifact)
+        moved = sum(a.nbytes for a in [*fed.values(), *ours.outcome.values()])
+        self.moved[self._tokens(sizes)] = round(moved / 2**20, 3)
+        plain_call = self._once("plain_export", plainly, sizes) if plain else None
         if subject.loaded.graph is not None:  # the plain export is the original
-            return {"artifact": artifact, "plain_export": plainly if plain else None}
-        original = self._original(eager, sizes)
+            return {"artifact": ours, "plain_export": plain_call}
+        original = self._once("pytorch", eager, sizes)
         if isinstance(original, Called):
             leaves = pytree.tree_leaves(original.take())
             expected = [x.numpy() for x in leaves if isinstance(x, torch.Tensor)]
         else:
             # It was not waited for: the artifact, which is proven, stands in for it.
-            found = artifact()
-            expected = [found[name] for name in subject.output_names]
-        return {
-            "artifact": artifact,
-            "plain_export": _if_equal(plainly, expected) if plain else None,
-            "pytorch": original,
-        }
+            expected = [ours.outcome[name] for name in subject.output_names]
+        if isinstance(plain_call, Called):
+            plain_call = _if_equal(plain_call, expected)
+        return {"artifact": ours, "plain_export": plain_call, "pytorch": original}
 
-    def _original(self, eager: Call, sizes: Mapping[str, int]) -> Call:
-        """The original, called once, or a call that raises the reason why it is not called."""
-        reason = self._too_slow(sizes)
-        if reason is None:
-            try:
-                called = Called(eager)
-            except Exception:
-                return eager  # raises again where the reason is asked for
-            self.pace = max(self.pace, (self._tokens(sizes), called.seconds))
-            return called
-        return _refusing(reason)
+    def _once(self, name: str, call: Call, sizes: Mapping[str, int]) -> Call:
+        """A competitor, called once, or a call that raises the reason why it is not called."""
+        reason = self._too_slow(name, sizes)
+        if reason is not None:
+            return _refusing(reason)
+        try:
+            called = Called(call)
+        except Exception as raised:
+            return _refusing(f"it fails at this size: {innermost(raised)[:200]}")
+        self.pace[name] = max(self.pace.get(name, (1, 0.0)), (self._tokens(sizes), called.seconds))
+        return called
 
-    def _too_slow(self, sizes: Mapping[str, int]) -> str | None:
-        """Why a run of the original is not waited for, judged by its longest run so far."""
-        tokens, seconds = self.pace
+    def _too_slow(self, name: str, sizes: Mapping[str, int]) -> str | None:
+        """Why a competitor is not waited for, judged by its longest run so far."""
+        tokens, seconds = self.pace.get(name, (1, 0.0))
         wanted = seconds * self._tokens(sizes) / tokens
-        if wanted <= PATIENCE or self._tokens(sizes) <= tokens:
+        if wanted <= self.settings.longest or self._tokens(sizes) <= tokens:
             return None
         return (
-            f"not waited for: it took {seconds:.1f} s at {tokens} tokens, so {wanted:.0f} s or more"
+            f"not waited for: it took {seconds:.1f} s at {tokens} tokens, so {wanted:.0f} s or "
+            f"more; {self.settings.longest:g} s are allowed"
         )
 
     def _tokens(self, sizes: Mapping[str, int]) -> int:
@@ -249,23 +254,20 @@ def _refusing(reason: str) -> Call:
     return refuse
 
 
-def _if_equal(call: Callable[[], dict[str, np.ndarray]], expected: Sequence[np.ndarray]) -> Call:
+def _if_equal(call: Called, expected: Sequence[np.ndarray]) -> Call:
     """``call``, or one that raises if its outputs are not the original's.
 
     Exports that freeze a length can run at another one and return something else; how fast they
     do that is of no interest.
     """
-    error = None
-    try:
-        got = list(call().values())
-        results = [compare(e, g, TOLERANCES["float32"]) for e, g in zip(expected, got, strict=True)]
-        wrong = [r for r in results if not r.passed]
-        if wrong:
-            worst = max(r.max_relative_error for r in wrong)
-            error = f"its output is wrong at this size: relative error {worst:.1e}"
-    except Exception as raised:
-        error = f"it fails at this size: {innermost(raised)[:200]}"
-    return _refusing(error) if error else call
+    got = list(call.take().values())
+    if len(got) != len(expected):
+        return _refusing(f"it has {len(got)} outputs, the original {len(expected)}")
+    results = [compare(e, g, TOLERANCES["float32"]) for e, g in zip(expected, got, strict=True)]
+    worst = max((r.max_relative_error for r in results if not r.passed), default=None)
+    if worst is None:
+        return call
+    return _refusing(f"its output is wrong at this size: relative error {worst:.1e}")
 
 
 def _eager_step(loaded: LoadedModel, inputs: tuple[Any, ...]) -> Call | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,8 @@ class Settings:
         repeats: counted calls of each competitor.
         seconds: a competitor that has used this much time at one size stops early.
         patience: with fewer than three calls even, where it has used this much.
+        longest: it is not called at a size at which one call, as far as those at smaller sizes can
+            tell, takes more than this.
         threads: of every competitor; 0 for each one's own choice.
         lead_in: uncounted calls at the start of every turn: decode steps follow one another, and
             the first after a pause has threads to wake.
@@ -35,6 +38,7 @@ class Settings:
     repeats: int = 20
     seconds: float = 2.0
     patience: float = 4.0
+    longest: float = 10.0
     threads: int = 0
     lead_in: int = 0
 
@@ -45,7 +49,12 @@ class Settings:
             "repeats": self.repeats,
             "threads": self.threads,
             "interleaved": True,
+            "longest_call_seconds": self.longest,
         }
+
+
+BRIEF = Settings(seconds=1.0, patience=2.0, longest=2.0)
+"""What a conversion spends; ``linexport bench`` takes the time."""
 
 
 class Called:
@@ -73,6 +82,11 @@ def interleaved(calls: Mapping[str, Call], settings: Settings) -> dict[str, list
     Of a ``Called`` that had lost patience then, that call is the only one that counts. A competitor
     that raises is left out; see ``measure`` for its reason.
     """
+    with _torch_threads(settings.threads):
+        return _interleaved(calls, settings)
+
+
+def _interleaved(calls: Mapping[str, Call], settings: Settings) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in calls}
     spent = {n: c.seconds if isinstance(c, Called) else 0.0 for n, c in calls.items()}
     for name, seconds in spent.items():
@@ -85,7 +99,7 @@ def interleaved(calls: Mapping[str, Call], settings: Settings) -> dict[str, list
             if enough or (spent[name] > settings.patience and times[name]):
                 continue
             time.sleep(PAUSE)
-            for _ in range(settings.lead_in):
+            for _ in range(settings.lead_in if spent[name] < settings.seconds else 0):
                 call()
             start = time.perf_counter()
             call()
@@ -95,6 +109,19 @@ def interleaved(calls: Mapping[str, Call], settings: Settings) -> dict[str, list
             if warm:
                 times[name].append(1e3 * elapsed)
     return times
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    """PyTorch with so many threads; 0 for its own choice."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def measure(

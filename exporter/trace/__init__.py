@@ -40,14 +40,15 @@ class Traced:
         weights: its large initializers, which are not in the graph.
         dims: the dynamic dimensions by name, with the range the program allows.
         example_sizes: the size each of them had in the example.
-        translated: the program it was made from, after the exporter's decompositions; None where
-            the original is a graph itself.
+        program: what was translated; None where the original is a graph itself.
+        translated: the same after the exporter's decompositions.
     """
 
     graph: onnx.ModelProto
     weights: Weights
     dims: Mapping[str, DimRange]
     example_sizes: Mapping[str, int]
+    program: torch.export.ExportedProgram | None = None
     translated: torch.export.ExportedProgram | None = None
 
     @property
@@ -79,13 +80,16 @@ def trace(loaded: LoadedModel) -> Traced:
         # How long a past is follows from what was fed; it is not for anybody to choose.
         lengths = {str(s.shape[s.grows]) for s in step.states if s.grows is not None}
         dims = {name: limits for name, limits in dims.items() if name not in lengths}
-    return Traced(model, weights, dims, {name: sizes[name] for name in dims}, translated)
+    return Traced(model, weights, dims, {name: sizes[name] for name in dims}, program, translated)
 
 
-def plain_export(loaded: LoadedModel, folder: Path) -> tuple[Path, int]:
+def plain_export(
+    loaded: LoadedModel, folder: Path, program: torch.export.ExportedProgram | None = None
+) -> tuple[Path, int]:
     """The ONNX file a user has without linexport, and how many nodes it has.
 
-    That is what ``torch.onnx.export`` gives, written to ``folder``; of an ONNX file, the file.
+    That is what ``torch.onnx.export`` gives, written to ``folder``; of an ONNX file, the file. A
+    ``program`` that was exported already is not exported again.
 
     Raises:
         Exception: whatever torch raises; a plain export that fails is a result, not a fault.
@@ -93,7 +97,7 @@ def plain_export(loaded: LoadedModel, folder: Path) -> tuple[Path, int]:
     if loaded.graph is not None:
         return loaded.graph.path, loaded.graph.nodes
     path = folder / "plain.onnx"
-    return path, plain_onnx(loaded.program or export_program(loaded), path)
+    return path, plain_onnx(program or loaded.program or export_program(loaded), path)
 
 
 def _check_fused(model: onnx.ModelProto, step: Stepwise) -> None:

@@ -108,9 +108,13 @@ def plain_onnx(program: torch.export.ExportedProgram, path: Path) -> int:
         Exception: whatever torch raises; a plain export that fails is a result, not a fault.
     """
     with torch.no_grad(), quiet():
-        # The replacements loop over chunks for some update rules: sizes they fix are errors.
-        plain = program.run_decompositions(_decompositions())
-        exported = torch.onnx.export(plain, dynamo=True, verbose=False, opset_version=OPSET)
+        replaced = _decompositions()
+        if any(node.target in replaced for node in program.graph.nodes):
+            # They loop over chunks for some update rules: sizes they fix are errors.
+            table = torch.export.default_decompositions()
+            table.update(replaced)
+            program = program.run_decompositions(table)
+        exported = torch.onnx.export(program, dynamo=True, verbose=False, opset_version=OPSET)
     assert exported is not None
     exported.save(str(path))
     return len(exported.model.graph)
@@ -160,7 +164,9 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     }
 
 
-def _decompositions() -> Any:
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """PyTorch code that operators of linexport stand for."""
+
     def linear_attention(*inputs: Any, **attributes: Any) -> Any:
         spec = LinearAttentionSpec.from_attributes(attributes)
         return functional.chunked_linear_attention(spec, *inputs)
@@ -169,13 +175,13 @@ def _decompositions() -> Any:
         return base.apply_packed(kind, x, parameters, *rest, **named)
 
     library = torch.ops.linexport
-    table = torch.export.default_decompositions()
-    table[library.linear_attention.default] = linear_attention
-    table[library.generalized_delta_rule.default] = generalized_delta_rule.recurrent
-    table[library.stabilized_exp.default] = stabilize.plain_stabilized_exp
-    table[library.causal_conv.default] = functional.plain_causal_conv
-    table[library.feature_map.default] = feature_map
-    return table
+    return {
+        library.linear_attention.default: linear_attention,
+        library.generalized_delta_rule.default: generalized_delta_rule.recurrent,
+        library.stabilized_exp.default: stabilize.plain_stabilized_exp,
+        library.causal_conv.default: functional.plain_causal_conv,
+        library.feature_map.default: feature_map,
+    }
 
 
 def _lift_constants(model: onnx.ModelProto) -> None:

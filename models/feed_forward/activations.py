@@ -106,6 +106,11 @@ def find(activation: str | nn.Module) -> Activation:
     return ACTIVATIONS[name]
 
 
+def known(module: nn.Module) -> bool:
+    """The module is one of ``ACTIVATIONS``."""
+    return _name(module) in ACTIVATIONS
+
+
 def _name(module: nn.Module) -> str:
     if isinstance(module, nn.GELU):
         return "gelu" if module.approximate == "none" else "gelu-tanh"

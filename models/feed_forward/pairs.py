@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from linexport.errors import UsageError
-from linexport.models.feed_forward.activations import find
+from linexport.models.feed_forward.activations import known
 from linexport.models.feed_forward.layer import KernelFeedForward
 
 
@@ -23,14 +23,12 @@ class Pair:
         owner: the ``nn.Sequential``.
         first: name of the linear layer in it.
         second: name of the activation in it.
-        reason: why they cannot be replaced; None where they can.
     """
 
     name: str
     owner: nn.Module
     first: str
     second: str
-    reason: str | None = None
 
     @property
     def linear(self) -> nn.Linear:
@@ -38,11 +36,6 @@ class Pair:
         found = self.owner.get_submodule(self.first)
         assert isinstance(found, nn.Linear)
         return found
-
-    @property
-    def activation(self) -> nn.Module:
-        """f."""
-        return self.owner.get_submodule(self.second)
 
     def replace(self, layer: KernelFeedForward) -> None:
         """Put ``layer`` in the place of both; names of later modules stay as they are."""
@@ -57,9 +50,8 @@ def pairs(module: nn.Module) -> list[Pair]:
         if not isinstance(owner, nn.Sequential):
             continue
         for (first, linear), (second, activation) in pairwise(owner._modules.items()):
-            if type(linear) is nn.Linear and activation is not None and _elementwise(activation):
-                name = f"{path}.{first}" if path else first
-                found.append(Pair(name, owner, first, second, _reason(activation)))
+            if type(linear) is nn.Linear and activation is not None and known(activation):
+                found.append(Pair(f"{path}.{first}" if path else first, owner, first, second))
     return found
 
 
@@ -89,18 +81,3 @@ def substitute(module: nn.Module, configs: Mapping[str, Any] | None) -> None:
                 f"{linear.in_features} to {linear.out_features}."
             )
         found[name].replace(layer)
-
-
-def _elementwise(module: nn.Module) -> bool:
-    """One of torch's activations."""
-    return type(module).__module__ == nn.GELU.__module__ and not isinstance(
-        module, nn.MultiheadAttention
-    )
-
-
-def _reason(activation: nn.Module) -> str | None:
-    try:
-        find(activation)
-    except UsageError as error:
-        return str(error)
-    return None

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from linexport.errors import UsageError
 from linexport.models.static_memory.pseudo_keys import PseudoMemory
@@ -46,5 +47,17 @@ class StaticMemory(nn.Module):
         """(B, T, H*d_v) of (B, T, H*d)."""
         heads = self.keys.shape[0]
         q = query.unflatten(-1, (heads, self.keys.shape[2])).transpose(1, 2)
-        weights = (q @ self.keys.transpose(1, 2) + self.bias[:, None]).softmax(-1)
-        return (weights @ self.values).transpose(1, 2).flatten(2)
+        return self.attend(q).transpose(1, 2).flatten(2)
+
+    def attend(self, query: Tensor) -> Tensor:
+        """(B, H, T, d_v) of (B, H, T, d)."""
+        # PyTorch is fast where batches are equal and the mask has four dimensions; in ONNX products
+        # broadcast, and copies for every row would take longer than they do.
+        rows = 1 if torch.compiler.is_exporting() else query.shape[0]
+        return F.scaled_dot_product_attention(
+            query,
+            self.keys.expand(rows, -1, -1, -1),
+            self.values.expand(rows, -1, -1, -1),
+            attn_mask=self.bias[None, :, None],
+            scale=1.0,
+        )

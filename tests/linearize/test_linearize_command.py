@@ -16,6 +16,7 @@ from linexport.loaders import load_model
 from linexport.models import DigitClassifier, LanguageModel, save
 from linexport.models.classifier import DigitClassifierConfig
 from linexport.models.language_model import LanguageModelConfig
+from linexport.models.training import train_digit_memory, train_digit_network
 from linexport.report.linearization import page
 
 Cli = Callable[..., Any]
@@ -70,6 +71,37 @@ def test_a_checkpoint_becomes_one_that_converts(folder: Path, cli: Cli) -> None:
     assert load_model("linear.pt").module.config["per_layer"][0]["feature_map"] == "taylor2"
     again = cli(*quick("softmax.pt", "-o", "linear.pt", "--data", "rows.npz", "--json"))
     assert again.code == 2 and "is there already" in again.json()["message"]
+
+
+@pytest.mark.slow
+def test_a_memory_is_answered_five_times_as_fast(folder: Path, cli: Cli) -> None:
+    save(train_digit_memory(200), folder / "memory.pt")
+    done = cli(
+        *("linearize", "memory.pt", "-o", "fewer.pt2", "--threads", 1, "--json"),
+        *("--data", "linexport.models.samples:questions", "--lengths", "64,1024"),
+        *("--evaluate", "linexport.models.samples:memory_accuracy", "--max-drop", 0.03),
+    )
+    found = done.json()
+    assert done.code == 0 and found["layers"][0]["pseudo_keys"] == 256
+    assert found["layers"][0]["held_out_error"] < found["layers"][0]["mean_of_values_error"] / 4
+    for row in found["latency"]:
+        assert min(row["original_ms"], row["original_pytorch_ms"]) > 5 * row["linear_ms"]
+
+
+def test_a_network_of_two_layers_is_judged_by_its_score(folder: Path, cli: Cli) -> None:
+    save(train_digit_network(200), folder / "network.pt")
+    asked = ("linearize", "network.pt", "--data", "linexport.models.samples:brightness")
+    asked += ("--evaluate", "linexport.models.samples:network_accuracy", "--max-drop", 0.005)
+    asked += ("--feed-forward", "least-squares", "--no-bench", "--json")
+    done = cli(*asked, "-o", "linear.pt2")
+    found = done.json()
+    assert done.code == 0 and abs(found["metric"]["drop"]) <= 0.005 and found["layers"] == []
+    (row,) = found["feed_forward"]
+    assert (row["name"], row["activation"], row["degree"]) == ("hidden", "gelu", 2)
+    assert row["multiply_adds"] > 30 * row["multiply_adds_before"]
+    assert load_model("linear.pt2").module(torch.rand(3, 64)).shape == (3, 10)
+    refused = cli(*asked, "-o", "linear.pt")
+    assert refused.code == 2 and "name it linear.pt2" in refused.json()["message"]
 
 
 @pytest.mark.slow

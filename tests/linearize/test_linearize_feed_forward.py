@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import linexport
 from linexport.errors import LinexportError, UnsupportedModelError, UsageError
 from linexport.models import DigitClassifier, LanguageModel
 from linexport.models.classifier import DigitClassifierConfig
-from linexport.models.feed_forward import KernelFeedForward, pairs
+from linexport.models.feed_forward import KernelFeedForward
 from linexport.models.language_model import LanguageModelConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -108,8 +109,10 @@ def test_a_module_without_attention_becomes_a_program(tmp_path: Path) -> None:
 
 def test_an_activation_without_a_form_is_left_with_the_reason() -> None:
     layers = OrderedDict(a=nn.Linear(4, 4), b=nn.Sigmoid(), c=nn.Linear(4, 4), d=nn.ReLU())
-    found = {pair.name: pair.reason for pair in pairs(nn.Sequential(layers))}
-    assert found["c"] is None and "'Sigmoid'; expected gelu" in str(found["a"])
+    found = run(nn.Sequential(layers).eval(), torch.randn(80, 4)).report["feed_forward"]
+    assert [row["name"] for row in found] == ["a", "c"]
+    assert "its activation is sigmoid; forms are of gelu" in found[0]["reason"]
+    assert found[1]["reason"] is None and found[1]["activation"] == "relu"
 
 
 def test_the_cost_is_told_first_and_refused_above_the_limit() -> None:
@@ -124,13 +127,55 @@ def test_the_cost_is_told_first_and_refused_above_the_limit() -> None:
     assert len(notes) == 1 and notes[0].startswith(f"{FIRST}\n")
 
 
-class Inline(nn.Module):
+class Called(nn.Module):
+    """Activations as attributes and as functions; one layer twice; one output used twice."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        torch.manual_seed(0)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation="gelu")
+        self.first, self.gate, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
+        h = self.layer(x)
+        g = self.gate(h)
+        h = F.gelu(self.first(h), approximate="tanh") + F.silu(g) * g
+        h = torch.relu(self.first(h))
+        return self.last(h).tanh()
+
+
+CALLED = {
+    "layer.linear1": "gelu",
+    "first": "gelu-tanh",
+    "gate": "silu",
+    "first#2": "relu",
+    "last": "tanh",
+}
+
+
+def test_activations_are_found_wherever_they_are_called(tmp_path: Path) -> None:
+    module, data = Called().eval(), torch.randn(60, 5, 8)
+    (only,) = run(module, data, {"gate": "least-squares"}, map="keep").report["feed_forward"][2:3]
+    assert only["form"] == "least-squares"
+    found = run(module, data, target_error=1e-3)
+    assert {row["name"]: row["activation"] for row in found.report["feed_forward"]} == CALLED
+    found.save(tmp_path / "linear.pt2")
+    loaded = torch.export.load(tmp_path / "linear.pt2").module()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(data), found.module(data), atol=1e-5, rtol=1e-4)
+        changed = found.module(data) - module(data)
+    assert 0 < changed.norm() / module(data).norm() < 0.2
+
+
+def test_what_is_not_replaced_is_the_original() -> None:
+    module, data = Called().eval(), torch.randn(40, 5, 8)
+    found = run(module, data, {"last": "least-squares"}, map="keep", target_error=1e-4)
+    seen: list[Tensor] = []
+    module.last.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    found.module.inner.last.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with torch.no_grad():
+        module(data), found.module(data)
+    torch.testing.assert_close(seen[0], seen[1])
 
 
 @pytest.mark.parametrize(
@@ -148,9 +193,21 @@ def test_wishes_that_do_not_fit_are_refused(options: dict[str, Any], words: str)
         run(digits(1), **options)
 
 
-def test_a_module_whose_activation_is_called_inside_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="has no feed-forward layer that can be told"):
-        run(Inline().eval(), torch.randn(20, 5, 8))
+class WrittenOut(nn.Module):
+    """GELU as a formula, which is not found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        t = self.layer(x)
+        return 0.5 * t * (1 + torch.tanh(0.8 * (t + 0.0447 * t**3)))
+
+
+def test_an_activation_that_is_written_out_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="no feed-forward layer that can be told"):
+        run(WrittenOut().eval(), torch.randn(20, 5, 8))
 
 
 @pytest.mark.parametrize(

@@ -2,66 +2,112 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 import linexport
+from linexport.errors import UnsupportedModelError
 from linexport.loaders import load_model
+from linexport.loaders.hugging_face.whole import Whole
 
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-IDS = torch.randint(1, 64, (12, 10), generator=torch.Generator().manual_seed(0))
-MASK = torch.ones_like(IDS).masked_fill(torch.arange(10) >= torch.arange(12)[:, None] % 5 + 6, 0)
+Cli = Callable[..., Any]
+
+IDS = np.random.default_rng(0).integers(1, 64, (16, 10))
+MASK = (np.arange(10) < np.arange(16)[:, None] % 5 + 6).astype(np.int64)
+SIZES = {
+    "bert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    | {"intermediate_size": 64, "max_position_embeddings": 64},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "bos_token_id": 0}
+    | {"eos_token_id": 0},
+}
+CLASSES = {"bert": "BertForMaskedLM", "gpt2": "GPT2LMHeadModel"}
+
+FACTORY = """
+import torch, transformers
+
+def make():
+    model = transformers.AutoModelForCausalLM.from_pretrained("gpt2")
+    return model, (torch.ones(2, 6, dtype=torch.int64),)
+"""
 
 
-class Encoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        config = transformers.BertConfig(
-            vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-            intermediate_size=64, max_position_embeddings=64, initializer_range=0.1,
-        )  # fmt: skip
-        self.bert = transformers.BertModel(config, add_pooling_layer=False)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+def tiny(kind: str) -> Any:
+    torch.manual_seed(0)
+    settings = {"vocab_size": 64, "initializer_range": 0.1, **SIZES[kind]}
+    config = transformers.AutoConfig.for_model(kind, **settings)
+    return getattr(transformers, CLASSES[kind])(config).eval()
 
 
-class Decoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        config = transformers.GPT2Config(
-            vocab_size=64, n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=0,
-            eos_token_id=0, initializer_range=0.1,
-        )  # fmt: skip
-        self.gpt2 = transformers.GPT2LMHeadModel(config)
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with calibration data."""
+    monkeypatch.chdir(tmp_path)
+    np.savez("rows.npz", input_ids=IDS, attention_mask=MASK)
+    return tmp_path
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.gpt2(input_ids=input_ids, use_cache=False).logits
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_folders_layers_are_replaced_and_the_rest_is_the_original(
+    folder: Path, kind: str
+) -> None:
+    model = tiny(kind)
+    model.save_pretrained(kind)
+    loaded = load_model(kind, whole=True)
+    ids, mask = torch.from_numpy(IDS), torch.from_numpy(MASK)
+    wish = {"*": "taylor2", "*1*": "keep"}
+    found = linexport.linearize(loaded, (ids, mask), map=wish, bench=False)
+    first, second = found.report["layers"]
+    assert first["map"] == "taylor2" and second["map"] is None
+    assert first["causal"] is (kind == "gpt2") and first["masked"]
+    assert first["projection"] is not None and 0 < first["layer_error"] < 1
+    assert found.report["rest_error"] < 1e-5 < found.report["output_error"] < 0.5
+    with torch.no_grad():
+        got, want = found.module(ids, mask), model(input_ids=ids, attention_mask=mask)[0]
+    there = mask.bool()
+    assert 1e-5 < (got - want)[there].norm() / want[there].norm() < 0.5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("make", "args"), [(Encoder, (IDS, MASK)), (Decoder, (IDS,))])
-def test_every_layer_is_replaced_and_the_rest_is_the_original(
-    make: type[nn.Module], args: tuple[Tensor, ...], tmp_path: Path
-) -> None:
-    module = make().eval()
-    kept = linexport.linearize(module, args, map={"*": "taylor2", "*1*": "keep"}, bench=False)
-    first, second = kept.report["layers"]
-    assert first["map"] == "taylor2" and second["map"] is None
-    assert first["causal"] is (make is Decoder) and first["masked"] is (make is Encoder)
-    assert first["projection"] is not None and 0 < first["layer_error"] < 1
-    own = {id(x) for x in module.parameters()}
-    assert sum(id(x) not in own for x in kept.module.parameters()) == 1
-    assert 0 < kept.report["output_error"] < 0.5
-    kept.save(tmp_path / "linear.pt2")
-    with torch.no_grad():
-        got = load_model(tmp_path / "linear.pt2").module(*args)
-        torch.testing.assert_close(got, kept.module(*args), atol=1e-5, rtol=1e-4)
+@pytest.mark.parametrize("kind", CLASSES)
+def test_the_linear_form_is_measured_and_converts(folder: Path, cli: Cli, kind: str) -> None:
+    tiny(kind).save_pretrained(kind)
+    options = ("--data", "rows.npz", "--map", "taylor2", "--lengths", "16,64", "--json")
+    done = cli("linearize", kind, "-o", "linear.pt2", *options)
+    found = done.json()
+    assert CLASSES[kind] in found["source"]["description"]
+    assert done.code in (0, 3) and [row["length"] for row in found["latency"]] == [16, 64]
+    manifest = linexport.convert("linear.pt2", "artifact", bench=False)
+    assert manifest["status"] == "ok" and manifest["fused"]["LinearAttention"] == 2
+
+
+def test_a_factory_may_return_a_language_model(folder: Path) -> None:
+    tiny("gpt2").save_pretrained("gpt2")
+    Path("makes_gpt2.py").write_text(FACTORY)
+    loaded = load_model("makes_gpt2:make", whole=True)
+    found = linexport.linearize(loaded, torch.from_numpy(IDS), map="taylor2", bench=False)
+    assert [row["map"] for row in found.report["layers"]] == ["taylor2"] * 2
+
+
+def test_a_model_of_something_else_than_tokens_is_refused() -> None:
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 8}
+    with pytest.raises(UnsupportedModelError, match="and its decoder more; expected input_ids"):
+        Whole(transformers.T5Model(transformers.T5Config(**sizes)))
+
+
+def test_an_architecture_that_is_no_model_is_refused(folder: Path, cli: Cli) -> None:
+    tiny("gpt2").save_pretrained("gpt2")
+    config = json.loads(Path("gpt2/config.json").read_text())
+    for wrong in ("Trainer", "os", ["x"]):
+        Path("gpt2/config.json").write_text(json.dumps({**config, "architectures": [wrong]}))
+        done = cli("linearize", "gpt2", "-o", "linear.pt2", "--data", "rows.npz", "--json")
+        assert done.code == 4 and "is no model of transformers" in done.json()["message"]

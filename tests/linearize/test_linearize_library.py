@@ -67,8 +67,7 @@ QUERIES = torch.randn(200, 4, 16, generator=torch.Generator().manual_seed(2))
 
 def test_a_reference_model_stays_one_and_shares_its_weights() -> None:
     module = digits()
-    found = run(module, map={"blocks.0.*": "taylor2", "blocks.1.*": "favor+"}, features={
-        "blocks.1.*": 32})  # fmt: skip
+    found = run(module, map={"*": "favor+", "blocks.0.*": "taylor2"}, features=32)
     assert type(found.module) is DigitClassifier
     layers = [block.attention for block in found.module.blocks]
     assert [layer.feature_map.kind for layer in layers] == ["taylor2", "favor+"]
@@ -229,6 +228,18 @@ def test_the_crossover_is_where_it_stays_ahead() -> None:
     report = {"metric": None, "latency": rows(3, 3), "crossover": None}
     assert verdict(report, None)[0] == "declined"
     assert "at the longest it takes 3 ms and the original 2 ms" in verdict(report, None)[1]
+
+
+def test_a_module_in_training_is_taken_without_its_dropout_and_left_in_training() -> None:
+    torch.manual_seed(0)
+    module = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.5, batch_first=True)
+
+    def score(module: nn.Module) -> float:
+        return float(module(QUERIES).sum() - module(QUERIES).sum())
+
+    found = run(module, QUERIES, map="taylor2", evaluate=score)
+    assert found.report["metric"]["before"] == 0 and found.report["rest_error"] < 1e-5
+    assert module.training and not found.module.training
 
 
 # Bad input

@@ -58,7 +58,8 @@ class Packed(nn.Module):
 
 def find(name: str):
     """The spelling of that name."""
-    tables = (spellings.CAUSAL, spellings.BIDIRECTIONAL, spellings.OTHER)
+    s = spellings
+    tables = (s.CAUSAL, s.BIDIRECTIONAL, s.OTHER, s.SEPARATE)
     return next(t[name] for t in tables if name in t)
 
 
@@ -78,6 +79,7 @@ TABLES = {
     "causal": spellings.CAUSAL,
     "bidirectional": spellings.BIDIRECTIONAL,
     "other": spellings.OTHER,
+    "separate": spellings.SEPARATE,
     "spelling": {**spellings.CAUSAL, **spellings.BIDIRECTIONAL},
 }
 

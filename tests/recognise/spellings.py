@@ -2,7 +2,7 @@
 
 Every module takes ``(B, T, WIDTH)`` tensors: one, which it projects, or query, key and value.
 ``CAUSAL`` and ``BIDIRECTIONAL`` map names to spellings that must be recognised, ``OTHER`` those
-that must not be.
+that must not be, ``SEPARATE`` those whose numerator and denominator are two attentions.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Spelling:
 CAUSAL: dict[str, Spelling] = {}
 BIDIRECTIONAL: dict[str, Spelling] = {}
 OTHER: dict[str, Spelling] = {}
+SEPARATE: dict[str, Spelling] = {}
 
 Function = Callable[..., Tensor]
 
@@ -422,6 +423,64 @@ def taylor(x: Tensor) -> Tensor:
 @spelling(CAUSAL, **both("taylor2"))
 def taylor_features(q, k, v):
     return of_scores(taylor(heads_first(q)), taylor(heads_first(k)), heads_first(v))
+
+
+def taylor_kernel(t: Tensor) -> Tensor:
+    return 1 + t + t * t / 2
+
+
+@spelling(CAUSAL, eps=EPS, **both("taylor2"))
+def taylor_scores(q, k, v):
+    scores = heads_first(q) @ heads_first(k).transpose(-1, -2) / math.sqrt(D)
+    weights = taylor_kernel(scores).tril()
+    return merge(weights @ heads_first(v) / (weights.sum(-1, keepdim=True) + EPS))
+
+
+@spelling(CAUSAL, **both("taylor2") | {"normalize": False})
+def taylor_scores_doubled(q, k, v):
+    """2 + 2 c x + (c x)^2 of scores x, with a c of its own and the square as a power."""
+    t = 0.2 * torch.einsum("bthd,bshd->bhts", split(q), split(k))
+    later = ~torch.ones(t.shape[-1], t.shape[-1], dtype=torch.bool).tril()
+    weights = (2 + 2 * t + t**2).masked_fill(later, 0.0)
+    return torch.einsum("bhts,bshe->bthe", weights, split(v)).flatten(2)
+
+
+@spelling(OTHER)
+def other_polynomial(q, k, v):
+    t = heads_first(q) @ heads_first(k).transpose(-1, -2) / math.sqrt(D)
+    return merge((1 + t + t * t).tril() @ heads_first(v))
+
+
+@spelling(OTHER)
+def even_polynomial(q, k, v):
+    t = heads_first(q) @ heads_first(k).transpose(-1, -2) / math.sqrt(D)
+    return merge((1 + t**2).tril() @ heads_first(v))
+
+
+@spelling(OTHER)
+def cubic_polynomial(q, k, v):
+    t = heads_first(q) @ heads_first(k).transpose(-1, -2) / math.sqrt(D)
+    return merge((taylor_kernel(t) + t * t * t / 6).tril() @ heads_first(v))
+
+
+@spelling(OTHER)
+def taylor_scores_of_all(q, k, v):
+    weights = taylor_kernel(heads_first(q) @ heads_first(k).transpose(-1, -2) / math.sqrt(D))
+    return merge(weights @ heads_first(v) / (weights.sum(-1, keepdim=True) + EPS))
+
+
+@spelling(OTHER)
+def taylor_scores_of_mapped(q, k, v):
+    t = phi(heads_first(q)) @ phi(heads_first(k)).transpose(-1, -2) / math.sqrt(D)
+    return merge(taylor_kernel(t).tril() @ heads_first(v))
+
+
+@spelling(SEPARATE, nodes=2, **both("taylor2") | {"normalize": False})
+def taylor_scores_over_others(q, k, v):
+    """The denominator is not of the same polynomial."""
+    t = heads_first(q) @ heads_first(k).transpose(-1, -2) / math.sqrt(D)
+    weights = taylor_kernel(t).tril()
+    return merge(weights @ heads_first(v) / (taylor_kernel(2 * t).tril().sum(-1, True) + EPS))
 
 
 class FrozenProjection(nn.Module):

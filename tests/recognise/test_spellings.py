@@ -76,6 +76,10 @@ def test_bidirectional_spellings_are_fused(bidirectional: str, export: Export) -
     check(bidirectional, export, causal=False)
 
 
+def test_numerator_and_denominator_that_differ_are_two(separate: str, export: Export) -> None:
+    check(separate, export, causal=True)
+
+
 def test_other_attention_stays_as_it_is(other: str, export: Export) -> None:
     _, model = export(other)
     rewritten = passes.rewrite(model, FUSED)

@@ -7,28 +7,31 @@ run unless that was asked for.
 
 from __future__ import annotations
 
-import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from linexport import patches
-from linexport.errors import UnsupportedModelError, UsageError
-from linexport.loaders.files import first_line, refuse
+from linexport.errors import UsageError
 from linexport.loaders.hugging_face.folder import (
     CONFIG,
     COPIED,
-    check_weights,
     digest,
-    missing,
     read_config,
     weight_files,
 )
+from linexport.loaders.hugging_face.pretrained import causal_language_model, supported
 from linexport.loaders.model import Language, LoadedModel, Source
 from linexport.loaders.weights import describe, named_tensors, non_finite_warnings
+
+__all__ = [
+    "adopt",
+    "cached_folder",
+    "is_language_model",
+    "is_of_transformers",
+    "load_hugging_face",
+    "supported",
+]
 
 
 def load_hugging_face(
@@ -58,7 +61,7 @@ def load_hugging_face(
         from linexport.loaders.hugging_face.flash_linear_attention import load
 
         return load(folder, config, files, location or str(folder))
-    model = _model(folder, config, trust_remote_code)
+    model = causal_language_model(folder, config, trust_remote_code)
     source = Source(
         kind="hugging_face",
         location=location or str(folder),
@@ -104,13 +107,16 @@ def adopt(model: Any, source: Source) -> LoadedModel:
     )
 
 
-def is_language_model(module: Any) -> bool:
-    """``module`` is a causal language model of transformers, if that was imported at all."""
+def is_of_transformers(module: Any) -> bool:
+    """``module`` is a model of transformers, if that was imported at all."""
     library = sys.modules.get("transformers")
-    return (
-        library is not None
-        and isinstance(module, library.PreTrainedModel)
-        and isinstance(module, library.GenerationMixin)
+    return library is not None and isinstance(module, library.PreTrainedModel)
+
+
+def is_language_model(module: Any) -> bool:
+    """``module`` is a causal language model of transformers."""
+    return is_of_transformers(module) and isinstance(
+        module, sys.modules["transformers"].GenerationMixin
     )
 
 
@@ -131,68 +137,6 @@ def cached_folder(name: str) -> Path:
         ) from None
 
 
-def supported() -> list[str]:
-    """Model types that were converted and checked."""
-    from linexport.models import flash_linear_attention as fla
-
-    patched = {family for patch in patches.patches() for family in patch.families}
-    return sorted(patched | fla.layouts().keys())
-
-
-def _model(folder: Path, config: dict[str, Any], trust_remote_code: bool) -> Any:
-    try:
-        import torch
-        from transformers import AutoConfig, AutoModelForCausalLM
-    except ImportError as error:
-        raise missing(error) from None
-    kind = config["model_type"]
-    with _quiet():
-        try:
-            parsed = AutoConfig.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=trust_remote_code
-            )
-        except Exception as error:
-            if isinstance(error, ValueError | KeyError) and kind in str(error):
-                raise _unknown(folder, kind) from error
-            raise refuse(
-                folder / CONFIG,
-                f"a configuration that transformers does not accept ({first_line(error)})",
-                "compare it with that of a published model of the same type",
-            ) from error
-        try:
-            loader: Any = AutoModelForCausalLM
-            model, report = loader.from_pretrained(
-                folder,
-                config=parsed,
-                dtype=torch.float32,
-                attn_implementation="eager",
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=trust_remote_code,
-                output_loading_info=True,
-            )
-        except Exception as error:
-            if "Unrecognized configuration class" in str(error):
-                raise _unknown(folder, kind) from error
-            raise refuse(
-                folder,
-                f"a model that transformers cannot load ({first_line(error)})",
-                "compare the configuration with the weights",
-            ) from error
-    check_weights(
-        folder, report["missing_keys"], report["mismatched_keys"], report["unexpected_keys"]
-    )
-    return model.eval()
-
-
-def _unknown(folder: Path, kind: str) -> UnsupportedModelError:
-    return refuse(
-        folder,
-        f"model_type {kind!r}, which transformers does not know as a causal language model",
-        f"these are converted and checked: {', '.join(supported())}",
-    )
-
-
 def _left_out(config: dict[str, Any], model: Any) -> tuple[str, ...]:
     """What is not converted of a model that does more than continue text."""
     whole, taken = config.get("architectures") or [], type(model).__name__
@@ -209,20 +153,3 @@ def _layers(module: Any, count: int) -> tuple[str, ...]:
         if isinstance(part, nn.ModuleList) and len(part) == count:
             return tuple(f"{name}.{index}" for index in range(count))
     return ()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the progress bars and remarks of transformers: what matters becomes an error."""
-    from transformers.utils import logging as verbosity
-
-    level = verbosity.get_verbosity()
-    bars = verbosity.is_progress_bar_enabled()
-    verbosity.set_verbosity(logging.CRITICAL)
-    verbosity.disable_progress_bar()
-    try:
-        yield
-    finally:
-        verbosity.set_verbosity(level)
-        if bars:
-            verbosity.enable_progress_bar()

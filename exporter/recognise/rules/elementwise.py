@@ -192,7 +192,9 @@ def _mixes(term: Term) -> bool:
 
 
 def power(a: Form, b: Form) -> Form | None:
-    """a^b = exp(b log a), where b counts positions."""
+    """a^b = exp(b log a), where b counts positions; the square of a sum of products."""
+    if b.scalar == 2 and a.leaf is None and any(t.axes - a.axes for t in a.terms):
+        return algebra.times(a, a.fresh())
     if not interesting(b):
         return None
     if a.scalar is not None and a.scalar > 0:

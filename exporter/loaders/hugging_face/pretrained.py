@@ -1,0 +1,133 @@
+"""Building a model of transformers from a folder that was read and found harmless."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from linexport import patches
+from linexport.errors import UnsupportedModelError
+from linexport.loaders.files import first_line, refuse
+from linexport.loaders.hugging_face.folder import CONFIG, check_weights, missing
+
+
+def causal_language_model(folder: Path, config: dict[str, Any], trust_remote_code: bool) -> Any:
+    """As a causal language model, with attention whose steps can be traced one by one.
+
+    Raises:
+        EnvironmentProblemError: transformers is not installed.
+        UnsupportedModelError: it is none, or the folder does not hold what its config says.
+    """
+    return _pretrained(folder, config, "AutoModelForCausalLM", "eager", trust_remote_code)
+
+
+def as_published(folder: Path, config: dict[str, Any]) -> Any:
+    """As the class that its config names, with attention by ``F.scaled_dot_product_attention``.
+
+    Raises:
+        EnvironmentProblemError: transformers is not installed.
+        UnsupportedModelError: transformers does not know it, or the folder does not hold what its
+            config says.
+    """
+    named = (config.get("architectures") or ["AutoModel"])[0]
+    return _pretrained(folder, config, named, "sdpa", False)
+
+
+def supported() -> list[str]:
+    """Model types that were converted and checked."""
+    from linexport.models import flash_linear_attention as fla
+
+    patched = {family for patch in patches.patches() for family in patch.families}
+    return sorted(patched | fla.layouts().keys())
+
+
+def _pretrained(
+    folder: Path, config: dict[str, Any], name: str, attention: str, trust_remote_code: bool
+) -> Any:
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise missing(error) from None
+    kind = config["model_type"]
+    with _quiet():
+        try:
+            parsed = transformers.AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=trust_remote_code
+            )
+        except Exception as error:
+            if isinstance(error, ValueError | KeyError) and kind in str(error):
+                raise _unknown(folder, kind) from error
+            raise refuse(
+                folder / CONFIG,
+                f"a configuration that transformers does not accept ({first_line(error)})",
+                "compare it with that of a published model of the same type",
+            ) from error
+        loader: Any = _class(folder, name)
+        try:
+            model, report = loader.from_pretrained(
+                folder,
+                config=parsed,
+                dtype=torch.float32,
+                attn_implementation=attention,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                **({"trust_remote_code": True} if trust_remote_code else {}),
+            )
+        except Exception as error:
+            if "Unrecognized configuration class" in str(error):
+                raise _unknown(folder, kind) from error
+            raise refuse(
+                folder,
+                f"a model that transformers cannot load ({first_line(error)})",
+                "compare the configuration with the weights",
+            ) from error
+    check_weights(
+        folder, report["missing_keys"], report["mismatched_keys"], report["unexpected_keys"]
+    )
+    return model.eval()
+
+
+def _class(folder: Path, name: Any) -> Any:
+    """A class of transformers that loads models: nothing else that has a name there."""
+    import transformers
+
+    found = getattr(transformers, name, None) if isinstance(name, str) else None
+    if isinstance(found, type) and callable(getattr(found, "from_pretrained", None)):
+        kinds = (transformers.PreTrainedModel, transformers.AutoModel.__mro__[1])
+        if issubclass(found, kinds):
+            return found
+    raise refuse(
+        folder / CONFIG,
+        f"an architecture {name!r}, which is no model of transformers {transformers.__version__}",
+        "update transformers, or build the model in a factory, package.module:callable",
+    )
+
+
+def _unknown(folder: Path, kind: str) -> UnsupportedModelError:
+    return refuse(
+        folder,
+        f"model_type {kind!r}, which transformers does not know as a causal language model",
+        f"these are converted and checked: {', '.join(supported())}",
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the progress bars and remarks of transformers: what matters becomes an error."""
+    from transformers.utils import logging as verbosity
+
+    level = verbosity.get_verbosity()
+    bars = verbosity.is_progress_bar_enabled()
+    verbosity.set_verbosity(logging.CRITICAL)
+    verbosity.disable_progress_bar()
+    try:
+        yield
+    finally:
+        verbosity.set_verbosity(level)
+        if bars:
+            verbosity.enable_progress_bar()
