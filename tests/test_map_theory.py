@@ -327,5 +327,11 @@ def test_sharpness_and_floor_are_positive() -> None:
     for name, value in itertools.product(("floor", "sharpness"), (0.0, -1.0)):
         with pytest.raises(UsageError, match=rf"'{name}' is .*; expected float > 0"):
             feature_maps.make("favor+flat", 8, {name: value})
-    with pytest.raises(UsageError, match=r"queries has shape \(3, 7\); expected \(n, 8\)"):
-        feature_maps.make("favor+flat", 8).fit(np.ones((3, 7)), np.ones((3, 8)))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("wrong", [np.ones((3, 7)), np.ones((0, 8)), np.full((3, 8), np.nan)])
+def test_a_fit_refuses_samples_that_are_none(wrong: np.ndarray) -> None:
+    module, good = feature_maps.make("favor+flat", 8), np.ones((3, 8))
+    for name, given in (("queries", (wrong, good)), ("keys", (good, wrong))):
+        with pytest.raises(UsageError, match=rf"{name} has shape .*; expected \(n, 8\)"):
+            module.fit(*given)  # type: ignore[operator]

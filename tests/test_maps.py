@@ -20,6 +20,7 @@ from linexport import models
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.maps import accuracy, catalogue, compare_maps, files, samples
 from linexport.models import feature_maps
+from linexport.models.feature_maps import draws
 from linexport.report import map_charts, raster
 from linexport.report import maps as report
 from linexport.report.labels import Box, along, place
@@ -212,6 +213,8 @@ def test_a_model_without_such_layers_is_refused(factories: SimpleNamespace) -> N
         ({"d": 8, "data": "x.pt"}, "either a model's data or a head width"),
         ({"inputs": "x.npz"}, "Inputs are those of a model"),
         ({"data": "nothing.pt"}, "no file or folder nothing.pt"),
+        ({"d": 2000, "length": 4, "maps": ["taylor2"]}, "None of these maps.*taylor2.*15 GiB"),
+        ({"d": 8, "length": 4, "maps": ["softmax_time"]}, "None of these.*bidirectional only"),
     ],
 )
 def test_bad_requests_are_refused(arguments: dict[str, Any], message: str) -> None:
@@ -242,6 +245,14 @@ def test_every_map_is_listed_with_all_it_says_of_itself() -> None:
     assert found["local"]["features"] is None and "laplace" in found["local"]["note"]
     assert not found["softmax_time"]["causal"]
     assert found["tensor_sketch"]["error_is_bound"]
+
+
+def test_the_list_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Orthogonal draws of a wide head take minutes."""
+    monkeypatch.setattr(draws, "gaussian", lambda *_: pytest.fail("drew"))
+    found = {m["map"]: m for m in catalogue(1024)}
+    assert found["favor+"]["features"] == 128
+    assert "GiB" in found["taylor2"]["note"]
 
 
 # Drawings

@@ -6,6 +6,8 @@ import warnings
 from dataclasses import asdict
 from typing import Any
 
+import torch
+
 from linexport.errors import UsageError
 from linexport.models import feature_maps
 
@@ -24,7 +26,8 @@ def catalogue(d: int) -> list[dict[str, Any]]:
 def _entry(kind: str, d: int) -> dict[str, Any]:
     found = feature_maps.find(kind)
     features, note = None, None
-    with warnings.catch_warnings(record=True) as said:
+    # Nothing is drawn on the meta device: M is wanted, not the draws of wide heads.
+    with warnings.catch_warnings(record=True) as said, torch.device("meta"):
         warnings.simplefilter("always")
         try:
             features = feature_maps.make(kind, d).features

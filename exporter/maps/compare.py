@@ -78,7 +78,8 @@ def compare_maps(
         measured is null, with a ``reason``.
 
     Raises:
-        UsageError: an unknown map, sizes out of range, or a model without such layers.
+        UsageError: an unknown map, sizes out of range, a model without such layers, or none of the
+            maps can be made for it.
     """
     _check(d, length, features, data, inputs)
     choices = _choices(maps, features)
@@ -93,6 +94,9 @@ def compare_maps(
         against = accuracy.reference(samples)
     with shown.stage("judge"):
         rows = [_judge(choice, against, seed) for choice in choices]
+    if not any(row["state_bytes"] for row in rows):
+        reasons = dict.fromkeys(f"{row['map']}: {row['reason']}" for row in rows)
+        raise UsageError(f"None of these maps can be compared here. {' '.join(reasons)}")
     _add_costs(rows, samples, threads, shown)
     _mark_frontier(rows, against.uniform_error)
     heads, tokens, width = samples.queries.shape
@@ -177,8 +181,6 @@ def _add_costs(
 ) -> None:
     """Time and memory of every map that could be made, in place."""
     configs = {str(at): _config(r, samples) for at, r in enumerate(rows) if r["state_bytes"]}
-    if not configs:
-        return
     models: dict[str, Path] = {}
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

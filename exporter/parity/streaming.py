@@ -130,7 +130,7 @@ def _one(
             return worst, (
                 f"{name} differs by {result.max_relative_error:.1e} when the sequence is fed in "
                 f"pieces of {_spell(pieces)} tokens: an operation besides the fused ones mixes "
-                "tokens"
+                "tokens, or the model loses that much to rounding"
             )
     for held in subject.states:
         result = compare(whole[held.present], state[held.past], subject.tolerance)

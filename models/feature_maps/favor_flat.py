@@ -97,12 +97,14 @@ class FavorFlat(ExponentialMap):
             keys: (n', d), likewise.
 
         Raises:
-            UsageError: samples of another width, or not finite.
+            UsageError: no samples, or of another width, or not finite.
         """
         for name, rows in (("queries", queries), ("keys", keys)):
-            if rows.ndim != 2 or rows.shape[1] != self.head_dim or not np.isfinite(rows).all():
+            fits = rows.ndim == 2 and len(rows) and rows.shape[1] == self.head_dim
+            if not fits or not np.isfinite(rows).all():
                 raise UsageError(
-                    f"{name} has shape {rows.shape}; expected (n, {self.head_dim}), all finite."
+                    f"{name} has shape {rows.shape}; expected (n, {self.head_dim}), at least one "
+                    "row, all finite."
                 )
         rng = draws.generator(self.options.seed)
         q, k = (np.asarray(x)[rng.integers(len(x), size=PAIRS)] for x in (queries, keys))

@@ -17,8 +17,8 @@ from linexport.plugins.ops.linear_attention import LinearAttentionSpec, linear_a
 from linexport.plugins.ops.linear_attention.pair_blocks import SHORTEST
 from linexport.plugins.ops.registry import attach_functions
 
-WIDTHS = (3, 16, 20)
-"""Of heads: less than one block of rows, one, and one with a rest."""
+WIDTHS = (1, 3, 16, 20, 40)
+"""Of heads: less than one block of rows, one, one with a rest, and several."""
 MAPS = {"taylor2": None, "quadratic": None, "quadratic with a constant": QuadraticOptions(c=0.5)}
 HEADS, KV_HEADS, VALUE_WIDTH = 4, 2, 6
 
