@@ -17,7 +17,7 @@ from linexport.models.functional import linear_attention, watch_denominators
 from linexport.parity.check import Subject
 from linexport.parity.compare import compare
 from linexport.parity.original import VANISHED
-from linexport.parity.tolerances import ROUNDING, TOLERANCES
+from linexport.parity.tolerances import MOST, ROUNDING, TOLERANCES
 from linexport.report.verdict import parity_check, verdict
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -116,6 +116,15 @@ def test_rounding_of_the_original_widens_the_limit_only_where_it_is_larger() -> 
     assert not compare(expected, off, FLOAT32).passed
     assert compare(expected, off, FLOAT32, rounding=limit).passed
     assert not compare(expected, expected + 5 * limit, FLOAT32, rounding=limit).passed
+
+
+def test_an_original_that_is_mostly_rounding_proves_nothing() -> None:
+    expected = np.array([1.0, -2.0])
+    assert FLOAT32.limit(2.0, 1.0) == MOST * 2.0
+    assert compare(expected, expected + 0.9 * MOST * 2, FLOAT32, rounding=1.0).passed
+    found = compare(expected, expected + 1.1 * MOST * 2, FLOAT32, rounding=1.0)
+    assert not found.passed
+    assert "the original itself loses 5e-01 of its largest value" in str(found.reason)
 
 
 class Cancels(torch.nn.Module):

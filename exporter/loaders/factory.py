@@ -45,6 +45,7 @@ def load_factory(source: str, *, seed: int, whole: bool = False) -> LoadedModel:
         result = factory()
     module, args, dynamic_shapes, warnings = _unpack(source, result)
     module.eval()
+    warnings = (*warnings, *_frozen_draws(module))
     origin = Source(
         kind="factory",
         location=source,
@@ -64,6 +65,21 @@ def load_factory(source: str, *, seed: int, whole: bool = False) -> LoadedModel:
         dynamic_shapes=dynamic_shapes,
         source=origin,
         warnings=(*warnings, *non_finite_warnings(named_tensors(module))),
+    )
+
+
+def _frozen_draws(module: Any) -> tuple[str, ...]:
+    """What to say of features that a library draws anew while it trains."""
+    drawn = [
+        type(part).__name__
+        for part in module.modules()
+        if any("redraw" in name for name in dir(part))
+    ]
+    if not drawn:
+        return ()
+    return (
+        f"{drawn[0]} can draw its random features anew, as in training: those it has now are "
+        "frozen into the artifact.",
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from linexport.parity.tolerances import Tolerance
+from linexport.parity.tolerances import MOST, ROUNDING, Tolerance
 
 EDGES = np.arange(-12.0, 0.5, 0.5)
 """Bins of the error histogram, in log10 of the error relative to the largest reference."""
@@ -74,7 +74,14 @@ def compare(
         counts += _histogram(difference, magnitude)
     relative = absolute / magnitude if magnitude else (0.0 if absolute == 0 else float("inf"))
     passed = absolute <= tolerance.limit(magnitude, rounding)
-    reason = f"{apart} values are NaN or infinite on one side only" if apart else None
+    reason = None
+    if apart:
+        reason = f"{apart} values are NaN or infinite on one side only"
+    elif not passed and ROUNDING * rounding > MOST * magnitude:
+        reason = (
+            f"the original itself loses {rounding / magnitude:.0e} of its largest value to the "
+            f"rounding of float32: at {MOST:g} and more nothing can be told of the artifact"
+        )
     return Comparison(
         relative,
         absolute,

@@ -12,7 +12,8 @@ gives errors of 1e-3 and more.
 Some functions lose more than that by themselves: an exponent of 4e4 carries a rounding of 4e-3, and
 a vanishing sum of large terms none of its digits. So where that is more, the artifact, which rounds
 elsewhere, may be off by ``ROUNDING`` times the distance of the original's float32 output from its
-own float64 output. The report says so where it applies.
+own float64 output, and never by more than ``MOST`` of the largest value: an original that loses
+more than that to rounding cannot be told from a wrong one. The report says so where it applies.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Tolerance:
             magnitude: of the reference, max|r|.
             rounding: how far the original's float32 is from its own float64.
         """
-        return max(self.absolute + self.relative * magnitude, ROUNDING * rounding)
+        plain = self.absolute + self.relative * magnitude
+        return max(plain, min(ROUNDING * rounding, MOST * magnitude))
 
     def json(self) -> dict[str, Any]:
         """As written to the manifest."""
@@ -46,6 +48,9 @@ class Tolerance:
 
 ROUNDING = 4.0
 """Distances between the original in float32 and in float64 that an artifact may be off."""
+
+MOST = 0.02
+"""Of the largest value: beyond it, how much the original loses is no excuse."""
 
 TOLERANCES = {
     "float32": Tolerance(

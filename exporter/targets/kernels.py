@@ -52,6 +52,22 @@ ONNX_RUNTIME = Dialect(MICROSOFT, shares_keys=True, mixes_types=False)
 ONNX_27 = Dialect("", shares_keys=False, mixes_types=True)
 
 
+BY_KAPPA = "products of features by their scalar kernel"
+
+
+def by_kappa(node: Node) -> bool:
+    """The chunk form's kernel of a product is better than the native kernel on features.
+
+    Where features are more than components, they would be computed for every token. And only in
+    the chunk form are numerator and denominator made of the same products, so that a ratio of two
+    small sums keeps its digits.
+    """
+    phi, (spec, _) = absorbed_map(node), view(node)
+    if phi is None or phi.formulas.kappa is None:
+        return False
+    return spec.normalize or phi.features > phi.width
+
+
 def native(node: Node, dialect: Dialect = ONNX_RUNTIME) -> tuple[Body, list[str]]:
     """The kernel on the widths as they are."""
     b = Body()

@@ -37,6 +37,8 @@ def candidates(op: Op, node: Node) -> Sequence[Candidate]:
         write = partial(kernels.native_conv, dialect=kernels.ONNX_27)
         return [Candidate("standard", reason, write)]
     if op.name == "LinearAttention" and view(node)[0].causal:
+        if kernels.by_kappa(node):
+            return [Candidate("portable", kernels.BY_KAPPA, op.portable)]
         write = partial(kernels.native, dialect=kernels.ONNX_27)
         return [Candidate("standard", reason, write)]
     return [Candidate("portable", "standard operators", op.portable)]

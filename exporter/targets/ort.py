@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from linexport.plugins.ops.linear_attention import LinearAttentionSpec, absorbed_map, view
+from linexport.plugins.ops.linear_attention import view
 from linexport.plugins.ops.op import Node, Op
 from linexport.targets import kernels
 from linexport.targets.base import OrtSession, Target
@@ -33,8 +33,8 @@ def candidates(op: Op, node: Node) -> Sequence[Candidate]:
     spec, sizes = view(node)
     if not spec.causal:
         return [Candidate("portable", "bidirectional: two matrix products", op.portable)]
-    if _by_kappa(node, spec):
-        return [replace(portable, reason="products of features by their scalar kernel")]
+    if kernels.by_kappa(node):
+        return [replace(portable, reason=kernels.BY_KAPPA)]
     aligned = sizes.d_k % kernels.KEY_MULTIPLE == 0 and sizes.d_v % kernels.VALUE_MULTIPLE == 0
     group = spec.output_heads // spec.kv_num_heads
     if sizes.d_k > WIDEST_KEY or group not in GROUPS:
@@ -52,19 +52,6 @@ def candidates(op: Op, node: Node) -> Sequence[Candidate]:
         Candidate("native", "ONNX Runtime's kernel", kernels.native),
         portable,
     ]
-
-
-def _by_kappa(node: Node, spec: LinearAttentionSpec) -> bool:
-    """The chunk form's kernel of a product is better than the native kernel on features.
-
-    Where features are more than components, they would be computed for every token. And only in
-    the chunk form are numerator and denominator made of the same products, so that a ratio of two
-    small sums keeps its digits.
-    """
-    phi = absorbed_map(node)
-    if phi is None or phi.formulas.kappa is None:
-        return False
-    return spec.normalize or phi.features > phi.width
 
 
 TARGET = Target(

@@ -106,6 +106,22 @@ def test_nan_weights_are_reported(factory: Callable[[str], str]) -> None:
     assert load_model(f"{name}:Model.make").warnings == ("bias has 3 NaN of 3 values",)
 
 
+def test_features_that_can_be_redrawn_are_frozen_with_a_message(
+    factory: Callable[[str], str],
+) -> None:
+    name = factory("""
+        class Features(torch.nn.Linear):
+            def redraw(self):
+                torch.nn.init.normal_(self.weight)
+
+        def make():
+            return Features(4, 3), (torch.ones(2, 4),)
+    """)
+    (warning,) = load_model(f"{name}:make").warnings
+    assert warning.startswith("Features can draw its random features anew")
+    assert "frozen into the artifact" in warning
+
+
 @pytest.mark.parametrize(
     "source", ["my-module:make", "a:b:c", ":make", "a:", "a.:b", "a b:c", "1a:b", "x.pt:y z"]
 )
