@@ -10,8 +10,9 @@ class Options:
 from __future__ import annotations
 
 import difflib
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -54,6 +55,24 @@ def parse(kind: type[C], values: Mapping[str, Any], owner: str) -> C:
         keys = f"Known keys: {', '.join(known)}." if known else "It has no options."
         raise UsageError(f"Config of {owner}: {' '.join(problems)} {keys}")
     return kind(**values)
+
+
+def from_text(given: Iterable[str], example: str) -> dict[str, Any]:
+    """Options of a feature map from ``--map-option``: numbers, true or false, or text.
+
+    Raises:
+        UsageError: one is not NAME=VALUE; ``example`` is one that is.
+    """
+    options: dict[str, Any] = {}
+    for option in given:
+        name, equals, value = option.partition("=")
+        if not (name and equals):
+            raise UsageError(f"--map-option {option}: expected NAME=VALUE, such as {example}.")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options
 
 
 def nearest(name: Any, known: Any) -> str:

@@ -11,7 +11,6 @@ give the same weights on the same machine; with --seconds, its speed decides.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -21,7 +20,8 @@ import torch
 import typer
 
 from linexport.errors import LinexportError, UsageError
-from linexport.models import checkpoint, data, training
+from linexport.models import checkpoint, data, samples, training
+from linexport.models.options import from_text
 from linexport.models.registry import ReferenceModel
 
 # Tensors are small: two threads save a third of the time on an idle machine, and on a busy one
@@ -99,7 +99,6 @@ def digits(
     _check_folder(out)
     options = _options(features, map_option or [])
     started = time.monotonic()
-    _, held_out = data.digits()
     model = training.train_digits(
         steps,
         seed=seed,
@@ -109,8 +108,7 @@ def digits(
         seconds=seconds,
         say=_say,
     )
-    score = training.accuracy(model, held_out)
-    _finish(model, out, started, f"accuracy {score:.1%} on {len(held_out.labels)} images")
+    _finish(model, out, started, _right(samples.accuracy(model)))
 
 
 @app.command()
@@ -120,11 +118,8 @@ def digit_network(
     """Two layers with GELU between them, on scikit-learn's handwritten digits."""
     _check_folder(out)
     started = time.monotonic()
-    _, held_out = data.digits()
     model = training.train_digit_network(steps, seed=seed, seconds=seconds, say=_say)
-    pixels = data.means(held_out.images, model.config["features"])
-    score = training.share_right(model, pixels, held_out)
-    _finish(model, out, started, f"accuracy {score:.1%} on {len(held_out.labels)} images")
+    _finish(model, out, started, _right(samples.network_accuracy(model)))
 
 
 @app.command()
@@ -134,24 +129,20 @@ def digit_memory(
     """Cross-attention to 4,096 stored images of digits, which tells others by them."""
     _check_folder(out)
     started = time.monotonic()
-    _, held_out = data.digits()
     model = training.train_digit_memory(steps, seed=seed, seconds=seconds, say=_say)
-    score = training.share_right(model, held_out.images.flatten(1)[:, None], held_out)
-    _finish(model, out, started, f"accuracy {score:.1%} on {len(held_out.labels)} images")
+    _finish(model, out, started, _right(samples.memory_accuracy(model)))
 
 
 def _options(features: int | None, given: list[str]) -> dict[str, Any]:
-    """Options of the feature map; values are numbers, true or false, or text."""
+    """Options of the feature map."""
     options: dict[str, Any] = {} if features is None else {"features": features}
-    for option in given:
-        name, equals, value = option.partition("=")
-        if not (name and equals):
-            raise UsageError(f"--map-option {option}: expected NAME=VALUE, such as degree=3.")
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
-    return options
+    return options | from_text(given, "degree=3")
+
+
+def _right(share: float) -> str:
+    """The score of a model of digits."""
+    _, held_out = data.digits()
+    return f"accuracy {share:.1%} on {len(held_out.labels)} images"
 
 
 def _check_folder(out: Path) -> None:

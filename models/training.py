@@ -143,14 +143,14 @@ def train_language_model(
 
 
 def _loss_of_drawn(
-    model: nn.Module, pixels: Tensor, labels: Tensor, seed: int
+    logits: Callable[[Tensor], Tensor], pixels: Tensor, labels: Tensor, seed: int
 ) -> Callable[[], Tensor]:
     """The loss of another drawn batch of images at every call."""
     generator = torch.Generator().manual_seed(seed)
 
     def loss() -> Tensor:
         chosen = torch.randint(len(pixels), (_IMAGE_BATCH,), generator=generator)
-        return F.cross_entropy(model(pixels[chosen]), labels[chosen])
+        return F.cross_entropy(logits(pixels[chosen]), labels[chosen])
 
     return loss
 
@@ -246,13 +246,11 @@ def train_digit_memory(
     stored, asked = data.remembered()
     rows, queries = stored.images.flatten(1), asked.images.flatten(1)
     model = _seeded(seed, lambda: DigitMemory(DigitMemoryConfig(rows=len(rows))))
-    generator = torch.Generator().manual_seed(seed)
 
-    def loss_of_batch() -> Tensor:
-        chosen = torch.randint(len(queries), (_IMAGE_BATCH,), generator=generator)
-        found = model.look_up(queries[None, chosen], *model.memory(rows, stored.labels))
-        return F.cross_entropy(found[0], asked.labels[chosen])
+    def logits(images: Tensor) -> Tensor:
+        return model.look_up(images[None], *model.memory(rows, stored.labels))[0]
 
+    loss_of_batch = _loss_of_drawn(logits, queries, asked.labels, seed)
     # Decay would keep the scores so small that every image looks like all others.
     groups = [{"params": [*model.parameters()], "weight_decay": 0.0}]
     fit(model, loss_of_batch, Plan(steps, 3e-2, seconds), say, groups)

@@ -120,6 +120,7 @@ def linearize(
         from linexport.linearization.replace import rebuildable
         from linexport.linearization.save import check_output
         from linexport.models.feed_forward import MAX_COST
+        from linexport.models.options import from_text
 
         if max_drop is not None and evaluate is None:
             raise UsageError("--max-drop needs --evaluate, the score that may drop.")
@@ -134,7 +135,7 @@ def linearize(
             rows,
             map=_per_layer(map, str) or "favor+",
             features=_per_layer(features, _count),
-            map_options=_options(map_option or []),
+            map_options=from_text(map_option or [], "tau=0.3"),
             budget=budget,
             locality=locality,
             memory_keys=memory_keys,
@@ -192,21 +193,6 @@ def _count(text: str) -> int:
     if not (text.isdecimal() and int(text) > 0):
         raise UsageError(f"--features {text!r}: expected a positive integer, or LAYER=M.")
     return int(text)
-
-
-def _options(given: list[str]) -> dict[str, Any]:
-    from json import loads
-
-    options: dict[str, Any] = {}
-    for option in given:
-        name, equals, value = option.partition("=")
-        if not (name and equals):
-            raise UsageError(f"--map-option {option}: expected NAME=VALUE, such as tau=0.3.")
-        try:
-            options[name] = loads(value)
-        except ValueError:
-            options[name] = value
-    return options
 
 
 def register(app: typer.Typer) -> None:

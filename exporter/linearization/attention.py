@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from linexport.errors import UsageError
-from linexport.linearization.calibration import Calibration, batches
+from linexport.linearization.calibration import Rows
 from linexport.linearization.choose import AUTO, KEEP, Wishes, asked_for, chosen
 from linexport.linearization.find import Site
 from linexport.linearization.forms import KernelAttention
@@ -17,9 +17,6 @@ from linexport.linearization.judge import judge, refuse_vanishing
 from linexport.linearization.memory import fit_memory
 from linexport.linearization.replace import rebuildable
 from linexport.linearization.sampling import sample
-
-FITTED = 4
-"""Batches that maps and memories are fitted to, and errors measured on."""
 
 
 @dataclass
@@ -36,11 +33,14 @@ class Attention:
 def replace_attention(
     module: nn.Module,
     sites: Sequence[Site],
-    data: Calibration,
+    fit: Sequence[Rows],
+    held_out: Sequence[Rows],
     wishes: Wishes,
     memory_keys: int | None,
 ) -> Attention:
     """Make and judge forms of all sites that can be replaced and are asked for.
+
+    Maps and memories are fitted to the batches ``fit``, errors measured on ``held_out``.
 
     Raises:
         UsageError: wishes that do not fit.
@@ -48,7 +48,6 @@ def replace_attention(
     """
     wishes.check(sites)
     wanted = [s for s in sites if s.replaceable and wishes.map_of(s.name) != KEEP]
-    fit = list(batches(data.fit))[:FITTED]
     samples = sample(module, fit, wanted, wishes.seed)
     made = Attention()
     reasons = {s.index: s.reason for s in sites if s.reason}
@@ -77,7 +76,7 @@ def replace_attention(
             for s in automatic
             if s.index not in found
         }
-    _record(made, module, sites, data, wishes.options.get("delta"), reasons, details)
+    _record(made, module, sites, held_out, wishes.options.get("delta"), reasons, details)
     return made
 
 
@@ -85,12 +84,11 @@ def _record(
     made: Attention,
     module: nn.Module,
     sites: Sequence[Site],
-    data: Calibration,
+    held_out: Sequence[Rows],
     locality: float | None,
     reasons: dict[int, Any],
     details: dict[int, dict[str, Any]],
 ) -> None:
-    held_out = list(batches(data.held_out))[:FITTED]
     forms = {index: [form] for index, form in made.forms.items()}
     judged = judge(module, held_out, forms)
     local = {} if locality is None else judge(module, held_out, forms, locality)

@@ -81,17 +81,17 @@ class Curves:
         self.original, self.seed, self.folder = original, seed, folder
         self.modules = {"original_pytorch": original.module, "linear_pytorch": linear.module}
         self.settings = Settings(warmup=2, repeats=9, seconds=1.5, threads=threads, lead_in=LEAD_IN)
+        traced = trace.trace(original)
         self.paths = {
-            name: export(loaded, folder / name)
-            for name, loaded in (("original", original), ("linear", linear))
+            "original": export(traced, folder / "original"),
+            "linear": export(trace.trace(linear), folder / "linear"),
         }
         target = targets.find(TARGET)
         self.sessions = {
             name: target.open(path, threads=threads, taking_turns=True)
             for name, path in self.paths.items()
         }
-        traced = trace.trace(original)
-        self.inputs = tensors(traced.model.graph.input)
+        self.inputs = tensors(traced.graph.graph.input)
         self.dims, self.traced = traced.dims, traced.example_sizes
         self.sequence = dimensions.sequence(self.dims)
 

@@ -13,7 +13,7 @@ from linexport.errors import UnsupportedModelError, UsageError
 from linexport.linearization.activations import Activated, Activating
 from linexport.linearization.calibration import Rows
 from linexport.linearization.choose import KEEP, check_patterns, last
-from linexport.linearization.find import run
+from linexport.linearization.find import numbered, run
 from linexport.linearization.replace import WithForms, stem
 from linexport.models.feed_forward import (
     ACTIVATIONS,
@@ -101,8 +101,7 @@ def _run(linear: nn.Module, batch: Rows, names: Mapping[int, str]) -> list[Place
 
     def record(index: int, activated: Activated) -> Tensor:
         name = names.get(id(activated.weight), "") or "linear"
-        earlier = sum(place.name.partition("#")[0] == name for place in places)
-        own = f"{name}#{earlier + 1}" if earlier else name
+        own = numbered(name, [place.name for place in places])
         places.append(Place(own, activated, [activated.input.detach().flatten(0, -2)]))
         return activated.plain()
 

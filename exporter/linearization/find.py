@@ -135,12 +135,11 @@ class _Run:
         *_, heads, length, d = call.query.shape
         keys, d_v = call.value.shape[-2:]
         name = self.path[-1] or "attention"
-        earlier = sum(site.name.partition("#")[0] == name for site in self.sites)
         kind, reason = _kind(call, length, keys)
         self.sites.append(
             Site(
                 index=index,
-                name=f"{name}#{earlier + 1}" if earlier else name,
+                name=numbered(name, [site.name for site in self.sites]),
                 heads=heads,
                 kv_heads=call.key.shape[-3] if call.key.dim() > 2 else 1,
                 head_dim=d,
@@ -189,6 +188,12 @@ def _constant(call: Call) -> tuple[Tensor, Tensor] | None:
         return None
     same = all(bool((x == x[:1]).all()) for x in (call.key, call.value))
     return (call.key[0].clone(), call.value[0].clone()) if same else None
+
+
+def numbered(name: str, before: Iterable[str]) -> str:
+    """The name, with ``#2`` and so on where it is among those before."""
+    earlier = sum(other.partition("#")[0] == name for other in before)
+    return f"{name}#{earlier + 1}" if earlier else name
 
 
 def run(module: nn.Module, batch: Rows) -> Any:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from linexport.errors import UsageError
-from linexport.linearization.calibration import Calibration, Rows
+from linexport.linearization.calibration import Calibration, Rows, batches
 from linexport.linearization.calls import Projecting
 from linexport.linearization.find import Site
 from linexport.linearization.forms import KernelAttention
@@ -133,7 +133,7 @@ class _Loss:
 
     @torch.no_grad()
     def value(self, rows: Rows) -> float:
-        parts = list(zip(*(x.split(BATCH) for x in rows), strict=True))
+        parts = batches(rows, BATCH)
         return sum(float(self(part)) * len(part[0]) for part in parts) / len(rows[0])
 
 

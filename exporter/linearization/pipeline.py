@@ -13,7 +13,7 @@ import linexport
 from linexport import environment
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.linearization import compare, cost, find
-from linexport.linearization.attention import FITTED, Attention, replace_attention
+from linexport.linearization.attention import Attention, replace_attention
 from linexport.linearization.calibration import Calibration, batches, calibration
 from linexport.linearization.choose import EVERY, Wishes, local
 from linexport.linearization.feed_forward import FeedForward, replace_feed_forward
@@ -31,6 +31,8 @@ from linexport.progress import Progress, Silent, Stopwatch
 
 MAP = "favor+"
 EXAMPLES = 2
+FITTED = 4
+"""Batches that maps and memories are fitted to, and errors measured on."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def linearize(
     with watch.stage("fit"):
         made = Attention()
         if sites:
-            made = replace_attention(original, sites, data, wishes, memory_keys)
+            made = replace_attention(original, sites, fit, held_out, wishes, memory_keys)
         if feed_forward is None and not made.forms:
             why = "; ".join(f"{row['name']}: {row['reason']}" for row in made.records)
             raise UnsupportedModelError(f"No softmax attention was replaced. {why}")

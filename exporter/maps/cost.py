@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from linexport import targets
+from linexport import targets, trace
 from linexport.loaders.model import LoadedModel, Source
 from linexport.models.linear_attention_layer import (
     LinearAttentionLayer,
@@ -35,7 +35,7 @@ def export(config: LinearAttentionLayerConfig, folder: Path) -> Path:
         dynamic_shapes=module.dynamic_shapes(),
         source=Source("factory", "linexport.models", None, module.name),
     )
-    return timing.export(loaded, folder)
+    return timing.export(trace.trace(loaded), folder)
 
 
 def inputs(config: LinearAttentionLayerConfig, length: int) -> dict[str, np.ndarray]:

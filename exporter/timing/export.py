@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from linexport import passes, targets, trace
+from linexport import passes, targets
 from linexport.artifact import write
-from linexport.loaders.model import LoadedModel
 from linexport.targets.lowering import lower
+from linexport.trace import Traced
 
 TARGET = "ort"
 
 
-def export(loaded: LoadedModel, folder: Path) -> Path:
+def export(traced: Traced, folder: Path) -> Path:
     """The model file, in a new folder.
 
     Raises:
-        LinexportError: it cannot be traced or lowered.
+        LinexportError: it cannot be lowered.
     """
     target = targets.find(TARGET)
-    model = target.prepare(passes.run(trace.trace(loaded).model, passes.STATELESS))
+    model = target.prepare(passes.run(traced.model, passes.STATELESS))
     lowered, _ = lower(model, target.candidates)
     folder.mkdir()
     return write.save_model(lowered, folder)

@@ -78,9 +78,14 @@ class Favor(ExponentialMap):
         return np.asarray(np.exp((query * key).sum(-1) / np.sqrt(self.head_dim)))
 
     def theoretical_error(self, query: Array, key: Array) -> Array:
-        q, k = (x / self.head_dim**0.25 for x in (query, key))
-        spread = np.expm1(((q + k) ** 2).sum(-1))
-        return np.asarray(spread * np.exp(2 * (q * k).sum(-1)) / self.features)
+        return squared_error(query, key, self.features)
+
+
+def squared_error(query: Array, key: Array, features: int) -> Array:
+    """E (phi(q) . phi(k) - kernel)^2 of so many independent features, for rows (n, d)."""
+    q, k = (x / x.shape[-1] ** 0.25 for x in (query, key))
+    spread = np.expm1(((q + k) ** 2).sum(-1))
+    return np.asarray(spread * np.exp(2 * (q * k).sum(-1)) / features)
 
 
 def half_square_onnx(b: Body, x: str, width: int) -> str:

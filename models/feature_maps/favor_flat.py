@@ -28,7 +28,7 @@ from torch import Tensor
 from linexport.errors import UsageError
 from linexport.models.feature_maps import draws
 from linexport.models.feature_maps.base import UNBIASED, Array, ExponentialMap
-from linexport.models.feature_maps.favor import Favor, FavorOptions
+from linexport.models.feature_maps.favor import Favor, FavorOptions, squared_error
 from linexport.models.options import bounded
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
@@ -162,6 +162,5 @@ class FavorFlat(ExponentialMap):
         return self._error(self._sharpness(), query, key)
 
     def _error(self, sharpness: float, query: Array, key: Array) -> Array:
-        q, k = (x * math.sqrt(sharpness) / self.head_dim**0.25 for x in (query, key))
-        spread = np.expm1(((q + k) ** 2).sum(-1))
-        return np.asarray(spread * np.exp(2 * (q * k).sum(-1)) / (self.features - 1))
+        root = math.sqrt(sharpness)
+        return squared_error(root * query, root * key, self.features - 1)

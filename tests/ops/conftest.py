@@ -19,9 +19,10 @@ import onnxruntime as ort
 import pytest
 import torch
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, inliner
+from onnx import TensorProto, helper, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec, linear_attention
 from linexport.plugins.ops.registry import attach_functions, register_schemas
 
@@ -183,6 +184,41 @@ class Layout:
         return model
 
 
+def mapped_model(
+    spec: LinearAttentionSpec,
+    phi: Any,
+    shapes: Mapping[str, Sequence[Any]],
+    kind: int = TensorProto.FLOAT,
+    **attach: Any,
+) -> onnx.ModelProto:
+    """One LinearAttention node that applies a map itself, its function attached.
+
+    ``shapes`` are those of the inputs it is given; ``kind`` is the type of the activations.
+    """
+    types = dict.fromkeys(SEQUENCES, kind) | {"key_mask": TensorProto.BOOL, "output": kind}
+    frozen = [
+        numpy_helper.from_array(t.numpy(), n)
+        for n, t in zip(feature_map.NAMES, phi.frozen(), strict=False)
+    ]
+
+    def typed(name: str, shape: Sequence[Any] | None) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, types.get(name, TensorProto.FLOAT), shape)
+
+    node = helper.make_node(
+        "LinearAttention",
+        [*(n if n in shapes else "" for n in INPUTS), *(t.name for t in frozen)],
+        OUTPUTS,
+        domain="linexport",
+        feature_map=phi.kind,
+        **spec.attributes(),
+    )
+    given = [typed(n, s) for n, s in shapes.items()]
+    model = one_op_model([node], given, [typed(n, None) for n in OUTPUTS])
+    model.graph.initializer.extend(frozen)
+    attach_functions(model, **attach)
+    return model
+
+
 def one_op_model(
     nodes: Sequence[onnx.NodeProto],
     inputs: Sequence[onnx.ValueInfoProto],
@@ -290,6 +326,7 @@ def ops() -> SimpleNamespace:
     return SimpleNamespace(
         Layout=Layout,
         layouts=layouts,
+        mapped_model=mapped_model,
         one_op_model=one_op_model,
         session=session,
         on_onnxruntime=on_onnxruntime,

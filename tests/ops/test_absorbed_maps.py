@@ -6,15 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
 
 from linexport.models import feature_maps
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.linear_attention import OP, LinearAttentionSpec, linear_attention
-from linexport.plugins.ops.registry import attach_functions
 from linexport.targets import blocks, kernels
 
 KINDS = [k for k in feature_maps.kinds() if not feature_map.formulas(k).over_time]
@@ -26,13 +23,9 @@ SPECS = {
 }
 
 
-def model(spec: LinearAttentionSpec, phi: Any, **attach: Any) -> onnx.ModelProto:
-    """One node with the map in it, its length dynamic."""
-    frozen = [
-        numpy_helper.from_array(t.numpy(), n)
-        for n, t in zip(feature_map.NAMES, phi.frozen(), strict=False)
-    ]
-    shapes = {
+def shapes(spec: LinearAttentionSpec) -> dict[str, tuple[Any, ...]]:
+    """Of the inputs of a node, its length dynamic."""
+    found: dict[str, tuple[Any, ...]] = {
         "query": ("B", "T", HEADS * WIDTH),
         "key": ("B", "T", KV_HEADS * WIDTH),
         "value": ("B", "T", KV_HEADS * VALUE_WIDTH),
@@ -40,28 +33,8 @@ def model(spec: LinearAttentionSpec, phi: Any, **attach: Any) -> onnx.ModelProto
         "key_mask": ("B", "T"),
     }
     if not spec.has_decay:
-        del shapes["decay"]
-    kinds = {"key_mask": TensorProto.BOOL}
-    order = ["query", "key", "value", "past_state", "past_normalizer", "decay", "beta", "key_mask"]
-    node = helper.make_node(
-        "LinearAttention",
-        [*(n if n in shapes else "" for n in order), *(t.name for t in frozen)],
-        ["output", "state", "normalizer"],
-        domain="linexport",
-        feature_map=phi.kind,
-        **spec.attributes(),
-    )
-    graph = helper.make_graph(
-        [node],
-        "absorbed",
-        [helper.make_tensor_value_info(n, kinds.get(n, 1), s) for n, s in shapes.items()],
-        [helper.make_tensor_value_info(n, 1, None) for n in node.output],
-        frozen,
-    )
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("linexport", 1)]
-    made = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    attach_functions(made, **attach)
-    return made
+        del found["decay"]
+    return found
 
 
 def inputs(spec: LinearAttentionSpec, length: int) -> dict[str, np.ndarray]:
@@ -103,7 +76,8 @@ def test_equals_the_oracle_on_features(
     monkeypatch.setattr(blocks, "SMALLEST", 8)
     monkeypatch.setattr(blocks, "CACHED", 1)
     spec, phi = SPECS[name], feature_maps.find(kind)(WIDTH)
-    run = ops.on_onnxruntime(model(spec, phi, choose=lambda *_: LOWERINGS[lowering]))
+    choice = {"choose": lambda *_: LOWERINGS[lowering]}
+    run = ops.on_onnxruntime(ops.mapped_model(spec, phi, shapes(spec), **choice))
     for length in (1, 7, 8, 9, 30):
         x = inputs(spec, length)
         mapped = {

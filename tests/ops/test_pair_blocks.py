@@ -5,17 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 from linexport.models import feature_maps
 from linexport.models.feature_maps.quadratic import QuadraticOptions
-from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec, linear_attention
 from linexport.plugins.ops.linear_attention.pair_blocks import SHORTEST
-from linexport.plugins.ops.registry import attach_functions
 
 WIDTHS = (1, 3, 16, 20, 40)
 """Of heads: less than one block of rows, one, one with a rest, and several."""
@@ -39,38 +36,6 @@ def shapes(phi: Any, normalize: bool = True) -> dict[str, tuple[Any, ...]]:
     if not normalize:
         del found["past_normalizer"]
     return found
-
-
-def model(spec: LinearAttentionSpec, phi: Any, kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
-    """One node with the map in it and everything that it can be given."""
-    tokens = {"query": kind, "key": kind, "value": kind, "key_mask": TensorProto.BOOL}
-    given = shapes(phi, spec.normalize)
-    order = ("query", "key", "value", "past_state", "past_normalizer", "decay", "beta", "key_mask")
-    frozen = [
-        numpy_helper.from_array(t.numpy(), n)
-        for n, t in zip(feature_map.NAMES, phi.frozen(), strict=False)
-    ]
-    results = ["output", "state", "normalizer"]
-    node = helper.make_node(
-        "LinearAttention",
-        [*(n if n in given else "" for n in order), *(t.name for t in frozen)],
-        results,
-        domain="linexport",
-        feature_map=phi.kind,
-        **spec.attributes(),
-    )
-    graph = helper.make_graph(
-        [node],
-        "pairs",
-        [helper.make_tensor_value_info(n, tokens.get(n, 1), s) for n, s in given.items()],
-        [helper.make_tensor_value_info(results[0], kind, None)]
-        + [helper.make_tensor_value_info(n, 1, None) for n in results[1:]],
-        frozen,
-    )
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("linexport", 1)]
-    attached = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    attach_functions(attached)
-    return attached
 
 
 def inputs(phi: Any, length: int) -> dict[str, np.ndarray]:
@@ -119,7 +84,7 @@ def assert_close(got: list[np.ndarray], want: list[np.ndarray], tolerance: float
 def test_equals_the_oracle(ops: Any, name: str, width: int, normalize: bool) -> None:
     spec = LinearAttentionSpec(HEADS, KV_HEADS, normalize=normalize, scale=0.5)
     phi = made(name, width)
-    run = ops.on_onnxruntime(model(spec, phi))
+    run = ops.on_onnxruntime(ops.mapped_model(spec, phi, shapes(phi, spec.normalize)))
     for length in (0, 1, SHORTEST, SHORTEST + 1, 128, 300):
         x = inputs(phi, length)
         if not normalize:
@@ -131,7 +96,10 @@ def test_equals_the_oracle(ops: Any, name: str, width: int, normalize: bool) -> 
 def test_the_state_goes_on_in_either_form(ops: Any) -> None:
     """40 tokens in blocks, 3 in the short form, 57 in blocks: what 100 at once give."""
     spec, phi = LinearAttentionSpec(HEADS, KV_HEADS, normalize=True), made("taylor2", 20)
-    run, x = ops.on_onnxruntime(model(spec, phi)), inputs(made("taylor2", 20), 100)
+    run, x = (
+        ops.on_onnxruntime(ops.mapped_model(spec, phi, shapes(phi, spec.normalize))),
+        inputs(made("taylor2", 20), 100),
+    )
     want = oracle(spec, phi, x)
     outputs, states = [], [x["past_state"], x["past_normalizer"]]
     for cut in (slice(0, 40), slice(40, 43), slice(43, 100)):
@@ -148,6 +116,6 @@ def test_half_precision_is_computed_in_single(ops: Any) -> None:
     for name in ("query", "key"):
         x[name] = x[name] * 300
     half = {n: v.astype(np.float16) if n in ("query", "key", "value") else v for n, v in x.items()}
-    session = ops.session(model(spec, phi, TensorProto.FLOAT16))
+    session = ops.session(ops.mapped_model(spec, phi, shapes(phi), TensorProto.FLOAT16))
     got = [np.asarray(y, np.float64) for y in session.run(None, half)]
     assert_close(got, oracle(spec, phi, half), 2e-3)

@@ -30,7 +30,7 @@ from onnx import TensorProto
 
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention.absorbed import AbsorbedMap
-from linexport.plugins.ops.linear_attention.cut import Cutter, columns, operands
+from linexport.plugins.ops.linear_attention.cut import Cutter, columns, operands, transposed
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec, Sizes
 
 PER_CHANNEL_CHUNK = 16
@@ -78,10 +78,6 @@ def write(
     return [cut.join(output), S, b.Squeeze(z, b.const([3]))]
 
 
-def _transpose(b: Body, x: str) -> str:
-    return str(b.Transpose(x, perm=[0, 1, 2, 4, 3]))
-
-
 def _row_sums(b: Body, x: str) -> str:
     return str(b.ReduceSum(x, b.const([-1]), keepdims=1))
 
@@ -104,15 +100,15 @@ def _cell(
         q, k = phi.apply(b, "query", q), phi.apply(b, "key", k)
     if spec.scale != 1.0:
         q = b.Mul(q, b.const(float(spec.scale)))
-    k_t = _transpose(b, k)
+    k_t = transposed(b, k)
     q_decayed, k_decayed, k_rest, S_end = q, k, k_t, S
     if decay:
         from_start = b.Exp(b.CumSum(decay, b.const(3)))
         to_end = b.Exp(b.CumSum(decay, b.const(3), exclusive=1, reverse=1))
         pairs = _decay_pairs(b, decay, sizes.decay_per_channel)
         q_decayed, k_decayed = b.Mul(q, from_start), b.Mul(k, from_start)
-        k_rest = _transpose(b, b.Mul(k, to_end))
-        S_end = b.Mul(S, b.Exp(_row_sums(b, _transpose(b, decay))))
+        k_rest = transposed(b, b.Mul(k, to_end))
+        S_end = b.Mul(S, b.Exp(_row_sums(b, transposed(b, decay))))
         if sizes.decay_per_channel:
             decayed = b.Mul(b.Unsqueeze(k, b.const([3])), pairs)
             scores = _contract(b, decayed, q)
@@ -141,7 +137,7 @@ def _cell(
 
 def _by_kappa(b: Body, spec: LinearAttentionSpec, phi: AbsorbedMap, q: str, k: str) -> str:
     """scale phi_q(q) . phi_k(k) without features; "" for a map that has no scalar kernel."""
-    products = phi.kappa(b, b.MatMul(q, _transpose(b, k))) or ""
+    products = phi.kappa(b, b.MatMul(q, transposed(b, k))) or ""
     if products and spec.scale != 1.0:
         products = b.Mul(products, b.const(float(spec.scale)))
     return products

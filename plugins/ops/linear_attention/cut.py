@@ -66,6 +66,11 @@ def dims(b: Body, *sizes: int | str) -> str:
     return str(b.Concat(*parts, axis=0))
 
 
+def transposed(b: Body, chunks: str) -> str:
+    """(B, H_kv, G, C, d) with its last two axes exchanged."""
+    return str(b.Transpose(chunks, perm=[0, 1, 2, 4, 3]))
+
+
 class Cutter:
     """Cuts (B, T, heads*d) into N chunks of C tokens and joins them again.
 

@@ -28,7 +28,7 @@ import numpy as np
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention import chunk
 from linexport.plugins.ops.linear_attention.absorbed import AbsorbedMap
-from linexport.plugins.ops.linear_attention.cut import Cutter, columns, operands
+from linexport.plugins.ops.linear_attention.cut import Cutter, columns, operands, transposed
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec, Sizes
 
 TOKENS = 128
@@ -38,6 +38,7 @@ ROWS = 16
 """Rows of x x^T in a block: fewer save half-empty squares, more are larger matrix products."""
 
 SHORTEST = 32
+"""Tokens up to which the chunk form is written."""
 
 
 def fits(spec: LinearAttentionSpec, phi: AbsorbedMap) -> bool:
@@ -83,6 +84,7 @@ class Order:
     """Where the features of a state stand in blocks.
 
     Attributes:
+        width: d.
         first: features ahead of the pairs.
         blocks: rows and columns [start, end, d) of each block.
         feature: of each place in all blocks.
@@ -90,6 +92,7 @@ class Order:
         place: of each feature, a last one of those it has.
     """
 
+    width: int
     first: int
     blocks: tuple[tuple[int, int], ...]
     feature: np.ndarray
@@ -110,22 +113,26 @@ class Order:
         features, weights = np.concatenate(feature), np.concatenate(weight)
         place = np.zeros(phi.features, np.int64)
         place[features] = np.arange(len(features))
-        return cls(first, blocks, features, weights, place)
+        return cls(d, first, blocks, features, weights, place)
 
-    def sizes(self, width: int) -> list[int]:
+    @property
+    def pairs(self) -> list[int]:
+        """Places in each block."""
+        return [(end - start) * (self.width - start) for start, end in self.blocks]
+
+    @property
+    def sizes(self) -> list[int]:
         """Places in ``first``, if there are any, and in each block."""
-        pairs = [(end - start) * (width - start) for start, end in self.blocks]
-        return [self.first, *pairs] if self.first else pairs
+        return [self.first, *self.pairs] if self.first else self.pairs
 
     def to_blocks(self, b: Body, state: str) -> list[str]:
         """(B, H_kv, M, d_v + 1) as tensors (B, H_kv, 1, d_v + 1, places)."""
         x = b.Gather(state, b.const(self.feature), axis=2)
         x = b.Mul(x, b.const(self.weight[:, None]))
         x = b.Unsqueeze(b.Transpose(x, perm=[0, 1, 3, 2]), b.const([2]))
-        sizes = self.sizes(self.blocks[-1][1])
-        if len(sizes) == 1:
+        if len(self.sizes) == 1:
             return [x]
-        return list(b.Split(x, b.const(sizes), outputs=len(sizes), axis=-1))
+        return list(b.Split(x, b.const(self.sizes), outputs=len(self.sizes), axis=-1))
 
     def to_features(self, b: Body, states: Sequence[str]) -> str:
         """The inverse of ``to_blocks``."""
@@ -139,16 +146,16 @@ def _cell(
 ) -> object:
     """The Scan body: one chunk, tensors (B, H_kv, G, d, C) and states (B, H_kv, 1, d_v + 1, .)."""
     b = Body(outer)
-    states = [b.fresh("S") for _ in order.sizes(phi.width)]
+    states = [b.fresh("S") for _ in order.sizes]
     q, k, v = chunked = [b.fresh("chunk") for _ in range(3)]
 
-    scores = b.Trilu(phi.kappa(b, b.MatMul(_transpose(b, k), q)), upper=1)
+    scores = b.Trilu(phi.kappa(b, b.MatMul(transposed(b, k), q)), upper=1)
     terms, after = [b.MatMul(v, scores)], []
     for S, phi_q, phi_k in zip(
         states, _features(b, phi, order, q), _features(b, phi, order, k), strict=True
     ):
         terms.append(b.MatMul(S, phi_q))
-        after.append(b.Add(S, b.MatMul(v, _transpose(b, phi_k))))
+        after.append(b.Add(S, b.MatMul(v, transposed(b, phi_k))))
     sums = b.Sum(*terms)
     if spec.scale != 1.0:
         sums = b.Mul(sums, b.const(float(spec.scale)))
@@ -164,22 +171,17 @@ def _features(b: Body, phi: AbsorbedMap, order: Order, x: str) -> list[str]:
     assert pairs is not None
     parts = []
     if order.first:
-        first = pairs.first(b, _transpose(b, x), phi.width, *phi.parameters)
-        parts.append(_transpose(b, first))
+        first = pairs.first(b, transposed(b, x), phi.width, *phi.parameters)
+        parts.append(transposed(b, first))
     root = math.sqrt(pairs.scale(phi.width))
     inside, outside = (b.Mul(x, b.const(root * math.sqrt(n))) for n in (1, 2))
     end_of_all = b.const([phi.width])
-    for start, end in order.blocks:
+    for (start, end), size in zip(order.blocks, order.pairs, strict=True):
         axis, stop = b.const([-2]), b.const([end])
         rows = b.Slice(inside, b.const([start]), stop, axis)
         across = rows
         if end != phi.width:
             across = b.Concat(rows, b.Slice(outside, stop, end_of_all, axis), axis=-2)
         products = b.Mul(b.Unsqueeze(rows, b.const([4])), b.Unsqueeze(across, b.const([3])))
-        size = (end - start) * (phi.width - start)
         parts.append(b.Reshape(products, b.const([0, 0, 0, size, -1])))
     return parts
-
-
-def _transpose(b: Body, x: str) -> str:
-    return str(b.Transpose(x, perm=[0, 1, 2, 4, 3]))
