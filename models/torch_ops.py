@@ -1,9 +1,9 @@
 """The linexport ops as PyTorch operators: what a traced graph records.
 
 ``torch.ops.linexport.linear_attention``, ``generalized_delta_rule``, ``stabilized_exp``,
-``causal_conv`` and ``feature_map`` compute what the functions of ``linexport.models`` and the
-feature maps compute. They exist to be traced and exported; the functions are what to call and to
-train with. Importing this module registers them.
+``causal_conv``, ``mixture_of_experts`` and ``feature_map`` compute what the functions of
+``linexport.models`` and the feature maps compute. They exist to be traced and exported; the
+functions are what to call and to train with. Importing this module registers them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linexport.models import functional, generalized_delta_rule
+from linexport.models import experts, functional, generalized_delta_rule
 from linexport.models.feature_maps import base
 from linexport.models.stabilize import Stabilized, plain_stabilized_exp
 from linexport.plugins.ops import causal_conv as conv_op
 from linexport.plugins.ops import feature_map as feature_map_op
 from linexport.plugins.ops import generalized_delta_rule as generalized_op
+from linexport.plugins.ops import mixture_of_experts as experts_op
 from linexport.plugins.ops import stabilized_exp as stabilize_op
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 
@@ -40,6 +41,9 @@ SCHEMAS = {
     "causal_conv": """(
         Tensor input, Tensor weight, Tensor? bias, Tensor? past_state, str activation
     ) -> (Tensor, Tensor)""",
+    "mixture_of_experts": """(
+        Tensor x, Tensor index, Tensor weight, Tensor up, Tensor down, *, str activation, int gated
+    ) -> Tensor""",
     "feature_map": """(
         Tensor x, Tensor[] parameters, str kind, int num_heads, str side="query", bool log=False
     ) -> Tensor""",
@@ -160,6 +164,24 @@ def causal_conv_shapes(
     return torch.empty_like(input), input.new_empty(*input.shape[:2], size - 1)
 
 
+def mixture_of_experts_shapes(
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    up: Tensor,
+    down: Tensor,
+    *,
+    activation: str,
+    gated: int,
+) -> Tensor:
+    """``experts.every_expert`` on tensors without values."""
+    shapes = (tuple(t.shape) for t in (x, index, weight, up, down))
+    sizes = experts_op.check(activation, bool(gated), *shapes)
+    for chosen in (index, weight):
+        torch._check(chosen.shape[0] == x.shape[0])
+    return x.new_empty(x.shape[0], sizes.width_out)
+
+
 def feature_map(
     x: Tensor,
     parameters: list[Tensor],
@@ -196,6 +218,7 @@ library.impl("linear_attention", linear_attention, _EVERYWHERE)
 library.impl("generalized_delta_rule", recurrent_generalized_delta_rule, _EVERYWHERE)
 library.impl("stabilized_exp", stabilized_exp, _EVERYWHERE)
 library.impl("causal_conv", functional.plain_causal_conv, _EVERYWHERE)
+library.impl("mixture_of_experts", experts.every_expert, _EVERYWHERE)
 library.impl("feature_map", feature_map, _EVERYWHERE)
 torch.library.register_fake("linexport::linear_attention", linear_attention_shapes, lib=library)
 torch.library.register_fake(
@@ -203,4 +226,5 @@ torch.library.register_fake(
 )
 torch.library.register_fake("linexport::stabilized_exp", stabilized_exp_shapes, lib=library)
 torch.library.register_fake("linexport::causal_conv", causal_conv_shapes, lib=library)
+torch.library.register_fake("linexport::mixture_of_experts", mixture_of_experts_shapes, lib=library)
 torch.library.register_fake("linexport::feature_map", feature_map_shapes, lib=library)

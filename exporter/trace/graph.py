@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 from onnxscript import ir, values
 
 from linexport.errors import BuildError
-from linexport.models import functional, generalized_delta_rule, stabilize
+from linexport.models import experts, functional, generalized_delta_rule, stabilize
 from linexport.models.feature_maps import base
 from linexport.plugins.ops import registry
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
@@ -130,6 +130,9 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     def generalized(*inputs: Any, **attributes: Any) -> Any:
         return opset.GeneralizedDeltaRule(*inputs, **attributes)
 
+    def mixture_of_experts(*inputs: Any, **attributes: Any) -> Any:
+        return opset.MixtureOfExperts(*inputs, **attributes)
+
     def causal_conv(
         input: Any, weight: Any, bias: Any = None, past: Any = None, activation: str = "none"
     ) -> Any:
@@ -160,6 +163,7 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         library.generalized_delta_rule.default: generalized,
         library.stabilized_exp.default: stabilized_exp,
         library.causal_conv.default: causal_conv,
+        library.mixture_of_experts.default: mixture_of_experts,
         library.feature_map.default: feature_map,
     }
 
@@ -180,6 +184,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
         library.generalized_delta_rule.default: generalized_delta_rule.recurrent,
         library.stabilized_exp.default: stabilize.plain_stabilized_exp,
         library.causal_conv.default: functional.plain_causal_conv,
+        library.mixture_of_experts.default: experts.every_expert,
         library.feature_map.default: feature_map,
     }
 

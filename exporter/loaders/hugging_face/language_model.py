@@ -26,6 +26,7 @@ from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.hugging_face.cache import KEYS, VALUES, make_cache, presents
 from linexport.loaders.model import Stepwise
+from linexport.patches import experts
 from linexport.patches.carried import Carried, carrying
 from linexport.states import State
 
@@ -46,10 +47,6 @@ GROWS = {KEYS: 2, VALUES: 2, MASK: 1}
 
 CACHE_NAMES = ("past_key_values", "cache_params")
 """What the parameter for the cache is called."""
-
-EXPERTS = "batched_mm"
-"""Of a mixture of experts, the form without a loop over the experts that were hit."""
-
 
 def modeling_files(model: nn.Module) -> list[ModuleType]:
     """The Python modules that the classes of a model are defined in."""
@@ -129,14 +126,8 @@ class Streaming(_CausalModel):
     @contextmanager
     def patched(self) -> Iterator[None]:
         """The library's functions swapped for linexport's; restored afterwards."""
-        model = self.model
-        experts = model.get_experts_implementation()
-        with patches.applied(modeling_files(model)):
-            model.set_experts_implementation(EXPERTS)
-            try:
-                yield
-            finally:
-                model.set_experts_implementation(experts)
+        with patches.applied(modeling_files(self.model)), experts.applied(self.model):
+            yield
 
 
 def stepwise(model: Any) -> Stepwise:

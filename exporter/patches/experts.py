@@ -1,0 +1,79 @@
+"""Mixtures of experts in transformers -> ``linexport.MixtureOfExperts``.
+
+    experts(hidden_states (N, H), top_k_index (N, k), top_k_weights (N, k)) -> (N, H)
+
+The library has an interface for implementations of this function, which models choose by name; so
+nothing is swapped. Its own loop over the experts that were hit cannot be traced, and its form
+without one gathers the weights of k experts for every token. That is what experts are left to that
+the op does not describe: with biases, norms, transposed weights or another gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from linexport.models.experts import mixture_of_experts
+
+NAME = "linexport"
+"""Of the implementation, while a model is traced."""
+
+ACTIVATIONS = {
+    "SiLUActivation": "silu",
+    "SiLU": "silu",
+    "GELUActivation": "gelu",
+    "ReLUSquaredActivation": "relu2",
+}
+"""Activations that the op has, by the library's classes."""
+
+
+@contextmanager
+def applied(model: Any) -> Iterator[None]:
+    """The experts of a model computed by the op; restored afterwards."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    before = model.get_experts_implementation()
+    ALL_EXPERTS_FUNCTIONS[NAME] = forward
+    try:
+        model.set_experts_implementation(NAME)
+        yield
+    finally:
+        model.set_experts_implementation(before)
+        del ALL_EXPERTS_FUNCTIONS[NAME]
+
+
+def forward(
+    self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """Stands in for ``forward`` of a module of experts."""
+    from transformers.integrations.moe import batched_mm_experts_forward
+
+    if not described(self):
+        gathered: Tensor = batched_mm_experts_forward(
+            self, hidden_states, top_k_index, top_k_weights
+        )
+        return gathered
+    return mixture_of_experts(
+        hidden_states,
+        top_k_index,
+        top_k_weights.to(hidden_states.dtype),
+        self.gate_up_proj if self.has_gate else self.up_proj,
+        self.down_proj,
+        activation=ACTIVATIONS[type(self.act_fn).__name__],
+        gated=self.has_gate,
+    )
+
+
+def described(module: Any) -> bool:
+    """The op computes what these experts do."""
+    from transformers.integrations.moe import _default_apply_gate
+
+    others = (module.has_bias, module.has_post_expert_norm, module.is_transposed)
+    return (
+        not any(others)
+        and type(module)._apply_gate is _default_apply_gate
+        and type(module.act_fn).__name__ in ACTIVATIONS
+    )
