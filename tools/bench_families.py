@@ -3,12 +3,15 @@
     python tools/bench_families.py [MODEL_TYPE ...] [--json FILE] [--threads 2] [--memory MB]
 
 Every family is converted twice. The tiny model of the tests is checked as ``convert`` checks it,
-and timed. The wide one (hidden size 512, four layers) is measured beside eager PyTorch and, where
-there is one, a plain export of that one length. No implementation in float32 is faster than the sum
-of its matrix products, measured in the same run. With ``--memory`` a model of that many megabytes
-of weights is converted, too.
+and timed. The wide one (hidden size 512, four layers) is measured beside eager PyTorch, with the
+fastest of the implementations it has of attention and of experts, and, where there is one, a plain
+export of that one length. No implementation in float32 is faster than the sum of its matrix
+products, measured in the same run. With ``--memory`` a model of that many megabytes of weights is
+converted, too.
 
-Each step is a process of its own. Results are added to FILE, so that a run can be continued.
+Each step is a process of its own. Results are added to FILE, so that a run can be continued. A
+plain export takes minutes, a measurement seconds: ``--only plain --work FOLDER`` makes the exports,
+and ``--only speed --work FOLDER`` measures those that are there.
 """
 
 from __future__ import annotations
@@ -28,12 +31,16 @@ from onnx import TensorProto, helper, numpy_helper
 
 from linexport import environment
 from linexport.targets.base import OrtSession
+from linexport.trace.messages import innermost
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "hugging_face"))
 from families import FOUR, LINEAR_LAYERS, TINY, save_model, wide
 
+STEPS = ("tiny", "plain", "speed")
+"""What is done with every family."""
 LENGTH = 512
-STEPS = 64
+REPEATS = 64
+PLAIN = "plain.onnx"
 PLAIN_SECONDS = 300
 LARGE = "qwen3_5_text"
 """The family whose memory is measured."""
@@ -62,6 +69,19 @@ def tiny(model_type: str, work: Path) -> dict[str, Any]:
     }
 
 
+def plain(model_type: str, work: Path) -> dict[str, Any]:
+    """A plain export of the wide model for prefills of one length, or why there is none."""
+    save_model(wide(model_type), model_type, work / "model")
+    started = time.perf_counter()
+    try:
+        _run("export", str(work / "model"), str(work / PLAIN), timeout=PLAIN_SECONDS)
+    except subprocess.TimeoutExpired:
+        return {"reason": f"not done after {PLAIN_SECONDS} s"}
+    except RuntimeError as error:
+        return {"reason": str(error)}
+    return {"seconds": round(time.perf_counter() - started, 1)}
+
+
 def speed(model_type: str, work: Path, threads: int) -> dict[str, Any]:
     """Milliseconds of a prefill and of a step after it: artifact, eager, plain export, products."""
     import torch
@@ -70,8 +90,8 @@ def speed(model_type: str, work: Path, threads: int) -> dict[str, Any]:
 
     torch.set_num_threads(threads)
     folder = work / "model"
-    save_model(wide(model_type), model_type, folder)
-    plain, reason = _plain(folder, work / "plain.onnx")
+    if not folder.is_dir():
+        save_model(wide(model_type), model_type, folder)
     tokens = np.random.default_rng(0).integers(wide(model_type)["vocab_size"], size=(1, LENGTH))
     fused = Fused(folder, work, tokens, threads)
     eager = Eager(folder, torch.from_numpy(tokens))
@@ -79,16 +99,17 @@ def speed(model_type: str, work: Path, threads: int) -> dict[str, Any]:
         "prefill": {"artifact": fused.prefill, "eager": eager.prefill},
         "decode": {"artifact": fused.step, "eager": eager.step},
     }
-    found: dict[str, Any] = {"nodes": fused.nodes, "plain_reason": reason}
+    found: dict[str, Any] = {"nodes": fused.nodes}
     found["error"] = _error(fused.prefill(), eager.prefill())
-    if plain is not None:
-        other = OrtSession(plain, threads, taking_turns=True)
+    if (work / PLAIN).is_file():
+        other = OrtSession(work / PLAIN, threads, taking_turns=True)
         names = [i.name for i in other.inner.get_inputs()]
         given = dict(zip(names, (tokens, np.ones_like(tokens)), strict=False))
         calls["prefill"]["plain"] = lambda: other.run(given)
     for name, tokens_at_once in (("prefill", LENGTH), ("decode", 1)):
-        calls[name]["products"] = _products(eager.weights(), tokens_at_once, threads)
-        settings = Settings(repeats=STEPS if name == "decode" else 9, seconds=20.0, lead_in=2)
+        found[f"eager_{name}"] = eager.choose(calls[name]["eager"])
+        calls[name]["products"] = _products(eager.weights(tokens_at_once), threads)
+        settings = Settings(repeats=REPEATS if name == "decode" else 9, seconds=20.0, lead_in=2)
         times = interleaved(calls[name], settings)
         found[name] = {who: round(float(np.median(t)), 3) for who, t in times.items()}
     return found
@@ -151,12 +172,46 @@ class Eager:
         """Logits of one more token."""
         return self._run(self.one, self.state)
 
-    def weights(self) -> list[np.ndarray]:
-        """Of every matrix product that is done for each token."""
+    def choose(self, call: Callable[[], object]) -> str:
+        """Take the fastest of the library's implementations for this call, and name it."""
+        seconds = {}
+        for option in self._options():
+            self._take(option)
+            call()
+            seconds[option] = min(_seconds(call) for _ in range(3))
+        fastest = min(seconds, key=lambda option: seconds[option])
+        self._take(fastest)
+        return ", ".join(fastest)
+
+    def _options(self) -> list[tuple[str, str]]:
+        model = self.original.model
+        attention = ["eager", *(["sdpa"] if model._supports_sdpa else [])]
+        mixed = any(hasattr(part, "_apply_gate") for part in model.modules())
+        experts = ["eager", *(["grouped_mm", "batched_mm"] if mixed else [])]
+        return [(a, e) for a in attention for e in experts]
+
+    def _take(self, option: tuple[str, str]) -> None:
+        self.original.model.set_attn_implementation(option[0])
+        self.original.model.set_experts_implementation(option[1])
+
+    def weights(self, tokens: int) -> list[tuple[np.ndarray, int]]:
+        """Of every matrix product, and how many tokens it is done for.
+
+        Of experts each gets its share of the tokens, as many as are hit where there are fewer.
+        """
         import torch
 
-        parts = self.original.modules()
-        return [m.weight.detach().numpy() for m in parts if isinstance(m, torch.nn.Linear)]
+        found = []
+        for part in self.original.modules():
+            if isinstance(part, torch.nn.Linear):
+                found.append((part.weight.detach().numpy(), tokens))
+            if hasattr(part, "_apply_gate"):
+                pairs = tokens * _chosen(self.original.model.config)
+                first = part.gate_up_proj if part.has_gate else part.up_proj
+                for weight in (first, part.down_proj):
+                    hit = weight.detach().numpy()[: min(pairs, len(weight))]
+                    found += [(one, -(-pairs // len(weight))) for one in hit]
+        return found
 
     def _run(self, tokens: Any, state: dict[str, Any]) -> np.ndarray:
         import torch
@@ -170,7 +225,18 @@ def _error(got: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
-def _products(weights: list[np.ndarray], tokens: int, threads: int) -> Callable[[], object]:
+def _chosen(config: Any) -> int:
+    """Experts a token."""
+    return int(config.num_experts_per_tok)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def _products(weights: list[tuple[np.ndarray, int]], threads: int) -> Callable[[], object]:
     """Every weight times that many tokens, nothing else."""
 
     def typed(name: str) -> Any:
@@ -182,23 +248,15 @@ def _products(weights: list[np.ndarray], tokens: int, threads: int) -> Callable[
         "products",
         [typed(f"x{i}") for i in count],
         [typed(f"y{i}") for i in count],
-        [numpy_helper.from_array(w.T, f"w{i}") for i, w in enumerate(weights)],
+        [numpy_helper.from_array(w.T, f"w{i}") for i, (w, _) in enumerate(weights)],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     session = OrtSession(model.SerializeToString(), threads, taking_turns=True)
-    inputs = {f"x{i}": np.ones((1, tokens, w.shape[1]), np.float32) for i, w in enumerate(weights)}
+    inputs = {
+        f"x{i}": np.ones((1, tokens, w.shape[1]), np.float32)
+        for i, (w, tokens) in enumerate(weights)
+    }
     return lambda: session.run(inputs)
-
-
-def _plain(folder: Path, path: Path) -> tuple[Path | None, str | None]:
-    """A plain export for prefills of one length, or the reason there is none."""
-    try:
-        _run("export", str(folder), str(path), timeout=PLAIN_SECONDS)
-    except subprocess.TimeoutExpired:
-        return None, f"not done after {PLAIN_SECONDS} s"
-    except RuntimeError as error:
-        return None, str(error)
-    return path, None
 
 
 def export(folder: Path, path: Path) -> dict[str, Any]:
@@ -208,8 +266,12 @@ def export(folder: Path, path: Path) -> dict[str, Any]:
     from linexport.loaders import load_model
 
     ids = torch.zeros(1, LENGTH, dtype=torch.int64)
+    given = (ids, torch.ones_like(ids))
     module = load_model(folder).module
-    torch.onnx.export(module, (ids, torch.ones_like(ids)), str(path), dynamo=True, verbose=False)
+    try:
+        torch.onnx.export(module, given, str(path), dynamo=True, verbose=False)
+    except Exception as error:
+        raise SystemExit(innermost(error)) from error
     return {}
 
 
@@ -259,6 +321,7 @@ def _run(step: str, *arguments: str, timeout: int | None = None) -> dict[str, An
 
 STEP: dict[str, Callable[..., dict[str, Any]]] = {
     "tiny": lambda name, work: tiny(name, Path(work)),
+    "plain": lambda name, work: plain(name, Path(work)),
     "speed": lambda name, work, threads: speed(name, Path(work), int(threads)),
     "memory": lambda size, work: memory(int(size), Path(work)),
     "save": lambda size, folder: save_large(int(size), Path(folder)),
@@ -308,7 +371,8 @@ def main() -> None:
     options.add_argument("--json", type=Path, help="read earlier results from it, and add to them")
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--memory", type=int, metavar="MB", help="convert a model of such weights")
-    options.add_argument("--only", choices=["tiny", "speed"], help="one of the two conversions")
+    options.add_argument("--only", choices=STEPS, help="one step of each family")
+    options.add_argument("--work", type=Path, help="keep wide models and plain exports there")
     given = options.parse_args()
     results: dict[str, Any] = {}
     if given.json and given.json.is_file():
@@ -316,24 +380,29 @@ def main() -> None:
     steps = [
         (name, step, [str(given.threads)] if step == "speed" else [])
         for name in given.families or ([] if given.memory else TINY)
-        for step in ("tiny", "speed")
+        for step in STEPS
         if given.only in (None, step)
     ]
     if given.memory:
         steps.append((str(given.memory), "memory", []))
-    for name, step, more in steps:
-        if step in results.get(name, {}):
-            continue
-        with tempfile.TemporaryDirectory() as work:
+    with tempfile.TemporaryDirectory() as passing:
+        for name, step, more in steps:
+            if step in results.get(name, {}):
+                continue
+            wide_model = step in ("plain", "speed")
+            work = (
+                (given.work or Path(passing)) / name if wide_model else Path(passing) / name / step
+            )
+            work.mkdir(parents=True, exist_ok=True)
             try:
-                found = _run(step, name, work, *more)
+                found = _run(step, name, str(work), *more)
             except RuntimeError as error:
                 found = {"failed": str(error)}
-        results.setdefault(name, {})[step] = found
-        print(name, step, json.dumps(found), flush=True)
-        if given.json:
-            results["environment"] = environment.describe()
-            given.json.write_text(json.dumps(results, indent=2) + "\n")
+            results.setdefault(name, {})[step] = found
+            print(name, step, json.dumps(found), flush=True)
+            if given.json:
+                results["environment"] = environment.describe()
+                given.json.write_text(json.dumps(results, indent=2) + "\n")
     print(table(results))
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from linexport.errors import UnsupportedModelError
 
-__all__ = ["Patch", "Swap", "applied", "original", "patches"]
+__all__ = ["Patch", "Swap", "applied", "check_signature", "original", "patches"]
 
 
 KERNELS = "transformers.integrations.hub_kernels"
@@ -107,7 +107,8 @@ def _places(modules: Iterable[ModuleType]) -> list[tuple[Place, Swap]]:
                 holder = getattr(module, owner, None) if owner else module
                 function = getattr(holder, name, None)
                 if function is not None and _defined_in(function, module):
-                    _check(module, swap, function, patch)
+                    place = f"{module.__name__}.{swap.name}"
+                    check_signature(place, function, swap.parameters, patch.tried)
                     found.append(((holder, name), swap))
     return found
 
@@ -123,13 +124,20 @@ def _calls_kernels(value: Any) -> bool:
     return wrapped and value.__globals__.get("__name__") == KERNELS
 
 
-def _check(module: ModuleType, swap: Swap, function: Any, patch: Patch) -> None:
+def check_signature(
+    place: str, function: Any, parameters: tuple[str, ...], tried: tuple[str, ...]
+) -> None:
+    """A library's function is called as it was in the versions it was tried with.
+
+    Raises:
+        UnsupportedModelError: it has other parameters.
+    """
     found = tuple(inspect.signature(inspect.unwrap(function)).parameters)
-    if found != swap.parameters:
+    if found != parameters:
         raise UnsupportedModelError(
-            f"{module.__name__}.{swap.name} has the parameters ({', '.join(found)}); linexport "
-            f"knows it with ({', '.join(swap.parameters)}), as in {' and '.join(patch.tried)}. "
-            "Install such a version, or a newer linexport."
+            f"{place} has the parameters ({', '.join(found)}); linexport knows it with "
+            f"({', '.join(parameters)}), as in {' and '.join(tried)}. Install such a version, or a "
+            "newer linexport."
         )
 
 

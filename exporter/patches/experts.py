@@ -17,9 +17,13 @@ from typing import Any
 from torch import Tensor
 
 from linexport.models.experts import mixture_of_experts
+from linexport.patches import check_signature
 
 NAME = "linexport"
 """Of the implementation, while a model is traced."""
+
+PARAMETERS = ("self", "hidden_states", "top_k_index", "top_k_weights")
+TRIED = ("transformers 5.23.0",)
 
 ACTIVATIONS = {
     "SiLUActivation": "silu",
@@ -32,22 +36,26 @@ ACTIVATIONS = {
 
 @contextmanager
 def applied(model: Any) -> Iterator[None]:
-    """The experts of a model computed by the op; restored afterwards."""
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    """The experts of a model computed by the op; restored afterwards.
 
+    Raises:
+        UnsupportedModelError: the interface has other parameters than are expected.
+    """
+    from transformers.integrations import moe
+
+    gathered = moe.batched_mm_experts_forward
+    check_signature(f"{moe.__name__}.{gathered.__name__}", gathered, PARAMETERS, TRIED)
     before = model.get_experts_implementation()
-    ALL_EXPERTS_FUNCTIONS[NAME] = forward
+    moe.ALL_EXPERTS_FUNCTIONS[NAME] = forward
     try:
         model.set_experts_implementation(NAME)
         yield
     finally:
         model.set_experts_implementation(before)
-        del ALL_EXPERTS_FUNCTIONS[NAME]
+        del moe.ALL_EXPERTS_FUNCTIONS[NAME]
 
 
-def forward(
-    self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
-) -> Tensor:
+def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """Stands in for ``forward`` of a module of experts."""
     from transformers.integrations.moe import batched_mm_experts_forward
 

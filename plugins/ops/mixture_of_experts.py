@@ -1,10 +1,10 @@
-"""The op ``linexport.MixtureOfExperts``: every token through the experts that a router chose for it.
+"""The op ``linexport.MixtureOfExperts``: every token through the experts its router chose.
 
     y_n = sum_j weight_nj down_e f(up_e x_n),   e = index_nj,   j = 0 ... k-1
     f(h) = act(h),   or gated:  f([g, u]) = act(g) * u
 
-N tokens x (N, H), index and weight (N, k), up (E, F, H), down (E, H_out, I) with F = I, or 2 I where
-gated; y (N, H_out). The router is not part of it.
+N tokens x (N, H), index and weight (N, k), up (E, F, H), down (E, H_out, I) with F = I, or 2 I
+where gated; y (N, H_out). The router is not part of it.
 
 The portable lowering sorts the N k pairs of token and expert by expert, and scans over the experts.
 Each takes its rows of the sorted pairs through its own weights, which a Scan hands on without a
@@ -56,16 +56,12 @@ def _erf(x: Array) -> Array:
 
 ACTIVATIONS = {
     "silu": Activation(lambda x: x / (1 + np.exp(-x)), lambda b, x: b.Mul(x, b.Sigmoid(x))),
-    "relu2": Activation(
-        lambda x: np.maximum(x, 0) ** 2, lambda b, x: b.Mul(b.Relu(x), b.Relu(x))
-    ),
+    "relu2": Activation(lambda x: np.maximum(x, 0) ** 2, lambda b, x: b.Mul(b.Relu(x), b.Relu(x))),
     "gelu": Activation(
         lambda x: x / 2 * (1 + _erf(x / 2**0.5)),
         lambda b, x: b.Mul(
             b.Mul(x, b.CastLike(b.const(0.5), x)),
-            b.Add(
-                b.Erf(b.Mul(x, b.CastLike(b.const(0.5**0.5), x))), b.CastLike(b.const(1.0), x)
-            ),
+            b.Add(b.Erf(b.Mul(x, b.CastLike(b.const(0.5**0.5), x))), b.CastLike(b.const(1.0), x)),
         ),
     ),
 }
@@ -91,7 +87,9 @@ def check(
     """
     if activation not in ACTIVATIONS:
         raise OpError(f"activation is {activation!r}; expected one of {', '.join(ACTIVATIONS)}.")
-    for name, shape, dims in zip(INPUTS, (x, index, weight, up, down), (2, 2, 2, 3, 3), strict=True):
+    for name, shape, dims in zip(
+        INPUTS, (x, index, weight, up, down), (2, 2, 2, 3, 3), strict=True
+    ):
         rank(name, shape, dims)
     experts, chosen, width_out, inner = down[0], index[1], down[1], down[2]
     if not all(isinstance(size, int) for size in (experts, chosen, width_out, inner)):

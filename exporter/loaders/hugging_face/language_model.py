@@ -48,6 +48,7 @@ GROWS = {KEYS: 2, VALUES: 2, MASK: 1}
 CACHE_NAMES = ("past_key_values", "cache_params")
 """What the parameter for the cache is called."""
 
+
 def modeling_files(model: nn.Module) -> list[ModuleType]:
     """The Python modules that the classes of a model are defined in."""
     names = dict.fromkeys(type(part).__module__ for part in model.modules())

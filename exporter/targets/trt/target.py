@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 
 from linexport.errors import BuildError, UnsupportedModelError, UsageError
-from linexport.plugins.ops import linear_attention
+from linexport.plugins.ops import linear_attention, mixture_of_experts
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention import chunk
 from linexport.plugins.ops.op import AHEAD_OF_TIME, Node, Op
@@ -116,6 +116,9 @@ def candidates(options: Options, op: Op, node: Node) -> Sequence[Candidate]:
         reason = contract.unsupported(node, DTYPES[options.precision], options.sms) or reason
     if op.name == "LinearAttention" and linear_attention.view(node)[0].causal:
         return [Candidate("fixed_chunks", reason, fixed_chunks)]
+    if op.name == "MixtureOfExperts":
+        reason = "every expert for every token: TensorRT takes no sizes that depend on values"
+        return [Candidate("every_expert", reason, mixture_of_experts.every_expert)]
     return [Candidate("portable", reason, op.portable)]
 
 
