@@ -75,6 +75,9 @@ VARIANTS = {
     "gated delta per channel": Variant(
         "native", rule="gated_delta", normalize=False, per_channel=True
     ),
+    "values of width one": Variant(
+        "by_element", rule="gated", normalize=False, per_channel=True, d_v=1
+    ),
     "masked": Variant("native", masked=True),
     "masked and gated": Variant("native", masked=True, rule="gated"),
     "bidirectional": Variant("portable", causal=False),
@@ -246,7 +249,7 @@ def expected(variant: Variant, target: str) -> str:
     """The lowering its node gets."""
     if target == "onnx27":
         return "standard" if variant.causal else "portable"
-    return variant.ort if target == "ort" else "portable"
+    return variant.ort if target == "ort" or variant.ort == "by_element" else "portable"
 
 
 PLAIN = """

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from linexport.plugins.ops.linear_attention import view
 from linexport.plugins.ops.op import Node, Op
-from linexport.targets import kernels
+from linexport.targets import diagonal, kernels
 from linexport.targets.base import OrtSession, Target
 from linexport.targets.lowering import Candidate
 
@@ -35,6 +35,11 @@ def candidates(op: Op, node: Node) -> Sequence[Candidate]:
         return [Candidate("portable", "bidirectional: two matrix products", op.portable)]
     if kernels.by_kappa(node):
         return [replace(portable, reason=kernels.BY_KAPPA)]
+    if diagonal.fits(node):
+        return [
+            Candidate("by_element", diagonal.REASON, diagonal.by_element),
+            Candidate("native", "ONNX Runtime's kernel", kernels.native),
+        ]
     aligned = sizes.d_k % kernels.KEY_MULTIPLE == 0 and sizes.d_v % kernels.VALUE_MULTIPLE == 0
     group = spec.output_heads // spec.kv_num_heads
     if sizes.d_k > WIDEST_KEY or group not in GROUPS:

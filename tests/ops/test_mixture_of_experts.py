@@ -1,4 +1,4 @@
-"""MixtureOfExperts: its oracle, refusals, ONNX bodies, PyTorch twin, and experts of transformers."""
+"""MixtureOfExperts: its oracle, refusals, ONNX bodies, PyTorch twin; experts of transformers."""
 
 from __future__ import annotations
 
