@@ -6,13 +6,19 @@ Traced and called as ``linexport.models.functional`` describes. Shapes and formu
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from linexport.plugins.ops.mixture_of_experts import check
 
-ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu2": lambda x: F.relu(x).square()}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "relu2": lambda x: F.relu(x).square(),
+}
 """act, by the op's names."""
 
 

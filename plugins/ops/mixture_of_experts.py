@@ -144,7 +144,10 @@ def view(node: Node) -> Sizes:
     Raises:
         OpError: its attributes or shapes contradict the definition.
     """
-    return check(*_options(node), **node.shapes)
+    missing = [name for name in INPUTS if name not in node.shapes]
+    if missing:
+        raise OpError(f"MixtureOfExperts lacks the input {missing[0]}.")
+    return check(*_options(node), *(node.shapes[name] for name in INPUTS))
 
 
 def _inner(b: Body, node: Node, h: str) -> str:

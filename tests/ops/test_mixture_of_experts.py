@@ -28,7 +28,7 @@ from linexport.plugins.ops.mixture_of_experts import (
     every_expert,
     mixture_of_experts,
 )
-from linexport.plugins.ops.op import Lowering
+from linexport.plugins.ops.op import Lowering, Node
 from linexport.plugins.ops.registry import attach_functions
 
 E, K, H, INNER, OUT = 12, 2, 8, 5, 7
@@ -181,6 +181,11 @@ def test_wrong_shapes_are_refused(changes: dict[str, Any], message: str) -> None
     check("silu", True, **right)
     with pytest.raises(OpError, match=message):
         check(**{"activation": "silu", "gated": True, **right, **changes})
+
+
+def test_a_node_without_an_input_is_refused() -> None:
+    with pytest.raises(OpError, match="lacks the input down"):
+        OP.check(Node("MixtureOfExperts", {}, INPUTS, dict.fromkeys(INPUTS[:-1], (1, 1))))
 
 
 # The PyTorch twin --------------------------------------------------------------------------------
