@@ -14,9 +14,8 @@ size, so every expert gives C rows, those it lacks zero:
     C = min(largest number of pairs of an expert, 4 N k / E + 1)
 
 An expert chosen more often gets its next C rows in another pass over the experts, so that the
-memory taken is bounded whatever the router does. Measured beside other forms at 512 tokens: as fast
-as ONNX Runtime's own MoE kernel, where gathering weights per token took 25 times as long
-(``tools/bench_experts.py``).
+memory taken is bounded whatever the router does. Measured with ``tools/bench_experts.py``, where
+gathering weights per token takes 25 times as long for 512 tokens.
 """
 
 from __future__ import annotations
