@@ -81,8 +81,13 @@ class Nodes:
     def reshape(self, x: gs.Tensor, dims: Sequence[Index], groups: Sequence[Index]) -> gs.Tensor:
         if [size_of(i) for i in dims] == [size_of(g) for g in groups]:
             return x
-        target = self.shape_of(groups, copied=dims)
         shape = [dim(size_of(g)) for g in groups]
+        if [g for g in groups if g] == list(dims):
+            # Runtimes move transposes through an Unsqueeze, not through a Reshape.
+            new = [place for place, g in enumerate(groups) if not g]
+            places = gs.Constant(self.name("axes"), np.asarray(new, np.int64))
+            return self.add("Unsqueeze", [x, places], np.dtype(x.dtype), shape=shape)
+        target = self.shape_of(groups, copied=dims)
         return self.add("Reshape", [x, target], np.dtype(x.dtype), shape=shape)
 
     def shape_of(

@@ -35,6 +35,13 @@ def candidates(op: Op, node: Node) -> Sequence[Candidate]:
         return [Candidate("portable", "bidirectional: two matrix products", op.portable)]
     if kernels.by_kappa(node):
         return [replace(portable, reason=kernels.BY_KAPPA)]
+    if kernels.is_running_sum(node):
+        reason = "one value channel: a running sum, as a normaliser is"
+        return [
+            Candidate("running_sum", reason, kernels.running_sum),
+            Candidate("native_padded", "ONNX Runtime's kernel", kernels.native_padded),
+            portable,
+        ]
     aligned = sizes.d_k % kernels.KEY_MULTIPLE == 0 and sizes.d_v % kernels.VALUE_MULTIPLE == 0
     group = spec.output_heads // spec.kv_num_heads
     if sizes.d_k > WIDEST_KEY or group not in GROUPS:

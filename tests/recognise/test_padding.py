@@ -69,14 +69,16 @@ def test_padding(before: Pad, after: Pad, ordered: bool, kept: bool) -> None:
     module = Attention(before, after, ordered)
     dynamic = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
     example = (torch.randn(2, 20, 3 * HEADS * D),)
-    traced = to_onnx(
-        torch.export.export(module, example, dynamic_shapes=dynamic, strict=False), {}
-    )
+    traced = to_onnx(torch.export.export(module, example, dynamic_shapes=dynamic, strict=False), {})
     rewritten = passes.rewrite(traced, passes.STATELESS)
     assert len(rewritten.findings.matches) == 1 and not rewritten.findings.refused
     operators = [n.op_type for n in rewritten.model.graph.node]
     assert ("Pad" in operators) == kept
-    assert kept or operators == ["Split", *["FeatureMap"] * (0 if ordered else 2), "LinearAttention"]
+    assert kept or operators == [
+        "Split",
+        *["FeatureMap"] * (0 if ordered else 2),
+        "LinearAttention",
+    ]
     for length in (1, 16, 33):
         x = torch.randn(3, length, 3 * HEADS * D)
         expected = module(x).numpy()
