@@ -134,7 +134,7 @@ def test_a_slice_of_the_last_t_of_t_is_dropped_and_of_more_is_not() -> None:
 
 
 def test_sizes_that_are_known_are_constants_and_others_are_not() -> None:
-    """Widths of heads are: a runtime then sees the scale of an attention, and the weight of a norm."""
+    """With them a runtime sees the scale of an attention, and the weight of a norm."""
     model = simplified(
         node("Shape", "x", "width", start=-1),
         node("Shape", "x", "sizes"),

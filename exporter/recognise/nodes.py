@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -164,13 +165,13 @@ class Nodes:
 def _blocks(source: Sequence[Index], target: Sequence[Index]) -> list[Index]:
     """The target in pieces that stay together: in a dim of either, and in order in both."""
     flat = [a for index in source for a in index]
-    after = dict(zip(flat, flat[1:], strict=False))
+    following = set(pairwise(flat))
     places = [{a: n for n, i in enumerate(side) for a in i} for side in (source, target)]
     blocks: list[Index] = []
     for axis in (a for index in target for a in index):
-        last = blocks[-1][-1] if blocks else None
-        together = last is not None and any(place[last] == place[axis] for place in places)
-        if together and after.get(last) is axis:
+        last = blocks[-1][-1] if blocks else axis
+        together = any(place[last] == place[axis] for place in places)
+        if together and (last, axis) in following:
             blocks[-1] += (axis,)
         else:
             blocks.append((axis,))

@@ -39,7 +39,7 @@ def candidates(op: Op, node: Node) -> Sequence[Candidate]:
         reason = "one value channel: a running sum, as a normaliser is"
         return [
             Candidate("running_sum", reason, kernels.running_sum),
-            Candidate("native_padded", "ONNX Runtime's kernel", kernels.native_padded),
+            Candidate("native", "ONNX Runtime's kernel", kernels.native),
             portable,
         ]
     aligned = sizes.d_k % kernels.KEY_MULTIPLE == 0 and sizes.d_v % kernels.VALUE_MULTIPLE == 0

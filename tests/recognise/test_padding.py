@@ -1,4 +1,4 @@
-"""Zeros that are put behind the tokens and cut off again are gone; other padding stays, and counts."""
+"""Zeros behind the tokens that are cut off again are gone; other padding stays, and counts."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def write(
 def _wide(
     b: Body, spec: LinearAttentionSpec, sizes: Sizes, of: tuple[str, str, str, str]
 ) -> tuple[str, str]:
-    """Output, packed, and S from q (B, H, T, d), k (B, H, d, T), v (B, H, T, d) and z (B, H, d, 1)."""
+    """Packed output and S of q and v (B, H, T, d), k (B, H, d, T) and z (B, H, d, 1)."""
     q, k, v, z = of
     S = b.MatMul(k, v)
     S_q, z_q = (_for_queries(b, spec, x) for x in (S, z))
