@@ -133,6 +133,29 @@ def test_a_slice_of_the_last_t_of_t_is_dropped_and_of_more_is_not() -> None:
     assert ops(model).count("Slice") == 1
 
 
+def test_sizes_that_are_known_are_constants_and_others_are_not() -> None:
+    """With them a runtime sees the scale of an attention, and the weight of a norm."""
+    model = simplified(
+        node("Shape", "x", "width", start=-1),
+        node("Shape", "x", "sizes"),
+        node("Gather", "sizes,last", "same"),
+        node("Slice", "sizes,from,to", "again"),
+        node("Gather", "sizes,first", "length"),
+        node("Slice", "sizes,first,to", "both"),
+        node("Concat", "width,same,again", "known", axis=0),
+        node("Concat", "length,both", "unknown", axis=0),
+        node("Neg", "known", "y"),
+        node("Neg", "unknown", "z"),
+        outputs=("y", "z"),
+        last=np.array([-1]),
+        first=np.array([0]),
+        to=np.array([2]),
+        **{"from": np.array([1])},
+    )
+    assert ops(model) == ["Concat", "Gather", "Neg", "Neg", "Shape", "Slice"]
+    assert [4, 4, 4] in [numpy_helper.to_array(c).tolist() for c in model.graph.initializer]
+
+
 def test_outputs_keep_their_names_and_random_nodes_stay_apart() -> None:
     model = simplified(node("Neg", "x", "y"), node("Neg", "x", "z"), outputs=("y", "z"))
     assert [o.name for o in model.graph.output] == ["y", "z"]

@@ -80,7 +80,18 @@ VARIANTS = {
     ),
     "masked": Variant("native", masked=True),
     "masked and gated": Variant("native", masked=True, rule="gated"),
+    "one value channel": Variant("running_sum", normalize=False, scale=0.37, d_v=1),
+    "one value channel, grouped queries": Variant(
+        "running_sum", heads=4, kv_heads=2, normalize=False, d_v=1, masked=True
+    ),
+    "one value channel, grouped values": Variant(
+        "running_sum", heads=2, kv_heads=4, normalize=False, d_v=1
+    ),
     "bidirectional": Variant("portable", causal=False),
+    "bidirectional, wide": Variant("portable", causal=False, scale=0.37, d_v=48),
+    "bidirectional, grouped": Variant(
+        "portable", heads=4, kv_heads=2, causal=False, normalize=False, scale=0.37
+    ),
     "bidirectional, masked": Variant("portable", causal=False, masked=True, d_k=63),
 }
 

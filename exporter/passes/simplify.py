@@ -1,6 +1,8 @@
 """What an exporter without optimiser writes out at length -> the same values by fewer nodes.
 
     nodes whose inputs are all constant           -> a constant
+    Shape, and Gather or Slice of it, where all
+    sizes that are taken are known                -> a constant
     Identity, Slice of everything, products and quotients with 1,
     Cast, CastLike and Reshape to what it is      -> their input
     Reshape of a Reshape                          -> one Reshape
@@ -197,6 +199,9 @@ def _bytes(tensor: gs.Constant) -> int:
 
 def _folded(node: gs.Node, opset: int) -> list[gs.Tensor] | None:
     """Constants of the node's outputs; None where it has other inputs or the file would grow."""
+    sizes = _known_sizes(node, opset)
+    if sizes is not None:
+        return [gs.Constant(node.outputs[0].name, sizes)]
     constants = [tensor for tensor in node.inputs if not tensor.is_empty()]
     if node.domain or not constants or not all(isinstance(t, gs.Constant) for t in constants):
         return None
@@ -212,6 +217,26 @@ def _folded(node: gs.Node, opset: int) -> list[gs.Tensor] | None:
         gs.Constant(output.name, value)  # of a transpose, a view: the weight is there once
         for output, value in zip(node.outputs, values, strict=True)
     ]
+
+
+def _known_sizes(node: gs.Node, opset: int) -> np.ndarray | None:
+    """The sizes that a node takes of a shape, if all of them are numbers."""
+    if node.domain or node.op not in ("Shape", "Gather", "Slice"):
+        return None
+    shape = node if node.op == "Shape" else next(iter(node.inputs[0].inputs), None)
+    if shape is None or shape.op != "Shape" or shape.inputs[0].shape is None:
+        return None
+    sizes = list(shape.inputs[0].shape)[shape.attrs.get("start", 0) : shape.attrs.get("end")]
+    places = np.arange(len(sizes))
+    if node is not shape:
+        if not all(isinstance(tensor, gs.Constant) for tensor in node.inputs[1:]):
+            return None
+        known = [gs.Constant(node.inputs[0].name, places), *node.inputs[1:]]
+        (places,) = _evaluated(node, known, opset)
+    taken = [sizes[place] for place in places.flat]
+    if not all(isinstance(size, int) for size in taken):
+        return None
+    return np.asarray(taken, np.int64).reshape(places.shape)
 
 
 def _evaluated(node: gs.Node, constants: list[gs.Constant], opset: int) -> list[np.ndarray]:

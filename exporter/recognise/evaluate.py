@@ -40,6 +40,14 @@ def rule(*operators: str) -> Callable[[Rule], Rule]:
 
 
 @dataclass(frozen=True)
+class Padded:
+    """A tensor that is another one with zeros behind it along one dim, however many."""
+
+    place: int
+    form: Form
+
+
+@dataclass(frozen=True)
 class Pieces:
     """A tensor that is several others side by side along one dim."""
 
@@ -59,6 +67,7 @@ class Evaluator:
     Attributes:
         opaque_over: for an opaque value, the node that made it of a form which was worth following.
         pieces: of values made by Pad and Concat.
+        padded: of values made by Pad, where its sizes are not known.
         values: known values.
     """
 
@@ -72,6 +81,7 @@ class Evaluator:
         self.values = Values(self.sizes)
         self.opaque_over: dict[str, gs.Node] = {}
         self.pieces: dict[str, Pieces] = {}
+        self.padded: dict[str, Padded] = {}
         self._forms: dict[str, Form | None] = dict(bound or {})
         self._weights: set[str] = set()
         for node in graph.nodes:

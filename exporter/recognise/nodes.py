@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -37,11 +38,21 @@ class Nodes:
         if tuple(present) == leaf.dims and tuple(groups) == leaf.dims:
             return leaf.tensor
         axes = [(a,) for group in groups for a in group]
-        flat = [a for index in leaf.dims for a in index]
-        if flat == [a for (a,) in axes]:
-            # In order already: one Reshape.
-            return self.reshape(leaf.tensor, leaf.dims, groups)
+        if leaf.axes == {a for (a,) in axes}:
+            return self._moved(leaf, groups)
         return self.merged(self.ordered(leaf, axes), axes, groups, set(leaf.axes))
+
+    def _moved(self, leaf: Leaf, groups: Sequence[Index]) -> gs.Tensor:
+        """Dims of the same labels: by a Transpose of few of them, where they have to be moved."""
+        blocks = _blocks(leaf.dims, groups)
+        first = {index[0]: index for index in blocks}
+        source = [first[a] for index in leaf.dims for a in index if a in first]
+        if source == blocks:
+            return self.reshape(leaf.tensor, leaf.dims, groups)
+        x = self.reshape(leaf.tensor, leaf.dims, source)
+        order, shape = [source.index(index) for index in blocks], [dim(size_of(i)) for i in blocks]
+        x = self.add("Transpose", [x], np.dtype(x.dtype), attrs={"perm": order}, shape=shape)
+        return self.reshape(x, blocks, groups)
 
     def ordered(self, leaf: Leaf, axes: Sequence[Index]) -> gs.Tensor:
         """One dim per label, in the order given, of size 1 where the tensor has no such label."""
@@ -71,8 +82,13 @@ class Nodes:
     def reshape(self, x: gs.Tensor, dims: Sequence[Index], groups: Sequence[Index]) -> gs.Tensor:
         if [size_of(i) for i in dims] == [size_of(g) for g in groups]:
             return x
-        target = self.shape_of(groups, copied=dims)
         shape = [dim(size_of(g)) for g in groups]
+        if [g for g in groups if g] == list(dims):
+            # Runtimes move transposes through an Unsqueeze, not through a Reshape.
+            new = [place for place, g in enumerate(groups) if not g]
+            places = gs.Constant(self.name("axes"), np.asarray(new, np.int64))
+            return self.add("Unsqueeze", [x, places], np.dtype(x.dtype), shape=shape)
+        target = self.shape_of(groups, copied=dims)
         return self.add("Reshape", [x, target], np.dtype(x.dtype), shape=shape)
 
     def shape_of(
@@ -144,6 +160,22 @@ class Nodes:
     def name(self, hint: str) -> str:
         self._made += 1
         return f"{self._prefix}/{hint}_{self._made}"
+
+
+def _blocks(source: Sequence[Index], target: Sequence[Index]) -> list[Index]:
+    """The target in pieces that stay together: in a dim of either, and in order in both."""
+    flat = [a for index in source for a in index]
+    following = set(pairwise(flat))
+    places = [{a: n for n, i in enumerate(side) for a in i} for side in (source, target)]
+    blocks: list[Index] = []
+    for axis in (a for index in target for a in index):
+        last = blocks[-1][-1] if blocks else axis
+        together = any(place[last] == place[axis] for place in places)
+        if together and (last, axis) in following:
+            blocks[-1] += (axis,)
+        else:
+            blocks.append((axis,))
+    return blocks
 
 
 def _sources(leaves: Sequence[Leaf]) -> dict[Size, tuple[gs.Tensor, int]]:

@@ -50,6 +50,11 @@ class Size:
         exact = self.divided(other)
         return exact or Size(1, (f"({self}//{other})",))
 
+    def __mod__(self, other: Size) -> Size:
+        if self.known is not None and other.known:
+            return Size(self.known % other.known)
+        return Size(1, (f"({self}%{other})",))
+
     def divided(self, other: Size) -> Size | None:
         """The exact quotient, if it is one."""
         atoms = list(self.atoms)

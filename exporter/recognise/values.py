@@ -21,7 +21,7 @@ LARGEST = 4096
 """Elements of a tensor worth evaluating."""
 
 SYMBOLIC = {"Gather", "Concat", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Cast", "CastLike"}
-SYMBOLIC |= {"Identity", "Add", "Sub", "Mul", "Div"}
+SYMBOLIC |= {"Identity", "Add", "Sub", "Mul", "Div", "Neg", "Mod"}
 
 
 class Values:
@@ -121,7 +121,10 @@ def _symbolic(node: gs.Node, inputs: list[Any]) -> np.ndarray | None:
         if node.op == "Slice":
             start, end = int(rest[0][0]), int(rest[1][0])
             return _settled(x[start:end]) if len(rest) < 4 or int(rest[3][0]) == 1 else None
-        return _settled(_arithmetic(node.op, *(_as_sizes(v) for v in inputs)))
+        sizes = [_as_sizes(v) for v in inputs]
+        if node.op == "Neg":
+            return _settled(_as_sizes(np.asarray(0)) - sizes[0])
+        return _settled(_arithmetic(node.op, *sizes))
     return None
 
 
@@ -144,6 +147,8 @@ def _arithmetic(op: str, a: np.ndarray, b: np.ndarray) -> Any:
             return a - b
         case "Mul":
             return a * b
+        case "Mod":
+            return a % b
         case _:
             return a // b
 

@@ -117,14 +117,8 @@ def _blocked(call: _Call, node: Node) -> tuple[Body, list[str]]:
 def _native(b: Body, call: _Call, inputs: Sequence[str], dialect: Dialect) -> list[str]:
     """Output, state and normalizer."""
     spec, sizes, (d_k, d_v) = call.spec, call.sizes, call.padded
-    query, key, value, past_state, past_normalizer, decay, beta, key_mask = inputs
-    if call.phi is not None:
-        query = call.phi.apply_packed(b, "query", query, spec.q_num_heads)
-        key = call.phi.apply_packed(b, "key", key, sizes.key_heads)
-    if key_mask:
-        keep = b.Unsqueeze(key_mask, b.const([2]))
-        key = b.Where(keep, key, b.CastLike(b.const(0.0), key))
-        decay = decay and b.Where(keep, decay, b.CastLike(b.const(0.0), decay))
+    _, _, value, past_state, past_normalizer, _, beta, _ = inputs
+    query, key, decay = _mapped(b, call, inputs)
     heads = spec.kv_num_heads
     if not dialect.shares_keys:
         if sizes.key_heads != heads:
@@ -162,6 +156,54 @@ def _native(b: Body, call: _Call, inputs: Sequence[str], dialect: Dialect) -> li
     if d_k != sizes.d_k:
         normalizer = b.Slice(normalizer, b.const([0]), b.const([sizes.d_k]), b.const([2]))
     return [_cut_heads(b, output, spec.output_heads, sizes.d_v, d_v), state, normalizer]
+
+
+def _mapped(b: Body, call: _Call, inputs: Sequence[str]) -> tuple[str, str, str]:
+    """Query and key behind the map, key and decay of what counts."""
+    query, key, *_, decay, _, key_mask = inputs
+    if call.phi is not None:
+        query = call.phi.apply_packed(b, "query", query, call.spec.q_num_heads)
+        key = call.phi.apply_packed(b, "key", key, call.sizes.key_heads)
+    if key_mask:
+        keep = b.Unsqueeze(key_mask, b.const([2]))
+        key = b.Where(keep, key, b.CastLike(b.const(0.0), key))
+        decay = decay and b.Where(keep, decay, b.CastLike(b.const(0.0), decay))
+    return query, key, decay
+
+
+def is_running_sum(node: Node) -> bool:
+    """One value channel and no decay: the state of a head is a vector."""
+    spec, sizes = view(node)
+    return spec.update_rule == "linear" and not spec.normalize and sizes.d_v == 1
+
+
+def running_sum(node: Node) -> tuple[Body, list[str]]:
+    """o_t = s q_t . (S_0 + sum_{s <= t} k_s v_s), a block of tokens at a time.
+
+    That is what a normaliser is, and users who do not divide by it at once have it as a value.
+    """
+    call = _Call.of(node)
+    return blocked(
+        node.inputs[: len(INPUTS)],
+        call.spec,
+        call.sizes,
+        lambda b, inputs: _running_sum(b, call, inputs),
+    )
+
+
+def _running_sum(b: Body, call: _Call, inputs: Sequence[str]) -> list[str]:
+    spec, sizes, heads = call.spec, call.sizes, call.spec.kv_num_heads
+    query, key, _ = _mapped(b, call, inputs)
+    if sizes.key_heads != heads:
+        key = _repeat(b, key, sizes.key_heads, heads, sizes.d_k)
+    stored = b.Mul(_split(b, key, heads, sizes.d_k), _split(b, inputs[2], heads, 1))
+    key = _pack(b, stored, heads * sizes.d_k)
+    past = inputs[3] and b.Squeeze(inputs[3], b.const([3]))
+    kernel = _Kernel(b, ONNX_RUNTIME, spec, heads, sizes.d_k, query, key, "")
+    output, state = kernel.denominator(past)
+    normalizer = b.const(np.zeros((1, heads, sizes.d_k), np.float32))
+    output = b.CastLike(_pack(b, output, spec.output_heads), query)
+    return [output, b.Unsqueeze(state, b.const([3])), normalizer]
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,13 @@ def candidates(op: Op, node: Node) -> Sequence[Candidate]:
             Candidate("by_element", diagonal.REASON, diagonal.by_element),
             Candidate("native", "ONNX Runtime's kernel", kernels.native),
         ]
+    if kernels.is_running_sum(node):
+        reason = "one value channel: a running sum, as a normaliser is"
+        return [
+            Candidate("running_sum", reason, kernels.running_sum),
+            Candidate("native", "ONNX Runtime's kernel", kernels.native),
+            portable,
+        ]
     aligned = sizes.d_k % kernels.KEY_MULTIPLE == 0 and sizes.d_v % kernels.VALUE_MULTIPLE == 0
     group = spec.output_heads // spec.kv_num_heads
     if sizes.d_k > WIDEST_KEY or group not in GROUPS:

@@ -217,7 +217,7 @@ def ones_column(q, k, v):
     return (out[..., :-1] / (out[..., -1:] + EPS)).flatten(2)
 
 
-@spelling(CAUSAL, length=64, normalize=True, eps=EPS)
+@spelling(CAUSAL, length=64, **NORMALISED)
 def chunks(q, k, v):
     """Blocks of 16, padded: a cumulated state between them, a triangle inside."""
     size, length = 16, q.shape[1]

@@ -12,6 +12,7 @@ from linexport.recognise import algebra
 from linexport.recognise.axes import Axis, Index, fresh, regroup, size_of, unify
 from linexport.recognise.evaluate import Evaluator, Pieces, rule
 from linexport.recognise.joining import collect
+from linexport.recognise.rules.padding import unpadded
 from linexport.recognise.sizes import Size, product
 from linexport.recognise.terms import IDENTITY, Form, Function, Iota, Leaf, Order, Term
 from linexport.recognise.values import numpy_type
@@ -174,6 +175,9 @@ def _sliced(e: Evaluator, form: Form, place: int, start: int, end: Size) -> Form
         if piece is not None:
             return piece
         end = Size(last - start) if end.known is not None else end
+    cut = unpadded(e, form, place, end) if start == 0 else None
+    if cut is not None:
+        return cut
     if start < 0 or len(index) != 1 or (end.known is None and start):
         return None
     if end.known is not None and (end.known <= 0 or size.known is None):
@@ -240,32 +244,6 @@ def _part(pieces: Pieces, start: int, end: int) -> Form | None:
         if (at, at + size) == (start, end):
             return form
         at += size
-    return None
-
-
-@rule("Pad")
-def pad(e: Evaluator, node: gs.Node) -> Form | None:
-    """Opaque, but remembered as a concatenation with a constant."""
-    form, pads = e.form(node.inputs[0]), e.ints(node, 1, "pads")
-    if form is None or form.leaf is None or pads is None:
-        return None
-    if node.attrs.get("mode", "constant") != "constant":
-        return None
-    filling = e.values.numbers(node.inputs[2]) if len(node.inputs) > 2 else None
-    if len(node.inputs) > 2 and filling is None and not node.inputs[2].is_empty():
-        return None
-    axes = e.ints(node, 3, "axes") or list(range(len(form.dims)))
-    ends = dict(zip([a % len(form.dims) for a in axes], pads[len(axes) :], strict=True))
-    places = [p for p, n in ends.items() if n]
-    if any(pads[: len(axes)]) or len(places) != 1:
-        return None
-    place, size = places[0], size_of(form.dims[places[0]]).known
-    if size is None or ends[place] < 1:
-        return None
-    value = float(filling.item()) if filling is not None else 0.0
-    beside = tuple(fresh(Size(ends[place])) if p == place else d for p, d in enumerate(form.dims))
-    parts = ((size, form), (ends[place], algebra.constant(value, beside)))
-    e.pieces[node.outputs[0].name] = Pieces(place, parts)
     return None
 
 

@@ -1,0 +1,149 @@
+"""Zeros behind a dim, and what is left of a form when they are cut off again.
+
+    sum_{s < P} [s <= t] q[t] k[s] v[s],  t < T    with k or v zero from T on
+    = sum_{s < T} [s <= t] q[t] k[s] v[s]
+
+as attention written in chunks has it: padded to whole chunks, and sliced to the length it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from linexport.recognise import algebra
+from linexport.recognise.axes import Axis, Index, fresh, size_of, unify
+from linexport.recognise.evaluate import Evaluator, Padded, Pieces, rule
+from linexport.recognise.joining import collect
+from linexport.recognise.sizes import Size
+from linexport.recognise.terms import IDENTITY, Factor, Form, Iota, Leaf, Nested, Order, Term
+
+Cuts = Mapping[Index, Index]
+"""Padded indices, and what is in their place without the padding."""
+
+
+@rule("Pad")
+def pad(e: Evaluator, node: gs.Node) -> Form | None:
+    """Opaque, but remembered: a concatenation with a constant, or a dim with zeros behind it."""
+    form, ends = e.form(node.inputs[0]), _ends(e, node)
+    if form is None or form.leaf is None or len(ends) != 1:
+        return None
+    filling = e.values.numbers(node.inputs[2]) if len(node.inputs) > 2 else None
+    if len(node.inputs) > 2 and filling is None and not node.inputs[2].is_empty():
+        return None
+    value = float(filling.item()) if filling is not None else 0.0
+    ((place, end),) = ends.items()
+    size = size_of(form.dims[place]).known
+    if size is not None and end.known is not None and end.known > 0:
+        beside = tuple(fresh(end) if p == place else d for p, d in enumerate(form.dims))
+        parts = ((size, form), (end.known, algebra.constant(value, beside)))
+        e.pieces[node.outputs[0].name] = Pieces(place, parts)
+    elif value == 0.0:
+        e.padded[node.outputs[0].name] = Padded(place, form)
+    return None
+
+
+def _ends(e: Evaluator, node: gs.Node) -> dict[int, Size]:
+    """What is put behind the dims that something is put behind; none if anything is in front."""
+    form = e.form(node.inputs[0])
+    given = e.ints(node, 1, "pads") if "pads" in node.attrs else e.values.get(node.inputs[1])
+    if form is None or given is None or node.attrs.get("mode", "constant") != "constant":
+        return {}
+    pads = [n if isinstance(n, Size) else Size(int(n)) for n in np.atleast_1d(given)]
+    axes = e.ints(node, 3, "axes") or list(range(len(form.dims)))
+    if any(n != Size(0) for n in pads[: len(axes)]):
+        return {}
+    behind = zip(axes, pads[len(axes) :], strict=True)
+    return {a % len(form.dims): n for a, n in behind if n != Size(0)}
+
+
+def unpadded(e: Evaluator, form: Form, place: int, size: Size) -> Form | None:
+    """The first positions of a dim, where all others are padding; None if they are not."""
+    padded = list(dict.fromkeys(_padded(e, form, size)))
+    apart = len({a for index in padded for a in index}) == sum(map(len, padded))
+    if form.dims[place] not in padded or not apart:
+        return None
+    cuts = {index: (Axis(size),) for index in padded}
+    dims = [_index(index, cuts) for index in form.dims]
+    terms = _terms(e, form, cuts)
+    if terms is None or any(index is None for index in dims):
+        return None
+    return collect(Form(tuple(index for index in dims if index is not None), terms))
+
+
+def _padded(e: Evaluator, form: Form, size: Size) -> Iterator[Index]:
+    """Indices along which tensors of that size were padded."""
+    for factor in (f for term in form.terms for f in term.factors):
+        if isinstance(factor, Nested):
+            yield from _padded(e, factor.inner, size)
+        elif isinstance(factor, Leaf) and factor.tensor.name in e.padded:
+            found = e.padded[factor.tensor.name]
+            if size_of(found.form.dims[found.place]) == size:
+                yield factor.dims[found.place]
+
+
+def _terms(e: Evaluator, form: Form, cuts: Cuts) -> tuple[Term, ...] | None:
+    terms = [_term(e, term, form.axes, cuts) for term in form.terms]
+    return None if None in terms else tuple(t for t in terms if t is not None)
+
+
+def _term(e: Evaluator, term: Term, outer: frozenset[Axis], cuts: Cuts) -> Term | None:
+    """It must be zero at every position that is left out of a sum."""
+    result, zero = Term(term.coefficient), set[Index]()
+    for factor in term.factors:
+        if isinstance(factor, Leaf) and factor.tensor.name in e.padded:
+            zero.add(factor.dims[e.padded[factor.tensor.name].place])
+        cut = _factor(e, factor, cuts)
+        product = None if cut is None else algebra.multiplied(result, cut)
+        if product is None:
+            return None
+        result = product
+    summed = [index for index in cuts if set(index) & term.axes and not set(index) & outer]
+    return result if all(index in zero for index in summed) else None
+
+
+def _factor(e: Evaluator, factor: Factor, cuts: Cuts) -> Term | None:
+    touched = [index for index in cuts if set(index) & factor.axes]
+    if not touched:
+        return Term(1.0, (factor,))
+    if not all(set(index) <= factor.axes for index in touched):
+        return None
+    if isinstance(factor, Leaf):
+        return _leaf(e, factor, cuts)
+    if isinstance(factor, Nested):
+        terms = _terms(e, factor.inner, cuts)
+        free = factor.axes - {a for index in cuts for a in index}
+        free |= {a for index in touched for a in cuts[index]}
+        inner = None if terms is None else Form(tuple((a,) for a in free), terms)
+        return None if inner is None else Term(1.0, (algebra.nested(factor.kind, inner),))
+    indices = [_index(index, cuts) for index in factor.indices()]
+    if isinstance(factor, Iota) and indices[0] is not None:
+        return Term(1.0, (Iota(indices[0]),))
+    if isinstance(factor, Order) and indices[0] is not None and indices[1] is not None:
+        return Term(1.0, (Order(indices[0], indices[1], factor.offset),))
+    return None
+
+
+def _leaf(e: Evaluator, leaf: Leaf, cuts: Cuts) -> Term | None:
+    """What was padded, in place of the padded tensor."""
+    found = e.padded.get(leaf.tensor.name)
+    if found is None or leaf.function != IDENTITY or leaf.dims[found.place] not in cuts:
+        return None
+    form = found.form.fresh()
+    for place, index in enumerate(leaf.dims):
+        own = form.dims[place]
+        wanted = cuts[index] if place == found.place else index
+        shared = unify(wanted, own) if own or wanted else {}
+        if shared is None or any(a in leaf.axes or a in wanted for a in shared):
+            return None
+        form = form.rename(shared)
+    return form.terms[0]
+
+
+def _index(index: Index, cuts: Cuts) -> Index | None:
+    """An index after the cuts; None where it is part of one only."""
+    if index in cuts:
+        return cuts[index]
+    return None if any(set(index) & set(cut) for cut in cuts) else index
