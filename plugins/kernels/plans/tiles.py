@@ -57,10 +57,7 @@ def output(shape: Shape) -> Tile:
     block_k, block_v = shape.block_k, power(shape.d_v)
     chunk = 16 if shape.decays > 1 else 32
     if shape.type == "fp32" or block_k > 128:
-        crowded = shape.delta and shape.decays <= 1 and block_k == 128
-        narrow = block_k > 64 and not (crowded and shape.sm == 90)
-        stages = 2 if crowded and shape.sm == 120 else 1
-        return Tile(16, block_k, min(block_v, 16 if narrow else 32), 8, stages)
+        return Tile(16, min(block_k, 32), min(block_v, 16), 8, 1)
     if shape.from_shared:
         stages = 1 if shape.decays == 1 and block_k > 64 else 2
         return Tile(chunk, block_k, min(block_v, 64), 4 if block_k <= 64 else 8, stages)
@@ -80,7 +77,8 @@ def state(shape: Shape) -> Tile:
     Without a decay its loop on compute capability 9.0 is nothing but one product, which pipelining
     would serialise.
     """
-    block_k, block_v = min(shape.block_k, 64), min(power(shape.d_v), 64)
+    block_k = min(shape.block_k, 32 if shape.type == "fp32" else 64)
+    block_v = min(power(shape.d_v), 64)
     stages = 1 if shape.sm == 90 and not shape.decays else 2
     return Tile(output(shape).chunk, block_k, block_v, 4, stages)
 
