@@ -4,9 +4,9 @@
     python tools/gate_kernels.py [--sm 80 87 89 90 100 120] [--width 64 128]
                                  [--dtype float32 float16 bfloat16] [--case NAME ...] [--json FILE]
 
-Needs no GPU. Cases are nodes of every op and rule whose kernels differ, at heads of ``width`` behind
-the feature map. Prints the rows that fail and a summary a compute capability; all rows go into the
-JSON. Exit code 0: the gate is passed by all; 6: not.
+Needs no GPU. Cases are nodes of every op and rule whose kernels differ, with heads of ``width``
+behind the feature map. Prints the rows that fail and a summary a compute capability; all rows go
+into the JSON. Exit code 0: all pass; 6: some do not.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 SUMMARY = """\
-| compute capability | kernels | failing | spilled, bytes | registers, most | shared, most | allowed |
+| capability | kernels | failing | bytes spilled | registers, most | shared, most | allowed |
 |---|---|---|---|---|---|---|"""
 
 

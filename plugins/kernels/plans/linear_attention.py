@@ -100,7 +100,13 @@ class _Planner:
         if self.sizes.decay_per_channel:
             self.decays = self.sizes.d_k
         shape = tiles.Shape(
-            self.sizes.d_k, self.sizes.d_v, self.type, sm, self.decays, self.spec.has_beta
+            d_k=self.sizes.d_k,
+            d_v=self.sizes.d_v,
+            type=self.type,
+            sm=sm,
+            decays=self.decays,
+            delta=self.spec.has_beta,
+            pairs=self.map in maps.PAIRS,
         )
         self.output, self.state = tiles.output(shape), tiles.state(shape)
         self.step = tiles.step(shape)

@@ -1,8 +1,9 @@
 """Tile sizes of the LinearAttention kernels: what compiles without spills for each head width.
 
 A block of ``linear.segment_output`` holds d_k rows and ``block_v`` columns of a state in registers,
-beside a chunk of queries, keys and scores. Tests assemble every tile named here and count its
-spills and tensor-core instructions.
+beside a chunk of queries, keys and scores; one of ``parts.segment_output`` holds ``block_k`` rows.
+``tools/gate_kernels.py`` assembles every tile named here and counts its spills and tensor-core
+instructions.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Shape:
     Attributes:
         decays: of a token of a head: 0, 1 or d_k.
         delta: the rule is one of the delta rules.
+        pairs: the map multiplies components, and its features are float32 whatever the type.
     """
 
     d_k: int
@@ -36,6 +38,7 @@ class Shape:
     sm: int
     decays: int
     delta: bool
+    pairs: bool
 
     @property
     def block_k(self) -> int:
@@ -53,22 +56,25 @@ SCAN = Tile(1, 1, 1, 4, 1)
 
 
 def output(shape: Shape) -> Tile:
-    """Of ``linear.segment_output`` and ``bidirectional.segment_output``."""
+    """Of ``segment_output``: in ``parts`` where it holds fewer than d_k columns of keys.
+
+    There nothing may be loaded ahead of the loop's turn, since the state is in memory: one stage.
+    """
     block_k, block_v = shape.block_k, power(shape.d_v)
-    chunk = 16 if shape.decays > 1 else 32
     if shape.type == "fp32" or block_k > 128:
         return Tile(16, min(block_k, 32), min(block_v, 16), 8, 1)
+    chunk = 16 if shape.decays > 1 else 32
+    if shape.pairs and block_k > 64:
+        return Tile(chunk, 64, min(block_v, 32), 8, 1)
     if shape.from_shared:
         stages = 1 if shape.decays == 1 and block_k > 64 else 2
         return Tile(chunk, block_k, min(block_v, 64), 4 if block_k <= 64 else 8, stages)
-    block_v = min(block_v, 32)
+    wide_products = shape.type == "fp16"  # with states and scores, in TensorFloat-32
     if block_k <= 64:
-        return Tile(chunk, block_k, block_v, 4, 2)
-    if shape.delta and shape.type == "fp16":
-        return Tile(16, block_k, 16, 4, 1)
-    if shape.delta and shape.decays <= 1:
-        return Tile(16, block_k, block_v, 4, 2)
-    return Tile(16, block_k, block_v, 8, 2) if shape.decays else Tile(32, block_k, block_v, 8, 1)
+        return Tile(16 if wide_products else chunk, block_k, min(block_v, 32), 4, 2)
+    if shape.delta:
+        return Tile(16, block_k, min(block_v, 16), 4, 1)
+    return Tile(16, block_k, min(block_v, 16 if wide_products else 32), 8, 2)
 
 
 def state(shape: Shape) -> Tile:

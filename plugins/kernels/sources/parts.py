@@ -66,7 +66,8 @@ def segment_output(
     GROUP: tl.constexpr = tl.cdiv(QUERY_HEADS, HEADS)
     OUT: tl.constexpr = HEADS * GROUP
     PARTS: tl.constexpr = tl.cdiv(D_K, BLOCK_K)
-    KAPPA: tl.constexpr = DECAYS <= 1 and (MAP == "taylor2" or MAP == "quadratic")
+    PAIRS: tl.constexpr = MAP == "taylor2" or MAP == "quadratic"
+    KAPPA: tl.constexpr = PAIRS and DECAYS <= 1
     tile = tl.program_id(0) % V_TILES
     head = tl.program_id(0) // V_TILES
     segment = tl.program_id(1)
@@ -137,7 +138,8 @@ def segment_output(
             if DECAYS == 1:
                 stored *= from_start[:, None]
             T = tl.load(inverses + offset * CHUNK + rows[:, None] * CHUNK + rows[None, :])
-            u = times_rows(T, (u.to(tl.float32) - stored).to(u.dtype), PRECISION).to(u.dtype)
+            kind = tl.float32 if PAIRS else value.dtype.element_ty
+            u = times_rows(T, (u.to(tl.float32) - stored).to(kind), PRECISION).to(kind)
         for g in tl.static_range(GROUP):
             query_head = (h * GROUP + g) * QUERY_HEADS // OUT
             queries = query + offset * (QUERY_HEADS * WIDTH) + query_head * WIDTH
