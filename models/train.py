@@ -44,6 +44,9 @@ MapOption = Annotated[
         help="Another option of it, NAME=VALUE; repeat for several.", metavar="NAME=VALUE"
     ),
 ]
+Heads = Annotated[
+    int, typer.Option(min=1, help="Of attention; a width of 96 or 64 is divided among them.")
+]
 Attention = Annotated[
     str, typer.Option(help="linear, or softmax: what linexport linearize starts from.")
 ]
@@ -60,6 +63,7 @@ def language_model(
     map: Map = "elu1",
     features: Features = None,
     map_option: MapOption = None,
+    heads: Heads = training.LANGUAGE_MODEL_HEADS,
     attention: Attention = "linear",
 ) -> None:
     """A byte-level language model of the standard library's source text."""
@@ -72,6 +76,7 @@ def language_model(
         seed=seed,
         feature_map=map,
         options=options,
+        heads=heads,
         attention=attention,
         seconds=seconds,
         say=_say,
@@ -93,6 +98,7 @@ def digits(
     map: Map = "elu1",
     features: Features = None,
     map_option: MapOption = None,
+    heads: Heads = training.DIGITS_HEADS,
     attention: Attention = "linear",
 ) -> None:
     """A classifier of scikit-learn's handwritten digits."""
@@ -104,6 +110,7 @@ def digits(
         seed=seed,
         feature_map=map,
         options=options,
+        heads=heads,
         attention=attention,
         seconds=seconds,
         say=_say,

@@ -22,7 +22,9 @@ from linexport.models.digit_network import DigitNetwork, DigitNetworkConfig
 from linexport.models.language_model import VOCABULARY, LanguageModel, LanguageModelConfig
 
 LANGUAGE_MODEL_STEPS = 3000
+LANGUAGE_MODEL_HEADS = 6
 DIGITS_STEPS = 800
+DIGITS_HEADS = 4
 MEMORY_STEPS = 800
 
 TOKENS = 16
@@ -110,19 +112,21 @@ def train_language_model(
     seed: int = 0,
     feature_map: str = "elu1",
     options: Mapping[str, Any] | None = None,
+    heads: int = LANGUAGE_MODEL_HEADS,
     attention: str = "linear",
     seconds: float | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> LanguageModel:
-    """A language model of the standard library's source text.
+    """A language model of the standard library's source text, 96 wide.
 
     Raises:
-        UsageError: unknown feature map, or options it does not have or cannot take.
+        UsageError: unknown feature map, options it does not have or cannot take, or ``heads`` that
+            do not divide the width.
         EnvironmentProblemError: this interpreter comes without its source.
     """
     config = LanguageModelConfig(
         dim=96,
-        num_heads=6,
+        num_heads=heads,
         layers=2,
         feature_map=feature_map,
         feature_map_options=dict(options) if options else None,
@@ -161,19 +165,21 @@ def train_digits(
     seed: int = 0,
     feature_map: str = "elu1",
     options: Mapping[str, Any] | None = None,
+    heads: int = DIGITS_HEADS,
     attention: str = "linear",
     seconds: float | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> DigitClassifier:
-    """A classifier of scikit-learn's digits, cut into patches of four pixels.
+    """A classifier of scikit-learn's digits, cut into patches of four pixels, 64 wide.
 
     Raises:
-        UsageError: unknown feature map, or options it does not have or cannot take.
+        UsageError: unknown feature map, options it does not have or cannot take, or ``heads`` that
+            do not divide the width.
         EnvironmentProblemError: scikit-learn is not installed.
     """
     config = DigitClassifierConfig(
         dim=64,
-        num_heads=4,
+        num_heads=heads,
         layers=2,
         hidden_dim=128,
         tokens=TOKENS,
