@@ -97,6 +97,8 @@ def inverse(tile: Tile) -> Tile:
 def step(shape: Shape) -> Tile:
     """Of ``recurrent.step``: small tiles, since a decode step lives on many loads in flight."""
     block_v = min(power(shape.d_v), max(2048 // shape.block_k, 8))
+    if shape.delta:
+        block_v = min(block_v, 16)
     return Tile(1, shape.block_k, block_v, 4, 1)
 
 
