@@ -66,10 +66,11 @@ def output(shape: Shape) -> Tile:
     chunk = 16 if shape.decays > 1 else 32
     if shape.pairs and block_k > 64:
         return Tile(chunk, 64, min(block_v, 32), 8, 1)
-    if shape.from_shared:
-        stages = 1 if shape.decays == 1 and block_k > 64 else 2
-        return Tile(chunk, block_k, min(block_v, 64), 4 if block_k <= 64 else 8, stages)
     wide_products = shape.type == "fp16"  # with states and scores, in TensorFloat-32
+    if shape.from_shared:
+        crowded = shape.decays == 1 or (wide_products and not shape.decays)
+        stages = 1 if crowded and block_k > 64 else 2
+        return Tile(chunk, block_k, min(block_v, 64), 4 if block_k <= 64 else 8, stages)
     if block_k <= 64:
         return Tile(16 if wide_products else chunk, block_k, min(block_v, 32), 4, 2)
     if shape.delta:
