@@ -63,16 +63,15 @@ def output(shape: Shape) -> Tile:
     block_k, block_v = shape.block_k, power(shape.d_v)
     if shape.type == "fp32" or block_k > 128:
         return Tile(16, min(block_k, 32), min(block_v, 16), 8, 1)
-    chunk = 16 if shape.decays > 1 else 32
+    wide_products = shape.type == "fp16"  # with states and scores, in TensorFloat-32
+    chunk = 16 if shape.decays > 1 or wide_products else 32
     if shape.pairs and block_k > 64:
         return Tile(chunk, 64, min(block_v, 32), 8, 1)
-    wide_products = shape.type == "fp16"  # with states and scores, in TensorFloat-32
     if shape.from_shared:
-        crowded = shape.decays == 1 or (wide_products and not shape.decays)
-        stages = 1 if crowded and block_k > 64 else 2
+        stages = 1 if shape.decays == 1 and block_k > 64 else 2
         return Tile(chunk, block_k, min(block_v, 64), 4 if block_k <= 64 else 8, stages)
     if block_k <= 64:
-        return Tile(16 if wide_products else chunk, block_k, min(block_v, 32), 4, 2)
+        return Tile(chunk, block_k, min(block_v, 32), 4, 2)
     if shape.delta:
         return Tile(16, block_k, min(block_v, 16), 4, 1)
     return Tile(16, block_k, min(block_v, 16 if wide_products else 32), 8, 2)
@@ -81,12 +80,12 @@ def output(shape: Shape) -> Tile:
 def state(shape: Shape) -> Tile:
     """Of ``linear.segment_state``, with the chunk of ``output``: segments are whole chunks.
 
-    Without a decay its loop on compute capability 9.0 is nothing but one product, which pipelining
-    would serialise.
+    Without a decay its loop is nothing but one product: pipelining would serialise it on compute
+    capability 9.0, and spills on 10.0.
     """
     block_k = min(shape.block_k, 32 if shape.type == "fp32" else 64)
     block_v = min(power(shape.d_v), 64)
-    stages = 1 if shape.sm == 90 and not shape.decays else 2
+    stages = 1 if shape.from_shared and not shape.decays else 2
     return Tile(output(shape).chunk, block_k, block_v, 4, stages)
 
 
