@@ -80,12 +80,13 @@ def output(shape: Shape) -> Tile:
 def state(shape: Shape) -> Tile:
     """Of ``linear.segment_state``, with the chunk of ``output``: segments are whole chunks.
 
-    Without a decay its loop is nothing but one product: pipelining would serialise it on compute
-    capability 9.0, and spills on 10.0.
+    Without a decay its loop on compute capability 9.0 is nothing but one product, which pipelining
+    would serialise. On 10.0 tiles of halves spill in some kernels where they are square.
     """
-    block_k = min(shape.block_k, 32 if shape.type == "fp32" else 64)
-    block_v = min(power(shape.d_v), 64)
-    stages = 1 if shape.from_shared and not shape.decays else 2
+    single = shape.type == "fp32"
+    block_k = min(shape.block_k, 32 if single else 64)
+    block_v = min(power(shape.d_v), 32 if shape.sm == 100 and not single else 64)
+    stages = 1 if shape.sm == 90 and not shape.decays else 2
     return Tile(output(shape).chunk, block_k, block_v, 4, stages)
 
 
