@@ -17,12 +17,12 @@ from linexport.models.options import bounded
 class FavorLaplaceOptions:
     """Attributes:
     features: M, even: a cosine and a sine for each exponential.
-    delta: L1 distance over which the kernel falls by e.
+    delta: L1 distance over which the second kernel falls by e; None: d.
     seed: of the draws.
     """
 
     features: int = bounded(256, multiple_of=2)
-    delta: float = bounded(1.0, above=0)
+    delta: float | None = bounded(None, above=0)
     seed: int = bounded(0, at_least=0)
 
 

@@ -27,12 +27,13 @@ from linexport.plugins.ops.feature_map import Parameter
 class LaplaceOptions:
     """Attributes:
     features: M, even: a cosine and a sine for each w_j.
-    delta: L1 distance over which the kernel falls by e.
+    delta: L1 distance over which the kernel falls by e; None: d, which is about how far apart
+        queries and keys of unit variance are. Far below it only noise is left.
     seed: of the draws.
     """
 
     features: int = bounded(128, multiple_of=2)
-    delta: float = bounded(1.0, above=0)
+    delta: float | None = bounded(None, above=0)
     seed: int = bounded(0, at_least=0)
 
 
@@ -43,13 +44,16 @@ class Laplace(FeatureMap):
     positive = False
     kernel_positive = False
     error = "(1 - k^2) / M"
-    regime = "A factor that keeps attention local where d > 4."
-    failure = "Cannot tell kernels below M^{-1/2} from 0, and estimates of them can be negative."
+    regime = "A factor that keeps attention local where d > 4; delta of the order of d."
+    failure = (
+        "Cannot tell kernels below M^{-1/2} from 0, as all are where delta is far below d; "
+        "estimates of them can be negative."
+    )
     Options = LaplaceOptions
 
     def __init__(self, head_dim: int, options: LaplaceOptions | None = None) -> None:
         super().__init__(head_dim, options)
-        count, delta = self.options.features // 2, self.options.delta
+        count, delta = self.options.features // 2, self._delta
         rng = draws.generator(self.options.seed)
         self.frequencies: Tensor
         self.register_buffer(
@@ -60,6 +64,10 @@ class Laplace(FeatureMap):
                 torch.float32,
             ),
         )
+
+    @property
+    def _delta(self) -> float:
+        return self.head_dim if self.options.delta is None else self.options.delta
 
     def frozen(self) -> Sequence[Tensor]:
         return (self.frequencies,)
@@ -82,7 +90,7 @@ class Laplace(FeatureMap):
         return str(b.Mul(both, b.const(w.shape[1] ** -0.5)))
 
     def kernel_value(self, query: Array, key: Array) -> Array:
-        return np.asarray(np.exp(-np.abs(query - key).sum(-1) / self.options.delta))
+        return np.asarray(np.exp(-np.abs(query - key).sum(-1) / self._delta))
 
     def theoretical_error(self, query: Array, key: Array) -> Array:
         kernel = self.kernel_value(query, key)
