@@ -52,7 +52,7 @@ def tool() -> ModuleType:
     [
         ("linear elu1", "bfloat16", 64, 90),
         ("gated delta", "bfloat16", 64, 120),
-        ("linear masked, grouped", "float32", 128, 87),
+        ("delta", "float32", 128, 87),
     ],
 )
 def test_gate(tool: ModuleType, case: str, dtype: str, width: int, sm: int) -> None:
