@@ -92,7 +92,7 @@ def state(shape: Shape) -> Tile:
 
 def inverse(tile: Tile) -> Tile:
     """Of ``delta.chunk_inverse``, for chunks of ``tile``."""
-    return Tile(tile.chunk, tile.block_k, tile.block_v, 4, 1)
+    return Tile(tile.chunk, tile.block_k, tile.block_v, tile.chunk // 8, 1)
 
 
 def step(shape: Shape) -> Tile:
