@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import sys
 from dataclasses import replace
@@ -10,11 +10,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from linexport.plugins.kernels.plan import ARCHITECTURES
-from linexport.plugins.ops.linear_attention import linear_attention
+from linexport.plugins.kernels.run import run
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -22,12 +23,9 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
     pytest.importorskip("triton", reason="kernels are written in Triton: pip install triton")
-    spec = importlib.util.spec_from_file_location("bench_gpu", ROOT / "tools" / "bench_gpu.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["bench_gpu"] = module  # where dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "tools"))
+        return importlib.import_module("bench_gpu")
 
 
 def test_every_case_has_a_plan_everywhere_and_inputs_the_oracle_takes(bench: ModuleType) -> None:
@@ -36,11 +34,25 @@ def test_every_case_has_a_plan_everywhere_and_inputs_the_oracle_takes(bench: Mod
             assert bench.plans(case, sm).kernels()
         small = replace(case, batch=1, length=5, heads=2, width=8)
         given = small.tensors("cpu")
-        arrays = {name: x.double().numpy() for name, x in given.items()}
-        wanted = linear_attention(small.spec, **arrays)
+        wanted = small.wanted({name: x.double().numpy() for name, x in given.items()})
         found = small.results(given, ())
-        assert [x.shape for x in wanted[:2]] == [tuple(x.shape) for x in list(found.values())[:2]]
-        assert given["query"].dtype == getattr(torch, case.dtype)
+        assert {n: x.shape for n, x in wanted.items()} == {n: found[n].shape for n in wanted}
+        element = getattr(torch, case.dtype)
+        assert next(iter(given.values())).dtype == next(iter(found.values())).dtype == element
+
+
+@pytest.mark.parametrize("first", ["prefill", "bidirectional", "decode", "convolution", "map"])
+def test_the_kernels_give_what_a_case_wants(bench: ModuleType, first: str) -> None:
+    """In Triton's interpreter, for the last case of each kind."""
+    case = [c for c in bench.CASES if c.name.split()[0] == first][-1]
+    case = replace(case, batch=1, length=min(case.length, 40), heads=2, width=8, dtype="float32")
+    given = case.tensors("cpu")
+    wanted = case.wanted({name: x.double().numpy() for name, x in given.items()})
+    chosen = bench.plans(case, 90)
+    found = case.results(given, chosen.in_place)
+    run(chosen, {**given, **found}, case.batch, case.length, 132)
+    for name, want in wanted.items():
+        assert np.linalg.norm(found[name].numpy() - want) <= 1e-5 * np.linalg.norm(want), name
 
 
 def test_a_state_is_continued_in_place_where_the_plan_allows_it(bench: ModuleType) -> None:

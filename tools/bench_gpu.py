@@ -18,22 +18,20 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from gpu_cases import CASES, Attention, Case, small
 
 from linexport import environment
 from linexport.errors import EnvironmentProblemError, LinexportError
-from linexport.models.feature_maps import find
 from linexport.plugins.kernels.compile import compile_kernels
 from linexport.plugins.kernels.gate import inspect
 from linexport.plugins.kernels.launch import Plan
 from linexport.plugins.kernels.plan import plan
-from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec, linear_attention
-from linexport.plugins.ops.op import Node
 from linexport.plugins.ops.registry import all_ops
 from linexport.plugins.tensorrt.contract import architectures, describe
 from linexport.plugins.tensorrt.launcher import Launcher, capability
@@ -45,128 +43,6 @@ operands, which it does not have."""
 
 COPY = 4.3e12
 """Bytes a second of a copy on an H200, measured: floors where no GPU is at hand."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One node and the sizes to run it at.
-
-    Attributes:
-        target: largest wanted multiple of the floor, where one is stated.
-        peer: name of the peer that computes the same, if any.
-    """
-
-    name: str
-    rule: str
-    batch: int
-    length: int
-    heads: int = 16
-    width: int = 128
-    dtype: str = "bfloat16"
-    channel: bool = False
-    normalize: bool = False
-    causal: bool = True
-    feature_map: str = ""
-    target: float | None = None
-    peer: str = ""
-
-    @property
-    def spec(self) -> LinearAttentionSpec:
-        """Its attributes."""
-        flags = {"causal": self.causal, "normalize": self.normalize, "eps": 1e-6 * self.normalize}
-        return LinearAttentionSpec(
-            self.heads, self.heads, self.rule, scale=self.width**-0.5, **flags
-        )
-
-    def node(self) -> Node:
-        """As the plugins see it."""
-        packed = ("B", "T", self.heads * self.width)
-        shapes: dict[str, Any] = dict.fromkeys(("query", "key", "value"), packed)
-        if self.causal:
-            shapes["past_state"] = ("B", self.heads, self.width, self.width)
-            if self.normalize:
-                shapes["past_normalizer"] = ("B", self.heads, self.width)
-        if self.spec.has_decay:
-            shapes["decay"] = packed if self.channel else ("B", "T", self.heads)
-        if self.spec.has_beta:
-            shapes["beta"] = ("B", "T", self.heads)
-        attributes = self.spec.attributes()
-        if self.feature_map:
-            attributes["feature_map"] = self.feature_map
-        names = tuple(name if name in shapes else "" for name in INPUTS)
-        return Node("LinearAttention", attributes, names, shapes)
-
-    def tensors(self, device: str, seed: int = 0) -> dict[str, torch.Tensor]:
-        """Random inputs in the op's dtypes: keys of norm 1, decays below zero, a past."""
-        generator = torch.Generator(device).manual_seed(seed)
-        sizes = {"B": self.batch, "T": self.length}
-        found = {}
-        for name, shape in self.node().shapes.items():
-            size = [sizes.get(n, n) for n in shape]
-            x = torch.randn(size, generator=generator, device=device)
-            if name == "key" and self.spec.has_beta:
-                split = x.unflatten(-1, (self.heads, self.width))
-                x = torch.nn.functional.normalize(split, dim=-1).flatten(-2)
-            x = {"decay": lambda x: -x.abs() / 8, "beta": torch.sigmoid}.get(name, lambda x: x)(x)
-            if name == "past_normalizer":
-                x = x.abs() + 1
-            past = name.startswith("past")
-            found[name] = x if past else x.to(getattr(torch, self.dtype))
-        return found
-
-    def results(
-        self, given: dict[str, torch.Tensor], in_place: tuple[str, ...]
-    ) -> dict[str, torch.Tensor]:
-        """What is written: the output, poisoned, and the present, in place where it may be."""
-        out = {"output": torch.full_like(given["value"], float("nan"))}
-        size = (self.batch, self.heads, self.width)
-        device = given["value"].device
-        for name, shape in (("state", (*size, self.width)), ("normalizer", size)):
-            fresh = torch.full(shape, float("nan"), device=device)
-            present = f"present_{name}"
-            out[present] = given[f"past_{name}"] if present in in_place else fresh
-        return out
-
-    def bytes(self) -> int:
-        """Fewest bytes moved: every sequence once; every state once in and once out."""
-        wide = torch.finfo(getattr(torch, self.dtype)).bits // 8
-        tokens = self.batch * self.length * self.heads
-        per_token = 4 * self.width + self.spec.has_beta
-        per_token += self.spec.has_decay * (self.width if self.channel else 1)
-        states = self.batch * self.heads * self.width * (self.width + self.normalize)
-        return tokens * per_token * wide + states * 4 * (1 + self.causal)
-
-
-def small(case: Case, dtype: str) -> Case:
-    """The same node at sizes the float64 oracle takes, long enough to be cut into segments."""
-    length = 1 if case.length == 1 else 2077
-    return Case(
-        **{**asdict(case), "batch": 1, "length": length, "heads": 2, "dtype": dtype, "target": None}
-    )
-
-
-PREFILL = {"batch": 8, "length": 8192}
-LONG = {"batch": 1, "length": 131072}
-DECODE = {"batch": 256, "length": 1}
-CASES = (
-    Case("prefill linear", "linear", **PREFILL, target=1.6, peer="linear"),
-    Case("prefill linear elu1 normalised", "linear", **PREFILL, normalize=True, feature_map="elu1"),
-    Case("prefill gated", "gated", **PREFILL, target=1.6, peer="simple_gla"),
-    Case("prefill gated per channel", "gated", **PREFILL, channel=True, peer="gla"),
-    Case("prefill delta", "delta", **PREFILL, peer="delta"),
-    Case("prefill gated delta", "gated_delta", **PREFILL, peer="gated_delta"),
-    Case("prefill gated delta per channel", "gated_delta", **PREFILL, channel=True, peer="kda"),
-    Case(
-        "bidirectional relu", "linear", **PREFILL, causal=False, normalize=True, feature_map="relu"
-    ),
-    Case("long linear", "linear", **LONG, target=2.0, peer="linear"),
-    Case("long gated", "gated", **LONG, target=2.0, peer="simple_gla"),
-    Case("decode linear", "linear", **DECODE, target=1.3, peer="linear step"),
-    Case("decode gated delta", "gated_delta", **DECODE, target=1.3, peer="gated_delta step"),
-    Case("prefill linear d=64", "linear", **PREFILL, heads=32, width=64),
-    Case("prefill gated float16", "gated", **PREFILL, dtype="float16"),
-    Case("prefill gated float32", "gated", 2, 8192, dtype="float32"),
-)
 
 
 class Prepared:
@@ -195,19 +71,12 @@ def check(case: Case, sm: int) -> dict[str, Any]:
     """Run at a small size and compare with the oracle, in place where there is a past."""
     prepared = Prepared(case, sm)
     arrays = {n: x.double().cpu().numpy() for n, x in prepared.given.items()}
-    if case.feature_map:
-        phi = find(case.feature_map).phi
-        for name in ("query", "key"):
-            heads = torch.from_numpy(arrays[name]).unflatten(-1, (case.heads, case.width))
-            arrays[name] = phi(heads).flatten(-2).numpy()
-    wanted = linear_attention(case.spec, **arrays)
     prepared()
     torch.cuda.synchronize()
     errors = {}
-    for (name, x), want in zip(prepared.out.items(), wanted, strict=True):
-        if name != "present_normalizer" or case.normalize:
-            got = x.double().cpu().numpy()
-            errors[name] = float(np.linalg.norm(got - want) / np.linalg.norm(want))
+    for name, want in case.wanted(arrays).items():
+        got = prepared.out[name].double().cpu().numpy()
+        errors[name] = float(np.linalg.norm(got - want) / np.linalg.norm(want))
     passed = all(e <= TOLERANCE[case.dtype] for e in errors.values())
     return {"case": case.name, "dtype": case.dtype, "errors": errors, "passed": passed}
 
@@ -248,7 +117,7 @@ def bandwidth() -> float:
     return 2 * source.numel() / (milliseconds(lambda: target.copy_(source)) / 1000)
 
 
-def peer(case: Case) -> Callable[[], object]:
+def peer(case: Attention) -> Callable[[], object]:
     """The same operation by flash-linear-attention.
 
     Raises:
@@ -279,7 +148,7 @@ def peer(case: Case) -> Callable[[], object]:
     return calls[case.peer]
 
 
-def softmax(case: Case) -> Callable[[], object]:
+def softmax(case: Attention) -> Callable[[], object]:
     """Causal softmax attention of torch on the same query, key and value."""
     given = case.tensors("cuda")
     split = (given[n].unflatten(-1, (case.heads, case.width)) for n in ("query", "key", "value"))
@@ -289,7 +158,7 @@ def softmax(case: Case) -> Callable[[], object]:
 
 
 def measured(
-    prepare: Callable[[Case], Callable[[], object]], case: Case
+    prepare: Callable[[Attention], Callable[[], object]], case: Attention
 ) -> tuple[float | None, str | None]:
     """Milliseconds of what is prepared, or why there are none: a peer's failure is not ours."""
     try:
@@ -313,14 +182,14 @@ def timed(case: Case, sm: int, bytes_per_second: float) -> dict[str, Any]:
     floor = row["floor_ms"]
     ours = milliseconds(Prepared(case, sm))
     torch.cuda.empty_cache()
-    fla, fla_reason = measured(peer, case) if case.peer else (None, "has no such operation")
-    sdpa, sdpa_reason = (
-        (None, "one token")
-        if case.length == 1
-        else (None, "too long")
-        if case.length > 2**14
-        else measured(softmax, case)
-    )
+    fla, fla_reason = None, "has no such operation"
+    sdpa, sdpa_reason = None, "one token" if case.length == 1 else "too long"
+    if not isinstance(case, Attention):
+        sdpa_reason = "no attention"
+    elif 1 < case.length <= 2**14:
+        sdpa, sdpa_reason = measured(softmax, case)
+    if isinstance(case, Attention) and case.peer:
+        fla, fla_reason = measured(peer, case)
     torch.cuda.empty_cache()
     return {
         **row,

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from linexport.errors import BuildError
 from linexport.plugins.kernels.compile import Binary
+from linexport.plugins.kernels.launch import Kernel
+from linexport.plugins.kernels.plans.maps import WIDENING
 
 SERIALISED = ("C7510", "C7511", "C7512", "C7513", "C7514", "C7515", "C7519")
 """Warnings of ptxas that wgmma instructions are serialised; the numbers tell the reason."""
@@ -23,6 +25,9 @@ TENSOR_CORE = r"\b(?:HMMA|IMMA|QMMA|HGMMA|QGMMA|UTC\w*MMA)\b"
 LARGEST_SHARED = {80: 166912, 87: 166912, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
 """Bytes of shared memory a block may have. Source: CUDA C++ Programming Guide, compute
 capabilities."""
+
+MULTIPLY = ("segment_state", "segment_output", "chunk_inverse")
+"""Functions with products of matrices."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,26 @@ def inspect(binary: Binary) -> Findings:
         sum(spills),
         tuple(code for code in SERIALISED if code in log),
         dict(Counter(re.findall(TENSOR_CORE, sass))),
+    )
+
+
+def failures(kernel: Kernel, binary: Binary, found: Findings) -> list[str]:
+    """What a shipped kernel must not have, of what was found in its binary."""
+    largest = LARGEST_SHARED[binary.sm]
+    wrong = {
+        f"{found.spilled} bytes spilled": found.spilled > 0,
+        f"wgmma serialised ({', '.join(found.warnings)})": bool(found.warnings),
+        f"{binary.shared} bytes of shared memory, {largest} allowed": binary.shared > largest,
+        "no tensor-core instruction": multiplies(kernel) and not found.instructions,
+    }
+    return [what for what, holds in wrong.items() if holds]
+
+
+def multiplies(kernel: Kernel) -> bool:
+    """It has products of matrices, which belong on tensor cores."""
+    on_its_own = kernel.function == "feature_map.apply"
+    return kernel.function.endswith(MULTIPLY) or (
+        on_its_own and dict(kernel.constants)["MAP"] in WIDENING
     )
 
 

@@ -34,17 +34,19 @@ SCALARS = ("length", "chunks", "segments", "chunks_per_segment")
 SEQUENCES = ("query", "key", "value", "decay", "beta", "output")
 PAST, PRESENT = ("past_state", "past_normalizer"), ("present_state", "present_normalizer")
 
+_OUTPUT = (
+    *("query", "key", "value", "decay", "key_mask", "parameter_0", *PAST),
+    *("segment_states", "inverses"),
+    *("output", *PRESENT, "length", "segments", "chunks_per_segment"),
+)
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "linear.segment_state": (
         *("key", "value", "decay", "key_mask", "parameter_0", "segment_states", "segment_decays"),
         *("length", "segments", "chunks_per_segment"),
     ),
     "linear.segment_scan": ("segment_states", "segment_decays", *PAST, *PRESENT, "segments"),
-    "linear.segment_output": (
-        *("query", "key", "value", "decay", "key_mask", "parameter_0", *PAST),
-        *("segment_states", "inverses"),
-        *("output", *PRESENT, "length", "segments", "chunks_per_segment"),
-    ),
+    "linear.segment_output": _OUTPUT,
+    "parts.segment_output": _OUTPUT,
     "delta.chunk_inverse": (
         *("key", "decay", "beta", "key_mask", "parameter_0", "inverses", "length", "chunks"),
     ),
@@ -60,10 +62,12 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 """Run-time parameters in the order the kernel declares them; one without a tensor is a constant."""
 
 _KEYS = ("HEADS", "KEY_HEADS", "WIDTH", "BLOCK_W", "D_K", "DECAYS", "MAP", "PRECISION")
+_SUMS = ("QUERY_HEADS", "D_V", "NORMALIZE", "SCALE", "EPS")
 CONSTANTS: dict[str, tuple[str, ...]] = {
     "linear.segment_state": (*_KEYS, "D_V"),
     "linear.segment_scan": ("D_K", "D_V", "DECAYS"),
-    "linear.segment_output": (*_KEYS, "QUERY_HEADS", "D_V", "NORMALIZE", "SCALE", "EPS"),
+    "linear.segment_output": (*_KEYS, *_SUMS),
+    "parts.segment_output": (*_KEYS, *_SUMS),
     "delta.chunk_inverse": (*_KEYS, "BETA_HEADS"),
     "bidirectional.segment_output": (
         *("HEADS", "QUERY_HEADS", "WIDTH", "BLOCK_W", "D_K", "D_V", "MAP", "SCALE", "EPS"),
@@ -96,7 +100,13 @@ class _Planner:
         if self.sizes.decay_per_channel:
             self.decays = self.sizes.d_k
         shape = tiles.Shape(
-            self.sizes.d_k, self.sizes.d_v, self.type, sm, self.decays, self.spec.has_beta
+            d_k=self.sizes.d_k,
+            d_v=self.sizes.d_v,
+            type=self.type,
+            sm=sm,
+            decays=self.decays,
+            delta=self.spec.has_beta,
+            pairs=self.map in maps.PAIRS,
         )
         self.output, self.state = tiles.output(shape), tiles.state(shape)
         self.step = tiles.step(shape)
@@ -161,7 +171,7 @@ class _Planner:
             "delta.chunk_inverse",
             tiles.inverse(self.output),
             {
-                "BLOCK_K": self.output.block_k,
+                "BLOCK_K": tiles.power(self.sizes.d_k),
                 "CHUNK": size,
                 "LEVELS": size.bit_length() - 1,
                 "PRECISION": "ieee" if self.precision == "ieee" else "tf32x3",
@@ -209,8 +219,10 @@ class _Planner:
     def _causal_output(
         self, without: Set[str] = frozenset(), scratch: tuple[str, ...] = ()
     ) -> Launch:
+        whole = self.output.block_k >= self.sizes.d_k
+        function = "linear.segment_output" if whole else "parts.segment_output"
         blocks = self._heads(self.output)
-        return self._launch("linear.segment_output", self.output, blocks, True, without, scratch)
+        return self._launch(function, self.output, blocks, True, without, scratch)
 
     def _launch(
         self,

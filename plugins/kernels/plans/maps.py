@@ -5,7 +5,10 @@ from __future__ import annotations
 from linexport.errors import UnsupportedModelError
 
 ELEMENTWISE = ("identity", "relu", "elu1", "exp")
-WIDENING = ("taylor2", "quadratic", "favor+")
+PAIRS = ("taylor2", "quadratic")
+"""Maps of products of components, whose features kernels keep in float32."""
+
+WIDENING = (*PAIRS, "favor+")
 """Maps with more features than components."""
 
 

@@ -1,8 +1,9 @@
 """Tile sizes of the LinearAttention kernels: what compiles without spills for each head width.
 
 A block of ``linear.segment_output`` holds d_k rows and ``block_v`` columns of a state in registers,
-beside a chunk of queries, keys and scores. Tests assemble every tile named here and count its
-spills and tensor-core instructions.
+beside a chunk of queries, keys and scores; one of ``parts.segment_output`` holds ``block_k`` rows.
+``tools/gate_kernels.py`` assembles every tile named here and counts its spills and tensor-core
+instructions.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Shape:
     Attributes:
         decays: of a token of a head: 0, 1 or d_k.
         delta: the rule is one of the delta rules.
+        pairs: the map multiplies components, and its features are float32 whatever the type.
     """
 
     d_k: int
@@ -36,6 +38,7 @@ class Shape:
     sm: int
     decays: int
     delta: bool
+    pairs: bool
 
     @property
     def block_k(self) -> int:
@@ -53,46 +56,50 @@ SCAN = Tile(1, 1, 1, 4, 1)
 
 
 def output(shape: Shape) -> Tile:
-    """Of ``linear.segment_output`` and ``bidirectional.segment_output``."""
+    """Of ``segment_output``: in ``parts`` where it holds fewer than d_k columns of keys.
+
+    There nothing may be loaded ahead of the loop's turn, since the state is in memory: one stage.
+    """
     block_k, block_v = shape.block_k, power(shape.d_v)
-    chunk = 16 if shape.decays > 1 else 32
     if shape.type == "fp32" or block_k > 128:
-        crowded = shape.delta and shape.decays <= 1 and block_k == 128
-        narrow = block_k > 64 and not (crowded and shape.sm == 90)
-        stages = 2 if crowded and shape.sm == 120 else 1
-        return Tile(16, block_k, min(block_v, 16 if narrow else 32), 8, stages)
+        return Tile(16, min(block_k, 32), min(block_v, 16), 8, 1)
+    wide_products = shape.type == "fp16"  # with states and scores, in TensorFloat-32
+    chunk = 16 if shape.decays > 1 or wide_products else 32
+    if shape.pairs and block_k > 64:
+        return Tile(chunk, 64, min(block_v, 32), 8, 1)
     if shape.from_shared:
         stages = 1 if shape.decays == 1 and block_k > 64 else 2
         return Tile(chunk, block_k, min(block_v, 64), 4 if block_k <= 64 else 8, stages)
-    block_v = min(block_v, 32)
     if block_k <= 64:
-        return Tile(chunk, block_k, block_v, 4, 2)
-    if shape.delta and shape.type == "fp16":
-        return Tile(16, block_k, 16, 4, 1)
-    if shape.delta and shape.decays <= 1:
-        return Tile(16, block_k, block_v, 4, 2)
-    return Tile(16, block_k, block_v, 8, 2) if shape.decays else Tile(32, block_k, block_v, 8, 1)
+        return Tile(chunk, block_k, min(block_v, 32), 4, 2)
+    if shape.delta:
+        return Tile(16, block_k, min(block_v, 16), 4, 1)
+    return Tile(16, block_k, min(block_v, 16 if wide_products else 32), 8, 2)
 
 
 def state(shape: Shape) -> Tile:
     """Of ``linear.segment_state``, with the chunk of ``output``: segments are whole chunks.
 
     Without a decay its loop on compute capability 9.0 is nothing but one product, which pipelining
-    would serialise.
+    would serialise. On 10.0 tiles of halves spill in some kernels where they are square.
     """
-    block_k, block_v = min(shape.block_k, 64), min(power(shape.d_v), 64)
+    single = shape.type == "fp32"
+    block_k = min(shape.block_k, 32 if single else 64)
+    block_v = min(power(shape.d_v), 32 if shape.sm == 100 and not single else 64)
     stages = 1 if shape.sm == 90 and not shape.decays else 2
     return Tile(output(shape).chunk, block_k, block_v, 4, stages)
 
 
 def inverse(tile: Tile) -> Tile:
     """Of ``delta.chunk_inverse``, for chunks of ``tile``."""
-    return Tile(tile.chunk, tile.block_k, tile.block_v, 4, 1)
+    return Tile(tile.chunk, tile.block_k, tile.block_v, tile.chunk // 8, 1)
 
 
 def step(shape: Shape) -> Tile:
     """Of ``recurrent.step``: small tiles, since a decode step lives on many loads in flight."""
     block_v = min(power(shape.d_v), max(2048 // shape.block_k, 8))
+    if shape.delta:
+        block_v = min(block_v, 16)
     return Tile(1, shape.block_k, block_v, 4, 1)
 
 

@@ -39,19 +39,19 @@ def segment_output(
     PRECISION: tl.constexpr,
 ):
     """Output of each segment. Grid: (B * output heads * tiles of d_v, segments)."""
+    PARTS: tl.constexpr = tl.cdiv(D_K, BLOCK_K)
     V_TILES: tl.constexpr = tl.cdiv(D_V, BLOCK_V)
     OUT: tl.constexpr = HEADS * tl.cdiv(QUERY_HEADS, HEADS)
     tile = tl.program_id(0) % V_TILES
     head = tl.program_id(0) // V_TILES
     o_head = head % OUT
-    columns_k = tl.arange(0, BLOCK_K)
     columns_v = tile * BLOCK_V + tl.arange(0, BLOCK_V)
     first = tl.program_id(1) * chunks_per_segment * CHUNK
     batch = (head // OUT).to(tl.int64)
     row = batch * length + first
     state = batch * HEADS + o_head * HEADS // OUT
+    past = present_state + state * (D_K * D_V)
     past_z = present_normalizer + state * D_K if present_normalizer is not None else None
-    S, z = load_state(present_state + state * (D_K * D_V), past_z, columns_k, columns_v, D_K, D_V)
     query += row * (QUERY_HEADS * WIDTH) + o_head * QUERY_HEADS // OUT * WIDTH
     output += (row * OUT + o_head) * D_V
 
@@ -61,22 +61,29 @@ def segment_output(
         offset = tl.cast(start, tl.int64)
         live = start + rows < last
         place = query + offset * (QUERY_HEADS * WIDTH)
-        q = features(
-            place,
-            live,
-            columns_k,
-            parameter_0,
-            QUERY_HEADS * WIDTH,
-            WIDTH,
-            BLOCK_W,
-            D_K,
-            BLOCK_K,
-            MAP,
-            PRECISION,
-        )
-        o = times_state(q, S, PRECISION) * SCALE
+        o = tl.zeros((CHUNK, BLOCK_V), tl.float32)
+        denominator = tl.zeros((CHUNK,), tl.float32)
+        for p in range(PARTS):
+            columns_k = p * BLOCK_K + tl.arange(0, BLOCK_K)
+            S, z = load_state(past, past_z, columns_k, columns_v, D_K, D_V)
+            q = features(
+                place,
+                live,
+                columns_k,
+                parameter_0,
+                QUERY_HEADS * WIDTH,
+                WIDTH,
+                BLOCK_W,
+                D_K,
+                BLOCK_K,
+                MAP,
+                PRECISION,
+            )
+            o += times_state(q, S, PRECISION)
+            denominator += tl.sum(q.to(tl.float32) * z[None, :], 1)
+        o *= SCALE
         if present_normalizer is not None:
-            o /= (tl.sum(q.to(tl.float32) * z[None, :], 1) * SCALE + EPS)[:, None]
+            o /= (denominator * SCALE + EPS)[:, None]
         at = rows[:, None] * (OUT * D_V) + columns_v[None, :]
         inside = live[:, None] & (columns_v < D_V)[None, :]
         tl.store(output + offset * (OUT * D_V) + at, o.to(output.dtype.element_ty), mask=inside)

@@ -106,15 +106,20 @@ def features(
         )
         return y
     elif MAP == "favor+":
-        parts = tl.arange(0, BLOCK_W)
-        x = load_rows(base, live, parts, STRIDE, WIDTH, BLOCK_W)
-        wide = x.to(tl.float32) * tl.exp2(-0.25 * tl.log2(WIDTH * 1.0))
-        inside = (parts < WIDTH)[:, None] & (columns < FEATURES)[None, :]
-        at = parts[:, None] * FEATURES + columns[None, :]
-        w = tl.load(parameter + at, mask=inside, other=0.0)
-        exponents = tl.dot(wide, w, input_precision=PRECISION)
-        norm = 0.5 * tl.sum(wide * wide, 1) + 0.5 * tl.log(FEATURES * 1.0)
-        return tl.exp(exponents - norm[:, None]).to(x.dtype)
+        SLICE: tl.constexpr = min(BLOCK_W, 16)
+        exponents = tl.zeros((live.shape[0], BLOCK), tl.float32)
+        norm = tl.zeros((live.shape[0],), tl.float32)
+        for start in range(0, WIDTH, SLICE):
+            parts = start + tl.arange(0, SLICE)
+            x = load_rows(base, live, parts, STRIDE, WIDTH, SLICE).to(tl.float32)
+            x *= tl.exp2(-0.25 * tl.log2(WIDTH * 1.0))
+            inside = (parts < WIDTH)[:, None] & (columns < FEATURES)[None, :]
+            at = parts[:, None] * FEATURES + columns[None, :]
+            w = tl.load(parameter + at, mask=inside, other=0.0)
+            exponents += tl.dot(x, w, input_precision=PRECISION)
+            norm += 0.5 * tl.sum(x * x, 1)
+        norm += 0.5 * tl.log(FEATURES * 1.0)
+        return tl.exp(exponents - norm[:, None]).to(base.dtype.element_ty)
     else:
         return elementwise(load_rows(base, live, columns, STRIDE, FEATURES, BLOCK), MAP)
 

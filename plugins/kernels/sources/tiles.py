@@ -144,12 +144,17 @@ def store_state(
     D_V: tl.constexpr,
 ):
     """The reverse; the tile with the first columns of the state writes the normaliser."""
-    rows = columns_k < D_K
-    at = columns_k[:, None] * D_V + columns_v[None, :]
-    inside = rows[:, None] & (columns_v < D_V)[None, :]
     # Threads write what others read, where past and present are one memory.
     tl.debug_barrier()
-    tl.store(present_state + at, S, mask=inside)
+    store_part(present_state, S, columns_k, columns_v, D_K, D_V)
     if present_normalizer is not None:
         first = tl.min(columns_v, 0) == 0
-        tl.store(present_normalizer + columns_k, z, mask=rows & first)
+        tl.store(present_normalizer + columns_k, z, mask=(columns_k < D_K) & first)
+
+
+@triton.jit
+def store_part(state, S, columns_k, columns_v, D_K: tl.constexpr, D_V: tl.constexpr):
+    """These rows and columns of a state."""
+    at = columns_k[:, None] * D_V + columns_v[None, :]
+    inside = (columns_k < D_K)[:, None] & (columns_v < D_V)[None, :]
+    tl.store(state + at, S, mask=inside)

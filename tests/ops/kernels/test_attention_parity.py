@@ -71,6 +71,23 @@ def test_segments_give_what_one_pass_gives(ops: Any, kernels: Any, rule: str) ->
     kernels.assert_close(parts, tuple(once), tuple(once), 2e-6)
 
 
+@pytest.mark.parametrize(("rule", "channel"), [*((r, False) for r in RULES), ("gated_delta", True)])
+def test_heads_in_parts(ops: Any, kernels: Any, rule: str, channel: bool) -> None:
+    """float32 heads of three parts, the last not full: in one segment, in place, and in several."""
+    node = layout(
+        ops, rule, heads=(2, 1, 1), normalize=rule in ("linear", "gated"), eps=1.0, past=True,
+        masked=True, per_channel=channel, d_k=70, d_v=20,
+    )  # fmt: skip
+    case = kernels.Case(node)
+    functions = {k.function: dict(k.constants) for k in case.plan().kernels()}
+    assert functions["parts.segment_output"]["BLOCK_K"] == 32
+    rng = np.random.default_rng(9)
+    case.check(rng, 2, 21, in_place=True)
+    if rule == "gated":
+        assert case.plan().symbols(1, 260, 64)["segments"] > 1
+        case.check(rng, 1, 260, 64)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_decoding_goes_on_from_prefill(ops: Any, kernels: Any, rule: str) -> None:
     """50 tokens at once, then three one by one in place: what 53 at once give."""
