@@ -158,7 +158,7 @@ class _Attempt:
             }
             part = subject.session.run({**piece, **state})
             state = {s.past: part[s.present] for s in subject.states}
-            parts.append(part)
+            parts.append({name: part[name] for name in subject.output_names})
             start += size
         axes = [list(shape).index(self.sequence) for shape in subject.output_shapes]
         named = zip(subject.output_names, axes, strict=True)
