@@ -71,7 +71,7 @@ def output(shape: Shape) -> Tile:
         stages = 1 if shape.decays == 1 and block_k > 64 else 2
         return Tile(chunk, block_k, min(block_v, 64), 4 if block_k <= 64 else 8, stages)
     if block_k <= 64:
-        return Tile(chunk, block_k, min(block_v, 32), 4, 2)
+        return Tile(16 if shape.pairs else chunk, block_k, min(block_v, 32), 4, 2)
     if shape.delta:
         return Tile(16, block_k, min(block_v, 16), 4, 1)
     return Tile(16, block_k, min(block_v, 16 if wide_products else 32), 8, 2)
