@@ -2,7 +2,8 @@
 """What the assembler makes of every shipped kernel: one row a kernel, and the gate it must pass.
 
     python tools/gate_kernels.py [--sm 80 87 89 90 100 120] [--width 64 128]
-                                 [--dtype float32 float16 bfloat16] [--case NAME ...] [--json FILE]
+                                 [--dtype float32 float16 bfloat16] [--precision tf32x3]
+                                 [--case NAME ...] [--json FILE]
 
 Needs no GPU. Cases are nodes of every op and rule whose kernels differ, with heads of ``width``
 behind the feature map. Prints the rows that fail and a summary a compute capability; all rows go
@@ -27,6 +28,9 @@ from linexport.plugins.kernels.launch import TYPES
 from linexport.plugins.kernels.plan import ARCHITECTURES, plan
 from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec
 from linexport.plugins.ops.op import Node
+
+SHIPPED = "tf32x3"
+"""Precision of float32 products in artifacts; ``tf32`` is for who asks the kernels for it."""
 
 HEADS = 4
 NARROW = {
@@ -132,12 +136,14 @@ def nodes(width: int) -> dict[str, Node]:
     }
 
 
-def rows(cases: dict[str, Node], width: int, dtype: str, sm: int) -> Iterator[dict[str, Any]]:
+def rows(
+    cases: dict[str, Node], width: int, dtype: str, sm: int, precision: str = SHIPPED
+) -> Iterator[dict[str, Any]]:
     """Of each kernel once, under the first case that has it."""
     first: dict[str, str] = {}
     kernels = {}
     for case, node in cases.items():
-        for kernel in plan(node, dtype, sm).kernels():
+        for kernel in plan(node, dtype, sm, precision).kernels():
             kernels[kernel.name] = kernel
             first.setdefault(kernel.name, case)
     binaries = compile_kernels(kernels.values(), sm)
@@ -192,6 +198,7 @@ def main() -> int:
     options.add_argument("--sm", type=int, nargs="+", default=ARCHITECTURES)
     options.add_argument("--width", type=int, nargs="+", default=(64, 128))
     options.add_argument("--dtype", nargs="+", default=tuple(TYPES), choices=TYPES)
+    options.add_argument("--precision", default=SHIPPED, choices=("tf32", "tf32x3"))
     options.add_argument("--case", nargs="+", help="these only", choices=nodes(64))
     options.add_argument("--json", type=Path)
     given = options.parse_args()
@@ -200,9 +207,10 @@ def main() -> int:
     try:
         for sm in given.sm:
             for width in given.width:
-                cases = {n: c for n, c in nodes(width).items() if n in (given.case or nodes(width))}
+                every = nodes(width)
+                cases = {name: every[name] for name in given.case or every}
                 for dtype in given.dtype:
-                    for row in rows(cases, width, dtype, sm):
+                    for row in rows(cases, width, dtype, sm, given.precision):
                         found.append(row)
                         if row["failures"]:
                             print(line(row), flush=True)

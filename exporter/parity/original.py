@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from linexport.loaders.model import LoadedModel
 from linexport.parity.cases import Case
 from linexport.parity.compare import largest
 from linexport.parity.reference import Inputs, Reference
@@ -106,16 +105,6 @@ def ask(
             f"{loses}the artifact may be off by {ROUNDING:g} times that, and by {MOST:.0%} at most."
         )
     return [replace(answer, rounding=rounding) for answer in found]
-
-
-def rounding_of(loaded: LoadedModel, inputs: Inputs) -> list[float]:
-    """Per output, how far the original's float32 is from its float64; zeros if it has none."""
-    single = Reference(loaded, torch.float32)(inputs)
-    try:
-        double = Reference(loaded, torch.float64)(inputs)
-    except Exception:
-        return [0.0] * len(single)
-    return [_apart(a, b) for a, b in zip(single, double, strict=True)]
 
 
 def _apart(single: np.ndarray, double: np.ndarray) -> float:

@@ -11,15 +11,11 @@ import numpy as np
 
 from linexport.parity.cases import Case, draw
 from linexport.parity.check import Subject
-from linexport.parity.compare import Comparison, compare, largest
-from linexport.parity.original import rounding_of
-from linexport.parity.reference import Inputs, feeds
+from linexport.parity.compare import compare
+from linexport.parity.reference import feeds
 
 LENGTH = 150
 TRIALS = 4
-
-PROBE = 16
-"""Tokens that tell what a difference of states is worth."""
 
 
 class InPlace(Protocol):
@@ -32,20 +28,12 @@ class InPlace(Protocol):
 
 @dataclass(frozen=True)
 class Streaming:
-    """Outcome; ``passed`` is None where there is nothing to stream, with the reason.
-
-    Attributes:
-        max_relative_error: of outputs, and of states after the last piece.
-        splits: the pieces tried, in tokens.
-        rounding: what the original itself loses of its largest output to the rounding of float32,
-            where pieces were allowed a multiple of it; else 0.
-    """
+    """Outcome; ``passed`` is None where there is nothing to stream, with the reason."""
 
     passed: bool | None
     reason: str | None
     max_relative_error: float | None = None
     splits: tuple[tuple[int, ...], ...] = ()
-    rounding: float = 0.0
 
     def json(self) -> dict[str, Any]:
         """As written to the manifest."""
@@ -55,8 +43,7 @@ class Streaming:
 def check_streaming(subject: Subject, seed: int = 0) -> Streaming:
     """Split a sequence at random places, and once into single tokens, and compare.
 
-    States after the last piece must agree as well, or else the outputs that follow from them. As
-    in parity, outputs may be off by a multiple of what the original loses to rounding.
+    States after the last piece must agree as well.
     """
     if not subject.states:
         return Streaming(None, "the model has no causal operator whose state could be carried")
@@ -70,19 +57,18 @@ def check_streaming(subject: Subject, seed: int = 0) -> Streaming:
             )
     limits = subject.dims[sequence]
     length = min(LENGTH, limits.max or LENGTH)
-    worst, rounding, tried = 0.0, 0.0, []
+    worst, tried = 0.0, []
     for trial in range(TRIALS):
         sizes = {d: subject.traced[d] for d in subject.dims}
         sizes[sequence] = length
-        inputs = draw(subject.loaded, subject.input_shapes, Case("stream", sizes, seed + trial))
+        case = Case("stream", sizes, seed + trial)
         pieces = _pieces(length, trial, seed)
         tried.append(tuple(pieces))
-        attempt = _Attempt(subject, inputs, sequence, subject.batch(sizes))
-        reason = attempt.reason_against(pieces)
-        worst, rounding = max(worst, attempt.worst), max(rounding, attempt.rounding)
+        error, reason = _one(subject, case, sequence, pieces)
+        worst = max(worst, error)
         if reason:
-            return Streaming(False, reason, worst, tuple(tried), rounding)
-    return Streaming(True, None, worst, tuple(tried), rounding)
+            return Streaming(False, reason, worst, tuple(tried))
+    return Streaming(True, None, worst, tuple(tried))
 
 
 def check_in_place(subject: Subject, session: InPlace, seed: int = 0) -> str | None:
@@ -115,92 +101,43 @@ def _pieces(length: int, trial: int, seed: int) -> list[int]:
     return [b - a for a, b in zip([0, *cuts], [*cuts, length], strict=True)]
 
 
-class _Attempt:
-    """One sequence, whole and in pieces.
-
-    Attributes:
-        worst: largest relative error so far.
-        rounding: see ``Streaming``.
-    """
-
-    def __init__(self, subject: Subject, inputs: Inputs, sequence: str, batch: int) -> None:
-        self.subject, self.inputs, self.sequence = subject, inputs, sequence
-        self.fed = feeds(inputs, subject.input_names)
-        self.initial = subject.initial_state(batch)
-        self.worst = self.rounding = 0.0
-
-    def reason_against(self, pieces: list[int]) -> str | None:
-        """Why these pieces do not give what the whole gives; None if they do."""
-        tokens = f"pieces of {_spell(pieces)} tokens"
-        try:
-            whole, after = self._feed([sum(pieces)], self.initial)
-            joined, state = self._feed(pieces, self.initial)
-        except Exception as error:
-            return f"{tokens}: {str(error).splitlines()[0]}"
-        found = self._outputs_differ(whole, joined)
-        if found:
-            return (
-                f"{found[0]} differs by {found[1].max_relative_error:.1e} when the sequence is fed "
-                f"in {tokens}: an operation besides the fused ones mixes tokens, or the model "
-                "loses that much to rounding"
-            )
-        return self._states_differ(after, state)
-
-    def _feed(
-        self, pieces: list[int], state: Mapping[str, np.ndarray]
-    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Outputs of the sequence's first tokens in such pieces, and the states after them."""
-        subject, parts, start = self.subject, [], 0
+def _one(
+    subject: Subject, case: Case, sequence: str, pieces: list[int]
+) -> tuple[float, str | None]:
+    inputs = feeds(draw(subject.loaded, subject.input_shapes, case), subject.input_names)
+    state = subject.initial_state(subject.batch(case.sizes))
+    try:
+        whole = subject.session.run({**inputs, **state})
+        parts = []
+        start = 0
         for size in pieces:
             piece = {
-                name: _cut(self.fed[name], shape, self.sequence, start, size)
+                name: _cut(inputs[name], shape, sequence, start, size)
                 for name, shape in zip(subject.input_names, subject.input_shapes, strict=True)
             }
             part = subject.session.run({**piece, **state})
             state = {s.past: part[s.present] for s in subject.states}
             parts.append({name: part[name] for name in subject.output_names})
             start += size
-        axes = [list(shape).index(self.sequence) for shape in subject.output_shapes]
-        named = zip(subject.output_names, axes, strict=True)
-        return {n: np.concatenate([p[n] for p in parts], axis) for n, axis in named}, dict(state)
-
-    def _outputs_differ(
-        self, whole: Mapping[str, np.ndarray], joined: Mapping[str, np.ndarray]
-    ) -> tuple[str, Comparison] | None:
-        """The first output that does, by more than the original's own rounding excuses."""
-        own: list[float] | None = None
-        for position, (name, expected) in enumerate(whole.items()):
-            result = compare(expected, joined[name], self.subject.tolerance)
-            if not result.passed:
-                own = own or rounding_of(self.subject.loaded, self.inputs)
-                lost, share = own[position], own[position] / (largest(expected) or 1.0)
-                result = compare(expected, joined[name], self.subject.tolerance, lost)
-                self.rounding = max(self.rounding, share if result.passed else 0.0)
-            self.worst = max(self.worst, result.max_relative_error)
-            if not result.passed:
-                return name, result
-        return None
-
-    def _states_differ(
-        self, after: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]
-    ) -> str | None:
-        """Why the states after the pieces are not as good as those after the whole."""
-        told = ""
-        for held in self.subject.states:
-            result = compare(after[held.past], state[held.past], self.subject.tolerance)
-            self.worst = max(self.worst, result.max_relative_error)
-            if not result.passed:
-                told = (
-                    told or f"the state {held.present} differs by {result.max_relative_error:.1e}"
-                )
-        if not told:
-            return None
-        try:
-            followed = [self._feed([PROBE], s)[0] for s in (after, state)]
-        except Exception as error:
-            return f"{told}, and nothing can follow: {str(error).splitlines()[0]}"
-        found = self._outputs_differ(*followed)
-        return f"{told}, and {found[0]} after it" if found else None
+    except Exception as error:
+        return float("inf"), f"pieces of {_spell(pieces)} tokens: {str(error).splitlines()[0]}"
+    worst = 0.0
+    for name, shape in zip(subject.output_names, subject.output_shapes, strict=True):
+        joined = np.concatenate([p[name] for p in parts], axis=list(shape).index(sequence))
+        result = compare(whole[name], joined, subject.tolerance)
+        worst = max(worst, result.max_relative_error)
+        if not result.passed:
+            return worst, (
+                f"{name} differs by {result.max_relative_error:.1e} when the sequence is fed in "
+                f"pieces of {_spell(pieces)} tokens: an operation besides the fused ones mixes "
+                "tokens, or the model loses that much to rounding"
+            )
+    for held in subject.states:
+        result = compare(whole[held.present], state[held.past], subject.tolerance)
+        worst = max(worst, result.max_relative_error)
+        if not result.passed:
+            return worst, f"the state {held.present} differs by {result.max_relative_error:.1e}"
+    return worst, None
 
 
 def _cut(value: np.ndarray, shape: Any, sequence: str, start: int, size: int) -> np.ndarray:

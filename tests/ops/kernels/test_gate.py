@@ -63,9 +63,14 @@ def test_gate(tool: ModuleType, case: str, dtype: str, width: int, sm: int) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_every_kernel_passes_the_gate(tool: ModuleType, dtype: str, width: int, sm: int) -> None:
-    found = list(tool.rows(tool.nodes(width), width, dtype, sm))
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [("float32", "tf32x3"), ("float32", "tf32"), ("float16", "tf32x3"), ("bfloat16", "tf32x3")],
+)
+def test_every_kernel_passes_the_gate(
+    tool: ModuleType, dtype: str, precision: str, width: int, sm: int
+) -> None:
+    found = list(tool.rows(tool.nodes(width), width, dtype, sm, precision))
     assert len(found) > 60
     assert [tool.line(row) for row in found if row["failures"]] == []
 
