@@ -127,6 +127,7 @@ class OrtSession:
             the next call, and so slow other sessions that take turns with this one: on two cores,
             2.5 ms become 17.
         providers: execution providers; those of the default are the CPU.
+        arena: memory of a run is kept for the next one; without, nothing is left of the longest.
 
     Raises:
         onnxruntime exceptions: the model does not load.
@@ -138,6 +139,7 @@ class OrtSession:
         threads: int = 0,
         taking_turns: bool = False,
         providers: tuple[str, ...] = ("CPUExecutionProvider",),
+        arena: bool = True,
     ) -> None:
         import onnxruntime
 
@@ -146,6 +148,7 @@ class OrtSession:
         options.intra_op_num_threads = threads
         # A plan, and the memory for it, would be kept for every length that is met.
         options.enable_mem_pattern = False
+        options.enable_cpu_mem_arena = arena
         if taking_turns:
             options.add_session_config_entry("session.force_spinning_stop", "1")
         source: Any = model if isinstance(model, bytes) else str(model)
