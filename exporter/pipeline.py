@@ -240,7 +240,7 @@ class _Conversion:
 
     def _opener(self, path: Path) -> Callable[[], targets.Session]:
         threads = self.request.threads
-        return lambda: self.target.open(path, threads=threads, taking_turns=True, arena=False)
+        return lambda: self.target.open(path, threads=threads, taking_turns=True, frugal=True)
 
     def _lower(self, with_state: bool) -> tuple[Path, Manifest]:
         """The model file and its manifest."""

@@ -104,7 +104,7 @@ def _reopen(
 
     def open_session() -> targets.Session:
         model = folder / manifests.MODEL
-        return target.open(model, threads=threads, taking_turns=True, arena=False)
+        return target.open(model, threads=threads, taking_turns=True, frugal=True)
 
     return manifest, subject_of(manifest, loaded, open_session)
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 def page(loaded: LoadedModel) -> None:
     """Move the large weights to a file. Whoever holds a parameter holds it as before."""
     _move(loaded, heap.is_paged, paged=True)
-    heap.give_back()
 
 
 def unpage(loaded: LoadedModel) -> None:
@@ -46,6 +45,7 @@ def _move(loaded: LoadedModel, stays: Callable[[int], bool], paged: bool) -> Non
             # A parameter stays the object it is: exported programs hold it, too.
             tensor.data = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         heap.release(place.data_ptr(), size)
+    heap.give_back()
 
 
 def _tensors(loaded: LoadedModel) -> Iterator[torch.Tensor]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import copy
+import os
+import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -10,20 +11,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from linexport import heap
-from linexport.artifact import write
+from linexport import weights
 from linexport.targets import Session
 
 
-def observed(model: onnx.ModelProto, wanted: Collection[str]) -> onnx.ModelProto:
-    """``model``, changed: every wanted value that it computes is among its outputs."""
+def outputs_of(model: onnx.ModelProto, wanted: Collection[str]) -> list[onnx.ValueInfoProto]:
+    """What to add to the outputs of a model so that it returns every wanted value it computes."""
     there = {o.name for o in model.graph.output}
-    for node in model.graph.node:
-        for name in node.output:
-            if name and name in wanted and name not in there:
-                there.add(name)
-                model.graph.output.append(onnx.ValueInfoProto(name=name))
-    return model
+    computed = (name for node in model.graph.node for name in node.output if name)
+    return [onnx.ValueInfoProto(name=n) for n in computed if n in wanted and n not in there]
 
 
 def run(
@@ -33,10 +29,14 @@ def run(
     open_session: Callable[..., Session],
 ) -> tuple[dict[str, np.ndarray], list[onnx.NodeProto]]:
     """Outputs of the model in that file and the wanted values, by name; and its nodes."""
-    with tempfile.TemporaryDirectory() as work:
-        model = observed(onnx.load_model(str(path)), wanted)
-        written = write.save_model(model, Path(work))
-        nodes = [copy.deepcopy(node) for node in model.graph.node]
-        del model  # a node of it would hold its weights
-        heap.give_back()
-        return open_session(written, arena=False).run(inputs), nodes
+    model = weights.structure(path)
+    more = onnx.ModelProto()
+    more.graph.output.extend(outputs_of(model, wanted))
+    with tempfile.TemporaryDirectory(dir=path.parent) as work:
+        copy = Path(work) / path.name
+        shutil.copyfile(path, copy)
+        for name in weights.files_beside(model):
+            os.link(path.parent / name, copy.parent / name)
+        with copy.open("ab") as file:
+            file.write(more.SerializeToString())  # joined with what is there
+        return open_session(copy, frugal=True).run(inputs), list(model.graph.node)
