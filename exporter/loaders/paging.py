@@ -36,7 +36,7 @@ def _move(loaded: LoadedModel, stays: Callable[[int], bool], paged: bool) -> Non
             inside.setdefault(address, []).append(tensor)
     sizes = [group[0].untyped_storage().nbytes() for group in inside.values()]
     files = iter(heap.blocks([n for n in sizes if n >= heap.WORTH])) if paged else iter(())
-    for size, group in zip(sizes, inside.values(), strict=True):
+    for size, (address, group) in zip(sizes, inside.items(), strict=True):
         large = paged and size >= heap.WORTH
         place = torch.from_numpy(next(files)) if large else torch.empty(size, dtype=torch.uint8)
         place.copy_(torch.empty(0, dtype=torch.uint8).set_(group[0].untyped_storage()))
@@ -45,6 +45,7 @@ def _move(loaded: LoadedModel, stays: Callable[[int], bool], paged: bool) -> Non
             # A parameter stays the object it is: exported programs hold it, too.
             tensor.data = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         heap.release(place.data_ptr(), size)
+        heap.release(address, size)
     heap.give_back()
 
 

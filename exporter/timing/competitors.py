@@ -110,7 +110,6 @@ class Bench:
         subject, sequence = self.subject, dims.sequence(self.subject.dims)
         if not subject.states or sequence is None:
             return None
-        unpage(subject.loaded)
         inputs, fed = self._inputs({sequence: 1})
         state, session = self._state({}), self._opened()
         step = _eager_step(subject.loaded, inputs)
@@ -291,6 +290,7 @@ def _eager_step(loaded: LoadedModel, inputs: tuple[Any, ...]) -> Call | None:
     module: Any = loaded.module
     if not (hasattr(module, "step") and hasattr(module, "initial_state")):
         return None
+    unpage(loaded)
     args = pytree.tree_leaves(inputs)
     state = module.initial_state(1)
 
