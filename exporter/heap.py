@@ -79,16 +79,17 @@ def is_paged(address: int) -> bool:
 
 
 def blocks(sizes: Sequence[int]) -> list[np.ndarray]:
-    """Paged arrays of so many bytes, uint8, each at the start of a page.
+    """Paged arrays of so many bytes (at least 1), uint8, each at the start of a page.
 
     They are in memory where there is no room for the file (in TMPDIR), or no such system call.
     """
+    if not sizes:
+        return []
     starts = [0]
     for size in sizes:
         starts.append(starts[-1] + -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
-    total = max(starts[-1], mmap.PAGESIZE)
-    file = _mapped(total)
-    whole = np.frombuffer(file or mmap.mmap(-1, total), np.uint8)
+    file = _mapped(starts[-1])
+    whole = np.frombuffer(file or mmap.mmap(-1, starts[-1]), np.uint8)
     if file:
         _MAPS[file] = whole.ctypes.data
     return [whole[a : a + n] for a, n in zip(starts, sizes, strict=False)]
