@@ -39,7 +39,7 @@ class Tied(torch.nn.Module):
         self.second = torch.nn.Linear(600, 600)
         self.second.weight = self.first.weight
         self.part = torch.nn.Parameter(self.first.weight.detach()[:300, ::2].t())
-        self.half = torch.nn.Parameter(torch.randn(600, 1000).bfloat16())
+        self.short = torch.nn.Parameter(torch.randn(600, 1000).bfloat16())
         self.register_buffer("table", torch.arange(300_000))
         self.register_buffer("small", torch.randn(3))
 
@@ -47,7 +47,7 @@ class Tied(torch.nn.Module):
         """(B, 600) -> (B, 1000)."""
         hidden = self.second(self.first(x))
         hidden = hidden + (hidden[:, :300] @ self.part).repeat(1, 2)
-        return hidden @ self.half.to(x.dtype) + self.table[:1000] * self.small.sum()
+        return hidden @ self.short.to(x.dtype) + self.table[:1000] * self.small.sum()
 
 
 def loaded_model(module: torch.nn.Module) -> LoadedModel:
@@ -102,10 +102,10 @@ def test_a_model_computes_the_same_with_its_weights_in_a_file() -> None:
     for move, paged in ((page, True), (page, True), (unpage, False)):
         move(loaded)
         assert all(held[name] is p for name, p in module.named_parameters())
-        large = (module.first.weight, module.part, module.half, module.table)
+        large = (module.first.weight, module.part, module.short, module.table)
         assert [heap.is_paged(w.data_ptr()) for w in large] == [paged] * 4
         assert module.part.data_ptr() == module.first.weight.data_ptr()
-        assert module.part.stride() == (2, 600) and module.half.dtype == torch.bfloat16
+        assert module.part.stride() == (2, 600) and module.short.dtype == torch.bfloat16
         heap.give_back()
         with torch.no_grad():
             assert torch.equal(module(*loaded.args), expected)
