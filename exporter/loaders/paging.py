@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from linexport import heap
 from linexport.loaders.model import LoadedModel
@@ -20,6 +20,18 @@ def page(loaded: LoadedModel) -> None:
 def unpage(loaded: LoadedModel) -> None:
     """Move the weights to memory, where a model that is timed has them."""
     _move(loaded, lambda address: not heap.is_paged(address), paged=False)
+
+
+def is_plain(weight: object) -> TypeGuard[torch.Tensor]:
+    """A dense tensor in memory, and not of a class that keeps its values elsewhere."""
+    import torch
+
+    return (
+        isinstance(weight, torch.Tensor)
+        and type(weight) in (torch.Tensor, torch.nn.Parameter)
+        and weight.layout is torch.strided
+        and weight.device.type == "cpu"
+    )
 
 
 def _move(loaded: LoadedModel, stays: Callable[[int], bool], paged: bool) -> None:
@@ -51,16 +63,11 @@ def _move(loaded: LoadedModel, stays: Callable[[int], bool], paged: bool) -> Non
 
 def _tensors(loaded: LoadedModel) -> Iterator[torch.Tensor]:
     """Dense parameters and buffers, each once."""
-    import torch
 
     modules = [loaded.module, *([loaded.stepwise.module] if loaded.stepwise else [])]
     found: list[object] = [t for m in modules for t in (*m.parameters(), *m.buffers())]
     if loaded.program is not None:
         found += [*loaded.program.state_dict.values(), *loaded.program.constants.values()]
     for tensor in {id(t): t for t in found}.values():
-        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        if not plain or not isinstance(tensor, torch.Tensor):
-            continue
-        dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
-        if dense and not (tensor.is_inference() or tensor.is_conj() or tensor.is_neg()):
+        if is_plain(tensor) and not (tensor.is_inference() or tensor.is_conj() or tensor.is_neg()):
             yield tensor

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from linexport import heap
 from linexport.loaders.model import LoadedModel
+from linexport.loaders.paging import is_plain
 from linexport.models import functional
 
 Inputs = tuple[tuple[object, ...], dict[str, object]]
@@ -66,7 +67,7 @@ def passing() -> Iterator[None]:
 
     def leave(module: torch.nn.Module, *_: object) -> None:
         for weight in (*module._parameters.values(), *module._buffers.values()):
-            if weight is not None and weight.layout is torch.strided:
+            if is_plain(weight):
                 heap.release(weight.data_ptr(), weight.nbytes)
 
     # Of all modules: hooks of its own keep a torch.nn.TransformerEncoder from its fast path.
