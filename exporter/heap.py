@@ -14,9 +14,11 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-import numpy as np
+if TYPE_CHECKING:  # the command's help comes without it
+    import numpy as np
 
 WORTH = 2**20
 """Bytes from which values are worth a file."""
@@ -83,6 +85,8 @@ def blocks(sizes: Sequence[int]) -> list[np.ndarray]:
 
     They are in memory where there is no room for the file (in TMPDIR), or no such system call.
     """
+    import numpy as np
+
     if not sizes:
         return []
     starts = [0]
@@ -97,6 +101,8 @@ def blocks(sizes: Sequence[int]) -> list[np.ndarray]:
 
 def paged(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Copies of the arrays; those that are worth it are paged."""
+    import numpy as np
+
     places = iter(blocks([x.nbytes for x in arrays if x.nbytes >= WORTH]))
     copies = []
     for values in arrays:
