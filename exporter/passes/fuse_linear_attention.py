@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
+from linexport import topological
 from linexport.passes import simplify
 from linexport.recognise.find import Search
 from linexport.recognise.findings import Findings
@@ -21,7 +22,7 @@ def run(graph: gs.Graph) -> Findings:
     """Apply to every match that can be proven."""
     findings = Search(graph).run()
     if findings.matches:
-        graph.cleanup().toposort()
+        topological.sort(graph.cleanup())
         # Several matches may have written the same node, such as the shape of an input.
         simplify.run(graph)
     return findings

@@ -26,6 +26,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
+from linexport import topological
 from linexport.loaders.onnx_file.draws import DRAWING
 
 STAGE = "canonicalise"
@@ -50,7 +51,7 @@ NOT_A_FUNCTION = DRAWING | {"Dropout"}
 
 def run(graph: gs.Graph) -> None:
     """One sweep in the order of evaluation: the inputs of a node are simplified before it is."""
-    graph.toposort()
+    topological.sort(graph)
     outputs = {id(tensor) for tensor in graph.outputs}
     seen: dict[Any, list[gs.Tensor]] = {}
     for node in list(graph.nodes):

@@ -48,7 +48,7 @@ def forward(
         return _absorbed(self, query, latent, rotary, mask)
 
     few = most_absorbed(self.kv_lora_rank, self.qk_nope_head_dim + self.v_head_dim)
-    operands = (query, latent, rotary, attention_mask)
+    operands = (query, latent.squeeze(1), rotary.squeeze(1), attention_mask)
     if few is None:
         output = absorbed(*operands)
     else:
@@ -66,11 +66,11 @@ def most_absorbed(rank: int, widths: int) -> int | None:
 
 
 def _expanded(self: Any, query: Tensor, latent: Tensor, rotary: Tensor, mask: Tensor) -> Tensor:
-    """Output (B, H, T, d_v), for a query (B, H, T, d_k), latents (B, 1, S, rank)."""
+    """Output (B, H, T, d_v), for a query (B, H, T, d_k), latents (B, S, rank)."""
     widths = [self.qk_nope_head_dim, self.v_head_dim]
-    both = self.kv_b_proj(latent.squeeze(1)).unflatten(2, (self.num_heads, sum(widths)))
-    key, value = both.transpose(1, 2).split(widths, -1)
-    rotary = rotary.expand(-1, self.num_heads, -1, -1)
+    both = self.kv_b_proj(latent).unflatten(2, (self.num_heads, sum(widths))).transpose(1, 2)
+    key, value = both[..., : widths[0]], both[..., widths[0] :]
+    rotary = rotary.unsqueeze(1).expand(-1, self.num_heads, -1, -1)
     return attend(query, torch.cat([key, rotary], -1), value, mask, self.scaling)[0]
 
 
@@ -79,9 +79,8 @@ def _absorbed(self: Any, query: Tensor, latent: Tensor, rotary: Tensor, mask: Te
     widths = [self.qk_nope_head_dim, self.v_head_dim]
     heads = self.kv_b_proj.weight.unflatten(0, (self.num_heads, sum(widths)))
     to_key, to_value = heads[:, : widths[0]], heads[:, widths[0] :]
-    plain, rotated = query.split([widths[0], self.qk_rope_head_dim], -1)
-    query = torch.cat([plain @ to_key, rotated], -1)
-    seen = torch.cat([latent, rotary], -1)
+    query = torch.cat([query[..., : widths[0]] @ to_key, query[..., widths[0] :]], -1)
+    seen, latent = torch.cat([latent, rotary], -1).unsqueeze(1), latent.unsqueeze(1)
     return attend(query, seen, latent, mask, self.scaling)[0] @ to_value.transpose(1, 2)
 
 
