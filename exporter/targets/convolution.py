@@ -37,7 +37,8 @@ def channels_last(node: Node) -> tuple[Body, list[str]]:
     y = b.Conv(image, kernel, *([bias] if bias else []), group=channels)
     if node.attributes.get("activation", ACTIVATIONS[0]) != ACTIVATIONS[0]:
         y = b.Mul(y, b.Sigmoid(y))
-    y = b.Squeeze(b.Transpose(y, perm=[0, 2, 3, 1]), time)
+    # Not Squeeze, which ONNX Runtime would take before the transpose: then it reorders twice.
+    y = b.Reshape(b.Transpose(y, perm=[0, 2, 3, 1]), b.const([0, -1, channels]))
     # Not -(k-1): for k = 1 that would be the whole sequence.
     start, end = b.Shape(x, start=1, end=2), b.const([np.iinfo(np.int64).max])
     state = b.Slice(seen, start, end, time)
