@@ -365,3 +365,29 @@ def test_transposes_are_merged(second: list[int], read: list[str], left: list[st
         ReferenceEvaluator(after).run(None, x), ReferenceEvaluator(before).run(None, x), strict=True
     ):
         np.testing.assert_array_equal(got, expected)
+
+
+# divide_by_roots
+
+
+@pytest.mark.parametrize(
+    ("width", "left"),
+    [
+        (64, ["ReduceSumSquare", "Sqrt", "Div"]),
+        (16, ["ReduceSumSquare", "Sqrt", "Reciprocal", "Mul"]),
+    ],
+)
+def test_long_rows_are_divided_by_their_root(width: int, left: list[str]) -> None:
+    before = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 20]> norm (float[n, {width}] x) => (float[n, {width}] y)
+        <int64[1] last = {{-1}}>
+        {{ sum = ReduceSumSquare (x, last)  root = Sqrt (sum)  factor = Reciprocal (root)
+           y = Mul (x, factor) }}
+    """)
+    after = passes.run(before, ("canonicalise",))
+    assert [n.op_type for n in after.graph.node] == left
+    x = {"x": np.random.default_rng(0).normal(size=(3, width)).astype(np.float32)}
+    for got, expected in zip(
+        ReferenceEvaluator(after).run(None, x), ReferenceEvaluator(before).run(None, x), strict=True
+    ):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)

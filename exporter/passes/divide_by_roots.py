@@ -2,8 +2,9 @@
 
     x * Reciprocal(Sqrt(mean(x^2) + eps)) * weight  ->  x / Sqrt(mean(x^2) + eps) * weight
 
-ONNX Runtime computes the second in one operator. PyTorch writes ``rsqrt``; the quotient is as
-accurate, and the same to the last digit or two.
+ONNX Runtime computes the second in one operator, which goes row by row: 1.1 to 2.2 times as fast on
+rows of 64 and more, but half as fast on many rows of 16, which are left as they are. PyTorch writes
+``rsqrt``; the quotient is as accurate, and the same to the last digit or two.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 STAGE = "canonicalise"
+
+NARROWEST = 64
+"""Shortest rows that a norm's operator is worth it for."""
 
 
 def run(graph: gs.Graph) -> None:
@@ -20,7 +24,7 @@ def run(graph: gs.Graph) -> None:
             continue
         for factor, other in (node.inputs, reversed(node.inputs)):
             root = _root(factor)
-            if root is not None and other is not factor:
+            if root is not None and other is not factor and not _narrow(other):
                 node.op, node.inputs = "Div", [other, root]
                 break
 
@@ -31,3 +35,8 @@ def _root(tensor: gs.Tensor) -> gs.Tensor | None:
         return None
     value = tensor.inputs[0].inputs[0]
     return value if value.inputs and value.inputs[0].op == "Sqrt" else None
+
+
+def _narrow(tensor: gs.Tensor) -> bool:
+    width = tensor.shape[-1] if tensor.shape else None
+    return isinstance(width, int) and width < NARROWEST

@@ -157,8 +157,11 @@ def _native(b: Body, call: _Call, inputs: Sequence[str], dialect: Dialect) -> li
         return [_cut_heads(b, output, spec.output_heads, sizes.d_v, d_v), state, normalizer]
 
     denominator, normalizer = kernel.denominator(past_normalizer)
+    # Without an axis of one value, along which ONNX Runtime would add value by value.
+    packed = b.Add(_pack(b, denominator, spec.output_heads), b.const(spec.eps))
+    denominator = _split(b, packed, spec.output_heads, 1)
     split = _split(b, output, spec.output_heads, d_v)
-    ratio = b.Div(b.Cast(split, to=TensorProto.FLOAT), b.Add(denominator, b.const(spec.eps)))
+    ratio = b.Div(b.Cast(split, to=TensorProto.FLOAT), denominator)
     output = _pack(b, b.CastLike(ratio, query), spec.output_heads * d_v)
     if d_k != sizes.d_k:
         normalizer = b.Slice(normalizer, b.const([0]), b.const([sizes.d_k]), b.const([2]))

@@ -56,5 +56,5 @@ def test_a_block_is_what_stays_in_cache() -> None:
     narrow, wide = (
         blocks.tokens_per_block(LinearAttentionSpec(8, 8), blocks.Sizes(8, d, d)) for d in (64, 512)
     )
-    assert (narrow, wide) == (1024, 128)
-    assert blocks.tokens_per_block(LinearAttentionSpec(8, 8), blocks.Sizes(8, 9999, 1)) == 64
+    assert (narrow, wide) == (256, 128)
+    assert blocks.tokens_per_block(LinearAttentionSpec(8, 8), blocks.Sizes(8, 9999, 1)) == 128

@@ -107,6 +107,7 @@ class _Planner:
             decays=self.decays,
             delta=self.spec.has_beta,
             pairs=self.map in maps.PAIRS,
+            precision=precision,
         )
         self.output, self.state = tiles.output(shape), tiles.state(shape)
         self.step = tiles.step(shape)

@@ -30,6 +30,7 @@ class Shape:
         decays: of a token of a head: 0, 1 or d_k.
         delta: the rule is one of the delta rules.
         pairs: the map multiplies components, and its features are float32 whatever the type.
+        precision: of products in float32; see ``plugins.kernels.plan``.
     """
 
     d_k: int
@@ -39,6 +40,7 @@ class Shape:
     decays: int
     delta: bool
     pairs: bool
+    precision: str
 
     @property
     def block_k(self) -> int:
@@ -50,6 +52,11 @@ class Shape:
         """Tensor cores read operands from shared memory, not from registers."""
         return self.sm in (90, 100)
 
+    @property
+    def one_product(self) -> bool:
+        """A product in float32 is one in TensorFloat-32: operands are not kept twice."""
+        return self.type == "fp32" and self.precision == "tf32"
+
 
 SCAN_BLOCK = 1024
 SCAN = Tile(1, 1, 1, 4, 1)
@@ -59,10 +66,11 @@ def output(shape: Shape) -> Tile:
     """Of ``segment_output``: in ``parts`` where it holds fewer than d_k columns of keys.
 
     There nothing may be loaded ahead of the loop's turn, since the state is in memory: one stage.
+    With operands kept once, parts of 32 columns spill in some kernels, and parts of 64 do not.
     """
     block_k, block_v = shape.block_k, power(shape.d_v)
     if shape.type == "fp32" or block_k > 128:
-        return Tile(16, min(block_k, 32), min(block_v, 16), 8, 1)
+        return Tile(16, min(block_k, 64 if shape.one_product else 32), min(block_v, 16), 8, 1)
     wide_products = shape.type == "fp16"  # with states and scores, in TensorFloat-32
     chunk = 16 if shape.decays > 1 or wide_products else 32
     if shape.pairs and block_k > 64:
@@ -81,12 +89,13 @@ def state(shape: Shape) -> Tile:
     """Of ``linear.segment_state``, with the chunk of ``output``: segments are whole chunks.
 
     Without a decay its loop on compute capability 9.0 is nothing but one product, which pipelining
-    would serialise. On 10.0 tiles of halves spill in some kernels where they are square.
+    would serialise. On 10.0 tiles of halves spill in some kernels where they are square, and on 8.7
+    and 8.9 those of one product in float32 where loads are pipelined.
     """
     single = shape.type == "fp32"
     block_k = min(shape.block_k, 32 if single else 64)
     block_v = min(power(shape.d_v), 32 if shape.sm == 100 and not single else 64)
-    stages = 1 if shape.sm == 90 and not shape.decays else 2
+    stages = 1 if shape.one_product or (shape.sm == 90 and not shape.decays) else 2
     return Tile(output(shape).chunk, block_k, block_v, 4, stages)
 
 

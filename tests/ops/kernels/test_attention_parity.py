@@ -71,16 +71,19 @@ def test_segments_give_what_one_pass_gives(ops: Any, kernels: Any, rule: str) ->
     kernels.assert_close(parts, tuple(once), tuple(once), 2e-6)
 
 
+@pytest.mark.parametrize(("precision", "part"), [("ieee", 32), ("tf32", 64)])
 @pytest.mark.parametrize(("rule", "channel"), [*((r, False) for r in RULES), ("gated_delta", True)])
-def test_heads_in_parts(ops: Any, kernels: Any, rule: str, channel: bool) -> None:
-    """float32 heads of three parts, the last not full: in one segment, in place, and in several."""
+def test_heads_in_parts(
+    ops: Any, kernels: Any, rule: str, channel: bool, precision: str, part: int
+) -> None:
+    """float32 heads whose last part is not full: in one segment, in place, and in several."""
     node = layout(
         ops, rule, heads=(2, 1, 1), normalize=rule in ("linear", "gated"), eps=1.0, past=True,
         masked=True, per_channel=channel, d_k=70, d_v=20,
     )  # fmt: skip
-    case = kernels.Case(node)
+    case = kernels.Case(node, precision=precision)
     functions = {k.function: dict(k.constants) for k in case.plan().kernels()}
-    assert functions["parts.segment_output"]["BLOCK_K"] == 32
+    assert functions["parts.segment_output"]["BLOCK_K"] == part
     rng = np.random.default_rng(9)
     case.check(rng, 2, 21, in_place=True)
     if rule == "gated":

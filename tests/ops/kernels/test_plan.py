@@ -111,6 +111,16 @@ def test_what_there_is_no_kernel_for_is_refused(
         plan(node, **arguments)
 
 
+@pytest.mark.parametrize("variant", ["elu1", "gated", "kda", "bidirectional"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_precision_is_of_float32_alone(kernels: Any, variant: str, dtype: str) -> None:
+    node = kernels.node(variant, 128)
+    one, three = (plan(node, dtype, 87, precision) for precision in ("tf32", "tf32x3"))
+    assert one == three
+    one, three = (plan(node, "float32", 87, precision) for precision in ("tf32", "tf32x3"))
+    assert one != three
+
+
 def test_an_op_without_kernels_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="No kernel computes Softmax; there are"):
         plan(Node("Softmax", {}, (), {}), "float16", 90)
