@@ -18,7 +18,6 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
-from linexport import topological
 from linexport.recognise import Findings
 from linexport.weights import LARGE, Weights, placeholder
 
@@ -52,7 +51,7 @@ def rewrite(
             if stage == found.STAGE:
                 findings += found.run(graph) or Findings()
         # Passes disconnect what they replace; the next stage is to see only what is left.
-        topological.sort(graph.cleanup())
+        graph.cleanup().toposort()
     apart = {} if weights is None else _empty(graph)
     return Rewritten(gs.export_onnx(graph, do_type_check=False), findings, apart)
 

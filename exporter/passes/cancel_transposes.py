@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
-from linexport import topological
 from linexport.passes.simplify import merge_reshapes, passed_on, replace
 
 STAGE = "tidy"
@@ -17,7 +16,7 @@ STAGE = "tidy"
 
 def run(graph: gs.Graph) -> None:
     """One sweep in the order of evaluation."""
-    topological.sort(graph)
+    graph.toposort()
     outputs = {id(tensor) for tensor in graph.outputs}
     for node in list(graph.nodes):
         if node.op not in ("Transpose", "Reshape") or id(node.outputs[0]) in outputs:

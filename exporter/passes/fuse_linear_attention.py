@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
-from linexport import topological
 from linexport.passes import simplify
 from linexport.recognise.find import Search
 from linexport.recognise.findings import Findings
@@ -22,7 +21,7 @@ def run(graph: gs.Graph) -> Findings:
     """Apply to every match that can be proven."""
     findings = Search(graph).run()
     if findings.matches:
-        topological.sort(graph.cleanup())
+        graph.cleanup().toposort()
         # Several matches may have written the same node, such as the shape of an input.
         simplify.run(graph)
     return findings

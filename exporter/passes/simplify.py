@@ -26,7 +26,6 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
-from linexport import topological
 from linexport.loaders.onnx_file.draws import DRAWING
 
 STAGE = "canonicalise"
@@ -48,14 +47,19 @@ SAME_DTYPE = {"Add", "Sub", "Mul", "Div", "Neg", "Softmax", "Softplus", "Sigmoid
 NOT_A_FUNCTION = DRAWING | {"Dropout"}
 """Operators that do not give the same output for the same input."""
 
+SEQUENCES = {"SplitToSequence", "SequenceConstruct", "SequenceInsert", "SequenceErase"}
+"""Operators whose output is no tensor."""
+
 
 def run(graph: gs.Graph) -> None:
     """One sweep in the order of evaluation: the inputs of a node are simplified before it is."""
-    topological.sort(graph)
+    graph.toposort()
     outputs = {id(tensor) for tensor in graph.outputs}
     seen: dict[Any, list[gs.Tensor]] = {}
     for node in list(graph.nodes):
-        if node.op in NOT_A_FUNCTION or any(_has_subgraph(v) for v in node.attrs.values()):
+        if node.op in NOT_A_FUNCTION | SEQUENCES or any(
+            _has_subgraph(v) for v in node.attrs.values()
+        ):
             continue
         if any(id(tensor) in outputs for tensor in node.outputs):
             continue

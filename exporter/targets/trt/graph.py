@@ -19,7 +19,6 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper, inliner
 
-from linexport import topological
 from linexport.plugins.ops.op import ABSENT, AHEAD_OF_TIME, DOMAIN, Node, Op
 from linexport.plugins.ops.registry import linexport_nodes
 from linexport.plugins.tensorrt import contract, quick
@@ -34,7 +33,7 @@ def fold_constants(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with everything computed from constants alone, or from fixed sizes, a constant."""
     graph = gs.import_onnx(model)
     graph.fold_constants(size_threshold=LARGEST_FOLDED)
-    topological.sort(graph.cleanup())
+    graph.cleanup().toposort()
     return gs.export_onnx(graph, do_type_check=False)
 
 
