@@ -10,11 +10,13 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.passes.divide_by_roots import NARROWEST
+
 STAGE = "tidy"
 
 
 def run(graph: gs.Graph) -> None:
-    """Every such norm in float32 over a last axis of known size."""
+    """Every such norm in float32 over a last axis of a known size that is worth it."""
     for node in list(graph.nodes):
         width = _width(node)
         if width is not None and not _weighted(node.outputs[0], width):
@@ -42,7 +44,9 @@ def _width(node: gs.Node) -> int | None:
     if squared is None or squared.op != "Pow" or squared.inputs[0] is not x:
         return None
     width = x.shape[-1] if x.shape else None
-    return width if isinstance(width, int) and x.dtype == np.float32 else None
+    if not isinstance(width, int) or width < NARROWEST or x.dtype != np.float32:
+        return None
+    return width
 
 
 def _maker(tensor: gs.Tensor) -> gs.Node | None:
