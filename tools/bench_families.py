@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,32 +199,20 @@ class Eager:
     def weights(self, tokens: int) -> list[tuple[np.ndarray, int]]:
         """Of every matrix product, and how many tokens it is done for.
 
-        A layer that is called twice counts twice; one whose weight is used without a call, once. Of
-        experts each gets its share of the tokens, as many as are hit where there are fewer.
+        Of experts each gets its share of the tokens, as many as are hit where there are fewer.
         """
         import torch
 
         found = []
-        calls = self._calls()
         for part in self.original.modules():
             if isinstance(part, torch.nn.Linear):
-                found += [(part.weight.detach().numpy(), tokens)] * max(calls[part], 1)
+                found.append((part.weight.detach().numpy(), tokens))
             if hasattr(part, "_apply_gate"):
                 pairs = tokens * _chosen(self.original.model.config)
                 first = part.gate_up_proj if part.has_gate else part.up_proj
                 for weight in (first, part.down_proj):
                     hit = weight.detach().numpy()[: min(pairs, len(weight))]
                     found += [(one, -(-pairs // len(weight))) for one in hit]
-        return found
-
-    def _calls(self) -> Counter[Any]:
-        """How often a step calls each module."""
-        found: Counter[Any] = Counter()
-        parts = list(self.original.modules())
-        hooks = [p.register_forward_hook(lambda module, *_: found.update([module])) for p in parts]
-        self.step()
-        for hook in hooks:
-            hook.remove()
         return found
 
     def _run(self, tokens: Any, state: dict[str, Any]) -> np.ndarray:
