@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from linexport.artifact import manifest as manifests
 from linexport.artifact import write
 from linexport.errors import BuildError, EnvironmentProblemError
 from linexport.loaders import load_model
+from linexport.loaders.paging import page
 from linexport.plugins.ops.feature_map import SIDES
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.registry import all_ops
@@ -194,6 +195,7 @@ class _Conversion:
                 seed=self.request.seed,
                 trust_remote_code=self.request.trust_remote_code,
             )
+            page(self.loaded)
         with stage("trace"):
             self.traced = trace.trace(self.loaded)
             self.dims = self.target.bound(dimensions.merge(self.traced.dims, self.ranges))
@@ -229,13 +231,16 @@ class _Conversion:
         stage = self.watch.stage
         path, manifest = self._lower(with_state)
         with stage("parity"):
-            session = self.target.open(path, threads=self.request.threads, taking_turns=True)
-            self.subject = subject_of(manifest, self.loaded, session)
+            self.subject = subject_of(manifest, self.loaded, self._opener(path))
             check_parity(manifest, self.subject, self.request.seed, self.traced, path)
         with stage("streaming"):
             streaming = parity.check_streaming(self.subject, self.request.seed)
             manifest["streaming"] = streaming.json()
         return manifest
+
+    def _opener(self, path: Path) -> Callable[[], targets.Session]:
+        threads = self.request.threads
+        return lambda: self.target.open(path, threads=threads, taking_turns=True, frugal=True)
 
     def _lower(self, with_state: bool) -> tuple[Path, Manifest]:
         """The model file and its manifest."""

@@ -9,6 +9,7 @@ from linexport import parity, targets
 from linexport.artifact import manifest as manifests
 from linexport.errors import UsageError
 from linexport.loaders import LoadedModel, load_model
+from linexport.loaders.paging import page
 from linexport.progress import Progress, Silent, Stopwatch
 from linexport.results import Manifest, check_engines, check_parity, measure, write_reports
 from linexport.subject import subject_of
@@ -43,6 +44,7 @@ def validate(
     folder = Path(artifact)
     watch = Stopwatch(progress or Silent())
     manifest, subject = _reopen(folder, source, threads, trust_remote_code, watch)
+    page(subject.loaded)
     with watch.stage("parity"):
         check_parity(manifest, subject, seed, None, folder / manifests.MODEL)
     with watch.stage("streaming"):
@@ -98,10 +100,13 @@ def _reopen(
                 "changed or damaged. Convert the model again."
             )
         loaded = _original(manifest, source, trust_remote_code)
-        session = targets.find(manifest["target"]).open(
-            folder / manifests.MODEL, threads=threads, taking_turns=True
-        )
-    return manifest, subject_of(manifest, loaded, session)
+        target = targets.find(manifest["target"])
+
+    def open_session() -> targets.Session:
+        model = folder / manifests.MODEL
+        return target.open(model, threads=threads, taking_turns=True, frugal=True)
+
+    return manifest, subject_of(manifest, loaded, open_session)
 
 
 def _original(

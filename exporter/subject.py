@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import onnx
@@ -29,7 +29,9 @@ def tensors(infos: Iterable[onnx.ValueInfoProto]) -> list[dict[str, Any]]:
     ]
 
 
-def subject_of(manifest: dict[str, Any], loaded: LoadedModel, session: Session) -> Subject:
+def subject_of(
+    manifest: dict[str, Any], loaded: LoadedModel, open_session: Callable[[], Session]
+) -> Subject:
     """The converted model of a manifest beside its original."""
     states = [State.from_json(s) for s in manifest["states"]]
     pasts = {s.past for s in states}
@@ -38,7 +40,7 @@ def subject_of(manifest: dict[str, Any], loaded: LoadedModel, session: Session) 
     outputs = [o for o in manifest["outputs"] if o["name"] not in presents]
     return Subject(
         loaded=loaded,
-        session=session,
+        open=open_session,
         input_names=[i["name"] for i in inputs],
         input_shapes=[i["shape"] for i in inputs],
         output_names=[o["name"] for o in outputs],

@@ -24,6 +24,10 @@ LARGE = 2**20
 PLACE = "apart"
 """What an initializer without values names as the file that has them."""
 
+_LENGTH_DELIMITED = 2
+_GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
+"""How the graph of a model begins in a file of protocol buffers: field and kind."""
+
 ALIGNED = 4096
 """Multiples at which weights begin in a file of their own, so that it can be mapped to memory."""
 
@@ -71,6 +75,46 @@ def outline(model: onnx.ModelProto) -> onnx.ModelProto:
             helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         )
     return bare
+
+
+def structure(path: Path) -> onnx.ModelProto:
+    """The model in a file that ``save`` wrote, without the weights that follow it there."""
+    size = path.stat().st_size
+    kept = bytearray()
+    graphs = 0
+    with path.open("rb") as file:
+        while file.tell() < size:
+            start = file.tell()
+            tag = _varint(file)
+            value = _varint(file)
+            end = file.tell() + (value if tag & 7 == _LENGTH_DELIMITED else 0)
+            graphs += tag == _GRAPH
+            if tag != _GRAPH or graphs == 1:
+                file.seek(start)
+                kept += file.read(end - start)
+            file.seek(end)
+    return onnx.load_from_string(bytes(kept))
+
+
+def files_beside(model: onnx.ModelProto) -> set[str]:
+    """Names of the files that hold weights of a model."""
+    return {
+        entry.value
+        for tensor in model.graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+
+
+def _varint(file: IO[bytes]) -> int:
+    """The integer that stands next: seven bits a byte, the lowest first."""
+    value = shift = 0
+    while True:
+        byte = file.read(1)[0]
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value
+        shift += 7
 
 
 def save(model: onnx.ModelProto, weights: Weights, path: Path, data: Path | None = None) -> None:

@@ -42,7 +42,7 @@ def checked(module: Any, change: Any = lambda y: y) -> parity.Parity:
     example = module.example_inputs(2, 16, 0)
     subject = Subject(
         LoadedModel(module, example, {}, None, Source("factory", "here", None, "a layer")),
-        Same(module, change),
+        lambda: Same(module, change),
         ["query", "key", "value"],
         [["batch", "seq", t.shape[2]] for t in example],
         ["output"],

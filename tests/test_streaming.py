@@ -53,7 +53,15 @@ def subject(session: Session) -> Subject:
     loaded = LoadedModel(RunningSum(), (torch.randn(1, 16, 4),), {}, None, source)
     held = State("past", "present", "float32", ("batch", 8), "RunningSum")
     return Subject(
-        loaded, session, ["x"], [SHAPE], ["out"], [SHAPE], [held], DIMS, {"batch": 1, "seq": 16}
+        loaded,
+        lambda: session,
+        ["x"],
+        [SHAPE],
+        ["out"],
+        [SHAPE],
+        [held],
+        DIMS,
+        {"batch": 1, "seq": 16},
     )
 
 

@@ -1,8 +1,12 @@
-"""Parity: the artifact's outputs against the original's, over planned cases."""
+"""Parity: the artifact's outputs against the original's, over planned cases.
+
+The original answers all of them before the artifact is opened: neither waits in memory for the
+other, nor do the answers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +31,7 @@ class Subject:
 
     Attributes:
         loaded: the original.
-        session: the converted model, opened.
+        open: opens the converted model.
         input_names: the original's inputs, in its order; states are not among them.
         input_shapes: their shapes, dynamic sizes by name.
         output_names: the original's outputs, in its order.
@@ -39,7 +43,7 @@ class Subject:
     """
 
     loaded: LoadedModel
-    session: Session
+    open: Callable[[], Session]
     input_names: Sequence[str]
     input_shapes: Sequence[Sequence[int | str]]
     output_names: Sequence[str]
@@ -105,35 +109,49 @@ class Parity:
         return found and {k: found[k] for k in ("denominator", "name", "length")}
 
 
+@heap.frugal()
 def check(subject: Subject, seed: int = 0) -> Parity:
-    """Run every planned case on the artifact and on the original, in float32 and float64."""
+    """Run every planned case on the original, in float32 and float64, and on the artifact."""
+    parity = Parity(subject.tolerance)
+    answers = list(_answers(subject, parity, seed))
+    heap.give_back()
+    session = subject.open()
+    for case, expected in answers:
+        _run_case(subject, session, parity, case, expected)
+        heap.give_back()
+    return parity
+
+
+def _answers(subject: Subject, parity: Parity, seed: int) -> Iterator[tuple[Case, list[Answer]]]:
+    """The cases in which there is something to compare with."""
     loaded = subject.loaded
     floating = any(
         isinstance(x, torch.Tensor) and x.is_floating_point()
         for x in torch.utils._pytree.tree_leaves((loaded.args, loaded.kwargs))
     )
-    parity = Parity(subject.tolerance)
     references = [Reference(loaded, torch.float32)]
     try:
         references.append(Reference(loaded, torch.float64))
     except Exception as error:
         parity.notes.append(f"No float64 reference: {error}")
     for case in plan(subject.dims, subject.traced, floating, seed, subject.input_shapes):
-        _run_case(subject, parity, references, case)
-    return parity
+        inputs = draw(loaded, subject.input_shapes, case)
+        expected = ask(references, case, inputs, parity.tolerance, parity.notes)
+        if expected:
+            yield case, [replace(a, outputs=heap.paged(a.outputs)) for a in expected]
+        del expected
+        heap.give_back()
 
 
-def _run_case(subject: Subject, parity: Parity, references: list[Reference], case: Case) -> None:
+def _run_case(
+    subject: Subject, session: Session, parity: Parity, case: Case, expected: list[Answer]
+) -> None:
     inputs = draw(subject.loaded, subject.input_shapes, case)
-    expected = ask(references, case, inputs, parity.tolerance, parity.notes)
-    if not expected:
-        return
-    heap.give_back()
     got: dict[str, np.ndarray] | None = None
     failure = None
     state = subject.initial_state(subject.batch(case.sizes))
     try:
-        got = subject.session.run({**feeds(inputs, subject.input_names), **state})
+        got = session.run({**feeds(inputs, subject.input_names), **state})
     except Exception as error:
         failure = str(error).splitlines()[0]
     for answer in expected:

@@ -8,7 +8,8 @@ graph order that is out of tolerance is named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ import onnx
 import torch
 from torch.utils import _pytree as pytree
 
+from linexport import heap
+from linexport.parity import observe
 from linexport.parity.cases import Case, draw
 from linexport.parity.check import Subject
 from linexport.parity.compare import compare
@@ -25,24 +28,24 @@ from linexport.targets.base import OrtSession
 from linexport.trace import Traced
 
 
+@heap.frugal()
 def first_divergence(
     subject: Subject,
     traced: Traced,
-    model: onnx.ModelProto,
-    open_session: Callable[[bytes], Session],
+    path: Path,
+    open_session: Callable[..., Session],
     case: Case,
 ) -> dict[str, Any] | None:
     """Tensor, node, op and error of the first value out of tolerance; None if none can be named."""
     inputs = draw(subject.loaded, subject.input_shapes, case)
     try:
         expected = _expected(traced, inputs, subject)
-        observed = _observed(model, expected)
         state = subject.initial_state(subject.batch(case.sizes))
-        session = open_session(observed.SerializeToString())
-        got = session.run({**feeds(inputs, subject.input_names), **state})
+        fed = {**feeds(inputs, subject.input_names), **state}
+        got, nodes = observe.run(path, expected, fed, open_session)
     except Exception:
         return None  # The failure itself is reported already; this only adds to it.
-    for node in model.graph.node:
+    for node in nodes:
         for name in node.output:
             if name in expected and name in got:
                 result = compare(expected[name], got[name], subject.tolerance)
@@ -63,8 +66,10 @@ def _expected(
     """Values of the original by name."""
     if traced.translated is not None:
         return _interpret(traced.translated, inputs, subject.output_names)
-    model = traced.model
-    original = _observed(model, {n for node in model.graph.node for n in node.output})
+    original = onnx.ModelProto()
+    original.CopyFrom(traced.model)
+    every = {name for node in original.graph.node for name in node.output}
+    original.graph.output.extend(observe.outputs_of(original, every))
     got = OrtSession(original.SerializeToString()).run(feeds(inputs, subject.input_names))
     return {name: value for name, value in got.items() if value.dtype.kind == "f"}
 
@@ -79,7 +84,7 @@ class _Recorder(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> Any:
         result = super().run_node(n)
         if isinstance(result, torch.Tensor) and result.is_floating_point():
-            self.values[n.name] = result.detach().numpy().copy()
+            self.values[n.name] = heap.paged([result.detach().numpy()])[0]
         return result
 
 
@@ -103,16 +108,3 @@ def _interpret(
     outputs = [x for spec, x in specs if spec.kind.name == "USER_OUTPUT" and torch.is_tensor(x)]
     named = zip(output_names, outputs, strict=True)
     return {**recorder.values, **{name: x.numpy() for name, x in named}}
-
-
-def _observed(model: onnx.ModelProto, wanted: Collection[str]) -> onnx.ModelProto:
-    """The model with every wanted value among its outputs."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    there = {o.name for o in copy.graph.output}
-    for node in copy.graph.node:
-        for name in node.output:
-            if name and name in wanted and name not in there:
-                there.add(name)
-                copy.graph.output.append(onnx.ValueInfoProto(name=name))
-    return copy

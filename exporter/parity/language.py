@@ -10,19 +10,22 @@ Logits of padded tokens are nobody's business and are left out.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from linexport import heap
 from linexport.dims import DimRange
-from linexport.loaders.model import Language
+from linexport.loaders.model import Language, LoadedModel
 from linexport.parity.cases import Case
 from linexport.parity.check import Parity, Subject
 from linexport.parity.compare import compare
-from linexport.parity.tolerances import TOLERANCES
+from linexport.parity.reference import Reference
+from linexport.parity.tolerances import TOLERANCES, Tolerance
+from linexport.targets import Session
 
 LENGTHS = (1, 7, 63, 64, 65, 100, 150, 1000)
 PADDED_BATCH = 3
@@ -75,21 +78,33 @@ class Greedy:
         return {**asdict(self), "passed": self.passed}
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A case, fed to the artifact in pieces of these lengths."""
+
+    case: Case
+    padding: str
+    pieces: tuple[int, ...]
+
+
+@heap.frugal()
 def check_language(subject: Subject, seed: int = 0) -> Parity:
-    """Run every case on the artifact and on the original, a language model, in float32."""
+    """Run every case on the original, a language model, in float32, and then on the artifact."""
     language = subject.loaded.language
     assert language is not None
-    checked = _Check(subject, language, Parity(TOLERANCES["float32"]))
-    limit = language.context
-    for number, (length, batch, padding) in enumerate(plan(subject.dims, limit)):
-        checked.prefill(Case(padding, {BATCH: batch, SEQUENCE: length}, seed + number), padding)
-    steps = STEPS if limit is None else max(1, min(STEPS, limit // 2))
-    whole = PREFILL + steps if limit is None else max(2, min(PREFILL + steps, limit))
-    for batch, padding in ((1, NONE), (PADDED_BATCH, LEFT)):
-        name = f"{PIECES} pieces, then {steps} tokens, {padding}"
-        checked.continued(Case(name, {BATCH: batch, SEQUENCE: whole}, seed), padding, steps)
-    checked.parity.greedy = checked.greedy(seed).json()
-    return checked.parity
+    trials = [*_whole(subject.dims, language.context, seed), *_continued(language.context, seed)]
+    original = _Original(subject.loaded)
+    expected = [original.answer(_prompt(language.vocabulary, trial)) for trial in trials]
+    heap.give_back()
+    checked = _Check(subject, language, Parity(TOLERANCES["float32"]), subject.open())
+    for trial, logits in zip(trials, expected, strict=True):
+        checked.compare(trial, logits)
+        heap.give_back()
+    parity, (written, length) = checked.parity, checked.write(seed)
+    del checked  # and with it the session
+    heap.give_back()
+    parity.greedy = _greedy(original, written, length, parity.tolerance).json()
+    return parity
 
 
 def plan(dims: Mapping[str, DimRange], context: int | None) -> Iterator[tuple[int, int, str]]:
@@ -115,24 +130,82 @@ def draw_prompt(vocabulary: int, batch: int, length: int, padding: str, seed: in
     return Prompt(tokens.astype(np.int64), mask)
 
 
-class _Check:
-    def __init__(self, subject: Subject, language: Language, parity: Parity) -> None:
-        self.subject, self.language, self.parity = subject, language, parity
+def _whole(dims: Mapping[str, DimRange], context: int | None, seed: int) -> Iterator[Trial]:
+    """Whole sequences in one call."""
+    for number, (length, batch, padding) in enumerate(plan(dims, context)):
+        case = Case(padding, {BATCH: batch, SEQUENCE: length}, seed + number)
+        yield Trial(case, padding, (length,))
 
-    def prefill(self, case: Case, padding: str) -> None:
-        """The whole sequence in one call."""
-        self._compare(case, self._prompt(case, padding), [case.sizes[SEQUENCE]])
 
-    def continued(self, case: Case, padding: str, steps: int) -> None:
-        """The sequence in random pieces, the last ``steps`` tokens one by one."""
-        first = case.sizes[SEQUENCE] - steps
-        choose = random.Random(case.seed)
+def _continued(context: int | None, seed: int) -> Iterator[Trial]:
+    """A sequence in random pieces, its last tokens one by one."""
+    steps = STEPS if context is None else max(1, min(STEPS, context // 2))
+    whole = PREFILL + steps if context is None else max(2, min(PREFILL + steps, context))
+    first = whole - steps
+    for batch, padding in ((1, NONE), (PADDED_BATCH, LEFT)):
+        name = f"{PIECES} pieces, then {steps} tokens, {padding}"
+        choose = random.Random(seed)
         cuts = sorted(choose.sample(range(1, first), min(PIECES - 1, first - 1)))
         pieces = [b - a for a, b in zip([0, *cuts], [*cuts, first], strict=True)]
-        self._compare(case, self._prompt(case, padding), [*pieces, *[1] * steps])
+        case = Case(name, {BATCH: batch, SEQUENCE: whole}, seed)
+        yield Trial(case, padding, (*pieces, *[1] * steps))
 
-    def greedy(self, seed: int) -> Greedy:
-        """The likeliest token after another, from prompts of which one is padded."""
+
+def _prompt(vocabulary: int, trial: Trial) -> Prompt:
+    sizes = trial.case.sizes
+    return draw_prompt(vocabulary, sizes[BATCH], sizes[SEQUENCE], trial.padding, trial.case.seed)
+
+
+class _Original:
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.reference = Reference(loaded, torch.float32)
+
+    def logits(self, prompt: Prompt) -> np.ndarray:
+        """(B, T, vocabulary)."""
+        given = (torch.from_numpy(prompt.tokens), torch.from_numpy(prompt.mask))
+        [logits] = self.reference((given, {}))
+        return logits
+
+    def answer(self, prompt: Prompt) -> np.ndarray:
+        """(tokens, vocabulary), of those that are not padding."""
+        [kept] = heap.paged([_real(self.logits(prompt), prompt)])
+        heap.give_back()
+        return kept
+
+
+def _real(logits: np.ndarray, prompt: Prompt) -> np.ndarray:
+    """Those of tokens that are not padding; where none is, without a copy."""
+    if prompt.mask.all():
+        return logits.reshape(-1, logits.shape[-1])
+    real: np.ndarray = logits[prompt.mask.astype(bool)]
+    return real
+
+
+def _greedy(original: _Original, written: Prompt, length: int, tolerance: Tolerance) -> Greedy:
+    """What the artifact wrote after prompts of that length, beside the original's likeliest."""
+    before = Prompt(written.tokens[:, :-1], written.mask[:, :-1])
+    expected = original.logits(before)[:, length - 1 :]
+    tokens = written.tokens[:, length:]
+    best = expected.max(-1)
+    taken = np.take_along_axis(expected, tokens[..., None], -1)[..., 0]
+    near = best - taken <= 2 * (tolerance.absolute + tolerance.relative * np.abs(best).max())
+    different = expected.argmax(-1) != tokens
+    rows, steps = tokens.shape
+    return Greedy(steps, rows, int(different.sum()), int((different & near).sum()))
+
+
+class _Check:
+    def __init__(
+        self, subject: Subject, language: Language, parity: Parity, session: Session
+    ) -> None:
+        self.subject, self.language = subject, language
+        self.parity, self.session = parity, session
+
+    def write(self, seed: int) -> tuple[Prompt, int]:
+        """The likeliest token after another, from prompts of which one is padded.
+
+        Returns the prompts with what was written, and the length of the prompts.
+        """
         limit = self.language.context or PROMPT + GREEDY_STEPS
         length = min(PROMPT, max(1, limit // 2))
         steps = min(GREEDY_STEPS, limit - length)
@@ -146,31 +219,18 @@ class _Check:
             feeds = Prompt(chosen, np.ones_like(chosen)).part(0, 1)
             tokens = np.concatenate([tokens, chosen], 1)
             mask = np.concatenate([mask, np.ones_like(chosen)], 1)
-        expected = self._original(Prompt(tokens[:, :-1], mask[:, :-1]))[:, length - 1 :]
-        written = tokens[:, length:]
-        best = expected.max(-1)
-        taken = np.take_along_axis(expected, written[..., None], -1)[..., 0]
-        tolerance = self.parity.tolerance
-        near = best - taken <= 2 * (tolerance.absolute + tolerance.relative * np.abs(best).max())
-        different = expected.argmax(-1) != written
-        return Greedy(steps, 2, int(different.sum()), int((different & near).sum()))
+        return Prompt(tokens, mask), length
 
-    def _prompt(self, case: Case, padding: str) -> Prompt:
-        sizes = case.sizes
-        return draw_prompt(
-            self.language.vocabulary, sizes[BATCH], sizes[SEQUENCE], padding, case.seed
-        )
-
-    def _compare(self, case: Case, prompt: Prompt, pieces: list[int]) -> None:
-        expected = self._original(prompt)
-        real = prompt.mask.astype(bool)
+    def compare(self, trial: Trial, expected: np.ndarray) -> None:
+        """The artifact's logits of tokens that are not padding with those expected."""
+        case, prompt = trial.case, _prompt(self.language.vocabulary, trial)
         reason = None
         try:
-            got = self._in_pieces(prompt, pieces)[real]
+            got = _real(self._in_pieces(prompt, trial.pieces), prompt)
         except Exception as error:
             got = np.zeros((0,), np.float32)
             reason = f"the artifact fails at this size: {str(error).splitlines()[0]}"
-        result = compare(expected[real], got, self.parity.tolerance)
+        result = compare(expected, got, self.parity.tolerance)
         self.parity.counts += np.asarray(result.counts)
         record = {
             "name": case.name,
@@ -187,29 +247,21 @@ class _Check:
         if reason is not None:
             record["reason"] = reason
         self.parity.cases.append(record)
-        if self.parity.failed is None and not result.passed and len(pieces) == 1:
+        if self.parity.failed is None and not result.passed and len(trial.pieces) == 1:
             self.parity.failed = case
 
-    def _in_pieces(self, prompt: Prompt, pieces: list[int]) -> np.ndarray:
+    def _in_pieces(self, prompt: Prompt, pieces: Sequence[int]) -> np.ndarray:
         state = self.subject.initial_state(prompt.tokens.shape[0])
         parts, start = [], 0
         for size in pieces:
             logits, state = self._call(prompt.part(start, start + size), state)
             parts.append(logits)
             start += size
-        return np.concatenate(parts, 1)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
 
     def _call(
         self, feeds: dict[str, np.ndarray], state: dict[str, np.ndarray]
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        outputs = self.subject.session.run({**feeds, **state})
+        outputs = self.session.run({**feeds, **state})
         after = {s.past: outputs[s.present] for s in self.subject.states}
         return outputs[self.subject.output_names[0]], after
-
-    def _original(self, prompt: Prompt) -> np.ndarray:
-        with torch.no_grad():
-            logits = self.subject.loaded.module(
-                torch.from_numpy(prompt.tokens), torch.from_numpy(prompt.mask)
-            )
-        found: np.ndarray = logits.numpy()
-        return found

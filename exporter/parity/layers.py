@@ -8,16 +8,20 @@ submodule they come from.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import torch
 
+from linexport import heap
+from linexport.parity import observe
 from linexport.parity.cases import Case
 from linexport.parity.check import Subject
 from linexport.parity.compare import compare
 from linexport.parity.language import Prompt, draw_prompt
+from linexport.parity.reference import passing
 from linexport.parity.tolerances import TOLERANCES
 from linexport.targets import Session
 from linexport.trace import Traced
@@ -25,11 +29,12 @@ from linexport.trace import Traced
 AFTER = "after the last layer"
 
 
+@heap.frugal()
 def first_layer(
     subject: Subject,
     traced: Traced,
-    model: onnx.ModelProto,
-    open_session: Callable[[bytes], Session],
+    path: Path,
+    open_session: Callable[..., Session],
     case: Case,
 ) -> dict[str, Any] | None:
     """Layer, token, tensor and error of the first layer out of tolerance; None if it fails."""
@@ -39,9 +44,8 @@ def first_layer(
     names = _returned_by(traced.translated, language.layers)
     try:
         expected = _observe(subject.loaded.module, prompt, list(names))
-        session = open_session(_with_outputs(model, list(names.values())).SerializeToString())
-        state = subject.initial_state(sizes["batch"])
-        got = session.run({**prompt.part(0, sizes["seq"]), **state})
+        fed = {**prompt.part(0, sizes["seq"]), **subject.initial_state(sizes["batch"])}
+        got, nodes = observe.run(path, list(names.values()), fed, open_session)
     except Exception:
         return None  # The failure itself is reported already; this only adds to it.
     real = prompt.mask.astype(bool)
@@ -51,7 +55,7 @@ def first_layer(
             continue
         result = compare(expected[layer][real], got[name][real], TOLERANCES["float32"])
         if not result.passed:
-            node = next((n for n in model.graph.node if name in n.output), onnx.NodeProto())
+            node = next((n for n in nodes if name in n.output), onnx.NodeProto())
             return {
                 "layer": layer,
                 **first_token(expected[layer], got[name], prompt),
@@ -91,26 +95,15 @@ def _observe(module: torch.nn.Module, prompt: Prompt, layers: list[str]) -> dict
     def keep(layer: str) -> Callable[..., None]:
         def hook(_module: Any, _args: Any, output: Any) -> None:
             first = output[0] if isinstance(output, tuple) else output
-            seen[layer] = first.numpy().copy()
+            seen[layer] = heap.paged([first.numpy()])[0]
 
         return hook
 
     handles = [module.get_submodule(name).register_forward_hook(keep(name)) for name in layers]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), passing():
             logits = module(torch.from_numpy(prompt.tokens), torch.from_numpy(prompt.mask))
     finally:
         for handle in handles:
             handle.remove()
-    return {**seen, AFTER: logits.numpy()}
-
-
-def _with_outputs(model: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    computed = {name for node in copy.graph.node for name in node.output}
-    there = {output.name for output in copy.graph.output}
-    for name in names:
-        if name in computed - there:
-            copy.graph.output.append(onnx.ValueInfoProto(name=name))
-    return copy
+    return {**seen, AFTER: heap.paged([logits.numpy()])[0]}

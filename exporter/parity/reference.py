@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
 
+from linexport import heap
 from linexport.loaders.model import LoadedModel
+from linexport.loaders.paging import is_plain
 from linexport.models import functional
 
 Inputs = tuple[tuple[object, ...], dict[str, object]]
@@ -20,7 +23,8 @@ Inputs = tuple[tuple[object, ...], dict[str, object]]
 class Reference:
     """A module run on drawn inputs.
 
-    In another precision it is a copy, whose weights are there only while it runs.
+    In another precision it is a copy. Weights that are paged, as those of the copy are, leave
+    memory when the part of the module that has them is done.
 
     Attributes:
         denominator: smallest |denominator| of normalised linear attention in the last run, NaN if
@@ -34,11 +38,8 @@ class Reference:
     def __init__(self, loaded: LoadedModel, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.name = str(dtype).removeprefix("torch.")
-        self.module = loaded.module
         self.denominator: float | None = None
-        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        if dtype != torch.float32:
-            self.module = self._copied(loaded.module)
+        self.module = loaded.module if dtype == torch.float32 else _copied(loaded.module, dtype)
 
     def __call__(self, inputs: Inputs) -> list[np.ndarray]:
         """Flattened outputs.
@@ -47,39 +48,53 @@ class Reference:
             Exception: whatever the module raises.
         """
         args, kwargs = pytree.tree_map(self._convert, inputs)
-        with torch.no_grad(), self._filled(), functional.watch_denominators() as seen:
+        with torch.no_grad(), passing(), functional.watch_denominators() as seen:
             outputs = self.module(*args, **kwargs)
         # min of Python takes a NaN only where it comes first.
         self.denominator = float(torch.stack([x.double() for x in seen]).min()) if seen else None
         leaves = [x for x in pytree.tree_leaves(outputs) if isinstance(x, torch.Tensor)]
         return [x.numpy() for x in leaves]
 
-    def _copied(self, module: torch.nn.Module) -> torch.nn.Module:
-        """A copy in this precision, as far as the module has it, whose weights are empty."""
-        empty = {id(w): _empty(w) for w in _weights(module).values()}
-        made = copy.deepcopy(module, empty).to(self.dtype)
-        mine = _weights(made)
-        self._pairs = [(mine[name], weight) for name, weight in _weights(module).items()]
-        return made
-
-    @contextmanager
-    def _filled(self) -> Iterator[None]:
-        """With the weights of the original, in one block: many small ones leave a heap in holes."""
-        block = torch.empty(sum(w.numel() for _, w in self._pairs), dtype=self.dtype)
-        places = block.split([w.numel() for _, w in self._pairs])
-        try:
-            for (mine, weight), place in zip(self._pairs, places, strict=True):
-                values = place.view(weight.shape).copy_(weight.detach())
-                mine.data = values.to(mine.dtype)
-            yield
-        finally:
-            for mine, _ in self._pairs:
-                mine.data = mine.data.new_empty(0)
-
     def _convert(self, leaf: object) -> object:
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
             return leaf.to(self.dtype)
         return leaf
+
+
+@contextmanager
+def passing() -> Iterator[None]:
+    """Paged weights leave memory when the part of a module that has them is done."""
+
+    def leave(module: torch.nn.Module, *_: object) -> None:
+        for weight in (*module._parameters.values(), *module._buffers.values()):
+            if is_plain(weight):
+                heap.release(weight.data_ptr(), weight.nbytes)
+
+    # Of all modules: hooks of its own keep a torch.nn.TransformerEncoder from its fast path.
+    handle = register_module_forward_hook(leave)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _copied(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """A copy in this precision, as far as the module has it, whose large weights are paged."""
+    weights = _weights(module)
+    made = copy.deepcopy(module, {id(w): _empty(w) for w in weights.values()}).to(dtype)
+    mine = _weights(made)
+    sources = {id(mine[name]): (mine[name], weight) for name, weight in weights.items()}
+    sizes = [weight.numel() * own.itemsize for own, weight in sources.values()]
+    places = iter(heap.blocks([n for n in sizes if n >= heap.WORTH]))
+    for size, (own, weight) in zip(sizes, sources.values(), strict=True):
+        if size < heap.WORTH:
+            own.data = weight.detach().to(own.dtype, copy=True)
+            continue
+        place = torch.from_numpy(next(places))
+        own.data = place.view(own.dtype).view(weight.shape).copy_(weight.detach())
+        heap.release(place.data_ptr(), size)
+        heap.release(weight.data_ptr(), weight.nbytes)
+    return made
 
 
 def _weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:

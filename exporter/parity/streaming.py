@@ -9,10 +9,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from linexport import heap
 from linexport.parity.cases import Case, draw
 from linexport.parity.check import Subject
 from linexport.parity.compare import compare
 from linexport.parity.reference import feeds
+from linexport.targets import Session
 
 LENGTH = 150
 TRIALS = 4
@@ -40,6 +42,7 @@ class Streaming:
         return {**asdict(self), "splits": [list(s) for s in self.splits]}
 
 
+@heap.frugal()
 def check_streaming(subject: Subject, seed: int = 0) -> Streaming:
     """Split a sequence at random places, and once into single tokens, and compare.
 
@@ -55,6 +58,7 @@ def check_streaming(subject: Subject, seed: int = 0) -> Streaming:
             return Streaming(
                 False, f"the output {name} has no {sequence} axis to join pieces along"
             )
+    session = subject.open()
     limits = subject.dims[sequence]
     length = min(LENGTH, limits.max or LENGTH)
     worst, tried = 0.0, []
@@ -64,7 +68,7 @@ def check_streaming(subject: Subject, seed: int = 0) -> Streaming:
         case = Case("stream", sizes, seed + trial)
         pieces = _pieces(length, trial, seed)
         tried.append(tuple(pieces))
-        error, reason = _one(subject, case, sequence, pieces)
+        error, reason = _one(subject, session, case, sequence, pieces)
         worst = max(worst, error)
         if reason:
             return Streaming(False, reason, worst, tuple(tried))
@@ -102,12 +106,12 @@ def _pieces(length: int, trial: int, seed: int) -> list[int]:
 
 
 def _one(
-    subject: Subject, case: Case, sequence: str, pieces: list[int]
+    subject: Subject, session: Session, case: Case, sequence: str, pieces: list[int]
 ) -> tuple[float, str | None]:
     inputs = feeds(draw(subject.loaded, subject.input_shapes, case), subject.input_names)
     state = subject.initial_state(subject.batch(case.sizes))
     try:
-        whole = subject.session.run({**inputs, **state})
+        whole = session.run({**inputs, **state})
         parts = []
         start = 0
         for size in pieces:
@@ -115,7 +119,7 @@ def _one(
                 name: _cut(inputs[name], shape, sequence, start, size)
                 for name, shape in zip(subject.input_names, subject.input_shapes, strict=True)
             }
-            part = subject.session.run({**piece, **state})
+            part = session.run({**piece, **state})
             state = {s.past: part[s.present] for s in subject.states}
             parts.append({name: part[name] for name in subject.output_names})
             start += size

@@ -127,6 +127,7 @@ class OrtSession:
             the next call, and so slow other sessions that take turns with this one: on two cores,
             2.5 ms become 17.
         providers: execution providers; those of the default are the CPU.
+        frugal: keep no memory of a call for the next one.
 
     Raises:
         onnxruntime exceptions: the model does not load.
@@ -138,6 +139,7 @@ class OrtSession:
         threads: int = 0,
         taking_turns: bool = False,
         providers: tuple[str, ...] = ("CPUExecutionProvider",),
+        frugal: bool = False,
     ) -> None:
         import onnxruntime
 
@@ -146,6 +148,12 @@ class OrtSession:
         options.intra_op_num_threads = threads
         # A plan, and the memory for it, would be kept for every length that is met.
         options.enable_mem_pattern = False
+        # Nodes in the order of the graph, and a buffer for each value: by default what the states
+        # need is computed last, and buffers serve one value after another. That takes up to three
+        # times the memory, and no less time.
+        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+        options.enable_mem_reuse = False
+        options.enable_cpu_mem_arena = not frugal
         if taking_turns:
             options.add_session_config_entry("session.force_spinning_stop", "1")
         source: Any = model if isinstance(model, bytes) else str(model)

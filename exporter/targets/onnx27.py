@@ -69,12 +69,14 @@ def _since(op_type: str, version: int) -> int:
     return int(defs.get_schema(op_type, version, "").since_version)
 
 
-def open_session(model: Path | bytes, threads: int = 0, taking_turns: bool = False) -> OrtSession:
+def open_session(
+    model: Path | bytes, threads: int = 0, taking_turns: bool = False, frugal: bool = False
+) -> OrtSession:
     """Open in ONNX Runtime with its check for released opsets off."""
     saved = os.environ.get(UNRELEASED)
     os.environ[UNRELEASED] = "0"
     try:
-        return OrtSession(model, threads, taking_turns)
+        return OrtSession(model, threads, taking_turns, frugal=frugal)
     finally:
         if saved is None:
             del os.environ[UNRELEASED]

@@ -12,13 +12,15 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from linexport import dims, trace
+from linexport import dims, heap, targets, trace
 from linexport.loaders.model import LoadedModel
+from linexport.loaders.paging import page, unpage
 from linexport.parity.cases import Case, draw
 from linexport.parity.check import Subject
 from linexport.parity.compare import compare
 from linexport.parity.reference import feeds
 from linexport.parity.tolerances import TOLERANCES
+from linexport.targets import Session
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Call, Called, Settings, measure, table
 from linexport.timing.memory import peak_megabytes
@@ -48,6 +50,7 @@ class Bench:
     settings: Settings
     seed: int = 0
     reasons: dict[str, str] = field(default_factory=dict)
+    artifact: Session | None = None
     plain: OrtSession | None = None
     plain_path: Path | None = None
     plain_nodes: int | None = None
@@ -62,6 +65,7 @@ class Bench:
             self.reasons["pytorch"] = "the original is an ONNX file: there is no PyTorch module"
         try:
             self.plain_path, self.plain_nodes = trace.plain_export(loaded, self.work, program)
+            heap.give_back()
             self.plain = OrtSession(self.plain_path, self.settings.threads, taking_turns=True)
         except Exception as error:
             reason = innermost(error)[:200]
@@ -107,7 +111,7 @@ class Bench:
         if not subject.states or sequence is None:
             return None
         inputs, fed = self._inputs({sequence: 1})
-        state = self._state({})
+        state, session = self._state({}), self._opened()
         step = _eager_step(subject.loaded, inputs)
         reasons = {
             "pytorch": "the module has no step with a state to call",
@@ -115,7 +119,7 @@ class Bench:
             "plain_export": "it has no state: a step would run the whole prefix again",
         }
         calls: dict[str, Call | None] = {
-            "artifact": lambda: subject.session.run({**fed, **state}),
+            "artifact": lambda: session.run({**fed, **state}),
             "pytorch": step,
         }
         return measure(calls, reasons, replace(self.settings, lead_in=LEAD_IN))
@@ -125,7 +129,8 @@ class Bench:
 
         ``io_mb`` is what goes in and out, where the latency was taken at that length.
         """
-        self.plain = None  # what it holds is not held twice
+        self.artifact = self.plain = None  # what they hold is not held twice
+        heap.give_back()
         return [self._memory_row(length) for length in lengths]
 
     def _memory_row(self, length: int) -> dict[str, Any]:
@@ -175,6 +180,15 @@ class Bench:
         }
         return {**found, **sizes}
 
+    def _opened(self) -> Session:
+        """The artifact, as it is deployed."""
+        if self.artifact is None:
+            target = targets.find(self.target)
+            self.artifact = target.open(
+                self.model, threads=self.settings.threads, taking_turns=True
+            )
+        return self.artifact
+
     def _batch(self, sizes: Mapping[str, int]) -> int:
         shape = self.subject.input_shapes[0]
         fixed = shape[0] if shape and isinstance(shape[0], int) else 1
@@ -185,7 +199,8 @@ class Bench:
         return self.subject.initial_state(self.subject.batch(self._sizes(sizes)))
 
     def _calls(self, sizes: Mapping[str, int]) -> dict[str, Call | None]:
-        subject, plain = self.subject, self.plain
+        subject, session, plain = self.subject, self._opened(), self.plain
+        (page if self._too_slow("pytorch", sizes) else unpage)(subject.loaded)
         (args, kwargs), fed = self._inputs(sizes)
         state = self._state(sizes)
         names = [i.name for i in plain.inner.get_inputs()] if plain else []
@@ -196,7 +211,7 @@ class Bench:
                 return subject.loaded.module(*args, **kwargs)
 
         def artifact() -> dict[str, np.ndarray]:
-            return subject.session.run({**fed, **state})
+            return session.run({**fed, **state})
 
         def plainly() -> dict[str, np.ndarray]:
             assert plain is not None
@@ -275,6 +290,7 @@ def _eager_step(loaded: LoadedModel, inputs: tuple[Any, ...]) -> Call | None:
     module: Any = loaded.module
     if not (hasattr(module, "step") and hasattr(module, "initial_state")):
         return None
+    unpage(loaded)
     args = pytree.tree_leaves(inputs)
     state = module.initial_state(1)
 

@@ -102,7 +102,7 @@ def plain_onnx(program: torch.export.ExportedProgram, path: Path) -> int:
     """What ``torch.onnx.export`` gives for the same module, with the exporter's own optimiser.
 
     linexport operators are replaced by the PyTorch code they stand for. The model is written to
-    ``path``, with its weights beside it where they are large; returns how many nodes it has.
+    ``path``, with its weights beside it; returns how many nodes it has.
 
     Raises:
         Exception: whatever torch raises; a plain export that fails is a result, not a fault.
@@ -116,7 +116,8 @@ def plain_onnx(program: torch.export.ExportedProgram, path: Path) -> int:
             program = program.run_decompositions(table)
         exported = torch.onnx.export(program, dynamo=True, verbose=False, opset_version=OPSET)
     assert exported is not None
-    exported.save(str(path))
+    # Weights in the same file would be in memory three times over while it is written.
+    exported.save(str(path), external_data=True)
     return len(exported.model.graph)
 
 

@@ -94,7 +94,7 @@ def test_an_engine_that_runs_is_timed_by_length_one_token_first(
     monkeypatch.setitem(targets.targets(), "tensorrt-rtx", replace(right, deploy=OnCpu))
     manifest = manifest_of(made)
     loaded = load_model(manifest["source"]["location"])
-    subject = subject_of(manifest, loaded, OnCpu(made, manifest))
+    subject = subject_of(manifest, loaded, lambda: OnCpu(made, manifest))
     time_engines(manifest, subject, made, 0)
     assert [row["length"] for row in manifest["engines"][0]["latency"]] == [1, 64]
 

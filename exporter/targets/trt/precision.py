@@ -190,7 +190,9 @@ class _Rewrite:
         self.nodes.append(cast)
 
 
-def open_here(model: Path | bytes, threads: int = 0, taking_turns: bool = False) -> OrtSession:
+def open_here(
+    model: Path | bytes, threads: int = 0, taking_turns: bool = False, frugal: bool = False
+) -> OrtSession:
     """Open the ONNX model in ONNX Runtime, which has no kernels of bfloat16 for CPUs: such a model
     is run with its rounded weights in float32."""
     loaded = (
@@ -198,7 +200,7 @@ def open_here(model: Path | bytes, threads: int = 0, taking_turns: bool = False)
     )
     if widen(loaded):
         model = loaded.SerializeToString()
-    return OrtSession(model, threads, taking_turns)
+    return OrtSession(model, threads, taking_turns, frugal=frugal)
 
 
 def widen(model: onnx.ModelProto) -> bool:

@@ -1,0 +1,73 @@
+"""The weights of a model in a file, in the place of memory; see ``linexport.heap``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeGuard
+
+from linexport import heap
+from linexport.loaders.model import LoadedModel
+
+if TYPE_CHECKING:
+    import torch
+
+
+def page(loaded: LoadedModel) -> None:
+    """Move the large weights to a file. Whoever holds a parameter holds it as before."""
+    _move(loaded, heap.is_paged, paged=True)
+
+
+def unpage(loaded: LoadedModel) -> None:
+    """Move the weights to memory, where a model that is timed has them."""
+    _move(loaded, lambda address: not heap.is_paged(address), paged=False)
+
+
+def is_plain(weight: object) -> TypeGuard[torch.Tensor]:
+    """A dense tensor in memory, and not of a class that keeps its values elsewhere."""
+    import torch
+
+    return (
+        isinstance(weight, torch.Tensor)
+        and type(weight) in (torch.Tensor, torch.nn.Parameter)
+        and weight.layout is torch.strided
+        and weight.device.type == "cpu"
+    )
+
+
+def _move(loaded: LoadedModel, stays: Callable[[int], bool], paged: bool) -> None:
+    """Every storage that does not stay, and all tensors of the model that are in it.
+
+    Small ones are moved as well: one of them keeps the whole file mapped that it was loaded from.
+    """
+    import torch
+
+    inside: dict[int, list[torch.Tensor]] = {}
+    for tensor in _tensors(loaded):
+        address = tensor.untyped_storage().data_ptr()
+        if address and not stays(address):
+            inside.setdefault(address, []).append(tensor)
+    sizes = [group[0].untyped_storage().nbytes() for group in inside.values()]
+    files = iter(heap.blocks([n for n in sizes if n >= heap.WORTH])) if paged else iter(())
+    for size, (address, group) in zip(sizes, inside.items(), strict=True):
+        large = paged and size >= heap.WORTH
+        place = torch.from_numpy(next(files)) if large else torch.empty(size, dtype=torch.uint8)
+        place.copy_(torch.empty(0, dtype=torch.uint8).set_(group[0].untyped_storage()))
+        for tensor in group:
+            whole = place[: size // tensor.itemsize * tensor.itemsize].view(tensor.dtype)
+            # A parameter stays the object it is: exported programs hold it, too.
+            tensor.data = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        heap.release(place.data_ptr(), size)
+        heap.release(address, size)
+    heap.give_back()
+
+
+def _tensors(loaded: LoadedModel) -> Iterator[torch.Tensor]:
+    """Dense parameters and buffers, each once."""
+
+    modules = [loaded.module, *([loaded.stepwise.module] if loaded.stepwise else [])]
+    found: list[object] = [t for m in modules for t in (*m.parameters(), *m.buffers())]
+    if loaded.program is not None:
+        found += [*loaded.program.state_dict.values(), *loaded.program.constants.values()]
+    for tensor in {id(t): t for t in found}.values():
+        if is_plain(tensor) and not (tensor.is_inference() or tensor.is_conj() or tensor.is_neg()):
+            yield tensor

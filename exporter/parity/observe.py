@@ -1,0 +1,42 @@
+"""Running an artifact with more of its values as outputs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from linexport import weights
+from linexport.targets import Session
+
+
+def outputs_of(model: onnx.ModelProto, wanted: Collection[str]) -> list[onnx.ValueInfoProto]:
+    """What to add to the outputs of a model so that it returns every wanted value it computes."""
+    there = {o.name for o in model.graph.output}
+    computed = (name for node in model.graph.node for name in node.output if name)
+    return [onnx.ValueInfoProto(name=n) for n in computed if n in wanted and n not in there]
+
+
+def run(
+    path: Path,
+    wanted: Collection[str],
+    inputs: Mapping[str, np.ndarray],
+    open_session: Callable[..., Session],
+) -> tuple[dict[str, np.ndarray], list[onnx.NodeProto]]:
+    """Outputs of the model in that file and the wanted values, by name; and its nodes."""
+    model = weights.structure(path)
+    more = onnx.ModelProto()
+    more.graph.output.extend(outputs_of(model, wanted))
+    with tempfile.TemporaryDirectory(dir=path.parent) as work:
+        copy = Path(work) / path.name
+        shutil.copyfile(path, copy)
+        for name in weights.files_beside(model):
+            os.link(path.parent / name, copy.parent / name)
+        with copy.open("ab") as file:
+            file.write(more.SerializeToString())  # joined with what is there
+        return open_session(copy, frugal=True).run(inputs), list(model.graph.node)
