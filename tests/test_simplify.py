@@ -189,3 +189,16 @@ def test_a_large_constant_that_others_read_is_not_copied() -> None:
         w=weight,
     )
     assert "Transpose" in ops(model)
+
+
+def test_a_sequence_of_constants_is_no_constant() -> None:
+    model = simplified(
+        node("SplitToSequence", "pair,sizes", "parts", axis=0),
+        node("SequenceAt", "parts,one", "row"),
+        node("Add", "x,row", "y"),
+        outputs=("y",),
+        pair=np.arange(12, dtype=np.float32).reshape(3, 4),
+        sizes=np.array([2, 1]),
+        one=np.array(1),
+    )
+    assert ops(model) == ["Add", "SequenceAt", "SplitToSequence"]

@@ -232,7 +232,7 @@ def test_a_language_model_equals_pytorch_here_and_in_plain_onnxruntime(
     module, model = language_model()
     made, choices = lowered(model, target)
     check_file(made, target)
-    conv = {"ort": "portable", "onnx": "portable", "onnx27": "standard"}[target]
+    conv = {"ort": "channels_last", "onnx": "portable", "onnx27": "standard"}[target]
     assert {c.lowering for c in choices if c.op == "CausalConvWithState"} == {conv}
     path = tmp_path / "model.onnx"
     onnx.save_model(made, str(path))

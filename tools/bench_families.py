@@ -6,7 +6,8 @@ Every family is converted twice. The tiny model of the tests is checked as ``con
 and timed. The wide one (hidden size 512, four layers) is measured beside eager PyTorch, with the
 fastest of the implementations it has of attention and of experts, and, where there is one, a plain
 export of that one length. No implementation in float32 is faster than the sum of its matrix
-products, measured in the same run. With ``--memory`` a model of that many megabytes of weights is
+products, measured in the same run; "above" is how many times longer than the artifact the others
+take for what comes on top of these. With ``--memory`` a model of that many megabytes of weights is
 converted, too.
 
 Each step is a process of its own. Results are added to FILE, so that a run can be continued. A
@@ -334,9 +335,9 @@ def table(results: dict[str, Any]) -> str:
     """Markdown: a row a family."""
     rows = [
         "| family | max. relative error | nodes | fused / linear layers | conversion, s "
-        "| prefill, ms: artifact / eager / plain export / products "
-        "| step, ms: artifact / eager / products |",
-        "|---|---|---|---|---|---|---|",
+        "| prefill, ms: artifact / eager / plain export / products | above: eager / plain export "
+        "| step, ms: artifact / eager / products | above: eager |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, found in results.items():
         if name in TINY:
@@ -362,7 +363,16 @@ def _cells(found: dict[str, Any]) -> list[str]:
     ):
         times = wide_.get(name, {})
         cells.append(" / ".join(f"{times[who]:.1f}" if who in times else "none" for who in order))
+        cells.append(" / ".join(_above(times, who) for who in order[1:-1]))
     return cells
+
+
+def _above(times: dict[str, float], who: str) -> str:
+    """How many times longer than the artifact it takes for what comes on top of the products."""
+    if who not in times:
+        return "none"
+    ours, theirs = (times[name] - times["products"] for name in ("artifact", who))
+    return f"{theirs / ours:.1f}" if ours > 0 else "all"
 
 
 def main() -> None:

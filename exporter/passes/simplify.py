@@ -47,6 +47,9 @@ SAME_DTYPE = {"Add", "Sub", "Mul", "Div", "Neg", "Softmax", "Softplus", "Sigmoid
 NOT_A_FUNCTION = DRAWING | {"Dropout"}
 """Operators that do not give the same output for the same input."""
 
+SEQUENCES = {"SplitToSequence", "SequenceConstruct", "SequenceInsert", "SequenceErase"}
+"""Operators whose output is no tensor."""
+
 
 def run(graph: gs.Graph) -> None:
     """One sweep in the order of evaluation: the inputs of a node are simplified before it is."""
@@ -54,7 +57,9 @@ def run(graph: gs.Graph) -> None:
     outputs = {id(tensor) for tensor in graph.outputs}
     seen: dict[Any, list[gs.Tensor]] = {}
     for node in list(graph.nodes):
-        if node.op in NOT_A_FUNCTION or any(_has_subgraph(v) for v in node.attrs.values()):
+        if node.op in NOT_A_FUNCTION | SEQUENCES or any(
+            _has_subgraph(v) for v in node.attrs.values()
+        ):
             continue
         if any(id(tensor) in outputs for tensor in node.outputs):
             continue
@@ -209,6 +214,9 @@ def _folded(node: gs.Node, opset: int) -> list[gs.Tensor] | None:
     if any(len(tensor.outputs) > 1 for tensor in large):
         return None
     values = _evaluated(node, constants, opset)
+    if any(isinstance(value, list) for value in values):  # a sequence
+        return None
+    values = [np.asarray(value) for value in values]
     grown = sum(v.nbytes for v in values) - sum(map(_bytes, large))
     if grown > SMALL:
         return None
@@ -232,14 +240,15 @@ def _known_sizes(node: gs.Node, opset: int) -> np.ndarray | None:
         if not all(isinstance(tensor, gs.Constant) for tensor in node.inputs[1:]):
             return None
         known = [gs.Constant(node.inputs[0].name, places), *node.inputs[1:]]
-        (places,) = _evaluated(node, known, opset)
+        places = np.asarray(_evaluated(node, known, opset)[0])
     taken = [sizes[place] for place in places.flat]
     if not all(isinstance(size, int) for size in taken):
         return None
     return np.asarray(taken, np.int64).reshape(places.shape)
 
 
-def _evaluated(node: gs.Node, constants: list[gs.Constant], opset: int) -> list[np.ndarray]:
+def _evaluated(node: gs.Node, constants: list[gs.Constant], opset: int) -> list[Any]:
+    """Arrays or numbers, and lists for sequences."""
     given = {tensor.name: tensor.values for tensor in constants}
     graph = helper.make_graph(
         [OnnxExporter.export_node(node)],
@@ -253,4 +262,4 @@ def _evaluated(node: gs.Node, constants: list[gs.Constant], opset: int) -> list[
         [helper.make_value_info(tensor.name, onnx.TypeProto()) for tensor in node.outputs],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-    return [np.asarray(result) for result in ReferenceEvaluator(model).run(None, given)]
+    return list(ReferenceEvaluator(model).run(None, given))

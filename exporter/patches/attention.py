@@ -30,14 +30,25 @@ def eager_attention_forward(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """Output (B, T, H, d) and weights (B, H, T, S)."""
-    groups = (key.shape[1], query.shape[1] // key.shape[1])
-    scores = query.unflatten(1, groups) @ key.unsqueeze(2).transpose(3, 4) * scaling
-    scores = scores.flatten(1, 2)
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
-    output = (weights.unflatten(1, groups) @ value.unsqueeze(2)).flatten(1, 2)
+    output, weights = attend(query, key, value, attention_mask, scaling)
     return output.transpose(1, 2).contiguous(), weights
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
+) -> tuple[Tensor, Tensor]:
+    """Output (B, H, T, d_v) and weights (B, H, T, S); the heads of key and value divide H."""
+    served = query.shape[1] // key.shape[1]
+    # The queries of all heads that share keys, one below the other: one product of matrices.
+    rows = query.unflatten(1, (key.shape[1], served)).flatten(2, 3)
+    scores = (rows @ key.transpose(2, 3) * scaling).unflatten(2, (served, query.shape[2]))
+    scores = scores.flatten(1, 2)
+    if mask is not None:
+        scores = scores + mask
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+    rows = weights.unflatten(1, (key.shape[1], served)).flatten(2, 3)
+    output = (rows @ value).unflatten(2, (served, query.shape[2])).flatten(1, 2)
+    return output, weights
 
 
 def create_causal_mask(

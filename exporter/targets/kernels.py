@@ -74,6 +74,13 @@ def native(node: Node, dialect: Dialect = ONNX_RUNTIME) -> tuple[Body, list[str]
     return b, _native(b, _Call.of(node), node.inputs[: len(INPUTS)], dialect)
 
 
+def native_bounded(node: Node) -> tuple[Body, list[str]]:
+    """``native_blocked`` where anything surrounds the kernel, else ``native``."""
+    call = _Call.of(node)
+    surrounded = call.phi is not None or call.spec.normalize or "key_mask" in node.shapes
+    return native_blocked(node) if surrounded else native(node)
+
+
 def native_blocked(node: Node) -> tuple[Body, list[str]]:
     """ONNX Runtime's kernel and what surrounds it, a block of tokens at a time."""
     return _blocked(_Call.of(node), node)
@@ -239,8 +246,10 @@ class _Kernel:
             update_rule=self.spec.update_rule,
             scale=float(self.spec.scale),
         )
-        # The operator keeps its state in the activation type where it is not given one.
-        return output, b.Cast(state, to=TensorProto.FLOAT)
+        if self.dialect.mixes_types:
+            # The operator keeps its state in the activation type where it is not given one.
+            state = b.Cast(state, to=TensorProto.FLOAT)
+        return output, state
 
     def denominator(self, past: str) -> tuple[str, str]:
         """scale q_t . z_t as (B, T, H, 1) in float32, and the last z as (B, H_kv, d_k)."""

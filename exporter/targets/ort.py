@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from linexport.plugins.ops.linear_attention import view
 from linexport.plugins.ops.op import Node, Op
-from linexport.targets import diagonal, kernels
+from linexport.targets import convolution, diagonal, kernels
 from linexport.targets.base import OrtSession, Target
 from linexport.targets.lowering import Candidate
 
@@ -25,7 +25,8 @@ def candidates(op: Op, node: Node) -> Sequence[Candidate]:
     if op.name == "CausalConvWithState":
         native = Candidate("native", "ONNX Runtime's kernel", kernels.native_conv)
         return [
-            replace(portable, reason="a standard Conv: faster than the kernel, save for one token"),
+            Candidate("channels_last", convolution.REASON, convolution.channels_last),
+            portable,
             native,
         ]
     if op.name != "LinearAttention":
@@ -54,7 +55,7 @@ def candidates(op: Op, node: Node) -> Sequence[Candidate]:
         return [portable, native] if not spec.has_beta else [native, portable]
     if aligned:
         reason = "widths on the kernel's fast path"
-        return [Candidate("native", reason, kernels.native_blocked), portable]
+        return [Candidate("native", reason, kernels.native_bounded), portable]
     reason = (
         f"widths {sizes.d_k} x {sizes.d_v} padded to multiples of "
         f"{kernels.KEY_MULTIPLE} x {kernels.VALUE_MULTIPLE}, the kernel's fast path"

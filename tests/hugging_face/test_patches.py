@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from families import TINY
 
 from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.loaders import load_model
-from linexport.patches import attention
+from linexport.patches import attention, latent_attention
 from linexport.patches.carried import Carried, active, carrying
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -112,6 +113,32 @@ def test_attention_is_the_library_s(library: ModuleType, groups: int) -> None:
         expected = library.eager_attention_forward(module, query, key, value, given, 0.3)
         found = attention.eager_attention_forward(module, query, key, value, given, 0.3)
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("rank_of_queries", [None, 12])
+def test_latent_attention_is_the_library_s(rank_of_queries: int | None) -> None:
+    """Absorbed here, expanded there; both from the latents of a past."""
+    from transformers import DynamicCache, KimiLinearConfig
+    from transformers.models.kimi_linear import modeling_kimi_linear as kimi
+
+    config = KimiLinearConfig(**TINY["kimi_linear"], q_lora_rank=rank_of_queries)
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    layer = kimi.KimiLinearAttention(config, 1).eval()
+    for weight in layer.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    pieces = torch.randn(2, 9, config.hidden_size).split([6, 3], 1)
+    masks = [torch.randn(2, 1, 6, 6), torch.randn(2, 1, 3, 9)]
+
+    def run() -> list[torch.Tensor]:
+        past = DynamicCache(config=config)
+        with torch.no_grad():
+            return [layer(x, m, past)[0] for x, m in zip(pieces, masks, strict=True)]
+
+    expected = run()
+    with patches.applied([kimi]):
+        assert layer.forward.__func__ is latent_attention.forward
+        torch.testing.assert_close(run(), expected)
 
 
 def test_the_mask_is_the_library_s(library: ModuleType) -> None:

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from linexport.errors import OpError
-from linexport.plugins.ops.causal_conv import causal_conv
+from linexport.plugins.ops.causal_conv import OP, causal_conv
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
 from linexport.plugins.ops.registry import attach_functions
+from linexport.targets import convolution
 
 RULES = ("linear", "gated", "delta", "gated_delta")
 RTOL = {"linear": 1e-6, "gated": 3e-6, "delta": 5e-6, "gated_delta": 5e-6}
@@ -307,13 +308,25 @@ def test_outputs_may_be_left_out(ops: Any, outputs: list[str]) -> None:
     ops.assert_close(ops.on_onnxruntime(model)(x), want, rtol=1e-4)
 
 
+CONVOLUTIONS = {"portable": OP.portable, "channels_last": convolution.channels_last}
+
+
 def conv_model(
-    ops: Any, size: int, activation: str, bias: bool, past: bool, kind: int, opset: int = 18
+    ops: Any,
+    size: int,
+    activation: str,
+    bias: bool,
+    past: bool,
+    kind: int,
+    opset: int = 18,
+    channels: int = 4,
+    lowering: str = "portable",
 ) -> Any:
     """One CausalConvWithState node with dynamic batch and length, float32 outside."""
-    shapes: dict[str, tuple[Any, ...]] = {"input": ("B", 4, "T"), "weight": (4, 1, size)}
-    shapes |= {"bias": (4,)} if bias else {}
-    shapes |= {"past_state": ("B", 4, size - 1)} if past else {}
+    shapes: dict[str, tuple[Any, ...]] = {"input": ("B", channels, "T")}
+    shapes |= {"weight": (channels, 1, size)}
+    shapes |= {"bias": (channels,)} if bias else {}
+    shapes |= {"past_state": ("B", channels, size - 1)} if past else {}
     names = [f"{n}_cast" if n in shapes else "" for n in ("input", "weight", "bias", "past_state")]
     while not names[-1]:
         names.pop()
@@ -330,19 +343,26 @@ def conv_model(
         [*casts, node, *back],
         [helper.make_tensor_value_info(n, wide, s) for n, s in shapes.items()],
         [
-            helper.make_tensor_value_info("output", wide, ("B", 4, "T")),
-            helper.make_tensor_value_info("present_state", wide, ("B", 4, size - 1)),
+            helper.make_tensor_value_info("output", wide, ("B", channels, "T")),
+            helper.make_tensor_value_info("present_state", wide, ("B", channels, size - 1)),
         ],
         [helper.make_tensor_value_info(f"{n}_cast", kind, s) for n, s in shapes.items()],
     )
     model.opset_import[0].version = opset
-    attach_functions(model)
+    attach_functions(model, lambda *_: CONVOLUTIONS[lowering])
     onnx.checker.check_model(model, full_check=True)
     return model
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("runtime", ["on_onnxruntime", "on_reference"])
+@pytest.mark.parametrize(
+    ("runtime", "lowering"),
+    [
+        ("on_onnxruntime", "portable"),
+        ("on_reference", "portable"),
+        ("on_onnxruntime", "channels_last"),
+    ],
+)
 @fixed(12)
 @given(
     size=st.integers(1, 5),
@@ -351,10 +371,12 @@ def conv_model(
     past=st.booleans(),
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
     opset=st.sampled_from([18, 22, 26]),
+    channels=st.sampled_from([4, 32]),  # 32: blocks of ONNX Runtime's depthwise kernel
 )
 def test_causal_conv(
     ops: Any,
     runtime: str,
+    lowering: str,
     dtype: str,
     size: int,
     activation: str,
@@ -362,14 +384,17 @@ def test_causal_conv(
     past: bool,
     lengths: list[int],
     opset: int,
+    channels: int,
 ) -> None:
     narrow, kind = ops.element[dtype]
-    run = getattr(ops, runtime)(conv_model(ops, size, activation, bias, past, kind, opset))
+    model = conv_model(ops, size, activation, bias, past, kind, opset, channels, lowering)
+    run = getattr(ops, runtime)(model)
     rng = np.random.default_rng(size)
     for length in lengths:
-        x = {"input": rng.normal(size=(2, 4, length)), "weight": rng.normal(size=(4, 1, size))}
-        x |= {"bias": rng.normal(size=4)} if bias else {}
-        x |= {"past_state": rng.normal(size=(2, 4, size - 1))} if past else {}
+        x = {"input": rng.normal(size=(2, channels, length))}
+        x |= {"weight": rng.normal(size=(channels, 1, size))}
+        x |= {"bias": rng.normal(size=channels)} if bias else {}
+        x |= {"past_state": rng.normal(size=(2, channels, size - 1))} if past else {}
         x = {n: a.astype(narrow) for n, a in x.items()}
         wide = {n: a.astype(np.float64) for n, a in x.items()}
         want = causal_conv(activation, **wide)
@@ -379,9 +404,11 @@ def test_causal_conv(
         np.testing.assert_array_equal(run(x)[1], want[1].astype(np.float32))
 
 
-def test_causal_conv_carries_its_state(ops: Any) -> None:
+@pytest.mark.parametrize("lowering", CONVOLUTIONS)
+def test_causal_conv_carries_its_state(ops: Any, lowering: str) -> None:
     """Splitting a sequence anywhere, pieces shorter than the kernel included, changes nothing."""
-    run = ops.on_onnxruntime(conv_model(ops, 4, "silu", True, True, TensorProto.FLOAT))
+    model = conv_model(ops, 4, "silu", True, True, TensorProto.FLOAT, lowering=lowering)
+    run = ops.on_onnxruntime(model)
     rng = np.random.default_rng(9)
     shapes = {"input": (2, 4, 13), "weight": (4, 1, 4), "bias": (4,), "past_state": (2, 4, 3)}
     x = {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()}
