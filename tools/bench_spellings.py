@@ -13,6 +13,7 @@ import argparse
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -126,7 +127,9 @@ def measured(name: str, spellings: ModuleType, length: int) -> dict[str, Any]:
     spelling = spellings.CAUSAL[name]
     module = spelling.build().eval()
     model, matches = lowered(module, spelling.inputs)
-    own: torch.nn.Module = Own(matches[-1], spellings, name).eval()
+    # Two are a numerator and a denominator: the layer that does the same has a normaliser.
+    match = replace(matches[-1], normalize=matches[-1].normalize or len(matches) > 1)
+    own: torch.nn.Module = Own(match, spellings, name).eval()
     if spelling.inputs == 1:
         own = OwnBlock(module, own)  # type: ignore[arg-type]
     reference, _ = lowered(own, spelling.inputs)
