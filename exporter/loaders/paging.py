@@ -63,7 +63,6 @@ def _move(loaded: LoadedModel, stays: Callable[[int], bool], paged: bool) -> Non
 
 def _tensors(loaded: LoadedModel) -> Iterator[torch.Tensor]:
     """Dense parameters and buffers, each once."""
-
     modules = [loaded.module, *([loaded.stepwise.module] if loaded.stepwise else [])]
     found: list[object] = [t for m in modules for t in (*m.parameters(), *m.buffers())]
     if loaded.program is not None:

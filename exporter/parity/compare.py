@@ -64,12 +64,11 @@ def compare(
     magnitude = largest(expected)
     absolute, worst, apart, counts = -1.0, 0, 0, np.zeros(len(EDGES) - 1, np.int64)
     wide, found = expected.reshape(-1), got.reshape(-1)
-    for start in range(0, expected.size, BLOCK):
-        block = slice(start, start + BLOCK)
+    for block in in_blocks(expected.size):
         difference = _difference(wide[block], found[block])
         place = int(difference.argmax())
         if difference[place] > absolute:
-            absolute, worst = float(difference[place]), start + place
+            absolute, worst = float(difference[place]), block.start + place
         apart += int(np.isinf(difference).sum())
         counts += _histogram(difference, magnitude)
     relative = absolute / magnitude if magnitude else (0.0 if absolute == 0 else float("inf"))
@@ -104,10 +103,15 @@ def largest(values: np.ndarray) -> float:
     return float(max(sizes, default=0.0))
 
 
+def in_blocks(size: int) -> Iterator[slice]:
+    """The places of so many values, ``BLOCK`` at a time."""
+    return (slice(start, start + BLOCK) for start in range(0, size, BLOCK))
+
+
 def _finite_blocks(values: np.ndarray) -> Iterator[np.ndarray]:
     flat = values.reshape(-1)
-    for start in range(0, flat.size, BLOCK):
-        block = flat[start : start + BLOCK].astype(np.float64)
+    for places in in_blocks(flat.size):
+        block = flat[places].astype(np.float64)
         yield block[np.isfinite(block)]
 
 

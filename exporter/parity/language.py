@@ -95,7 +95,6 @@ def check_language(subject: Subject, seed: int = 0) -> Parity:
     trials = [*_whole(subject.dims, language.context, seed), *_continued(language.context, seed)]
     original = _Original(subject.loaded)
     expected = [original.answer(_prompt(language.vocabulary, trial)) for trial in trials]
-    heap.give_back()
     checked = _Check(subject, language, Parity(TOLERANCES["float32"]), subject.open())
     for trial, logits in zip(trials, expected, strict=True):
         checked.compare(trial, logits)

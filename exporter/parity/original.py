@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from linexport.parity.cases import Case
-from linexport.parity.compare import BLOCK, largest
+from linexport.parity.compare import in_blocks, largest
 from linexport.parity.reference import Inputs, Reference
 from linexport.parity.tolerances import MOST, ROUNDING, Tolerance
 
@@ -111,8 +111,7 @@ def _apart(single: np.ndarray, double: np.ndarray) -> float:
     """The largest difference of two outputs where both are finite."""
     single, double = single.reshape(-1), double.reshape(-1)
     worst = 0.0
-    for start in range(0, single.size, BLOCK):
-        part = slice(start, start + BLOCK)
+    for part in in_blocks(single.size):
         with np.errstate(invalid="ignore"):
             worst = max(worst, largest(single[part].astype(np.float64) - double[part]))
     return worst

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.passes.simplify import replace
+from linexport.passes.simplify import made_by, replace
 
 STAGE = "tidy"
 
@@ -24,7 +24,7 @@ def run(graph: gs.Graph) -> None:
         if node.op != "Where" or node.domain or id(node.outputs[0]) in outputs:
             continue
         condition, large, softplus = node.inputs
-        greater, smooth = _maker(condition, "Greater"), _maker(softplus, "Softplus")
+        greater, smooth = made_by(condition, "Greater"), made_by(softplus, "Softplus")
         if greater is None or smooth is None or smooth.inputs[0] is not large:
             continue
         x, threshold = greater.inputs
@@ -32,11 +32,6 @@ def run(graph: gs.Graph) -> None:
         # The branch takes the shape of its threshold, too.
         if known and x is large and threshold.values.size == 1 and _is_single(threshold):
             replace(node, [softplus])
-
-
-def _maker(tensor: gs.Tensor, op: str) -> gs.Node | None:
-    node = tensor.inputs[0] if tensor.inputs else None
-    return node if node is not None and node.op == op else None
 
 
 def _is_single(tensor: gs.Constant) -> bool:

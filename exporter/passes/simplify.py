@@ -95,6 +95,12 @@ def _has_subgraph(value: Any) -> bool:
     return isinstance(value, gs.Graph)
 
 
+def made_by(tensor: gs.Tensor, op: str) -> gs.Node | None:
+    """The node that computes a tensor, if it is such an operator."""
+    node = tensor.inputs[0] if tensor.inputs else None
+    return node if node is not None and node.op == op else None
+
+
 def replace(node: gs.Node, values: list[gs.Tensor]) -> None:
     """Let the readers of a node's outputs read ``values`` instead, and drop the node."""
     for old, new in zip(node.outputs, values, strict=True):

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.passes.divide_by_roots import NARROWEST
+from linexport.passes.simplify import made_by
 
 STAGE = "tidy"
 
@@ -30,27 +31,23 @@ def _width(node: gs.Node) -> int | None:
     x, divisor = node.inputs
     mean = divisor
     for op in ("Sqrt", "Add"):
-        maker = _maker(mean)
-        if maker is None or maker.op != op:
+        maker = made_by(mean, op)
+        if maker is None:
             return None
         given = [t for t in maker.inputs if not isinstance(t, gs.Constant)]
         if len(given) != 1:
             return None
         mean = given[0]
-    reduced = _maker(mean)
-    if reduced is None or reduced.op != "ReduceMean" or not _over_last(reduced, x):
+    reduced = made_by(mean, "ReduceMean")
+    if reduced is None or not _over_last(reduced, x):
         return None
-    squared = _maker(reduced.inputs[0])
-    if squared is None or squared.op != "Pow" or squared.inputs[0] is not x:
+    squared = made_by(reduced.inputs[0], "Pow")
+    if squared is None or squared.inputs[0] is not x:
         return None
     width = x.shape[-1] if x.shape else None
     if not isinstance(width, int) or width < NARROWEST or x.dtype != np.float32:
         return None
     return width
-
-
-def _maker(tensor: gs.Tensor) -> gs.Node | None:
-    return tensor.inputs[0] if tensor.inputs else None
 
 
 def _over_last(reduced: gs.Node, x: gs.Tensor) -> bool:

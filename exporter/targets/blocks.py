@@ -21,7 +21,7 @@ from linexport.plugins.ops.linear_attention.spec import Sizes
 
 CACHED = 2**17
 """Elements of the widest tensor of a block, 512 KiB in float32: several of them stay in the cache
-of a core. With four times as many, 4096 tokens take a quarter longer."""
+of a core. With four times as many, 4096 tokens take a sixth longer."""
 
 SMALLEST = 128
 """Tokens in a block at least: every turn of the loop copies the state, and that shows below."""

@@ -15,7 +15,7 @@ import numpy as np
 from onnx import TensorProto
 
 from linexport.plugins.ops.body import Body
-from linexport.plugins.ops.causal_conv import ACTIVATIONS
+from linexport.plugins.ops.causal_conv import activated
 from linexport.plugins.ops.op import Node
 
 REASON = "a Conv on tokens before channels"
@@ -34,9 +34,7 @@ def channels_last(node: Node) -> tuple[Body, list[str]]:
         seen = b.Pad(x, b.const([0, size - 1, 0, 0, 0, 0]))
     image = b.Transpose(b.Unsqueeze(seen, time), perm=[0, 3, 1, 2])
     kernel = b.Unsqueeze(weight, row)
-    y = b.Conv(image, kernel, *([bias] if bias else []), group=channels)
-    if node.attributes.get("activation", ACTIVATIONS[0]) != ACTIVATIONS[0]:
-        y = b.Mul(y, b.Sigmoid(y))
+    y = activated(b, node, b.Conv(image, kernel, *([bias] if bias else []), group=channels))
     # Not Squeeze, which ONNX Runtime would take before the transpose: then it reorders twice.
     y = b.Reshape(b.Transpose(y, perm=[0, 2, 3, 1]), b.const([0, -1, channels]))
     # Not -(k-1): for k = 1 that would be the whole sequence.

@@ -342,8 +342,11 @@ def native_conv(node: Node, dialect: Dialect = ONNX_RUNTIME) -> tuple[Body, list
     inputs = list(node.inputs)
     while not inputs[-1]:
         inputs.pop()
-    activation = str(node.attributes.get("activation", causal_conv.ACTIVATIONS[0]))
     outputs = b.node(
-        "CausalConvWithState", *inputs, outputs=2, domain=dialect.domain, activation=activation
+        "CausalConvWithState",
+        *inputs,
+        outputs=2,
+        domain=dialect.domain,
+        activation=causal_conv.activation_of(node),
     )
     return b, list(outputs)

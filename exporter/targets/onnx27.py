@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import onnx
 from onnx import defs, version_converter
@@ -69,14 +70,12 @@ def _since(op_type: str, version: int) -> int:
     return int(defs.get_schema(op_type, version, "").since_version)
 
 
-def open_session(
-    model: Path | bytes, threads: int = 0, taking_turns: bool = False, frugal: bool = False
-) -> OrtSession:
-    """Open in ONNX Runtime with its check for released opsets off."""
+def open_session(model: Path | bytes, **keywords: Any) -> OrtSession:
+    """Open in ONNX Runtime, as ``OrtSession`` does, with its check for released opsets off."""
     saved = os.environ.get(UNRELEASED)
     os.environ[UNRELEASED] = "0"
     try:
-        return OrtSession(model, threads, taking_turns, frugal=frugal)
+        return OrtSession(model, **keywords)
     finally:
         if saved is None:
             del os.environ[UNRELEASED]

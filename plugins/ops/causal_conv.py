@@ -91,16 +91,22 @@ def causal_conv(
     return output, seen[:, :, length:]
 
 
-def _activation(node: Node) -> str:
-    return str(node.attributes.get("activation", "none"))
+def activation_of(node: Node) -> str:
+    """One of ``ACTIVATIONS``."""
+    return str(node.attributes.get("activation", ACTIVATIONS[0]))
+
+
+def activated(b: Body, node: Node, y: str) -> str:
+    """f(y) of the node, y in any layout."""
+    return y if activation_of(node) == ACTIVATIONS[0] else str(b.Mul(y, b.Sigmoid(y)))
 
 
 def _check(node: Node) -> None:
-    check(_activation(node), **node.shapes)
+    check(activation_of(node), **node.shapes)
 
 
 def _states(node: Node) -> list[StatePort]:
-    size = check(_activation(node), **node.shapes)
+    size = check(activation_of(node), **node.shapes)
     channels = node.shapes["weight"][0]
     assert isinstance(channels, int)
     return [StatePort(3, 1, "conv", (channels, size - 1))]
@@ -116,9 +122,7 @@ def _portable(node: Node) -> tuple[Body, list[str]]:
     channels, size = node.shapes["weight"][0], node.shapes["weight"][2]
     assert isinstance(size, int)
     seen = b.Concat(past, x, axis=2) if past else b.Pad(x, b.const([0, 0, size - 1, 0, 0, 0]))
-    y = b.Conv(seen, weight, *([bias] if bias else []), group=channels)
-    if _activation(node) != "none":
-        y = b.Mul(y, b.Sigmoid(y))
+    y = activated(b, node, b.Conv(seen, weight, *([bias] if bias else []), group=channels))
     end = b.const([np.iinfo(np.int64).max])
     # Not -(k-1): for k = 1 that would be the whole sequence.
     start = b.Shape(x, start=2, end=3)

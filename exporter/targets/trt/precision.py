@@ -190,17 +190,15 @@ class _Rewrite:
         self.nodes.append(cast)
 
 
-def open_here(
-    model: Path | bytes, threads: int = 0, taking_turns: bool = False, frugal: bool = False
-) -> OrtSession:
-    """Open the ONNX model in ONNX Runtime, which has no kernels of bfloat16 for CPUs: such a model
-    is run with its rounded weights in float32."""
+def open_here(model: Path | bytes, **keywords: Any) -> OrtSession:
+    """Open the ONNX model in ONNX Runtime, as ``OrtSession`` does. That has no kernels of bfloat16
+    for CPUs: such a model is run with its rounded weights in float32."""
     loaded = (
         onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load_model(str(model))
     )
     if widen(loaded):
         model = loaded.SerializeToString()
-    return OrtSession(model, threads, taking_turns, frugal=frugal)
+    return OrtSession(model, **keywords)
 
 
 def widen(model: onnx.ModelProto) -> bool:
