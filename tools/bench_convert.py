@@ -1,15 +1,15 @@
 """Time and memory of converting a user's 12-layer model, stage by stage.
 
-    python tools/bench_convert.py [--model cumsum|quadratic] [--width 512] [--layers 12]
+    python tools/bench_convert.py [--model cumsum|quadratic|chunks] [--width 512] [--layers 12]
                                   [--json FILE]
 
 The model is written as people write it: heads of 64, elu(x) + 1, and attention as a
-cumulative sum of outer products or as scores under a triangular mask. Every stage's peak is counted
-from what was resident before the conversion began, libraries that torch loads at its first export
-among it, in multiples of the model's weights (parameters in float32). Of the peak, what is resident
-while neither the original nor a plain export runs is linexport's own; what these take above that
-while they run stands beside it. Peak memory is measured in processes of their own, which are not
-counted here.
+cumulative sum of outer products, as scores under a triangular mask, or in chunks with a state
+between them. Every stage's peak is counted from what was resident before the conversion began,
+libraries that torch loads at its first export among it, in multiples of the model's weights
+(parameters in float32). Of the peak, what is resident while neither the original nor a plain export
+runs is linexport's own; what these take above that while they run stands beside it. Peak memory is
+measured in processes of their own, which are not counted here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from linexport.timing.competitors import Bench
 LAYERS, WIDTH = (
     int(os.environ.get(name, default)) for name, default in (("LAYERS", 12), ("WIDTH", 512))
 )
-HEADS, EPS = WIDTH // 64, 1e-6
+MODELS = ("cumsum", "quadratic", "chunks")
+HEADS, CHUNK, EPS = WIDTH // 64, 64, 1e-6
 
 
 def cumsum_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -57,6 +58,23 @@ def quadratic_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = torch.tril(torch.einsum("bthd,bshd->bhts", q, k))
     attended = torch.einsum("bhts,bshe->bthe", scores, v)
     return attended / (scores.sum(-1).transpose(1, 2)[..., None] + EPS)
+
+
+def chunked_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """(B, T, H, d) each: scores within chunks of 64 tokens, a state between them."""
+    length = q.shape[1]
+    count = (length + CHUNK - 1) // CHUNK
+    q, k, v = (
+        nn.functional.pad(x, (0, 0, 0, 0, 0, count * CHUNK - length)).unflatten(1, (count, CHUNK))
+        for x in (q, k, v)
+    )
+    states, sums = torch.einsum("bnshd,bnshe->bnhde", k, v), k.sum(2)
+    states, sums = states.cumsum(1) - states, sums.cumsum(1) - sums
+    scores = torch.einsum("bnthd,bnshd->bnhts", q, k).tril()
+    attended = torch.einsum("bnhts,bnshe->bnthe", scores, v)
+    attended = attended + torch.einsum("bnthd,bnhde->bnthe", q, states)
+    normaliser = scores.sum(-1).transpose(2, 3) + torch.einsum("bnthd,bnhd->bnth", q, sums)
+    return (attended / (normaliser[..., None] + EPS)).flatten(1, 2)[:, :length]
 
 
 class Block(nn.Module):
@@ -89,6 +107,11 @@ def cumsum() -> tuple[nn.Module, tuple[Tensor, ...]]:
 def quadratic() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A factory, as ``linexport convert`` takes it."""
     return _model(quadratic_attention)
+
+
+def chunks() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A factory, as ``linexport convert`` takes it."""
+    return _model(chunked_attention)
 
 
 def tiny() -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -235,7 +258,7 @@ def measured(name: str) -> dict[str, Any]:
 def main() -> None:
     """Each model in a process of its own, which prints its stages as they end."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    options.add_argument("--model", choices=("cumsum", "quadratic"))
+    options.add_argument("--model", choices=MODELS)
     options.add_argument("--layers", type=int, default=LAYERS)
     options.add_argument("--width", type=int, default=WIDTH)
     options.add_argument("--json", type=Path)
@@ -245,7 +268,7 @@ def main() -> None:
         print(json.dumps(measured(given.model)))
         return
     rows = []
-    for name in [given.model] if given.model else ["cumsum", "quadratic"]:
+    for name in [given.model] if given.model else MODELS:
         # From its own folder, where the factories are importable.
         done = subprocess.run(
             [sys.executable, Path(__file__).name, "--here", "--model", name],
