@@ -20,7 +20,7 @@ from linexport.parity import observe
 from linexport.parity.cases import Case
 from linexport.parity.check import Subject
 from linexport.parity.compare import compare
-from linexport.parity.language import Prompt, draw_prompt
+from linexport.parity.prompts import Prompt, draw_prompt
 from linexport.parity.reference import passing
 from linexport.parity.tolerances import TOLERANCES
 from linexport.targets import Session

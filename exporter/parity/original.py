@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from linexport.parity.cases import Case
-from linexport.parity.compare import in_blocks, largest
 from linexport.parity.reference import Inputs, Reference
-from linexport.parity.tolerances import MOST, ROUNDING, Tolerance
+from linexport.parity.rounding import apart, is_nothing_else, note
+from linexport.parity.tolerances import Tolerance
 
 PATIENCE = 2.0
 """Seconds in float32 above which float64, which takes two or three times that, is left out."""
@@ -90,31 +90,14 @@ def ask(
             "that float64 keeps finite): there it is compared in float64 only."
         )
         return found[1:]
-    rounding = [_apart(a, b) for a, b in zip(found[0].outputs, found[1].outputs, strict=True)]
+    rounding = [apart(a, b) for a, b in zip(found[0].outputs, found[1].outputs, strict=True)]
     for distance, output in zip(rounding, found[1].outputs, strict=True):
-        if ROUNDING * distance <= tolerance.limit(largest(output)):
-            continue
-        loses = (
-            f"The original itself loses {distance / largest(output):.0e} to the rounding of "
-            f"float32 on the {case.name} inputs of {dict(case.sizes)}: there "
-        )
-        if case.magnitude != 1 and ROUNDING * distance > MOST * largest(output):
-            notes.append(f"{loses}nothing is compared.")
+        lost = note(distance, output, case, tolerance)
+        if lost is not None:
+            notes.append(lost)
+        if is_nothing_else(distance, output, case):
             return []
-        notes.append(
-            f"{loses}the artifact may be off by {ROUNDING:g} times that, and by {MOST:.0%} at most."
-        )
     return [replace(answer, rounding=rounding) for answer in found]
-
-
-def _apart(single: np.ndarray, double: np.ndarray) -> float:
-    """The largest difference of two outputs where both are finite."""
-    single, double = single.reshape(-1), double.reshape(-1)
-    worst = 0.0
-    for part in in_blocks(single.size):
-        with np.errstate(invalid="ignore"):
-            worst = max(worst, largest(single[part].astype(np.float64) - double[part]))
-    return worst
 
 
 def _not_finite(answer: Answer, case: Case) -> list[str]:

@@ -74,6 +74,12 @@ class _CausalModel(nn.Module):
 class Original(_CausalModel):
     """The model as its library runs it, in plain PyTorch."""
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Original:
+        moved = super()._apply(fn, recurse)
+        if self.model.dtype == torch.float64:  # which faster forms of experts refuse
+            self.model.set_experts_implementation("eager")
+        return moved
+
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Logits."""
         with patches.original(modeling_files(self.model)):

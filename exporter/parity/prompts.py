@@ -1,0 +1,105 @@
+"""Prompts that a language model is checked on, and how each is cut into pieces."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from linexport.dims import DimRange
+from linexport.parity.cases import Case
+
+LENGTHS = (1, 7, 63, 64, 65, 100, 150, 1000)
+PADDED_BATCH = 3
+PIECES = 6
+PREFILL, STEPS = 86, 64
+
+BATCH, SEQUENCE = "batch", "seq"
+NONE, LEFT, RIGHT = "no padding", "left padding", "right padding"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Tokens (B, T) and their mask, 1 for a token and 0 for padding, both int64."""
+
+    tokens: np.ndarray
+    mask: np.ndarray
+
+    def part(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """Inputs for the tokens from ``start`` to before ``stop``."""
+        return {
+            "input_ids": self.tokens[:, start:stop],
+            "attention_mask": self.mask[:, start:stop],
+        }
+
+    def real(self, logits: np.ndarray) -> np.ndarray:
+        """Those (tokens, vocabulary) of tokens that are not padding; if none is, not a copy."""
+        if self.mask.all():
+            return logits.reshape(-1, logits.shape[-1])
+        kept: np.ndarray = logits[self.mask.astype(bool)]
+        return kept
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A case, fed to the artifact in pieces of these lengths."""
+
+    case: Case
+    padding: str
+    pieces: tuple[int, ...]
+
+    def prompt(self, vocabulary: int) -> Prompt:
+        """The same at every call."""
+        sizes = self.case.sizes
+        return draw_prompt(vocabulary, sizes[BATCH], sizes[SEQUENCE], self.padding, self.case.seed)
+
+
+def plan(dims: Mapping[str, DimRange], context: int | None, seed: int) -> list[Trial]:
+    """Every case. ``context`` is the number of tokens the model was made for, if anything is."""
+    return [*_whole(dims, context, seed), *_continued(context, seed)]
+
+
+def draw_prompt(vocabulary: int, batch: int, length: int, padding: str, seed: int) -> Prompt:
+    """Random tokens. Padding leaves the first row whole and the last with a single token."""
+    choose = np.random.default_rng(seed)
+    tokens = choose.integers(vocabulary, size=(batch, length))
+    mask = np.ones((batch, length), np.int64)
+    for row in range(batch if padding != NONE else 0):
+        padded = (length - 1) * row // max(batch - 1, 1)
+        if padding == LEFT:
+            mask[row, :padded] = 0
+        else:
+            mask[row, length - padded :] = 0
+    return Prompt(tokens.astype(np.int64), mask)
+
+
+def _whole(dims: Mapping[str, DimRange], context: int | None, seed: int) -> Iterator[Trial]:
+    """Whole sequences in one call."""
+    for number, (length, batch, padding) in enumerate(_sizes(dims, context)):
+        case = Case(padding, {BATCH: batch, SEQUENCE: length}, seed + number)
+        yield Trial(case, padding, (length,))
+
+
+def _sizes(dims: Mapping[str, DimRange], context: int | None) -> Iterator[tuple[int, int, str]]:
+    """Length, batch and padding of every whole sequence."""
+    lengths = [n for n in LENGTHS if dims[SEQUENCE].allows(n) and (context is None or n <= context)]
+    for length in lengths or [dims[SEQUENCE].nearest(1)]:
+        yield length, dims[BATCH].nearest(1), NONE
+        for padding in (LEFT, RIGHT) if length > 1 else (NONE,):
+            yield length, dims[BATCH].nearest(PADDED_BATCH), padding
+
+
+def _continued(context: int | None, seed: int) -> Iterator[Trial]:
+    """A sequence in random pieces, its last tokens one by one."""
+    steps = STEPS if context is None else max(1, min(STEPS, context // 2))
+    whole = PREFILL + steps if context is None else max(2, min(PREFILL + steps, context))
+    first = whole - steps
+    for batch, padding in ((1, NONE), (PADDED_BATCH, LEFT)):
+        name = f"{PIECES} pieces, then {steps} tokens, {padding}"
+        choose = random.Random(seed)
+        cuts = sorted(choose.sample(range(1, first), min(PIECES - 1, first - 1)))
+        pieces = [b - a for a, b in zip([0, *cuts], [*cuts, first], strict=True)]
+        case = Case(name, {BATCH: batch, SEQUENCE: whole}, seed)
+        yield Trial(case, padding, (*pieces, *[1] * steps))

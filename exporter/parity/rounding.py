@@ -1,0 +1,39 @@
+"""How far the original's float32 is from its own float64, and what is said of it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from linexport.parity.cases import Case
+from linexport.parity.compare import in_blocks, largest
+from linexport.parity.tolerances import MOST, ROUNDING, Tolerance
+
+
+def apart(single: np.ndarray, double: np.ndarray) -> float:
+    """The largest difference of two outputs where both are finite."""
+    single, double = single.reshape(-1), double.reshape(-1)
+    worst = 0.0
+    for part in in_blocks(single.size):
+        with np.errstate(invalid="ignore"):
+            worst = max(worst, largest(single[part].astype(np.float64) - double[part]))
+    return worst
+
+
+def is_nothing_else(distance: float, output: np.ndarray, case: Case) -> bool:
+    """Large or tiny inputs on which the original is mostly rounding."""
+    return case.magnitude != 1 and ROUNDING * distance > MOST * largest(output)
+
+
+def note(distance: float, output: np.ndarray, case: Case, tolerance: Tolerance) -> str | None:
+    """What to say of an original that is this far from its output in float64, if anything is."""
+    magnitude = largest(output)
+    if ROUNDING * distance <= tolerance.limit(magnitude):
+        return None
+    return (
+        f"The original itself loses {distance / magnitude:.0e} to the rounding of float32 on the "
+        f"{case.name} inputs of {dict(case.sizes)}: there "
+    ) + (
+        "nothing is compared."
+        if is_nothing_else(distance, output, case)
+        else f"the artifact may be off by {ROUNDING:g} times that, and by {MOST:.0%} at most."
+    )

@@ -1,0 +1,93 @@
+"""A language model whose own rounding is more than the tolerance, and one whose is not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from linexport import parity
+from linexport.dims import DimRange
+from linexport.loaders.model import Language
+
+VOCABULARY, CONTEXT = 16, 100
+
+ERROR = 3e-4
+"""What the artifact adds to a logit of about 4: 8e-5 of it."""
+
+
+class Table(nn.Module):
+    """Logits by token, to which a large number is added and subtracted again.
+
+    float32 has 2^-10 beside 2^13, so that the sums lose up to 5e-4.
+    """
+
+    def __init__(self, large: float) -> None:
+        super().__init__()
+        drawn = np.random.default_rng(0).standard_normal((VOCABULARY, VOCABULARY))
+        self.table = nn.Parameter(torch.from_numpy(np.float32(drawn)), requires_grad=False)
+        self.large = large
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return (self.table[input_ids] + self.large) - self.large
+
+
+class Single(Table):
+    """A model that float64 cannot be had of."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        if self.table.dtype != torch.float32:
+            raise TypeError("only float32 here")
+        return super().forward(input_ids, attention_mask)
+
+
+def check(module: Table, error: float) -> parity.Parity:
+    """Of an artifact without any rounding, but with that error in every logit."""
+    table = module.table.numpy() + np.float32(error)
+    subject: Any = SimpleNamespace(
+        loaded=SimpleNamespace(module=module, language=Language(VOCABULARY, CONTEXT, ())),
+        open=lambda: SimpleNamespace(run=lambda given: {"logits": table[given["input_ids"]]}),
+        dims={"batch": DimRange(batch=True), "seq": DimRange()},
+        states=(),
+        output_names=["logits"],
+        initial_state=lambda batch: {},
+    )
+    return parity.check_language(subject)
+
+
+def test_what_the_original_loses_to_rounding_is_allowed_for_and_said() -> None:
+    found = check(Table(2.0**13), 0.0)
+    assert found.passed and found.failed is None
+    cases = found.json()["cases"]
+    allowed = [c for c in cases if c["rounding"]]
+    assert {c["reference"] for c in allowed} == {"float32", "float64"}
+    for case in allowed:
+        assert case["reference"] == "float64" or case["max_relative_error"] > 5e-5
+        assert case["max_absolute_error"] <= 4 * case["rounding"]
+    exact = [c["max_relative_error"] for c in cases if c["reference"] == "float64"]
+    assert max(exact) == 0.0
+    assert any("loses" in note and "4 times that" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("large", "error"),
+    [
+        pytest.param(2.0**13, 100 * ERROR, id="more than four times its rounding"),
+        pytest.param(0.0, ERROR, id="an original without rounding"),
+    ],
+)
+def test_what_rounding_does_not_explain_fails(large: float, error: float) -> None:
+    found = check(Table(large), error)
+    assert not found.passed
+    assert found.failed is not None and found.failed.sizes == {"batch": 1, "seq": 1}
+    assert not found.notes
+
+
+def test_without_float64_nothing_is_allowed_for() -> None:
+    found = check(Single(2.0**13), 0.0)
+    assert not found.passed and found.failed is not None
+    assert "No float64 reference: only float32 here" in found.notes
