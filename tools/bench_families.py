@@ -239,26 +239,28 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _products(weights: list[tuple[np.ndarray, int]], threads: int) -> Callable[[], object]:
-    """Every weight times that many tokens, nothing else."""
+    """Every weight times that many tokens, nothing else: of the products only shapes are asked."""
 
-    def typed(name: str) -> Any:
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, None, None])
+    def typed(name: str, kind: int, shape: list[int | None]) -> Any:
+        return helper.make_tensor_value_info(name, kind, shape)
 
     count = range(len(weights))
+    given = {f"x{t}_{w.shape[1]}": np.ones((1, t, w.shape[1]), np.float32) for w, t in weights}
+    nodes = []
+    for i, (weight, tokens) in enumerate(weights):
+        x = f"x{tokens}_{weight.shape[1]}"
+        nodes.append(helper.make_node("MatMul", [x, f"w{i}"], [f"y{i}"]))
+        nodes.append(helper.make_node("Shape", [f"y{i}"], [f"s{i}"]))
     graph = helper.make_graph(
-        [helper.make_node("MatMul", [f"x{i}", f"w{i}"], [f"y{i}"]) for i in count],
+        nodes,
         "products",
-        [typed(f"x{i}") for i in count],
-        [typed(f"y{i}") for i in count],
+        [typed(name, TensorProto.FLOAT, [1, None, None]) for name in given],
+        [typed(f"s{i}", TensorProto.INT64, [3]) for i in count],
         [numpy_helper.from_array(w.T, f"w{i}") for i, (w, _) in enumerate(weights)],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     session = OrtSession(model.SerializeToString(), threads, taking_turns=True)
-    inputs = {
-        f"x{i}": np.ones((1, tokens, w.shape[1]), np.float32)
-        for i, (w, tokens) in enumerate(weights)
-    }
-    return lambda: session.run(inputs)
+    return lambda: session.run(given)
 
 
 def export(folder: Path, path: Path) -> dict[str, Any]:
