@@ -47,6 +47,7 @@ def linear_attention(
     decay: Tensor | None = None,
     beta: Tensor | None = None,
     key_mask: Tensor | None = None,
+    decay_scale: Tensor | None = None,
     **attributes: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output, present_state and present_normalizer, in the dtype of the inputs and of the state.
@@ -61,10 +62,10 @@ def linear_attention(
     spec = LinearAttentionSpec(**attributes)
     if torch.compiler.is_exporting():
         out: tuple[Tensor, Tensor, Tensor] = torch.ops.linexport.linear_attention(
-            *tensors, **spec.attributes()
+            *tensors, decay_scale=decay_scale, **spec.attributes()
         )
         return out
-    return chunked_linear_attention(spec, *tensors)
+    return chunked_linear_attention(spec, *tensors, decay_scale)
 
 
 def causal_conv(
@@ -117,14 +118,17 @@ def chunked_linear_attention(
     decay: Tensor | None = None,
     beta: Tensor | None = None,
     key_mask: Tensor | None = None,
+    decay_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``linear_attention`` in plain PyTorch.
 
     The linear rule is written without a loop over chunks, so that a plain export of it keeps a
     dynamic length; decay and delta rules loop, and a plain export of them unrolls.
     """
-    inputs = (query, key, value, past_state, past_normalizer, decay, beta, key_mask)
+    inputs = (query, key, value, past_state, past_normalizer, decay, beta, key_mask, decay_scale)
     sizes = spec.check(*(None if x is None else tuple(x.shape) for x in inputs))  # type: ignore[arg-type]
+    if decay is not None and decay_scale is not None:
+        decay = (decay.unsqueeze(-1) * decay_scale).flatten(2)
     dtype = torch.promote_types(query.dtype, torch.float32)
     heads, batch = spec.kv_num_heads, query.shape[0]
 

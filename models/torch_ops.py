@@ -27,8 +27,9 @@ from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 SCHEMAS = {
     "linear_attention": """(
         Tensor query, Tensor key, Tensor value, Tensor? past_state, Tensor? past_normalizer,
-        Tensor? decay, Tensor? beta, Tensor? key_mask, *, int q_num_heads, int kv_num_heads,
-        str update_rule, int causal, int normalize, float scale, float eps, int chunk_size
+        Tensor? decay, Tensor? beta, Tensor? key_mask, *, Tensor? decay_scale=None,
+        int q_num_heads, int kv_num_heads, str update_rule, int causal, int normalize, float scale,
+        float eps, int chunk_size
     ) -> (Tensor, Tensor, Tensor)""",
     "generalized_delta_rule": """(
         Tensor query, Tensor key, Tensor value, Tensor decay, Tensor a, Tensor b,
@@ -54,20 +55,23 @@ for _name, _schema in SCHEMAS.items():
     library.define(_name + _schema)
 
 
-def linear_attention(*inputs: Tensor | None, **attributes: Any) -> tuple[Tensor, Tensor, Tensor]:
+def linear_attention(
+    *inputs: Tensor | None, decay_scale: Tensor | None = None, **attributes: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     """See ``functional.linear_attention``."""
     spec = LinearAttentionSpec.from_attributes(attributes)
-    outputs = functional.chunked_linear_attention(spec, *inputs)  # type: ignore[arg-type]
+    outputs = functional.chunked_linear_attention(spec, *inputs, decay_scale)  # type: ignore[arg-type, call-arg]
     output, state, normalizer = (x.contiguous() for x in outputs)
     return output, state, normalizer
 
 
 def linear_attention_shapes(
-    *inputs: Tensor | None, **attributes: Any
+    *inputs: Tensor | None, decay_scale: Tensor | None = None, **attributes: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same on tensors without values."""
     spec = LinearAttentionSpec.from_attributes(attributes)
-    sizes = spec.check(*(None if x is None else tuple(x.shape) for x in inputs))  # type: ignore[arg-type]
+    shapes = (None if x is None else tuple(x.shape) for x in (*inputs, decay_scale))
+    sizes = spec.check(*shapes)  # type: ignore[arg-type]
     query, key, value, past_state, past_normalizer, decay, beta, key_mask = inputs
     assert query is not None and key is not None
     sequences = (value, decay, beta, key_mask)

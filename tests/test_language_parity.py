@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from linexport import parity
 from linexport.dims import DimRange
 from linexport.loaders.model import Language
+from linexport.parity.tolerances import TOLERANCES, Tolerance
 
 VOCABULARY, CONTEXT = 16, 100
 
@@ -45,7 +46,9 @@ class Single(Table):
         return super().forward(input_ids, attention_mask)
 
 
-def check(module: Table, error: float) -> parity.Parity:
+def check(
+    module: Table, error: float, tolerance: Tolerance = TOLERANCES["float32"]
+) -> parity.Parity:
     """Of an artifact without any rounding, but with that error in every logit."""
     table = module.table.numpy() + np.float32(error)
     subject: Any = SimpleNamespace(
@@ -54,6 +57,7 @@ def check(module: Table, error: float) -> parity.Parity:
         dims={"batch": DimRange(batch=True), "seq": DimRange()},
         states=(),
         output_names=["logits"],
+        tolerance=tolerance,
         initial_state=lambda batch: {},
     )
     return parity.check_language(subject)
@@ -91,3 +95,9 @@ def test_without_float64_nothing_is_allowed_for() -> None:
     found = check(Single(2.0**13), 0.0)
     assert not found.passed and found.failed is not None
     assert "No float64 reference: only float32 here" in found.notes
+
+
+def test_half_precision_has_a_tolerance_of_its_own() -> None:
+    found = check(Table(0.0), 10 * ERROR, TOLERANCES["float16"])
+    assert found.passed and found.tolerance.dtype == "float16"
+    assert not check(Table(0.0), 100 * ERROR, TOLERANCES["float16"]).passed

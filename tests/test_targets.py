@@ -50,6 +50,7 @@ class Variant:
     causal: bool = True
     normalize: bool = True
     per_channel: bool = False
+    factored: bool = False
     masked: bool = False
     scale: float = 1.0
 
@@ -77,6 +78,12 @@ VARIANTS = {
     ),
     "values of width one": Variant(
         "by_element", rule="gated", normalize=False, per_channel=True, d_v=1
+    ),
+    "decay in two factors": Variant(
+        "by_element", rule="gated", normalize=False, factored=True, d_v=1
+    ),
+    "decay in two factors, wide values": Variant(
+        "portable", rule="gated_delta", normalize=False, factored=True
     ),
     "masked": Variant("native", masked=True),
     "masked and gated": Variant("native", masked=True, rule="gated"),
@@ -118,6 +125,7 @@ class Layer(nn.Module):
             key = nn.functional.normalize(key.unflatten(-1, (v.kv_heads, -1)), dim=-1).flatten(-2)
         decay = gate[..., : v.kv_heads * (v.d_k if v.per_channel else 1)].sigmoid().log()
         beta = gate[..., -v.kv_heads :].sigmoid()
+        scale = torch.linspace(0.1, 2.0, v.kv_heads * v.d_k).unflatten(0, (v.kv_heads, v.d_k))
         return linear_attention(
             query[..., : v.heads * v.d_k].relu(),
             key,
@@ -125,6 +133,7 @@ class Layer(nn.Module):
             decay=decay if self.spec.has_decay else None,
             beta=beta if self.spec.has_beta else None,
             key_mask=keep if v.masked else None,
+            decay_scale=scale if v.factored else None,
             **self.spec.attributes(),
         )[0]
 

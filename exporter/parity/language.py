@@ -26,7 +26,7 @@ from linexport.parity.compare import Comparison, compare
 from linexport.parity.prompts import BATCH, LEFT, SEQUENCE, Prompt, Trial, draw_prompt, plan
 from linexport.parity.reference import Reference
 from linexport.parity.rounding import apart, note
-from linexport.parity.tolerances import MOST, TOLERANCES, Tolerance
+from linexport.parity.tolerances import MOST, Tolerance
 from linexport.targets import Session
 
 PROMPT, GREEDY_STEPS = 16, 128
@@ -82,7 +82,7 @@ def check_language(subject: Subject, seed: int = 0) -> Parity:
     trials = plan(subject.dims, language.context, seed)
     original = _Original(subject.loaded, torch.float32)
     expected = [original.answer(trial.prompt(language.vocabulary)) for trial in trials]
-    checked = _Check(subject, language, Parity(TOLERANCES["float32"]), subject.open())
+    checked = _Check(subject, language, Parity(subject.tolerance), subject.open())
     for trial, logits in zip(trials, expected, strict=True):
         checked.compare(trial, logits)
         heap.give_back()

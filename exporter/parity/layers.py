@@ -22,7 +22,7 @@ from linexport.parity.check import Subject
 from linexport.parity.compare import compare
 from linexport.parity.prompts import Prompt, draw_prompt
 from linexport.parity.reference import passing
-from linexport.parity.tolerances import TOLERANCES
+from linexport.parity.tolerances import Tolerance
 from linexport.targets import Session
 from linexport.trace import Traced
 
@@ -53,12 +53,12 @@ def first_layer(
     for layer, name in [*names.items(), (AFTER, logits)]:
         if name not in got or layer not in expected:
             continue
-        result = compare(expected[layer][real], got[name][real], TOLERANCES["float32"])
+        result = compare(expected[layer][real], got[name][real], subject.tolerance)
         if not result.passed:
             node = next((n for n in nodes if name in n.output), onnx.NodeProto())
             return {
                 "layer": layer,
-                **first_token(expected[layer], got[name], prompt),
+                **first_token(expected[layer], got[name], prompt, subject.tolerance),
                 "tensor": name,
                 "node": node.name,
                 "op": node.op_type,
@@ -68,9 +68,10 @@ def first_layer(
     return None
 
 
-def first_token(expected: np.ndarray, got: np.ndarray, prompt: Prompt) -> dict[str, int]:
+def first_token(
+    expected: np.ndarray, got: np.ndarray, prompt: Prompt, tolerance: Tolerance
+) -> dict[str, int]:
     """Row and position of the first token, by position, whose values are out of tolerance."""
-    tolerance = TOLERANCES["float32"]
     error = np.abs(np.float64(got) - expected).max(-1)
     limit = tolerance.absolute + tolerance.relative * np.abs(expected[prompt.mask == 1]).max()
     wrong = ~(error <= limit) & (prompt.mask == 1)

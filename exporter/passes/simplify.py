@@ -102,8 +102,13 @@ def made_by(tensor: gs.Tensor, op: str) -> gs.Node | None:
 
 
 def replace(node: gs.Node, values: list[gs.Tensor]) -> None:
-    """Let the readers of a node's outputs read ``values`` instead, and drop the node."""
+    """Let the readers of a node's outputs read ``values`` instead, and drop the node.
+
+    Values the graph says nothing of are of the type of those they replace.
+    """
     for old, new in zip(node.outputs, values, strict=True):
+        if isinstance(new, gs.Variable) and new.shape is None:
+            new.shape, new.dtype = old.shape, old.dtype
         for reader in list(old.outputs):
             reader.inputs = [new if tensor is old else tensor for tensor in reader.inputs]
     node.inputs.clear()

@@ -4,9 +4,9 @@
     S_t = exp(delta_t A) * S_{t-1} + B_t (delta_t x_t)^T,   y_t = S_t^T C_t + D x_t
 
 one head per channel: query C and key B shared by all of them, value delta x of width 1, and a decay
-delta A of its own for each of the N entries of a channel's state. x and dt (B, D, T), A (D, N),
-B and C (B, N, T), y (B, D, T), times silu(z) where there is a gate. The library's function takes no
-state to begin with; this one does.
+delta A of its own for each of the N entries of a channel's state, handed on as its two factors.
+x and dt (B, D, T), A (D, N), B and C (B, N, T), y (B, D, T), times silu(z) where there is a gate.
+The library's function takes no state to begin with; this one does.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ def selective_scan(
     """Stands in for ``mamba_selective_scan``."""
     x, delta = hidden_states.transpose(1, 2), dt.transpose(1, 2)
     delta = delta if delta_bias is None else delta + delta_bias
-    delta = (F.softplus(delta) if delta_softplus else delta).unsqueeze(-1)
+    delta = F.softplus(delta) if delta_softplus else delta
     output, state = active().attend(
         C.transpose(1, 2).unsqueeze(2),
         B.transpose(1, 2).unsqueeze(2),
-        delta * x.unsqueeze(-1),
-        decay=(delta * A).flatten(2),
+        (delta * x).unsqueeze(-1),
+        decay=delta,
+        decay_scale=A,
         update_rule="gated",
         scale=1.0,
     )

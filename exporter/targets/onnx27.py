@@ -16,7 +16,7 @@ import onnx
 from onnx import defs, version_converter
 
 from linexport.errors import BuildError
-from linexport.plugins.ops.linear_attention import view
+from linexport.plugins.ops.linear_attention import multiplied_out, view
 from linexport.plugins.ops.op import Node, Op
 from linexport.targets import kernels
 from linexport.targets.base import OrtSession, Target
@@ -41,7 +41,7 @@ def candidates(op: Op, node: Node) -> Sequence[Candidate]:
         if kernels.by_kappa(node):
             return [Candidate("portable", kernels.BY_KAPPA, op.portable)]
         write = partial(kernels.native, dialect=kernels.ONNX_27)
-        return [Candidate("standard", reason, write)]
+        return [Candidate("standard", reason, multiplied_out(write))]
     return [Candidate("portable", "standard operators", op.portable)]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from linexport.plugins.ops.linear_attention import view
+from linexport.plugins.ops.linear_attention import SCALE, multiplied_out, view
 from linexport.plugins.ops.op import Node, Op
 from linexport.targets import convolution, diagonal, kernels
 from linexport.targets.base import OrtSession, Target
@@ -39,8 +39,10 @@ def candidates(op: Op, node: Node) -> Sequence[Candidate]:
     if diagonal.fits(node):
         return [
             Candidate("by_element", diagonal.REASON, diagonal.by_element),
-            Candidate("native", "ONNX Runtime's kernel", kernels.native),
+            Candidate("native", "ONNX Runtime's kernel", multiplied_out(kernels.native)),
         ]
+    if SCALE in node.shapes:
+        return [portable]
     if kernels.is_running_sum(node):
         reason = "one value channel: a running sum, as a normaliser is"
         return [

@@ -20,6 +20,7 @@ from onnxscript import ir, values
 from linexport.errors import BuildError
 from linexport.models import experts, functional, generalized_delta_rule, stabilize
 from linexport.models.feature_maps import base
+from linexport.plugins.ops import feature_map as feature_map_op
 from linexport.plugins.ops import registry
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 from linexport.trace.messages import innermost
@@ -125,7 +126,9 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     opset = values.Opset("linexport", 1)
     library = torch.ops.linexport
 
-    def linear_attention(*inputs: Any, **attributes: Any) -> Any:
+    def linear_attention(*inputs: Any, decay_scale: Any = None, **attributes: Any) -> Any:
+        if decay_scale is not None:  # behind the parameters of a map
+            inputs = (*inputs, *[None] * feature_map_op.PARAMETERS, decay_scale)
         return opset.LinearAttention(*inputs, **attributes)
 
     def generalized(*inputs: Any, **attributes: Any) -> Any:

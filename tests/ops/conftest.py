@@ -23,7 +23,12 @@ from onnx import TensorProto, helper, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from linexport.plugins.ops import feature_map
-from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec, linear_attention
+from linexport.plugins.ops.linear_attention import (
+    INPUTS,
+    SCALE,
+    LinearAttentionSpec,
+    linear_attention,
+)
 from linexport.plugins.ops.registry import attach_functions, register_schemas
 
 register_schemas()
@@ -51,6 +56,7 @@ class Layout:
     d_v: int = 5
     past: bool = False
     per_channel: bool = False
+    factored: bool = False
     shared_beta: bool = False
     masked: bool = False
     dtype: str = "float32"
@@ -70,6 +76,8 @@ class Layout:
             shapes["past_normalizer"] = ("B", h, self.d_k)
         if s.has_decay:
             shapes["decay"] = ("B", "T", h * self.d_k if self.per_channel else h)
+        if self.factored:
+            shapes[SCALE] = (h, self.d_k)
         if s.has_beta:
             shapes["beta"] = ("B", "T", 1 if self.shared_beta else h)
         if self.masked:
@@ -87,8 +95,10 @@ class Layout:
                 x = (heads / np.linalg.norm(heads, axis=-1, keepdims=True)).reshape(x.shape)
             if name in ("query", "key", "past_normalizer") and self.spec.normalize:
                 x = np.abs(x) + 0.1
-            if name == "decay":
+            if name == ("decay_scale" if self.factored else "decay"):
                 x = -np.abs(x)
+            elif name == "decay":
+                x = np.abs(x)
             if name == "beta":
                 x = rng.uniform(0, 2, x.shape)
             if name == "key_mask":
@@ -112,7 +122,8 @@ class Layout:
         read back by all later ones.
         """
         if not self.spec.has_beta:
-            terms = {n: x if n in ("decay", "key_mask") else np.abs(x) for n, x in arrays.items()}
+            signed = ("decay", SCALE, "key_mask")
+            terms = {n: x if n in signed else np.abs(x) for n, x in arrays.items()}
             return self.reference(terms)
         output, state, _ = self.reference(arrays)
         largest = self._largest_state(arrays)
@@ -134,7 +145,11 @@ class Layout:
         sums = np.abs(state)
         largest = sums.max(initial=0)
         for t in range(length):
-            token = {n: x[:, t : t + 1] for n, x in arrays.items() if not n.startswith("past")}
+            token = {
+                n: x if n == SCALE else x[:, t : t + 1]
+                for n, x in arrays.items()
+                if not n.startswith("past")
+            }
             negative = {**token, "key": np.abs(token["key"]), "value": -np.abs(token["value"])}
             kept = {**token, "beta": np.zeros_like(token["beta"])}
             terms = self._state(kept, np.abs(state)) - self._state(negative, np.abs(state))
@@ -154,7 +169,7 @@ class Layout:
         """
         feeds, nodes, infos, names = [], [], [], []
         wide, narrow = TensorProto.FLOAT, ELEMENT[self.dtype][1]
-        for name in INPUTS:
+        for name in (*INPUTS, *[""] * feature_map.PARAMETERS, SCALE):
             shape = self.widths().get(name)
             names.append(name if shape else "")
             if shape is None:
@@ -307,6 +322,7 @@ def layouts(draw: st.DrawFn, rule: str | None = None, dtype: str = "float32") ->
         chunk_size=draw(st.sampled_from([1, 2, 7, 16, 33, 64])),
     )
     flags["past"] &= causal
+    flags["factored"] = spec.has_decay and not flags["per_channel"] and draw(st.booleans())
     d_k, d_v = draw(st.sampled_from([(3, 5), (4, 2), (1, 3), (6, 6), (8, 1)]))
     return Layout(spec, key_heads, d_k, d_v, dtype=dtype, **flags)
 

@@ -18,8 +18,9 @@ HEADS = 6
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("past", [False, True])
 @pytest.mark.parametrize("groups", [1, 2, HEADS])
+@pytest.mark.parametrize("factored", [False, True])
 def test_equals_oracle(
-    ops: Any, groups: int, past: bool, masked: bool, dtype: str, rounding: float
+    ops: Any, factored: bool, groups: int, past: bool, masked: bool, dtype: str, rounding: float
 ) -> None:
     """From no token to many."""
     layout = ops.Layout(
@@ -29,7 +30,8 @@ def test_equals_oracle(
         d_v=1,
         past=past,
         masked=masked,
-        per_channel=True,
+        per_channel=not factored,
+        factored=factored,
         dtype=dtype,
     )
     model = layout.model(choose=lambda *_: diagonal.by_element)
@@ -45,9 +47,11 @@ def test_equals_oracle(
             assert (np.abs(found - expected) <= limit).all()
 
 
-def test_in_onnx_s_evaluator(ops: Any) -> None:
+@pytest.mark.parametrize("factored", [False, True])
+def test_in_onnx_s_evaluator(ops: Any, factored: bool) -> None:
     spec = LinearAttentionSpec(1, HEADS, "gated")
-    layout = ops.Layout(spec, 1, d_k=4, d_v=1, past=True, per_channel=True)
+    kind = {"per_channel": not factored, "factored": factored}
+    layout = ops.Layout(spec, 1, d_k=4, d_v=1, past=True, **kind)
     run = ops.on_reference(layout.model(choose=lambda *_: diagonal.by_element))
     x = layout.inputs(np.random.default_rng(1), 2, 9)
     for found, expected in zip(run(x)[:2], layout.reference(x)[:2], strict=True):

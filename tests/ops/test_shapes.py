@@ -212,7 +212,7 @@ def test_feature_map(attributes: dict[str, Any], shape: tuple[Any, ...], words: 
 def test_nodes_that_do_not_fit_the_op() -> None:
     shapes = dict.fromkeys("abc", (1, 2, 4))
     node = helper.make_node("LinearAttention", list("abc" * 5), ["o"], name="la")
-    with pytest.raises(OpError, match=r"LinearAttention 'la' has 15 inputs; expected 12"):
+    with pytest.raises(OpError, match=r"LinearAttention 'la' has 15 inputs; expected 13"):
         describe(node, OP, shapes)
     node = helper.make_node("LinearAttention", list("abx"), ["o"], name="la")
     with pytest.raises(OpError, match=r"'la': the shape of its input value is unknown"):

@@ -1,6 +1,7 @@
 """The graph as TensorRT's ONNX parser takes it.
 
 - Sizes and axes that torch computes in the graph become constants: the parser wants them so.
+- Decays in two factors are multiplied out in the graph: kernels take one per key channel.
 - A node that a plugin runs says so by the attributes ``plugin_namespace`` and ``plugin_version``;
   other runtimes do not read them, and run the node's body.
 - TensorRT takes no empty input before one that is given: the place is filled with the node's first

@@ -24,6 +24,7 @@ from linexport.targets.base import DTYPES, Converted, Options, Target
 from linexport.targets.lowering import Candidate
 from linexport.targets.trt import graph, profiles
 from linexport.targets.trt.build import Engine, build
+from linexport.targets.trt.decays import multiply_out
 from linexport.targets.trt.device import Device
 from linexport.targets.trt.precision import half, open_here
 from linexport.targets.trt.session import EngineSession
@@ -90,8 +91,8 @@ def _check(flavour: Flavour, options: Options) -> None:
 
 
 def prepare(options: Options, model: onnx.ModelProto) -> onnx.ModelProto:
-    """Constants folded, precision applied, plugins' nodes marked."""
-    model = half(graph.fold_constants(model), options.precision)
+    """Constants folded, decays multiplied out, precision applied, plugins' nodes marked."""
+    model = half(multiply_out(graph.fold_constants(model)), options.precision)
     return graph.mark_plugins(model, partial(_describe, options)) if options.plugins else model
 
 

@@ -8,6 +8,7 @@ from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention import bidirectional, chunk, pair_blocks
 from linexport.plugins.ops.linear_attention.absorbed import AbsorbedMap, absorbed_map
+from linexport.plugins.ops.linear_attention.decay_scale import SCALE, multiplied_out
 from linexport.plugins.ops.linear_attention.oracle import linear_attention
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec, Sizes
 from linexport.plugins.ops.op import (
@@ -21,7 +22,16 @@ from linexport.plugins.ops.op import (
     parameter,
 )
 
-__all__ = ["OP", "AbsorbedMap", "LinearAttentionSpec", "absorbed_map", "linear_attention", "view"]
+__all__ = [
+    "OP",
+    "SCALE",
+    "AbsorbedMap",
+    "LinearAttentionSpec",
+    "absorbed_map",
+    "linear_attention",
+    "multiplied_out",
+    "view",
+]
 
 INPUTS = (
     "query",
@@ -33,6 +43,7 @@ INPUTS = (
     "beta",
     "key_mask",
 )
+"""What a lowering reads, by position; the parameters of a map follow, and SCALE."""
 
 
 def view(node: Node) -> tuple[LinearAttentionSpec, Sizes]:
@@ -44,7 +55,7 @@ def view(node: Node) -> tuple[LinearAttentionSpec, Sizes]:
         OpError: they contradict the definition.
     """
     spec = LinearAttentionSpec.from_attributes(dict(node.attributes))
-    shapes = {name: node.shapes[name] for name in INPUTS if name in node.shapes}
+    shapes = {name: node.shapes[name] for name in (*INPUTS, SCALE) if name in node.shapes}
     phi = absorbed_map(node)
     if phi is not None:
         shapes |= phi.mapped(shapes, spec.q_num_heads)
@@ -91,6 +102,7 @@ OP = Op(
                 parameter(name, f"P{i}", "Of feature_map.", "Optional")
                 for i, name in enumerate(feature_map.NAMES)
             ),
+            parameter(SCALE, "S", "(H_kv, d_k), a factor of decay (B, T, H_kv)", "Optional"),
         ],
         outputs=[
             parameter("output", "T", "(B, T, max(H_q, H_kv) * d_v)"),
@@ -120,6 +132,6 @@ OP = Op(
         ],
     ),
     check=lambda node: (view(node), None)[1],
-    portable=_portable,
+    portable=multiplied_out(_portable),
     states=_states,
 )

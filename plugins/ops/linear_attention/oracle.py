@@ -1,7 +1,7 @@
 """Linear attention, token by token, in float64: the definition every other form is tested against.
 
-For each token, with alpha_t = exp(decay_t), scale s and the key of a masked token set to zero
-(and its decay to zero, so that it leaves the state as it was):
+For each token, with alpha_t = exp(decay_t), or exp(decay_t decay_scale), scale s and the key of a
+masked token set to zero (and its decay to zero, so that it leaves the state as it was):
 
     linear       S_t = S_{t-1} + k_t v_t^T
     gated        S_t = alpha_t S_{t-1} + k_t v_t^T
@@ -36,6 +36,7 @@ def linear_attention(
     decay: Array | None = None,
     beta: Array | None = None,
     key_mask: NDArray[np.bool_] | None = None,
+    decay_scale: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """Output (B, T, H*d_v), state (B, H_kv, d_k, d_v) and normalizer (B, H_kv, d_k), all float64.
 
@@ -44,7 +45,7 @@ def linear_attention(
     Raises:
         OpError: shapes that do not fit.
     """
-    inputs = (query, key, value, past_state, past_normalizer, decay, beta, key_mask)
+    inputs = (query, key, value, past_state, past_normalizer, decay, beta, key_mask, decay_scale)
     sizes = spec.check(*(None if x is None else x.shape for x in inputs))  # type: ignore[arg-type]
     batch, length = key.shape[:2]
     queries = query.shape[1]
@@ -55,7 +56,8 @@ def linear_attention(
     v = _heads(value, heads, heads)
     alpha = np.ones((batch, length, heads, 1))
     if decay is not None:
-        alpha = np.exp(_heads(decay, heads, heads))
+        scale = 1.0 if decay_scale is None else np.asarray(decay_scale, np.float64)
+        alpha = np.exp(_heads(decay, heads, heads) * scale)
     step = np.ones((batch, length, heads))
     if beta is not None:
         step = np.broadcast_to(np.asarray(beta, np.float64), (batch, length, heads)).copy()

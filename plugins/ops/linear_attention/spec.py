@@ -6,6 +6,7 @@
     past_state      (B, H_kv, d_k, d_v)    float32
     past_normalizer (B, H_kv, d_k)         float32
     decay           (B, T, H_kv) or (B, T, H_kv * d_k)     in log space, <= 0
+    decay_scale     (H_kv, d_k)            times the first of these: a decay in two factors
     beta            (B, T, H_kv) or (B, T, 1)
     key_mask        (B, T)                 bool, False for a padded token
     output          (B, T, max(H_q, H_kv) * d_v)
@@ -124,6 +125,7 @@ class LinearAttentionSpec:
         decay: Shape | None = None,
         beta: Shape | None = None,
         key_mask: Shape | None = None,
+        decay_scale: Shape | None = None,
     ) -> Sizes:
         """Sizes implied by the shapes of the inputs.
 
@@ -159,7 +161,15 @@ class LinearAttentionSpec:
             rank("decay", decay, 3)
             widths = (self.kv_num_heads, self.kv_num_heads * d_k)
             one_of("decay", static_width("decay", decay), widths)
-            per_channel = decay[-1] != self.kv_num_heads
+            per_channel = decay[-1] != self.kv_num_heads or decay_scale is not None
+        if decay_scale is not None:
+            if decay is None or decay[-1] != self.kv_num_heads:
+                raise OpError("decay_scale is given; expected a decay (B, T, H_kv) beside it.")
+            if tuple(decay_scale) != (self.kv_num_heads, d_k):
+                raise OpError(
+                    f"decay_scale has shape {tuple(decay_scale)}; expected "
+                    f"({self.kv_num_heads}, {d_k})."
+                )
         if beta is not None:
             rank("beta", beta, 3)
             one_of("beta", static_width("beta", beta), (self.kv_num_heads, 1))

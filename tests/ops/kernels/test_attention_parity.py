@@ -33,7 +33,8 @@ def draw_and_check(ops: Any, kernels: Any, data: Any, dtype: str, longest: int) 
     """Any layout, length and number of segments; in place where there is a past."""
     drawn = data.draw(ops.layouts(dtype=dtype))
     widths = data.draw(st.sampled_from([(16, 16), (20, 24), (5, 33), (33, 8), (1, 1)]))
-    drawn = replace(drawn, d_k=widths[0], d_v=widths[1])
+    # Kernels take decays that are multiplied out.
+    drawn = replace(drawn, d_k=widths[0], d_v=widths[1], factored=False)
     if drawn.spec.normalize and drawn.spec.eps == 0 and drawn.masked and not drawn.past:
         drawn = replace(drawn, masked=False)  # a masked first token divides zero by zero
     longest = longest // 4 if drawn.per_channel else longest
