@@ -46,6 +46,21 @@ class Single(Table):
         return super().forward(input_ids, attention_mask)
 
 
+class NamesFloat32(Table):
+    """A model that names the precision it computes in."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return (self.table[input_ids].float() + self.large) - self.large
+
+
+class Lucky(Table):
+    """A model that loses nothing of a single sequence."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        logits: Tensor = self.table[input_ids]
+        return logits if len(logits) == 1 else (logits + self.large) - self.large
+
+
 def check(
     module: Table, error: float, tolerance: Tolerance = TOLERANCES["float32"]
 ) -> parity.Parity:
@@ -75,6 +90,19 @@ def test_what_the_original_loses_to_rounding_is_allowed_for_and_said() -> None:
     exact = [c["max_relative_error"] for c in cases if c["reference"] == "float64"]
     assert max(exact) == 0.0
     assert any("loses" in note and "4 times that" in note for note in found.notes)
+
+
+def test_the_reference_is_in_float64_where_the_model_names_float32() -> None:
+    found = check(NamesFloat32(2.0**13), 0.0)
+    assert found.passed
+    exact = [c for c in found.json()["cases"] if c["reference"] == "float64"]
+    assert exact and all(c["max_relative_error"] == 0.0 < c["rounding"] for c in exact)
+
+
+def test_what_one_case_loses_is_allowed_for_in_all() -> None:
+    found = check(Lucky(2.0**13), ERROR)
+    assert found.passed and len(found.notes) == 1
+    assert "'batch': 3" in found.notes[0] or "'batch': 2" in found.notes[0]
 
 
 @pytest.mark.parametrize(

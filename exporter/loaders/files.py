@@ -38,7 +38,11 @@ def sha256(path: Path) -> str:
 
 
 def first_line(error: BaseException, limit: int = 300) -> str:
-    """The type of an exception and the first line of its message, cut to `limit` characters."""
+    """The type of an exception and the first line of its message, cut to `limit` characters.
+
+    A line that ends in a colon is no message yet: with the one after it.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    said = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
     return text if len(text) <= limit else text[: limit - 1] + "…"

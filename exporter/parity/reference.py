@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.modules.module import register_module_forward_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from linexport import heap
@@ -23,7 +24,8 @@ Inputs = tuple[tuple[object, ...], dict[str, object]]
 class Reference:
     """A module run on drawn inputs.
 
-    In another precision it is a copy. Weights that are paged, as those of the copy are, leave
+    In another precision it is a copy, and in float64 what the module says to compute in float32 is
+    computed in float64, too. Weights that are paged, as those of the copy are, leave
     memory when the part of the module that has them is done.
 
     Attributes:
@@ -48,7 +50,8 @@ class Reference:
             Exception: whatever the module raises.
         """
         args, kwargs = pytree.tree_map(self._convert, inputs)
-        with torch.no_grad(), passing(), functional.watch_denominators() as seen:
+        wide = Widened() if self.dtype == torch.float64 else nullcontext()
+        with torch.no_grad(), passing(), functional.watch_denominators() as seen, wide:
             outputs = self.module(*args, **kwargs)
         # min of Python takes a NaN only where it comes first.
         self.denominator = float(torch.stack([x.double() for x in seen]).min()) if seen else None
@@ -59,6 +62,25 @@ class Reference:
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
             return leaf.to(self.dtype)
         return leaf
+
+
+class Widened(TorchFunctionMode):
+    """Within it float64 is computed where float32 is asked for by name.
+
+    Libraries do so for what half precision would lose: sums, norms, softmax, recurrences. In a
+    reference it would be what float32 loses.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """``func`` with float64 for float32 among its arguments."""
+        args, kwargs = pytree.tree_map(_widened, (args, kwargs or {}))
+        return (torch.Tensor.double if func is torch.Tensor.float else func)(*args, **kwargs)
+
+
+def _widened(argument: object) -> object:
+    return torch.float64 if argument is torch.float32 else argument
 
 
 @contextmanager

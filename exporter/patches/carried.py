@@ -17,7 +17,6 @@ from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from linexport.errors import UnsupportedModelError
 from linexport.models import functional
@@ -138,11 +137,14 @@ def active() -> Carried:
 
 
 def _activate(x: Tensor, activation: str | None) -> Tensor:
-    function = getattr(F, str(activation), None)
-    if function is None:
+    """By the library's name, as its own convolutions do it."""
+    from transformers.activations import ACT2FN
+
+    try:
+        result: Tensor = ACT2FN[activation](x)
+    except KeyError:
         raise UnsupportedModelError(
-            f"A convolution with the activation {activation!r}; expected silu, or one of "
-            "torch.nn.functional."
-        )
-    result: Tensor = function(x)
+            f"A convolution with the activation {activation!r}, which transformers does not have; "
+            f"expected one of {', '.join(ACT2FN)}."
+        ) from None
     return result

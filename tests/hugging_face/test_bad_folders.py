@@ -37,10 +37,12 @@ def edit(folder: Path, **changes: Any) -> None:
         ({"model_type": "vit"}, "'vit'.*converted and checked"),
         ({"model_type": None}, "no model_type"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised by awq.*checkpoint"),
-        ({"hidden_size": 64}, "expected|mismatch|size"),
+        ({"hidden_size": 64}, r"has shape \(64, 32\), expected \(64, 64\)"),
         ({"num_hidden_layers": 3, "layer_types": ["conv"] * 3}, "is missing"),
         ({"layer_types": ["conv", "no_such_kind"]}, "not accept|cannot load"),
-        ({"hidden_size": "many"}, "not accept"),
+        ({"hidden_size": "many"}, "not accept.*expected int"),
+        ({"auto_map": "modeling.Own"}, r"code is in the folder \(modeling.Own\)"),
+        ({"auto_map": {"AutoTokenizer": ["own.Own", None]}}, r"code is in the folder \(own.Own\)"),
     ],
 )
 def test_a_configuration_that_is_not_that_of_the_weights(

@@ -94,6 +94,21 @@ def test_states_are_those_of_the_run_they_belong_to() -> None:
     torch.testing.assert_close(first.present["conv_0"], x[..., -2:])
 
 
+@pytest.mark.parametrize("activation", ["gelu_pytorch_tanh", "relu2", "linear"])
+def test_convolutions_have_any_activation_of_the_library(
+    library: ModuleType, activation: str
+) -> None:
+    x, weight = torch.randn(2, 4, 9), torch.randn(4, 3)
+    found = Carried({}).convolve(x, weight, None, activation)
+    expected = library.causal_conv1d_fn.__wrapped__(x, weight, activation=activation)
+    torch.testing.assert_close(found, expected)
+
+
+def test_an_activation_that_the_library_has_not_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"'nonsense'.*gelu_pytorch_tanh"):
+        Carried({}).convolve(torch.randn(1, 2, 3), torch.randn(2, 2), None, "nonsense")
+
+
 def test_the_original_calls_no_compiled_kernels(library: ModuleType) -> None:
     before = dict(vars(library))
     assert hasattr(library.causal_conv1d_update, "__wrapped__")

@@ -62,13 +62,21 @@ def read_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
             "take the checkpoint it was quantised from",
         )
     if config.get("auto_map") and not trust_remote_code:
-        code = ", ".join(sorted({str(v) for v in config["auto_map"].values()}))
+        code = _classes(config["auto_map"])
         raise refuse(
             folder,
             f"a model whose code is in the folder ({code}); it would be run",
-            "read that code and pass --trust-remote-code if you trust its author",
+            "read that code and pass --trust-remote-code if you trust its author, or delete "
+            f"auto_map from {CONFIG} where transformers has a {config['model_type']} of its own",
         )
     return config
+
+
+def _classes(auto_map: object) -> str:
+    """Names of the classes of an auto_map, whose values are names or, of tokenizers, lists."""
+    values = list(auto_map.values()) if isinstance(auto_map, dict) else [auto_map]
+    names = (name for v in values for name in (v if isinstance(v, list) else [v]) if name)
+    return ", ".join(sorted({str(name) for name in names}))
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -76,6 +76,7 @@ def _pretrained(
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are in the report, by name
                 **({"trust_remote_code": True} if trust_remote_code else {}),
             )
         except Exception as error:
