@@ -53,7 +53,8 @@ def write_genai(artifact: str | Path, output: str | Path) -> Path:
         ``output``.
 
     Raises:
-        UsageError: no such artifact, no language model, no states, or an output with things in it.
+        UsageError: no such artifact, no language model, no states, key-value rows of several
+            shapes, or an output with things in it.
         ParityError: the artifact failed its parity check.
     """
     source, place = Path(artifact), Path(output)
@@ -66,6 +67,7 @@ def write_genai(artifact: str | Path, output: str | Path) -> Path:
         raise UsageError(f"{place} is an artifact; expected a new or empty folder.")
     write.check_output(place, overwrite=False)
     states = [State.from_json(s) for s in manifest["states"]]
+    _check_rows(source, states)
     model = onnx.load_model(str(source / manifests.MODEL))
     _Rewiring(model, language_model(manifest).tokens).run(states)
     onnx.checker.check_model(model)
@@ -78,6 +80,18 @@ def write_genai(artifact: str | Path, output: str | Path) -> Path:
                 shutil.copyfile(file, folder / file.name)
         write.publish(folder, place)
     return place
+
+
+def _check_rows(source: Path, states: Sequence[State]) -> None:
+    """The library's cache has one number of heads and one width, of keys as of values."""
+    shapes = {(s.shape[1], s.shape[3]): s.past for s in states if _kind(s) in GROWING}
+    if len(shapes) > 1:
+        found = ", ".join(f"{past} {h} of {d}" for (h, d), past in shapes.items())
+        raise UsageError(
+            f"{source} keeps key-value rows of several shapes (heads of a width: {found}), as "
+            "latent attention does; onnxruntime-genai has one for all. Use "
+            "linexport.load(...).generate."
+        )
 
 
 def _kind(state: State) -> str:

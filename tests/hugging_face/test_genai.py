@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,3 +92,18 @@ def test_what_cannot_be_written_is_refused(
     done = cli("genai", converted("language_model"), "--output", tmp_path / "new", "--json")
     assert done.json()["output"] == str(tmp_path / "new")
     assert (tmp_path / "new" / CONFIG).is_file()
+
+
+def test_key_value_rows_of_two_widths_are_refused(
+    converted_family: Callable[[str], tuple[Path, dict[str, Any]]], tmp_path: Path
+) -> None:
+    """Latent attention keeps such; the tiny family has both of one width."""
+    artifact = tmp_path / "artifact"
+    shutil.copytree(converted_family("kimi_linear")[0], artifact)
+    manifest = json.loads((artifact / "manifest.json").read_text())
+    rows = next(s for s in manifest["states"] if s["past"].startswith("past_key"))
+    rows["shape"][3] = 12
+    (artifact / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UsageError, match=r"1 of 12.*1 of 8.*onnxruntime-genai has one for all"):
+        write_genai(artifact, tmp_path / "genai")
+    assert not (tmp_path / "genai").exists()

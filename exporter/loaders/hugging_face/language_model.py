@@ -45,6 +45,9 @@ OPS = {"conv": "CausalConvWithState", "state": "LinearAttention", KEYS: "KeyValu
 GROWS = {KEYS: 2, VALUES: 2, MASK: 1}
 """The axis along which a state grows."""
 
+BY_LENGTH = ("dynamic", "longrope")
+"""Rotary embeddings whose frequencies depend on how long a sequence is by the end of a call."""
+
 CACHE_NAMES = ("past_key_values", "cache_params")
 """What the parameter for the cache is called."""
 
@@ -142,8 +145,17 @@ def stepwise(model: Any) -> Stepwise:
 
     Raises:
         UnsupportedModelError: a layer of linear attention is computed by something that no patch
-            stands in for, or a library function has other parameters than its patch expects.
+            stands in for, a library function has other parameters than its patch expects, or the
+            rotary embedding is one of ``BY_LENGTH``.
     """
+    for part in model.modules():
+        if getattr(part, "rope_type", None) in BY_LENGTH:
+            raise UnsupportedModelError(
+                f"The rotary embedding of {type(model).__name__} is of rope_type "
+                f"{part.rope_type!r}: its frequencies change with the length, so that states kept "
+                "of a shorter sequence are not those of a longer one. Set rope_type to one that "
+                "is the same at every length, such as yarn or linear, if the model allows it."
+            )
     module = Streaming(model).eval()
     past_length, length, batch = 3, 5, 2
     with torch.no_grad(), module.patched():
