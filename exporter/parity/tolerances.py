@@ -14,6 +14,8 @@ a vanishing sum of large terms none of its digits. So where that is more, the ar
 elsewhere, may be off by ``ROUNDING`` times the distance of the original's float32 output from its
 own float64 output, and never by more than ``MOST`` of the largest value: an original that loses
 more than that to rounding cannot be told from a wrong one. The report says so where it applies.
+Of a language model it is the worst distance in any case that is off by more than the tolerance:
+where a norm divides by nearly nothing, a token or two have most of it.
 """
 
 from __future__ import annotations
