@@ -52,6 +52,8 @@ def _absorb(node: gs.Node, query: gs.Node, key: gs.Node) -> None:
     while parameters and parameters[-1].is_empty():
         parameters.pop()
     if parameters:
-        node.inputs.extend(gs.Variable.empty() for _ in range(len(INPUTS) - len(node.inputs)))
-        node.inputs.extend(parameters)
+        end = len(INPUTS) + len(parameters)
+        node.inputs.extend([gs.Variable.empty() for _ in range(end - len(node.inputs))])
+        for place, parameter in enumerate(parameters, len(INPUTS)):
+            node.inputs[place] = parameter
     node.inputs[0], node.inputs[1] = query.inputs[0], key.inputs[0]
