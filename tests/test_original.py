@@ -13,6 +13,7 @@ import torch
 from linexport.parity import original
 from linexport.parity.cases import Case
 from linexport.parity.tolerances import TOLERANCES
+from linexport.subject import tolerance_of
 
 
 def reference(dtype: torch.dtype) -> Any:
@@ -49,3 +50,18 @@ def test_what_overflows_is_not_compared_without_float64(magnitude: float, compar
     assert len(found) == compared
     assert "1 NaN" in notes[0]
     assert ["nothing is compared" in n for n in notes[1:]] == [True] * (1 - compared)
+
+
+@pytest.mark.parametrize(
+    ("precision", "outputs", "expected"),
+    [
+        ("fp32", ["float32", "int64"], "float32"),
+        ("fp32", ["float32", "float16"], "float16"),
+        ("bf16", ["float16"], "bfloat16"),
+    ],
+)
+def test_a_model_in_half_precision_is_held_to_its_own(
+    precision: str, outputs: list[str], expected: str
+) -> None:
+    manifest = {"precision": precision, "outputs": [{"dtype": kind} for kind in outputs]}
+    assert tolerance_of(manifest) == TOLERANCES[expected]
