@@ -11,7 +11,7 @@ from linexport import targets
 from linexport.dims import DimRange
 from linexport.loaders.model import LoadedModel
 from linexport.parity import Subject
-from linexport.parity.tolerances import TOLERANCES
+from linexport.parity.tolerances import TOLERANCES, Tolerance
 from linexport.plugins.ops.registry import dim
 from linexport.states import State
 from linexport.targets import Session
@@ -51,5 +51,12 @@ def subject_of(
             for n, d in manifest["dims"].items()
         },
         traced={n: d["traced"] for n, d in manifest["dims"].items()},
-        tolerance=TOLERANCES[targets.DTYPES[manifest.get("precision", "fp32")]],
+        tolerance=tolerance_of(manifest),
     )
+
+
+def tolerance_of(manifest: dict[str, Any]) -> Tolerance:
+    """Of the coarsest dtype that the artifact rounds to: the one asked for, or its outputs'."""
+    kinds = {targets.DTYPES[manifest.get("precision", "fp32")]}
+    kinds |= {output["dtype"] for output in manifest["outputs"]}
+    return TOLERANCES[next(k for k in ("bfloat16", "float16", "float32") if k in kinds)]

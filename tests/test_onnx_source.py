@@ -193,6 +193,27 @@ def test_sizes_are_seen_by_running(tmp_path: Path) -> None:
     assert "found" not in shapes
 
 
+def test_a_size_that_changes_in_steps_is_not_fixed(tmp_path: Path) -> None:
+    """100 tokens and 101 are as many chunks of 64."""
+    text = """<ir_version: 8, opset_import: ["" : 18]> g (float[N, T] x) => (float[n, c, k] y) {
+        zero = Constant <value = int64[2] {0, 0}> ()
+        size = Constant <value = int64[1] {64}> ()
+        length = Shape <start = 1, end = 2> (x)
+        negative = Neg(length)
+        missing = Mod(negative, size)
+        pads = Concat <axis = 0> (zero, zero, missing)
+        behind = Constant <value = int64[4] {0, 1, 2, 4}> ()
+        four = Gather(pads, behind)
+        padded = Pad(x, four)
+        chunks = Constant <value = int64[3] {0, -1, 64}> ()
+        y = Reshape(padded, chunks)
+    }"""
+    (tmp_path / "m.onnx").write_bytes(parser.parse_model(text).SerializeToString())
+    shapes = known_shapes(trace.trace(load_model(tmp_path / "m.onnx")).model)
+    assert shapes["y"] == ("N", None, 64)
+    assert shapes["padded"] == ("N", None)
+
+
 def test_an_operator_set_that_cannot_be_raised_is_refused(
     exported: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

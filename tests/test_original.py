@@ -13,6 +13,7 @@ import torch
 from linexport.parity import original
 from linexport.parity.cases import Case
 from linexport.parity.tolerances import TOLERANCES
+from linexport.subject import tolerance_of
 
 
 def reference(dtype: torch.dtype) -> Any:
@@ -36,3 +37,31 @@ def test_what_takes_long_is_asked_once_and_said(
     assert [a.name for a in found] == ["float32", "float64"][:asked]
     assert len(references) == 2
     assert [("not run in float64" in n, "4097" in n) for n in notes] == [(True, True)] * (2 - asked)
+
+
+@pytest.mark.parametrize(("magnitude", "compared"), [(1.0, 1), (100.0, 0)])
+def test_what_overflows_is_not_compared_without_float64(magnitude: float, compared: int) -> None:
+    """Where there is a float64, that is asked; where the inputs are usual, NaN is the answer."""
+    single = reference(torch.float32)
+    type(single).__call__ = staticmethod(lambda inputs: [np.array([1.0, np.nan])])
+    notes: list[str] = []
+    case = Case("large", {"seq": 100}, 0, magnitude)
+    found = original.ask([single], case, ((), {}), TOLERANCES["float32"], notes)
+    assert len(found) == compared
+    assert "1 NaN" in notes[0]
+    assert ["nothing is compared" in n for n in notes[1:]] == [True] * (1 - compared)
+
+
+@pytest.mark.parametrize(
+    ("precision", "outputs", "expected"),
+    [
+        ("fp32", ["float32", "int64"], "float32"),
+        ("fp32", ["float32", "float16"], "float16"),
+        ("bf16", ["float16"], "bfloat16"),
+    ],
+)
+def test_a_model_in_half_precision_is_held_to_its_own(
+    precision: str, outputs: list[str], expected: str
+) -> None:
+    manifest = {"precision": precision, "outputs": [{"dtype": kind} for kind in outputs]}
+    assert tolerance_of(manifest) == TOLERANCES[expected]

@@ -88,11 +88,13 @@ TABLE = {"table": RANDOM.normal(size=(64, 8)).astype(np.float32)}
 WIDE = {"wide": RANDOM.normal(size=(1, 64, 8)).astype(np.float32)}
 KERNEL = {"w": RANDOM.normal(size=(8, 1, 4)).astype(np.float32), "b": np.ones(8, np.float32)}
 RANGE = "r = Range(zero, n, one)"
+LOOKED_UP = "  e = Gather(table, r)  q = Add(x, e)"
 ENDS = "lo = Constant <value = int64[1] {0}> ()  hi = Unsqueeze(n, lo)"
 CONV = "c = Transpose <perm = [0, 2, 1]> (x) %s q = Transpose <perm = [0, 2, 1]> (y)"
 
 STREAMS = {
-    "a table looked up": (f"{RANGE} e = Gather(table, r)  q = Add(x, e)", TABLE, "Gather"),
+    "a table looked up": (RANGE + LOOKED_UP, TABLE, "Gather"),
+    "positions from one": ("m = Add(n, one)  r = Range(one, m, one)" + LOOKED_UP, TABLE, "Gather"),
     "a table cut": (
         f"{ENDS} axis = Constant <value = int64[1] {{1}}> ()"
         "e = Slice(wide, lo, hi, axis)  q = Add(x, e)",

@@ -1,6 +1,6 @@
 """Positions 0 ... T-1 -> past_length ... past_length + T-1, with past_length an input.
 
-    Range(0, T, 1)          becomes  Range(0, T, 1) + past_length
+    Range(a, T + a, 1)      becomes  Range(a, T + a, 1) + past_length, a any constant
     table[..., 0:T, ...]    becomes  Gather(table, Range(0, T, 1) + past_length), table a constant
     present_length          is       past_length + T
 
@@ -48,11 +48,12 @@ def run(graph: gs.Graph) -> None:
 
 
 def _counts(node: gs.Node, known: Values, counted: Size) -> bool:
-    """It is Range(0, T, 1)."""
+    """It is Range(a, T + a, 1)."""
     start, delta = known.numbers(node.inputs[0]), known.numbers(node.inputs[2])
-    if start is None or delta is None or start != 0 or delta != 1:
+    if start is None or delta is None or start != int(start) or delta != 1:
         return False
-    return _is(known.get(node.inputs[1]), counted)
+    first, end = Size(int(start)), known.get(node.inputs[1])
+    return _is(end, counted + first) or _is(end, first + counted)
 
 
 def _heads_table(node: gs.Node, known: Values, counted: Size) -> bool:

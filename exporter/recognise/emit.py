@@ -113,7 +113,7 @@ class Writer(Nodes):
             inputs.append(self._decay(dtype) if roles.decay else gs.Variable.empty())
         if roles.mask is not None:
             inputs += [gs.Variable.empty(), self._mask(roles.mask)]
-        packed = (roles.batch, roles.rows, (*order.output, *roles.widths))
+        packed: tuple[Index, ...] = (roles.batch, roles.rows, (*order.output, *roles.widths))
         shape = [dim(size_of(group)) for group in packed]
         output = gs.Variable(self.name("output"), dtype=dtype, shape=shape)
         fused = gs.Node(
@@ -133,12 +133,12 @@ class Writer(Nodes):
             domain=DOMAIN,
         )
         self.nodes.append(fused)
-        self._restore(self._post(output))
+        self._restore(self._weighted(self._post(output), packed))
         return fused
 
     def _dtype(self) -> np.dtype[np.generic]:
-        kinds = []
-        for leaf in (*self.roles.query, *self.roles.key, *self.roles.value):
+        kinds, roles = [], self.roles
+        for leaf in (*roles.query, *roles.key, *roles.value, *roles.weights):
             to = functions.casts(leaf.function)
             found = leaf.tensor.dtype if to is None else helper.tensor_dtype_to_np_dtype(to)
             if found is None:
@@ -169,6 +169,16 @@ class Writer(Nodes):
         groups = (self.roles.batch, time, (*heads, *width))
         if len(leaves) == 1:
             return self._applied(role, self.grouped(leaves[0], groups), leaves[0], heads, dtype)
+        return self._product(leaves, groups, heads, dtype)
+
+    def _product(
+        self,
+        leaves: Sequence[Leaf],
+        groups: tuple[Index, ...],
+        heads: Index,
+        dtype: np.dtype[np.generic],
+    ) -> gs.Variable:
+        """Of several factors, with the dims of the groups."""
         axes = [(a,) for group in groups for a in group]
         product: gs.Variable | None = None
         for leaf in leaves:
@@ -286,6 +296,13 @@ class Writer(Nodes):
             op = "Mul" if count.power > 0 else "Div"
             output = self.add(op, [output, number], dtype, shape=shape)
         return output
+
+    def _weighted(self, output: gs.Variable, packed: tuple[Index, ...]) -> gs.Variable:
+        """Times the factors of the output that differ from query to query."""
+        if not self.roles.weights:
+            return output
+        leaves = (Leaf(output, packed), *self.roles.weights)
+        return self._product(leaves, packed, self.layout.output, np.dtype(output.dtype))
 
     def _restore(self, output: gs.Variable) -> None:
         """The result: the packed output in the dims and the dtype of the root."""

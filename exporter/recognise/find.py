@@ -139,14 +139,20 @@ class Search:
         return tuple(sorted(found.values(), key=lambda n: self.place[id(n)]))
 
     def _split(self, root: Root, roots: dict[str, Root]) -> bool:
-        """Something outside reads a value on the way that is an attention as well."""
+        """A value on the way is an attention as well, and something outside reads it.
+
+        Or it is this attention before its weights.
+        """
         inside = {id(n) for n in root.region}
         for node in root.region:
             for tensor in node.outputs:
                 if tensor is root.tensor or tensor.name not in roots:
                     continue
+                inner = roots[tensor.name].roles
+                if root.roles.weights and inner.value and not inner.weights:
+                    return True
                 read_outside = any(id(r) not in inside for r in tensor.outputs)
-                whole = roots[tensor.name].roles.normalize == root.roles.normalize
+                whole = inner.normalize == root.roles.normalize
                 if whole and (read_outside or id(tensor) in self.outputs):
                     return True
         return False

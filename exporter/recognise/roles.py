@@ -31,6 +31,7 @@ class Roles:
 
     Attributes:
         query, key, value: factors of each; no value means a value of one (a denominator).
+        weights: factors of the output that differ from query to query, and not along its width.
         mask: a mask of the keys, True where they count.
         decay: what ``exp`` is taken of at the query's position, once for a gated recurrence.
         rows, columns: the position of the query (t) and of the key (s).
@@ -43,6 +44,7 @@ class Roles:
     query: tuple[Leaf, ...]
     key: tuple[Leaf, ...]
     value: tuple[Leaf, ...]
+    weights: tuple[Leaf, ...]
     mask: Leaf | None
     decay: Term | None
     rows: Index
@@ -62,7 +64,7 @@ class Roles:
         """Everything that is read from the graph."""
         mask = () if self.mask is None else (self.mask,)
         decay = () if self.decay is None else tuple(self.decay.of(Leaf))
-        return (*self.query, *self.key, *self.value, *mask, *decay)
+        return (*self.query, *self.key, *self.value, *self.weights, *mask, *decay)
 
     def heads(self, leaves: Sequence[Leaf]) -> set[Axis]:
         """Head labels of some factors."""
@@ -187,16 +189,14 @@ def _sides(
     """Sort factors into query, key, value and mask."""
     t, s = set(rows), set(columns)
     query, key, value, mask = list[Leaf](), list[Leaf](), list[Leaf](), list[Leaf]()
-    masklike = list[Leaf]()
+    weights, masklike = list[Leaf](), list[Leaf]()
     for leaf in leaves:
         if leaf.axes & t and leaf.axes & s:
             if len(leaves) < 3:
                 return None
             masklike.append(leaf)
         elif leaf.axes & t:
-            if not leaf.axes & channels:
-                return None
-            query.append(leaf)
+            (query if leaf.axes & channels else weights).append(leaf)
         elif leaf.axes & s:
             own = leaf.axes & channels
             (key if own else mask if leaf.truth else value).append(leaf)
@@ -211,12 +211,14 @@ def _sides(
     inside = {*rows, *columns, *channels}
     elsewhere = set().union(*(f.axes for f in (*query, *key))) | inside
     widths = tuple(a for a in _ordered(value, free) if a not in elsewhere)
-    if len(mask) > 1:
+    weighs_rows = value and not any(f.axes & set(widths) for f in weights)
+    if len(mask) > 1 or (weights and not weighs_rows):
         return None
     roles = Roles(
         tuple(query),
         tuple(key),
         tuple(value),
+        tuple(weights),
         mask[0] if mask else None,
         _decay(product, rows, columns),
         rows,
@@ -278,8 +280,8 @@ def _normalised(roles: Roles, product: Term, over: Nested) -> Roles:
     if counts and eps:
         raise NotAttentionError("its epsilon is added to a denominator that a length divides")
     factors: list[Factor] = [f for f in sums[0].factors if f not in counts]
-    values = set(map(id, roles.value))
-    wanted = Term(1.0, tuple(f for f in product.factors if id(f) not in values))
+    outside = {*map(id, roles.value), *map(id, roles.weights)}
+    wanted = Term(1.0, tuple(f for f in product.factors if id(f) not in outside))
     if match(wanted, Term(1.0, tuple(factors)), over.inner.axes) is None:
         raise NotAttentionError(
             "its denominator is not the sum over the same queries and keys as its numerator"

@@ -2,7 +2,8 @@
 
 Files state them in many ways, or not at all, and inference loses a size where it is computed. Here
 the graph is run with every value as an output: once, and once more with each dimension changed. A
-size that follows a dimension is named after it:
+size that follows a dimension is named after it, if it still does where that is several times as
+large (the number of chunks of 16 is the same for 100 tokens and for 101):
 
     size = c                  it never changes
     size = c * batch * seq    it grows in proportion to those
@@ -26,14 +27,22 @@ from linexport.loaders.onnx_file.walk import reads
 STEPS = (1, 28, -1)
 """Changes of a size tried in turn, its double last; 100 and 28 are a multiple of most strides."""
 
+FAR = (6, 3, 2)
+"""Multiples of a size tried in turn, to see whether what held for a small change holds there."""
+
 FOLDER = "session.model_external_initializers_file_folder_path"
 
 BY_CONTENT = ("NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit")
 """Operators whose output sizes depend on numbers; so may everything that is computed of them."""
 
+SHAPE_OF = "shape of "
+
 Sizes = Mapping[str, int]
 Shape = tuple[int | str | None, ...]
 Found = dict[str, tuple[np.dtype, tuple[int, ...]]]
+Shapes = Mapping[str, tuple[int, ...]]
+Changes = Mapping[str, tuple[int, Shapes]]
+"""By dimension: the size it was changed to, and the shapes that came of it."""
 
 
 def observe(
@@ -52,17 +61,23 @@ def observe(
     try:
         session = _session(model, folder)
         before = _run(session, feeds(sizes))
-        changes = {name: _changed(session, feeds, sizes, name) for name in sizes}
+        near = {name: _near(session, feeds, sizes, name) for name in sizes}
+        del session
+        far = _far(model, folder, feeds, sizes, list(before))
     except Exception:  # ONNX Runtime has no common error; what is inferred must do
         return []
-    if any(change is None for change in changes.values()):
+    changes = {name: change for name, change in near.items() if change}
+    if len(changes) < len(near):
         return []
     tainted = _by_content(model.graph.node)
     return [
         helper.make_tensor_value_info(
             value,
             helper.np_dtype_to_tensor_dtype(dtype),
-            _shape(value, shape, {n: c for n, c in changes.items() if c}, sizes),
+            _agreed(
+                _shape(value, shape, changes, sizes),
+                _shape(value, shape, {**changes, **far}, sizes),
+            ),
         )
         for value, (dtype, shape) in before.items()
         if value not in tainted
@@ -78,12 +93,19 @@ def _by_content(nodes: Iterable[onnx.NodeProto]) -> set[str]:
     return found
 
 
-def _session(model: onnx.ModelProto, folder: Path) -> onnxruntime.InferenceSession:
-    """With all values as outputs."""
+def _session(
+    model: onnx.ModelProto, folder: Path, shapes_of: Sequence[str] | None = None
+) -> onnxruntime.InferenceSession:
+    """With all values as outputs; or only the shapes of some, so that values need not be kept."""
     watched = onnx.ModelProto()
     watched.CopyFrom(model)
     there = {o.name for o in model.graph.output}
-    names = (n for node in model.graph.node for n in node.output if n and n not in there)
+    names = [n for node in model.graph.node for n in node.output if n and n not in there]
+    if shapes_of is not None:
+        names = [f"{SHAPE_OF}{value}" for value in shapes_of]
+        pairs = zip(shapes_of, names, strict=True)
+        watched.graph.node.extend(helper.make_node("Shape", [x], [y]) for x, y in pairs)
+        del watched.graph.output[:]
     watched.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
@@ -99,32 +121,63 @@ def _run(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]) ->
     return {n: (v.dtype, v.shape) for n, v in named if isinstance(v, np.ndarray)}
 
 
-def _changed(
+def _near(
     session: onnxruntime.InferenceSession,
     feeds: Callable[[Sizes], dict[str, np.ndarray]],
     sizes: Sizes,
     name: str,
-) -> tuple[int, Found] | None:
-    """The size one dimension was changed to, and what came of it; None if it takes no other."""
+) -> tuple[int, Shapes] | None:
+    """A small change of one dimension; None if it takes no other size."""
     for step in (*STEPS, sizes[name]):
         size = sizes[name] + step
         try:
-            return size, _run(session, feeds({**sizes, name: size}))
+            found = _run(session, feeds({**sizes, name: size}))
         except Exception:  # a size the model does not take
             continue
+        return size, {value: shape for value, (_, shape) in found.items()}
     return None
 
 
+def _far(
+    model: onnx.ModelProto,
+    folder: Path,
+    feeds: Callable[[Sizes], dict[str, np.ndarray]],
+    sizes: Sizes,
+    values: Sequence[str],
+) -> Changes:
+    """A large change of every dimension that takes one."""
+    session, found = _session(model, folder, values), {}
+    for name in sizes:
+        for times in FAR:
+            size = times * sizes[name]
+            try:
+                shapes = session.run(None, feeds({**sizes, name: size}))
+            except Exception:  # a size the model does not take
+                continue
+            found[name] = (size, dict(zip(values, map(tuple, shapes), strict=True)))
+            break
+    return found
+
+
 def _shape(
-    value: str, shape: Sequence[int], changes: Mapping[str, tuple[int, Found]], sizes: Sizes
+    value: str, shape: Sequence[int], changes: Changes, sizes: Sizes
 ) -> list[int | str | None] | None:
     """The shape in names; None where the rank itself changes."""
-    if any(len(found[value][1]) != len(shape) for _, found in changes.values()):
+    if any(len(found[value]) != len(shape) for _, found in changes.values()):
         return None
     return [
-        _size(size, {n: (new, found[value][1][axis]) for n, (new, found) in changes.items()}, sizes)
+        _size(size, {n: (new, found[value][axis]) for n, (new, found) in changes.items()}, sizes)
         for axis, size in enumerate(shape)
     ]
+
+
+def _agreed(
+    near: list[int | str | None] | None, far: list[int | str | None] | None
+) -> list[int | str | None] | None:
+    """What a small change and a large one say alike."""
+    if near is None or far is None:
+        return None
+    return [a if a == b else None for a, b in zip(near, far, strict=True)]
 
 
 def _size(size: int, changes: Mapping[str, tuple[int, int]], sizes: Sizes) -> int | str | None:

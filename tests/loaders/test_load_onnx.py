@@ -161,8 +161,19 @@ def cyclic() -> str:
     return f"{HEAD} g (float[n] x) => (float[n] y) {{ y = Add(x, a)  a = Relu(b)  b = Neg(y) }}"
 
 
+def recursive() -> str:
+    imports = 'opset_import: ["" : 17, "local" : 1]'
+    functions = "".join(
+        f'<domain: "local", {imports}> {name} (a) => (b) {{ b = local.{other}(a) }}\n'
+        for name, other in (("F", "G"), ("G", "F"))
+    )
+    graph = "g (float[n] x) => (float[n] y) { y = local.F(x) }"
+    return f"<ir_version: 8, {imports}> {graph}\n{functions}"
+
+
 BAD = [
     (cyclic, "its nodes form a cycle: .*Relu"),
+    (recursive, "its functions call each other in a circle: F -> G -> F"),
     (
         lambda: f"{HEAD} g (float[n] x) => (float[n] y) {{ y = Relu(x)  y = Neg(x) }}",
         "1 values have a name that is defined twice: y",

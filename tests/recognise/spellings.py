@@ -107,6 +107,15 @@ def cumsum_einsum(q, k, v):
 
 
 @spelling(CAUSAL, **NORMALISED)
+def cumsum_column_vectors(q, k, v):
+    """Queries as matrices of one column, which an index takes out again."""
+    q, k, v = (split(x).permute(1, 0, 2, 3) for x in (phi(q), phi(k), v))
+    state = torch.cumsum(v[..., :, None] * k[..., None, :], dim=0)
+    over = 1 / ((q * k.cumsum(0)).sum(-1, keepdim=True) + EPS)
+    return ((state @ q[..., None])[..., 0] * over).permute(1, 0, 2, 3).flatten(2)
+
+
+@spelling(CAUSAL, **NORMALISED)
 def cumsum_value_first(q, k, v):
     """The state transposed: (e, d), time in front."""
     q, k, v = (split(x).permute(1, 0, 2, 3) for x in (phi(q), phi(k), v))
@@ -473,6 +482,23 @@ def taylor_scores_of_all(q, k, v):
 def taylor_scores_of_mapped(q, k, v):
     t = phi(heads_first(q)) @ phi(heads_first(k)).transpose(-1, -2) / math.sqrt(D)
     return merge(taylor_kernel(t).tril() @ heads_first(v))
+
+
+@spelling(SEPARATE, nodes=2, **ELU | {"normalize": False})
+def clamped_weights(q, k, v):
+    """Divided before the values, by a denominator that is no sum: a factor of every query."""
+    q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
+    scores = (q @ k.transpose(-1, -2)).tril()
+    return merge((scores / scores.sum(-1, keepdim=True).clamp_min(EPS)) @ v)
+
+
+@spelling(SEPARATE, nodes=2, **ELU | {"normalize": False})
+def clamped_einsum(q, k, v):
+    """The same as one product of three, as cosFormer has it."""
+    q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
+    kv = torch.einsum("bhsd,bhse->bhsde", k, v).cumsum(2)
+    over = 1 / torch.clamp_min(torch.einsum("bhsd,bhsd->bhs", q, k.cumsum(2)), EPS)
+    return merge(torch.einsum("bhsd,bhsde,bhs->bhse", q, kv, over))
 
 
 @spelling(SEPARATE, nodes=2, **both("taylor2") | {"normalize": False})

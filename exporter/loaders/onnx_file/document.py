@@ -12,7 +12,7 @@ from onnx import TensorProto, checker
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import first_line, refuse, unreadable
 from linexport.loaders.onnx_file.external import check_external
-from linexport.loaders.onnx_file.walk import all_nodes, all_texts, reads
+from linexport.loaders.onnx_file.walk import all_nodes, all_texts, nodes_within, reads
 
 LARGEST = 2**31 - 1
 """Bytes a protobuf message may have; weights beside the file do not count."""
@@ -27,8 +27,9 @@ def read(path: Path) -> onnx.ModelProto:
     """The checked model, its nodes sorted; external data stay where they are.
 
     Raises:
-        UnsupportedModelError: damaged, cyclic, with a name defined twice, invalid by onnx's
-            checker, or with external data that are missing or lie outside the folder.
+        UnsupportedModelError: damaged, cyclic, with a name defined twice or a function that calls
+            itself, invalid by onnx's checker, or with external data that are missing or lie
+            outside the folder.
         UsageError: the file cannot be read.
     """
     model = _parse(path)
@@ -40,6 +41,7 @@ def read(path: Path) -> onnx.ModelProto:
             raise UnsupportedModelError("it has names that are not UTF-8 text")
         _no_duplicates(model.graph)
         _sort(model.graph)
+        _no_recursion(model)
         check_external(path, model)
         _check(path, model)
     except UnsupportedModelError as error:
@@ -124,6 +126,21 @@ def _sort(graph: onnx.GraphProto) -> None:
     nodes = [onnx.NodeProto.FromString(graph.node[i].SerializeToString()) for i in order]
     del graph.node[:]
     graph.node.extend(nodes)
+
+
+def _no_recursion(model: onnx.ModelProto) -> None:
+    """Functions that call themselves end the process that opens them, with no error to catch."""
+    calls = {
+        (f.domain, f.name): {(n.domain, n.op_type) for n in nodes_within(f.node)}
+        for f in model.functions
+    }
+    try:
+        TopologicalSorter(calls).prepare()
+    except CycleError as error:
+        circle = [name for _, name in error.args[1]]
+        raise UnsupportedModelError(
+            f"its functions call each other in a circle: {' -> '.join(circle[: _LISTED + 1])}"
+        ) from error
 
 
 def _check(path: Path, model: onnx.ModelProto) -> None:

@@ -79,6 +79,18 @@ def squeeze(e: Evaluator, node: gs.Node) -> Form | None:
     return replace(form, dims=tuple(dims))
 
 
+@rule("Gather")
+def gather(e: Evaluator, node: gs.Node) -> Form | None:
+    """The only entry along a dim of size 1: ``x[..., 0]``."""
+    form, index = e.form(node.inputs[0]), e.values.numbers(node.inputs[1])
+    if form is None or index is None or index.ndim:
+        return None
+    place = node.attrs.get("axis", 0) % len(form.dims)
+    if form.dims[place]:
+        return None
+    return replace(form, dims=form.dims[:place] + form.dims[place + 1 :])
+
+
 @rule("Reshape", "Flatten")
 def reshape(e: Evaluator, node: gs.Node) -> Form | None:
     """Row-major regrouping."""
