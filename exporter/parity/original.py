@@ -56,8 +56,8 @@ def ask(
 
     A float64 reference that fails is dropped from ``references``; one that would take long is left
     out, so that the float32 one alone is compared with, and no rounding is allowed for. Of large
-    or tiny inputs on which the original is mostly rounding, or gives NaN and has no float64,
-    nothing is returned.
+    or tiny inputs nothing is returned where the original overflows, is mostly rounding, or is
+    nobody knows how much of it, having no float64; but for denominators that vanish.
     """
     found: list[Answer] = []
     seconds = 0.0
@@ -80,12 +80,13 @@ def ask(
         seconds = time.perf_counter() - start
         none = [0.0] * len(outputs)
         found.append(Answer(reference.name, outputs, none, reference.denominator))
-    broken = _not_finite(found[-1], case) if found else []
-    notes.extend(broken)
-    if broken and len(references) == 1 and case.magnitude != 1:
+    for answer in found[-1:]:
+        notes.extend(_not_finite(answer, case))
+    scaled = case.magnitude not in (0, 1) and not any(a.vanished for a in found)
+    if scaled and found and len(references) == 1:
         notes.append(
-            f"Whether float64 would keep the {case.name} inputs finite is not known: there nothing "
-            "is compared."
+            f"Without float64 nobody knows what the original loses to rounding on the {case.name} "
+            "inputs: there nothing is compared."
         )
         return []
     if not len(found) == len(references) == 2:
@@ -93,10 +94,11 @@ def ask(
     single, double = (sum(int((~np.isfinite(x)).sum()) for x in a.outputs) for a in found)
     if single > double:
         notes.append(
-            f"The original overflows in float32 on the {case.name} inputs ({single} values "
-            "that float64 keeps finite): there it is compared in float64 only."
+            f"The original overflows in float32 on the {case.name} inputs ({single} values, "
+            f"{double} of them in float64 as well): there "
+            f"{'nothing is compared' if scaled else 'it is compared in float64 only'}."
         )
-        return found[1:]
+        return [] if scaled else found[1:]
     rounding = [apart(a, b) for a, b in zip(found[0].outputs, found[1].outputs, strict=True)]
     for distance, output in zip(rounding, found[1].outputs, strict=True):
         lost = note(distance, output, case, tolerance)

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import torch
 
+from linexport import weights
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import first_line
+from linexport.loaders.onnx_file.double import widened
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -22,6 +25,9 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     **{f"tensor({kind})": np.dtype(kind) for kind in ("uint8", "uint16", "uint32", "uint64")},
 }
 
+
+LARGEST_WIDENED = 2**28
+"""Bytes of a file, and those beside it, above which it is not run in float64 as well."""
 
 _PLACE = re.compile(r"^.*? failed:\s*|/onnxruntime_src/\S+ .*?\) (?=[A-Z])")
 
@@ -35,7 +41,8 @@ class OnnxModule(torch.nn.Module):
     """Runs the graph of a file in ONNX Runtime on the CPU.
 
     Called with one tensor per input; returns a tuple of tensors. It computes in the dtypes of the
-    file and cannot be converted to others.
+    file. A copy of it may be converted to float64, in which it is the reference of its own
+    rounding; to nothing else.
 
     Raises:
         UnsupportedModelError: ONNX Runtime does not open it, or an input or output is no tensor.
@@ -43,21 +50,25 @@ class OnnxModule(torch.nn.Module):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        options.add_session_config_entry("session.force_spinning_stop", "1")
+        self.path = path
         try:
-            self.session = onnxruntime.InferenceSession(
-                str(path), options, providers=["CPUExecutionProvider"]
-            )
+            self._open(str(path))
         except Exception as error:  # ONNX Runtime has no common error
             raise UnsupportedModelError(f"ONNX Runtime cannot open it ({reason(error)})") from error
-        self.inputs = self.session.get_inputs()
         for value in [*self.inputs, *self.session.get_outputs()]:
             if value.type not in _DTYPES:
                 raise UnsupportedModelError(
                     f"{value.name} is a {value.type}, where tensors of numbers NumPy has are taken"
                 )
+
+    def _open(self, model: str | bytes) -> None:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        self.session = onnxruntime.InferenceSession(
+            model, options, providers=["CPUExecutionProvider"]
+        )
+        self.inputs = self.session.get_inputs()
 
     def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Outputs in the order of the graph's."""
@@ -68,10 +79,28 @@ class OnnxModule(torch.nn.Module):
         return tuple(torch.from_numpy(y) for y in self.session.run(None, feeds))
 
     def _apply(self, fn: Any, recurse: bool = True) -> OnnxModule:
-        raise UnsupportedModelError("an ONNX graph computes in the dtypes that its file fixes.")
+        """Conversion to another dtype, of a copy.
+
+        Raises:
+            UnsupportedModelError: not to float64, or ONNX Runtime lacks kernels for that.
+        """
+        if fn(torch.empty(0)).dtype != torch.float64:
+            raise UnsupportedModelError("an ONNX graph computes in the dtypes that its file fixes.")
+        files = [self.path.name, *weights.files_beside(weights.structure(self.path))]
+        if sum((self.path.parent / name).stat().st_size for name in files) > LARGEST_WIDENED:
+            raise UnsupportedModelError("the ONNX graph is too large to be run in float64 as well.")
+        try:
+            self._open(widened(onnx.load(self.path)).SerializeToString())
+        except Exception as error:
+            raise UnsupportedModelError(
+                f"ONNX Runtime does not run the graph in float64 ({reason(error)})"
+            ) from error
+        return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnnxModule:
-        return self
+        other = OnnxModule.__new__(OnnxModule)
+        other.__dict__.update(self.__dict__)
+        return other
 
 
 class Unrunnable(torch.nn.Module):
