@@ -228,7 +228,8 @@ def _kinds(
                 except Exception:  # it takes other parameters
                     break
                 got = _products(features)
-                factor = float((wanted * got).sum() / max((got * got).sum(), 1e-300))
+                with np.errstate(over="ignore"):  # another map may be far too large
+                    factor = float((wanted * got).sum() / max((got * got).sum(), 1e-300))
                 close = np.abs(wanted - factor * got).max() <= EQUAL * np.abs(wanted).max()
                 if close and factor > 0:
                     factor = 1.0 if abs(factor - 1) < EQUAL else factor
