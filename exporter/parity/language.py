@@ -97,7 +97,7 @@ def check_language(subject: Subject, seed: int = 0) -> Parity:
             if not greedy.passed:
                 greedy = _greedy(original, written, length, parity.tolerance, double)
         except Exception as error:
-            parity.notes.append(f"No float64 reference: {str(error).splitlines()[0]}")
+            parity.notes.append(f"No float64 reference: {error}")
     parity.greedy = greedy.json()
     outcomes = zip(trials, parity.cases, strict=False)
     failed = (t.case for t, c in outcomes if not c["passed"] and len(t.pieces) == 1)
