@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from linexport.artifact import Artifact, Stream, load
+    from linexport.conversion.pipeline import convert
+    from linexport.conversion.revalidate import bench, validate
     from linexport.linearization import Linearization, linearize
     from linexport.maps import compare_maps
-    from linexport.pipeline import convert
-    from linexport.recheck import bench, validate
 
 __all__ = [
     "Artifact",
@@ -41,11 +41,11 @@ _HOMES = {
     "Linearization": "linexport.linearization",
     "Stream": "linexport.artifact",
     "load": "linexport.artifact",
-    "bench": "linexport.recheck",
+    "bench": "linexport.conversion.revalidate",
     "compare_maps": "linexport.maps",
-    "convert": "linexport.pipeline",
+    "convert": "linexport.conversion.pipeline",
     "linearize": "linexport.linearization",
-    "validate": "linexport.recheck",
+    "validate": "linexport.conversion.revalidate",
 }
 
 

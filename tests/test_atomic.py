@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 import linexport
-from linexport import weights
 from linexport.artifact import write
 from linexport.errors import EnvironmentProblemError, UsageError
+from linexport.graph import external_data
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -56,7 +56,7 @@ def no_work(converted: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> 
     def load(*args: object, **kwargs: object) -> None:
         raise AssertionError("work was begun")
 
-    monkeypatch.setattr("linexport.pipeline.load_model", load)
+    monkeypatch.setattr("linexport.conversion.pipeline.load_model", load)
 
 
 @pytest.mark.usefixtures("no_work")
@@ -182,7 +182,7 @@ def test_a_disk_that_takes_no_more_is_an_environment_problem(
         raise OSError(number, os.strerror(number), str(path))
 
     before = snapshot(artifact.parent)
-    monkeypatch.setattr(weights, "save", full)
+    monkeypatch.setattr(external_data, "save", full)
     source = factories.source("small")
     result = cli("convert", source, "-o", artifact, "--no-bench", "--overwrite", "--json")
     assert result.code == 5

@@ -126,7 +126,7 @@ def test_nothing_but_json_is_on_standard_output_whatever_the_model_prints(
 def test_every_command_answers_in_json(
     cli: Cli, factories: SimpleNamespace, artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("linexport.timing.competitors.peak_megabytes", lambda *a: (1.0, None))
+    monkeypatch.setattr("linexport.timing.baselines.peak_megabytes", lambda *a: (1.0, None))
     validated = cli("validate", artifact, "--json", "--seed", 5)
     assert validated.code == 0
     assert (validated.json()["status"], validated.json()["seed"]) == ("ok", 5)
@@ -255,9 +255,9 @@ def test_a_file_of_another_kind_is_unsupported(cli: Cli, tmp_path: Path) -> None
 def test_an_environment_that_lacks_something_exits_5(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = linexport.environment.version
+    right = linexport.system.environment.version
     monkeypatch.setattr(
-        "linexport.environment.version", lambda n: None if n == "onnxscript" else right(n)
+        "linexport.system.environment.version", lambda n: None if n == "onnxscript" else right(n)
     )
     result = cli("doctor", "--json")
     assert result.code == 5
@@ -287,7 +287,7 @@ def test_a_fault_of_linexport_exits_1_without_a_traceback(
         raise ZeroDivisionError("of all things\nand more")
 
     monkeypatch.delenv("LINEXPORT_TRACEBACK", raising=False)
-    monkeypatch.setattr("linexport.pipeline.load_model", fail)
+    monkeypatch.setattr("linexport.conversion.pipeline.load_model", fail)
     result = cli("convert", factories.source("small"), "-o", tmp_path / "out", "--json")
     message = refused(result, 1)
     assert "ZeroDivisionError: of all things" in message and "LINEXPORT_TRACEBACK=1" in message
@@ -305,7 +305,7 @@ def test_an_interruption_exits_130(
     def interrupt(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("linexport.pipeline.load_model", interrupt)
+    monkeypatch.setattr("linexport.conversion.pipeline.load_model", interrupt)
     result = cli("convert", factories.source("small"), "-o", tmp_path / "out", "--json")
     assert "Interrupted" in refused(result, 130)
     assert list(tmp_path.iterdir()) == []

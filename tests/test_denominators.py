@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from linexport import models, parity
-from linexport.dims import DimRange
+from linexport.graph.dims import DimRange
 from linexport.loaders import LoadedModel, Source
 from linexport.models.functional import linear_attention, watch_denominators
 from linexport.parity.check import Subject

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linexport.dims import DimRange, merge, parse, sequence
 from linexport.errors import UsageError
+from linexport.graph.dims import DimRange, merge, parse, sequence
 
 
 def test_ranges_by_name() -> None:

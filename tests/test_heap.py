@@ -14,12 +14,13 @@ import pytest
 import torch
 
 import linexport
-from linexport import heap, weights
 from linexport.artifact import write
+from linexport.graph import external_data
 from linexport.loaders import load_model
+from linexport.loaders.memory_map import page, unpage
 from linexport.loaders.model import LoadedModel, Source
-from linexport.loaders.paging import page, unpage
 from linexport.parity.reference import Reference
+from linexport.system import memory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages are those of Linux")
 
@@ -56,27 +57,27 @@ def loaded_model(module: torch.nn.Module) -> LoadedModel:
 
 def test_what_is_paged_is_what_it_was_and_what_is_written_there_stays() -> None:
     values = [np.random.default_rng(0).random((700, 500)), np.zeros((0, 3)), np.arange(4.0)]
-    first, empty, small = heap.paged(values)
+    first, empty, small = memory.paged(values)
     assert np.array_equal(first, values[0]) and first.dtype == values[0].dtype
     assert empty.shape == (0, 3) and np.array_equal(small, values[2])
-    assert heap.is_paged(first.ctypes.data) and not heap.is_paged(small.ctypes.data)
+    assert memory.is_paged(first.ctypes.data) and not memory.is_paged(small.ctypes.data)
     first[3, 4] = 7.0
-    heap.release(first.ctypes.data, first.nbytes)
+    memory.release(first.ctypes.data, first.nbytes)
     assert first[3, 4] == 7.0
-    heap.give_back()
+    memory.give_back()
     values[0][3, 4] = 7.0
     assert np.array_equal(first, values[0])
 
 
 def test_pages_leave_memory_when_they_are_released() -> None:
     values = np.ones(2**23)
-    [kept] = heap.paged([values])
+    [kept] = memory.paged([values])
     before = in_files()
     assert kept.sum() == 2**23
     assert in_files() - before > 60
-    heap.release(kept[: 2**22].ctypes.data, kept.nbytes // 2)
+    memory.release(kept[: 2**22].ctypes.data, kept.nbytes // 2)
     assert 28 < in_files() - before < 36
-    heap.give_back()
+    memory.give_back()
     assert in_files() - before < 4
 
 
@@ -86,10 +87,10 @@ def test_where_there_is_no_room_for_a_file_values_are_in_memory(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(heap.os, "posix_fallocate", full)
-    [kept] = heap.paged([np.arange(2.0**18)])
-    assert not heap.is_paged(kept.ctypes.data)
-    heap.give_back()
+    monkeypatch.setattr(memory.os, "posix_fallocate", full)
+    [kept] = memory.paged([np.arange(2.0**18)])
+    assert not memory.is_paged(kept.ctypes.data)
+    memory.give_back()
     assert np.array_equal(kept, np.arange(2.0**18))
 
 
@@ -103,10 +104,10 @@ def test_a_model_computes_the_same_with_its_weights_in_a_file() -> None:
         move(loaded)
         assert all(held[name] is p for name, p in module.named_parameters())
         large = (module.first.weight, module.part, module.short, module.table)
-        assert [heap.is_paged(w.data_ptr()) for w in large] == [paged] * 4
+        assert [memory.is_paged(w.data_ptr()) for w in large] == [paged] * 4
         assert module.part.data_ptr() == module.first.weight.data_ptr()
         assert module.part.stride() == (2, 600) and module.short.dtype == torch.bfloat16
-        heap.give_back()
+        memory.give_back()
         with torch.no_grad():
             assert torch.equal(module(*loaded.args), expected)
 
@@ -117,8 +118,8 @@ def test_an_exported_program_goes_on_with_weights_that_move() -> None:
     program = torch.export.export(module, loaded.args)
     expected = program.module()(*loaded.args)
     page(LoadedModel(module, loaded.args, {}, None, loaded.source, program=program))
-    assert heap.is_paged(program.state_dict["first.weight"].data_ptr())
-    heap.give_back()
+    assert memory.is_paged(program.state_dict["first.weight"].data_ptr())
+    memory.give_back()
     assert torch.equal(program.module()(*loaded.args), expected)
 
 
@@ -171,10 +172,10 @@ def test_the_structure_of_a_written_model_is_all_but_its_weights(
     expected = onnx.ModelProto()
     expected.CopyFrom(whole)
     path = write.save_model(whole, tmp_path)
-    found = weights.structure(path)
+    found = external_data.structure(path)
     del expected.graph.initializer[-1]
     assert found == expected
-    assert weights.files_beside(found) == set()
+    assert external_data.files_beside(found) == set()
 
 
 def test_a_model_opened_at_all_gives_back_the_same(factories: SimpleNamespace) -> None:

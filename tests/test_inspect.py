@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from linexport.inspection import inspect
-from linexport.neighbourhood import around
+from linexport.inspection.subgraph import around
 from linexport.report import render_findings
 from linexport.report.layers import place
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from linexport import parity
-from linexport.dims import DimRange
+from linexport.graph.dims import DimRange
 from linexport.loaders.model import Language
 from linexport.parity.tolerances import TOLERANCES, Tolerance
 

@@ -22,7 +22,7 @@ from linexport.maps import accuracy, catalogue, compare_maps, files, samples
 from linexport.models import feature_maps
 from linexport.models.feature_maps import draws
 from linexport.report import map_charts, raster
-from linexport.report import maps as report
+from linexport.report import map_comparison as report
 from linexport.report.labels import Box, along, place
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 import linexport
-from linexport import models, passes, states, targets, trace
+from linexport import models, passes, targets, trace
 from linexport.errors import UsageError
+from linexport.graph import states
 from linexport.loaders import LoadedModel, Source
 from linexport.models.attention import AttentionConfig, LinearAttention
 from linexport.models.feature_maps import find, kinds

@@ -154,7 +154,7 @@ def test_the_first_difference_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Between the original graph and the artifact's, whose values have the same names."""
-    from linexport import pipeline
+    from linexport.conversion import pipeline
 
     right = pipeline.lower
 

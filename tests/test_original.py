@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from linexport.conversion.model_under_test import tolerance_of
 from linexport.parity import original
 from linexport.parity.cases import Case
 from linexport.parity.tolerances import TOLERANCES
-from linexport.subject import tolerance_of
 
 
 def reference(dtype: torch.dtype) -> Any:

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import linexport
-from linexport.dims import DimRange
 from linexport.errors import ParityError
+from linexport.graph.dims import DimRange
 from linexport.loaders import LoadedModel, Source
 from linexport.parity.cases import LONG, Case, draw, plan
 from linexport.parity.compare import EDGES, compare

@@ -16,9 +16,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from linexport import passes, states, trace
+from linexport import passes, trace
+from linexport.graph import states
 from linexport.loaders import load_model
-from linexport.passes import expose_state, split_sequence
+from linexport.passes import expose_past_present, split_sequence
 from linexport.plugins.ops.op import DOMAIN
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -243,7 +244,7 @@ def test_a_bidirectional_node_has_no_state() -> None:
     graph = helper.make_graph([node], "one", info[:3], info[3:])
     found = gs.import_onnx(helper.make_model(graph, opset_imports=opsets))
     before = structure(found)
-    expose_state.run(found)
+    expose_past_present.run(found)
     assert structure(found) == before
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from linexport.errors import UnsupportedModelError
 from linexport.loaders import load_model
-from linexport.trace.draws import refuse_draws
+from linexport.trace.random_ops import refuse_draws
 
 X = torch.randn(2, 5, 8)
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from linexport.dims import DimRange
+from linexport.graph.dims import DimRange
+from linexport.graph.states import State
 from linexport.loaders import LoadedModel, Source
 from linexport.parity import Subject, check_streaming
-from linexport.states import State
 
 DIMS = {"batch": DimRange(batch=True), "seq": DimRange()}
 SHAPE = ("batch", "seq", 4)

@@ -12,7 +12,8 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper, parser
 
-from linexport import passes, tokens
+from linexport import passes
+from linexport.graph import sequence_axis
 from linexport.loaders import load_model
 from linexport.plugins.ops.registry import attach_functions, register_schemas
 from linexport.trace import trace
@@ -138,7 +139,7 @@ def test_pieces_give_what_the_whole_gives(graph: Build, case: str) -> None:
     for pieces in ([40], [1, 1, 7, 31], [39, 1]):
         found = streamed(passes.run(model), x, pieces)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
-    assert tokens.mixing(rewritten) == []
+    assert sequence_axis.mixing(rewritten) == []
 
 
 @pytest.mark.parametrize("case", STREAMS, ids=str)
@@ -218,7 +219,7 @@ MIXES = {
 
 @pytest.mark.parametrize("op", MIXES)
 def test_what_mixes_tokens_is_named(graph: Build, op: str) -> None:
-    found = tokens.mixing(graph(MIXES[op], {**KERNEL, "unit": np.ones(1, np.float32)}))
+    found = sequence_axis.mixing(graph(MIXES[op], {**KERNEL, "unit": np.ones(1, np.float32)}))
     assert found and found[0].startswith(op), found
 
 
@@ -238,9 +239,9 @@ PER_TOKEN = [
 @pytest.mark.parametrize("body", PER_TOKEN)
 def test_what_acts_per_token_is_not(graph: Build, body: str) -> None:
     weights = {"square": np.ones((8, 8), np.float32), "unit": np.ones((8, 1, 1), np.float32)}
-    assert tokens.mixing(graph(body, weights)) == []
+    assert sequence_axis.mixing(graph(body, weights)) == []
 
 
 def test_attention_that_sees_all_tokens_mixes_them(graph: Build) -> None:
     both = "q = linexport.LinearAttention <q_num_heads = 2, kv_num_heads = 2, causal = 0> (x, x, x)"
-    assert tokens.mixing(graph(both))[0].startswith("LinearAttention")
+    assert sequence_axis.mixing(graph(both))[0].startswith("LinearAttention")

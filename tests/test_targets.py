@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from linexport import passes, states, targets, trace
+from linexport import passes, targets, trace
 from linexport.errors import BuildError, UsageError
+from linexport.graph import states
 from linexport.loaders import LoadedModel, Source
 from linexport.models.functional import linear_attention
 from linexport.models.language_model import LanguageModel, LanguageModelConfig

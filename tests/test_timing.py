@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from linexport import recheck
-from linexport.timing import competitors
-from linexport.timing.competitors import Bench
+from linexport.conversion import revalidate
+from linexport.timing import baselines
+from linexport.timing.baselines import Bench
 from linexport.timing.latency import COMPETITORS, Settings, interleaved, measure, table
 from linexport.timing.memory import peak_megabytes
 
@@ -70,7 +70,7 @@ def bench(converted: Callable[..., Path], tmp_path: Path) -> Callable[[str], Ben
     def open_bench(name: str) -> Bench:
         folder = converted(name)
         watch = SimpleNamespace(stage=lambda name: _nothing())
-        manifest, subject = recheck._reopen(folder, None, 1, False, watch)
+        manifest, subject = revalidate._reopen(folder, None, 1, False, watch)
         return Bench(subject, folder / "model.onnx", manifest["target"], tmp_path, QUICK)
 
     return open_bench
@@ -143,7 +143,7 @@ def test_a_plain_export_that_fails_says_why(
     def fail(*_: object) -> object:
         raise RuntimeError("no such thing\nas this")
 
-    monkeypatch.setattr(competitors.trace, "plain_export", fail)
+    monkeypatch.setattr(baselines.trace, "plain_export", fail)
     runner = bench("small")
     runner.export_plainly()
     row = runner.latency((8,))[0]

@@ -10,8 +10,9 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from linexport import passes, weights
+from linexport import passes
 from linexport.artifact import write
+from linexport.graph import external_data
 
 
 @pytest.fixture
@@ -42,30 +43,30 @@ def output(model: onnx.ModelProto | Path) -> np.ndarray:
 
 def test_weights_come_back_as_they_were(model: onnx.ModelProto) -> None:
     before = model.SerializeToString()
-    apart = weights.detach(model)
+    apart = external_data.detach(model)
     assert list(apart) == ["w"] and model.ByteSize() < 2**14
-    whole = weights.attached(model, apart)
+    whole = external_data.attached(model, apart)
     assert whole == onnx.ModelProto.FromString(before)
 
 
 def test_an_outline_is_valid_if_the_model_is(model: onnx.ModelProto) -> None:
-    weights.detach(model)
-    onnx.checker.check_model(weights.outline(model))
+    external_data.detach(model)
+    onnx.checker.check_model(external_data.outline(model))
     model.graph.node[1].op_type = "NoSuchOperator"
     with pytest.raises(onnx.checker.ValidationError, match="NoSuchOperator"):
-        onnx.checker.check_model(weights.outline(model))
+        onnx.checker.check_model(external_data.outline(model))
 
 
 def test_passes_leave_them_apart_and_copy_none(model: onnx.ModelProto) -> None:
     expected = output(model)
-    apart = weights.detach(model)
+    apart = external_data.detach(model)
     rewritten = passes.rewrite(model, passes.STATELESS, apart)
     [(name, values)] = rewritten.weights.items()
     assert values.shape == (500, 600) and np.shares_memory(values, apart["w"])
     assert rewritten.model.ByteSize() < 2**14
     assert name in {tensor.name for tensor in rewritten.model.graph.initializer}
     np.testing.assert_array_equal(
-        output(weights.attached(rewritten.model, {name: values})), expected
+        output(external_data.attached(rewritten.model, {name: values})), expected
     )
 
 
@@ -75,7 +76,7 @@ def test_written_in_the_file_or_beside_it(
 ) -> None:
     expected = output(model)
     monkeypatch.setattr(write, "EXTERNAL_ABOVE", limit)
-    apart = weights.detach(model)
+    apart = external_data.detach(model)
     path = write.save_model(model, tmp_path, apart)
     onnx.checker.check_model(str(path))
     assert len(list(tmp_path.iterdir())) == (1 if limit else 2)

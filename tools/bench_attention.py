@@ -20,7 +20,8 @@ import torch
 from onnx import TensorProto, helper
 
 import linexport
-from linexport import environment, models
+from linexport import models
+from linexport.system import environment
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Settings, interleaved
 from linexport.timing.memory import peak_megabytes

@@ -34,10 +34,10 @@ import torch
 from torch import Tensor, nn
 
 import linexport
-from linexport import heap, trace
+from linexport import trace
 from linexport.loaders import load_model
 from linexport.parity.reference import Reference
-from linexport.timing.competitors import Bench
+from linexport.timing.baselines import Bench
 
 LAYERS, WIDTH = (
     int(os.environ.get(name, default)) for name, default in (("LAYERS", 12), ("WIDTH", 512))
@@ -133,7 +133,7 @@ class Watched:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """See ``linexport.progress.Progress``."""
+        """See ``linexport.system.progress.Progress``."""
         _forget_peak()
         self.own = self.others = self.peak = self.waited = 0.0
         start, busy = time.perf_counter(), _processor()
@@ -172,7 +172,7 @@ class Watched:
         def run(bench: Bench, lengths: tuple[int, ...]) -> Any:
             self._note_own()
             bench.plain, self.plain = None, 0.0
-            heap.give_back()
+            memory.give_back()
             _forget_peak()
             return memory(bench, lengths)
 

@@ -19,8 +19,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import linexport
-from linexport import environment, models
+from linexport import models
 from linexport.artifact import manifest
+from linexport.system import environment
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Settings, interleaved
 

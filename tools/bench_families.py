@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from linexport import environment
+from linexport.system import environment
 from linexport.targets.base import OrtSession
 from linexport.trace.messages import innermost
 

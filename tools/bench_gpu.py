@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from gpu_cases import CASES, Attention, Case, small
 
-from linexport import environment
 from linexport.errors import EnvironmentProblemError, LinexportError
 from linexport.plugins.kernels.compile import compile_kernels
 from linexport.plugins.kernels.gate import inspect
@@ -35,6 +34,7 @@ from linexport.plugins.kernels.plan import plan
 from linexport.plugins.ops.registry import all_ops
 from linexport.plugins.tensorrt.contract import architectures, describe
 from linexport.plugins.tensorrt.launcher import Launcher, capability
+from linexport.system import environment
 
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 """Relative, in the Euclidean norm. Looser than in the interpreter by the rounding of tensor cores'

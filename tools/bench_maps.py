@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 import linexport
-from linexport import environment, models, trace
+from linexport import models, trace
 from linexport.errors import UsageError
 from linexport.loaders import load_model
 from linexport.maps import cost
@@ -34,6 +34,7 @@ from linexport.models.linear_attention_layer import (
     LinearAttentionLayer,
     LinearAttentionLayerConfig,
 )
+from linexport.system import environment
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Settings, interleaved
 from linexport.timing.memory import peak_megabytes

@@ -23,7 +23,8 @@ import onnx
 import torch
 from torch.nn.functional import logsigmoid
 
-from linexport import passes, states, targets
+from linexport import passes, targets
+from linexport.graph import states
 from linexport.models import feature_maps, functional
 from linexport.recognise import Match
 from linexport.targets.base import OrtSession

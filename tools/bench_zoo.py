@@ -22,9 +22,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from linexport import passes, targets, trace
+from linexport.conversion.model_under_test import tensors
 from linexport.loaders import load_model
 from linexport.parity.cases import Case, draw
-from linexport.subject import tensors
 from linexport.targets.base import OrtSession
 from linexport.targets.lowering import lower
 

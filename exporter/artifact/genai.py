@@ -32,7 +32,7 @@ from linexport.artifact import write
 from linexport.artifact.language_model import language_model
 from linexport.artifact.text import end_tokens, model_config
 from linexport.errors import ParityError, UsageError
-from linexport.states import State
+from linexport.graph.states import State
 
 CONFIG = "genai_config.json"
 MASK, MASK_STATE = "attention_mask", "past_mask"

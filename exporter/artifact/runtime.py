@@ -16,7 +16,7 @@ from linexport.artifact import text
 from linexport.artifact.language_model import Prompt, language_model
 from linexport.artifact.sampling import Sampling, continuation
 from linexport.errors import EnvironmentProblemError, LinexportError, ParityError, UsageError
-from linexport.states import State
+from linexport.graph.states import State
 
 Arrays = dict[str, np.ndarray]
 Input = np.ndarray | Mapping[str, np.ndarray]

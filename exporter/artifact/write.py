@@ -14,9 +14,9 @@ from pathlib import Path
 
 import onnx
 
-from linexport import weights
 from linexport.artifact.manifest import DATA, MODEL, is_artifact
 from linexport.errors import EnvironmentProblemError, UsageError
+from linexport.graph import external_data
 
 EXTERNAL_ABOVE = 1_500_000_000
 """Bytes above which weights go to a file of their own: a protobuf ends at 2 GB."""
@@ -123,7 +123,9 @@ def replace_text(path: Path, text: str) -> None:
         partial.unlink(missing_ok=True)
 
 
-def save_model(model: onnx.ModelProto, folder: Path, apart: weights.Weights | None = None) -> Path:
+def save_model(
+    model: onnx.ModelProto, folder: Path, apart: external_data.Weights | None = None
+) -> Path:
     """Write ``model.onnx`` (weights beside it where they are large); returns its path.
 
     ``apart`` are the weights that are not in the model. Its own large ones are taken out of it.
@@ -131,9 +133,12 @@ def save_model(model: onnx.ModelProto, folder: Path, apart: weights.Weights | No
     path, data = folder / MODEL, folder / DATA
     size = model.ByteSize() + sum(values.nbytes for values in (apart or {}).values())
     beside = size > EXTERNAL_ABOVE
-    found = {**(apart or {}), **weights.detach(model, SMALLEST if beside else weights.LARGE)}
+    found = {
+        **(apart or {}),
+        **external_data.detach(model, SMALLEST if beside else external_data.LARGE),
+    }
     data.unlink(missing_ok=True)
-    weights.save(model, found, path, data if beside else None)
+    external_data.save(model, found, path, data if beside else None)
     return path
 
 

@@ -51,7 +51,7 @@ def main() -> None:
         sys.exit(app(standalone_mode=False))
     except typer.TyperException as error:
         # Options that do not parse: no command has run that could have answered in JSON.
-        from linexport.cli.guard import print_error
+        from linexport.cli.errors import print_error
 
         print_error(error.format_message(), error.exit_code)
         sys.exit(error.exit_code)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from linexport.cli.guard import guarded, print_json
+from linexport.cli.errors import guarded, print_json
+from linexport.cli.exit_status import finish
 from linexport.cli.options import (
     ArtifactPath,
     Json,
@@ -15,7 +16,6 @@ from linexport.cli.options import (
     TrustRemoteCode,
     parse_lengths,
 )
-from linexport.cli.outcome import finish
 from linexport.cli.progress import Spinner
 
 
@@ -30,9 +30,9 @@ def bench(
 ) -> None:
     """Measure an artifact beside a plain export and eager PyTorch."""
     with guarded(json):
-        from linexport import recheck
+        from linexport.conversion import revalidate
 
-        manifest = recheck.bench(
+        manifest = revalidate.bench(
             artifact,
             source=source,
             lengths=parse_lengths(lengths),

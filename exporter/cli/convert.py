@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from linexport.cli.guard import guarded, print_json
+from linexport.cli.errors import guarded, print_json
+from linexport.cli.exit_status import finish
 from linexport.cli.options import (
     Json,
     Lengths,
@@ -17,7 +18,6 @@ from linexport.cli.options import (
     parse_lengths,
     parse_sms,
 )
-from linexport.cli.outcome import finish
 from linexport.cli.progress import Spinner
 
 
@@ -81,7 +81,7 @@ def convert(
 ) -> None:
     """Convert a model to a checked, measured artifact folder."""
     with guarded(json):
-        from linexport import pipeline
+        from linexport.conversion import pipeline
 
         manifest = pipeline.convert(
             source,

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from linexport.cli.guard import guarded, print_json
+from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import Json
 from linexport.errors import EnvironmentProblemError
 
@@ -14,7 +14,7 @@ from linexport.errors import EnvironmentProblemError
 def doctor(json: Json = False) -> None:
     """Report versions, working providers, and what is missing with its install command."""
     with guarded(json):
-        from linexport.doctor import examine
+        from linexport.inspection.doctor import examine
 
         report = examine()
         if json:

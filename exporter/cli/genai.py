@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from linexport.cli.guard import guarded, print_json
+from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import ArtifactPath, Json
 
 

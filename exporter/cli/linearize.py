@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from linexport.cli.guard import guarded, print_json
+from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import Json, Lengths, Seed, Threads, parse_lengths
 from linexport.cli.progress import Spinner
 from linexport.errors import ParityError, UsageError

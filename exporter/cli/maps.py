@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from linexport.cli.guard import guarded, print_json
+from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import Json, Seed, Threads
 from linexport.cli.progress import Spinner
 
@@ -30,7 +30,7 @@ def table(context: typer.Context, d: Width = 64, json: Json = False) -> None:
         else:
             from rich.console import Console
 
-            from linexport.report.maps import print_catalogue
+            from linexport.report.map_comparison import print_catalogue
 
             print_catalogue(found, d, Console(highlight=False))
 
@@ -96,7 +96,7 @@ def compare(
 def _print(result: dict[str, Any], written: list[Path]) -> None:
     from rich.console import Console
 
-    from linexport.report.maps import print_comparison
+    from linexport.report.map_comparison import print_comparison
 
     console = Console(highlight=False)
     print_comparison(result, console)

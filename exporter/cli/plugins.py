@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from linexport.cli.guard import guarded, print_json
+from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import Json
 
 plugins = typer.Typer(help="The TensorRT plugins as a library.", no_args_is_help=True)

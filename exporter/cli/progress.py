@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from linexport.progress import Advance
+from linexport.system.progress import Advance
 
 NAMES = {
     "load": "Loading the model",
@@ -34,7 +34,7 @@ NAMES = {
 
 
 class Spinner:
-    """Shows stages with rich; see ``linexport.progress.Progress``."""
+    """Shows stages with rich; see ``linexport.system.progress.Progress``."""
 
     def __init__(self, quiet: bool = False) -> None:
         from rich.console import Console

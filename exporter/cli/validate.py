@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from linexport.cli.guard import guarded, print_json
+from linexport.cli.errors import guarded, print_json
+from linexport.cli.exit_status import finish
 from linexport.cli.options import ArtifactPath, Json, Seed, SourceOption, Threads, TrustRemoteCode
-from linexport.cli.outcome import finish
 from linexport.cli.progress import Spinner
 
 
@@ -20,9 +20,9 @@ def validate(
 ) -> None:
     """Check an artifact against its original again; exit 3 if they differ."""
     with guarded(json):
-        from linexport import recheck
+        from linexport.conversion import revalidate
 
-        manifest = recheck.validate(
+        manifest = revalidate.validate(
             artifact,
             source=source,
             seed=seed,

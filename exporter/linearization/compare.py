@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from linexport.errors import ParityError
 from linexport.linearization.calibration import Rows
+from linexport.linearization.distil import layer_outputs
 from linexport.linearization.find import Site
-from linexport.linearization.heal import layer_outputs
 
 REST = 1e-5
 """Relative rounding between ways of PyTorch to compute the same attention."""

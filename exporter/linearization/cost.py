@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from linexport import dims as dimensions
 from linexport import targets, trace
+from linexport.conversion.model_under_test import tensors
 from linexport.errors import LinexportError
+from linexport.graph import dims as dimensions
 from linexport.linearization.find import Site
 from linexport.linearization.forms import KernelAttention, MemoryAttention
 from linexport.loaders.model import LoadedModel
 from linexport.parity.cases import Case, draw
 from linexport.parity.reference import feeds
-from linexport.subject import tensors
 from linexport.targets import Session
 from linexport.timing.export import TARGET, export
 from linexport.timing.latency import Call, Settings, interleaved

@@ -10,14 +10,13 @@ from typing import Any
 from torch import Tensor, nn
 
 import linexport
-from linexport import environment
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.linearization import compare, cost, find
 from linexport.linearization.attention import Attention, replace_attention
 from linexport.linearization.calibration import Calibration, batches, calibration
 from linexport.linearization.choose import EVERY, Wishes, local
+from linexport.linearization.distil import heal as healing
 from linexport.linearization.feed_forward import FeedForward, replace_feed_forward
-from linexport.linearization.heal import heal as healing
 from linexport.linearization.metric import Evaluate, Metric
 from linexport.linearization.replace import inference_copy, shared_copy, with_forms
 from linexport.linearization.save import save
@@ -27,7 +26,8 @@ from linexport.loaders.model import LoadedModel, Source
 from linexport.loaders.weights import describe
 from linexport.models.feed_forward import MAX_COST
 from linexport.models.registry import ReferenceModel
-from linexport.progress import Progress, Silent, Stopwatch
+from linexport.system import environment
+from linexport.system.progress import Progress, Silent, Stopwatch
 
 MAP = "favor+"
 EXAMPLES = 2

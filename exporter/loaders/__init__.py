@@ -64,7 +64,7 @@ def load_model(
             "returns (module, example_args)."
         )
 
-    from linexport.loaders.recognise import Kind, recognise
+    from linexport.loaders.detect import Kind, recognise
 
     kind = recognise(path)
     if kind is Kind.EXPORTED_PROGRAM:

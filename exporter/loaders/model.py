@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from linexport.dims import DimRange
-from linexport.states import State
+from linexport.graph.dims import DimRange
+from linexport.graph.states import State
 
 if TYPE_CHECKING:
     import torch

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from linexport.errors import LinexportError, UsageError
+from linexport.loaders.detect import Kind
 from linexport.loaders.files import FACTORY_ADVICE, refuse
 from linexport.loaders.pickles import globals_named, outside_torch_weights
-from linexport.loaders.recognise import Kind
 
 _TAKES = (
     "Expected a linexport checkpoint (.pt), an exported program (.pt2), an ONNX file or a factory"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import linexport
-from linexport import environment
 from linexport.errors import LinexportError, UsageError
 from linexport.maps import accuracy, cost
 from linexport.maps.catalogue import catalogue
@@ -19,7 +18,8 @@ from linexport.models import feature_maps
 from linexport.models.feature_maps import FeatureMap
 from linexport.models.feature_maps.base import UNBIASED
 from linexport.models.linear_attention_layer import LinearAttentionLayerConfig
-from linexport.progress import Progress, Silent
+from linexport.system import environment
+from linexport.system.progress import Progress, Silent
 
 WIDTH, LENGTH, FEATURES = 64, 1024, (64, 128, 256)
 DRAWS = 3

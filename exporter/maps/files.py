@@ -8,7 +8,7 @@ from typing import Any
 
 from linexport.artifact.manifest import dumps
 from linexport.errors import UsageError
-from linexport.report import maps as report
+from linexport.report import map_comparison as report
 
 NAME = "maps"
 KINDS = (".html", ".png", ".json")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils import _pytree as pytree
 
-from linexport.dims import DimRange, sequence
+from linexport.graph.dims import DimRange, sequence
 from linexport.loaders.model import LoadedModel
 
 NEVER_TRACED = (37, 150, 101)

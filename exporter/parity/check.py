@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from linexport import heap
-from linexport.dims import DimRange
+from linexport.graph.dims import DimRange
+from linexport.graph.states import State
 from linexport.loaders.model import LoadedModel
 from linexport.parity.cases import Case, draw, plan
 from linexport.parity.compare import EDGES, compare
 from linexport.parity.original import VANISHED, Answer, ask
 from linexport.parity.reference import Reference, feeds
 from linexport.parity.tolerances import TOLERANCES, Tolerance
-from linexport.states import State
+from linexport.system import memory
 from linexport.targets import Session
 
 
@@ -109,16 +109,16 @@ class Parity:
         return found and {k: found[k] for k in ("denominator", "name", "length")}
 
 
-@heap.frugal()
+@memory.frugal()
 def check(subject: Subject, seed: int = 0) -> Parity:
     """Run every planned case on the original, in float32 and float64, and on the artifact."""
     parity = Parity(subject.tolerance)
     answers = list(_answers(subject, parity, seed))
-    heap.give_back()
+    memory.give_back()
     session = subject.open()
     for case, expected in answers:
         _run_case(subject, session, parity, case, expected)
-        heap.give_back()
+        memory.give_back()
     return parity
 
 
@@ -138,9 +138,9 @@ def _answers(subject: Subject, parity: Parity, seed: int) -> Iterator[tuple[Case
         inputs = draw(loaded, subject.input_shapes, case)
         expected = ask(references, case, inputs, parity.tolerance, parity.notes)
         if expected:
-            yield case, [replace(a, outputs=heap.paged(a.outputs)) for a in expected]
+            yield case, [replace(a, outputs=memory.paged(a.outputs)) for a in expected]
         del expected
-        heap.give_back()
+        memory.give_back()
 
 
 def _run_case(

@@ -17,18 +17,18 @@ import onnx
 import torch
 from torch.utils import _pytree as pytree
 
-from linexport import heap
 from linexport.parity import observe
 from linexport.parity.cases import Case, draw
 from linexport.parity.check import Subject
 from linexport.parity.compare import compare
 from linexport.parity.reference import feeds
+from linexport.system import memory
 from linexport.targets import Session
 from linexport.targets.base import OrtSession
 from linexport.trace import Traced
 
 
-@heap.frugal()
+@memory.frugal()
 def first_divergence(
     subject: Subject,
     traced: Traced,
@@ -84,7 +84,7 @@ class _Recorder(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> Any:
         result = super().run_node(n)
         if isinstance(result, torch.Tensor) and result.is_floating_point():
-            self.values[n.name] = heap.paged([result.detach().numpy()])[0]
+            self.values[n.name] = memory.paged([result.detach().numpy()])[0]
         return result
 
 

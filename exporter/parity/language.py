@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from linexport import heap
 from linexport.loaders.model import Language, LoadedModel
 from linexport.parity.check import Parity, Subject
 from linexport.parity.compare import Comparison, compare, largest
@@ -27,6 +26,7 @@ from linexport.parity.prompts import BATCH, LEFT, SEQUENCE, Prompt, Trial, draw_
 from linexport.parity.reference import Reference
 from linexport.parity.rounding import apart
 from linexport.parity.tolerances import MOST, ROUNDING, Tolerance
+from linexport.system import memory
 from linexport.targets import Session
 
 PROMPT, GREEDY_STEPS = 16, 128
@@ -74,7 +74,7 @@ class _Doubt:
     got: np.ndarray
 
 
-@heap.frugal()
+@memory.frugal()
 def check_language(subject: Subject, seed: int = 0) -> Parity:
     """Run every case on the original, a language model, in float32, and then on the artifact."""
     language = subject.loaded.language
@@ -85,10 +85,10 @@ def check_language(subject: Subject, seed: int = 0) -> Parity:
     checked = _Check(subject, language, Parity(subject.tolerance), subject.open())
     for trial, logits in zip(trials, expected, strict=True):
         checked.compare(trial, logits)
-        heap.give_back()
+        memory.give_back()
     parity, doubts, (written, length) = checked.parity, checked.doubts, checked.write(seed)
     del checked  # and with it the session
-    heap.give_back()
+    memory.give_back()
     greedy = _greedy(original, written, length, parity.tolerance)
     if doubts or not greedy.passed:
         try:
@@ -126,7 +126,7 @@ def _settle(doubts: list[_Doubt], double: _Original, vocabulary: int, parity: Pa
         result = compare(reference, doubt.got, parity.tolerance, rounding)
         parity.counts += np.asarray(result.counts)
         parity.cases.append(_record(doubt.trial, "float64", result, rounding))
-        heap.give_back()
+        memory.give_back()
     if doubts:
         case = doubts[losses.index(lost)].trial.case
         parity.notes.append(
@@ -169,8 +169,8 @@ class _Original:
 
     def answer(self, prompt: Prompt) -> np.ndarray:
         """(tokens, vocabulary), of those that are not padding."""
-        [kept] = heap.paged([prompt.real(self.logits(prompt))])
-        heap.give_back()
+        [kept] = memory.paged([prompt.real(self.logits(prompt))])
+        memory.give_back()
         return kept
 
 
@@ -238,7 +238,7 @@ class _Check:
         self.parity.counts += np.asarray(result.counts)
         if not result.passed and result.max_relative_error <= MOST:
             place = len(self.parity.cases)
-            self.doubts.append(_Doubt(place, trial, expected, *heap.paged([got])))
+            self.doubts.append(_Doubt(place, trial, expected, *memory.paged([got])))
         record = _record(trial, "float32", result)
         if reason is not None:
             record["reason"] = reason

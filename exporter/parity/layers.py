@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 import torch
 
-from linexport import heap
 from linexport.parity import observe
 from linexport.parity.cases import Case
 from linexport.parity.check import Subject
@@ -23,13 +22,14 @@ from linexport.parity.compare import compare
 from linexport.parity.prompts import Prompt, draw_prompt
 from linexport.parity.reference import passing
 from linexport.parity.tolerances import Tolerance
+from linexport.system import memory
 from linexport.targets import Session
 from linexport.trace import Traced
 
 AFTER = "after the last layer"
 
 
-@heap.frugal()
+@memory.frugal()
 def first_layer(
     subject: Subject,
     traced: Traced,
@@ -96,7 +96,7 @@ def _observe(module: torch.nn.Module, prompt: Prompt, layers: list[str]) -> dict
     def keep(layer: str) -> Callable[..., None]:
         def hook(_module: Any, _args: Any, output: Any) -> None:
             first = output[0] if isinstance(output, tuple) else output
-            seen[layer] = heap.paged([first.numpy()])[0]
+            seen[layer] = memory.paged([first.numpy()])[0]
 
         return hook
 
@@ -107,4 +107,4 @@ def _observe(module: torch.nn.Module, prompt: Prompt, layers: list[str]) -> dict
     finally:
         for handle in handles:
             handle.remove()
-    return {**seen, AFTER: heap.paged([logits.numpy()])[0]}
+    return {**seen, AFTER: memory.paged([logits.numpy()])[0]}

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from linexport import weights
+from linexport.graph import external_data
 from linexport.targets import Session
 
 
@@ -29,13 +29,13 @@ def run(
     open_session: Callable[..., Session],
 ) -> tuple[dict[str, np.ndarray], list[onnx.NodeProto]]:
     """Outputs of the model in that file and the wanted values, by name; and its nodes."""
-    model = weights.structure(path)
+    model = external_data.structure(path)
     more = onnx.ModelProto()
     more.graph.output.extend(outputs_of(model, wanted))
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
         copy = Path(work) / path.name
         shutil.copyfile(path, copy)
-        for name in weights.files_beside(model):
+        for name in external_data.files_beside(model):
             os.link(path.parent / name, copy.parent / name)
         with copy.open("ab") as file:
             file.write(more.SerializeToString())  # joined with what is there

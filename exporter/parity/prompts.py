@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from linexport.dims import DimRange
+from linexport.graph.dims import DimRange
 from linexport.parity.cases import Case
 
 LENGTHS = (1, 7, 63, 64, 65, 100, 150, 1000)

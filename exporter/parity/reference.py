@@ -13,10 +13,10 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from linexport import heap
+from linexport.loaders.memory_map import is_plain
 from linexport.loaders.model import LoadedModel
-from linexport.loaders.paging import is_plain
 from linexport.models import functional
+from linexport.system import memory
 
 Inputs = tuple[tuple[object, ...], dict[str, object]]
 
@@ -90,7 +90,7 @@ def passing() -> Iterator[None]:
     def leave(module: torch.nn.Module, *_: object) -> None:
         for weight in (*module._parameters.values(), *module._buffers.values()):
             if is_plain(weight):
-                heap.release(weight.data_ptr(), weight.nbytes)
+                memory.release(weight.data_ptr(), weight.nbytes)
 
     # Of all modules: hooks of its own keep a torch.nn.TransformerEncoder from its fast path.
     handle = register_module_forward_hook(leave)
@@ -107,15 +107,15 @@ def _copied(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     mine = _weights(made)
     sources = {id(mine[name]): (mine[name], weight) for name, weight in weights.items()}
     sizes = [weight.numel() * own.itemsize for own, weight in sources.values()]
-    places = iter(heap.blocks([n for n in sizes if n >= heap.WORTH]))
+    places = iter(memory.blocks([n for n in sizes if n >= memory.WORTH]))
     for size, (own, weight) in zip(sizes, sources.values(), strict=True):
-        if size < heap.WORTH:
+        if size < memory.WORTH:
             own.data = weight.detach().to(own.dtype, copy=True)
             continue
         place = torch.from_numpy(next(places))
         own.data = place.view(own.dtype).view(weight.shape).copy_(weight.detach())
-        heap.release(place.data_ptr(), size)
-        heap.release(weight.data_ptr(), weight.nbytes)
+        memory.release(place.data_ptr(), size)
+        memory.release(weight.data_ptr(), weight.nbytes)
     return made
 
 

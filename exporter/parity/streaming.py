@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from linexport import heap
 from linexport.parity.cases import Case, draw
 from linexport.parity.check import Subject
 from linexport.parity.compare import compare
 from linexport.parity.reference import feeds
+from linexport.system import memory
 from linexport.targets import Session
 
 LENGTH = 150
@@ -42,7 +42,7 @@ class Streaming:
         return {**asdict(self), "splits": [list(s) for s in self.splits]}
 
 
-@heap.frugal()
+@memory.frugal()
 def check_streaming(subject: Subject, seed: int = 0) -> Streaming:
     """Split a sequence at random places, and once into single tokens, and compare.
 

@@ -18,8 +18,8 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
+from linexport.graph.external_data import LARGE, Weights, placeholder
 from linexport.recognise import Findings
-from linexport.weights import LARGE, Weights, placeholder
 
 STAGES = ("canonicalise", "fuse", "stream", "state", "absorb", "tidy")
 STATELESS = ("canonicalise", "fuse", "absorb", "tidy")

@@ -14,10 +14,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport import tokens
+from linexport.graph import sequence_axis
+from linexport.graph.states import LENGTH
 from linexport.recognise.sizes import Size, parse
 from linexport.recognise.values import Values
-from linexport.states import LENGTH
 
 STAGE = "stream"
 
@@ -26,7 +26,7 @@ PICKING = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND
 
 def run(graph: gs.Graph) -> None:
     """Apply to every position computed from the number of tokens."""
-    length = tokens.symbol(graph)
+    length = sequence_axis.symbol(graph)
     if length is None or any(name in graph.tensors() for name in LENGTH):
         return
     known = Values(lambda t: None if t.shape is None else [parse(d) for d in t.shape])

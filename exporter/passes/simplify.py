@@ -26,7 +26,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
-from linexport.loaders.onnx_file.draws import DRAWING
+from linexport.loaders.onnx_file.random_ops import DRAWING
 
 STAGE = "canonicalise"
 

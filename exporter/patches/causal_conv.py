@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from linexport.patches import Patch, Swap
-from linexport.patches.carried import active
+from linexport.patches.state_cache import active
 
 
 def causal_conv1d_fn(

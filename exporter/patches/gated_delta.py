@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from linexport.patches import Patch, Swap
-from linexport.patches.carried import active
+from linexport.patches.state_cache import active
 
 L2_EPSILON = 1e-6
 

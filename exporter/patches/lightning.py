@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from linexport.patches import Patch, Swap
-from linexport.patches.carried import active
+from linexport.patches.state_cache import active
 
 
 def forward(

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from linexport.patches import Patch, Swap
-from linexport.patches.carried import active
+from linexport.patches.state_cache import active
 
 
 def chunk_scan(

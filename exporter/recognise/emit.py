@@ -17,7 +17,7 @@ from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.op import DOMAIN
 from linexport.recognise import decay, functions
 from linexport.recognise.axes import Axis, Index, size_of
-from linexport.recognise.maps import Mapped
+from linexport.recognise.feature_maps import Mapped
 from linexport.recognise.nodes import Nodes, dim, element
 from linexport.recognise.roles import NotAttentionError, Roles
 from linexport.recognise.terms import BOOLEAN, IDENTITY, Form, Leaf

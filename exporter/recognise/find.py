@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.recognise import functions, maps, polynomial, rules, softmax
+from linexport.recognise import feature_maps, functions, polynomial, rules, softmax
 from linexport.recognise.axes import size_of
 from linexport.recognise.emit import Writer
 from linexport.recognise.evaluate import Evaluator
@@ -37,7 +37,7 @@ class Root:
     form: Form
     roles: Roles
     region: tuple[gs.Node, ...]
-    mapped: maps.Mapped | None = None
+    mapped: feature_maps.Mapped | None = None
 
 
 class Search:
@@ -158,7 +158,9 @@ class Search:
         return False
 
     def _replace(self, root: Root) -> None:
-        mapped = None if root.mapped else maps.read(self.evaluator, root.roles, self.imports)
+        mapped = (
+            None if root.mapped else feature_maps.read(self.evaluator, root.roles, self.imports)
+        )
         if mapped is not None:
             roles, in_front = mapped
             wider = replace(root, roles=roles, region=self._region(root.tensor, roles))

@@ -19,8 +19,8 @@ import onnx_graphsurgeon as gs
 from linexport.models import feature_maps
 from linexport.recognise import roles
 from linexport.recognise.axes import Axis
+from linexport.recognise.feature_maps import Mapped
 from linexport.recognise.joining import match
-from linexport.recognise.maps import Mapped
 from linexport.recognise.roles import NotAttentionError, Roles
 from linexport.recognise.terms import IDENTITY, Factor, Form, Leaf, Nested, Term
 

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 
-from linexport import heap
-from linexport.dims import DimRange
 from linexport.errors import UsageError
+from linexport.graph.dims import DimRange
+from linexport.system import memory
 from linexport.targets.lowering import Candidates
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -158,7 +158,7 @@ class OrtSession:
             options.add_session_config_entry("session.force_spinning_stop", "1")
         source: Any = model if isinstance(model, bytes) else str(model)
         self.inner = onnxruntime.InferenceSession(source, options, providers=list(providers))
-        heap.give_back()
+        memory.give_back()
         self.output_names = [o.name for o in self.inner.get_outputs()]
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

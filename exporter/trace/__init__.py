@@ -16,17 +16,17 @@ from pathlib import Path
 import onnx
 import torch
 
-from linexport import states
-from linexport.dims import DimRange
 from linexport.errors import BuildError, UnsupportedModelError
+from linexport.graph import states
+from linexport.graph.dims import DimRange
+from linexport.graph.external_data import Weights, attached, detach
 from linexport.loaders.model import LoadedModel, Stepwise
 from linexport.plugins.ops.registry import all_ops
-from linexport.trace.adopt import adopt
-from linexport.trace.draws import refuse_draws
 from linexport.trace.graph import plain_onnx, to_graph
 from linexport.trace.names import name_symbols
+from linexport.trace.normalise import adopt
 from linexport.trace.program import export_program
-from linexport.weights import Weights, attached, detach
+from linexport.trace.random_ops import refuse_draws
 
 __all__ = ["Traced", "export_program", "plain_export", "trace"]
 

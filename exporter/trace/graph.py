@@ -18,6 +18,7 @@ from onnx import helper, numpy_helper
 from onnxscript import ir, values
 
 from linexport.errors import BuildError
+from linexport.graph.external_data import LARGE, PLACE, Weights, attached
 from linexport.models import experts, functional, generalized_delta_rule, stabilize
 from linexport.models.feature_maps import base
 from linexport.plugins.ops import feature_map as feature_map_op
@@ -27,7 +28,6 @@ from linexport.trace.messages import innermost
 from linexport.trace.metadata import drop_metadata
 from linexport.trace.names import rename_symbols
 from linexport.trace.quiet import quiet
-from linexport.weights import LARGE, PLACE, Weights, attached
 
 OPSET = 20
 """The lowest with Gelu: spelled out, ONNX Runtime does not recognise it as torch writes it."""

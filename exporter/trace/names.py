@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import torch
 
-from linexport.dims import DimRange, batches
+from linexport.graph.dims import DimRange, batches
 
 SYMBOL = re.compile(r"\b[su]\d+\b")
 

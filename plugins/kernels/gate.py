@@ -16,7 +16,7 @@ from pathlib import Path
 from linexport.errors import BuildError
 from linexport.plugins.kernels.compile import Binary
 from linexport.plugins.kernels.launch import Kernel
-from linexport.plugins.kernels.plans.maps import WIDENING
+from linexport.plugins.kernels.plans.fused_maps import WIDENING
 
 SERIALISED = ("C7510", "C7511", "C7512", "C7513", "C7514", "C7515", "C7519")
 """Warnings of ptxas that wgmma instructions are serialised; the numbers tell the reason."""

@@ -16,7 +16,7 @@ from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.loaders import load_model
 from linexport.patches import attention, latent_attention
-from linexport.patches.carried import Carried, active, carrying
+from linexport.patches.state_cache import Carried, active, carrying
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

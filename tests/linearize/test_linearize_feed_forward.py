@@ -118,7 +118,7 @@ def test_an_activation_without_a_form_is_left_with_the_reason() -> None:
 def test_the_cost_is_told_first_and_refused_above_the_limit() -> None:
     notes: list[str] = []
 
-    class Told(linexport.progress.Silent):
+    class Told(linexport.system.progress.Silent):
         def note(self, text: str) -> None:
             notes.append(text)
 

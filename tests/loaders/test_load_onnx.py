@@ -12,8 +12,8 @@ import pytest
 import torch
 from onnx import TensorProto, external_data_helper, helper, numpy_helper, parser
 
-from linexport.dims import DimRange
 from linexport.errors import LinexportError, UnsupportedModelError
+from linexport.graph.dims import DimRange
 from linexport.loaders import load_model
 from linexport.loaders.onnx_file import document
 

@@ -13,7 +13,8 @@ import onnxruntime
 import pytest
 import torch
 
-from linexport import passes, states
+from linexport import passes
+from linexport.graph import states
 from linexport.plugins.ops.registry import attach_functions
 from linexport.recognise import find
 

@@ -16,7 +16,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from linexport.dims import DimRange
+from linexport.graph.dims import DimRange
 from linexport.models import feature_maps
 from linexport.plugins.ops.registry import register_schemas
 from linexport.plugins.tensorrt.flavour import RTX
@@ -163,7 +163,8 @@ def rtx() -> Any:
 @pytest.fixture(scope="session")
 def engines(rtx: Any) -> SimpleNamespace:
     """``engine(model, sm, **options)`` builds once; ``lowered`` gives the model and choices."""
-    from linexport import passes, states, targets
+    from linexport import passes, targets
+    from linexport.graph import states
     from linexport.targets.trt import graph
     from linexport.targets.trt.build import build
     from linexport.targets.trt.profiles import profiles

@@ -13,8 +13,8 @@ import pytest
 
 import linexport
 from linexport import targets
+from linexport.conversion.records import time_engines
 from linexport.errors import EnvironmentProblemError, UsageError
-from linexport.results import time_engines
 from linexport.targets.base import OrtSession
 
 
@@ -87,8 +87,8 @@ def test_an_engine_that_runs_is_compared_with_the_original(
 def test_an_engine_that_runs_is_timed_by_length_one_token_first(
     made: Path, monkeypatch: pytest.MonkeyPatch, manifest_of: Callable[..., Any]
 ) -> None:
+    from linexport.conversion.model_under_test import subject_of
     from linexport.loaders import load_model
-    from linexport.subject import subject_of
 
     right = targets.find("tensorrt-rtx")
     monkeypatch.setitem(targets.targets(), "tensorrt-rtx", replace(right, deploy=OnCpu))

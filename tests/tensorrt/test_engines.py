@@ -176,7 +176,7 @@ def test_a_node_without_a_description_is_refused_with_the_reason(
 def rebuilt(low: onnx.ModelProto) -> object:
     from pathlib import Path
 
-    from linexport.dims import DimRange
+    from linexport.graph.dims import DimRange
     from linexport.targets.trt import graph
     from linexport.targets.trt.build import build
     from linexport.targets.trt.profiles import profiles

@@ -50,7 +50,7 @@ BUILD = """
 import sys
 from pathlib import Path
 import onnx
-from linexport.dims import DimRange
+from linexport.graph.dims import DimRange
 from linexport.plugins.tensorrt.flavour import RTX
 from linexport.targets.trt import build as module, graph
 from linexport.targets.trt.profiles import profiles

@@ -14,9 +14,10 @@ import onnx
 import pytest
 from onnx import TensorProto
 
-from linexport import dims as dimensions
-from linexport import passes, states, targets, trace
+from linexport import passes, targets, trace
 from linexport.errors import BuildError
+from linexport.graph import dims as dimensions
+from linexport.graph import states
 from linexport.loaders import load_model
 from linexport.plugins.tensorrt.flavour import RTX
 from linexport.targets import Options

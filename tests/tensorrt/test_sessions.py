@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from linexport.dims import DimRange
 from linexport.errors import EnvironmentProblemError, UsageError
+from linexport.graph.dims import DimRange
 from linexport.plugins.tensorrt.flavour import Flavour
 from linexport.targets.trt import session
 from linexport.targets.trt.profiles import DECODE, PREFILL, Profile, bound, profiles

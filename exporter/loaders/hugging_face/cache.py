@@ -21,7 +21,7 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
-from linexport.patches.carried import Carried
+from linexport.patches.state_cache import Carried
 
 KEYS, VALUES = "key", "value"
 

@@ -24,11 +24,11 @@ from torch.export import Dim
 
 from linexport import patches
 from linexport.errors import UnsupportedModelError
+from linexport.graph.states import State
 from linexport.loaders.hugging_face.cache import KEYS, VALUES, make_cache, presents
 from linexport.loaders.model import Stepwise
 from linexport.patches import experts
-from linexport.patches.carried import Carried, carrying
-from linexport.states import State
+from linexport.patches.state_cache import Carried, carrying
 
 MASK = "mask"
 """Name of the state that holds the mask of the tokens before."""

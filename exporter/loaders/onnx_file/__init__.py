@@ -12,8 +12,8 @@ from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import refuse
 from linexport.loaders.model import LoadedModel, OnnxGraph, Source
 from linexport.loaders.onnx_file.document import counts, custom_operators, read
-from linexport.loaders.onnx_file.draws import refuse_draws
 from linexport.loaders.onnx_file.external import data_files, digest
+from linexport.loaders.onnx_file.random_ops import refuse_draws
 
 
 def load_onnx_file(path: Path, *, seed: int, run: bool = True) -> LoadedModel:

@@ -11,8 +11,8 @@ import onnx
 import onnxruntime
 import torch
 
-from linexport import weights
 from linexport.errors import UnsupportedModelError
+from linexport.graph import external_data
 from linexport.loaders.files import first_line
 from linexport.loaders.onnx_file.double import widened
 
@@ -86,7 +86,7 @@ class OnnxModule(torch.nn.Module):
         """
         if fn(torch.empty(0)).dtype != torch.float64:
             raise UnsupportedModelError("an ONNX graph computes in the dtypes that its file fixes.")
-        files = [self.path.name, *weights.files_beside(weights.structure(self.path))]
+        files = [self.path.name, *external_data.files_beside(external_data.structure(self.path))]
         if sum((self.path.parent / name).stat().st_size for name in files) > LARGEST_WIDENED:
             raise UnsupportedModelError("the ONNX graph is too large to be run in float64 as well.")
         try:

@@ -11,8 +11,8 @@ import onnx
 import torch
 from onnx import TensorProto, helper
 
-from linexport.dims import DimRange, batches
 from linexport.errors import UnsupportedModelError
+from linexport.graph.dims import DimRange, batches
 from linexport.loaders.onnx_file.module import reason
 
 Shape = tuple[int | str, ...]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from linexport.dims import DimRange, sequence
+from linexport.graph.dims import DimRange, sequence
 
 BATCH, LENGTH = DimRange(1, 1, 8), DimRange(1, 1024, 4096)
 """Ranges where nothing bounds a dimension: an engine cannot be built without bounds."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from linexport.errors import UnsupportedModelError
 from linexport.plugins.kernels.launch import TYPES, Argument, Extent, Kernel, Launch, Plan, Route
-from linexport.plugins.kernels.plans import maps, tiles
+from linexport.plugins.kernels.plans import fused_maps, tiles
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.op import Node
 from linexport.plugins.ops.shapes import width_per_head
@@ -20,7 +20,7 @@ WIDEST = 256
 def plan(node: Node, dtype: str, sm: int, precision: str) -> Plan:
     """See ``plugins.kernels.plan``."""
     kind, heads = str(node.attributes["kind"]), int(node.attributes["num_heads"])
-    maps.known(kind)
+    fused_maps.known(kind)
     if node.attributes.get("log", 0):
         raise UnsupportedModelError("No kernel computes the logarithm of a feature map (log=1).")
     width = width_per_head("x", node.shapes["x"], heads)

@@ -17,7 +17,7 @@ from linexport.plugins.kernels.launch import (
     Route,
     Scratch,
 )
-from linexport.plugins.kernels.plans import maps, tiles
+from linexport.plugins.kernels.plans import fused_maps, tiles
 from linexport.plugins.kernels.plans.tiles import Tile
 from linexport.plugins.ops.linear_attention import view
 from linexport.plugins.ops.op import Node
@@ -106,7 +106,7 @@ class _Planner:
             sm=sm,
             decays=self.decays,
             delta=self.spec.has_beta,
-            pairs=self.map in maps.PAIRS,
+            pairs=self.map in fused_maps.PAIRS,
             precision=precision,
         )
         self.output, self.state = tiles.output(shape), tiles.state(shape)
@@ -118,7 +118,7 @@ class _Planner:
                 raise UnsupportedModelError(
                     f"LinearAttention has {name} = {width}; the kernels take at most {WIDEST}."
                 )
-        maps.known(self.map)
+        fused_maps.known(self.map)
         queries, keys = (self.node.shapes[name][1] for name in ("query", "key"))
         if queries != keys:
             raise UnsupportedModelError(

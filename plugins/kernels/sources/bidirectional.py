@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linexport.plugins.kernels.sources.maps import features
+from linexport.plugins.kernels.sources.feature_functions import features
 from linexport.plugins.kernels.sources.tiles import (
     load_state,
     times_state,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linexport.plugins.kernels.sources.maps import load_keys
+from linexport.plugins.kernels.sources.feature_functions import load_keys
 from linexport.plugins.kernels.sources.tiles import (
     channel_decays,
     channel_scores,

@@ -21,7 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linexport.plugins.kernels.sources.maps import features, kappa, load_keys
+from linexport.plugins.kernels.sources.feature_functions import features, kappa, load_keys
 from linexport.plugins.kernels.sources.tiles import (
     channel_decays,
     channel_scores,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linexport.plugins.kernels.sources.maps import token_features
+from linexport.plugins.kernels.sources.feature_functions import token_features
 from linexport.plugins.kernels.sources.tiles import load_state, store_state
 
 

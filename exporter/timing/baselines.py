@@ -12,14 +12,16 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from linexport import dims, heap, targets, trace
+from linexport import targets, trace
+from linexport.graph import dims
+from linexport.loaders.memory_map import page, unpage
 from linexport.loaders.model import LoadedModel
-from linexport.loaders.paging import page, unpage
 from linexport.parity.cases import Case, draw
 from linexport.parity.check import Subject
 from linexport.parity.compare import compare
 from linexport.parity.reference import feeds
 from linexport.parity.tolerances import TOLERANCES
+from linexport.system import memory
 from linexport.targets import Session
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Call, Called, Settings, measure, table
@@ -65,7 +67,7 @@ class Bench:
             self.reasons["pytorch"] = "the original is an ONNX file: there is no PyTorch module"
         try:
             self.plain_path, self.plain_nodes = trace.plain_export(loaded, self.work, program)
-            heap.give_back()
+            memory.give_back()
             self.plain = OrtSession(self.plain_path, self.settings.threads, taking_turns=True)
         except Exception as error:
             reason = innermost(error)[:200]
@@ -130,7 +132,7 @@ class Bench:
         ``io_mb`` is what goes in and out, where the latency was taken at that length.
         """
         self.artifact = self.plain = None  # what they hold is not held twice
-        heap.give_back()
+        memory.give_back()
         return [self._memory_row(length) for length in lengths]
 
     def _memory_row(self, length: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.passes.divide_by_roots import NARROWEST
+from linexport.passes.rsqrt_to_div import NARROWEST
 from linexport.passes.simplify import made_by
 
 STAGE = "tidy"

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from linexport import dims, parity, targets, trace
+from linexport import parity, targets, trace
 from linexport.artifact import manifest as manifests
 from linexport.artifact import write
 from linexport.errors import EnvironmentProblemError
+from linexport.graph import dims
 from linexport.parity.cases import Case, draw
 from linexport.parity.reference import feeds
 from linexport.report import render_html
-from linexport.timing.competitors import LENGTHS, Bench
+from linexport.timing.baselines import LENGTHS, Bench
 from linexport.timing.latency import Settings
 
 Manifest = dict[str, Any]

@@ -8,12 +8,12 @@ from typing import Any
 import onnx
 
 from linexport import targets
-from linexport.dims import DimRange
+from linexport.graph.dims import DimRange
+from linexport.graph.states import State
 from linexport.loaders.model import LoadedModel
 from linexport.parity import Subject
 from linexport.parity.tolerances import TOLERANCES, Tolerance
 from linexport.plugins.ops.registry import dim
-from linexport.states import State
 from linexport.targets import Session
 
 

@@ -1,12 +1,12 @@
-"""The weights of a model in a file, in the place of memory; see ``linexport.heap``."""
+"""The weights of a model in a file, in the place of memory; see ``linexport.system.memory``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeGuard
 
-from linexport import heap
 from linexport.loaders.model import LoadedModel
+from linexport.system import memory
 
 if TYPE_CHECKING:
     import torch
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 def page(loaded: LoadedModel) -> None:
     """Move the large weights to a file. Whoever holds a parameter holds it as before."""
-    _move(loaded, heap.is_paged, paged=True)
+    _move(loaded, memory.is_paged, paged=True)
 
 
 def unpage(loaded: LoadedModel) -> None:
     """Move the weights to memory, where a model that is timed has them."""
-    _move(loaded, lambda address: not heap.is_paged(address), paged=False)
+    _move(loaded, lambda address: not memory.is_paged(address), paged=False)
 
 
 def is_plain(weight: object) -> TypeGuard[torch.Tensor]:
@@ -47,18 +47,18 @@ def _move(loaded: LoadedModel, stays: Callable[[int], bool], paged: bool) -> Non
         if address and not stays(address):
             inside.setdefault(address, []).append(tensor)
     sizes = [group[0].untyped_storage().nbytes() for group in inside.values()]
-    files = iter(heap.blocks([n for n in sizes if n >= heap.WORTH])) if paged else iter(())
+    files = iter(memory.blocks([n for n in sizes if n >= memory.WORTH])) if paged else iter(())
     for size, (address, group) in zip(sizes, inside.items(), strict=True):
-        large = paged and size >= heap.WORTH
+        large = paged and size >= memory.WORTH
         place = torch.from_numpy(next(files)) if large else torch.empty(size, dtype=torch.uint8)
         place.copy_(torch.empty(0, dtype=torch.uint8).set_(group[0].untyped_storage()))
         for tensor in group:
             whole = place[: size // tensor.itemsize * tensor.itemsize].view(tensor.dtype)
             # A parameter stays the object it is: exported programs hold it, too.
             tensor.data = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-        heap.release(place.data_ptr(), size)
-        heap.release(address, size)
-    heap.give_back()
+        memory.release(place.data_ptr(), size)
+        memory.release(address, size)
+    memory.give_back()
 
 
 def _tensors(loaded: LoadedModel) -> Iterator[torch.Tensor]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport import tokens
+from linexport.graph import sequence_axis
 from linexport.plugins.ops.op import DOMAIN
 from linexport.recognise.sizes import Size, parse
 from linexport.recognise.values import Values
@@ -22,7 +22,7 @@ STAGE = "stream"
 
 def run(graph: gs.Graph) -> None:
     """Apply to every match, where other nodes make the model causal."""
-    length = tokens.symbol(graph)
+    length = sequence_axis.symbol(graph)
     if length is None:
         return
     known = Values(lambda t: None if t.shape is None else [parse(d) for d in t.shape])

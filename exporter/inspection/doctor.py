@@ -8,9 +8,9 @@ import shutil
 import subprocess
 from typing import Any
 
-from linexport import environment
 from linexport.errors import EnvironmentProblemError
 from linexport.plugins.tensorrt.flavour import FLAVOURS, Flavour
+from linexport.system import environment
 
 REQUIRED = ("torch", "onnx", "onnxruntime", "onnx-graphsurgeon", "onnxscript", "numpy", "typer")
 EXTRAS = {

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
-from linexport import heap
+from linexport.system import memory
 
 Advance = Callable[[int, str], None]
 
@@ -58,5 +58,5 @@ class Stopwatch:
         start = time.perf_counter()
         with self.shown.stage(name):
             yield
-        heap.give_back()
+        memory.give_back()
         self.stages.append({"name": name, "seconds": round(time.perf_counter() - start, 3)})

@@ -7,12 +7,18 @@ from pathlib import Path
 
 from linexport import parity, targets
 from linexport.artifact import manifest as manifests
+from linexport.conversion.model_under_test import subject_of
+from linexport.conversion.records import (
+    Manifest,
+    check_engines,
+    check_parity,
+    measure,
+    write_reports,
+)
 from linexport.errors import UsageError
 from linexport.loaders import LoadedModel, load_model
-from linexport.loaders.paging import page
-from linexport.progress import Progress, Silent, Stopwatch
-from linexport.results import Manifest, check_engines, check_parity, measure, write_reports
-from linexport.subject import subject_of
+from linexport.loaders.memory_map import page
+from linexport.system.progress import Progress, Silent, Stopwatch
 from linexport.timing.latency import Settings
 
 

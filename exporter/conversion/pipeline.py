@@ -18,22 +18,30 @@ from typing import Any
 import onnx
 
 import linexport
-from linexport import dims as dimensions
-from linexport import environment, parity, passes, states, targets, tokens, trace
+from linexport import parity, passes, targets, trace
 from linexport.artifact import manifest as manifests
 from linexport.artifact import write
+from linexport.conversion.model_under_test import subject_of, tensors
+from linexport.conversion.records import (
+    Manifest,
+    check_engines,
+    check_parity,
+    measure,
+    write_reports,
+)
 from linexport.errors import BuildError, EnvironmentProblemError
+from linexport.graph import dims as dimensions
+from linexport.graph import sequence_axis, states
+from linexport.graph.external_data import attached, outline
 from linexport.loaders import load_model
-from linexport.loaders.paging import page
+from linexport.loaders.memory_map import page
 from linexport.plugins.ops.feature_map import SIDES
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.registry import all_ops
-from linexport.progress import Progress, Silent, Stopwatch
-from linexport.results import Manifest, check_engines, check_parity, measure, write_reports
-from linexport.subject import subject_of, tensors
+from linexport.system import environment
+from linexport.system.progress import Progress, Silent, Stopwatch
 from linexport.targets.lowering import lower
 from linexport.timing.latency import BRIEF
-from linexport.weights import attached, outline
 
 TUNE_LENGTH = 1024
 NAMED = 3
@@ -249,7 +257,7 @@ class _Conversion:
             own = self.loaded.stepwise is not None  # its states are in the graph as it is
             stages = passes.STAGES if with_state and not own else passes.STATELESS
             rewritten = passes.rewrite(self.traced.graph, stages, self.traced.weights)
-            self.findings, self.mixing = rewritten.findings, tokens.mixing(rewritten.model)
+            self.findings, self.mixing = rewritten.findings, sequence_axis.mixing(rewritten.model)
             model, apart = rewritten.model, rewritten.weights
             if self.target.prepare is not targets.unchanged:  # it may change the weights, too
                 model, apart = self.target.prepare(attached(model, apart)), {}

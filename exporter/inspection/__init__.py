@@ -8,9 +8,11 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError
 
-from linexport import neighbourhood, passes, tokens, trace
+from linexport import passes, trace
 from linexport.artifact import manifest as manifests
 from linexport.errors import UsageError
+from linexport.graph import sequence_axis
+from linexport.inspection import subgraph
 from linexport.loaders import load_model
 from linexport.plugins.ops import generalized_delta_rule, linear_attention
 from linexport.plugins.ops.op import for_runtimes
@@ -28,7 +30,7 @@ def inspect(path: str | Path, *, drawings: bool = False) -> dict[str, Any]:
     Args:
         path: the folder or source.
         drawings: with the graph around each match before and after, and around each near miss, as
-            ``neighbourhood.around`` describes it.
+            ``subgraph.around`` describes it.
 
     Returns:
         Of a source: ``matches`` (what was fused), ``near_misses`` and ``refused`` (what was not,
@@ -57,16 +59,16 @@ def inspect(path: str | Path, *, drawings: bool = False) -> dict[str, Any]:
         "matches": [match.json() for match in findings.matches],
         "near_misses": [miss.json() for miss in findings.near_misses],
         "refused": [refusal.json() for refusal in findings.refused],
-        "mixing": tokens.mixing(rewritten.model),
+        "mixing": sequence_axis.mixing(rewritten.model),
         "ops": _ops(rewritten.model),
         "warnings": list(loaded.warnings),
     }
     if drawings:
         for match in found["matches"]:
-            match["before"] = neighbourhood.around(plain, match["replaced"])
-            match["after"] = neighbourhood.around(rewritten.model, match["added"])
+            match["before"] = subgraph.around(plain, match["replaced"])
+            match["after"] = subgraph.around(rewritten.model, match["added"])
         for miss in found["near_misses"]:
-            miss["before"] = neighbourhood.around(plain, miss["nodes"], REACH)
+            miss["before"] = subgraph.around(plain, miss["nodes"], REACH)
     return found
 
 

@@ -1,0 +1,1 @@
+"""A source becomes a checked artifact, and an artifact is checked again."""

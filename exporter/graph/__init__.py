@@ -1,0 +1,1 @@
+"""Facts about an ONNX graph: dimensions, states, the sequence axis, external initializers."""
