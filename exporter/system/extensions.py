@@ -1,0 +1,44 @@
+"""Extensions that other installed packages declare as entry points.
+
+    [project.entry-points."linexport.ops"]
+    swish_norm = "my_package.swish_norm:OP"
+
+A registry scans its own folder first, then reads its group here; both give the same kind of object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from linexport.errors import EnvironmentProblemError
+
+
+def load_entry_points(group: str, kind: type | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the object of each entry point of ``group``, sorted by name.
+
+    Args:
+        group: name of the group, such as "linexport.ops".
+        kind: class each object must be an instance of; None: any object is accepted.
+
+    Raises:
+        EnvironmentProblemError: an entry point cannot be imported, or its object is not a ``kind``;
+            the message names the entry point and the package that declares it.
+    """
+    for point in sorted(entry_points(group=group), key=lambda p: (p.name, p.value)):
+        try:
+            found = point.load()
+        except Exception as error:  # the code of others: anything may be raised
+            raise _broken(point, f"cannot be loaded ({type(error).__name__}: {error})") from error
+        if kind is not None and not isinstance(found, kind):
+            raise _broken(point, f"is a {type(found).__name__}; expected a {kind.__name__}")
+        yield point.name, found
+
+
+def _broken(point: EntryPoint, reason: str) -> EnvironmentProblemError:
+    package = f"package {point.dist.name} {point.dist.version}" if point.dist else "a package"
+    return EnvironmentProblemError(
+        f"The entry point {point.name!r} = {point.value!r} of group {point.group!r}, declared by "
+        f"{package}, {reason}. Update or uninstall that package."
+    )
