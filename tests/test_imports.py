@@ -105,7 +105,7 @@ def test_a_backward_import_is_found() -> None:
     ]
     late = "def f():\n    from linexport.conversion import pipeline"
     assert backward("linexport.trace", late) == ["linexport.conversion.pipeline"]
-    assert backward("linexport.trace.graph", "from ..cli.guard import guarded") == [
+    assert backward("linexport.trace.graph", "from ..cli.errors import guarded") == [
         "linexport.cli.errors"
     ]
     assert backward("linexport.graph.states", "import linexport.passes") == ["linexport.passes"]
