@@ -24,9 +24,11 @@ CLASSES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class DigitClassifierConfig(StackConfig):
-    """Attributes:
-    tokens: patches an image is cut into.
-    features: pixels of a patch.
+    """Configuration of ``DigitClassifier``.
+
+    Attributes:
+        tokens: patches an image is cut into.
+        features: pixels of a patch.
     """
 
     tokens: int = 16

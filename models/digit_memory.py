@@ -23,11 +23,13 @@ from linexport.models.registry import ReferenceModel
 
 @dataclass(frozen=True, kw_only=True)
 class DigitMemoryConfig:
-    """Attributes:
-    rows: images that are stored.
-    features: pixels of an image.
-    num_heads: of the attention.
-    head_dim: d, of keys and of values.
+    """Configuration of ``DigitMemory``.
+
+    Attributes:
+        rows: images that are stored.
+        features: pixels of an image.
+        num_heads: of the attention.
+        head_dim: d, of keys and of values.
     """
 
     rows: int = bounded(4096, at_least=1)

@@ -18,9 +18,11 @@ from linexport.models.registry import ReferenceModel
 
 @dataclass(frozen=True, kw_only=True)
 class DigitNetworkConfig:
-    """Attributes:
-    features: brightnesses an image is given as.
-    hidden_dim: rows of W_1.
+    """Configuration of ``DigitNetwork``.
+
+    Attributes:
+        features: brightnesses an image is given as.
+        hidden_dim: rows of W_1.
     """
 
     features: int = 64

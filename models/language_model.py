@@ -29,7 +29,7 @@ VOCABULARY = 256
 
 
 class BlockState(NamedTuple):
-    """What one block remembers: the last inputs of its convolution, and its attention state."""
+    """State of one block: the last inputs of its convolution, and its attention state."""
 
     conv: Tensor
     attention: AttentionState | KeysAndValues
@@ -41,8 +41,10 @@ State = tuple[BlockState, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelConfig(StackConfig):
-    """Attributes:
-    conv_size: tokens each short convolution sees.
+    """Configuration of ``LanguageModel``.
+
+    Attributes:
+        conv_size: tokens each short convolution sees.
     """
 
     conv_size: int = 4
@@ -109,7 +111,7 @@ class LanguageModel(ReferenceModel):
 
     @torch.inference_mode()
     def generate(self, prompt: Tensor, n: int) -> Tensor:
-        """The ``n`` likeliest bytes one after another, (B, n), after a prompt (B, T), T >= 1."""
+        """Greedy decoding of ``n`` bytes, (B, n), after a prompt (B, T), T >= 1."""
         tokens, state, produced = prompt, self.initial_state(prompt.shape[0]), []
         for _ in range(n):
             logits, state = self.step(tokens, state)

@@ -22,7 +22,7 @@ from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 
 @dataclass(frozen=True, kw_only=True)
 class LinearAttentionLayerConfig:
-    """Attributes: those of ``AttentionConfig``; the update rule is linear, which needs no gate."""
+    """Fields of ``AttentionConfig``; the update rule is linear, which needs no gate."""
 
     num_heads: int
     head_dim: int
@@ -37,7 +37,7 @@ class LinearAttentionLayerConfig:
 
 
 class LinearAttentionLayer(ReferenceModel):
-    """It has no weights besides those a feature map may hold."""
+    """A layer without weights besides those a feature map may hold."""
 
     name = "linear_attention_layer"
     Config = LinearAttentionLayerConfig

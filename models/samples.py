@@ -44,7 +44,7 @@ def text() -> Tensor:
 
 
 def bits_per_byte(module: nn.Module) -> float:
-    """Of the beginning of the held-out text."""
+    """Bits per byte of the beginning of the held-out text."""
     return training.bits_per_byte(module, data.library_text().held_out[:SCORED])
 
 

@@ -84,7 +84,7 @@ class SoftmaxAttention(nn.Module):
     def _mask(
         self, x: Tensor, key: Tensor, key_mask: Tensor | None, state: KeysAndValues | None
     ) -> Tensor | None:
-        """What a token may see, where ``is_causal`` alone does not say it: True for yes."""
+        """Boolean mask of visible keys, where ``is_causal`` alone does not say it."""
         seen = None if key_mask is None else key_mask[:, None, None, :]
         if not self.causal or (key_mask is None and state is None):
             return seen

@@ -1,4 +1,4 @@
-"""What models of several attention layers have in common, and what differs from layer to layer."""
+"""Base of models of several attention layers, and their settings layer by layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ATTENTION: dict[str, type[Attention]] = {"linear": LinearAttention, "softmax": S
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig(AttentionConfig):
-    """Of a whole model; the attention fields are those of every layer.
+    """Configuration of a whole model; the attention fields apply to every layer.
 
     Attributes:
         layers: blocks.

@@ -47,7 +47,7 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how fast to learn: linear warm-up, then a cosine down to a twentieth.
+    """Steps and learning rates: linear warm-up, then a cosine down to a twentieth.
 
     Attributes:
         steps: of the optimiser.
@@ -266,7 +266,7 @@ def train_digit_memory(
 
 @torch.inference_mode()
 def bits_per_byte(model: nn.Module, text: Tensor) -> float:
-    """Of every byte but the first in each window of a text, (N,) uint8; any model of bytes."""
+    """Bits per byte, over all but the first byte of each window of a text, (N,) uint8."""
     count = len(text) // _SCORED_LENGTH
     windows = text[: count * _SCORED_LENGTH].view(count, _SCORED_LENGTH)
     total = sum(_next_byte_loss(model, part, "sum").item() for part in windows.split(8))

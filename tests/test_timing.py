@@ -1,4 +1,4 @@
-"""Timing: competitors take turns, failures become reasons, memory is measured apart."""
+"""Timing: baselines take turns, failures become reasons, memory is measured apart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from linexport.conversion import revalidate
 from linexport.timing import baselines
 from linexport.timing.baselines import Bench
-from linexport.timing.latency import COMPETITORS, Settings, interleaved, measure, table
+from linexport.timing.latency import BASELINES, Settings, interleaved, measure, table
 from linexport.timing.memory import peak_megabytes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 QUICK = Settings(warmup=1, repeats=3, threads=1)
 
 
-def test_competitors_take_turns_and_warm_calls_do_not_count() -> None:
+def test_baselines_take_turns_and_warm_calls_do_not_count() -> None:
     calls: list[str] = []
     times = interleaved({n: lambda n=n: calls.append(n) for n in "ab"}, Settings(2, 5))
     assert calls == list("ab" * 7)
     assert [len(t) for t in times.values()] == [5, 5]
 
 
-def test_a_slow_competitor_stops_early_with_three_calls_that_count() -> None:
+def test_a_slow_baseline_stops_early_with_three_calls_that_count() -> None:
     calls: list[str] = []
     both = {"slow": lambda: calls.append("slow"), "fast": lambda: calls.append("fast")}
     times = interleaved(both, Settings(1, 20, seconds=-1.0))
@@ -54,7 +54,7 @@ def test_what_cannot_run_gets_a_reason_in_place_of_numbers() -> None:
         {"plain_export": "it was not made"},
         QUICK,
     )
-    assert set(row) == {f"{c}{s}_ms" for c in COMPETITORS for s in ("", "_p90")} | {"reasons"}
+    assert set(row) == {f"{c}{s}_ms" for c in BASELINES for s in ("", "_p90")} | {"reasons"}
     assert row["artifact_ms"] is not None and row["artifact_p90_ms"] >= row["artifact_ms"]
     assert row["plain_export_ms"] is row["pytorch_ms"] is row["pytorch_p90_ms"] is None
     assert row["reasons"] == {"plain_export": "it was not made", "pytorch": "too long"}
@@ -82,13 +82,13 @@ def _nothing() -> Any:
     return contextlib.nullcontext()
 
 
-def test_all_competitors_are_measured_at_every_length(bench: Callable[[str], Bench]) -> None:
+def test_all_baselines_are_measured_at_every_length(bench: Callable[[str], Bench]) -> None:
     runner = bench("small")
     runner.export_plainly()
     rows = runner.latency((8, 33))
     assert [(r["length"], r["batch"]) for r in rows] == [(8, 1), (33, 1)]
     for row in rows:
-        assert all(row[f"{c}_ms"] > 0 for c in COMPETITORS)
+        assert all(row[f"{c}_ms"] > 0 for c in BASELINES)
         assert row["reasons"] == {}
     assert runner.plain_nodes and runner.plain_nodes > 1
 

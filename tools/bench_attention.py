@@ -3,7 +3,7 @@
     python tools/bench_attention.py [--lengths 512,1024,4096,16384] [--json FILE]
 
 One head layout (H = 8, d = 64, B = 1) at several lengths, then widths off the kernel's fast path,
-then peak memory. All competitors of a row take turns in one process; p50 of each, and ratios.
+then peak memory. All baselines of a row take turns in one process; p50 of each, and ratios.
 """
 
 from __future__ import annotations

@@ -50,18 +50,18 @@ Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tens
 
 def favor() -> dict[str, Any]:
     """Output error against softmax, bidirectional, over the same draws of data."""
-    contestants: dict[str, Attention] = {
+    sessions: dict[str, Attention] = {
         "favor+flat": partial(_linexport_favor, "favor+flat"),
         "favor+": partial(_linexport_favor, "favor+"),
         "mean of the values": lambda seed, q, k, v: v.mean(1, keepdim=True).expand_as(v),
     }
     performer, reason = _performer()
     if performer:
-        contestants["performer-pytorch"] = performer
+        sessions["performer-pytorch"] = performer
     else:
         print(f"performer-pytorch: not measured: {reason}")
     found: dict[str, Any] = {"reason": reason}
-    for name, attend in contestants.items():
+    for name, attend in sessions.items():
         errors = [_output_error(attend, seed) for seed in range(SEEDS)]
         mean, spread = float(np.mean(errors)), float(np.std(errors, ddof=1))
         found[name] = {"mean": mean, "deviation": spread, "errors": errors}

@@ -73,7 +73,7 @@ def generate(
 
 @dataclass(frozen=True)
 class _Written:
-    """What a model wrote, and when: ``times`` begins before the first token."""
+    """Generated ids with their times; ``times`` begins before the first token."""
 
     tokens: list[int]
     text: str

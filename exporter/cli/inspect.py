@@ -73,7 +73,7 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def _print_findings(found: dict[str, Any], console: Any) -> None:
-    """What was fused, and what was not with the reason."""
+    """Print the fused matches, and the rejected ones with their reasons."""
     from linexport.report.findings import facts, summary
 
     for match in found.get("matches", ()):

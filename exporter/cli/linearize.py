@@ -88,7 +88,7 @@ def linearize(
             help="Multiply-adds for one token such a layer may have; ten million unless given.",
         ),
     ] = None,
-    heal: Annotated[
+    distil: Annotated[
         int, typer.Option(min=0, help="Steps of learning the original's layer outputs, at most.")
     ] = 0,
     evaluate: Annotated[
@@ -142,7 +142,7 @@ def linearize(
             feed_forward=_per_layer(feed_forward, str),
             target_error=target_error,
             max_cost=max_cost or MAX_COST,
-            heal=heal,
+            distil=distil,
             evaluate=metric,
             max_drop=max_drop,
             bench=bench,

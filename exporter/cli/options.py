@@ -12,7 +12,7 @@ from linexport.errors import UsageError
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Seed = Annotated[int, typer.Option(help="Seed of all random inputs; recorded.")]
 Threads = Annotated[
-    int, typer.Option(min=0, help="Threads of every competitor; 0 for each one's own choice.")
+    int, typer.Option(min=0, help="Threads of every baseline; 0 for each one's own choice.")
 ]
 ArtifactPath = Annotated[Path, typer.Argument(help="Folder made by linexport convert.")]
 SourceOption = Annotated[

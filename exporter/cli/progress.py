@@ -27,7 +27,7 @@ NAMES = {
     "find": "Finding softmax attention",
     "fit": "Fitting linear forms",
     "feed-forward": "Linearising feed-forward layers",
-    "heal": "Learning the original's layer outputs",
+    "distil": "Learning the original's layer outputs",
     "compare": "Comparing both models",
     "save": "Writing the linear form",
 }

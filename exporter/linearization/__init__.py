@@ -1,11 +1,11 @@
 """A trained model with softmax attention in linear form, and what that costs.
 
-    result = linexport.linearize(module, calibration, map="favor+", features=128, heal=200)
+    result = linexport.linearize(module, calibration, map="favor+", features=128, distil=200)
     result.module                the linear form; weights are shared with the original
     result.report                errors, metric, multiply-adds, latency, memory: a plain dict
     result.save("linear.pt")     for ``linexport convert``
 
-find -> fit maps and memories -> judge -> replace -> heal -> compare -> measure
+find -> fit maps and memories -> judge -> replace -> distil -> compare -> measure
 """
 
 from linexport.linearization.pipeline import Linearization, linearize

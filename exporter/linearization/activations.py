@@ -1,4 +1,4 @@
-"""Activations of linear layers in a running module, whoever calls them.
+"""Activations of linear layers in a running module, of any caller.
 
     f(W x + b)        x (..., d), W (out, d)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from linexport.errors import UsageError
 from linexport.linearization.calibration import Rows
-from linexport.linearization.choose import AUTO, KEEP, Wishes, asked_for, chosen
+from linexport.linearization.choose import AUTO, KEEP, MapConfig, chosen, requested
 from linexport.linearization.find import Site
 from linexport.linearization.forms import KernelAttention
 from linexport.linearization.judge import judge, refuse_vanishing
@@ -21,9 +21,11 @@ from linexport.linearization.sampling import sample
 
 @dataclass
 class Attention:
-    """Attributes:
-    forms: by the index of their sites.
-    records: one for every site, as in the report.
+    """One call of softmax attention with its tensors.
+
+    Attributes:
+        forms: by the index of their sites.
+        records: one for every site, as in the report.
     """
 
     forms: dict[int, nn.Module] = field(default_factory=dict)
@@ -35,7 +37,7 @@ def replace_attention(
     sites: Sequence[Site],
     fit: Sequence[Rows],
     held_out: Sequence[Rows],
-    wishes: Wishes,
+    config: MapConfig,
     memory_keys: int | None,
 ) -> Attention:
     """Make and judge forms of all sites that can be replaced and are asked for.
@@ -43,12 +45,12 @@ def replace_attention(
     Maps and memories are fitted to the batches ``fit``, errors measured on ``held_out``.
 
     Raises:
-        UsageError: wishes that do not fit.
+        UsageError: a configuration that does not fit.
         ParityError: a denominator vanishes on the data, or no map is within the budget.
     """
-    wishes.check(sites)
-    wanted = [s for s in sites if s.replaceable and wishes.map_of(s.name) != KEEP]
-    samples = sample(module, fit, wanted, wishes.seed)
+    config.check(sites)
+    wanted = [s for s in sites if s.replaceable and config.map_of(s.name) != KEEP]
+    samples = sample(module, fit, wanted, config.seed)
     made = Attention()
     reasons = {s.index: s.reason for s in sites if s.reason}
     details: dict[int, dict[str, Any]] = {}
@@ -59,24 +61,24 @@ def replace_attention(
             continue
         try:
             form, details[site.index] = fit_memory(
-                site, samples[site.index], memory_keys, wishes.seed
+                site, samples[site.index], memory_keys, config.seed
             )
             made.forms[site.index] = form
         except UsageError as error:
             reasons[site.index] = str(error)
-    automatic = [s for s in kernel if wishes.map_of(s.name) == AUTO]
+    automatic = [s for s in kernel if config.map_of(s.name) == AUTO]
     for site in kernel:
         if site not in automatic:
-            made.forms[site.index] = asked_for(site, wishes, samples[site.index])
+            made.forms[site.index] = requested(site, config, samples[site.index])
     if automatic:
-        found = chosen(module, fit[:1], automatic, wishes, samples)
+        found = chosen(module, fit[:1], automatic, config, samples)
         made.forms |= found
         reasons |= {
-            s.index: f"no map has an error within {wishes.budget:g}"
+            s.index: f"no map has an error within {config.budget:g}"
             for s in automatic
             if s.index not in found
         }
-    _record(made, module, sites, held_out, wishes.options.get("delta"), reasons, details)
+    _record(made, module, sites, held_out, config.options.get("delta"), reasons, details)
     return made
 
 

@@ -21,9 +21,11 @@ Rows = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Calibration:
-    """Attributes:
-    fit: rows that maps, memories and weights are fitted to.
-    held_out: rows that errors are measured on.
+    """Batches of calibration data, split into fitted and held-out rows.
+
+    Attributes:
+        fit: rows that maps, memories and weights are fitted to.
+        held_out: rows that errors are measured on.
     """
 
     fit: Rows

@@ -1,4 +1,4 @@
-"""Calls of softmax attention in a running module, whoever makes them.
+"""Calls of softmax attention in a running module, of any caller.
 
     softmax(scale q k^T + mask) v      q (B, H, T, d), k (B, H_kv, S, d), v (B, H_kv, S, d_v)
 
@@ -40,7 +40,7 @@ class Call:
 
     @property
     def factor(self) -> float:
-        """Of q . k."""
+        """Scale of q . k."""
         return 1 / math.sqrt(self.query.shape[-1]) if self.scale is None else self.scale
 
     def softmax(self) -> Tensor:

@@ -28,8 +28,8 @@ SIZES = (16, 32, 64, 128, 256, 512)
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What was asked for, by patterns of layer names such as ``*`` or ``blocks.0.*``; later ones
+class MapConfig:
+    """Requested maps, by patterns of layer names such as ``*`` or ``blocks.0.*``; later ones
     overrule earlier ones.
 
     Attributes:
@@ -80,22 +80,22 @@ class Wishes:
             raise UsageError(f"The budget is {self.budget:g}; expected between 0 and 1.")
 
 
-def local(wishes: Wishes, delta: float) -> Wishes:
-    """The wishes with every map that is not kept multiplied by a mask of nearness.
+def local(config: MapConfig, delta: float) -> MapConfig:
+    """The configuration with every map that is not kept multiplied by a mask of nearness.
 
     Raises:
         UsageError: delta is not positive, or a map is asked for that is not favor+.
     """
     if not 0 < delta < float("inf"):
         raise UsageError(f"The locality is {delta:g}; expected a distance above 0.")
-    others = sorted({kind for kind in wishes.maps.values() if kind not in ("favor+", LOCAL, KEEP)})
+    others = sorted({kind for kind in config.maps.values() if kind not in ("favor+", LOCAL, KEEP)})
     if others:
         raise UsageError(
             f"Locality is built on favor+, not on {', '.join(others)}: a product of maps needs "
             "draws on both sides."
         )
-    maps = {pattern: kind if kind == KEEP else LOCAL for pattern, kind in wishes.maps.items()}
-    return replace(wishes, maps=maps, options={**wishes.options, "delta": float(delta)})
+    maps = {pattern: kind if kind == KEEP else LOCAL for pattern, kind in config.maps.items()}
+    return replace(config, maps=maps, options={**config.options, "delta": float(delta)})
 
 
 def check_patterns(patterns: Iterable[str], names: Sequence[str]) -> None:
@@ -115,20 +115,20 @@ def last(rules: Mapping[str, Any], name: str) -> Any:
     return found[-1] if found else None
 
 
-def asked_for(site: Site, wishes: Wishes, samples: Samples) -> KernelAttention:
+def requested(site: Site, config: MapConfig, samples: Samples) -> KernelAttention:
     """The form of a site whose map was named.
 
     Raises:
         UsageError: options that the map does not have, or that it does not fit the attention.
     """
-    return _form(site, wishes.map_of(site.name), wishes.features_of(site.name), wishes, samples)
+    return _form(site, config.map_of(site.name), config.features_of(site.name), config, samples)
 
 
 def chosen(
     module: nn.Module,
     batches: Sequence[Rows],
     sites: Sequence[Site],
-    wishes: Wishes,
+    config: MapConfig,
     samples: Mapping[int, Samples],
 ) -> dict[int, KernelAttention]:
     """For every site the form with the fewest features whose error is within the budget.
@@ -138,29 +138,29 @@ def chosen(
     Raises:
         ParityError: there is none for any.
     """
-    tried = {s.index: list(_candidates(s, wishes, samples[s.index])) for s in sites}
+    tried = {s.index: list(_candidates(s, config, samples[s.index])) for s in sites}
     judged = judge(module, batches, tried)
     found, nearest = {}, []
     for site in sites:
         pairs = zip(tried[site.index], judged[site.index], strict=True)
         safe = [(form, sums.error) for form, sums in pairs if not sums.vanishes]
         safe.sort(key=lambda pair: (pair[0].feature_map.features, pair[1]))
-        within = [form for form, error in safe if error <= wishes.budget]  # type: ignore[operator]
+        within = [form for form, error in safe if error <= config.budget]  # type: ignore[operator]
         if within:
             found[site.index] = within[0]
         nearest += [(error, site.name, form.feature_map) for form, error in safe]
     if not found:
         error, name, best = min(nearest, key=lambda one: one[0])
         raise ParityError(
-            f"No feature map reaches an error of {wishes.budget:g} in any layer: the nearest is "
+            f"No feature map reaches an error of {config.budget:g} in any layer: the nearest is "
             f"{best.kind} with M = {best.features} in {name}, {error:.3f}."
         )
     return found
 
 
-def _candidates(site: Site, wishes: Wishes, samples: Samples) -> Iterator[KernelAttention]:
+def _candidates(site: Site, config: MapConfig, samples: Samples) -> Iterator[KernelAttention]:
     """All maps whose kernel is positive, which no denominator can vanish for."""
-    wanted = wishes.features_of(site.name)
+    wanted = config.features_of(site.name)
     for kind in feature_maps.kinds():
         found = feature_maps.find(kind)
         if not found.kernel_positive or (found.over_time and site.causal):
@@ -170,7 +170,7 @@ def _candidates(site: Site, wishes: Wishes, samples: Samples) -> Iterator[Kernel
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", UserWarning)
-                    yield _form(site, kind, size if sized else None, wishes, samples)
+                    yield _form(site, kind, size if sized else None, config, samples)
             except UsageError:  # too few distinct keys, or too large a state: not for this layer
                 continue
 
@@ -181,12 +181,12 @@ def _sized(kind: str) -> bool:
 
 
 def _form(
-    site: Site, kind: str, features: int | None, wishes: Wishes, samples: Samples
+    site: Site, kind: str, features: int | None, config: MapConfig, samples: Samples
 ) -> KernelAttention:
     known = {f.name for f in fields(feature_maps.find(kind).Options)}
-    options = dict(wishes.options)
+    options = dict(config.options)
     if "seed" in known:
-        options.setdefault("seed", wishes.seed)
+        options.setdefault("seed", config.seed)
     if features is not None:
         options["features"] = features
     feature_map = feature_maps.make(kind, site.head_dim, options)

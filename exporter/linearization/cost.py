@@ -1,4 +1,4 @@
-"""What original and linear form cost: numbers stored, multiply-adds, time and memory by length.
+"""Costs of original and linear form: numbers stored, multiply-adds, time and memory by length.
 
 Both are exported alike and run in ONNX Runtime, and in eager PyTorch, whose softmax attention is
 the fastest there is on this machine at some lengths. The linear form wins at a length if its export
@@ -50,7 +50,7 @@ def parameters(original: nn.Module, linear: nn.Module) -> dict[str, int]:
 
 
 def softmax_multiply_adds(site: Site, length: int) -> int:
-    """Of q k^T and the weighted sum, for one row: quadratic in the length."""
+    """Multiply-adds of q k^T and the weighted sum, for one row: quadratic in the length."""
     keys = site.keys if site.cross else length
     return site.heads * length * keys * (site.head_dim + site.value_dim)
 
@@ -95,13 +95,13 @@ class Curves:
         self.dims, self.traced = traced.dims, traced.example_sizes
         self.sequence = dimensions.sequence(self.dims)
 
-    def lengths(self, asked: Sequence[int] | None) -> list[int]:
-        """Those the model takes; the one it has, where that is fixed."""
+    def lengths(self, requested: Sequence[int] | None) -> list[int]:
+        """Lengths that the model takes; its only one, where that is fixed."""
         if self.sequence is None:
             shapes = [i["shape"] for i in self.inputs]
             return [next((s[1] for s in shapes if len(s) > 1 and isinstance(s[1], int)), 1)]
         limits = self.dims[self.sequence]
-        found = [n for n in asked or LENGTHS if limits.allows(n)]
+        found = [n for n in requested or LENGTHS if limits.allows(n)]
         return found or [limits.nearest(self.traced[self.sequence])]
 
     def time(self, length: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Healing: the outputs of the original's layers, learned by the new ones on the user's data.
+"""Distillation: the outputs of the original's layers, learned by the new ones on the user's data.
 
     loss = mean over layers of |y^ - y|^2 / |y|^2      y after the output projection
 
@@ -34,14 +34,16 @@ PATIENCE = 5
 
 
 @dataclass(frozen=True)
-class Healing:
-    """Attributes:
-    steps: taken of those asked for; the weights kept are those of ``best_step``.
-    asked: for.
-    best_step: with the smallest held-out loss.
-    before: held-out loss of the forms as they were made.
-    after: the smallest.
-    parameters: numbers that were learned.
+class Distillation:
+    """Settings of fine-tuning by distillation.
+
+    Attributes:
+        steps: taken of those asked for; the weights kept are those of ``best_step``.
+        asked: for.
+        best_step: with the smallest held-out loss.
+        before: held-out loss of the forms as they were made.
+        after: the smallest.
+        parameters: numbers that were learned.
     """
 
     steps: int
@@ -52,7 +54,7 @@ class Healing:
     parameters: int
 
 
-def heal(
+def distil(
     original: nn.Module,
     linear: nn.Module,
     sites: Sequence[Site],
@@ -60,7 +62,7 @@ def heal(
     steps: int,
     seed: int,
     advance: Callable[[int, str], None],
-) -> Healing:
+) -> Distillation:
     """Learn in place; the weights with the smallest held-out loss are kept.
 
     Args:
@@ -77,8 +79,8 @@ def heal(
     names = [site.projection for site in sites if site.projection is not None]
     if not names:
         raise UsageError(
-            "Healing compares layers after their output projections, and none of the replaced "
-            "ones has one. Leave --heal out."
+            "Distillation compares layers after their output projections, and none of the replaced "
+            "ones has one. Leave --distil out."
         )
     learned = _learned(linear, names)
     optimizer = torch.optim.Adam(learned, lr=RATE)
@@ -111,7 +113,7 @@ def heal(
             x.copy_(value)
             x.grad = None
             x.requires_grad_(False)
-    return Healing(step, steps, best_step, before, best, sum(x.numel() for x in learned))
+    return Distillation(step, steps, best_step, before, best, sum(x.numel() for x in learned))
 
 
 class _Loss:
@@ -138,7 +140,7 @@ class _Loss:
 
 
 def layer_outputs(module: nn.Module, names: Sequence[str], batch: Rows) -> dict[str, list[Tensor]]:
-    """What the products with some of its parameters come out as, by their names."""
+    """Outputs of the products with some of the model's parameters, by parameter name."""
     seen: dict[str, list[Tensor]] = {name: [] for name in dict.fromkeys(names)}
     parameters = [(name, stem(module).get_parameter(name)) for name in seen]
     with Projecting(parameters, lambda name, result: seen[name].append(result)):
@@ -147,7 +149,7 @@ def layer_outputs(module: nn.Module, names: Sequence[str], batch: Rows) -> dict[
 
 
 def _learned(linear: nn.Module, names: Sequence[str]) -> list[Tensor]:
-    """What is learned, made the linear module's own where it was shared."""
+    """Parameters to learn, copied where they were shared with the original."""
     found: list[Tensor] = []
     for name in dict.fromkeys(names):
         owner = stem(linear).get_submodule(name.rpartition(".")[0])

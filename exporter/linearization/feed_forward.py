@@ -28,8 +28,8 @@ INPUTS = 4096
 
 
 @dataclass(frozen=True)
-class FeedForward:
-    """What was asked for; see ``linearize_feed_forward``.
+class FeedForwardConfig:
+    """Requested form of feed-forward layers; see ``linearize_feed_forward``.
 
     Attributes:
         forms: by patterns of layer names; later ones overrule earlier ones.
@@ -112,7 +112,10 @@ def _run(linear: nn.Module, batch: Rows, names: Mapping[int, str]) -> list[Place
 
 
 def replace_feed_forward(
-    linear: nn.Module, batches: Sequence[Rows], asked: FeedForward, say: Callable[[str], None]
+    linear: nn.Module,
+    batches: Sequence[Rows],
+    config: FeedForwardConfig,
+    say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """Replace layers of a module that ``with_forms`` made, in place.
 
@@ -121,7 +124,7 @@ def replace_feed_forward(
     Args:
         linear: the module.
         batches: its arguments.
-        asked: the forms.
+        config: the forms.
         say: told the cost of every layer before it is built.
 
     Returns:
@@ -133,16 +136,16 @@ def replace_feed_forward(
         UnsupportedModelError: there is no layer to replace.
     """
     places = find(linear, batches)
-    check_patterns(asked.forms, [place.name for place in places])
+    check_patterns(config.forms, [place.name for place in places])
     records: list[dict[str, Any]] = []
     layers: dict[int, KernelFeedForward] = {}
     for index, place in enumerate(places):
-        form = last(asked.forms, place.name) or KEEP
+        form = last(config.forms, place.name) or KEEP
         if form == KEEP or place.reason:
             reason = place.reason or "left as it is, as asked for"
             records.append({"name": place.name, "form": None, "reason": reason})
             continue
-        layers[index], record = _fitted(place, form, asked, say)
+        layers[index], record = _fitted(place, form, config, say)
         records.append(record)
     if not layers:
         why = "; ".join(f"{r['name']}: {r['reason']}" for r in records)
@@ -156,19 +159,19 @@ def replace_feed_forward(
 
 
 def _fitted(
-    place: Place, form: str, asked: FeedForward, say: Callable[[str], None]
+    place: Place, form: str, config: FeedForwardConfig, say: Callable[[str], None]
 ) -> tuple[KernelFeedForward, dict[str, Any]]:
     rows = torch.cat(place.inputs)
-    generator = torch.Generator().manual_seed(asked.seed)
+    generator = torch.Generator().manual_seed(config.seed)
     try:
         layer, report = linearize_feed_forward(
             place.first.linear(),
             place.first.name,
             rows[torch.randperm(len(rows), generator=generator)[:INPUTS]],
             form,
-            target_error=asked.target_error,
-            max_cost=asked.max_cost,
-            seed=asked.seed,
+            target_error=config.target_error,
+            max_cost=config.max_cost,
+            seed=config.seed,
             say=lambda table: say(f"{place.name}\n{table}"),
         )
     except UsageError as error:

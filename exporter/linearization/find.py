@@ -1,4 +1,4 @@
-"""Where softmax attention is called in a module, and what is known of each place."""
+"""Calls of softmax attention in a module, with the facts known of each."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _nothing(module: nn.Module) -> str:
 
 
 def _joined(runs: list[_Run], at: int) -> Site:
-    """What all runs agree on: a reason of any of them, and a memory in all."""
+    """Merge the sites of all runs: a reason of any of them, and a memory in all."""
     sites = [run.sites[at] for run in runs]
     reasons = [site.reason for site in sites if site.reason]
     first, constants = sites[0], [run.constants[at] for run in runs]

@@ -3,7 +3,7 @@
     phi_q(g q) (sum_s phi_k(k_s) v_s^T) / (phi_q(g q) . sum_s phi_k(k_s))       g = scale sqrt(d)
 
 Feature maps represent exp(q.k/sqrt(d)), so that g turns it into exp(scale q.k). It is one number a
-head, which healing may change.
+head, which fine-tuning may change.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class MemoryAttention(nn.Module):
 
 
 class Forms(nn.Module):
-    """Those of all sites that are replaced; every other call is answered as it was."""
+    """Linear forms of all replaced sites; every other call is answered as before."""
 
     def __init__(self, forms: Mapping[int, nn.Module]) -> None:
         super().__init__()

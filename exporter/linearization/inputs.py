@@ -1,4 +1,4 @@
-"""What the command line names: a model, and calibration data."""
+"""Inputs named on the command line: a model, and calibration data."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def source(name: str, seed: int) -> LoadedModel:
     loaded = load_model(name, seed=seed, whole=True)
     if loaded.graph is not None:
         raise UnsupportedModelError(
-            f"{name} is an ONNX graph, whose softmax attention cannot be told apart and healed. "
-            "Give the PyTorch model it was made from."
+            f"{name} is an ONNX graph, whose softmax attention cannot be distinguished and fine-"
+            "tuned. Give the PyTorch model it was made from."
         )
     return loaded
 

@@ -1,4 +1,4 @@
-"""How near forms come to the attention they stand for, on the inputs it has in the original.
+"""Errors of linear forms on the inputs that the attention they replace has in the original.
 
 error = |o^ - o| / |o|      over all queries that are there, o softmax attention's output
 """
@@ -22,7 +22,7 @@ from linexport.linearization.locality import masked
 
 
 @dataclass
-class Judged:
+class ErrorSums:
     """Sums over the data for one form of one site.
 
     Attributes:
@@ -48,7 +48,7 @@ class Judged:
 
     @property
     def uniform_error(self) -> float:
-        """Of attending to all keys alike: what a form has to beat to be of any use."""
+        """Error of attending to all keys alike, which a form has to beat to be of any use."""
         return math.sqrt(self.uniform / self.size) if self.size else math.inf
 
     @property
@@ -62,12 +62,12 @@ Forms = Mapping[int, Sequence[nn.Module]]
 
 def judge(
     module: nn.Module, batches: Iterable[Rows], forms: Forms, locality: float | None = None
-) -> dict[int, list[Judged]]:
+) -> dict[int, list[ErrorSums]]:
     """Every form of every site, by its index; the module itself goes on with softmax attention.
 
     With a locality, against softmax attention to the keys within that L1 distance.
     """
-    found = {index: [Judged() for _ in ones] for index, ones in forms.items()}
+    found = {index: [ErrorSums() for _ in ones] for index, ones in forms.items()}
 
     def answer(index: int, call: Call) -> Tensor:
         true = call.softmax()
@@ -83,7 +83,7 @@ def judge(
     return found
 
 
-def refuse_vanishing(site: Site, form: KernelAttention, judged: Judged) -> None:
+def refuse_vanishing(site: Site, form: KernelAttention, judged: ErrorSums) -> None:
     """Raise where a denominator vanishes on the data.
 
     Raises:
@@ -105,7 +105,7 @@ def refuse_vanishing(site: Site, form: KernelAttention, judged: Judged) -> None:
     )
 
 
-def _add(sums: Judged, form: nn.Module, call: Call, true: Tensor) -> None:
+def _add(sums: ErrorSums, form: nn.Module, call: Call, true: Tensor) -> None:
     got = form(call)
     there = _asked(call)
     uniform = replace(call, query=torch.zeros_like(call.query)).softmax()

@@ -1,4 +1,4 @@
-"""What a mask of softmax attention says, where it says no more than which keys are there.
+"""Masks of softmax attention that say no more than which keys are there.
 
     keys      every query sees the same keys                  m_ts = seen_s
     causal    and none that come after it                     m_ts = seen_s and s <= t
@@ -41,7 +41,7 @@ def understood(mask: Tensor, length: int, keys: int) -> str:
         return "its mask differs from head to head"
     seen = seen[:, 0].expand(-1, length, keys)
     wanted = seen[:, -1:]
-    # What padded queries see is nobody's concern; where lengths differ, none is known to be one.
+    # Padded queries may see anything; where lengths differ, none is known to be one.
     asked = wanted.mT if length == keys else torch.ones_like(seen[:, :, :1])
     if bool(((seen == wanted) | ~asked).all()):
         return "keys"

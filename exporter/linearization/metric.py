@@ -18,10 +18,12 @@ Evaluate = Callable[[nn.Module], Any]
 
 @dataclass(frozen=True)
 class Metric:
-    """Attributes:
-    name: of the function.
-    evaluate: gives a number for a module; it may be a tensor of one element.
-    lower_is_better: a loss, not a score.
+    """The user's own score of a module.
+
+    Attributes:
+        name: of the function.
+        evaluate: gives a number for a module; it may be a tensor of one element.
+        lower_is_better: a loss, not a score.
     """
 
     name: str

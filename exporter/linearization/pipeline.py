@@ -12,11 +12,11 @@ from torch import Tensor, nn
 import linexport
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.linearization import compare, cost, find
+from linexport.linearization import distil as distillation
 from linexport.linearization.attention import Attention, replace_attention
 from linexport.linearization.calibration import Calibration, batches, calibration
-from linexport.linearization.choose import EVERY, Wishes, local
-from linexport.linearization.distil import heal as healing
-from linexport.linearization.feed_forward import FeedForward, replace_feed_forward
+from linexport.linearization.choose import EVERY, MapConfig, local
+from linexport.linearization.feed_forward import FeedForwardConfig, replace_feed_forward
 from linexport.linearization.metric import Evaluate, Metric
 from linexport.linearization.replace import inference_copy, shared_copy, with_forms
 from linexport.linearization.save import save
@@ -37,10 +37,12 @@ FITTED = 4
 
 @dataclass(frozen=True)
 class Linearization:
-    """Attributes:
-    module: in linear form, in inference mode; what was not learned is shared with the original.
-    report: a plain dict of JSON types. Units are in the names; what was not measured is null.
-        ``status`` is "ok", or "declined" where it is never faster or the metric gets too bad.
+    """A module in linear form, and the report on it.
+
+    Attributes:
+        module: in linear form, in inference mode; what was not learned is shared with the original.
+        report: a plain dict of JSON types. Units are in the names; what was not measured is null.
+            ``status`` is "ok", or "declined" where it is never faster or the metric gets too bad.
     """
 
     module: nn.Module
@@ -69,7 +71,7 @@ def linearize(
     feed_forward: str | Mapping[str, str] | None = None,
     target_error: float | None = None,
     max_cost: int = MAX_COST,
-    heal: int = 0,
+    distil: int = 0,
     evaluate: Metric | Evaluate | None = None,
     max_drop: float | None = None,
     bench: bool = True,
@@ -94,13 +96,13 @@ def linearize(
             None: they stay.
         target_error: of these layers, for one token; see ``linearize_feed_forward``.
         max_cost: multiply-adds for one token that such a layer may have.
-        heal: steps of learning the original's layer outputs at most.
+        distil: steps of learning the original's layer outputs at most.
         evaluate: gives a score of a module; higher is better, unless a ``Metric`` says otherwise.
         max_drop: by how much that may get worse; None: by any amount.
         bench: measure latency and memory.
         lengths: to measure at.
         threads: of ONNX Runtime, 0 for its own choice.
-        seed: of the split, of random maps and of healing.
+        seed: of the split, of random maps and of distillation.
         progress: shown the stages.
 
     Returns:
@@ -120,31 +122,31 @@ def linearize(
     loaded = module if isinstance(module, LoadedModel) else _loaded(module, data)
     metric = evaluate if isinstance(evaluate, Metric) or evaluate is None else _metric(evaluate)
     original = shared_copy(loaded.module)
-    wishes = Wishes(_rules(map), _rules(features), map_options or {}, budget, seed)
+    config = MapConfig(_rules(map), _rules(features), map_options or {}, budget, seed)
     if locality is not None:
-        wishes = local(wishes, locality)
+        config = local(config, locality)
     with watch.stage("find"):
         fit, held_out = (list(batches(x))[:FITTED] for x in (data.fit, data.held_out))
         sites = find.find(original, [*fit, *held_out], required=feed_forward is None)
     with watch.stage("fit"):
         made = Attention()
         if sites:
-            made = replace_attention(original, sites, fit, held_out, wishes, memory_keys)
+            made = replace_attention(original, sites, fit, held_out, config, memory_keys)
         if feed_forward is None and not made.forms:
             why = "; ".join(f"{row['name']}: {row['reason']}" for row in made.records)
             raise UnsupportedModelError(f"No softmax attention was replaced. {why}")
     rest_error = compare.rest_error(loaded.module, with_forms(original, {}), held_out)
     linear = with_forms(original, made.forms)
     replaced = [site for site in sites if site.index in made.forms]
-    healed = None
-    if heal:
-        with watch.stage("heal"), watch.shown.steps("heal", heal) as advance:
-            healed = healing(original, linear, replaced, data, heal, seed, advance)
+    distilled = None
+    if distil:
+        with watch.stage("distil"), watch.shown.steps("distil", distil) as advance:
+            distilled = distillation.distil(original, linear, replaced, data, distil, seed, advance)
     dense: list[dict[str, Any]] = []
     if feed_forward is not None:
-        asked = FeedForward(_rules(feed_forward), target_error, max_cost, seed)
+        feed_forward_config = FeedForwardConfig(_rules(feed_forward), target_error, max_cost, seed)
         with watch.stage("feed-forward"):
-            dense = replace_feed_forward(linear, fit, asked, watch.shown.note)
+            dense = replace_feed_forward(linear, fit, feed_forward_config, watch.shown.note)
     with watch.stage("compare"):
         for index, error in compare.layer_errors(original, linear, replaced, held_out).items():
             made.records[index]["layer_error"] = error
@@ -169,7 +171,7 @@ def linearize(
         "feed_forward": dense,
         "output_error": output_error,
         "rest_error": rest_error,
-        "healing": None if healed is None else asdict(healed),
+        "distillation": None if distilled is None else asdict(distilled),
         "metric": scores,
         "max_drop": max_drop,
         "parameters": cost.parameters(loaded.module, linear),
@@ -222,7 +224,7 @@ def _with_costs(
 
 
 def _loaded(module: nn.Module, data: Calibration) -> LoadedModel:
-    """What the loaders give, for a module that is in memory already, and maybe in training."""
+    """Wrap a module in memory as the loaders would; it may be in training mode."""
     module = inference_copy(module)
     source = Source(
         "module", type(module).__qualname__, None, describe(type(module).__name__, module)

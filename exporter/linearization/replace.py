@@ -84,13 +84,13 @@ class WithForms(nn.Module):
     @contextmanager
     def answered(self, answer: Answer) -> Iterator[None]:
         """Runs of ``inner`` are in linear form, with activations handed to ``answer``."""
-        # Activations of the module itself: those inside forms are nobody's concern.
+        # Activations of the module itself: those inside forms stay as they are.
         with Attending(self.forms.answer), Activating(answer):
             yield
 
 
 def stem(linear: nn.Module) -> nn.Module:
-    """What has the original's parameters by their names."""
+    """Module that has the original's parameters by their names."""
     return linear.inner if isinstance(linear, WithForms) else linear
 
 

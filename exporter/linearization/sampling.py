@@ -22,10 +22,12 @@ Array = NDArray[np.float64]
 
 @dataclass
 class Samples:
-    """Attributes:
-    queries: (H, n, d), times scale sqrt(d), as they reach a feature map.
-    keys: (H_kv, n', d).
-    memory: keys (H_kv, S, d) and values (H_kv, S, d_v) of the first row.
+    """Queries and keys of one site, sampled from calibration data.
+
+    Attributes:
+        queries: (H, n, d), times scale sqrt(d), as they reach a feature map.
+        keys: (H_kv, n', d).
+        memory: keys (H_kv, S, d) and values (H_kv, S, d_v) of the first row.
     """
 
     queries: Array

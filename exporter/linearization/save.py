@@ -1,7 +1,7 @@
 """The linear form on disk: data that ``linexport convert`` reads, and never code.
 
 A reference model becomes a linexport checkpoint. Any other module becomes an exported program, a
-``.pt2`` file: it holds the computation itself, so that nobody needs the module's source to load it.
+``.pt2`` file: it holds the computation itself, so that loading does not need the module's source.
 """
 
 from __future__ import annotations

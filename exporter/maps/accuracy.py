@@ -1,4 +1,4 @@
-"""How near a map comes to its own kernel, and attention with it to softmax; in float64.
+"""Error of a map against its own kernel, and of its attention against softmax; in float64.
 
     kernel error    rms(phi(q).phi(k) - kernel) / rms(kernel)    over pairs, and over the draws
     its prediction  sqrt(mean theoretical error) / rms(kernel)

@@ -28,7 +28,7 @@ MOST_HEADS = 12
 
 @dataclass(frozen=True)
 class Samples:
-    """What every head of some layers was given.
+    """Queries, keys and values that every head of some layers was given.
 
     Attributes:
         queries: (heads, T, d), before any feature map, not scaled.
@@ -61,7 +61,7 @@ def random_samples(d: int, length: int, seed: int) -> Samples:
 
 
 def model_samples(source: str | Path, length: int, seed: int, inputs: Path | None) -> Samples:
-    """Those of the linear attention layers of a model, run on ``inputs`` or on random ones.
+    """Sample the linear attention layers of a model, run on ``inputs`` or on random ones.
 
     Args:
         source: as for ``linexport.convert``.
@@ -106,7 +106,7 @@ def model_samples(source: str | Path, length: int, seed: int, inputs: Path | Non
 
 @dataclass(frozen=True)
 class Layer:
-    """What one layer was given, (heads, T, width) each; keys repeated for the heads they serve."""
+    """Inputs of one layer, (heads, T, width) each; keys repeated for the heads they serve."""
 
     queries: Array
     keys: Array

@@ -21,7 +21,7 @@ from linexport.report.text import (
 )
 
 NONE = "–"
-COMPETITORS = {
+BASELINES = {
     "linear": "linear form, ONNX",
     "original": "original, ONNX",
     "original_pytorch": "original, PyTorch",
@@ -39,7 +39,7 @@ def page(report: Mapping[str, Any]) -> str:
             layers=_layers(report),
             feed_forward=_feed_forward(report),
             kept=_kept(report),
-            healing=_healing(report),
+            distillation=_distillation(report),
             time=drawings(lambda i, w: _chart(report, "latency", "ms", i, w), "time"),
             memory=drawings(lambda i, w: _chart(report, "memory", "mb", i, w), "memory"),
             costs=_costs(report),
@@ -104,11 +104,12 @@ def _facts(report: Mapping[str, Any]) -> dict[str, str]:
         found[plain(metric.get("name"))] = (
             f"{amount(metric.get('before'))} before, {amount(metric.get('after'))} after{allowed}"
         )
-    healed = mapping(report.get("healing"))
-    if healed:
-        found["Healing"] = (
-            f"{count(healed.get('steps'))} of {count(healed.get('asked'))} steps; squared error of "
-            f"the layers {_tiny(healed.get('before'))} before, {_tiny(healed.get('after'))} after"
+    distilled = mapping(report.get("distillation"))
+    if distilled:
+        found["Distillation"] = (
+            f"{count(distilled.get('steps'))} of {count(distilled.get('asked'))} steps; "
+            f"squared error of the layers {_tiny(distilled.get('before'))} before, "
+            f"{_tiny(distilled.get('after'))} after"
         )
     return {**found, "Seed": plain(report.get("seed"))}
 
@@ -184,14 +185,14 @@ def _kept(report: Mapping[str, Any]) -> Table | None:
     return build("Left as they are", ["Layer", "Why"], rows)
 
 
-def _healing(report: Mapping[str, Any]) -> str:
-    healed = mapping(report.get("healing"))
-    if not healed:
-        return "Not healed: every form is as it was fitted (--heal STEPS learns from the original)."
+def _distillation(report: Mapping[str, Any]) -> str:
+    distilled = mapping(report.get("distillation"))
+    if not distilled:
+        return "Not distilled: every form is as fitted (--distil STEPS learns from the original)."
     return (
-        f"{count(healed.get('parameters'))} numbers were learned in {count(healed.get('steps'))} "
-        f"steps; those of step {count(healed.get('best_step'))} are kept, which had the smallest "
-        "error on held-out data."
+        f"{count(distilled.get('parameters'))} numbers were learned in "
+        f"{count(distilled.get('steps'))} steps; those of step {count(distilled.get('best_step'))} "
+        "are kept, which had the smallest error on held-out data."
     )
 
 
@@ -223,7 +224,7 @@ def _costs(report: Mapping[str, Any]) -> Table | None:
 def _chart(report: Mapping[str, Any], rows: str, unit: str, ident: str, width: int) -> str:
     found = objects(report.get(rows))
     series = []
-    for name, label in COMPETITORS.items():
+    for name, label in BASELINES.items():
         points = [
             Point(float(row["length"]), float(row[f"{name}_{unit}"]))
             for row in found

@@ -20,7 +20,7 @@ def version(distribution: str) -> str | None:
 
 
 def describe() -> dict[str, Any]:
-    """As written to the manifest."""
+    """Return versions and machine as the manifest has them."""
     return {
         "python": platform.python_version(),
         **{name: version(name) for name in LIBRARIES},

@@ -1,4 +1,4 @@
-"""Telling whoever asked for a conversion which stage it is in."""
+"""Progress of a conversion, shown to its caller."""
 
 from __future__ import annotations
 

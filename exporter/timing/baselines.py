@@ -35,7 +35,7 @@ BATCHES_WITHOUT_LENGTH = (1, 8, 64)
 
 @dataclass
 class Bench:
-    """Measures a subject beside its competitors: a plain export and the original in PyTorch.
+    """Measures a subject beside its baselines: a plain export and the original in PyTorch.
 
     Args:
         subject: the converted model with its original.
@@ -149,12 +149,12 @@ class Bench:
         moved = self.moved.get(self._tokens({sequence: length} if sequence else {}))
         row: dict[str, Any] = {"length": length, "io_mb": moved, "reasons": {}}
         location = self.subject.loaded.source.location
-        contestants = {
+        sessions = {
             "artifact": ("onnx", str(self.model), 1, self.target),
             "plain_export": ("onnx", str(self.plain_path), 0, "ort"),
             "pytorch": ("pytorch", location, 0, ""),
         }
-        for name, (kind, path, which, target) in contestants.items():
+        for name, (kind, path, which, target) in sessions.items():
             reason = self.reasons.get(name) or self._too_slow(
                 name, {sequence: length} if sequence else {}
             )
@@ -175,7 +175,7 @@ class Bench:
         return inputs, feeds(inputs, subject.input_names)
 
     def _sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Those given; else a batch of 1 and the traced length, or as near as the model takes."""
+        """Sizes as given; else batch 1 and the traced length, or as near as the model takes."""
         found = {
             name: limits.nearest(1 if limits.batch else self.subject.traced[name])
             for name, limits in self.subject.dims.items()
@@ -237,7 +237,7 @@ class Bench:
         return {"artifact": ours, "plain_export": plain_call, "pytorch": original}
 
     def _once(self, name: str, call: Call, sizes: Mapping[str, int]) -> Call:
-        """A competitor, called once, or a call that raises the reason why it is not called."""
+        """A baseline, called once, or a call that raises the reason why it is not called."""
         reason = self._too_slow(name, sizes)
         if reason is not None:
             return _refusing(reason)
@@ -249,7 +249,7 @@ class Bench:
         return called
 
     def _too_slow(self, name: str, sizes: Mapping[str, int]) -> str | None:
-        """Why a competitor is not waited for, judged by its longest run so far."""
+        """Why a baseline is not waited for, judged by its longest run so far."""
         tokens, seconds = self.pace.get(name, (1, 0.0))
         wanted = seconds * self._tokens(sizes) / tokens
         if wanted <= self.settings.longest or self._tokens(sizes) <= tokens:

@@ -10,26 +10,26 @@ from typing import Any
 
 import numpy as np
 
-COMPETITORS = ("artifact", "plain_export", "pytorch")
+BASELINES = ("artifact", "plain_export", "pytorch")
 
 Call = Callable[[], object]
 
 PAUSE = 0.01
-"""Seconds before each call, for the threads of the previous competitor to stop spinning."""
+"""Seconds before each call, for the threads of the previous baseline to stop spinning."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure.
+    """Settings of a measurement.
 
     Attributes:
         warmup: calls before the ones that count.
-        repeats: counted calls of each competitor.
-        seconds: a competitor that has used this much time at one size stops early.
+        repeats: counted calls of each baseline.
+        seconds: a baseline that has used this much time at one size stops early.
         patience: with fewer than three calls even, where it has used this much.
         longest: it is not called at a size at which one call, as far as those at smaller sizes can
             tell, takes more than this.
-        threads: of every competitor; 0 for each one's own choice.
+        threads: of every baseline; 0 for each one's own choice.
         lead_in: uncounted calls at the start of every turn: decode steps follow one another, and
             the first after a pause has threads to wake.
     """
@@ -43,7 +43,7 @@ class Settings:
     lead_in: int = 0
 
     def json(self) -> dict[str, Any]:
-        """As written to the manifest."""
+        """Return the settings as the manifest has them."""
         return {
             "warmup": self.warmup,
             "repeats": self.repeats,
@@ -77,9 +77,9 @@ class Called:
 
 
 def interleaved(calls: Mapping[str, Call], settings: Settings) -> dict[str, list[float]]:
-    """Milliseconds of every counted call, the competitors taking turns.
+    """Milliseconds of every counted call, the baselines taking turns.
 
-    Of a ``Called`` that had lost patience then, that call is the only one that counts. A competitor
+    Of a ``Called`` that had lost patience then, that call is the only one that counts. A baseline
     that raises is left out; see ``measure`` for its reason.
     """
     with _torch_threads(settings.threads):
@@ -140,11 +140,11 @@ def measure(
             why[name] = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
     times = interleaved(able, settings)
     row: dict[str, Any] = {}
-    for name in COMPETITORS:
+    for name in BASELINES:
         record = times.get(name)
         row[f"{name}_ms"] = round(float(np.percentile(record, 50)), 4) if record else None
         row[f"{name}_p90_ms"] = round(float(np.percentile(record, 90)), 4) if record else None
-    row["reasons"] = {name: why[name] for name in COMPETITORS if name in why and name not in times}
+    row["reasons"] = {name: why[name] for name in BASELINES if name in why and name not in times}
     return row
 
 
@@ -155,7 +155,7 @@ def table(
     settings: Settings,
     batch: int = 1,
 ) -> list[dict[str, Any]]:
-    """A row per length; ``prepare`` gives the competitors' calls at one length."""
+    """A row per length; ``prepare`` gives the baselines' calls at one length."""
     return [
         {"length": length, "batch": batch, **measure(prepare(length), reasons, settings)}
         for length in lengths

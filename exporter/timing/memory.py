@@ -1,6 +1,6 @@
 """Peak memory of one run, measured in a process of its own.
 
-The probe (this file run as a program) opens a competitor, runs it once on the shortest input, then
+The probe (this file run as a program) opens a baseline, runs it once on the shortest input, then
 resets the kernel's record of the peak and runs it at the size in question: the figure is how far
 the peak rose above what was resident before. Linux only.
 """
@@ -15,12 +15,12 @@ from typing import Any
 
 
 def peak_megabytes(
-    competitor: str, model: str, inputs: Path, small_inputs: Path, target: str = "ort"
+    baseline: str, model: str, inputs: Path, small_inputs: Path, target: str = "ort"
 ) -> tuple[float | None, str | None]:
     """Peak megabytes of one run and None, or None and the reason it could not be measured.
 
     Args:
-        competitor: "onnx" (``model`` is a file) or "pytorch" (``model`` is a source to load).
+        baseline: "onnx" (``model`` is a file) or "pytorch" (``model`` is a source to load).
         model: what to open.
         inputs: ``.npz`` of positional inputs, in order.
         small_inputs: the same for the first, unmeasured run.
@@ -29,7 +29,7 @@ def peak_megabytes(
     if not sys.platform.startswith("linux"):
         return None, "peak memory is measured on Linux only"
     request = {
-        "competitor": competitor,
+        "baseline": baseline,
         "model": model,
         "inputs": str(inputs),
         "small_inputs": str(small_inputs),
@@ -54,7 +54,7 @@ def _probe(request: dict[str, str]) -> float:
         with np.load(path, allow_pickle=False) as file:
             return [file[name] for name in file.files]
 
-    if request["competitor"] == "onnx":
+    if request["baseline"] == "onnx":
         from linexport import targets
 
         session: Any = targets.find(request["target"]).open(Path(request["model"]))

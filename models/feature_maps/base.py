@@ -37,7 +37,7 @@ _maps: dict[str, type[FeatureMap]] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class NoOptions:
-    """Of a map that has nothing to choose."""
+    """Options of a map without any."""
 
 
 class FeatureMap(WideBuffers, ABC):

@@ -1,4 +1,4 @@
-"""What random maps draw, once and from a seed, the same bytes on every machine.
+"""Draws of random maps: made once, from a seed, the same bytes on every machine.
 
 Numbers come from numpy's PCG64 in float64 and are stored in float32. Nothing here calls BLAS or
 LAPACK, whose rounding depends on the processor: rows are made orthogonal by Gram-Schmidt in
@@ -18,12 +18,12 @@ from linexport.models.feature_maps.base import Array
 
 
 def generator(seed: int) -> np.random.Generator:
-    """Of all draws of one map."""
+    """Return the NumPy generator that all draws of one map come from."""
     return np.random.Generator(np.random.PCG64(seed))
 
 
 def frozen(draw: Callable[[], NDArray], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """What ``draw`` returns, as a buffer; on the meta device nothing is drawn."""
+    """Return the result of ``draw`` as a buffer; on the meta device nothing is drawn."""
     if torch.get_default_device().type == "meta":
         return torch.empty(shape, dtype=dtype)
     values = draw()

@@ -26,10 +26,12 @@ from linexport.plugins.ops.feature_map import Parameter
 
 @dataclass(frozen=True, kw_only=True)
 class FavorOptions:
-    """Attributes:
-    features: M.
-    seed: of the draws.
-    orthogonal: w_j orthogonal in blocks of d.
+    """Options of ``favor``.
+
+    Attributes:
+        features: M.
+        seed: of the draws.
+        orthogonal: w_j orthogonal in blocks of d.
     """
 
     features: int = 128

@@ -43,12 +43,14 @@ _LEAST, _MOST = 1e-6, 1e12
 
 @dataclass(frozen=True, kw_only=True)
 class FavorFlatOptions:
-    """Attributes:
-    features: M, at least 2: those of favor+ and the constant one.
-    sharpness: s; that of softmax is 1.
-    floor: c.
-    seed: of the draws.
-    orthogonal: w_j orthogonal in blocks of d.
+    """Options of ``favor+flat``.
+
+    Attributes:
+        features: M, at least 2: those of favor+ and the constant one.
+        sharpness: s; that of softmax is 1.
+        floor: c.
+        seed: of the draws.
+        orthogonal: w_j orthogonal in blocks of d.
     """
 
     features: int = bounded(128, at_least=2)

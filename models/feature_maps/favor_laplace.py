@@ -15,10 +15,12 @@ from linexport.models.options import bounded
 
 @dataclass(frozen=True, kw_only=True)
 class FavorLaplaceOptions:
-    """Attributes:
-    features: M, even: a cosine and a sine for each exponential.
-    delta: L1 distance over which the second kernel falls by e; None: d.
-    seed: of the draws.
+    """Options of ``favor+*laplace``.
+
+    Attributes:
+        features: M, even: a cosine and a sine for each exponential.
+        delta: L1 distance over which the second kernel falls by e; None: d.
+        seed: of the draws.
     """
 
     features: int = bounded(256, multiple_of=2)

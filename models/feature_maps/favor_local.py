@@ -15,11 +15,13 @@ from linexport.models.options import bounded
 
 @dataclass(frozen=True, kw_only=True)
 class FavorLocalOptions:
-    """Attributes:
-    features: M, even: a cosine and a sine for each exponential.
-    delta: radius of the ball.
-    tau: standard deviation of its smoothing.
-    seed: of the draws.
+    """Options of ``favor+*local``.
+
+    Attributes:
+        features: M, even: a cosine and a sine for each exponential.
+        delta: radius of the ball.
+        tau: standard deviation of its smoothing.
+        seed: of the draws.
     """
 
     features: int = bounded(256, multiple_of=2)

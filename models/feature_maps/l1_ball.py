@@ -47,7 +47,7 @@ def smoothed_indicator(offsets: Array, delta: float, tau: float) -> Array:
 
 
 def volume(width: int, delta: float) -> float:
-    """Of the ball: (2 delta)^d / d!."""
+    """Volume of the L1 ball, (2 delta)^d / d!."""
     return math.exp(width * math.log(2 * delta) - math.lgamma(width + 1))
 
 

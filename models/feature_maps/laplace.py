@@ -25,11 +25,13 @@ from linexport.plugins.ops.feature_map import Parameter
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceOptions:
-    """Attributes:
-    features: M, even: a cosine and a sine for each w_j.
-    delta: L1 distance over which the kernel falls by e; None: d, which is about how far apart
-        queries and keys of unit variance are. Far below it only noise is left.
-    seed: of the draws.
+    """Options of ``laplace``.
+
+    Attributes:
+        features: M, even: a cosine and a sine for each w_j.
+        delta: L1 distance over which the kernel falls by e; None: d, which is about how far apart
+            queries and keys of unit variance are. Far below it only noise is left.
+        seed: of the draws.
     """
 
     features: int = bounded(128, multiple_of=2)

@@ -43,11 +43,13 @@ _LEAST = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOptions:
-    """Attributes:
-    features: M, even: a cosine and a sine for each w_j.
-    delta: radius of the ball.
-    tau: standard deviation of the smoothing.
-    seed: of the draws.
+    """Options of ``local``.
+
+    Attributes:
+        features: M, even: a cosine and a sine for each w_j.
+        delta: radius of the ball.
+        tau: standard deviation of the smoothing.
+        seed: of the draws.
     """
 
     features: int = bounded(128, multiple_of=2)

@@ -29,9 +29,11 @@ from linexport.plugins.ops.feature_map import Parameter
 
 @dataclass(frozen=True, kw_only=True)
 class MonomialsOptions:
-    """Attributes:
-    degree: n.
-    memory_limit_gib: largest state of one head.
+    """Options of ``monomials``.
+
+    Attributes:
+        degree: n.
+        memory_limit_gib: largest state of one head.
     """
 
     degree: int = 3
@@ -90,7 +92,7 @@ class Monomials(FeatureMap):
 
 
 def count(width: int, degree: int) -> int:
-    """How many monomials of a degree there are."""
+    """Number of monomials of a degree."""
     return math.comb(width + degree - 1, degree)
 
 

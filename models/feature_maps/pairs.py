@@ -29,7 +29,7 @@ _FLOAT_BYTES = 4
 
 
 def count(width: int) -> int:
-    """How many monomials there are."""
+    """Number of monomials, d (d + 1) / 2."""
     return width * (width + 1) // 2
 
 
@@ -61,8 +61,10 @@ def pairs_onnx(b: Body, x: str, width: int, scale: float = 1.0) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class PairsOptions:
-    """Attributes:
-    memory_limit_gib: largest state of one head.
+    """Options of maps made of pairs.
+
+    Attributes:
+        memory_limit_gib: largest state of one head.
     """
 
     memory_limit_gib: float = bounded(1.0, above=0)
@@ -80,7 +82,7 @@ class PairsMap(FeatureMap):
     @classmethod
     @abstractmethod
     def pair_scale(cls, width: int) -> float:
-        """What the pairs of a head of that width are multiplied by."""
+        """Factor of the pairs for a head of that width."""
 
     @classmethod
     @abstractmethod

@@ -29,9 +29,11 @@ from linexport.plugins.ops.feature_map import Parameter
 
 @dataclass(frozen=True, kw_only=True)
 class PseudoKeysOptions:
-    """Attributes:
-    features: M, pseudo-keys.
-    seed: of the first centroids and of k-means.
+    """Options of pseudo-keys.
+
+    Attributes:
+        features: M, pseudo-keys.
+        seed: of the first centroids and of k-means.
     """
 
     features: int = 64

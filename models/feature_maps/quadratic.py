@@ -24,8 +24,10 @@ from linexport.plugins.ops.feature_map import Parameter
 
 @dataclass(frozen=True, kw_only=True)
 class QuadraticOptions(PairsOptions):
-    """Attributes:
-    c: the constant.
+    """Options of ``quadratic``.
+
+    Attributes:
+        c: the constant.
     """
 
     c: float = bounded(0.0, at_least=0)

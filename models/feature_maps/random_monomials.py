@@ -24,10 +24,12 @@ from linexport.plugins.ops.feature_map import Parameter
 
 @dataclass(frozen=True, kw_only=True)
 class RandomMonomialsOptions:
-    """Attributes:
-    features: M.
-    degree: n.
-    seed: of the draws.
+    """Options of random monomials.
+
+    Attributes:
+        features: M.
+        degree: n.
+        seed: of the draws.
     """
 
     features: int = 128

@@ -20,7 +20,7 @@ from linexport.plugins.ops.feature_map import Parameter
 
 
 class SoftmaxTime(FeatureMap):
-    """Of packed (B, T, H*d) or of rows (T, d): tokens are the last axis but one."""
+    """Softmax over the tokens of packed (B, T, H*d) or rows (T, d), the last axis but one."""
 
     kind = "softmax_time"
     kernel = "softmax(q) . exp(k_t) / sum_s exp(k_s)"

@@ -28,10 +28,12 @@ from linexport.plugins.ops.feature_map import Parameter
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSketchOptions:
-    """Attributes:
-    features: M, even.
-    degree: n.
-    seed: of the draws.
+    """Options of the tensor sketch.
+
+    Attributes:
+        features: M, even.
+        degree: n.
+        seed: of the draws.
     """
 
     features: int = bounded(128, multiple_of=2)

@@ -26,10 +26,12 @@ from linexport.plugins.ops.feature_map import Parameter
 
 @dataclass(frozen=True, kw_only=True)
 class TrigonometricOptions:
-    """Attributes:
-    features: M, even: a cosine and a sine for each w_j.
-    seed: of the draws.
-    orthogonal: w_j orthogonal in blocks of d.
+    """Options of trigonometric random features.
+
+    Attributes:
+        features: M, even: a cosine and a sine for each w_j.
+        seed: of the draws.
+        orthogonal: w_j orthogonal in blocks of d.
     """
 
     features: int = bounded(128, multiple_of=2)

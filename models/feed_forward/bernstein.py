@@ -66,13 +66,13 @@ def bias(problem: Problem, degree: int) -> float:
 
 
 def bound(activation: Activation, width: float, degree: int) -> float:
-    """Of |B_n f - f| on an interval of that width."""
+    """Bound of |B_n f - f| on an interval of that width."""
     smooth = width**2 / (8 * degree) * activation.curvature
     return smooth + width / (4 * math.sqrt(degree)) * activation.kink
 
 
 def coefficients(problem: Problem, degree: int) -> Array:
-    """Of B_n f in powers of u, (out, n + 1)."""
+    """Coefficients of B_n f in powers of u, (out, n + 1)."""
     nodes = np.linspace(-1, 1, degree + 1)
     values = problem.activation(problem.middle[:, None] + problem.half[:, None] * nodes)
     return np.asarray(values @ basis(degree))

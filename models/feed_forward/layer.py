@@ -28,7 +28,7 @@ from linexport.models.wide import WideBuffers
 
 @dataclass(frozen=True, kw_only=True)
 class KernelFeedForwardConfig:
-    """What a layer is rebuilt from, with its state_dict.
+    """Configuration that, with its state_dict, rebuilds a layer.
 
     Attributes:
         in_features: d.

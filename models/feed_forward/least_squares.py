@@ -23,7 +23,7 @@ HIGHEST = 12
 
 
 def fit(problem: Problem, target_error: float | None) -> Polynomials:
-    """Of the lowest degree whose squared error, summed over outputs, averages ``target_error``.
+    """Fit the lowest degree whose squared error, summed over outputs, averages ``target_error``.
 
     Raises:
         UsageError: no degree up to ``HIGHEST`` does; names the best.

@@ -29,7 +29,7 @@ _AT_ONCE = 32
 
 @dataclass(frozen=True)
 class FeedForwardReport:
-    """What a replacement is, costs and misses.
+    """Form, cost and error of one replacement.
 
     Errors are mean squared distances |y^ - y|^2 over rows, summed over the outputs.
 

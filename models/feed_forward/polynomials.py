@@ -11,9 +11,11 @@ from linexport.models.feature_maps.base import Array
 
 @dataclass(frozen=True)
 class Polynomials:
-    """Attributes:
-    coefficients: c, (out, n + 1).
-    vectors: v, (out, d + 1).
+    """One polynomial for each output, on an interval of its own.
+
+    Attributes:
+        coefficients: c, (out, n + 1).
+        vectors: v, (out, d + 1).
     """
 
     coefficients: Array

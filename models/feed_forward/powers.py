@@ -131,7 +131,7 @@ class Variance:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one replacement, for one x.
+    """Multiply-adds of one replacement, for one x.
 
     Attributes:
         width: of x'.
@@ -150,12 +150,12 @@ class Cost:
 
     @property
     def multiply_adds(self) -> int:
-        """Of Psi(x) and its product with Phi(W)."""
+        """Multiply-adds of Psi(x) and of its product with Phi(W)."""
         return self.width * self.outputs + sum(self._of(p) for p in self.powers)
 
     @property
     def before(self) -> int:
-        """Of W x."""
+        """Multiply-adds of W x."""
         return (self.width - 1) * self.outputs
 
     def _of(self, power: Power) -> int:

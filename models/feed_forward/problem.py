@@ -1,4 +1,4 @@
-"""What is given to a linearisation of y = f(W x + b), checked, and what is held out of it.
+"""Checked inputs of a linearisation of y = f(W x + b), and the rows held out of the fit.
 
 The bias is one more component: x' = [x - centre, 1] and w_i' = [w_i, b_i + w_i . centre], so that
 t_i = w_i' . x'. On the interval [a_i, b_i] of t_i the scaled variable

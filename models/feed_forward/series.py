@@ -23,7 +23,7 @@ GELU_TANH_RADIUS = float(np.abs(np.roots([_SCALE * _CUBIC, 0, _SCALE, -0.5j * ma
 
 
 def gelu(count: int) -> Array:
-    """Of t^2, t^4, ..."""
+    """Coefficients of t^2, t^4, ..."""
     found = np.empty(count)
     power = 1 / math.sqrt(2 * math.pi)
     for k in range(count):
@@ -33,7 +33,7 @@ def gelu(count: int) -> Array:
 
 
 def tanh(count: int) -> Array:
-    """Of t, t^3, ..."""
+    """Coefficients of t, t^3, ..."""
     return _tanh_of(np.array([0.0, 1.0]), count)
 
 

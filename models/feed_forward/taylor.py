@@ -107,7 +107,7 @@ def best(problem: Problem) -> tuple[float, float]:
 
 
 def variance(activation: Activation, rhos: Sequence[float], second: Array, t: Array) -> Array:
-    """Of one draw at each t, (rhos, *t.shape).
+    """Variance of one draw at each t, (rhos, *t.shape).
 
     ``second`` is the second moment (d + 1) w^2 . x^2 of a random monomial of degree 1.
     """
@@ -128,7 +128,7 @@ def probabilities(rho: float) -> Array:
 
 
 def draw(rho: float, count: int, seed: int) -> NDArray[np.int64]:
-    """How often each K comes up in ``count`` draws, (TERMS,)."""
+    """Number of times each K occurs in ``count`` draws, (TERMS,)."""
     p = probabilities(rho)
     p[-1] = 1 - p[:-1].sum()
     return draws.generator(seed).multinomial(count, np.clip(p, 0, 1))

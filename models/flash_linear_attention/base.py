@@ -1,4 +1,4 @@
-"""What the layouts share: settings, the stack of blocks, and the two ends of the model.
+"""Parts common to all layouts: settings, the stack of blocks, embedding and head.
 
 h = E[token];   h = block(h) for each layer;   logits = norm(h) W^T
 """
@@ -19,7 +19,7 @@ from linexport.models.options import parse
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What every configuration has; defaults are the library's."""
+    """Settings common to every configuration; defaults are the library's."""
 
     vocab_size: int = 32000
     hidden_size: int = 2048
@@ -33,7 +33,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Context:
-    """What all layers of one run share.
+    """Values shared by all layers of one run.
 
     Attributes:
         keep: (B, T) bool, False for a padded token.

@@ -36,7 +36,7 @@ SUM_EPSILON = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaNetSettings(Settings):
-    """Of ``delta_net``."""
+    """Settings of ``delta_net``."""
 
     expand_k: float = 1.0
     expand_v: float = 1.0

@@ -28,7 +28,7 @@ from linexport.models.functional import linear_attention
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaNetSettings(Settings):
-    """Of ``gated_deltanet``."""
+    """Settings of ``gated_deltanet``."""
 
     num_hidden_layers: int = 21
     expand_v: float = 2.0

@@ -28,7 +28,7 @@ RANK, NORMALIZER = 16, 16
 
 @dataclass(frozen=True, kw_only=True)
 class GLASettings(Settings):
-    """Of ``gla``."""
+    """Settings of ``gla``."""
 
     expand_k: float = 0.5
     expand_v: float = 1.0

@@ -108,7 +108,7 @@ class Block(nn.Module):
 
 
 def rms_norm(settings: Settings) -> nn.Module:
-    """Of the hidden states."""
+    """RMS norm of the hidden states."""
     return nn.RMSNorm(settings.hidden_size, eps=settings.norm_eps)
 
 

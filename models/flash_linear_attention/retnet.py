@@ -28,7 +28,7 @@ BASE = 10000.0
 
 @dataclass(frozen=True, kw_only=True)
 class RetNetSettings(Settings):
-    """Of ``retnet``."""
+    """Settings of ``retnet``."""
 
     expand_k: float = 1.0
     expand_v: float = 2.0

@@ -1,4 +1,4 @@
-"""What RWKV-6 and RWKV-7 share: blocks on layer norms, and low-rank projections."""
+"""Parts common to RWKV-6 and RWKV-7: blocks on layer norms, and low-rank projections."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from linexport.models.flash_linear_attention.base import Context, Settings
 
 @dataclass(frozen=True, kw_only=True)
 class RWKVSettings(Settings):
-    """Of ``rwkv6`` and ``rwkv7``."""
+    """Settings of ``rwkv6`` and ``rwkv7``."""
 
     norm_eps: float = 1e-5
     norm_first: bool = True
     norm_bias: bool = True
 
     def feed_forward_width(self, ratio: float) -> int:
-        """As given, or the hidden size times a ratio, rounded up to a multiple of 32."""
+        """Width as configured, or the hidden size times a ratio, rounded up to a multiple of 32."""
         if self.intermediate_size is not None:
             return self.intermediate_size
         return 32 * -(-int(self.hidden_size * (self.hidden_ratio or ratio)) // 32)
@@ -61,5 +61,5 @@ class Block(nn.Module):
 
 
 def layer_norm(settings: RWKVSettings) -> nn.Module:
-    """Of the hidden states."""
+    """Layer norm of the hidden states."""
     return nn.LayerNorm(settings.hidden_size, eps=settings.norm_eps, bias=settings.norm_bias)

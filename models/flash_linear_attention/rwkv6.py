@@ -25,7 +25,7 @@ MIXED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class RWKV6Settings(RWKVSettings):
-    """Of ``rwkv6``."""
+    """Settings of ``rwkv6``."""
 
     expand_k: float = 0.5
     expand_v: float = 1.0

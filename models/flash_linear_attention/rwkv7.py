@@ -29,7 +29,7 @@ FIRST_VALUE = "first_value"
 
 @dataclass(frozen=True, kw_only=True)
 class RWKV7Settings(RWKVSettings):
-    """Of ``rwkv7``."""
+    """Settings of ``rwkv7``."""
 
     head_dim: int | None = 64
     num_heads: int | None = None
@@ -89,7 +89,7 @@ class Attention(nn.Module):
         return torch.lerp(v, context.shared[FIRST_VALUE], self.v_lora(x).sigmoid())
 
     def _removal_key(self, k: Tensor) -> Tensor:
-        """Of norm 1 per head; the library's two norms differ in their epsilon."""
+        """Key of the removed value, of norm 1 per head; the two norms differ in their epsilon."""
         scaled = k * self.k_k
         if self.fuse_norm:
             return l2_norm(scaled, self.heads)

@@ -1,4 +1,4 @@
-"""What is given to a fit of a static memory, what is held out of it, and how well it did.
+"""Checked inputs of a fit of a static memory, the queries held out of it, and its errors.
 
 Errors are relative: |o^ - o| / |o| in the Frobenius norm, over all of the queries in question.
 """
@@ -21,7 +21,7 @@ HELD_OUT = 0.25
 
 @dataclass(frozen=True)
 class Fit:
-    """How near a replacement comes to the attention it replaces.
+    """Errors of a replacement, relative to the attention it replaces.
 
     Attributes:
         error: relative, on the queries it was fitted to.

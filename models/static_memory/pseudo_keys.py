@@ -25,7 +25,7 @@ _LEARNING_RATE = 0.01
 
 @dataclass(frozen=True)
 class PseudoMemory:
-    """What replaces keys and values: o = softmax(scale q keys^T + bias) values.
+    """Replacement of keys and values: o = softmax(scale q keys^T + bias) values.
 
     Attributes:
         keys: K^, (e, d).

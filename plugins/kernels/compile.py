@@ -68,7 +68,7 @@ def compile_kernels(kernels: Iterable[Kernel], sm: int) -> dict[str, Binary]:
 
 
 def cache_folder() -> Path:
-    """Where binaries of this version of the kernels are kept."""
+    """Folder of the binaries of this version of the kernels."""
     base = os.environ.get("LINEXPORT_CACHE")
     root = Path(base) if base else Path.home() / ".cache" / "linexport"
     return root / "kernels" / _version()

@@ -1,4 +1,4 @@
-"""What the assembler made of a kernel: read from its PTX and machine code, on any machine.
+"""Registers, spills and tensor-core instructions of a kernel, read from its PTX and machine code.
 
 Spills are register values kept in memory; a wgmma that is serialised waits for the one before it.
 Either makes a kernel several times slower than it looks in the source.
@@ -32,7 +32,7 @@ MULTIPLY = ("segment_state", "segment_output", "chunk_inverse")
 
 @dataclass(frozen=True)
 class Findings:
-    """Of one binary.
+    """Resource use and instruction counts of one binary.
 
     Attributes:
         registers: of a thread.
@@ -72,7 +72,7 @@ def inspect(binary: Binary) -> Findings:
 
 
 def failures(kernel: Kernel, binary: Binary, found: Findings) -> list[str]:
-    """What a shipped kernel must not have, of what was found in its binary."""
+    """Properties of a binary that a shipped kernel must not have."""
     largest = LARGEST_SHARED[binary.sm]
     wrong = {
         f"{found.spilled} bytes spilled": found.spilled > 0,
@@ -84,7 +84,7 @@ def failures(kernel: Kernel, binary: Binary, found: Findings) -> list[str]:
 
 
 def multiplies(kernel: Kernel) -> bool:
-    """It has products of matrices, which belong on tensor cores."""
+    """Whether the kernel multiplies matrices, which belongs on tensor cores."""
     on_its_own = kernel.function == "feature_map.apply"
     return kernel.function.endswith(MULTIPLY) or (
         on_its_own and dict(kernel.constants)["MAP"] in WIDENING

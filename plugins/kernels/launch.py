@@ -1,4 +1,4 @@
-"""What is launched for a node, as data: a Python or a C++ plugin runs it without Triton.
+"""Launches of a node as data, which a Python or a C++ plugin runs without Triton.
 
 A ``Plan`` has routes, one of which is taken by batch and length; a route is a list of launches, in
 order on one stream, and the scratch memory they share. A launch passes its kernel's arguments in

@@ -22,7 +22,7 @@ def compile_one(kernel: Kernel, sm: int, ptx_version: int, folder: Path, name: s
     """Write the cubin, the PTX, and what is needed to launch them.
 
     Raises:
-        RuntimeError: it needs scratch memory from whoever launches it.
+        RuntimeError: it needs scratch memory from its launcher.
     """
     target = function(kernel)
     types = {argument.name: argument.type for argument in kernel.arguments}

@@ -108,7 +108,7 @@ def unsupported(node: Node, dtype: str, sms: Sequence[int]) -> str | None:
 
 
 def architectures(sms: Sequence[int]) -> list[int]:
-    """Those to make kernels for, so that GPUs of the given compute capabilities run them.
+    """Compute capabilities to compile for, so that GPUs of the given ones run the kernels.
 
     Raises:
         UsageError: there are none for one of them.
@@ -117,7 +117,7 @@ def architectures(sms: Sequence[int]) -> list[int]:
 
 
 def describe(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> Description:
-    """What the node's plugin is made of; compiles its kernels.
+    """Describe the node's plugin; compiles its kernels.
 
     Args:
         op: its op.

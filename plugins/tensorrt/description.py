@@ -1,4 +1,4 @@
-"""What a plugin knows of its node: all of it data, in two attributes of the node.
+"""Description of a node for its plugin: data, in two attributes of the node.
 
     launch     JSON: the tensors with their types and shapes, and for each compute capability the
                plan of launches (``plugins.kernels.launch``)
@@ -141,7 +141,7 @@ class Description:
         return most
 
     def attributes(self) -> dict[str, str]:
-        """As attributes of the node."""
+        """Return the description as attributes of the node."""
         binaries = {
             str(sm): {
                 name: {**asdict(b), "code": base64.b64encode(b.code).decode()}
@@ -202,7 +202,7 @@ def aligned(size: int) -> int:
 
 
 def compatible(sm: int, known: Sequence[int]) -> int:
-    """Of the compute capabilities in ``known``, the best whose binaries run on ``sm``.
+    """Return the best compute capability in ``known`` whose binaries run on ``sm``.
 
     Binaries run on later minor versions of their major version; those made for 90 and above use
     instructions of that architecture alone.

@@ -32,7 +32,7 @@ class Fields:
 
 
 def declared(module: ModuleType) -> Fields:
-    """What a creator announces."""
+    """Plugin fields that a creator declares."""
     return encode(module, dict.fromkeys(NAMES, ""))
 
 

@@ -58,7 +58,7 @@ class Flavour:
 
     @property
     def installed(self) -> bool:
-        """It can be imported here."""
+        """Whether the library can be imported here."""
         try:
             self.load()
         except EnvironmentProblemError:
@@ -66,7 +66,7 @@ class Flavour:
         return True
 
     def version(self) -> str:
-        """Of the installed library; see ``load`` for errors."""
+        """Version of the installed library; see ``load`` for errors."""
         return str(self.load().__version__)
 
 

@@ -37,7 +37,7 @@ ENTRY = re.compile(r"(\.visible \.entry (\w+)\()(.*?)(\n\))", re.DOTALL)
 
 
 def describe(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> Description:
-    """What the node's plugin is made of; compiles its kernel.
+    """Describe the node's plugin; compiles its kernel.
 
     Args:
         op, node, dtype, sms: as of ``contract.describe``.

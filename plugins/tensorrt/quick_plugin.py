@@ -42,7 +42,7 @@ def define(module: ModuleType, package: ModuleType, lazy: bool = False) -> None:
     Args:
         module: TensorRT's Python module.
         package: its module ``plugin``.
-        lazy: leave the creators to whoever makes a plugin first.
+        lazy: make the creators with the first plugin.
     """
     for op_type in SHAPES:
         schema = all_ops()[op_type].schema

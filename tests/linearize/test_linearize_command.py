@@ -65,7 +65,7 @@ def quick(*arguments: object) -> tuple[object, ...]:
 
 
 def test_a_checkpoint_becomes_one_that_converts(folder: Path, cli: Cli) -> None:
-    done = cli(*quick("softmax.pt", "-o", "linear.pt", "--data", "rows.npz", "--heal", 4))
+    done = cli(*quick("softmax.pt", "-o", "linear.pt", "--data", "rows.npz", "--distil", 4))
     assert done.code == 0, done.err
     assert "written linear.pt" in done.out and "4/4" in done.err
     assert load_model("linear.pt").module.config["per_layer"][0]["feature_map"] == "taylor2"

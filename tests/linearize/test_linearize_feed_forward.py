@@ -87,7 +87,7 @@ def test_a_checkpoint_converts(tmp_path: Path) -> None:
 def test_the_language_model_still_streams() -> None:
     torch.manual_seed(0)
     module = LanguageModel(LanguageModelConfig(layers=1, **SIZES)).eval()
-    linear = run(module, TOKENS, heal=4).module
+    linear = run(module, TOKENS, distil=4).module
     with torch.no_grad():
         first, state = linear.step(TOKENS[:, :5], linear.initial_state(24))
         rest, _ = linear.step(TOKENS[:, 5:], state)

@@ -1,4 +1,4 @@
-"""linexport.linearize from data to report: choices, memories, healing, scores, bad input."""
+"""linexport.linearize from data to report: choices, memories, distillation, scores, bad input."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_reference_model_stays_one_and_shares_its_weights() -> None:
 
 
 def test_its_checkpoint_is_the_same_model(tmp_path: Any) -> None:
-    found = run(digits(), map="pseudo_keys", features=8, heal=20)
+    found = run(digits(), map="pseudo_keys", features=8, distil=20)
     found.save(tmp_path / "linear.pt")
     loaded = linexport.models.load(tmp_path / "linear.pt")
     with torch.no_grad():
@@ -158,25 +158,25 @@ def test_a_memory_no_better_than_the_mean_of_its_values_is_refused(
         run(Remembers(spread=3.0), torch.randn(60, 2, 16) * 1e-3, memory_keys=1)
 
 
-# Healing
+# Distillation
 
 
-def test_healing_comes_nearer_and_leaves_the_original_as_it_is() -> None:
+def test_distillation_comes_nearer_and_leaves_the_original_as_it_is() -> None:
     module = digits()
     for block in module.blocks:  # random layers are nearly uniform: make them attend to something
         block.attention.query.weight.data *= 6
     before = {k: v.clone() for k, v in module.state_dict().items()}
-    plain, healed = (run(module, map="favor+", features=16, heal=n) for n in (0, 60))
-    errors = [[r["layer_error"] for r in f.report["layers"]] for f in (plain, healed)]
+    plain, distilled = (run(module, map="favor+", features=16, distil=n) for n in (0, 60))
+    errors = [[r["layer_error"] for r in f.report["layers"]] for f in (plain, distilled)]
     assert all(after < 0.8 * first for first, after in zip(*errors, strict=True))
-    assert healed.report["healing"]["after"] < healed.report["healing"]["before"]
+    assert distilled.report["distillation"]["after"] < distilled.report["distillation"]["before"]
     assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
     assert all(p.grad is None for p in module.parameters())
 
 
 def test_a_seed_gives_the_same_bits() -> None:
-    one, same = (run(digits(), features=16, heal=20, seed=3).module.state_dict() for _ in "ab")
-    other = run(digits(), features=16, heal=20, seed=4).module.state_dict()
+    one, same = (run(digits(), features=16, distil=20, seed=3).module.state_dict() for _ in "ab")
+    other = run(digits(), features=16, distil=20, seed=4).module.state_dict()
     assert all(torch.equal(one[k], same[k]) for k in one)
     assert not all(torch.equal(one[k], other[k]) for k in one)
 
@@ -279,12 +279,12 @@ def test_wishes_that_do_not_fit_are_refused(options: dict[str, Any], words: str)
         run(digits(), **options)
 
 
-def test_functional_attention_without_a_projection_cannot_be_healed() -> None:
+def test_functional_attention_without_a_projection_cannot_be_distilled() -> None:
     class Bare(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return F.scaled_dot_product_attention(x, x, x)
 
     data = torch.randn(20, 2, 5, 8)
     assert run(Bare(), data, map="taylor2").report["layers"][0]["projection"] is None
-    with pytest.raises(UsageError, match="Leave --heal out"):
-        run(Bare(), data, map="taylor2", heal=3)
+    with pytest.raises(UsageError, match="Leave --distil out"):
+        run(Bare(), data, map="taylor2", distil=3)

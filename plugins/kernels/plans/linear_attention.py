@@ -267,7 +267,7 @@ class _Planner:
         return Kernel(function, tuple(arguments), tuple(constants.items()), tile.warps, tile.stages)
 
     def _precision(self) -> str:
-        """Of products in float32; those of halves that remain so need no more digits than halves.
+        """Precision of float32 products; half-precision values need no more digits than they have.
 
         A projection is an exponent: its error is one of the feature, many times over.
         """

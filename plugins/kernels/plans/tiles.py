@@ -24,7 +24,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a choice depends on.
+    """Sizes that the choice of a tile depends on.
 
     Attributes:
         decays: of a token of a head: 0, 1 or d_k.
@@ -63,7 +63,7 @@ SCAN = Tile(1, 1, 1, 4, 1)
 
 
 def output(shape: Shape) -> Tile:
-    """Of ``segment_output``: in ``parts`` where it holds fewer than d_k columns of keys.
+    """Tile of ``segment_output``: that of ``parts`` where it holds fewer than d_k columns of keys.
 
     There nothing may be loaded ahead of the loop's turn, since the state is in memory: one stage.
     With operands kept once, parts of 32 columns spill in some kernels, and parts of 64 do not.
@@ -86,7 +86,7 @@ def output(shape: Shape) -> Tile:
 
 
 def state(shape: Shape) -> Tile:
-    """Of ``linear.segment_state``, with the chunk of ``output``: segments are whole chunks.
+    """Tile of ``linear.segment_state``, with the chunk of ``output``: segments are whole chunks.
 
     Without a decay its loop on compute capability 9.0 is nothing but one product, which pipelining
     would serialise. On 10.0 tiles of halves spill in some kernels where they are square, and on 8.7
@@ -100,12 +100,12 @@ def state(shape: Shape) -> Tile:
 
 
 def inverse(tile: Tile) -> Tile:
-    """Of ``delta.chunk_inverse``, for chunks of ``tile``."""
+    """Tile of ``delta.chunk_inverse``, for chunks of ``tile``."""
     return Tile(tile.chunk, tile.block_k, tile.block_v, tile.chunk // 8, 1)
 
 
 def step(shape: Shape) -> Tile:
-    """Of ``recurrent.step``: small tiles, since a decode step lives on many loads in flight."""
+    """Tile of ``recurrent.step``: small, since a decode step is bound by loads in flight."""
     block_v = min(power(shape.d_v), max(2048 // shape.block_k, 8))
     if shape.delta:
         block_v = min(block_v, 16)

@@ -35,7 +35,7 @@ def elementwise(x, MAP: tl.constexpr):
 
 @triton.jit
 def monomials(columns, WIDTH: tl.constexpr, LEADING: tl.constexpr):
-    """Of feature m: the components i <= j it multiplies; in front of the products, i = m - 1."""
+    """Components i <= j that feature m multiplies; in front of the products, i = m - 1."""
     p = columns - LEADING
     i = columns * 0
     for row in range(1, WIDTH):

@@ -61,7 +61,7 @@ def segment_output(
     EPS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """As ``linear.segment_output``."""
+    """``linear.segment_output`` for keys that are held in parts of d_k."""
     V_TILES: tl.constexpr = tl.cdiv(D_V, BLOCK_V)
     GROUP: tl.constexpr = tl.cdiv(QUERY_HEADS, HEADS)
     OUT: tl.constexpr = HEADS * GROUP
@@ -254,7 +254,7 @@ def segment_output(
 
 @triton.jit
 def part_of(z, all_k, columns):
-    """Those columns of z, as a row (1, BLOCK_K)."""
+    """Columns of z that belong to a part, as a row (1, BLOCK_K)."""
     here = all_k[:, None] == columns[None, :]
     return tl.sum(tl.where(here, z[:, None], 0.0), 0)[None, :]
 

@@ -1,4 +1,4 @@
-"""What the kernels share: rows of a head, decays, scaled products, states.
+"""Functions common to the kernels: rows of a head, decays, scaled products, states.
 
 Decays of one chunk, from the logarithms g_1 ... g_C. With L_t the sum of g up to t:
 
