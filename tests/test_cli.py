@@ -192,7 +192,7 @@ def test_a_model_that_cannot_be_converted(
 
 
 OUT = ("-o", "OUT")
-SOURCE = ("lxfactories:small",)
+SOURCE = ("small_models:small",)
 
 BAD_INPUT = [
     # What the parser of the command line refuses.
@@ -215,8 +215,8 @@ BAD_INPUT = [
         (("convert", *SOURCE, *OUT, "--lengths", text), "expected positive integers")
         for text in ("", ",", "64,", "0", "-3", "a", "64;128", "6.4")
     ),
-    (("convert", "lxfactories", *OUT), "no file or folder"),
-    (("convert", "lxfactories:", *OUT), "neither a file nor package.module:callable"),
+    (("convert", "small_models", *OUT), "no file or folder"),
+    (("convert", "small_models:", *OUT), "neither a file nor package.module:callable"),
     (("convert", "no_such_module:f", *OUT), "no module named no_such_module"),
     (("convert", "", *OUT), ""),
     # What the other commands refuse.
@@ -348,7 +348,7 @@ def test_validating_a_changed_original_is_refused(cli: Cli, tmp_path: Path) -> N
 def test_validating_finds_what_has_become_wrong(
     cli: Cli, artifact: Path, monkeypatch: pytest.MonkeyPatch, factories: SimpleNamespace
 ) -> None:
-    module = sys.modules.get("lxfactories")
+    module = sys.modules.get("small_models")
     assert module is not None
     monkeypatch.setattr(module.Attend, "forward", lambda self, x: module.attend(x)[0] * 1.001)
     result = cli("validate", artifact, "--json", "--threads", 1)

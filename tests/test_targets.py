@@ -31,6 +31,7 @@ from linexport.plugins.ops.op import Node
 from linexport.targets import ort
 from linexport.targets.lowering import Candidate, Choice, lower
 from linexport.targets.onnx27 import UNRELEASED, raise_opset
+from tests.support import SCRIPTS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -273,23 +274,6 @@ def expected(variant: Variant, target: str) -> str:
     return variant.ort if target == "ort" or variant.ort == "by_element" else "portable"
 
 
-PLAIN = """
-import sys
-sys.modules["linexport"] = None  # importing it fails
-import numpy, onnxruntime
-path, arrays = sys.argv[1:]
-options = onnxruntime.SessionOptions()
-options.intra_op_num_threads = 1
-session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-with numpy.load(arrays) as file:
-    expected = [file[n] for n in file.files if n.startswith("out:")]
-    feeds = {n[3:]: file[n] for n in file.files if n.startswith("in:")}
-for got, wanted in zip(session.run(None, feeds), expected):
-    print(float(abs(got - wanted).max() / abs(wanted).max()))
-assert not [m for m in sys.modules if m.startswith("linexport.")]
-"""
-
-
 def run_plainly(
     path: Path, fed: Mapping[str, np.ndarray], outputs: Sequence[Tensor], target: str
 ) -> list[float]:
@@ -302,7 +286,7 @@ def run_plainly(
     if target == "onnx27":
         environment[UNRELEASED] = "0"
     done = subprocess.run(
-        [sys.executable, "-c", PLAIN, str(path), str(file)],
+        [sys.executable, str(SCRIPTS / "run_without_linexport.py"), str(path), str(file)],
         capture_output=True,
         text=True,
         env=environment,

@@ -107,7 +107,7 @@ def test_no_local_path_is_left_in_the_model(
 ) -> None:
     written = (converted("language_model") / "model.onnx").read_bytes()
     for data in (written, traced("language_model").model.SerializeToString()):
-        for secret in (str(factories.folder), "lxfactories", "site-packages", "models/attention"):
+        for secret in (str(factories.folder), "small_models", "site-packages", "models/attention"):
             assert secret.encode() not in data
 
 

@@ -154,15 +154,10 @@ def test_tokenizer_files_come_along(converted_family: Converted) -> None:
 
 
 def test_a_factory_may_return_such_a_model(
-    model_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "lm_factory.py").write_text(
-        "import torch\nfrom transformers import AutoModelForCausalLM\n\n\ndef make():\n"
-        f"    model = AutoModelForCausalLM.from_pretrained({str(model_folder('lfm2'))!r})\n"
-        "    return model, (torch.ones(1, 4, dtype=torch.int64),)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    made, read = load_model("lm_factory:make"), load_model(model_folder("lfm2"))
+    monkeypatch.chdir(model_folder("lfm2"))
+    made, read = load_model("saved_language_model:make"), load_model(model_folder("lfm2"))
     assert made.source.kind == "factory" and made.stepwise is not None
     assert made.stepwise.states == read.stepwise.states  # type: ignore[union-attr]
     tokens = torch.randint(64, (2, 9))

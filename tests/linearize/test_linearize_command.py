@@ -23,40 +23,15 @@ Cli = Callable[..., Any]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-USER_CODE = """
-import torch
-
-class Attend(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-
-    def forward(self, tokens):
-        return self.layer(tokens)
-
-def make():
-    return Attend(), (torch.randn(2, 6, 16),)
-
-def rows():
-    return torch.randn(30, 6, 16)
-
-def size(module):
-    return sum(x.numel() for x in module.parameters())
-
-def nothing(module):
-    return float("nan")
-"""
-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory, with a digit classifier, its data and a module of the user's."""
+    """The current directory, with a digit classifier and its data."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     config = DigitClassifierConfig(dim=16, num_heads=2, layers=1, attention="softmax")
     save(DigitClassifier(config), tmp_path / "softmax.pt")
     np.savez(tmp_path / "rows.npz", np.random.default_rng(0).random((40, 16, 4), np.float32))
-    (tmp_path / "attending.py").write_text(USER_CODE)
     return tmp_path
 
 
@@ -106,7 +81,13 @@ def test_a_network_of_two_layers_is_judged_by_its_score(folder: Path, cli: Cli) 
 
 @pytest.mark.slow
 def test_a_factorys_module_becomes_a_program_that_converts(folder: Path, cli: Cli) -> None:
-    asked = ("attending:make", "--data", "attending:rows", "--evaluate", "attending:size")
+    asked = (
+        "encoder_layer:make",
+        "--data",
+        "encoder_layer:rows",
+        "--evaluate",
+        "encoder_layer:size",
+    )
     refused = cli(*quick(*asked, "-o", "linear.pt", "--json"))
     assert refused.code == 2 and "name it linear.pt2" in refused.json()["message"]
     done = cli(*quick(*asked, "-o", "linear.pt2", "--json"))
@@ -121,9 +102,9 @@ def test_a_factorys_module_becomes_a_program_that_converts(folder: Path, cli: Cl
     ("arguments", "words"),
     [
         (("--data", "none.npz"), "none.npz cannot be read as calibration data"),
-        (("--data", "attending:none"), "there is no 'none'"),
+        (("--data", "encoder_layer:none"), "there is no 'none'"),
         (("--data", "rows.npz", "--max-drop", 1), "--max-drop needs --evaluate"),
-        (("--data", "rows.npz", "--evaluate", "attending:nothing"), "returned nan"),
+        (("--data", "rows.npz", "--evaluate", "encoder_layer:nothing"), "returned nan"),
         (("--data", "rows.npz", "--features", "many"), "expected a positive integer"),
         (("--data", "rows.npz", "--map-option", "tau"), "expected NAME=VALUE"),
     ],

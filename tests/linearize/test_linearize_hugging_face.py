@@ -32,14 +32,6 @@ SIZES = {
 }
 CLASSES = {"bert": "BertForMaskedLM", "gpt2": "GPT2LMHeadModel"}
 
-FACTORY = """
-import torch, transformers
-
-def make():
-    model = transformers.AutoModelForCausalLM.from_pretrained("gpt2")
-    return model, (torch.ones(2, 6, dtype=torch.int64),)
-"""
-
 
 def tiny(kind: str) -> Any:
     torch.manual_seed(0)
@@ -90,10 +82,12 @@ def test_the_linear_form_is_measured_and_converts(folder: Path, cli: Cli, kind: 
     assert manifest["status"] == "ok" and manifest["fused"]["LinearAttention"] == 2
 
 
-def test_a_factory_may_return_a_language_model(folder: Path) -> None:
+def test_a_factory_may_return_a_language_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tiny("gpt2").save_pretrained("gpt2")
-    Path("makes_gpt2.py").write_text(FACTORY)
-    loaded = load_model("makes_gpt2:make", whole=True)
+    monkeypatch.chdir("gpt2")
+    loaded = load_model("saved_language_model:make", whole=True)
     found = linexport.linearize(loaded, torch.from_numpy(IDS), map="taylor2", bench=False)
     assert [row["map"] for row in found.report["layers"]] == ["taylor2"] * 2
 

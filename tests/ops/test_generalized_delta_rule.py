@@ -340,38 +340,11 @@ def test_operator(past: bool, dtype: torch.dtype) -> None:
 
 # Converted ---------------------------------------------------------------------------------------
 
-FACTORY = """
-import torch
-from linexport import models
-from linexport.models.generalized_delta_rule import generalized_delta_rule
 
-
-class Layer(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.project = torch.nn.Linear(8, 48)
-
-    def forward(self, x):
-        q, k, v, g, a, b = self.project(x).chunk(6, -1)
-        unit = torch.nn.functional.normalize(a.unflatten(-1, (2, 4)), dim=-1).flatten(-2)
-        return generalized_delta_rule(
-            q, k, v, torch.nn.functional.logsigmoid(g), -unit, unit * b.sigmoid(), num_heads=2
-        )[0]
-
-
-def build():
-    return Layer(), (torch.randn(2, 9, 8),)
-"""
-
-
-def test_it_converts_and_streams_and_says_that_it_is_slow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "lxgeneralized.py").write_text(FACTORY)
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_it_converts_and_streams_and_says_that_it_is_slow(tmp_path: Path) -> None:
     place = tmp_path / "artifact"
     manifest = linexport.convert(
-        "lxgeneralized:build", place, bench=False, threads=1, dims=["seq=1:16:64"]
+        "generalized_delta_layer:build", place, bench=False, threads=1, dims=["seq=1:16:64"]
     )
     assert manifest["status"] == "ok" and manifest["streaming"]["passed"]
     assert manifest["fused"] == {"GeneralizedDeltaRule": 1}

@@ -14,6 +14,7 @@ from onnx import TensorProto
 
 from linexport.errors import BuildError
 from linexport.plugins.tensorrt.flavour import RTX
+from tests.support import SCRIPTS
 
 MEGABYTE = 1e6
 
@@ -185,21 +186,6 @@ def rebuilt(low: onnx.ModelProto) -> object:
     return build(RTX, graph.parsable(low), Path("model.onnx"), profiles(dims, True), 89)
 
 
-SONAME = """
-import sys
-from linexport.plugins.tensorrt import flavour
-if sys.argv[2] == "raw":
-    flavour.provide = lambda name, library: None
-from linexport.plugins.tensorrt.plugin import register
-creators = register(flavour.RTX)
-trt = flavour.RTX.load()
-log = trt.Logger(trt.Logger.ERROR)
-network = trt.Builder(log).create_network(0)
-parser = trt.OnnxParser(network, log)
-print("parsed", parser.parse(open(sys.argv[1], "rb").read()))
-"""
-
-
 @pytest.mark.parametrize("how", ["raw", "provided"])
 def test_the_library_name_that_ends_the_process_is_provided(
     how: str, rtx: Any, engines: SimpleNamespace, models: SimpleNamespace, tmp_path: Any
@@ -211,7 +197,10 @@ def test_the_library_name_that_ends_the_process_is_provided(
     path = tmp_path / "model.onnx"
     onnx.save_model(low, str(path))
     done = subprocess.run(
-        [sys.executable, "-c", SONAME, str(path), how], capture_output=True, text=True, cwd=tmp_path
+        [sys.executable, str(SCRIPTS / "parse_plugin_node.py"), str(path), how],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
     )
     if how == "raw":
         assert done.returncode < 0, "the trap is gone: flavour.py need not provide the name"

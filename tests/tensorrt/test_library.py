@@ -16,6 +16,7 @@ import pytest
 
 from linexport.errors import BuildError, EnvironmentProblemError
 from linexport.plugins.tensorrt import library
+from tests.support import SCRIPTS
 
 HEADERS = "LINEXPORT_TENSORRT_INCLUDE"
 """Environment variable that names TensorRT's headers to these tests."""
@@ -46,25 +47,6 @@ def test_a_machine_without_cmake_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pa
         library.build(tmp_path / "x.so", tmp_path, tmp_path)
 
 
-BUILD = """
-import sys
-from pathlib import Path
-import onnx
-from linexport.graph.dims import DimRange
-from linexport.plugins.tensorrt.flavour import RTX
-from linexport.targets.trt import build as module, graph
-from linexport.targets.trt.profiles import profiles
-
-if sys.argv[2] != "python":
-    registry = RTX.load().get_plugin_registry()
-    module.register = lambda flavour: registry.load_library(sys.argv[2]) and ()
-model = graph.only(graph.parsable(onnx.load_model(sys.argv[1])), 89)
-dims = {"batch": DimRange(1, 1, 3, batch=True), "seq": DimRange(1, 64, 4096)}
-made = module.build(RTX, model, Path(sys.argv[1]), profiles(dims, True), 89)
-print(made.plugins, made.scratch, made.activations, sorted(made.layer_scratch.items()))
-"""
-
-
 @pytest.mark.skipif(HEADERS not in os.environ, reason=f"{HEADERS} names no headers of TensorRT")
 @pytest.mark.parametrize("case", ["linear", "gated_delta", "convolution", "feature_map"])
 def test_the_library_builds_the_engines_that_python_builds(
@@ -81,7 +63,9 @@ def test_the_library_builds_the_engines_that_python_builds(
     said = []
     for registered in ("python", str(made)):
         done = subprocess.run(
-            [sys.executable, "-c", BUILD, str(path), registered], capture_output=True, text=True
+            [sys.executable, str(SCRIPTS / "build_engine.py"), str(path), registered],
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stderr
         said.append(done.stdout)

@@ -26,52 +26,6 @@ from linexport.targets.trt import graph
 from linexport.targets.trt.build import Engine, build
 from linexport.targets.trt.profiles import profiles
 
-MODULE = """
-import torch
-from linexport import models
-
-
-def make(name, **config):
-    torch.manual_seed(0)
-    model = models.build(name, {"num_heads": 2, **config}).eval()
-    return model, model.example_inputs(2, 16, 0), model.dynamic_shapes()
-
-
-def layer():
-    return make("linear_attention_layer", head_dim=20)
-
-
-def bidirectional():
-    return make("linear_attention_layer", head_dim=20, causal=False)
-
-
-def language_model():
-    return make("language_model", dim=40, layers=2)
-
-
-def digits():
-    return make("digit_classifier", dim=40, layers=2)
-
-
-def gated_delta():
-    return make("language_model", dim=40, layers=1, update_rule="gated_delta", normalize=False)
-
-
-def taylor():
-    return make("linear_attention_layer", head_dim=8, causal=False, feature_map="taylor2")
-
-
-def random_features():
-    options = {"features": 32}
-    return make(
-        "linear_attention_layer",
-        head_dim=8,
-        feature_map="favor+",
-        feature_map_options=options,
-        normalize=False,
-    )
-"""
-
 ATTENTION, CONV, MAP = "LinearAttention", "CausalConvWithState", "FeatureMap"
 
 LAYERS = {
@@ -91,15 +45,14 @@ SHARED = ("layer", "bidirectional", "language_model", "digits")
 
 
 @pytest.fixture(scope="module")
-def reference(rtx: Any, factories: SimpleNamespace) -> Callable[..., SimpleNamespace]:
+def reference(rtx: Any) -> Callable[..., SimpleNamespace]:
     """``reference(name, precision)``: the lowered model and the profiles of its engine."""
-    (factories.folder / "lxreference.py").write_text(MODULE)
     traced: dict[str, Any] = {}
     made: dict[Any, SimpleNamespace] = {}
 
     def get(name: str, precision: str = "fp32") -> SimpleNamespace:
         if name not in traced:
-            found = trace.trace(load_model(f"lxreference:{name}"))
+            found = trace.trace(load_model(f"reference_models:{name}"))
             traced[name] = found, passes.rewrite(found.model, passes.STAGES).model
         if (name, precision) not in made:
             found, rewritten = traced[name]

@@ -1,0 +1,46 @@
+"""The reference models at the sizes that engines are built for."""
+
+import torch
+
+from linexport import models
+
+
+def make(name, **config):
+    torch.manual_seed(0)
+    model = models.build(name, {"num_heads": 2, **config}).eval()
+    return model, model.example_inputs(2, 16, 0), model.dynamic_shapes()
+
+
+def layer():
+    return make("linear_attention_layer", head_dim=20)
+
+
+def bidirectional():
+    return make("linear_attention_layer", head_dim=20, causal=False)
+
+
+def language_model():
+    return make("language_model", dim=40, layers=2)
+
+
+def digits():
+    return make("digit_classifier", dim=40, layers=2)
+
+
+def gated_delta():
+    return make("language_model", dim=40, layers=1, update_rule="gated_delta", normalize=False)
+
+
+def taylor():
+    return make("linear_attention_layer", head_dim=8, causal=False, feature_map="taylor2")
+
+
+def random_features():
+    options = {"features": 32}
+    return make(
+        "linear_attention_layer",
+        head_dim=8,
+        feature_map="favor+",
+        feature_map_options=options,
+        normalize=False,
+    )

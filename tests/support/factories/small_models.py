@@ -1,0 +1,222 @@
+"""Factories as a user writes them: each returns (module, args[, dynamic_shapes])."""
+
+import torch
+from torch import nn
+from torch.export import Dim
+
+from linexport import models
+from linexport.models.functional import linear_attention
+
+
+def attend(x, *past, **attributes):
+    settings = {"q_num_heads": 2, "kv_num_heads": 2, "normalize": True, "eps": 1e-6, **attributes}
+    return linear_attention(x.relu(), x.relu(), x, *past, **settings)
+
+
+class Attend(nn.Module):
+    def forward(self, x):
+        return attend(x)[0]
+
+
+def small():
+    return Attend(), (torch.randn(2, 16, 8),)
+
+
+def example():
+    return models.build("language_model", LM), (torch.randint(256, (2, 16)),)
+
+
+LM = {"dim": 32, "num_heads": 4, "layers": 2}
+
+
+def language_model():
+    model = models.build("language_model", LM)
+    return model, model.example_inputs(2, 16, 0), model.dynamic_shapes()
+
+
+def another_language_model():
+    torch.manual_seed(99)
+    return language_model()
+
+
+def layer():
+    model = models.build("linear_attention_layer", {"num_heads": 2, "head_dim": 20})
+    return model, model.example_inputs(2, 16, 0), model.dynamic_shapes()
+
+
+def masked():
+    return Masked(), (torch.randn(2, 16, 8), torch.rand(2, 16) < 0.8)
+
+
+class Masked(nn.Module):
+    def forward(self, x, keep):
+        return linear_attention(
+            x.relu(), x.relu(), x, key_mask=keep, q_num_heads=2, kv_num_heads=2
+        )[0]
+
+
+def named():
+    return Attend(), (torch.randn(3, 16, 8),), ({0: Dim("items"), 1: Dim("steps", max=512)},)
+
+
+def fixed_batch():
+    return Attend(), (torch.randn(3, 16, 8),), ({1: Dim.DYNAMIC},)
+
+
+def all_fixed():
+    return Attend(), (torch.randn(3, 16, 8),), (None,)
+
+
+class ReturnsState(nn.Module):
+    def forward(self, x):
+        output, state, _ = attend(x)
+        return output, state * 2, state
+
+
+def returns_state():
+    return ReturnsState(), (torch.randn(2, 16, 8),)
+
+
+class OwnState(nn.Module):
+    def forward(self, x, past_state_0):
+        output, state, _ = attend(x, past_state_0, normalize=False)
+        return attend(output)[0], state
+
+
+def own_state():
+    return OwnState(), (torch.randn(2, 16, 8), torch.randn(2, 2, 4, 4))
+
+
+class Position(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.table = nn.Embedding(size, 8)
+
+    def forward(self, x):
+        return attend(x + self.table(torch.arange(x.shape[1])))[0]
+
+
+def position():
+    return Position(5000), (torch.randn(2, 16, 8),)
+
+
+def short_position():
+    return Position(160), (torch.randn(2, 16, 8),)
+
+
+class Averaging(nn.Module):
+    def forward(self, x):
+        return attend(x - x.mean(1, keepdim=True))[0]
+
+
+def averaging():
+    return Averaging(), (torch.randn(2, 16, 8),)
+
+
+class Streaming(nn.Module):
+    """Every way to compute positions, and every causal convolution, that streams."""
+
+    def __init__(self):
+        super().__init__()
+        self.learned = nn.Embedding(5000, 8)
+        self.register_buffer("sinusoids", torch.randn(1, 5000, 8))
+        self.register_buffer("numbers", torch.arange(5000)[None])
+        self.register_buffer("frequencies", 0.01 ** torch.linspace(0, 1, 4))
+        self.padded = nn.Conv1d(8, 8, 4, groups=8, padding=3)
+        self.plain = nn.Conv1d(8, 8, 3, groups=8, bias=False)
+
+    def forward(self, x):
+        length = x.shape[1]
+        x = x + self.learned(torch.arange(length)) + self.sinusoids[:, :length]
+        x = x + self.learned(self.numbers[:, :length])
+        angles = torch.outer(torch.arange(length).float(), self.frequencies)
+        x = x * torch.cat([angles.cos(), angles.sin()], -1)
+        x = self.padded(x.transpose(1, 2))[..., :length]
+        x = self.plain(nn.functional.pad(x, (2, 0))).transpose(1, 2)
+        return attend(x)[0]
+
+
+def streaming():
+    return Streaming(), (torch.randn(2, 16, 8),)
+
+
+class Loop(nn.Module):
+    def forward(self, x):
+        state, outputs = torch.zeros(x.shape[0], x.shape[2]), []
+        for t in range(x.shape[1]):
+            state = state + x[:, t]
+            outputs.append(state)
+        return torch.stack(outputs, 1)
+
+
+def loop():
+    return Loop(), (torch.randn(2, 16, 8),)
+
+
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(16, 8))
+
+    def forward(self, x):
+        doubled = x * 2
+        return doubled + self.table
+
+
+def table():
+    return Table(), (torch.randn(2, 16, 8),)
+
+
+class Branch(nn.Module):
+    def forward(self, x):
+        if x.sum() > 0:
+            return x
+        return -x
+
+
+def branch():
+    return Branch(), (torch.randn(2, 16, 8),)
+
+
+class Epsilon(nn.Module):
+    def forward(self, x):
+        return x / (x.relu().sum(-1, keepdim=True) + 1e-15)
+
+
+def epsilon():
+    return Epsilon(), (torch.randn(2, 16, 8),)
+
+
+class NotANumber(nn.Module):
+    def forward(self, x):
+        return torch.where(x > 1, x / 0 * 0, torch.where(x < -1, -1 / (x * 0).abs(), x))
+
+
+def not_a_number():
+    return NotANumber(), (torch.randn(2, 16, 8),)
+
+
+class Printing(nn.Module):
+    def forward(self, x):
+        print("{chatter of the model}")
+        return x + 1
+
+
+def printing():
+    print("{chatter of the factory}")
+    return Printing(), (torch.randn(2, 16, 8),)
+
+
+def heavy():
+    return nn.Linear(256, 256), (torch.randn(2, 4, 256),)
+
+
+def parts():
+    return Parts(), (torch.randn(2, 16, 6),)
+
+
+class Parts(nn.Module):
+    def forward(self, x):
+        a, b, c = x.chunk(3, -1)
+        d, e = x.split([4, 2], -1)
+        return a * c + b, d.sum(-1) - e.sum(-1)
