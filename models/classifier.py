@@ -35,7 +35,7 @@ class DigitClassifierConfig(StackConfig):
     features: int = 4
 
 
-class Block(nn.Module):
+class ClassifierBlock(nn.Module):
     """Bidirectional attention, then feed-forward, each added to its input."""
 
     def __init__(self, config: DigitClassifierConfig, at: int) -> None:
@@ -62,7 +62,7 @@ class DigitClassifier(ReferenceModel):
         super().__init__(config)
         self.embedding = nn.Linear(config.features, config.dim)
         self.positions = nn.Parameter(torch.randn(config.tokens, config.dim) * 0.5)
-        self.blocks = nn.Sequential(*(Block(config, at) for at in range(config.layers)))
+        self.blocks = nn.Sequential(*(ClassifierBlock(config, at) for at in range(config.layers)))
         self.norm = nn.LayerNorm(config.dim)
         self.classes = nn.Linear(config.dim, CLASSES)
         substitute(self, config.kernel_feed_forward)

@@ -50,7 +50,7 @@ class LanguageModelConfig(StackConfig):
     conv_size: int = 4
 
 
-class Block(nn.Module):
+class LanguageModelBlock(nn.Module):
     """Convolution and causal attention, then feed-forward, each added to its input."""
 
     def __init__(self, config: LanguageModelConfig, at: int) -> None:
@@ -85,7 +85,7 @@ class LanguageModel(ReferenceModel):
         self.embedding = nn.Embedding(VOCABULARY, config.dim)
         # Tied to the logits: unit rows would start the loss far above the uniform guess.
         nn.init.normal_(self.embedding.weight, std=config.dim**-0.5)
-        self.blocks = nn.ModuleList(Block(config, at) for at in range(config.layers))
+        self.blocks = nn.ModuleList(LanguageModelBlock(config, at) for at in range(config.layers))
         self.norm = nn.LayerNorm(config.dim)
         substitute(self, config.kernel_feed_forward)
 

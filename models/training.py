@@ -46,7 +46,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """Steps and learning rates: linear warm-up, then a cosine down to a twentieth.
 
     Attributes:
@@ -72,7 +72,7 @@ class Plan:
 def fit(
     model: nn.Module,
     loss_of_batch: Callable[[], Tensor],
-    plan: Plan,
+    plan: TrainingPlan,
     say: Callable[[str], None],
     groups: list[dict[str, Any]] | None = None,
 ) -> None:
@@ -142,7 +142,7 @@ def train_language_model(
         starts = torch.randint(len(text) - _LENGTH, (_TEXT_BATCH, 1), generator=generator)
         return _next_byte_loss(model, text[starts + window], "mean")
 
-    fit(model, loss_of_batch, Plan(steps, 8e-3, seconds), say)
+    fit(model, loss_of_batch, TrainingPlan(steps, 8e-3, seconds), say)
     return model
 
 
@@ -201,7 +201,7 @@ def train_digits(
             {"params": rest},
             {"params": [*scored.values()], "weight_decay": SOFTMAX_DECAY},
         ]
-    fit(model, loss_of_batch, Plan(steps, 3e-3, seconds), say, groups)
+    fit(model, loss_of_batch, TrainingPlan(steps, 3e-3, seconds), say, groups)
     return model
 
 
@@ -233,7 +233,7 @@ def train_digit_network(
         {"params": [*model.hidden.parameters()], "weight_decay": decay},
         {"params": [*model.classes.parameters()], "weight_decay": 0.0},
     ]
-    fit(model, loss_of_batch, Plan(steps, 5e-3, seconds), say, groups)
+    fit(model, loss_of_batch, TrainingPlan(steps, 5e-3, seconds), say, groups)
     return model
 
 
@@ -259,7 +259,7 @@ def train_digit_memory(
     loss_of_batch = _loss_of_drawn(logits, queries, asked.labels, seed)
     # Decay would keep the scores so small that every image looks like all others.
     groups = [{"params": [*model.parameters()], "weight_decay": 0.0}]
-    fit(model, loss_of_batch, Plan(steps, 3e-2, seconds), say, groups)
+    fit(model, loss_of_batch, TrainingPlan(steps, 3e-2, seconds), say, groups)
     model.store(rows, stored.labels)
     return model
 

@@ -94,7 +94,7 @@ def test_denominators_show_what_cancels(result: dict[str, Any]) -> None:
 
 def test_exponential_maps_are_judged_without_overflow() -> None:
     given = samples.random_samples(8, 32, 0)
-    large = samples.Samples(
+    large = samples.HeadSamples(
         100 * given.queries,
         100 * given.keys,
         given.values,
@@ -111,7 +111,7 @@ def test_exponential_maps_are_judged_without_overflow() -> None:
 
 def test_what_is_not_finite_is_null_and_said() -> None:
     given = samples.random_samples(8, 32, 0)
-    large = samples.Samples(
+    large = samples.HeadSamples(
         100 * given.queries,
         100 * given.keys,
         given.values,

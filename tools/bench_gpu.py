@@ -29,7 +29,7 @@ from gpu_cases import CASES, Attention, Case, small
 from linexport.errors import EnvironmentProblemError, LinexportError
 from linexport.plugins.kernels.compile import compile_kernels
 from linexport.plugins.kernels.gate import inspect
-from linexport.plugins.kernels.launch import Plan
+from linexport.plugins.kernels.launch import LaunchPlan
 from linexport.plugins.kernels.plan import plan
 from linexport.plugins.ops.registry import all_ops
 from linexport.plugins.tensorrt.contract import architectures, describe
@@ -203,7 +203,7 @@ def timed(case: Case, sm: int, bytes_per_second: float) -> dict[str, Any]:
     }
 
 
-def plans(case: Case, sm: int) -> Plan:
+def plans(case: Case, sm: int) -> LaunchPlan:
     """Of a case for one compute capability."""
     return plan(case.node(), case.dtype, sm)
 

@@ -35,8 +35,8 @@ from linexport.models import data, training
 from linexport.models.digit_network import DigitNetwork
 from linexport.models.feed_forward import bernstein, linearize_feed_forward, problem, taylor
 from linexport.models.feed_forward.bernstein import SAFE_DEGREE
-from linexport.models.feed_forward.linearize import Plan, build, plan
-from linexport.models.feed_forward.problem import Problem
+from linexport.models.feed_forward.linearize import FeedForwardPlan, build, plan
+from linexport.models.feed_forward.problem import FeedForwardProblem
 
 ERRORS = 6.0
 BERNSTEIN_ERROR, TAYLOR_ERROR = 0.004, 0.02
@@ -174,7 +174,7 @@ def show_taylor(claims: Claims, network: DigitNetwork, seed: int, draws: int) ->
     assert report.bound is not None
 
     def layer(seed: int) -> Rows:
-        return _drawn(given, Plan(*taylor.drawn(given, rho, count, seed), None), seed)
+        return _drawn(given, FeedForwardPlan(*taylor.drawn(given, rho, count, seed), None), seed)
 
     _moments(claims, "Taylor", given, given.outputs, layer, draws, report.bound)
     _report_accuracy(network, "taylor", TAYLOR_ERROR, seed, held_out)
@@ -187,7 +187,7 @@ Rows = Callable[[np.ndarray], np.ndarray]
 def _moments(
     claims: Claims,
     name: str,
-    given: Problem,
+    given: FeedForwardProblem,
     mean_of: Rows,
     layer: Callable[[int], Rows],
     draws: int,
@@ -210,7 +210,7 @@ def _moments(
     claims.check(f"{name}'s variance", holds, text, variance=variance, stated=stated)
 
 
-def _drawn(given: Problem, planned: Plan, seed: int) -> Rows:
+def _drawn(given: FeedForwardProblem, planned: FeedForwardPlan, seed: int) -> Rows:
     """A layer with the draws of a seed, in float64."""
     layer, weight = build(given, planned, seed)
     return partial(layer.exactly, weight)

@@ -20,7 +20,7 @@ from linexport.linearization.sampling import sample
 
 
 @dataclass
-class Attention:
+class FittedForms:
     """One call of softmax attention with its tensors.
 
     Attributes:
@@ -39,7 +39,7 @@ def replace_attention(
     held_out: Sequence[Rows],
     config: MapConfig,
     memory_keys: int | None,
-) -> Attention:
+) -> FittedForms:
     """Make and judge forms of all sites that can be replaced and are asked for.
 
     Maps and memories are fitted to the batches ``fit``, errors measured on ``held_out``.
@@ -51,7 +51,7 @@ def replace_attention(
     config.check(sites)
     wanted = [s for s in sites if s.replaceable and config.map_of(s.name) != KEEP]
     samples = sample(module, fit, wanted, config.seed)
-    made = Attention()
+    made = FittedForms()
     reasons = {s.index: s.reason for s in sites if s.reason}
     details: dict[int, dict[str, Any]] = {}
     kernel = []
@@ -83,7 +83,7 @@ def replace_attention(
 
 
 def _record(
-    made: Attention,
+    made: FittedForms,
     module: nn.Module,
     sites: Sequence[Site],
     held_out: Sequence[Rows],

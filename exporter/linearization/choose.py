@@ -16,7 +16,7 @@ from linexport.linearization.find import Site
 from linexport.linearization.forms import KernelAttention
 from linexport.linearization.judge import judge
 from linexport.linearization.locality import LOCAL
-from linexport.linearization.sampling import Samples
+from linexport.linearization.sampling import SiteSamples
 from linexport.models import feature_maps
 
 AUTO, KEEP = "auto", "keep"
@@ -115,7 +115,7 @@ def last(rules: Mapping[str, Any], name: str) -> Any:
     return found[-1] if found else None
 
 
-def requested(site: Site, config: MapConfig, samples: Samples) -> KernelAttention:
+def requested(site: Site, config: MapConfig, samples: SiteSamples) -> KernelAttention:
     """The form of a site whose map was named.
 
     Raises:
@@ -129,7 +129,7 @@ def chosen(
     batches: Sequence[Rows],
     sites: Sequence[Site],
     config: MapConfig,
-    samples: Mapping[int, Samples],
+    samples: Mapping[int, SiteSamples],
 ) -> dict[int, KernelAttention]:
     """For every site the form with the fewest features whose error is within the budget.
 
@@ -158,7 +158,7 @@ def chosen(
     return found
 
 
-def _candidates(site: Site, config: MapConfig, samples: Samples) -> Iterator[KernelAttention]:
+def _candidates(site: Site, config: MapConfig, samples: SiteSamples) -> Iterator[KernelAttention]:
     """All maps whose kernel is positive, which no denominator can vanish for."""
     wanted = config.features_of(site.name)
     for kind in feature_maps.kinds():
@@ -181,7 +181,7 @@ def _sized(kind: str) -> bool:
 
 
 def _form(
-    site: Site, kind: str, features: int | None, config: MapConfig, samples: Samples
+    site: Site, kind: str, features: int | None, config: MapConfig, samples: SiteSamples
 ) -> KernelAttention:
     known = {f.name for f in fields(feature_maps.find(kind).Options)}
     options = dict(config.options)

@@ -9,7 +9,7 @@ import numpy as np
 from linexport.errors import UsageError
 from linexport.linearization.find import Site
 from linexport.linearization.forms import MemoryAttention
-from linexport.linearization.sampling import Samples
+from linexport.linearization.sampling import SiteSamples
 from linexport.models.static_memory import PseudoMemory, StaticMemory, fit_pseudo_keys
 
 SHARE = 16
@@ -17,7 +17,7 @@ SHARE = 16
 
 
 def fit_memory(
-    site: Site, samples: Samples, count: int | None, seed: int
+    site: Site, samples: SiteSamples, count: int | None, seed: int
 ) -> tuple[MemoryAttention, dict[str, Any]]:
     """The fitted form and its errors: on held-out queries, and of answering the mean of V.
 

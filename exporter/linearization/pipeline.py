@@ -13,7 +13,7 @@ import linexport
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.linearization import compare, cost, find
 from linexport.linearization import distil as distillation
-from linexport.linearization.attention import Attention, replace_attention
+from linexport.linearization.attention import FittedForms, replace_attention
 from linexport.linearization.calibration import Calibration, batches, calibration
 from linexport.linearization.choose import EVERY, MapConfig, local
 from linexport.linearization.feed_forward import FeedForwardConfig, replace_feed_forward
@@ -129,7 +129,7 @@ def linearize(
         fit, held_out = (list(batches(x))[:FITTED] for x in (data.fit, data.held_out))
         sites = find.find(original, [*fit, *held_out], required=feed_forward is None)
     with watch.stage("fit"):
-        made = Attention()
+        made = FittedForms()
         if sites:
             made = replace_attention(original, sites, fit, held_out, config, memory_keys)
         if feed_forward is None and not made.forms:
@@ -205,7 +205,7 @@ def _scores(metric: Metric, original: nn.Module, linear: nn.Module) -> dict[str,
 
 
 def _with_costs(
-    made: Attention, sites: Sequence[find.Site], lengths: Sequence[int]
+    made: FittedForms, sites: Sequence[find.Site], lengths: Sequence[int]
 ) -> list[dict[str, Any]]:
     """Multiply-adds of the attention of each layer, at the calibration's length and those timed."""
     for site, record in zip(sites, made.records, strict=True):

@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass
-class Samples:
+class SiteSamples:
     """Queries and keys of one site, sampled from calibration data.
 
     Attributes:
@@ -44,8 +44,8 @@ class _Seen:
 
 def sample(
     module: nn.Module, batches: Iterable[Rows], sites: Iterable[Site], seed: int
-) -> dict[int, Samples]:
-    """Samples of every site, by its index."""
+) -> dict[int, SiteSamples]:
+    """SiteSamples of every site, by its index."""
     wanted = {site.index: site for site in sites}
     seen: dict[int, _Seen] = {index: _Seen() for index in wanted}
     generator = torch.Generator().manual_seed(seed)
@@ -68,10 +68,10 @@ def sample(
     return {index: _samples(found, generator) for index, found in seen.items()}
 
 
-def _samples(seen: _Seen, generator: torch.Generator) -> Samples:
+def _samples(seen: _Seen, generator: torch.Generator) -> SiteSamples:
     assert seen.memory is not None
     keys = [*seen.keys] or [seen.memory[0]]
-    return Samples(
+    return SiteSamples(
         _thinned(torch.cat(seen.queries, 1), generator).numpy(),
         _thinned(torch.cat(keys, 1), generator).numpy(),
         (seen.memory[0].numpy(), seen.memory[1].numpy()),

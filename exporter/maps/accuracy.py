@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from linexport.maps.samples import Samples
+from linexport.maps.samples import HeadSamples
 from linexport.models.feature_maps import FeatureMap
 from linexport.models.feature_maps.base import ExponentialMap
 
@@ -33,7 +33,7 @@ LEAST = 1e-100
 
 
 @dataclass(frozen=True)
-class Reference:
+class SoftmaxReference:
     """Softmax attention to be approached, on some of the tokens.
 
     Attributes:
@@ -44,14 +44,14 @@ class Reference:
         uniform_error: of attending to every key alike.
     """
 
-    samples: Samples
+    samples: HeadSamples
     tokens: NDArray[np.int64]
     mask: NDArray[np.bool_]
     output: Array
     uniform_error: float
 
 
-def reference(samples: Samples) -> Reference:
+def reference(samples: HeadSamples) -> SoftmaxReference:
     """Softmax attention with 1/sqrt(d)."""
     length, d = samples.queries.shape[1:]
     tokens = np.unique(np.linspace(0, length - 1, min(TOKENS, length)).round().astype(int))
@@ -63,10 +63,10 @@ def reference(samples: Samples) -> Reference:
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     output = weights @ samples.values / weights.sum(-1, keepdims=True)
     uniform = mask / mask.sum(-1, keepdims=True) @ samples.values
-    return Reference(samples, tokens, mask, output, _relative(uniform, output))
+    return SoftmaxReference(samples, tokens, mask, output, _relative(uniform, output))
 
 
-def judge(maps: Sequence[FeatureMap], against: Reference) -> dict[str, Any]:
+def judge(maps: Sequence[FeatureMap], against: SoftmaxReference) -> dict[str, Any]:
     """The numbers above, over draws of one map: root mean squares, and the worst denominator.
 
     Those that came out as NaN or infinity are null, with a ``reason``.
@@ -88,7 +88,7 @@ def judge(maps: Sequence[FeatureMap], against: Reference) -> dict[str, Any]:
     return {**found, "reason": reason}
 
 
-def _output(module: FeatureMap, against: Reference) -> dict[str, float]:
+def _output(module: FeatureMap, against: SoftmaxReference) -> dict[str, float]:
     """Normalised attention without eps, head by head: what eps would hide is to be seen."""
     errors, sizes = [], []
     smallest, cancellation, negative = [], [], []
@@ -148,7 +148,7 @@ def _relative_to(top: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Array:
     return np.asarray((phi_q @ (b - top).exp().T).numpy())
 
 
-def _kernel(maps: Sequence[FeatureMap], samples: Samples) -> dict[str, float | None]:
+def _kernel(maps: Sequence[FeatureMap], samples: HeadSamples) -> dict[str, float | None]:
     """Measured and predicted, on random pairs of a query and a key; null for maps over time."""
     if maps[0].over_time:
         return {"kernel_error": None, "kernel_error_predicted": None}

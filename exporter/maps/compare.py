@@ -13,7 +13,7 @@ import linexport
 from linexport.errors import LinexportError, UsageError
 from linexport.maps import accuracy, cost
 from linexport.maps.catalogue import catalogue
-from linexport.maps.samples import Samples, model_samples, random_samples
+from linexport.maps.samples import HeadSamples, model_samples, random_samples
 from linexport.models import feature_maps
 from linexport.models.feature_maps import FeatureMap
 from linexport.models.feature_maps.base import UNBIASED
@@ -27,13 +27,13 @@ LONGEST = 65536
 
 
 @dataclass(frozen=True)
-class Choice:
+class MapChoice:
     """One map with options."""
 
     kind: str
     options: dict[str, Any]
 
-    def draws(self, d: int, samples: Samples, seed: int) -> list[FeatureMap]:
+    def draws(self, d: int, samples: HeadSamples, seed: int) -> list[FeatureMap]:
         """The map, with several seeds where it is random, fitted where it can be."""
         random = feature_maps.find(self.kind).exactness == UNBIASED
         found = []
@@ -133,7 +133,7 @@ def _check(d: int | None, length: int, features: Sequence[int], data: Any, input
         raise UsageError(f"Features {list(features)}; expected one or more positive numbers.")
 
 
-def _choices(maps: Sequence[str] | None, features: Sequence[int]) -> list[Choice]:
+def _choices(maps: Sequence[str] | None, features: Sequence[int]) -> list[MapChoice]:
     """Each map once, or once per number of features where it has the choice."""
     found = []
     for kind in dict.fromkeys(maps or feature_maps.kinds()):
@@ -141,11 +141,11 @@ def _choices(maps: Sequence[str] | None, features: Sequence[int]) -> list[Choice
         sizes: Iterable[dict[str, Any]] = [{}]
         if "features" in names:
             sizes = [{"features": size} for size in sorted(set(features))]
-        found += [Choice(kind, options) for options in sizes]
+        found += [MapChoice(kind, options) for options in sizes]
     return found
 
 
-def _judge(choice: Choice, against: accuracy.Reference, seed: int) -> dict[str, Any]:
+def _judge(choice: MapChoice, against: accuracy.SoftmaxReference, seed: int) -> dict[str, Any]:
     found = feature_maps.find(choice.kind)
     row: dict[str, Any] = {
         "map": choice.kind,
@@ -177,7 +177,7 @@ def _judge(choice: Choice, against: accuracy.Reference, seed: int) -> dict[str, 
 
 
 def _add_costs(
-    rows: list[dict[str, Any]], samples: Samples, threads: int, progress: Progress
+    rows: list[dict[str, Any]], samples: HeadSamples, threads: int, progress: Progress
 ) -> None:
     """Time and memory of every map that could be made, in place."""
     configs = {str(at): _config(r, samples) for at, r in enumerate(rows) if r["state_bytes"]}
@@ -202,7 +202,7 @@ def _add_costs(
                 rows[int(name)]["us_per_token"] = took
 
 
-def _config(row: dict[str, Any], samples: Samples) -> LinearAttentionLayerConfig:
+def _config(row: dict[str, Any], samples: HeadSamples) -> LinearAttentionLayerConfig:
     return LinearAttentionLayerConfig(
         num_heads=samples.layer_heads,
         head_dim=samples.queries.shape[2],

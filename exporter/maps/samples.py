@@ -27,7 +27,7 @@ MOST_HEADS = 12
 
 
 @dataclass(frozen=True)
-class Samples:
+class HeadSamples:
     """Queries, keys and values that every head of some layers was given.
 
     Attributes:
@@ -51,16 +51,16 @@ class Samples:
     source: str
 
 
-def random_samples(d: int, length: int, seed: int) -> Samples:
+def random_samples(d: int, length: int, seed: int) -> HeadSamples:
     """Independent standard normal entries, causal."""
     random = np.random.default_rng(seed)
     q, k, v = random.standard_normal((3, RANDOM_HEADS, length, d))
     fit_q, fit_k = random.standard_normal((2, 4 * length, d))
     source = f"standard normal queries, keys and values, {RANDOM_HEADS} heads"
-    return Samples(q, k, v, fit_q, fit_k, True, RANDOM_HEADS, source)
+    return HeadSamples(q, k, v, fit_q, fit_k, True, RANDOM_HEADS, source)
 
 
-def model_samples(source: str | Path, length: int, seed: int, inputs: Path | None) -> Samples:
+def model_samples(source: str | Path, length: int, seed: int, inputs: Path | None) -> HeadSamples:
     """Sample the linear attention layers of a model, run on ``inputs`` or on random ones.
 
     Args:
@@ -92,7 +92,7 @@ def model_samples(source: str | Path, length: int, seed: int, inputs: Path | Non
     )
     what = f"{loaded.source.description}: {len(chosen)} of {len(q)} heads in {len(shown)} layers"
     how = f"inputs from {inputs}" if inputs else "random inputs"
-    return Samples(
+    return HeadSamples(
         q[chosen],
         k[chosen],
         v[chosen],

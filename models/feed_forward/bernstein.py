@@ -19,7 +19,7 @@ from linexport.errors import UsageError
 from linexport.models.feature_maps.base import Array
 from linexport.models.feed_forward.activations import Activation
 from linexport.models.feed_forward.polynomials import Polynomials
-from linexport.models.feed_forward.problem import Problem
+from linexport.models.feed_forward.problem import FeedForwardProblem
 
 SAFE_DEGREE = 25
 """Largest degree that is built.
@@ -29,7 +29,7 @@ more than 1e-4 of max|f| to rounding on some interval, of tanh first.
 """
 
 
-def fit(problem: Problem, target_error: float) -> Polynomials:
+def fit(problem: FeedForwardProblem, target_error: float) -> Polynomials:
     """Polynomials whose bias, squared and summed over the outputs, is at most ``target_error``.
 
     Raises:
@@ -46,7 +46,7 @@ def fit(problem: Problem, target_error: float) -> Polynomials:
     return Polynomials(coefficients(problem, n), problem.scaled)
 
 
-def degree(problem: Problem, target_error: float) -> int:
+def degree(problem: FeedForwardProblem, target_error: float) -> int:
     """Smallest n with ``bias(problem, n) <= target_error``.
 
     Of a smooth f it is ceil(sqrt(out) max_i (b_i - a_i)^2 max|f''| / (8 sqrt(target_error))).
@@ -59,7 +59,7 @@ def degree(problem: Problem, target_error: float) -> int:
     return max(1, math.ceil(root**2))
 
 
-def bias(problem: Problem, degree: int) -> float:
+def bias(problem: FeedForwardProblem, degree: int) -> float:
     """Bound of |B_n f(W x) - f(W x)|^2, the same for each output."""
     width = 2 * float(problem.half.max())
     return len(problem.half) * bound(problem.activation, width, degree) ** 2
@@ -71,7 +71,7 @@ def bound(activation: Activation, width: float, degree: int) -> float:
     return smooth + width / (4 * math.sqrt(degree)) * activation.kink
 
 
-def coefficients(problem: Problem, degree: int) -> Array:
+def coefficients(problem: FeedForwardProblem, degree: int) -> Array:
     """Coefficients of B_n f in powers of u, (out, n + 1)."""
     nodes = np.linspace(-1, 1, degree + 1)
     values = problem.activation(problem.middle[:, None] + problem.half[:, None] * nodes)

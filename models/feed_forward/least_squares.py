@@ -13,7 +13,7 @@ from numpy.polynomial import legendre
 from linexport.errors import UsageError
 from linexport.models.feature_maps.base import Array
 from linexport.models.feed_forward.polynomials import Polynomials
-from linexport.models.feed_forward.problem import Problem
+from linexport.models.feed_forward.problem import FeedForwardProblem
 
 DEGREE = 2
 """Where no error is asked for: the highest whose features are exact at any width in use."""
@@ -22,7 +22,7 @@ HIGHEST = 12
 """Degrees tried for an error that is asked for."""
 
 
-def fit(problem: Problem, target_error: float | None) -> Polynomials:
+def fit(problem: FeedForwardProblem, target_error: float | None) -> Polynomials:
     """Fit the lowest degree whose squared error, summed over outputs, averages ``target_error``.
 
     Raises:
@@ -44,7 +44,7 @@ def fit(problem: Problem, target_error: float | None) -> Polynomials:
     )
 
 
-def of_degree(problem: Problem, degree: int) -> Polynomials:
+def of_degree(problem: FeedForwardProblem, degree: int) -> Polynomials:
     """The best of one degree.
 
     Raises:

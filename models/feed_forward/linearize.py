@@ -15,7 +15,7 @@ from linexport.models.feed_forward import bernstein, least_squares, taylor
 from linexport.models.feed_forward.layer import KernelFeedForward, KernelFeedForwardConfig
 from linexport.models.feed_forward.polynomials import Polynomials
 from linexport.models.feed_forward.powers import Cost, Power, choose
-from linexport.models.feed_forward.problem import Problem, state
+from linexport.models.feed_forward.problem import FeedForwardProblem, state
 
 FORMS = ("least-squares", "bernstein", "taylor")
 
@@ -71,7 +71,7 @@ class FeedForwardReport:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FeedForwardPlan:
     """A form, worked out but not built.
 
     Attributes:
@@ -164,7 +164,9 @@ def _check(form: str, target_error: float | None, max_cost: int) -> None:
         raise UsageError(f"max_cost is {max_cost}; expected at least 1.")
 
 
-def plan(problem: Problem, form: str, target_error: float | None, seed: int) -> Plan:
+def plan(
+    problem: FeedForwardProblem, form: str, target_error: float | None, seed: int
+) -> FeedForwardPlan:
     """Work out a form.
 
     Raises:
@@ -172,17 +174,19 @@ def plan(problem: Problem, form: str, target_error: float | None, seed: int) -> 
     """
     if form == "least-squares":
         found = least_squares.fit(problem, target_error)
-        return Plan(found, choose(problem, found, target_error), None)
+        return FeedForwardPlan(found, choose(problem, found, target_error), None)
     assert target_error is not None
     if form == "taylor":
-        return Plan(*taylor.fit(problem, target_error, seed))
+        return FeedForwardPlan(*taylor.fit(problem, target_error, seed))
     found = bernstein.fit(problem, target_error)
     powers = choose(problem, found, target_error)
     bias = bernstein.bias(problem, found.degree)
-    return Plan(found, powers, bias + sum(power.error for power in powers))
+    return FeedForwardPlan(found, powers, bias + sum(power.error for power in powers))
 
 
-def build(problem: Problem, planned: Plan, seed: int) -> tuple[KernelFeedForward, Tensor]:
+def build(
+    problem: FeedForwardProblem, planned: FeedForwardPlan, seed: int
+) -> tuple[KernelFeedForward, Tensor]:
     """The layer, with the draws of a seed, and its Phi(W) before it was rounded to float32."""
     config = KernelFeedForwardConfig(
         in_features=problem.rows.shape[1] - 1,
@@ -194,7 +198,9 @@ def build(problem: Problem, planned: Plan, seed: int) -> tuple[KernelFeedForward
     return layer, layer.fill(problem.centre, planned.polynomials, degrees)
 
 
-def _rounding(problem: Problem, planned: Plan, layer: KernelFeedForward, weight: Tensor) -> float:
+def _rounding(
+    problem: FeedForwardProblem, planned: FeedForwardPlan, layer: KernelFeedForward, weight: Tensor
+) -> float:
     """By how much float32 changes the output, relative to it.
 
     Raises:
@@ -212,7 +218,7 @@ def _rounding(problem: Problem, planned: Plan, layer: KernelFeedForward, weight:
     return rounding
 
 
-def _judge(problem: Problem, layer: KernelFeedForward) -> tuple[float, float]:
+def _judge(problem: FeedForwardProblem, layer: KernelFeedForward) -> tuple[float, float]:
     """Mean |y^ - y|^2 and mean |y|^2 over the held-out rows."""
     want = problem.outputs(problem.held_out)
     got = _run(problem, layer, problem.held_out)
@@ -220,7 +226,7 @@ def _judge(problem: Problem, layer: KernelFeedForward) -> tuple[float, float]:
 
 
 @torch.inference_mode()
-def _run(problem: Problem, layer: KernelFeedForward, rows: np.ndarray) -> np.ndarray:
+def _run(problem: FeedForwardProblem, layer: KernelFeedForward, rows: np.ndarray) -> np.ndarray:
     """The layer as it runs, in float32, on rows x'."""
     x = torch.from_numpy(rows[:, :-1] + problem.centre).float()
     return torch.cat([layer(part) for part in x.split(_AT_ONCE)]).double().numpy()

@@ -23,7 +23,7 @@ from linexport.errors import UsageError
 from linexport.models.feature_maps import monomials
 from linexport.models.feature_maps.base import Array
 from linexport.models.feed_forward.polynomials import Polynomials
-from linexport.models.feed_forward.problem import Problem
+from linexport.models.feed_forward.problem import FeedForwardProblem
 
 _NO_STATE = 1e9
 """For the limit on the state of attention, of which there is none here."""
@@ -82,7 +82,9 @@ def tensor_sketch(degree: int, features: int, width: int, error: float) -> Power
     return Power(degree, "tensor_sketch", features, transforms + products, error)
 
 
-def choose(problem: Problem, polynomials: Polynomials, budget: float | None) -> list[Power]:
+def choose(
+    problem: FeedForwardProblem, polynomials: Polynomials, budget: float | None
+) -> list[Power]:
     """A map for every degree above 1; random maps add at most ``budget`` to E|y^ - y|^2.
 
     None: exact maps only.

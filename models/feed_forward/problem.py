@@ -32,7 +32,7 @@ _LISTED = 4
 
 
 @dataclass(frozen=True)
-class Problem:
+class FeedForwardProblem:
     """Checked inputs.
 
     Attributes:
@@ -72,7 +72,7 @@ class Problem:
 
 def state(
     linear: nn.Linear, activation: str | nn.Module, calibration: Tensor, seed: int
-) -> Problem:
+) -> FeedForwardProblem:
     """Check what is given, and set some of the calibration data aside.
 
     Raises:
@@ -95,7 +95,7 @@ def state(
     lowest, highest = t.min(0), t.max(0)
     _spread(lowest, highest)
     half = (highest - lowest) / 2
-    return Problem(
+    return FeedForwardProblem(
         found, rows, judged, centre, vectors, (lowest + highest) / 2, half * (1 + MARGIN)
     )
 

@@ -27,7 +27,7 @@ from linexport.models.feature_maps.base import Array
 from linexport.models.feed_forward.activations import Activation
 from linexport.models.feed_forward.polynomials import Polynomials
 from linexport.models.feed_forward.powers import Cost, Power, random_monomials
-from linexport.models.feed_forward.problem import Problem
+from linexport.models.feed_forward.problem import FeedForwardProblem
 
 RHOS = tuple(i / 20 for i in range(6, 20))
 """Tried; the one with the least variance is taken."""
@@ -40,7 +40,9 @@ _AT_ONCE = 16
 """Rows whose terms are summed together."""
 
 
-def fit(problem: Problem, target_error: float, seed: int) -> tuple[Polynomials, list[Power], float]:
+def fit(
+    problem: FeedForwardProblem, target_error: float, seed: int
+) -> tuple[Polynomials, list[Power], float]:
     """The average of as many draws as keep E|y^ - y|^2 at ``target_error`` over the rows.
 
     Returns:
@@ -60,7 +62,9 @@ def fit(problem: Problem, target_error: float, seed: int) -> tuple[Polynomials, 
     return (*drawn(problem, rho, count, seed), single / count)
 
 
-def drawn(problem: Problem, rho: float, count: int, seed: int) -> tuple[Polynomials, list[Power]]:
+def drawn(
+    problem: FeedForwardProblem, rho: float, count: int, seed: int
+) -> tuple[Polynomials, list[Power]]:
     """The average of ``count`` draws of K, and the maps that belong to it."""
     times = draw(rho, count, seed)
     weights = average(problem.activation, rho, times)
@@ -76,7 +80,7 @@ def _powers(activation: Activation, times: NDArray[Any]) -> list[Power]:
     ]
 
 
-def best(problem: Problem) -> tuple[float, float]:
+def best(problem: FeedForwardProblem) -> tuple[float, float]:
     """rho, and the largest variance of one draw over the rows, summed over the outputs.
 
     Raises:

@@ -18,8 +18,8 @@ from linexport.models.options import parse
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Settings common to every configuration; defaults are the library's."""
+class LayoutSettings:
+    """LayoutSettings common to every configuration; defaults are the library's."""
 
     vocab_size: int = 32000
     hidden_size: int = 2048
@@ -71,12 +71,12 @@ class Layout:
     """
 
     model_type: str
-    settings: type[Settings]
+    settings: type[LayoutSettings]
     block: Callable[[Any, int], nn.Module]
     norm: Callable[[Any], nn.Module]
     only: Mapping[str, tuple[Any, ...]]
 
-    def read(self, config: Mapping[str, Any]) -> Settings:
+    def read(self, config: Mapping[str, Any]) -> LayoutSettings:
         """The settings of a configuration.
 
         Raises:
@@ -99,7 +99,7 @@ _EVERYWHERE: dict[str, tuple[Any, ...]] = {"attn": (None,), "attnres_block_size"
 
 
 class _Stack(nn.Module):
-    def __init__(self, layout: Layout, settings: Settings) -> None:
+    def __init__(self, layout: Layout, settings: LayoutSettings) -> None:
         super().__init__()
         self.embeddings = nn.Embedding(settings.vocab_size, settings.hidden_size)
         self.layers = nn.ModuleList(

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linexport.models.flash_linear_attention.base import Context, Layout, Settings
+from linexport.models.flash_linear_attention.base import Context, Layout, LayoutSettings
 from linexport.models.flash_linear_attention.layers import (
-    Block,
+    GatedBlock,
     GatedRMSNorm,
     ShortConvolution,
     l2_norm,
@@ -35,8 +35,8 @@ SUM_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeltaNetSettings(Settings):
-    """Settings of ``delta_net``."""
+class DeltaNetSettings(LayoutSettings):
+    """LayoutSettings of ``delta_net``."""
 
     expand_k: float = 1.0
     expand_v: float = 1.0
@@ -107,7 +107,7 @@ class DeltaNet(nn.Module):
 LAYOUT = Layout(
     "delta_net",
     DeltaNetSettings,
-    lambda settings, index: Block(settings, DeltaNet(settings)),
+    lambda settings, index: GatedBlock(settings, DeltaNet(settings)),
     rms_norm,
     {
         "hidden_act": ("swish",),

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linexport.models.flash_linear_attention.base import Context, Layout, Settings
+from linexport.models.flash_linear_attention.base import Context, Layout, LayoutSettings
 from linexport.models.flash_linear_attention.layers import (
-    Block,
+    GatedBlock,
     GatedRMSNorm,
     ShortConvolution,
     l2_norm,
@@ -27,8 +27,8 @@ from linexport.models.functional import linear_attention
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedDeltaNetSettings(Settings):
-    """Settings of ``gated_deltanet``."""
+class GatedDeltaNetSettings(LayoutSettings):
+    """LayoutSettings of ``gated_deltanet``."""
 
     num_hidden_layers: int = 21
     expand_v: float = 2.0
@@ -90,7 +90,7 @@ class GatedDeltaNet(nn.Module):
 LAYOUT = Layout(
     "gated_deltanet",
     GatedDeltaNetSettings,
-    lambda settings, index: Block(settings, GatedDeltaNet(settings)),
+    lambda settings, index: GatedBlock(settings, GatedDeltaNet(settings)),
     rms_norm,
     {"hidden_act": ("swish",), "output_gate_activation": ("swish", "silu", "sigmoid")},
 )

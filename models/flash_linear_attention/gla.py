@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linexport.models.flash_linear_attention.base import Context, Layout, Settings
+from linexport.models.flash_linear_attention.base import Context, Layout, LayoutSettings
 from linexport.models.flash_linear_attention.layers import (
-    Block,
+    GatedBlock,
     GatedRMSNorm,
     ShortConvolution,
     output,
@@ -27,8 +27,8 @@ RANK, NORMALIZER = 16, 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class GLASettings(Settings):
-    """Settings of ``gla``."""
+class GLASettings(LayoutSettings):
+    """LayoutSettings of ``gla``."""
 
     expand_k: float = 0.5
     expand_v: float = 1.0
@@ -92,7 +92,7 @@ class GatedLinearAttention(nn.Module):
 LAYOUT = Layout(
     "gla",
     GLASettings,
-    lambda settings, index: Block(settings, GatedLinearAttention(settings)),
+    lambda settings, index: GatedBlock(settings, GatedLinearAttention(settings)),
     rms_norm,
     {"hidden_act": ("swish",), "feature_map": (None,)},
 )

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from linexport.errors import UsageError
 from linexport.models import functional
-from linexport.models.flash_linear_attention.base import Context, Settings
+from linexport.models.flash_linear_attention.base import Context, LayoutSettings
 
 L2_EPSILON = 1e-6
 
@@ -76,7 +76,7 @@ class HeadNorm(nn.Module):
 class GatedMLP(nn.Module):
     """down(silu(gate x) * up x)."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: LayoutSettings) -> None:
         super().__init__()
         width = settings.intermediate_size
         if width is None:
@@ -91,10 +91,10 @@ class GatedMLP(nn.Module):
         return y
 
 
-class Block(nn.Module):
+class GatedBlock(nn.Module):
     """h = h + attn(norm(h)); h = h + mlp(norm(h))."""
 
-    def __init__(self, settings: Settings, attn: nn.Module) -> None:
+    def __init__(self, settings: LayoutSettings, attn: nn.Module) -> None:
         super().__init__()
         self.attn_norm = rms_norm(settings)
         self.attn = attn
@@ -107,7 +107,7 @@ class Block(nn.Module):
         return out
 
 
-def rms_norm(settings: Settings) -> nn.Module:
+def rms_norm(settings: LayoutSettings) -> nn.Module:
     """RMS norm of the hidden states."""
     return nn.RMSNorm(settings.hidden_size, eps=settings.norm_eps)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from linexport.models.flash_linear_attention.base import Context, Layout, Settings
+from linexport.models.flash_linear_attention.base import Context, Layout, LayoutSettings
 from linexport.models.flash_linear_attention.layers import (
-    Block,
+    GatedBlock,
     GatedRMSNorm,
     output,
     rms_norm,
@@ -27,8 +27,8 @@ BASE = 10000.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetNetSettings(Settings):
-    """Settings of ``retnet``."""
+class RetNetSettings(LayoutSettings):
+    """LayoutSettings of ``retnet``."""
 
     expand_k: float = 1.0
     expand_v: float = 2.0
@@ -94,7 +94,7 @@ def _rotate(x: Tensor, angles: Tensor) -> Tensor:
 LAYOUT = Layout(
     "retnet",
     RetNetSettings,
-    lambda settings, index: Block(settings, Retention(settings)),
+    lambda settings, index: GatedBlock(settings, Retention(settings)),
     rms_norm,
     {"hidden_act": ("swish",), "feature_map": (None,)},
 )

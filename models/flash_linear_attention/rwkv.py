@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from linexport.models.flash_linear_attention.base import Context, Settings
+from linexport.models.flash_linear_attention.base import Context, LayoutSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class RWKVSettings(Settings):
-    """Settings of ``rwkv6`` and ``rwkv7``."""
+class RWKVSettings(LayoutSettings):
+    """LayoutSettings of ``rwkv6`` and ``rwkv7``."""
 
     norm_eps: float = 1e-5
     norm_first: bool = True
@@ -40,7 +40,7 @@ class LoRA(nn.Module):
         return y
 
 
-class Block(nn.Module):
+class RWKVBlock(nn.Module):
     """h = h + attn(norm(h)); h = h + ffn(norm(h)); the first layer normalises what it is given."""
 
     def __init__(self, settings: RWKVSettings, index: int, attn: nn.Module, ffn: nn.Module) -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from linexport.models.flash_linear_attention.base import Context, Layout
 from linexport.models.flash_linear_attention.layers import HeadNorm, TokenShift, whole
-from linexport.models.flash_linear_attention.rwkv import Block, LoRA, RWKVSettings, layer_norm
+from linexport.models.flash_linear_attention.rwkv import LoRA, RWKVBlock, RWKVSettings, layer_norm
 from linexport.models.functional import linear_attention
 
 MIXED = 5
@@ -49,7 +49,7 @@ class Mixed(nn.Module):
         return y
 
 
-class Attention(nn.Module):
+class RWKV6Attention(nn.Module):
     """The layer above, from (B, T, hidden) to (B, T, hidden)."""
 
     def __init__(self, s: RWKV6Settings) -> None:
@@ -106,7 +106,7 @@ class Attention(nn.Module):
         return tuple(ranks[:, :, i] @ weights[i] + self.x_bias[i] for i in range(MIXED))
 
 
-class FeedForward(nn.Module):
+class RWKV6FeedForward(nn.Module):
     """sigmoid(receptance) * value(relu(key)^2), each of a mix with the token before."""
 
     def __init__(self, s: RWKV6Settings) -> None:
@@ -127,7 +127,9 @@ class FeedForward(nn.Module):
 LAYOUT = Layout(
     "rwkv6",
     RWKV6Settings,
-    lambda settings, index: Block(settings, index, Attention(settings), FeedForward(settings)),
+    lambda settings, index: RWKVBlock(
+        settings, index, RWKV6Attention(settings), RWKV6FeedForward(settings)
+    ),
     layer_norm,
     {"hidden_act": ("sqrelu",)},
 )

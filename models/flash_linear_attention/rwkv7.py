@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from linexport.errors import UnsupportedModelError
 from linexport.models.flash_linear_attention.base import Context, Layout
 from linexport.models.flash_linear_attention.layers import HeadNorm, TokenShift, l2_norm
-from linexport.models.flash_linear_attention.rwkv import Block, LoRA, RWKVSettings, layer_norm
+from linexport.models.flash_linear_attention.rwkv import LoRA, RWKVBlock, RWKVSettings, layer_norm
 from linexport.models.generalized_delta_rule import generalized_delta_rule
 
 STRONGEST_DECAY = -0.6065306597126334
@@ -39,7 +39,7 @@ class RWKV7Settings(RWKVSettings):
     v_low_rank_dim: int = 16
 
 
-class Attention(nn.Module):
+class RWKV7Attention(nn.Module):
     """The layer above, from (B, T, hidden) to (B, T, hidden)."""
 
     def __init__(self, s: RWKV7Settings, index: int) -> None:
@@ -96,7 +96,7 @@ class Attention(nn.Module):
         return F.normalize(scaled.unflatten(-1, (self.heads, -1)), dim=-1).flatten(-2)
 
 
-class FeedForward(nn.Module):
+class RWKV7FeedForward(nn.Module):
     """value(relu(key(mix of a token and the one before))^2)."""
 
     def __init__(self, s: RWKV7Settings) -> None:
@@ -116,8 +116,8 @@ class FeedForward(nn.Module):
 LAYOUT = Layout(
     "rwkv7",
     RWKV7Settings,
-    lambda settings, index: Block(
-        settings, index, Attention(settings, index), FeedForward(settings)
+    lambda settings, index: RWKVBlock(
+        settings, index, RWKV7Attention(settings, index), RWKV7FeedForward(settings)
     ),
     layer_norm,
     {"hidden_act": ("sqrelu",)},

@@ -36,7 +36,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Problem:
+class StaticMemoryProblem:
     """Checked inputs of a fit, in float64.
 
     Attributes:
@@ -76,7 +76,7 @@ def state(
     scale: float,
     held_out: Array | None,
     seed: int,
-) -> Problem:
+) -> StaticMemoryProblem:
     """Check what a fit is given; where no queries to judge by are, set some aside.
 
     Raises:
@@ -122,7 +122,7 @@ def state(
             f"{len(q) + aside} sample queries, of which {aside} are held out to judge by, cannot "
             f"determine {count} pseudo-keys. Give more queries, or ask for fewer pseudo-keys."
         )
-    return Problem(q, judged, k, v, scale)
+    return StaticMemoryProblem(q, judged, k, v, scale)
 
 
 def full_rank(weights: Array, what: str) -> None:

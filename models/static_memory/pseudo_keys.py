@@ -17,7 +17,14 @@ import torch
 
 from linexport.errors import UsageError
 from linexport.models.static_memory.kmeans import kmeans
-from linexport.models.static_memory.problem import Array, Fit, Problem, full_rank, softmax, state
+from linexport.models.static_memory.problem import (
+    Array,
+    Fit,
+    StaticMemoryProblem,
+    full_rank,
+    softmax,
+    state,
+)
 
 RIDGE = 1e-6
 _LEARNING_RATE = 0.01
@@ -89,12 +96,14 @@ def fit_pseudo_keys(
     return _memory(problem, *parts)
 
 
-def _memory(problem: Problem, keys: Array, bias: Array, values: Array) -> PseudoMemory:
+def _memory(problem: StaticMemoryProblem, keys: Array, bias: Array, values: Array) -> PseudoMemory:
     unjudged = PseudoMemory(keys, bias, values, problem.scale, Fit(np.nan, np.nan, np.nan))
     return PseudoMemory(keys, bias, values, problem.scale, problem.judge(unjudged.attend))
 
 
-def _least_squares(problem: Problem, keys: Array, bias: Array, prior: Array, ridge: float) -> Array:
+def _least_squares(
+    problem: StaticMemoryProblem, keys: Array, bias: Array, prior: Array, ridge: float
+) -> Array:
     """V^: the correction of ``prior`` with the least squared error and size."""
     weights = softmax(problem.scale * problem.queries @ keys.T + bias)
     full_rank(weights, f"The attention of {len(weights)} sample queries to the pseudo-keys")
@@ -107,7 +116,7 @@ def _least_squares(problem: Problem, keys: Array, bias: Array, prior: Array, rid
 
 
 def _refine(
-    problem: Problem, start: tuple[Array, Array, Array], steps: int
+    problem: StaticMemoryProblem, start: tuple[Array, Array, Array], steps: int
 ) -> tuple[Array, Array, Array]:
     """Adam on the squared error; the best parameters it comes by."""
     queries = torch.from_numpy(problem.scale * problem.queries)

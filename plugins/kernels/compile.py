@@ -29,7 +29,7 @@ their own."""
 
 
 @dataclass(frozen=True)
-class Binary:
+class CompiledKernel:
     """A kernel for one compute capability.
 
     Attributes:
@@ -52,7 +52,7 @@ class Binary:
     ptx: str
 
 
-def compile_kernels(kernels: Iterable[Kernel], sm: int) -> dict[str, Binary]:
+def compile_kernels(kernels: Iterable[Kernel], sm: int) -> dict[str, CompiledKernel]:
     """Binaries by ``Kernel.name``; those in the cache are not made again.
 
     Raises:
@@ -122,9 +122,9 @@ def _compile(kernels: Sequence[Kernel], sm: int, folder: Path) -> None:
                 path.replace(folder / path.name)
 
 
-def _read(folder: Path, name: str, sm: int) -> Binary:
+def _read(folder: Path, name: str, sm: int) -> CompiledKernel:
     about = json.loads((folder / f"{name}.json").read_text())
-    return Binary(
+    return CompiledKernel(
         name,
         sm,
         about["entry"],

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from linexport.errors import BuildError
-from linexport.plugins.kernels.compile import Binary
+from linexport.plugins.kernels.compile import CompiledKernel
 from linexport.plugins.kernels.launch import Kernel
 from linexport.plugins.kernels.plans.fused_maps import WIDENING
 
@@ -31,7 +31,7 @@ MULTIPLY = ("segment_state", "segment_output", "chunk_inverse")
 
 
 @dataclass(frozen=True)
-class Findings:
+class BinaryFindings:
     """Resource use and instruction counts of one binary.
 
     Attributes:
@@ -47,7 +47,7 @@ class Findings:
     instructions: dict[str, int]
 
 
-def inspect(binary: Binary) -> Findings:
+def inspect(binary: CompiledKernel) -> BinaryFindings:
     """Assemble the PTX again, verbosely, and disassemble the cubin.
 
     Raises:
@@ -63,7 +63,7 @@ def inspect(binary: Binary) -> Findings:
         sass = _tool("cuobjdump", "-sass", str(cubin))
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", log)]
     registers = re.search(r"Used (\d+) registers", log)
-    return Findings(
+    return BinaryFindings(
         int(registers[1]) if registers else 0,
         sum(spills),
         tuple(code for code in SERIALISED if code in log),
@@ -71,7 +71,7 @@ def inspect(binary: Binary) -> Findings:
     )
 
 
-def failures(kernel: Kernel, binary: Binary, found: Findings) -> list[str]:
+def failures(kernel: Kernel, binary: CompiledKernel, found: BinaryFindings) -> list[str]:
     """Properties of a binary that a shipped kernel must not have."""
     largest = LARGEST_SHARED[binary.sm]
     wrong = {

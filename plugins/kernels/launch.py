@@ -1,9 +1,9 @@
 """Launches of a node as data, which a Python or a C++ plugin runs without Triton.
 
-A ``Plan`` has routes, one of which is taken by batch and length; a route is a list of launches, in
-order on one stream, and the scratch memory they share. A launch passes its kernel's arguments in
-order and nothing else but two trailing null pointers, which every compiled kernel expects (global
-and profile scratch). An argument is named for what it is:
+A ``LaunchPlan`` has routes, one of which is taken by batch and length; a route is a list of
+launches, in order on one stream, and the scratch memory they share. A launch passes its kernel's
+arguments in order and nothing else but two trailing null pointers, which every compiled kernel
+expects (global and profile scratch). An argument is named for what it is:
 
     a formal input or output of the op     pointer, in the type the argument states
     a scratch buffer of the route          pointer
@@ -114,7 +114,7 @@ LEAST_CHUNKS = 8
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """The routes of one node for one data type and compute capability.
 
     Attributes:

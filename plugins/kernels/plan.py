@@ -14,7 +14,7 @@ from functools import cache
 
 from linexport.errors import UnsupportedModelError
 from linexport.plugins.kernels import plans
-from linexport.plugins.kernels.launch import TYPES, Plan
+from linexport.plugins.kernels.launch import TYPES, LaunchPlan
 from linexport.plugins.ops.op import Node
 
 ARCHITECTURES = (80, 87, 89, 90, 100, 120)
@@ -24,10 +24,10 @@ minor versions from its own on; from 90 on, on its own alone."""
 PRECISIONS = ("tf32", "tf32x3", "ieee")
 """How float32 products are computed: one, three or no products in TensorFloat-32."""
 
-Planner = Callable[[Node, str, int, str], Plan]
+Planner = Callable[[Node, str, int, str], LaunchPlan]
 
 
-def plan(node: Node, dtype: str, sm: int, precision: str = "tf32x3") -> Plan:
+def plan(node: Node, dtype: str, sm: int, precision: str = "tf32x3") -> LaunchPlan:
     """The launches for a node.
 
     Args:

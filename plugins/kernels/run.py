@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from linexport.plugins.kernels.launch import Plan
+from linexport.plugins.kernels.launch import LaunchPlan
 from linexport.plugins.kernels.sources import function
 
 SCRATCH = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def run(
-    plan: Plan,
+    plan: LaunchPlan,
     tensors: Mapping[str, torch.Tensor],
     batch: int,
     length: int,

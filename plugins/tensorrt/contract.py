@@ -13,7 +13,7 @@ from onnx import defs
 
 from linexport.errors import OpError, UnsupportedModelError
 from linexport.plugins.kernels.compile import compile_kernels
-from linexport.plugins.kernels.launch import TYPES, Plan
+from linexport.plugins.kernels.launch import TYPES, LaunchPlan
 from linexport.plugins.kernels.plan import ARCHITECTURES, plan
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.linear_attention import view
@@ -154,6 +154,6 @@ def tensors(op: Op, node: Node, dtype: str) -> tuple[tuple[Tensor | None, ...], 
     return inputs, tuple(tensor(parameter) for parameter in op.schema.outputs)
 
 
-def _binaries(plan: Plan, sm: int) -> dict[str, Binary]:
+def _binaries(plan: LaunchPlan, sm: int) -> dict[str, Binary]:
     compiled = compile_kernels(plan.kernels(), sm)
     return {name: Binary(made.cubin, made.entry, made.shared) for name, made in compiled.items()}

@@ -25,7 +25,7 @@ from linexport.plugins.kernels.launch import (
     Extent,
     Kernel,
     Launch,
-    Plan,
+    LaunchPlan,
     Route,
     Scratch,
 )
@@ -82,7 +82,7 @@ class Description:
     op_type: str
     inputs: tuple[Tensor | None, ...]
     outputs: tuple[Tensor, ...]
-    plans: Mapping[int, Plan]
+    plans: Mapping[int, LaunchPlan]
     binaries: Mapping[int, Mapping[str, Binary]]
     quick: bool = False
 
@@ -228,7 +228,7 @@ def _tensor(value: Mapping[str, Any]) -> Tensor:
     return Tensor(value["name"], value["type"], tuple(value["shape"]))
 
 
-def _plan_json(plan: Plan, sm: int) -> dict[str, Any]:
+def _plan_json(plan: LaunchPlan, sm: int) -> dict[str, Any]:
     """The plan, with the name of each kernel."""
 
     def named(value: Any) -> Any:
@@ -241,10 +241,10 @@ def _plan_json(plan: Plan, sm: int) -> dict[str, Any]:
     return {"multiprocessors": MULTIPROCESSORS[sm], **named(plan)}
 
 
-def _plan(value: Mapping[str, Any]) -> Plan:
+def _plan(value: Mapping[str, Any]) -> LaunchPlan:
     single, segmented, decode = (value[name] and _route(value[name]) for name in ROUTES)
     assert single is not None
-    return Plan(
+    return LaunchPlan(
         single=single,
         segmented=segmented,
         decode=decode,

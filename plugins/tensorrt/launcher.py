@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from linexport.errors import EnvironmentProblemError
-from linexport.plugins.kernels.launch import Kernel, Launch, Plan
+from linexport.plugins.kernels.launch import Kernel, Launch, LaunchPlan
 from linexport.plugins.tensorrt.description import MULTIPROCESSORS, Binary, Description, aligned
 from linexport.plugins.tensorrt.flavour import driver
 
@@ -56,7 +56,7 @@ class Launcher:
     def __init__(self, description: Description) -> None:
         self.description = description
         self.sm = description.sm_for(capability())
-        self.plan: Plan = description.plans[self.sm]
+        self.plan: LaunchPlan = description.plans[self.sm]
         self.functions = {
             kernel.name: self._load(description.binaries[self.sm][kernel.name])
             for kernel in self.plan.kernels()

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from linexport.errors import BuildError, UnsupportedModelError
 from linexport.plugins.kernels.compile import compile_kernels
-from linexport.plugins.kernels.launch import Kernel, Launch, Plan
+from linexport.plugins.kernels.launch import Kernel, Launch, LaunchPlan
 from linexport.plugins.kernels.plan import plan
 from linexport.plugins.ops.op import Node, Op
 from linexport.plugins.tensorrt import contract
@@ -58,7 +58,7 @@ def describe(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> Description:
     return Description(node.op_type, inputs, outputs, plans, binaries, quick=True)
 
 
-def single(plan: Plan, one_token: bool, what: str) -> Plan:
+def single(plan: LaunchPlan, one_token: bool, what: str) -> LaunchPlan:
     """The plan with one launch only.
 
     Raises:
@@ -72,7 +72,7 @@ def single(plan: Plan, one_token: bool, what: str) -> Plan:
     return replace(plan, single=route, segmented=None, decode=None)
 
 
-def launch_of(plan: Plan) -> Launch:
+def launch_of(plan: LaunchPlan) -> Launch:
     """The one launch of a single plan."""
     (launch,) = plan.single.launches
     return launch
@@ -84,7 +84,7 @@ def numbers(kernel: Kernel) -> list[str]:
 
 
 def _compiled(
-    plan: Plan, sm: int, inputs: Sequence[str | None], outputs: Sequence[str]
+    plan: LaunchPlan, sm: int, inputs: Sequence[str | None], outputs: Sequence[str]
 ) -> dict[str, Binary]:
     kernel = launch_of(plan).kernel
     made = compile_kernels([kernel], sm)[kernel.name]

@@ -32,10 +32,10 @@ from linexport.models.feed_forward import (
     powers,
     taylor,
 )
-from linexport.models.feed_forward.linearize import Plan, build, plan
+from linexport.models.feed_forward.linearize import FeedForwardPlan, build, plan
 from linexport.models.feed_forward.polynomials import Polynomials
 from linexport.models.feed_forward.powers import Cost, Variance
-from linexport.models.feed_forward.problem import Problem, state
+from linexport.models.feed_forward.problem import FeedForwardProblem, state
 from linexport.targets.lowering import lower
 
 ERRORS = 6.0
@@ -64,7 +64,7 @@ def replaced(form: str, seed: int = 0, **more: Any) -> Any:
     return linearize_feed_forward(linear(), "gelu", inputs(), form, **arguments)
 
 
-def given() -> Problem:
+def given() -> FeedForwardProblem:
     return state(linear(), "gelu", inputs(), 0)
 
 
@@ -123,7 +123,9 @@ def test_a_sketch_is_taken_where_components_are_many() -> None:
     problem = given()
     rows = np.zeros((8, 60))
     rows[:, 0] = 1.0
-    lone = Problem(problem.activation, rows, rows, rows[0], vectors, np.zeros(1), np.ones(1))
+    lone = FeedForwardProblem(
+        problem.activation, rows, rows, rows[0], vectors, np.zeros(1), np.ones(1)
+    )
     found = Polynomials(np.array([[0.0, 0.0, 0.0, 0.0, 0.1]]), vectors)
     (power,) = powers.choose(lone, found, 1e-2)
     assert power.kind == "tensor_sketch" and power.error <= 1e-2
@@ -141,7 +143,9 @@ def test_with_exact_maps_the_layer_is_the_polynomial(degree: int) -> None:
         least_squares.of_degree(problem, degree),
         Polynomials(bernstein.coefficients(problem, degree), problem.scaled),
     ):
-        layer, weight = build(problem, Plan(found, powers.choose(problem, found, None), None), 0)
+        layer, weight = build(
+            problem, FeedForwardPlan(found, powers.choose(problem, found, None), None), 0
+        )
         want = found.at(problem.held_out)
         np.testing.assert_allclose(layer.exactly(weight, problem.held_out), want, atol=1e-11)
         x = torch.from_numpy(problem.held_out[:, :-1] + problem.centre).float()
@@ -176,7 +180,7 @@ def test_the_composition_is_unbiased_and_of_the_stated_variance() -> None:
     rho, single = taylor.best(problem)
     count, sample = 600, []
     for seed in range(200):
-        planned = Plan(*taylor.drawn(problem, rho, count, seed), None)
+        planned = FeedForwardPlan(*taylor.drawn(problem, rho, count, seed), None)
         layer, weight = build(problem, planned, seed)
         sample.append(layer.exactly(weight, rows))
     drawn, want = np.stack(sample), problem.outputs(rows)

@@ -14,7 +14,7 @@ from linexport.errors import UsageError
 from linexport.models.feed_forward import ACTIVATIONS, bernstein, least_squares, taylor
 from linexport.models.feed_forward.activations import Activation, find
 from linexport.models.feed_forward.polynomials import Polynomials
-from linexport.models.feed_forward.problem import HELD_OUT, Problem, state
+from linexport.models.feed_forward.problem import HELD_OUT, FeedForwardProblem, state
 
 ALL = list(ACTIVATIONS.values())
 SMOOTH = [f for f in ALL if not f.kink]
@@ -28,7 +28,7 @@ def bernstein_values(f: Activation, a: float, b: float, n: int, t: np.ndarray) -
     return np.asarray(binom.pmf(j, n, ((t - a) / (b - a))[:, None]) @ f(a + (b - a) * j / n))
 
 
-def given(f: str = "gelu", out: int = 5, width: int = 3, scale: float = 1.0) -> Problem:
+def given(f: str = "gelu", out: int = 5, width: int = 3, scale: float = 1.0) -> FeedForwardProblem:
     torch.manual_seed(3)
     return state(nn.Linear(width, out), f, torch.randn(400, width) * scale, 0)
 

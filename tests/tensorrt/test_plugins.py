@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linexport.errors import EnvironmentProblemError, OpError, UnsupportedModelError, UsageError
-from linexport.plugins.kernels.launch import Argument, Extent, Kernel, Launch, Plan, Route, Scratch
+from linexport.plugins.kernels.launch import (
+    Argument,
+    Extent,
+    Kernel,
+    Launch,
+    LaunchPlan,
+    Route,
+    Scratch,
+)
 from linexport.plugins.tensorrt import fields, flavour, launcher, stub_library
 from linexport.plugins.tensorrt.description import (
     MULTIPROCESSORS,
@@ -36,7 +44,7 @@ def small() -> Description:
         ),
         (Scratch("sums", "fp32", Extent(10, ("batch", "segments"))),),
     )
-    plan = Plan(route, segmented=route, chunk=16, blocks=2, in_place=("y",))
+    plan = LaunchPlan(route, segmented=route, chunk=16, blocks=2, in_place=("y",))
     return Description(
         "Op",
         (Tensor("x", "fp16", ("batch", "length", 6)), None, Tensor("s", "fp32", ("batch", 2))),

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from linexport.errors import UnsupportedModelError
-from linexport.plugins.kernels.launch import TYPES, Argument, Extent, Kernel, Launch, Plan, Route
+from linexport.plugins.kernels.launch import (
+    TYPES,
+    Argument,
+    Extent,
+    Kernel,
+    Launch,
+    LaunchPlan,
+    Route,
+)
 from linexport.plugins.ops.op import Node
 
 OP_TYPE = "CausalConvWithState"
@@ -13,7 +21,7 @@ LARGEST = 64
 CHUNK, BLOCK_C = 128, 8
 
 
-def plan(node: Node, dtype: str, sm: int, precision: str) -> Plan:
+def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
     """See ``plugins.kernels.plan``."""
     channels, _, size = node.shapes["weight"]
     if not isinstance(channels, int) or not isinstance(size, int):
@@ -47,4 +55,4 @@ def plan(node: Node, dtype: str, sm: int, precision: str) -> Plan:
     )
     blocks = Extent(-(-channels // BLOCK_C), ("batch",))
     route = Route((Launch(kernel, (blocks, Extent(1, ("chunks",)), Extent(1))),))
-    return Plan(route, chunk=CHUNK, in_place=("present_state",))
+    return LaunchPlan(route, chunk=CHUNK, in_place=("present_state",))

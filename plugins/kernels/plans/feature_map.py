@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from linexport.errors import UnsupportedModelError
-from linexport.plugins.kernels.launch import TYPES, Argument, Extent, Kernel, Launch, Plan, Route
+from linexport.plugins.kernels.launch import (
+    TYPES,
+    Argument,
+    Extent,
+    Kernel,
+    Launch,
+    LaunchPlan,
+    Route,
+)
 from linexport.plugins.kernels.plans import fused_maps, tiles
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.op import Node
@@ -17,7 +25,7 @@ WIDEST = 256
 """Largest width of a head before the map."""
 
 
-def plan(node: Node, dtype: str, sm: int, precision: str) -> Plan:
+def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
     """See ``plugins.kernels.plan``."""
     kind, heads = str(node.attributes["kind"]), int(node.attributes["num_heads"])
     fused_maps.known(kind)
@@ -51,4 +59,4 @@ def plan(node: Node, dtype: str, sm: int, precision: str) -> Plan:
     kernel = Kernel("feature_map.apply", tuple(arguments), tuple(constants.items()), 4, 1)
     blocks = Extent(heads * -(-features // block), ("batch",))
     route = Route((Launch(kernel, (blocks, Extent(1, ("chunks",)), Extent(1))),))
-    return Plan(route, chunk=CHUNK)
+    return LaunchPlan(route, chunk=CHUNK)

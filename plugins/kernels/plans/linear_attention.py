@@ -13,7 +13,7 @@ from linexport.plugins.kernels.launch import (
     Extent,
     Kernel,
     Launch,
-    Plan,
+    LaunchPlan,
     Route,
     Scratch,
 )
@@ -80,7 +80,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
 }
 
 
-def plan(node: Node, dtype: str, sm: int, precision: str) -> Plan:
+def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
     """See ``plugins.kernels.plan``."""
     return _Planner(node, dtype, sm, precision).plan()
 
@@ -126,14 +126,14 @@ class _Planner:
                 "of both."
             )
 
-    def plan(self) -> Plan:
+    def plan(self) -> LaunchPlan:
         """All routes."""
         if not self.spec.causal:
             route = self._bidirectional()
-            return Plan(route, route, chunk=self.output.chunk, blocks=self._state_blocks())
+            return LaunchPlan(route, route, chunk=self.output.chunk, blocks=self._state_blocks())
         decode = Route((self._launch("recurrent.step", self.step, self._heads(self.step)),))
         single = Route((self._causal_output(),))
-        return Plan(
+        return LaunchPlan(
             self._delta() if self.spec.has_beta else single,
             None if self.spec.has_beta else self._segmented(),
             decode,

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from linexport.errors import BuildError
-from linexport.plugins.kernels.compile import Binary, compile_kernels
-from linexport.plugins.kernels.gate import LARGEST_SHARED, Findings, failures
+from linexport.plugins.kernels.compile import CompiledKernel, compile_kernels
+from linexport.plugins.kernels.gate import LARGEST_SHARED, BinaryFindings, failures
 from linexport.plugins.kernels.launch import Argument, Kernel
 from linexport.plugins.kernels.plan import ARCHITECTURES, plan
 
@@ -77,10 +77,10 @@ def test_every_kernel_passes_the_gate(
 
 def test_the_gate_names_what_is_wrong(kernels: Any) -> None:
     kernel = plan(kernels.node("linear", 64), "bfloat16", 90).single.launches[0].kernel
-    binary = Binary(kernel.name, 90, "f", LARGEST_SHARED[90], 4, b"", "")
-    right = Findings(255, 0, (), {"HGMMA": 2})
+    binary = CompiledKernel(kernel.name, 90, "f", LARGEST_SHARED[90], 4, b"", "")
+    right = BinaryFindings(255, 0, (), {"HGMMA": 2})
     assert failures(kernel, binary, right) == []
-    wrong = Findings(255, 8, ("C7510",), {})
+    wrong = BinaryFindings(255, 8, ("C7510",), {})
     assert failures(kernel, replace(binary, shared=LARGEST_SHARED[90] + 1), wrong) == [
         "8 bytes spilled",
         "wgmma serialised (C7510)",

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linexport.errors import UnsupportedModelError
-from linexport.plugins.kernels.launch import Extent, Plan, Scratch
+from linexport.plugins.kernels.launch import Extent, LaunchPlan, Scratch
 from linexport.plugins.kernels.plan import ARCHITECTURES, plan
 from linexport.plugins.kernels.sources import function
 from linexport.plugins.ops.op import Node
@@ -53,7 +53,7 @@ def test_segments_cover_the_sequence(
     batch: int, length: int, multiprocessors: int, chunk: int
 ) -> None:
     empty: Any = None
-    chosen = Plan(single=empty, segmented=empty or object(), chunk=chunk, blocks=16)  # type: ignore[arg-type]
+    chosen = LaunchPlan(single=empty, segmented=empty or object(), chunk=chunk, blocks=16)  # type: ignore[arg-type]
     values = chosen.symbols(batch, length, multiprocessors)
     tokens = values["segments"] * values["chunks_per_segment"] * chunk
     assert tokens >= length
