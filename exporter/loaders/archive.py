@@ -1,14 +1,16 @@
-"""A zip written by torch, opened by torch's own reader, its sizes and names checked first.
+"""A zip written by torch, opened by torch's own reader, its sizes, names and checksums checked.
 
 Two zip parsers may see different members in one crafted file. torch reads with its C++ reader, so
-checks made with another parser prove nothing; here that reader is used for every byte, and a file
-in which Python's parser sees other members is refused.
+checks made with another parser prove nothing against forgery; here that reader is used for every
+byte, and a file in which Python's parser sees other members is refused. torch's reader never
+compares a CRC32, so Python's does: it proves that nothing was damaged by accident.
 """
 
 from __future__ import annotations
 
 import io
 import re
+import struct
 import zipfile
 from pathlib import Path
 
@@ -29,7 +31,8 @@ class TorchArchive:
         """Open and check.
 
         Raises:
-            UnsupportedModelError: damaged, compressed, ambiguous, or larger inside than outside.
+            UnsupportedModelError: damaged, compressed, ambiguous, larger inside than outside, or
+                with a member that differs from its CRC32.
         """
         self._sizes = _members(source)
         import torch
@@ -73,18 +76,37 @@ def _members(source: Path | bytes) -> dict[str, int]:
     try:
         with zipfile.ZipFile(io.BytesIO(source) if isinstance(source, bytes) else source) as zipped:
             entries = zipped.infolist()
+            _check_entries(entries, size)
+            _check_checksums(zipped)
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise UnsupportedModelError("it is not a readable zip archive") from error
+    sizes = {_inner_name(entry.filename, entries[0].filename): entry.file_size for entry in entries}
+    if len(sizes) != len(entries):
+        raise UnsupportedModelError("it has two members of the same name")
+    return sizes
+
+
+def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> None:
+    """Check what the directory of a zip of ``size`` bytes says of its members."""
     if len(entries) > _MAX_MEMBERS:
         raise UnsupportedModelError(f"it has {len(entries)} members, more than {_MAX_MEMBERS}")
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise UnsupportedModelError("it has compressed members, which torch does not write")
     if sum(entry.file_size for entry in entries) > size:
         raise UnsupportedModelError("its members claim more bytes than the file has")
-    sizes = {_inner_name(entry.filename, entries[0].filename): entry.file_size for entry in entries}
-    if len(sizes) != len(entries):
-        raise UnsupportedModelError("it has two members of the same name")
-    return sizes
+
+
+def _check_checksums(zipped: zipfile.ZipFile) -> None:
+    """Compare every member with its CRC32, where torch was not told to write none (all zero)."""
+    if not any(entry.CRC for entry in zipped.infolist()):
+        return
+    try:
+        damaged = zipped.testzip()
+    except (zipfile.BadZipFile, EOFError, RuntimeError, struct.error) as error:
+        raise UnsupportedModelError(f"a member of it cannot be read ({error})") from error
+    if damaged is not None:
+        inner = damaged.partition("/")[2]
+        raise UnsupportedModelError(f"its member {inner} is damaged: it differs from its CRC32")
 
 
 def _inner_name(name: str, first: str) -> str:

@@ -1,4 +1,4 @@
-"""What every file loader needs: refusals that name the file, and its SHA-256."""
+"""Refusals that name the file, SHA-256, and where a symbolic link may lead."""
 
 from __future__ import annotations
 
@@ -35,6 +35,26 @@ def sha256(path: Path) -> str:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def check_link(path: Path) -> None:
+    """Refuse a symbolic link out of its folder.
+
+    Links inside the folder may be followed, and those of a snapshot in the Hugging Face cache to
+    the blobs beside it: ``models--name/snapshots/<revision>/<file> -> ../../blobs/<digest>``.
+
+    Raises:
+        UsageError: the link leads elsewhere.
+    """
+    folder, target = path.parent.resolve(), path.resolve()
+    allowed = [folder]
+    if folder.parent.name == "snapshots":
+        allowed.append(folder.parent.parent / "blobs")
+    if not any(place in target.parents for place in allowed):
+        raise UsageError(
+            f"{path} is a symbolic link to {target}, outside its folder. Its content would be "
+            "copied into the artifact: put the file itself in the place of the link, or delete it."
+        )
 
 
 def first_line(error: BaseException, limit: int = 300) -> str:

@@ -41,6 +41,12 @@ def edit(folder: Path, **changes: Any) -> None:
         ({"num_hidden_layers": 3, "layer_types": ["conv"] * 3}, "is missing"),
         ({"layer_types": ["conv", "no_such_kind"]}, "not accept|cannot load"),
         ({"hidden_size": "many"}, "not accept.*expected int"),
+        ({"architectures": {"a": "Lfm2ForCausalLM"}}, "architectures is .*expected a list"),
+        ({"architectures": 7}, "architectures is 7; expected a list"),
+        ({"architectures": "Lfm2ForCausalLM"}, "expected a list"),
+        ({"architectures": [None]}, r"architectures is \[null\]"),
+        ({"transformers_weights": "other.safetensors"}, "another file of weights; expected"),
+        ({"text_config": [{"transformers_weights": None}]}, "another file of weights"),
         ({"auto_map": "modeling.Own"}, r"code is in the folder \(modeling.Own\)"),
         ({"auto_map": {"AutoTokenizer": ["own.Own", None]}}, r"code is in the folder \(own.Own\)"),
     ],
@@ -116,9 +122,71 @@ def test_missing_shards_are_named(folder: Path) -> None:
 
 def test_shards_may_not_leave_the_folder(folder: Path) -> None:
     index = {"weight_map": {"a": "../model.safetensors"}}
+    (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(UnsupportedModelError, match="outside the folder"):
         load_model(folder)
+
+
+def test_the_files_that_were_hashed_are_those_that_transformers_loads(folder: Path) -> None:
+    """An index beside one file of weights is read by neither."""
+    from safetensors.torch import load_file, save_file
+
+    before = load_model(folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: w + 1 for name, w in weights.items()}, folder / "other.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, "other.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    beside = load_model(folder)
+    assert beside.source.sha256 == before.source.sha256
+    assert torch.equal(first_weight(beside), first_weight(before))
+    (folder / "model.safetensors").unlink()
+    sharded = load_model(folder)
+    assert sharded.source.sha256 != before.source.sha256
+    assert torch.equal(first_weight(sharded), first_weight(before) + 1)
+
+
+def first_weight(loaded: Any) -> torch.Tensor:
+    return next(loaded.module.parameters()).detach()
+
+
+def test_an_adapter_beside_the_weights_is_refused(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(UnsupportedModelError, match=r"an adapter.*merge"):
+        load_model(folder)
+
+
+def test_a_copied_file_that_is_a_link_out_of_the_folder_is_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    private = tmp_path / "id_ed25519"
+    private.write_text("a secret")
+    (folder / "tokenizer.json").unlink(missing_ok=True)
+    (folder / "tokenizer.json").symlink_to(private)
+    with pytest.raises(UsageError, match=r"symbolic link to .*id_ed25519, outside its folder"):
+        load_model(folder)
+    (folder / "tokenizer.json").unlink()
+    (folder / "inside.json").write_text("{}")
+    (folder / "tokenizer.json").symlink_to("inside.json")
+    assert folder / "tokenizer.json" in load_model(folder).files
+
+
+def test_links_of_a_snapshot_in_the_cache_may_lead_to_its_blobs(
+    folder: Path, tmp_path: Path
+) -> None:
+    repository = tmp_path / "models--name"
+    snapshot, blobs = repository / "snapshots" / "revision", repository / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for file in folder.iterdir():
+        shutil.move(file, blobs / f"digest-{file.name}")
+        (snapshot / file.name).symlink_to(f"../../blobs/digest-{file.name}")
+    assert snapshot / "config.json" in load_model(snapshot).files
+    (repository / "secret").write_text("{}")
+    (snapshot / "tokenizer.json").unlink(missing_ok=True)
+    (snapshot / "tokenizer.json").symlink_to("../../secret")
+    with pytest.raises(UsageError, match="outside its folder"):
+        load_model(snapshot)
 
 
 def test_a_model_without_linear_attention_is_refused(tmp_path: Path) -> None:

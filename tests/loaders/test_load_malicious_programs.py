@@ -24,6 +24,8 @@ from linexport.loaders import load_model
 
 Rewrite = Callable[..., Path]
 
+TABLE = "data/weights/model_weights_config.json"
+
 
 class Evil:
     """Unpickles to a call that creates the marker."""
@@ -363,6 +365,24 @@ def test_weights_larger_than_their_bytes_are_refused(rewrite: Rewrite, marker: P
         table = {"config": {"w": entry | {"tensor_meta": meta}}}
         members = {f"{WEIGHTS}model_weights_config.json": json.dumps(table).encode()}
         refused(rewrite(members), marker, match)
+
+
+@pytest.mark.parametrize("value", [True, 7, None, ["weight_0"], {}])
+@pytest.mark.parametrize("field", ["path_name", "tensor_meta", "config"])
+def test_a_table_of_weights_with_values_of_another_type_is_refused(
+    rewrite: Rewrite, pt2: Path, marker: Path, field: str, value: object
+) -> None:
+    reader = torch.export.pt2_archive.PT2ArchiveReader(str(pt2))
+    table = json.loads(reader.read_bytes(TABLE))
+    if field == "config":
+        table["config"] = value
+    else:
+        next(iter(table["config"].values()))[field] = value
+    path = rewrite({TABLE: json.dumps(table).encode()})
+    if (field, value) == ("config", {}):  # no weights: torch says so
+        refused(path, marker)
+    else:
+        refused(path, marker, "damaged|points elsewhere|stored as a pickle|has text in")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from google.protobuf.message import DecodeError
 from onnx import TensorProto, external_data_helper, helper, numpy_helper, parser
 
 from linexport.errors import LinexportError, UnsupportedModelError
 from linexport.graph.dims import DimRange
 from linexport.loaders import load_model
 from linexport.loaders.onnx_file import document
+from linexport.loaders.onnx_file.skeleton import skeleton
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
 RELU = "g (float[batch, seq, 4] x) => (float[batch, seq, 4] y) { y = Relu(x) }"
@@ -154,6 +157,38 @@ def test_the_first_sizes_that_run_are_taken(written: Callable[..., Path]) -> Non
     assert graph is not None and graph.sizes == {"n": 64}
 
 
+def test_functions_that_call_each_other_are_read_while_they_are_few(
+    written: Callable[..., Path],
+) -> None:
+    loaded = load_model(written(doubling(5)))
+    assert torch.equal(loaded.module(torch.tensor([-1.0, 2.0]))[0], torch.tensor([0.0, 2.0]))
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_skeleton_is_the_file_without_values(tmp_path: Path, pieces: int) -> None:
+    """Where the graph is in two fields of the file, as large artifacts have it, both are read."""
+    whole, path = linear(), tmp_path / "m.onnx"
+    late = onnx.ModelProto(graph=onnx.GraphProto(initializer=[linear("../w").graph.initializer[0]]))
+    late.graph.node.append(helper.make_node("Relu", ["y"], ["z"]))
+    path.write_bytes(whole.SerializeToString() + late.SerializeToString() * (pieces - 1))
+    expected = onnx.load(path, load_external_data=False)
+    for tensor in expected.graph.initializer:
+        tensor.ClearField("raw_data")
+    assert skeleton(path) == expected
+    assert len(expected.graph.initializer) == pieces
+
+
+def test_a_damaged_file_has_no_skeleton(tmp_path: Path) -> None:
+    path, content = tmp_path / "m.onnx", linear().SerializeToString()
+    for end in range(len(content)):
+        path.write_bytes(content[:end])
+        with contextlib.suppress(DecodeError):
+            skeleton(path)
+    path.write_bytes(b"\xff" * 40)
+    with pytest.raises(DecodeError):
+        skeleton(path)
+
+
 # What is refused
 
 
@@ -171,7 +206,48 @@ def recursive() -> str:
     return f"<ir_version: 8, {imports}> {graph}\n{functions}"
 
 
+def functions(calls: dict[str, str], first: str) -> str:
+    imports = 'opset_import: ["" : 17, "local" : 1]'
+    bodies = "".join(
+        f'<domain: "local", {imports}> {name} (a) => (b) {{ {body} }}\n'
+        for name, body in calls.items()
+    )
+    graph = f"g (float[n] x) => (float[n] y) {{ y = local.{first}(x) }}"
+    return f"<ir_version: 8, {imports}> {graph}\n{bodies}"
+
+
+def doubling(times: int) -> str:
+    """Functions that each call the next one twice."""
+    calls = {f"F{i}": f"c = local.F{i + 1}(a) b = local.F{i + 1}(c)" for i in range(times)}
+    return functions({**calls, f"F{times}": "b = Relu(a)"}, "F0")
+
+
+def chain(times: int) -> str:
+    calls = {f"F{i}": f"b = local.F{i + 1}(a)" for i in range(times)}
+    return functions({**calls, f"F{times}": "b = Relu(a)"}, "F0")
+
+
+def overloaded() -> onnx.ModelProto:
+    """A function that calls itself, hidden by one of another overload."""
+    model = parser.parse_model(functions({"F": "b = local.F(a)", "G": "b = Relu(a)"}, "F"))
+    model.functions[1].name, model.functions[1].overload = "F", "other"
+    return model
+
+
+def twice_defined() -> onnx.ModelProto:
+    model = parser.parse_model(functions({"F": "b = Relu(a)", "G": "b = local.F(a)"}, "F"))
+    model.functions[1].name = "F"
+    return model
+
+
 BAD = [
+    (lambda: doubling(40), r"its functions expand to \d{13} nodes; at most 65536 are read"),
+    (lambda: chain(101), "its functions call each other 102 deep; at most 100 are read"),
+    (overloaded, "its functions call each other in a circle: F -> F"),
+    (twice_defined, "two functions of the same domain and name"),
+    (lambda: linear("a\0b"), "inside the model's folder"),
+    (lambda: linear("n" * 300), "inside the model's folder"),
+    (lambda: linear("circle.data"), "inside the model's folder"),
     (cyclic, "its nodes form a cycle: .*Relu"),
     (recursive, "its functions call each other in a circle: F -> G -> F"),
     (
@@ -216,6 +292,7 @@ def test_bad_files_are_refused_with_the_reason(
     outside = tmp_path.parent / f"{tmp_path.name}.outside"
     outside.write_bytes(bytes(64))
     (tmp_path / "link.data").symlink_to(outside)
+    (tmp_path / "circle.data").symlink_to(tmp_path / "circle.data")
     (tmp_path / "short.data").write_bytes(bytes(10))
     path = written(model())
     with pytest.raises(UnsupportedModelError, match=match) as caught:

@@ -15,7 +15,7 @@ from typing import Any
 from linexport.errors import UsageError
 from linexport.loaders.hugging_face.folder import (
     CONFIG,
-    COPIED,
+    copied_files,
     digest,
     read_config,
     weight_files,
@@ -54,7 +54,7 @@ def load_hugging_face(
             that are missing or do not fit, custom code, or layers no patch stands in for.
     """
     config = read_config(folder, trust_remote_code)
-    files = weight_files(folder)
+    files, copied = weight_files(folder), copied_files(folder)
     from linexport.models import flash_linear_attention as fla
 
     if config["model_type"] in fla.layouts():
@@ -72,7 +72,7 @@ def load_hugging_face(
     return replace(
         adopted,
         warnings=(*_left_out(config, model), *adopted.warnings),
-        files=tuple(folder / name for name in COPIED if (folder / name).is_file()),
+        files=copied,
     )
 
 

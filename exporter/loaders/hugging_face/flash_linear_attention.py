@@ -8,7 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from linexport.loaders.hugging_face.folder import CONFIG, COPIED, check_weights, digest, missing
+from linexport.loaders.hugging_face.folder import (
+    CONFIG,
+    check_weights,
+    copied_files,
+    digest,
+    missing,
+)
 from linexport.loaders.model import Language, LoadedModel, Source
 from linexport.loaders.weights import describe, named_tensors, non_finite_warnings
 
@@ -37,6 +43,7 @@ def load(folder: Path, config: dict[str, Any], files: list[Path], location: str)
 
     from linexport.models.flash_linear_attention import build
 
+    copied = copied_files(folder)
     model = build(config)
     _load_weights(model, folder, files)
     settings = model.settings
@@ -62,7 +69,7 @@ def load(folder: Path, config: dict[str, Any], files: list[Path], location: str)
         ),
         outputs=("logits",),
         defaults={"attention_mask": 1},
-        files=tuple(folder / name for name in COPIED if (folder / name).is_file()),
+        files=copied,
     )
 
 

@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from linexport.errors import EnvironmentProblemError, UnsupportedModelError, UsageError
-from linexport.loaders.files import refuse, sha256, unreadable
+from linexport.loaders.files import check_link, refuse, sha256, unreadable
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+REDIRECTION = "transformers_weights"
+"""Setting by which a configuration names another file of weights."""
+
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _LISTED = 4
 
@@ -53,6 +57,22 @@ def read_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
             "no model_type in it, so nothing says which model this is",
             "take the folder as its author published it",
         )
+    if _holds(config, REDIRECTION):
+        raise refuse(
+            folder / CONFIG,
+            f"a setting {REDIRECTION}, which names another file of weights; expected {WEIGHTS}, or "
+            f"{INDEX} and its shards",
+            f"give the file one of these names and delete {REDIRECTION}",
+        )
+    architectures = config.get("architectures")
+    if architectures is not None and not (
+        isinstance(architectures, list) and all(isinstance(a, str) for a in architectures)
+    ):
+        raise refuse(
+            folder / CONFIG,
+            f"architectures is {json.dumps(architectures)[:80]}; expected a list of class names",
+            "take the folder as its author published it",
+        )
     quantisation = config.get("quantization_config")
     if quantisation:
         method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
@@ -72,6 +92,13 @@ def read_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
     return config
 
 
+def _holds(value: object, key: str) -> bool:
+    """Whether a JSON value has an object with this key at any depth."""
+    if isinstance(value, dict):
+        return key in value or any(_holds(inner, key) for inner in value.values())
+    return isinstance(value, list) and any(_holds(inner, key) for inner in value)
+
+
 def _classes(auto_map: object) -> str:
     """Names of the classes of an auto_map, whose values are names or, of tokenizers, lists."""
     values = list(auto_map.values()) if isinstance(auto_map, dict) else [auto_map]
@@ -80,20 +107,30 @@ def _classes(auto_map: object) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of the model, all of which are there.
+    """Return the safetensors files that transformers loads, all of which are there.
+
+    One file takes precedence over an index, as in transformers; ``read_config`` and the refusal of
+    adapters here exclude every other place that transformers would load weights from.
 
     Raises:
-        UnsupportedModelError: there are none, or some are missing or damaged.
+        UnsupportedModelError: there are none, some are missing or damaged, or an adapter would
+            change them.
     """
-    if (folder / INDEX).is_file():
+    if (folder / ADAPTER).exists():
+        raise refuse(
+            folder,
+            f"an adapter ({ADAPTER}) beside the weights, which it would change",
+            "merge it into the weights with peft's merge_and_unload, or delete it",
+        )
+    if (folder / WEIGHTS).is_file():
+        names = [WEIGHTS]
+    elif (folder / INDEX).is_file():
         index = _json(folder / INDEX).get("weight_map")
         if not isinstance(index, dict) or not all(isinstance(v, str) for v in index.values()):
             raise refuse(folder / INDEX, "no weight_map in it", "download it again")
         names = sorted(set(index.values()))
         if any(Path(name).name != name for name in names):
             raise refuse(folder / INDEX, "shards outside the folder", "download it again")
-    elif (folder / WEIGHTS).is_file():
-        names = [WEIGHTS]
     else:
         raise _no_weights(folder)
     missing = [name for name in names if not (folder / name).is_file()]
@@ -108,6 +145,18 @@ def weight_files(folder: Path) -> list[Path]:
     for name in names:
         _check_header(folder / name)
     return [folder / name for name in names]
+
+
+def copied_files(folder: Path) -> tuple[Path, ...]:
+    """Return the files of the folder that an artifact keeps.
+
+    Raises:
+        UsageError: one is a symbolic link that leads out of the folder.
+    """
+    files = tuple(folder / name for name in COPIED if (folder / name).is_file())
+    for path in files:
+        check_link(path)
+    return files
 
 
 def check_weights(
@@ -197,7 +246,7 @@ def _json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise unreadable(path, error) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON: {error}. Download it again.") from None
     if not isinstance(content, dict):
         raise UsageError(f"{path} is not a JSON object. Download it again.")

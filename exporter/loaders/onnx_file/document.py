@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import onnx
@@ -11,8 +10,8 @@ from onnx import TensorProto, checker
 
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import first_line, refuse, unreadable
-from linexport.loaders.onnx_file.external import check_external
-from linexport.loaders.onnx_file.walk import all_nodes, all_texts, nodes_within, reads
+from linexport.loaders.onnx_file.structure import check_structure
+from linexport.loaders.onnx_file.walk import all_nodes
 
 LARGEST = 2**31 - 1
 """Bytes a protobuf message may have; weights beside the file do not count."""
@@ -20,29 +19,21 @@ LARGEST = 2**31 - 1
 KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "linexport")
 _AGAIN = "copy or download it again"
 _EXPORT = "export the model again, or repair the graph with the tool that wrote it"
-_LISTED = 4
 
 
 def read(path: Path) -> onnx.ModelProto:
     """The checked model, its nodes sorted; external data stay where they are.
 
     Raises:
-        UnsupportedModelError: damaged, cyclic, with a name defined twice or a function that calls
-            itself, invalid by onnx's checker, or with external data that are missing or lie
-            outside the folder.
+        UnsupportedModelError: damaged, refused by ``check_structure``, or invalid by the checker
+            of onnx.
         UsageError: the file cannot be read.
     """
     model = _parse(path)
     if not model.HasField("graph") or not model.graph.output:
         raise refuse(path, "an ONNX model without a graph, or one that has no output", _AGAIN)
     try:
-        # protobuf gives bytes where text is not UTF-8.
-        if not all(isinstance(text, str) for text in all_texts(model)):
-            raise UnsupportedModelError("it has names that are not UTF-8 text")
-        _no_duplicates(model.graph)
-        _sort(model.graph)
-        _no_recursion(model)
-        check_external(path, model)
+        check_structure(path, model)
         _check(path, model)
     except UnsupportedModelError as error:
         raise refuse(path, f"an invalid ONNX model: {error}", _EXPORT) from error
@@ -93,56 +84,6 @@ def _parse(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _no_duplicates(graph: onnx.GraphProto) -> None:
-    stored = [t.name for t in graph.initializer]
-    # Older files list their weights among the inputs as well.
-    given = [i.name for i in graph.input if i.name not in set(stored)]
-    made = [name for node in graph.node for name in node.output if name]
-    seen: set[str] = set()
-    twice = dict.fromkeys(n for n in [*stored, *given, *made] if n in seen or seen.add(n))  # type: ignore[func-returns-value]
-    if twice:
-        raise UnsupportedModelError(
-            f"{len(twice)} values have a name that is defined twice: "
-            f"{', '.join(list(twice)[:_LISTED])}"
-        )
-
-
-def _sort(graph: onnx.GraphProto) -> None:
-    """Nodes in an order in which each follows what it reads; some tools write another."""
-    makers = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
-    after = {
-        i: {makers[name] for name in reads(node) if name in makers}
-        for i, node in enumerate(graph.node)
-    }
-    if all(before < i for i, others in after.items() for before in others):
-        return
-    try:
-        order = list(TopologicalSorter(after).static_order())
-    except CycleError as error:
-        circle = [graph.node[i].name or graph.node[i].op_type for i in error.args[1]]
-        raise UnsupportedModelError(
-            f"its nodes form a cycle: {' -> '.join(circle[: _LISTED + 1])}"
-        ) from error
-    nodes = [onnx.NodeProto.FromString(graph.node[i].SerializeToString()) for i in order]
-    del graph.node[:]
-    graph.node.extend(nodes)
-
-
-def _no_recursion(model: onnx.ModelProto) -> None:
-    """Functions that call themselves end the process that opens them, with no error to catch."""
-    calls = {
-        (f.domain, f.name): {(n.domain, n.op_type) for n in nodes_within(f.node)}
-        for f in model.functions
-    }
-    try:
-        TopologicalSorter(calls).prepare()
-    except CycleError as error:
-        circle = [name for _, name in error.args[1]]
-        raise UnsupportedModelError(
-            f"its functions call each other in a circle: {' -> '.join(circle[: _LISTED + 1])}"
-        ) from error
-
-
 def _check(path: Path, model: onnx.ModelProto) -> None:
     """onnx's own checker; it looks for external data beside a file, so there it needs the path."""
     external = any(t.data_location == TensorProto.EXTERNAL for t in model.graph.initializer)
@@ -150,5 +91,5 @@ def _check(path: Path, model: onnx.ModelProto) -> None:
         checker.check_model(str(path) if external else model)
     except checker.ValidationError as error:
         if external and "topologically sorted" in str(error):
-            return  # What was sorted here; ONNX Runtime sorts as well.
+            return  # check_structure sorted the model in memory; ONNX Runtime sorts as well
         raise UnsupportedModelError(first_line(error)) from error

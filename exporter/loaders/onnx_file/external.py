@@ -58,8 +58,8 @@ def _entries(model: onnx.ModelProto) -> Iterator[tuple[TensorProto, dict[str, st
 
 def _check_entry(folder: Path, tensor: TensorProto, entry: dict[str, str]) -> None:
     location = entry.get("location", "")
-    place = (folder / location).resolve()
-    if not location or Path(location).is_absolute() or folder not in place.parents:
+    place = _inside(folder, location)
+    if place is None:
         raise UnsupportedModelError(
             f"the weight {tensor.name} refers to {location!r}, which is not a file inside the "
             "model's folder"
@@ -80,6 +80,17 @@ def _check_entry(folder: Path, tensor: TensorProto, entry: dict[str, str]) -> No
             f"the weight {tensor.name} needs {wanted} bytes; {location} has {size} and the model "
             f"points at {length} from {offset}"
         )
+
+
+def _inside(folder: Path, location: str) -> Path | None:
+    """Return the file that a location names, links followed; None where it is not in the folder."""
+    try:
+        place = (folder / location).resolve()
+        place.exists()
+    except (OSError, RuntimeError, ValueError):  # too long, a circle of links, a null character
+        return None
+    relative = bool(location) and not Path(location).is_absolute()
+    return place if relative and folder in place.parents else None
 
 
 def _bytes(tensor: TensorProto) -> int:

@@ -17,7 +17,9 @@ All of them raise UnsupportedModelError with a phrase that fits after "the file"
 
 from __future__ import annotations
 
+from linexport.errors import UnsupportedModelError
 from linexport.loaders.archive import TorchArchive
+from linexport.loaders.files import first_line
 from linexport.loaders.pt2.document import check_program
 from linexport.loaders.pt2.inputs import check_example_inputs
 from linexport.loaders.pt2.members import EXAMPLE_INPUTS, PROGRAM, check_members
@@ -36,6 +38,10 @@ def verify(archive: TorchArchive) -> None:
         UnsupportedModelError: something in it is unsafe, damaged or not supported.
     """
     check_members(archive)
-    check_program(archive.read(PROGRAM, _MAX_PROGRAM_BYTES))
-    check_payloads(archive)
+    try:
+        check_program(archive.read(PROGRAM, _MAX_PROGRAM_BYTES))
+        check_payloads(archive)
+    except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError) as error:
+        # torch's reader of JSON does not compare values with the types of its schema.
+        raise UnsupportedModelError(f"its JSON is damaged ({first_line(error)})") from error
     check_example_inputs(archive.read(EXAMPLE_INPUTS, _MAX_INPUT_BYTES))

@@ -46,9 +46,10 @@ def check_payloads(archive: TorchArchive) -> None:
                     f"its weight {shorten(name)} is stored as a pickle; convert tensor subclasses "
                     "to plain tensors before exporting"
                 )
-            if not re.fullmatch(rf"{prefix}_\d+", entry.path_name):
+            path = entry.path_name
+            if not isinstance(path, str) or not re.fullmatch(rf"{prefix}_\d+", path):
                 raise UnsupportedModelError(f"its weight {shorten(name)} points elsewhere")
-            _check_size(name, entry.tensor_meta, _member_size(archive, folder + entry.path_name))
+            _check_size(name, entry.tensor_meta, _member_size(archive, folder + path))
 
 
 def _member_size(archive: TorchArchive, member: str) -> int:
