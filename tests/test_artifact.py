@@ -68,6 +68,7 @@ def test_a_float64_input_is_taken_as_float32(small: Artifact) -> None:
     assert small.run(x)["output"].dtype == np.float32
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("args", "named", "message"),
     [
@@ -94,6 +95,7 @@ def test_inputs_that_disagree_are_refused(converted: Callable[..., Path]) -> Non
 # Streams
 
 
+@pytest.mark.smoke
 @given(
     pieces=st.lists(st.integers(1, 70), min_size=1, max_size=5),
     batch=st.integers(1, 3),
@@ -284,6 +286,7 @@ def test_a_failed_artifact_opens_only_on_demand(artifact: Path) -> None:
     assert linexport.load(artifact, allow_failed=True, threads=1).run(x)["output"].shape == x.shape
 
 
+@pytest.mark.smoke
 def test_a_damaged_model_file_is_refused(artifact: Path) -> None:
     model = artifact / "model.onnx"
     model.write_bytes(model.read_bytes()[:-7])

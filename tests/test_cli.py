@@ -36,6 +36,7 @@ def refused(result: Any, code: int) -> str:
 # Starting
 
 
+@pytest.mark.smoke
 def test_help_is_answered_without_the_heavy_libraries() -> None:
     script = (
         "import sys; sys.argv = ['linexport', *sys.argv[1:]]\n"
@@ -76,6 +77,7 @@ def test_it_is_a_module_and_a_program() -> None:
 # JSON and exit codes
 
 
+@pytest.mark.smoke
 def test_a_whole_conversion_in_a_process_of_its_own(
     program: Cli, factories: SimpleNamespace, tmp_path: Path
 ) -> None:
@@ -168,6 +170,7 @@ def test_without_json_people_are_told_the_same(
     assert doctor.code == 0 and "CPUExecutionProvider" in doctor.out
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("name", "code", "message"),
     [
@@ -229,6 +232,7 @@ BAD_INPUT = [
 ]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("arguments", "message"), BAD_INPUT, ids=lambda x: str(x)[:60])
 def test_bad_input_is_a_usage_error(
     cli: Cli,

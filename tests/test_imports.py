@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.smoke
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {"linexport.models": "models", "linexport.plugins": "plugins", "linexport": "exporter"}
 

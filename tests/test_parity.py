@@ -290,6 +290,7 @@ WRONG = {
 }
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("target", ["ort", "onnx"])
 @pytest.mark.parametrize("fault", WRONG)
 def test_a_wrong_lowering_fails_and_is_kept_and_marked(

@@ -52,6 +52,7 @@ def check(ops: Any, layout: Any, run: Any, x: dict[str, np.ndarray], rtol: float
     ops.assert_close(got[1:], want[1:], magnitude[1:], rtol)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("rule", RULES)
 @fixed(70)
 @given(data=st.data())
@@ -354,6 +355,7 @@ def conv_model(
     return model
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(
     ("runtime", "lowering"),

@@ -54,6 +54,7 @@ def variants(kind: str) -> list[dict[str, Any]]:
     return [{}, {"c": 0.5}, {"c": 3.0}] if kind == "quadratic" else [{}]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("kind", EXACT)
 @pytest.mark.parametrize("scale", [0.01, 1.0, 5.0])
 @pytest.mark.parametrize("width", [1, 2, 8, 33])
@@ -140,6 +141,7 @@ def forms(kind: str) -> list[dict[str, Any]]:
     return [{"side": side, "log": log} for side, log in product(SIDES, logs)]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_onnx_body_equals_pytorch(ops: Any, kind: str, heads: int) -> None:

@@ -133,6 +133,7 @@ def test_gated_deltanet_2_is_a_case_of_it() -> None:
         np.testing.assert_allclose(state[0, h], S, rtol=1e-11)
 
 
+@pytest.mark.smoke
 def test_two_tokens_by_hand() -> None:
     # d_k = 2, d_v = 1: S_1 = k_1 v_1 = (2, 0). Token 2 halves it, reads a.S_1 = 2 and writes
     # b times that, (0, -2), and k_2 v_2 = (3, 3): S_2 = (1 + 0 + 3, 0 - 2 + 3).
@@ -223,6 +224,7 @@ def model(ops: Any, x: Arrays, dtype: str = "float32", opset: int = 18) -> onnx.
     return made
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("runtime", ["on_onnxruntime", "on_reference"])
 @fixed(15)
 @given(

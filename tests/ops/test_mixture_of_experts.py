@@ -111,6 +111,7 @@ def test_oracle_is_the_formula() -> None:
     np.testing.assert_allclose(y, [[expected]], rtol=1e-14)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("activation", "gated"), KINDS)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_body_equals_oracle(lowering: str, activation: str, gated: bool) -> None:

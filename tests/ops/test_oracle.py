@@ -156,6 +156,7 @@ def test_equals_products_of_transitions(
     ops.assert_close(layout.reference(x)[:2], want, layout.magnitude(x)[:2], RTOL)
 
 
+@pytest.mark.smoke
 def test_two_tokens_by_hand() -> None:
     # d_k = 2, d_v = 1, two tokens: k = e1, e2 + e1; v = 2, 3; q = (1, 1) twice.
     q = np.array([[[1.0, 1.0], [1.0, 1.0]]])
@@ -245,6 +246,7 @@ def test_decay_of_minus_infinity_forgets(ops: Any) -> None:
     np.testing.assert_allclose(got[1], want[1], rtol=1e-13)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("past", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 4])

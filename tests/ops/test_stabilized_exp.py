@@ -76,6 +76,7 @@ def reference(heads: tuple[int, int], causal: int, x: Arrays) -> tuple[np.ndarra
     return stabilized_exp(*heads, bool(causal), **x)
 
 
+@pytest.mark.smoke
 @fixed(60)
 @given(
     heads=st.sampled_from(HEADS),
