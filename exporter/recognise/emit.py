@@ -17,6 +17,7 @@ from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.op import DOMAIN
 from linexport.recognise import decay, functions
 from linexport.recognise.axes import Axis, Index, size_of
+from linexport.recognise.exact import LARGEST
 from linexport.recognise.feature_maps import Mapped
 from linexport.recognise.nodes import Nodes, dim, element
 from linexport.recognise.roles import NotAttentionError, Roles
@@ -95,6 +96,13 @@ class Writer(Nodes):
         self.parameters = [
             gs.Constant(self.name("parameter"), p) for p in (mapped.parameters if mapped else ())
         ]
+
+    @property
+    def map_proven_to(self) -> float | None:
+        """The largest |x| on which the maps were compared; None where there are none."""
+        if self.mapped is not None:
+            return self.mapped.proven_to
+        return LARGEST if any(self.maps.values()) else None
 
     def write(self) -> gs.Node:
         """All of it; returns the fused node.

@@ -1,13 +1,14 @@
 """Feature maps of several components: softmax, polynomials, frozen projections.
 
 Such a map is several nodes, and its features may be in any order. It is known by its values: on
-random inputs the products phi(x) . phi(y) are, up to a factor, those of a map of
-``linexport.models``, among the queries and among the keys. The proof of the whole attention has the
-last word.
+random inputs of several magnitudes the products phi(x) . phi(y) are, up to a factor, those of a map
+of ``linexport.models``, among the queries and among the keys. The proof of the whole attention has
+the last word.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ from linexport.recognise.running import names, number, session
 from linexport.recognise.sizes import Size
 from linexport.recognise.terms import IDENTITY, Leaf
 
+log = logging.getLogger("linexport.recognise")
+
 DEEPEST = 40
 """Nodes of the longest map looked for."""
 
@@ -34,7 +37,27 @@ TOKENS = 16
 """Products are compared of so many."""
 
 EQUAL = 1e-4
-"""Of the largest product: rounding of float32; another map is off by a tenth and more."""
+"""Relative to the sum of |phi_i(x) phi_i(y)|: rounding of float32. Another map differs by a tenth
+and more; one with a bound or an added constant differs where its features are large or small."""
+
+MAGNITUDES = (1.0, 1e-3, 10.0, 1e2, 1e4, 1e6, 1e8)
+"""Factors on inputs of unit variance. The first is the one that scale and factor are read from."""
+
+EXPONENTS = {"Exp", "Softmax", "Cos", "Sin"}
+EXPONENTIAL = MAGNITUDES[:3]
+"""For such operators: beyond it the rounding of an exponent or of an angle exceeds ``EQUAL``."""
+
+BRANCHING = {"Clip", "Max", "Min", "Where"}
+"""Operators whose bounds lie outside what exponents can be compared on."""
+
+SMALLEST = 1e-30
+"""Products of features that are nearly 0 in float32 are equal."""
+
+HUGE = 1e37
+"""Near the end of float32: what is computed on the way may be infinite."""
+
+_Sample = tuple[np.ndarray, np.ndarray]
+"""x and what nodes make of it, tokens and channels last."""
 
 
 @dataclass(frozen=True)
@@ -44,25 +67,35 @@ class Mapped:
     Attributes:
         scales: of the query and of the key.
         features: M.
+        proven_to: largest |x| on which it was compared with the nodes it stands for.
     """
 
     kind: str
     parameters: tuple[np.ndarray, ...]
     scales: dict[str, float]
     features: int
+    proven_to: float
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A map that some nodes compute: factor phi(scale x), with M features."""
+
+    kind: str
+    parameters: tuple[np.ndarray, ...]
+    scale: float
+    factor: float
+    features: int
+    proven_to: float
 
 
 @dataclass(frozen=True)
 class _Side:
-    """One reading of the queries or of the keys: factor phi(scale source)."""
+    """One reading of the queries or of the keys: a known map of ``source``, of that width."""
 
-    kind: str
-    parameters: tuple[np.ndarray, ...]
+    known: _Known
     source: Leaf
     width: Axis
-    scale: float
-    factor: float
-    features: int
 
 
 def read(e: Evaluator, roles: Roles, imports: dict[str, int]) -> tuple[Roles, Mapped] | None:
@@ -72,7 +105,8 @@ def read(e: Evaluator, roles: Roles, imports: dict[str, int]) -> tuple[Roles, Ma
     keys = _sides(e, roles, "key", imports)
     for query in _sides(e, roles, "query", imports) if keys else ():
         for key in keys:
-            if _named(query) != _named(key) or query.width.size != key.width.size:
+            q, k = query.known, key.known
+            if _identity(q) != _identity(k) or query.width.size != key.width.size:
                 continue
             shared = key.source.rename({key.width: (query.width,)})
             in_front = replace(
@@ -80,21 +114,22 @@ def read(e: Evaluator, roles: Roles, imports: dict[str, int]) -> tuple[Roles, Ma
                 query=(query.source,),
                 key=(shared,),
                 channels=(query.width,),
-                scale=roles.scale * query.factor * key.factor,
+                scale=roles.scale * q.factor * k.factor,
             )
-            scales = {"query": query.scale, "key": key.scale}
-            return in_front, Mapped(query.kind, query.parameters, scales, query.features)
+            scales = {"query": q.scale, "key": k.scale}
+            proven_to = min(q.proven_to, k.proven_to)
+            return in_front, Mapped(q.kind, q.parameters, scales, q.features, proven_to)
     return None
 
 
-def _named(side: _Side) -> tuple[str, list[bytes]]:
-    return side.kind, [p.tobytes() for p in side.parameters]
+def _identity(known: _Known) -> tuple[str, list[bytes]]:
+    return known.kind, [p.tobytes() for p in known.parameters]
 
 
 def _sides(e: Evaluator, roles: Roles, side: str, imports: dict[str, int]) -> list[_Side]:
     """Readings of one side; those of an unscaled source first, then of the nearest."""
     found = list(_readings(e, roles, side, imports))
-    return sorted(found, key=lambda reading: reading.scale != 1.0)
+    return sorted(found, key=lambda reading: reading.known.scale != 1.0)
 
 
 def _readings(e: Evaluator, roles: Roles, side: str, imports: dict[str, int]) -> Iterator[_Side]:
@@ -110,14 +145,17 @@ def _readings(e: Evaluator, roles: Roles, side: str, imports: dict[str, int]) ->
             continue
         if any(a != b for p, (a, b) in enumerate(zip(found, sizes, strict=True)) if p != channel):
             continue
-        values = _values(e, source, found, nodes, leaf.tensor, imports)
-        if values is None:
+        samples = _samples(e, source, found, nodes, leaf.tensor, imports)
+        if samples is None:
             continue
-        x, y = (np.moveaxis(v, (leaf.dims.index(time), channel), (-2, -1)) for v in values)
+        places = (leaf.dims.index(time), channel)
+        pairs = [
+            (np.moveaxis(x, places, (-2, -1)), np.moveaxis(y, places, (-2, -1))) for x, y in samples
+        ]
         width = Axis(found[channel])
         dims: tuple[Index, ...] = (*leaf.dims[:channel], (width,), *leaf.dims[channel + 1 :])
-        for kind, parameters, scale, factor, features in _kinds(side, x, y, _stored(nodes)):
-            yield _Side(kind, parameters, Leaf(source, dims), width, scale, factor, features)
+        for known in _known(side, pairs, nodes):
+            yield _Side(known, Leaf(source, dims), width)
 
 
 def _sources(e: Evaluator, tensor: gs.Tensor) -> Iterator[tuple[gs.Variable, list[gs.Node]]]:
@@ -145,15 +183,15 @@ def _given(e: Evaluator, tensor: gs.Tensor) -> bool:
     return tensor.is_empty() or e.is_weight(tensor) or e.values.get(tensor) is not None
 
 
-def _values(
+def _samples(
     e: Evaluator,
     source: gs.Variable,
     shape: Sequence[Size],
     nodes: Sequence[gs.Node],
     result: gs.Variable,
     imports: dict[str, int],
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Random numbers for the source, and what the nodes make of them."""
+) -> list[_Sample] | None:
+    """Random numbers for the source, and what the nodes make of them, at several magnitudes."""
     made = {o.name for n in nodes for o in n.outputs}
     others = {t.name: t for n in nodes for t in n.inputs if isinstance(t, gs.Variable)}
     others = {n: t for n, t in others.items() if n not in made and n != source.name and n}
@@ -167,11 +205,14 @@ def _values(
         with _typed(others, fed):
             run = session([source, *others.values()], nodes, result, imports)
         drawn = np.random.default_rng(0).standard_normal([number(s, symbols) for s in shape])
-        fed[source.name] = drawn.astype(np.dtype(source.dtype or np.float32))
-        (values,) = run.run(None, fed)
-    except Exception:  # a part that does not run by itself is no known map
+        samples = []
+        for magnitude in EXPONENTIAL if any(n.op in EXPONENTS for n in nodes) else MAGNITUDES:
+            fed[source.name] = (magnitude * drawn).astype(np.dtype(source.dtype or np.float32))
+            (values,) = run.run(None, fed)
+            samples.append((fed[source.name].astype(np.float64), values.astype(np.float64)))
+    except Exception:  # a part that does not run by itself is not a known map
         return None
-    return fed[source.name].astype(np.float64), values.astype(np.float64)
+    return samples
 
 
 @contextmanager
@@ -208,32 +249,80 @@ def _stored(nodes: Sequence[gs.Node]) -> list[np.ndarray]:
     return [a.astype(np.float32) for a in arrays if a.ndim == 2]
 
 
-def _kinds(
-    side: str, x: np.ndarray, y: np.ndarray, stored: Sequence[np.ndarray]
-) -> Iterator[tuple[str, tuple[np.ndarray, ...], float, float, int]]:
-    """Maps whose products of features are those of y: kind, parameters, scale, factor, M."""
-    wanted = _products(y)
-    width = x.shape[-1]
-    matrices = [m for a in stored for m in (a, a.T) if m.shape[0] == width]
+def _known(side: str, samples: Sequence[_Sample], nodes: Sequence[gs.Node]) -> Iterator[_Known]:
+    """Maps whose products of features are those of y on all samples of (x, y)."""
+    operators = {n.op for n in nodes}
+    if operators & EXPONENTS and operators & BRANCHING:
+        return
+    width = samples[0][0].shape[-1]
+    matrices = [m for a in _stored(nodes) for m in (a, a.T) if m.shape[0] == width]
     for kind in feature_maps.kinds():
-        found = feature_maps.find(kind)
-        if found.elementwise:
+        if feature_maps.find(kind).elementwise:
             continue
-        phi = found.phi if side == "query" else found.phi_key
         for parameters in [(), *((np.ascontiguousarray(m),) for m in matrices)]:
             for scale in (1.0, width**0.25):
-                try:
-                    frozen = (torch.from_numpy(p.astype(np.float64)) for p in parameters)
-                    features = phi(torch.from_numpy(scale * x), *frozen).numpy()
-                except Exception:  # it takes other parameters
+                features = _features(kind, side, scale * samples[0][0], parameters)
+                if features is None:  # it takes other parameters
                     break
-                got = _products(features)
-                with np.errstate(over="ignore"):  # another map may be far too large
-                    factor = float((wanted * got).sum() / max((got * got).sum(), 1e-300))
-                close = np.abs(wanted - factor * got).max() <= EQUAL * np.abs(wanted).max()
-                if close and factor > 0:
-                    factor = 1.0 if abs(factor - 1) < EQUAL else factor
-                    yield kind, parameters, scale, factor**0.5, features.shape[-1]
+                factor = _factor(features, samples[0][1])
+                if factor is None:
+                    continue
+                compared = _compared(kind, side, parameters, scale, factor, samples)
+                if compared is not None:
+                    count = features.shape[-1]
+                    yield _Known(kind, parameters, scale, factor**0.5, count, compared)
+
+
+def _features(
+    kind: str, side: str, x: np.ndarray, parameters: Sequence[np.ndarray]
+) -> np.ndarray | None:
+    """phi(x) in float64; None where the map takes other parameters."""
+    found = feature_maps.find(kind)
+    frozen = [torch.from_numpy(p.astype(np.float64)) for p in parameters]
+    try:
+        phi = found.phi if side == "query" else found.phi_key
+        return np.asarray(phi(torch.from_numpy(x), *frozen).numpy())
+    except Exception:
+        return None
+
+
+def _factor(features: np.ndarray, y: np.ndarray) -> float | None:
+    """c where y . y = c phi . phi, as nearly as can be; None where they are not proportional."""
+    wanted, got = _products(y), _products(features)
+    with np.errstate(over="ignore", invalid="ignore"):  # another map may be far too large
+        factor = float((wanted * got).sum() / max((got * got).sum(), 1e-300))
+        close = np.abs(wanted - factor * got).max() <= EQUAL * np.abs(wanted).max()
+    if not close or factor <= 0:
+        return None
+    return 1.0 if abs(factor - 1) < EQUAL else factor
+
+
+def _compared(
+    kind: str,
+    side: str,
+    parameters: Sequence[np.ndarray],
+    scale: float,
+    factor: float,
+    samples: Sequence[_Sample],
+) -> float | None:
+    """The largest |x| of samples in which y . y = factor phi . phi; None where they differ."""
+    largest = 0.0
+    for x, y in samples:
+        features = _features(kind, side, scale * x, parameters)
+        assert features is not None
+        features = features * factor**0.5
+        ends = ~np.isfinite(y).all(-1) | (np.abs(features) > HUGE).any(-1)
+        if (np.abs(y[ends]).max(-1, initial=np.inf) < HUGE).any():
+            return None  # bounded where the map is not
+        if ends.any():
+            break  # larger inputs overflow as well
+        wanted, got = _products(y), _products(features)
+        limit = EQUAL * _products(np.abs(features)) + SMALLEST
+        if (np.abs(wanted - got) > limit).any():
+            log.debug("not %s at |x| = %g: its features differ", kind, np.abs(x).max())
+            return None
+        largest = float(np.abs(x).max())
+    return largest
 
 
 def _products(features: np.ndarray) -> np.ndarray:

@@ -297,6 +297,7 @@ def _match(
         d_v=size_of(roles.widths).known or 1,
         query_map=writer.maps.get("query"),
         key_map=writer.maps.get("key"),
+        map_proven_to=writer.map_proven_to,
         masked=roles.mask is not None,
         replaced=replaced,
         added=tuple(n.name for n in writer.nodes),

@@ -29,6 +29,8 @@ class Match:
         key_heads, d_k, d_v: head counts and widths.
         query_map, key_map: kinds of the feature maps in front; None where whatever computes the
             query or key stays as it was.
+        map_proven_to: the largest |x| up to which that map equals the nodes it stands for: all of
+            float32 for elementwise maps and polynomials; None where there is no map.
         masked: the fused node takes a key mask.
         replaced: names of the nodes that were removed, in graph order.
         added: names of the nodes that took their place.
@@ -48,6 +50,7 @@ class Match:
     d_v: int
     query_map: str | None
     key_map: str | None
+    map_proven_to: float | None
     masked: bool
     replaced: tuple[str, ...]
     added: tuple[str, ...]

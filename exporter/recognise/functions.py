@@ -1,33 +1,24 @@
 """Elementwise functions of one tensor: which feature map they are, and writing them as nodes.
 
-A function is known by its values: whatever operators spell it, a function of one number that agrees
-with a feature map on a dense grid and far outside it is that map.
+A function is known by its values: whatever operators compute it, a function of one number that
+equals a feature map on all of float32, see ``exact``, is that map. Any other stays as it is, in
+front of the attention.
 """
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
-from onnx import TensorProto, helper
-from onnx.reference import ReferenceEvaluator
 
 from linexport.models import feature_maps
-from linexport.plugins.ops.body import OPSET, Body
+from linexport.plugins.ops.body import Body
+from linexport.recognise.exact import GRID, Exact, difference
 from linexport.recognise.terms import IDENTITY, Function
 
-GRID = np.concatenate(
-    [
-        np.linspace(-12, 12, 385),
-        [s * x for s in (-1.0, 1.0) for x in (1e-6, 1e-3, 15.5, 20.0, 40.0, 80.0)],
-    ]
-).astype(np.float32)
-"""Where functions are compared: both sides of every usual threshold, and the tails."""
-
-RELATIVE, ABSOLUTE = 2e-6, 2e-7
-"""Roundings of float32: elu(x) + 1 loses what is below 6e-8, its other spellings do not."""
+log = logging.getLogger("linexport.recognise")
 
 
 def write(b: Body, function: Function, x: str) -> str:
@@ -50,31 +41,40 @@ def _listed(value: Any) -> Any:
 
 @cache
 def kind_of(function: Function) -> str | None:
-    """The elementwise feature map a function is, if it is one."""
+    """Return the elementwise feature map that a function equals everywhere, if there is one."""
     if function == IDENTITY:
         return None
-    values = _values(_without_casts(function))
-    if values is None:
+    found = _exact(function)
+    if found is None:
         return None
+    probes = sorted(found.probes(), key=abs)
+    differs: dict[str, float] = {}
     for kind in feature_maps.kinds():
-        found = feature_maps.find(kind)
-        if not found.elementwise or kind == "identity":
-            continue
-        expected = found.phi(torch.from_numpy(GRID)).numpy()
-        limit = ABSOLUTE + RELATIVE * np.abs(expected)
-        with np.errstate(invalid="ignore"):
-            if bool((np.abs(values - expected) <= limit).all()):
+        if feature_maps.find(kind).elementwise and kind != "identity":
+            x = difference(found, _formula(kind), probes)
+            if x is None:
                 return kind
+            differs[kind] = x
+    nearest = max(differs, key=lambda kind: abs(differs[kind]))
+    log.debug("%s is not %s: they differ at x = %g", function, nearest, differs[nearest])
     return None
+
+
+@cache
+def _formula(kind: str) -> Exact:
+    b = Body()
+    result = feature_maps.find(kind).phi_onnx(b, "x", 1)
+    return Exact(b.nodes, result)
 
 
 @cache
 def keeps_sign(function: Function) -> bool:
     """Positive where x is, and negative somewhere: the sign of a sum of such is the inputs'."""
-    values = _values(_without_casts(function))
-    if values is None:
+    found = _exact(function)
+    if found is None:
         return False
-    return bool((values[GRID > 0] >= 0).all() and (values[GRID < 0] < 0).any())
+    values = [(x, found(float(x))) for x in GRID]
+    return all(y >= 0 for x, y in values if x > 0) and any(y < 0 for x, y in values if x < 0)
 
 
 def casts(function: Function) -> int | None:
@@ -84,28 +84,11 @@ def casts(function: Function) -> int | None:
     return casts(function[2]) if len(function) > 2 and isinstance(function[2], tuple) else None
 
 
-def _without_casts(function: Function) -> Function:
-    if function[0] == "Cast":
-        return _without_casts(function[2])
-    if function[0] in ("x", "const", "none"):
-        return function
-    return (*function[:2], *(_without_casts(f) for f in function[2:]))
-
-
-def _values(function: Function) -> np.ndarray | None:
+def _exact(function: Function) -> Exact | None:
+    """The function without the rounding of casts; None where it has other operators."""
     b = Body()
+    result = write(b, function, "x")
     try:
-        y = write(b, function, "x")
-        graph = helper.make_graph(
-            b.nodes,
-            "function",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None])],
-            [helper.make_tensor_value_info(y, TensorProto.FLOAT, [None])],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", max(OPSET, 20))])
-        with np.errstate(all="ignore"):
-            (values,) = ReferenceEvaluator(model).run(None, {"x": GRID})
-        return np.asarray(values)
-    except Exception:
-        # A function this evaluator cannot run is simply not a known map.
+        return Exact(b.nodes, result)
+    except NotImplementedError:
         return None

@@ -19,6 +19,7 @@ import onnx_graphsurgeon as gs
 from linexport.models import feature_maps
 from linexport.recognise import roles
 from linexport.recognise.axes import Axis
+from linexport.recognise.exact import LARGEST
 from linexport.recognise.feature_maps import Mapped
 from linexport.recognise.joining import match
 from linexport.recognise.roles import NotAttentionError, Roles
@@ -67,7 +68,7 @@ def read(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> tuple[Roles, Map
     factor = (scale * width**0.5) ** 0.5
     factor = 1.0 if math.isclose(factor, 1.0, rel_tol=EQUAL) else factor
     features = feature_maps.find(KIND).feature_count(width)
-    return linear, Mapped(KIND, (), {"query": factor, "key": factor}, features)
+    return linear, Mapped(KIND, (), {"query": factor, "key": factor}, features, LARGEST)
 
 
 def _linear(

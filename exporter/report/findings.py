@@ -83,7 +83,10 @@ def facts(match: Mapping[str, Any]) -> list[tuple[str, str]]:
         heads += f", {match['key_heads']} key"
     maps = [match["query_map"] or "as computed", match["key_map"] or "as computed"]
     normaliser = f"ε = {match['eps']:g}" if match["normalize"] else "none"
-    proof = match["proof"]
+    proof, proven_to = match["proof"], match["map_proven_to"]
+    kinds = maps[0] if maps[0] == maps[1] else f"{maps[0]} and {maps[1]}"
+    if proven_to is not None:
+        kinds += f", compared up to |x| = {proven_to:.2g}"
     sizes = "; ".join(
         ", ".join(f"{name} {size}" for name, size in run.items()) for run in proof["sizes"]
     )
@@ -92,7 +95,7 @@ def facts(match: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Widths", f"{match['d_k']} × {match['d_v']}"),
         ("Normaliser", normaliser),
         ("Scale", f"{match['scale']:g}"),
-        ("Feature map", maps[0] if maps[0] == maps[1] else f"{maps[0]} and {maps[1]}"),
+        ("Feature map", kinds),
         ("Key mask", "yes" if match["masked"] else "none"),
         ("Nodes", f"{len(match['replaced'])} became {len(match['added'])}"),
         ("Proof", f"largest relative error {error(proof['max_relative_error'])}, at {sizes}"),
