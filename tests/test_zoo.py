@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
+import importlib.util
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -39,17 +36,8 @@ PACKAGES = {
 }
 
 
-@pytest.fixture(scope="module")
-def zoo() -> Any:
-    """The factories, importable as a user's are."""
-    folder = str(Path(__file__).parent)
-    sys.path.insert(0, folder)
-    yield importlib.import_module("zoo")
-    sys.path.remove(folder)
-
-
 @pytest.fixture
-def source(zoo: ModuleType) -> Callable[[str], str]:
+def source() -> Callable[[str], str]:
     def find(name: str) -> str:
         if importlib.util.find_spec(PACKAGES[name]) is None:
             pytest.skip(f"{PACKAGES[name]} is not installed (pip install linexport[zoo])")

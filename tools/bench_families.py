@@ -34,8 +34,8 @@ from linexport.system import environment
 from linexport.targets.base import OrtSession
 from linexport.trace.messages import innermost
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "hugging_face"))
-from families import FOUR, LINEAR_LAYERS, TINY, save_model, wide
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.support.families import FOUR, LINEAR_LAYERS, TINY, save_model, wide
 
 STEPS = ("tiny", "plain", "speed")
 """What is done with every family."""

@@ -10,7 +10,6 @@ surrounds the attention, projections and rotary positions, is the same on both s
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 from dataclasses import replace
@@ -32,7 +31,9 @@ from linexport.targets.lowering import lower
 from linexport.timing.latency import Settings, interleaved
 from linexport.trace.graph import to_onnx
 
-SPELLINGS = Path(__file__).resolve().parent.parent / "tests" / "recognise" / "spellings.py"
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.support import formulations
+
 HEADS, WIDTH, TRACED = 8, 64, 64
 SETTINGS = Settings(warmup=3, repeats=11, seconds=1.5)
 
@@ -163,14 +164,9 @@ def measured(name: str, spellings: ModuleType, length: int) -> dict[str, Any]:
 
 def load_spellings(length: int) -> ModuleType:
     """The spellings of the tests, at the sizes measured here."""
-    spec = importlib.util.spec_from_file_location("spellings", SPELLINGS)
-    assert spec is not None and spec.loader is not None
-    spellings = importlib.util.module_from_spec(spec)
-    sys.modules["spellings"] = spellings
-    spec.loader.exec_module(spellings)
-    spellings.HEADS, spellings.D, spellings.WIDTH = HEADS, WIDTH, HEADS * WIDTH
-    spellings.LONGEST = max(length, TRACED) + 1
-    return spellings
+    formulations.HEADS, formulations.D, formulations.WIDTH = HEADS, WIDTH, HEADS * WIDTH
+    formulations.LONGEST = max(length, TRACED) + 1
+    return formulations
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from linexport.parity.cases import Case, draw
 from linexport.targets.base import OrtSession
 from linexport.targets.lowering import lower
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/support/factories"))
 
 NAMES: tuple[str, ...] = (
     "efficientvit",

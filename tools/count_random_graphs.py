@@ -8,11 +8,11 @@ Every rewritten graph is run beside its original at a length the proof did not u
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from pathlib import Path
 
-GENERATOR = Path(__file__).resolve().parent.parent / "tests" / "recognise" / "random_graphs.py"
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.support import random_graphs
 
 
 def main() -> None:
@@ -21,12 +21,7 @@ def main() -> None:
     options.add_argument("--count", type=int, default=500)
     options.add_argument("--first", type=int, default=0, help="the first seed")
     given = options.parse_args()
-    spec = importlib.util.spec_from_file_location("random_graphs", GENERATOR)
-    assert spec is not None and spec.loader is not None
-    graphs = importlib.util.module_from_spec(spec)
-    sys.modules["random_graphs"] = graphs
-    spec.loader.exec_module(graphs)
-    tally = graphs.tally(range(given.first, given.first + given.count))
+    tally = random_graphs.tally(range(given.first, given.first + given.count))
     print(f"{tally.graphs} graphs, {tally.true} with linear attention")
     print(f"found: {tally.found} of {tally.true} ({tally.found / max(tally.true, 1):.1%})")
     print(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from families import TINY, save_model
+from tests.support.families import TINY, save_model
 
 
 @pytest.fixture(scope="session")

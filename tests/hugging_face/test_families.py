@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ import torch
 
 import linexport
 from linexport.loaders import load_model
-
-sys.path.insert(0, str(Path(__file__).parent))
-from families import LINEAR_LAYERS
+from tests.support.families import LINEAR_LAYERS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

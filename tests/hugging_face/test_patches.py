@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from families import TINY
 
 from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.loaders import load_model
 from linexport.patches import attention, latent_attention
 from linexport.patches.state_cache import Carried, active, carrying
+from tests.support.families import TINY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 
 import onnx
 import pytest
@@ -16,23 +12,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from linexport.trace.graph import to_onnx
-
-HERE = Path(__file__).parent
-
-
-def load(name: str) -> ModuleType:
-    """A module of this folder: pytest's importlib mode gives tests no package to import from."""
-    known = sys.modules.get(f"recognise_{name}")
-    if known is None:
-        spec = importlib.util.spec_from_file_location(f"recognise_{name}", HERE / f"{name}.py")
-        assert spec is not None and spec.loader is not None
-        known = importlib.util.module_from_spec(spec)
-        sys.modules[f"recognise_{name}"] = known
-        spec.loader.exec_module(known)
-    return known
-
-
-spellings = load("spellings")
+from tests.support import formulations
 
 
 class Packed(nn.Module):
@@ -52,13 +32,13 @@ class Packed(nn.Module):
     def example(self, batch: int, length: int, seed: int = 0) -> Tensor:
         """A standard normal input."""
         generator = torch.Generator().manual_seed(seed)
-        width = spellings.WIDTH * self.spelling.inputs
+        width = formulations.WIDTH * self.spelling.inputs
         return torch.randn(batch, length, width, generator=generator)
 
 
 def find(name: str):
     """The spelling of that name."""
-    s = spellings
+    s = formulations
     tables = (s.CAUSAL, s.BIDIRECTIONAL, s.OTHER, s.SEPARATE)
     return next(t[name] for t in tables if name in t)
 
@@ -76,11 +56,11 @@ def exported(name: str) -> tuple[Packed, onnx.ModelProto]:
 
 
 TABLES = {
-    "causal": spellings.CAUSAL,
-    "bidirectional": spellings.BIDIRECTIONAL,
-    "other": spellings.OTHER,
-    "separate": spellings.SEPARATE,
-    "spelling": {**spellings.CAUSAL, **spellings.BIDIRECTIONAL},
+    "causal": formulations.CAUSAL,
+    "bidirectional": formulations.BIDIRECTIONAL,
+    "other": formulations.OTHER,
+    "separate": formulations.SEPARATE,
+    "spelling": {**formulations.CAUSAL, **formulations.BIDIRECTIONAL},
 }
 
 
@@ -95,12 +75,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def export() -> Callable[[str], tuple[Packed, onnx.ModelProto]]:
     """``export(name)``: the module and its graph."""
     return exported
-
-
-@pytest.fixture(scope="session")
-def random_graphs() -> ModuleType:
-    """The generator of random graphs."""
-    return load("random_graphs")
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -5,9 +5,9 @@ The default run draws a few; ``-m slow`` five hundred, as ``tools/count_random_g
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
+
+from tests.support import random_graphs
 
 FEW, MANY = 25, 500
 SHARE = 0.95
@@ -15,19 +15,19 @@ SHARE = 0.95
 
 
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_true_ones_are_found_and_no_rewrite_is_wrong(random_graphs: ModuleType, count: int) -> None:
+def test_true_ones_are_found_and_no_rewrite_is_wrong(count: int) -> None:
     tally = random_graphs.tally(range(count))
     assert not tally.wrong, "rewritten, and no longer what it was"
     assert not tally.mistaken, "taken for linear attention"
     assert tally.true and tally.found >= SHARE * tally.true, tally.missed
 
 
-def test_a_seed_draws_the_same_graph(random_graphs: ModuleType) -> None:
+def test_a_seed_draws_the_same_graph() -> None:
     first, second = (random_graphs.Generator(7).draw() for _ in range(2))
     assert first.model.SerializeToString() == second.model.SerializeToString()
     assert first != random_graphs.Generator(8).draw()
 
 
-def test_every_way_to_spoil_a_graph_is_drawn(random_graphs: ModuleType) -> None:
+def test_every_way_to_spoil_a_graph_is_drawn() -> None:
     drawn = {random_graphs.Generator(seed).draw().spoiled for seed in range(200)}
     assert drawn == {None, *random_graphs.SPOILED}
