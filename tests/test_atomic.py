@@ -7,10 +7,10 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from json import loads
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import linexport
-from linexport.artifact import write
+from linexport.artifact import staging, write
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph import external_data
 
@@ -252,7 +252,14 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["SIGINT", "SIGKILL"])
+SIGNALS = {
+    signal.SIGINT: (130, "Interrupted"),
+    signal.SIGTERM: (143, "Terminated"),
+    signal.SIGKILL: (-signal.SIGKILL, ""),
+}
+
+
+@pytest.mark.parametrize("sent", SIGNALS, ids=[s.name for s in SIGNALS])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_interrupted_run_leaves_the_earlier_artifact(
     start: Callable[..., subprocess.Popen[str]],
@@ -267,8 +274,7 @@ def test_an_interrupted_run_leaves_the_earlier_artifact(
     try:
         while process.poll() is None:
             staged = list(artifact.parent.glob(".artifact.partial-*"))
-            # A probe of whether the place can be written has a name that ends in no number.
-            if MOMENTS[moment]([s for s in staged if s.name.rpartition("-")[2].isdecimal()]):
+            if MOMENTS[moment](staged):
                 process.send_signal(sent)
                 break
             time.sleep(0.0005)
@@ -280,12 +286,13 @@ def test_an_interrupted_run_leaves_the_earlier_artifact(
     if process.returncode == 0:
         assert moment == "with the report written"  # the signal came when all was done
         return
-    assert process.returncode == (130 if sent == signal.SIGINT else -signal.SIGKILL)
+    code, message = SIGNALS[sent]
+    assert process.returncode == code
     assert snapshot(artifact) == before
     left = [p for p in artifact.parent.iterdir() if p.name != "artifact"]
-    if sent == signal.SIGINT:
+    if sent != signal.SIGKILL:
         assert left == []
-        assert "Interrupted" in err
+        assert message in err
     with write.staged(artifact):  # what every run begins with
         assert not [p for p in left if p.exists()]
 
@@ -294,21 +301,109 @@ def test_an_interrupted_run_leaves_the_earlier_artifact(
 def test_leftovers_of_the_dead_are_removed_and_those_of_the_living_kept(
     tmp_path: Path, name: str
 ) -> None:
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
+    """The living are told by their lock: process ids are those of another container, perhaps."""
     output = tmp_path / name
-    leftovers = [tmp_path / f".{name}.partial-{end}" for end in (dead.pid, "probe", "7.old")]
-    kept = [
-        tmp_path / f".{name}.partial-{os.getppid()}",
-        tmp_path / f".other.partial-{dead.pid}",
-        tmp_path / f"{name}.partial-{dead.pid}",
-    ]
+    leftovers = [tmp_path / f".{name}.partial-{end}" for end in ("1", "probe", "8f0e")]
+    kept = [tmp_path / f".other.partial-{os.getpid()}", tmp_path / f"{name}.partial-1"]
     for folder in (*leftovers, *kept):
-        folder.mkdir()
-        (folder / "model.onnx").write_text("half")
-    with write.staged(output) as folder:
-        assert folder.parent == tmp_path and folder.is_dir()
+        make(folder, "half")
+    with write.staged(output) as living:
+        with write.staged(output) as folder:
+            assert folder.parent == tmp_path and folder.is_dir() and folder != living
+            assert set(tmp_path.iterdir()) == {*kept, living, folder}
+        assert set(tmp_path.iterdir()) == {*kept, living}
     assert set(tmp_path.iterdir()) == set(kept)
+
+
+def test_an_earlier_output_that_was_put_aside_stays_until_another_is_in_its_place(
+    tmp_path: Path,
+) -> None:
+    output, aside = tmp_path / "out", make(tmp_path / ".out.partial-8f0e.old", "the only copy")
+    with write.staged(output):
+        assert aside.exists()
+    output.mkdir()
+    with write.staged(output):
+        assert not aside.exists()
+
+
+def test_without_locks_nothing_is_taken_for_abandoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(staging.fcntl, "flock", unsupported)
+    other = make(tmp_path / ".out.partial-8f0e", "perhaps in use")
+    with write.staged(tmp_path / "out") as folder:
+        assert folder.is_dir()
+    assert list(tmp_path.iterdir()) == [other]
+
+
+def test_many_runs_at_once_leave_each_other_alone(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    lost = []
+
+    def run(number: int) -> None:
+        for _ in range(30):
+            with write.staged(output) as folder:
+                (folder / "file").write_text(str(number))
+                time.sleep(0.0002)
+                if (folder / "file").read_text() != str(number):
+                    lost.append(folder)
+
+    workers = [threading.Thread(target=run, args=(n,)) for n in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert lost == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_belongs_to_the_model_is_not_copied_through_a_link(tmp_path: Path) -> None:
+    folder, private = make(tmp_path / "model", "inside"), make(tmp_path / "home", "private")
+    (folder / "link").symlink_to(private / "file")
+    (folder / "fine").symlink_to("file")
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    with pytest.raises(UsageError, match="outside its folder"):
+        write.copy_files([folder / "link"], copies)
+    write.copy_files([folder / "fine"], copies)
+    assert snapshot(copies) == {"fine": b"inside"}
+    assert not (copies / "fine").is_symlink()
+
+
+@pytest.mark.usefixtures("no_work")
+def test_an_output_that_is_not_text_is_refused(cli: Callable[..., Any], tmp_path: Path) -> None:
+    result = cli("convert", "nothing:here", "-o", tmp_path / os.fsdecode(b"o\xff"), "--json")
+    assert result.code == 2
+    assert "is not text in the encoding of file names" in result.json()["message"]
+    assert list(tmp_path.iterdir()) == []
+
+
+# Before a command begins
+
+
+@pytest.mark.parametrize("json", [True, False])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_program_is_imported_ends_it_in_its_own_words(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path, sent: signal.Signals, json: bool
+) -> None:
+    """``typer`` is replaced by a module that sends the signal when it is imported."""
+    (tmp_path / "typer.py").write_text(
+        f"import os, signal, time\nos.kill(os.getpid(), {int(sent)})\ntime.sleep(20)\n"
+    )
+    process = start("doctor", *(["--json"] if json else []), cwd=tmp_path)
+    out, err = process.communicate(timeout=60)
+    code, message = SIGNALS[sent]
+    assert process.returncode == code
+    assert "Traceback" not in out + err
+    if json:
+        answer = loads(out)
+        assert (answer["status"], answer["exit_code"]) == ("error", code)
+        assert answer["message"].startswith(message)
+    else:
+        assert message in err and not out
 
 
 # Publishing

@@ -17,7 +17,6 @@ Source: src/models/{recurrent_state,kv_cache,position_inputs}.cpp of onnxruntime
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
@@ -75,9 +74,7 @@ def write_genai(artifact: str | Path, output: str | Path) -> Path:
         write.save_model(model, folder)
         (folder / CONFIG).write_text(json.dumps(_config(manifest, states, source), indent=2))
         ours = (manifests.MODEL, manifests.DATA, manifests.MANIFEST, manifests.REPORT)
-        for file in source.iterdir():
-            if file.name not in ours:
-                shutil.copyfile(file, folder / file.name)
+        write.copy_files((f for f in source.iterdir() if f.name not in ours), folder)
         write.publish(folder, place)
     return place
 

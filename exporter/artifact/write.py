@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-import errno
-import glob
 import os
+import secrets
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 import onnx
 
 from linexport.artifact.manifest import DATA, MODEL, is_artifact
+from linexport.artifact.staging import ASIDE, staged
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph import external_data
+from linexport.loaders.files import check_link, check_text
+
+__all__ = ["check_output", "copy_files", "publish", "replace_text", "save_model", "staged"]
 
 EXTERNAL_ABOVE = 1_500_000_000
 """Bytes above which weights go to a file of their own: a protobuf ends at 2 GB."""
@@ -29,15 +30,16 @@ def check_output(output: Path, overwrite: bool) -> None:
     """Refuse an output path before any work is done for it.
 
     Raises:
-        UsageError: it is a file, a folder that is not an artifact or that nothing can take the
-            place of, or an artifact that was not asked to be replaced.
+        UsageError: its name is not text; it is a file, a folder that is not an artifact or that
+            nothing can take the place of, or an artifact that was not asked to be replaced.
         EnvironmentProblemError: nothing can be written there.
     """
+    check_text(output)
     try:
         _check_kind(output, overwrite)
         parent = output.absolute().parent
         parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=_prefix(output), dir=parent):
+        with staged(output):
             pass
     except OSError as error:
         raise EnvironmentProblemError(f"Cannot write to {output}: {error.strerror}.") from None
@@ -64,40 +66,6 @@ def _check_kind(output: Path, overwrite: bool) -> None:
             )
 
 
-def _prefix(output: Path) -> str:
-    """Of the temporary folders beside ``output``; the rest of their names is a process."""
-    return f".{output.name}.partial-"
-
-
-@contextmanager
-def staged(output: Path) -> Iterator[Path]:
-    """A temporary folder beside ``output``, removed on any exception.
-
-    ``publish`` moves it into place. Leftovers of runs that were killed are removed first.
-
-    Raises:
-        EnvironmentProblemError: the disk is full, or a file cannot be written.
-    """
-    parent, prefix = output.absolute().parent, _prefix(output)
-    for leftover in parent.glob(f"{glob.escape(prefix)}*"):
-        if not _alive(leftover.name.rpartition("-")[2]):
-            shutil.rmtree(leftover, ignore_errors=True)
-    folder = parent / f"{prefix}{os.getpid()}"
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        folder.mkdir()
-        yield folder
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM):
-            raise
-        raise EnvironmentProblemError(
-            f"Cannot write the artifact to {parent}: {error.strerror}. "
-            "What was there before is unchanged."
-        ) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def publish(folder: Path, output: Path) -> None:
     """Put a staged folder in the place of ``output`` in one step."""
     for path in folder.iterdir():
@@ -114,7 +82,7 @@ def publish(folder: Path, output: Path) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     """Replace one file of an artifact in one step."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(8)}")
     try:
         partial.write_text(text, encoding="utf-8")
         _sync(partial)
@@ -143,19 +111,14 @@ def save_model(
 
 
 def copy_files(files: Iterable[Path], folder: Path) -> None:
-    """Put copies of files that belong to the model beside it."""
+    """Put copies of files that belong to the model beside it.
+
+    Raises:
+        UsageError: one is a symbolic link that leads out of its folder.
+    """
     for path in files:
+        check_link(path)
         shutil.copyfile(path, folder / path.name)
-
-
-def _alive(process: str) -> bool:
-    try:
-        os.kill(int(process), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _sync(path: Path) -> None:
@@ -179,7 +142,7 @@ def _exchange(new: Path, old: Path) -> None:
     at_cwd, exchange = -100, 2
     if rename and rename(at_cwd, os.fsencode(new), at_cwd, os.fsencode(old), exchange) == 0:
         return
-    aside = new.with_name(f"{new.name}.old")
+    aside = new.with_name(f"{new.name}{ASIDE}")
     old.rename(aside)
     new.rename(old)
     shutil.rmtree(aside, ignore_errors=True)

@@ -1,7 +1,7 @@
 """Errors as messages and exit codes; JSON alone on standard output where it was asked for.
 
 Exit codes: 0 done, 1 internal error, 2 usage, 3 parity, 4 unsupported model, 5 environment,
-6 build, 130 interrupted.
+6 build, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, TextIO
 import typer
 
 from linexport.errors import LinexportError
+from linexport.system import signals
 
-INTERRUPTED = 130
 TRACEBACKS = "LINEXPORT_TRACEBACK"
 
 _stdout: ContextVar[TextIO | None] = ContextVar("stdout", default=None)
@@ -31,17 +31,20 @@ def guarded(json_output: bool) -> Iterator[None]:
     try:
         with redirect_stdout(sys.stderr) if json_output else nullcontext():
             yield
-    except LinexportError as error:
-        _fail(str(error), error.exit_code, json_output)
     except KeyboardInterrupt:
-        _fail("Interrupted; nothing was left behind.", INTERRUPTED, json_output)
+        _fail(*signals.interruption(), json_output)
     except (typer.Exit, SystemExit):
         raise
+    except LinexportError as error:
+        interrupted = signals.interruption() if signals.received() else None
+        _fail(*(interrupted or (str(error), error.exit_code)), json_output)
     except BrokenPipeError:
         # Whoever read the output has had enough; Python would complain once more at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit from None
     except Exception as error:
+        if signals.received():
+            _fail(*signals.interruption(), json_output)
         if os.environ.get(TRACEBACKS):
             raise
         first = (str(error).strip() or "no message").splitlines()[0]

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from linexport.errors import UsageError
+from linexport.loaders.files import check_text
 from linexport.loaders.model import LoadedModel, Source
 
 __all__ = ["LoadedModel", "Source", "load_model"]
@@ -48,6 +49,7 @@ def load_model(
         UsageError: nothing is there, it cannot be read, or the factory cannot be found or fails.
         UnsupportedModelError: the file is damaged, unsafe, or of a kind linexport does not read.
     """
+    check_text(source)
     path = Path(source)
     if not _exists(path):
         if isinstance(source, str) and ":" in source and not _WINDOWS_DRIVE.match(source):

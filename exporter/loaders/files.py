@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
 
 from linexport.errors import UnsupportedModelError, UsageError
@@ -35,6 +36,22 @@ def sha256(path: Path) -> str:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def check_text(path: str | Path) -> None:
+    """Refuse a path that cannot be written to a manifest or a report.
+
+    Raises:
+        UsageError: it has bytes that are not text in the encoding of file names.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"The path {str(path)!a} is not text in the encoding of file names here "
+            f"({sys.getfilesystemencoding()}). Rename it, or set a UTF-8 locale, such as "
+            "LC_ALL=C.UTF-8."
+        ) from None
 
 
 def check_link(path: Path) -> None:

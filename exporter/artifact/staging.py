@@ -1,0 +1,103 @@
+"""Temporary folders beside an output, each held by a lock for as long as its process lives.
+
+    .<output>.partial-<random>     one folder a run, with an advisory lock (flock) on it
+
+A folder whose lock can be had belongs to a run that was killed: on this machine, in another
+container or on another host of the same volume, where process ids mean nothing. Where the file
+system has no such locks, no folder is taken for abandoned.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import glob
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from linexport.errors import EnvironmentProblemError
+
+ASIDE = ".old"
+"""Ending of the name under which ``publish`` puts an earlier output aside, where it must."""
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM)
+
+
+@contextmanager
+def staged(output: Path) -> Iterator[Path]:
+    """Make a temporary folder beside ``output``, and remove it in the end whatever happens.
+
+    ``write.publish`` moves it into place. Leftovers of runs that were killed are removed first.
+
+    Raises:
+        EnvironmentProblemError: the disk is full, or a file cannot be written.
+    """
+    parent = output.absolute().parent
+    _remove_abandoned(output)
+    try:
+        folder, descriptor = _make_locked(parent, _prefix(output))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        raise EnvironmentProblemError(
+            f"Cannot write the artifact to {parent}: {error.strerror}. "
+            "What was there before is unchanged."
+        ) from error
+
+
+def _prefix(output: Path) -> str:
+    return f".{output.name}.partial-"
+
+
+def _remove_abandoned(output: Path) -> None:
+    """Remove temporary folders that no process holds.
+
+    An earlier output that was put aside stays for as long as nothing is in its place.
+    """
+    for leftover in output.absolute().parent.glob(f"{glob.escape(_prefix(output))}*"):
+        if leftover.name.endswith(ASIDE) and not output.exists():
+            continue
+        with suppress(OSError):
+            descriptor = os.open(leftover, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                if _lock(descriptor):
+                    shutil.rmtree(leftover, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _make_locked(parent: Path, start: str) -> tuple[Path, int]:
+    """Make a folder of a random name; return it and the descriptor that holds its lock.
+
+    Another run may take it for abandoned before it is locked, and remove it: then the next is made.
+    """
+    while True:
+        folder = parent / f"{start}{secrets.token_hex(8)}"
+        folder.mkdir()
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        if _lock(descriptor) is not False and folder.exists():
+            return folder, descriptor
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Take the lock of an open folder; False where another has it, None where there are none."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # some network file systems
+        return None
+    return True
