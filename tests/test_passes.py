@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from onnx.reference import ReferenceEvaluator
 from linexport import passes, trace
 from linexport.graph import states
 from linexport.loaders import load_model
-from linexport.passes import expose_past_present, split_sequence
+from linexport.passes import Pass, expose_past_present, split_sequence
 from linexport.plugins.ops.op import DOMAIN
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -46,25 +46,27 @@ def structure(graph: gs.Graph) -> object:
     return nodes, ends
 
 
-def stage(name: str) -> list[ModuleType]:
-    return [p for p in passes.passes() if name == p.STAGE]
+def stage(name: str) -> list[Pass]:
+    return [p for p in passes.all_passes() if name == p.stage]
 
 
 def test_every_pass_belongs_to_a_stage() -> None:
-    found = list(passes.passes())
+    found = passes.all_passes()
     assert found
-    assert all(p.STAGE in passes.STAGES and callable(p.run) and p.__doc__ for p in found)
+    assert all(p.stage in passes.STAGES and p.requires and p.ensures for p in found)
+    assert len({p.name for p in found}) == len(found)
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("found", list(passes.passes()), ids=lambda p: p.STAGE + p.__name__[-8:])
-def test_a_pass_run_twice_changes_nothing_more(
-    models: Models, found: ModuleType, name: str
+@pytest.mark.parametrize("found", passes.all_passes(), ids=lambda p: p.name)
+def test_a_pass_says_whether_it_modified_and_run_twice_changes_nothing_more(
+    models: Models, found: Pass, name: str
 ) -> None:
     graph = gs.import_onnx(models(name))
-    found.run(graph)
+    before = structure(graph)
+    assert found.run(graph).modified == (structure(graph) != before)
     once = structure(graph)
-    found.run(graph)
+    assert not found.run(graph).modified
     assert structure(graph) == once
 
 

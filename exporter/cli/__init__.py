@@ -13,8 +13,11 @@ from typing import Annotated
 
 import typer
 
+from linexport.cli.verbosity import VerboseGroup, set_verbosity
+
 app = typer.Typer(
     name="linexport",
+    cls=VerboseGroup,
     help="Convert PyTorch models with linear attention to checked, fast ONNX artifacts.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -26,6 +29,17 @@ app = typer.Typer(
 def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    verbose: Annotated[
+        int,
+        typer.Option(
+            "-v",
+            "--verbose",
+            count=True,
+            show_default=False,
+            callback=set_verbosity,
+            help="Show decisions; -vv also why others were not made.",
+        ),
+    ] = 0,
 ) -> None:
     """Options before any command."""
     if version:

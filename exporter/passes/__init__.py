@@ -1,87 +1,100 @@
-"""Rewrites of the traced graph, on onnx-graphsurgeon: one rewrite a file, found by scanning here.
+"""Rewrites of the traced graph, on onnx-graphsurgeon: one pass a file.
 
-A pass is a module with ``STAGE``, one of ``STAGES``, and ``run(graph)``, which changes a graph in
-place and may return ``Findings`` about what it saw. Stages run in order; within a stage the order
-of passes does not matter.
+A pass is a module of this folder with ``PASS``, or an entry point ``linexport.passes`` of another
+package; see ``contract.Pass``. Stages run in order; within a stage the order of passes does not
+matter.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
 
-import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
-from onnx_graphsurgeon.ir.tensor import LazyValues
 
-from linexport.graph.external_data import LARGE, Weights, placeholder
+from linexport.graph import surgeon
+from linexport.graph.external_data import Weights
+from linexport.passes.contract import (
+    STAGES,
+    STATELESS,
+    NoMatchError,
+    Pass,
+    PassRecord,
+    PassResult,
+    rewrite_matches,
+)
+from linexport.passes.dump import GraphDump
+from linexport.passes.manager import run_passes
+from linexport.passes.registry import all_passes, find_pass
 from linexport.recognise import Findings
 
-STAGES = ("canonicalise", "fuse", "stream", "state", "absorb", "tidy")
-STATELESS = ("canonicalise", "fuse", "absorb", "tidy")
-"""Those that leave the inputs and outputs of the graph as they are."""
+__all__ = [
+    "STAGES",
+    "STATELESS",
+    "GraphDump",
+    "NoMatchError",
+    "Pass",
+    "PassRecord",
+    "PassResult",
+    "Rewritten",
+    "all_passes",
+    "find_pass",
+    "rewrite",
+    "rewrite_matches",
+    "run",
+]
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A model after the passes, its weights that are apart, and what was found on the way."""
+    """A model after the passes.
+
+    Attributes:
+        model: its graph.
+        findings: matches and unmatched candidates.
+        weights: its external initializers.
+        records: of the passes that ran, in order.
+    """
 
     model: onnx.ModelProto
     findings: Findings
     weights: Weights
+    records: tuple[PassRecord, ...]
 
 
 def rewrite(
-    model: onnx.ModelProto, stages: tuple[str, ...] = STAGES, weights: Weights | None = None
+    model: onnx.ModelProto,
+    stages: Sequence[str] = STAGES,
+    weights: Weights | None = None,
+    *,
+    dump: GraphDump | None = None,
+    stop_after: str | None = None,
 ) -> Rewritten:
     """Apply all passes of the given stages.
 
-    ``weights`` are those that are not in the model; where it is given, the large ones of the
-    result are not in the result either.
+    Args:
+        model: is not changed.
+        stages: some of ``STAGES``.
+        weights: values of its external initializers; where given, large weights of the result are
+            external as well.
+        dump: receives the graph before and after each pass that modified it.
+        stop_after: name of the last pass to run; None: all of them.
+
+    Raises:
+        EnvironmentProblemError: a pass of another package cannot be used.
+        BuildError: a pass broke its contract.
     """
     graph = gs.import_onnx(model)
-    _fill(graph, weights or {})
-    findings = Findings()
-    for stage in stages:
-        for found in passes():
-            if stage == found.STAGE:
-                findings += found.run(graph) or Findings()
-        # Passes disconnect what they replace; the next stage is to see only what is left.
-        graph.cleanup().toposort()
-    apart = {} if weights is None else _empty(graph)
-    return Rewritten(gs.export_onnx(graph, do_type_check=False), findings, apart)
+    surgeon.attach(graph, weights or {})
+    chosen = [found for stage in stages for found in all_passes() if found.stage == stage]
+    findings, records = run_passes(graph, chosen, dump, stop_after)
+    if dump is not None and stop_after is not None:
+        dump.end()
+    external = {} if weights is None else surgeon.detach(graph)
+    return Rewritten(surgeon.to_model(graph), findings, external, records)
 
 
-def run(model: onnx.ModelProto, stages: tuple[str, ...] = STAGES) -> onnx.ModelProto:
-    """The model after all passes of the given stages."""
+def run(model: onnx.ModelProto, stages: Sequence[str] = STAGES) -> onnx.ModelProto:
+    """Return the model after all passes of the given stages."""
     return rewrite(model, stages).model
-
-
-def _fill(graph: gs.Graph, weights: Weights) -> None:
-    """Give constants the values that were apart."""
-    for tensor in graph.tensors().values() if weights else ():
-        if tensor.name in weights:
-            tensor.values, tensor.data_location = weights[tensor.name], None
-
-
-def _empty(graph: gs.Graph) -> Weights:
-    """Take the values of large constants out of the graph."""
-    found = {}
-    for tensor in graph.tensors().values():
-        # onnx-graphsurgeon has a number for the dtype of values that NumPy has no dtype for.
-        if not isinstance(tensor, gs.Constant) or isinstance(tensor.dtype, int):
-            continue
-        if np.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize >= LARGE:
-            found[tensor.name] = tensor.values
-            tensor.values = LazyValues(placeholder(tensor.name, tensor.values))
-    return found
-
-
-def passes() -> Iterator[ModuleType]:
-    """Every pass module, by name."""
-    for module in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
-        yield importlib.import_module(f"{__name__}.{module.name}")

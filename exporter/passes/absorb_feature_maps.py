@@ -7,46 +7,67 @@ about to use, and those of a wide map never exist for a whole sequence.
 
 from __future__ import annotations
 
+import logging
+
 import onnx_graphsurgeon as gs
 
+from linexport.graph.edit import is_output, producer
+from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.linear_attention import INPUTS
 from linexport.plugins.ops.op import DOMAIN
 
-STAGE = "absorb"
+log = logging.getLogger(__name__)
+
+Maps = tuple[gs.Node, gs.Node]
+"""FeatureMap nodes of the query and of the key."""
 
 
-def run(graph: gs.Graph) -> None:
-    """Apply to every match."""
-    for node in graph.nodes:
-        if node.domain == DOMAIN and node.op == "LinearAttention" and node.attrs.get("causal", 1):
-            query = _map(graph, node.inputs[0], "query")
-            key = _map(graph, node.inputs[1], "key")
-            if query is not None and key is not None and _same(query, key):
-                _absorb(node, query, key)
+def run(graph: gs.Graph) -> PassResult:
+    """Let every attention that can apply its feature map itself."""
+    return rewrite_matches(graph, _match, _absorb, log)
 
 
-def _map(graph: gs.Graph, value: gs.Tensor, side: str) -> gs.Node | None:
-    """The feature map of that side which only this value carries on."""
-    made_by = value.inputs[0] if value.inputs else None
-    if made_by is None or (made_by.domain, made_by.op) != (DOMAIN, "FeatureMap"):
+def _match(graph: gs.Graph, node: gs.Node) -> Maps | None:
+    if node.domain != DOMAIN or node.op != "LinearAttention":
         return None
-    attributes = made_by.attrs
-    formulas = feature_map.formulas(attributes["kind"])
-    if formulas.over_time or attributes.get("log", 0):
+    if not any(_is_map(producer(value)) for value in node.inputs[:2]):
         return None
-    if formulas.query is not formulas.key and attributes.get("side", "query") != side:
-        return None
-    alone = len(value.outputs) == 1 and value not in graph.outputs
-    return made_by if alone else None
+    if not node.attrs.get("causal", 1):
+        raise NoMatchError("it is bidirectional")
+    query = _map(graph, node.inputs[0], "query")
+    key = _map(graph, node.inputs[1], "key")
+    kinds = query.attrs["kind"], key.attrs["kind"]
+    if kinds[0] != kinds[1]:
+        raise NoMatchError(f"query and key have the maps {' and '.join(kinds)}")
+    if [x.name for x in query.inputs[1:]] != [x.name for x in key.inputs[1:]]:
+        raise NoMatchError("the maps of query and key have different parameters")
+    return query, key
 
 
-def _same(query: gs.Node, key: gs.Node) -> bool:
-    parameters = [[x.name for x in node.inputs[1:]] for node in (query, key)]
-    return query.attrs["kind"] == key.attrs["kind"] and parameters[0] == parameters[1]
+def _is_map(node: gs.Node | None) -> bool:
+    return node is not None and (node.domain, node.op) == (DOMAIN, "FeatureMap")
 
 
-def _absorb(node: gs.Node, query: gs.Node, key: gs.Node) -> None:
+def _map(graph: gs.Graph, value: gs.Tensor, side: str) -> gs.Node:
+    """Return the feature map of that side that computes a value nothing else reads."""
+    node = producer(value)
+    if node is None or not _is_map(node):
+        raise NoMatchError(f"its {side} is not computed by a FeatureMap")
+    formulas = feature_map.formulas(node.attrs["kind"])
+    if formulas.over_time:
+        raise NoMatchError(f"the map {node.attrs['kind']} normalises keys over the sequence")
+    if node.attrs.get("log", 0):
+        raise NoMatchError(f"the map of its {side} gives logarithms")
+    if formulas.query is not formulas.key and node.attrs.get("side", "query") != side:
+        raise NoMatchError(f"its {side} has the other side of the map {node.attrs['kind']}")
+    if len(value.outputs) > 1 or is_output(graph, value):
+        raise NoMatchError(f"the features of its {side} are read elsewhere, too")
+    return node
+
+
+def _absorb(graph: gs.Graph, node: gs.Node, maps: Maps) -> None:
+    query, key = maps
     node.attrs["feature_map"] = query.attrs["kind"]
     parameters = list(query.inputs[1:])
     while parameters and parameters[-1].is_empty():
@@ -57,3 +78,12 @@ def _absorb(node: gs.Node, query: gs.Node, key: gs.Node) -> None:
         for place, parameter in enumerate(parameters, len(INPUTS)):
             node.inputs[place] = parameter
     node.inputs[0], node.inputs[1] = query.inputs[0], key.inputs[0]
+
+
+PASS = Pass(
+    name="absorb_feature_maps",
+    stage="absorb",
+    requires="feature maps and attention are nodes of the linexport domain",
+    ensures="no causal LinearAttention is the only consumer of the two sides of one map",
+    run=run,
+)

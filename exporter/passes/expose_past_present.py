@@ -11,36 +11,45 @@ validation to decide, not for this pass.
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.errors import OpError
+from linexport.graph.edit import is_output
+from linexport.passes.contract import Pass, PassResult
 from linexport.plugins.ops.op import DOMAIN, Node, Op, StatePort
 from linexport.plugins.ops.registry import all_ops
 
-STAGE = "state"
+log = logging.getLogger(__name__)
 
 SIDES = ("past", "present")
 FLOAT32 = "S"
 """Type of the states that schemas keep in float32; others have the type of the activations."""
 
 
-def run(graph: gs.Graph) -> None:
-    """Apply to every causal node; pasts that the graph already provides are left alone."""
-    index, taken = 0, set(graph.tensors())
+def run(graph: gs.Graph) -> PassResult:
+    """Expose the states of every causal node; pasts that the graph provides are left alone."""
+    index, taken, modified = 0, set(graph.tensors()), False
     for node in list(graph.nodes):
         if node.domain != DOMAIN:
             continue
         op = all_ops()[node.op]
         ports = op.states(_view(node, op))
-        if not ports or any(_given(node, port.past) for port in ports):
+        if not ports:
+            continue
+        if any(_given(node, port.past) for port in ports):
+            log.debug("%s %r is left as it is: the graph provides its past", node.op, node.name)
             continue
         while any(f"{side}_{port.name}_{index}" in taken for port in ports for side in SIDES):
             index += 1
         for port in ports:
             kept = op.schema.inputs[port.past].type_str == FLOAT32
             _attach(graph, node, port, index, np.float32 if kept else node.inputs[0].dtype)
-        index += 1
+        log.info("%s %r: state %d is an input and an output", node.op, node.name, index)
+        index, modified = index + 1, True
+    return PassResult(modified)
 
 
 def _view(node: gs.Node, op: Op) -> Node:
@@ -69,7 +78,16 @@ def _attach(graph: gs.Graph, node: gs.Node, port: StatePort, index: int, dtype: 
     state = gs.Variable(f"present_{port.name}_{index}", dtype, shape)
     node.outputs[port.present] = state
     graph.outputs.append(state)
-    if not output.is_empty() and (output in graph.outputs or output.outputs):
+    if not output.is_empty() and (is_output(graph, output) or output.outputs):
         # The model's own use of it stays what it is.
         copy = gs.Node("Identity", f"{node.name}/{state.name}", inputs=[state], outputs=[output])
         graph.nodes.append(copy)
+
+
+PASS = Pass(
+    name="expose_past_present",
+    stage="state",
+    requires="the query, key and value of linexport nodes have known shapes",
+    ensures="every causal linexport node takes its past from an input and gives its present out",
+    run=run,
+)

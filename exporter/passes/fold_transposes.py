@@ -1,45 +1,67 @@
 """Transpose of a Transpose -> one Transpose, or none; and the Reshapes around it, likewise.
 
-What is replaced in the middle of a graph takes tokens before heads, and users' attention often has
-heads before tokens: where a feature map that stood between is now the attention's own, what is left
-changes the layout back and forth.
+A fused node takes tokens before heads, and users' attention often has heads before tokens: where a
+feature map that stood between is now the attention's own, what is left changes the layout back and
+forth.
 """
 
 from __future__ import annotations
 
+import logging
+
 import onnx_graphsurgeon as gs
 
-from linexport.passes.simplify import merge_reshapes, passed_on, replace
+from linexport.graph.edit import (
+    identity_of,
+    is_output,
+    merge_reshapes,
+    producer,
+    replace_all_uses_with,
+)
+from linexport.passes.contract import Pass, PassResult
 
-STAGE = "tidy"
+log = logging.getLogger(__name__)
 
 
-def run(graph: gs.Graph) -> None:
-    """One sweep in the order of evaluation."""
+def run(graph: gs.Graph) -> PassResult:
+    """Fold in one sweep in the order of evaluation."""
     graph.toposort()
-    outputs = {id(tensor) for tensor in graph.outputs}
+    modified = False
     for node in list(graph.nodes):
-        if node.op not in ("Transpose", "Reshape") or id(node.outputs[0]) in outputs:
+        if node.op not in ("Transpose", "Reshape"):
+            continue
+        if is_output(graph, node.outputs[0]):
+            if producer(node.inputs[0], node.op):
+                log.debug("%s %r is left as it is: it computes an output", node.op, node.name)
             continue
         if node.op == "Reshape":
-            merge_reshapes(node)
-            source = passed_on(node)
+            modified |= merge_reshapes(node)
+            source = identity_of(node)
         else:
-            source = _merge_transposes(node)
+            merged = _merge_transposes(node)
+            modified |= merged
+            perm = node.attrs.get("perm")
+            source = node.inputs[0] if merged and perm == sorted(perm) else None
         if source is not None:
-            replace(node, [source])
+            replace_all_uses_with(node, [source])
+            modified = True
+    return PassResult(modified)
 
 
-def _merge_transposes(node: gs.Node) -> gs.Tensor | None:
-    """Let it read what the Transpose before it read; that value itself, where nothing changes."""
-    before = node.inputs[0].inputs[0] if node.inputs[0].inputs else None
-    if before is None or before.op != "Transpose":
-        return None
-    if "perm" not in before.attrs or "perm" not in node.attrs:
-        return None  # an exporter writes it, and so do we
-    source = before.inputs[0]
-    perm = [before.attrs["perm"][axis] for axis in node.attrs["perm"]]
-    if perm == sorted(perm):
-        return source
-    node.inputs[0], node.attrs["perm"] = source, perm
-    return None
+def _merge_transposes(node: gs.Node) -> bool:
+    """Let a Transpose read what the one before it reads; returns whether it does now."""
+    before = producer(node.inputs[0], "Transpose")
+    # Without ``perm`` the axes are reversed; exporters write it, and so do we.
+    if before is None or "perm" not in before.attrs or "perm" not in node.attrs:
+        return False
+    node.attrs["perm"] = [before.attrs["perm"][axis] for axis in node.attrs["perm"]]
+    node.inputs[0] = before.inputs[0]
+    return True
+
+
+PASS = Pass(
+    name="fold_transposes",
+    stage="tidy",
+    ensures="no Transpose reads a Transpose, and no Reshape a Reshape, except for graph outputs",
+    run=run,
+)

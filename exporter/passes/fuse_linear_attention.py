@@ -1,4 +1,4 @@
-"""Any spelling of linear attention -> FeatureMap and LinearAttention nodes.
+"""Any formulation of linear attention -> FeatureMap and LinearAttention nodes.
 
     sum_s [s <= t] phi(q_t) . phi(k_s) v_s / (sum_s [s <= t] phi(q_t) . phi(k_s) + eps)
 
@@ -8,20 +8,37 @@ however it is multiplied out, masked, summed, transposed and reshaped; see
 
 from __future__ import annotations
 
+import logging
+
 import onnx_graphsurgeon as gs
 
 from linexport.passes import simplify
+from linexport.passes.contract import Pass, PassResult
 from linexport.recognise.find import Search
-from linexport.recognise.findings import Findings
 
-STAGE = "fuse"
+log = logging.getLogger(__name__)
 
 
-def run(graph: gs.Graph) -> Findings:
-    """Apply to every match that can be proven."""
+def run(graph: gs.Graph) -> PassResult:
+    """Fuse every match that can be proven."""
     findings = Search(graph).run()
+    for match in findings.matches:
+        log.info("%s: %d nodes fused, %s", match.where, len(match.replaced), match.update_rule)
+    rejected = [(found.where, found.reason) for found in findings.refused]
+    rejected += [(found.where, found.reason) for found in findings.near_misses]
+    for where, reason in rejected:
+        log.debug("%s is left as it is: %s", where, reason)
     if findings.matches:
         graph.cleanup().toposort()
         # Several matches may have written the same node, such as the shape of an input.
         simplify.run(graph)
-    return findings
+    return PassResult(bool(findings.matches), findings)
+
+
+PASS = Pass(
+    name="fuse_linear_attention",
+    stage="fuse",
+    requires="a simplified graph whose values have known ranks",
+    ensures="every linear attention that could be proven is a LinearAttention node",
+    run=run,
+)

@@ -11,44 +11,60 @@ alone. Zero begins a sequence, and the graph is then what it was.
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
 from linexport.graph.states import LENGTH
+from linexport.passes.contract import Pass, PassResult
 from linexport.recognise.sizes import Size, parse
 from linexport.recognise.values import Values
 
-STAGE = "stream"
+log = logging.getLogger(__name__)
 
-PICKING = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
+INDEXING = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
 
 
-def run(graph: gs.Graph) -> None:
-    """Apply to every position computed from the number of tokens."""
+def run(graph: gs.Graph) -> PassResult:
+    """Offset every position computed from the number of tokens."""
     length = sequence_axis.symbol(graph)
     if length is None or any(name in graph.tensors() for name in LENGTH):
-        return
+        log.debug("no positions are offset: no token axis is known, or the graph counts itself")
+        return PassResult(False)
     known = Values(lambda t: None if t.shape is None else [parse(d) for d in t.shape])
     for node in graph.nodes:
         known.visit(node)
     counted = Size(1, (length,))
-    ranges = [n for n in graph.nodes if n.op == "Range" and _counts(n, known, counted)]
-    ranges = [n for n in ranges if not _picks_tokens(n)]
+    ranges = [n for n in graph.nodes if n.op == "Range" and _is_position(n, known, counted)]
     slices = [n for n in graph.nodes if n.op == "Slice" and _heads_table(n, known, counted)]
     source = _source(graph, length)
     if source is None or not (ranges or slices):
-        return
+        return PassResult(False)
     past = _Past(graph, *source)
     for node in ranges:
         past.offset(node)
     for node in slices:
         axes = known.numbers(node.inputs[3]) if len(node.inputs) > 3 else None
         past.look_up(node, 0 if axes is None else int(axes[0]))
+    log.info("past_length is added to %d ranges and %d tables", len(ranges), len(slices))
+    return PassResult(True)
+
+
+def _is_position(node: gs.Node, known: Values, counted: Size) -> bool:
+    """Whether a Range counts the tokens, and is not an index into the piece itself."""
+    if not _counts(node, known, counted):
+        log.debug("Range %r is left as it is: it does not count the tokens", node.name)
+        return False
+    if _picks_tokens(node):
+        log.debug("Range %r is left as it is: it picks tokens of the piece itself", node.name)
+        return False
+    return True
 
 
 def _counts(node: gs.Node, known: Values, counted: Size) -> bool:
-    """It is Range(a, T + a, 1)."""
+    """Whether a Range is Range(a, T + a, 1)."""
     start, delta = known.numbers(node.inputs[0]), known.numbers(node.inputs[2])
     if start is None or delta is None or start != int(start) or delta != 1:
         return False
@@ -57,7 +73,7 @@ def _counts(node: gs.Node, known: Values, counted: Size) -> bool:
 
 
 def _heads_table(node: gs.Node, known: Values, counted: Size) -> bool:
-    """It takes the first T rows of a constant."""
+    """Whether a Slice takes the first T rows of a constant."""
     if not isinstance(node.inputs[0], gs.Constant):
         return False
     start = known.numbers(node.inputs[1])
@@ -72,22 +88,22 @@ def _is(value: np.ndarray | None, size: Size) -> bool:
 
 
 def _picks_tokens(node: gs.Node) -> bool:
-    """The positions index a value that has tokens of its own, through whatever is done to them."""
+    """Whether the positions, through whatever is done to them, index a value that has tokens."""
     reached, todo = set(), list(node.outputs)
     while todo:
         value = todo.pop()
-        for reader in value.outputs:
-            index = reader.op in PICKING and reader.inputs[1] is value
-            if index and not isinstance(reader.inputs[0], gs.Constant):
+        for consumer in value.outputs:
+            index = consumer.op in INDEXING and consumer.inputs[1] is value
+            if index and not isinstance(consumer.inputs[0], gs.Constant):
                 return True
-            if not index and reader.name not in reached and reader.op not in PICKING:
-                reached.add(reader.name)
-                todo += reader.outputs
+            if not index and consumer.name not in reached and consumer.op not in INDEXING:
+                reached.add(consumer.name)
+                todo += consumer.outputs
     return False
 
 
 def _source(graph: gs.Graph, length: str) -> tuple[gs.Tensor, int] | None:
-    """An input that has the token axis, and its place."""
+    """Return an input that has the token axis, and the place of that axis."""
     for given in graph.inputs:
         if given.shape and length in given.shape:
             return given, list(given.shape).index(length)
@@ -95,7 +111,7 @@ def _source(graph: gs.Graph, length: str) -> tuple[gs.Tensor, int] | None:
 
 
 class _Past:
-    """The input that counts the tokens before this piece, and what is made of it."""
+    """The input that counts the tokens before this piece, and the values computed from it."""
 
     def __init__(self, graph: gs.Graph, source: gs.Tensor, axis: int) -> None:
         self.graph = graph
@@ -110,7 +126,7 @@ class _Past:
         graph.outputs.append(after)
 
     def offset(self, node: gs.Node) -> None:
-        """Add the past to what the node counts."""
+        """Add the past to the positions of a Range."""
         positions = node.outputs[0]
         counted = gs.Variable(f"{positions.name}/counted", positions.dtype, positions.shape)
         node.outputs[0] = counted
@@ -121,7 +137,7 @@ class _Past:
         )
 
     def look_up(self, node: gs.Node, axis: int) -> None:
-        """Rows of the table at the positions of this piece."""
+        """Gather the rows of a table at the positions of this piece, instead of slicing it."""
         zero, one = (gs.Constant(f"{node.name}/{n}", np.asarray(n, np.int64)) for n in (0, 1))
         count = self._node("Squeeze", f"{node.name}/count", [self.count])
         counted = self._node("Range", f"{node.name}/counted", [zero, count, one])
@@ -143,3 +159,12 @@ class _Past:
         output = gs.Variable(name, dtype)
         self.graph.nodes.append(gs.Node(op, name, attributes or {}, inputs, [output]))
         return output
+
+
+PASS = Pass(
+    name="offset_positions",
+    stage="stream",
+    requires="linear attention is fused: its nodes tell which axis holds the tokens",
+    ensures="positions counted from the number of tokens begin at past_length",
+    run=run,
+)

@@ -6,53 +6,72 @@ its members from every later pass, and several runtimes do not take one.
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
-STAGE = "canonicalise"
+from linexport.graph.edit import is_output, producer
+from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
+
+log = logging.getLogger(__name__)
 
 
-def run(graph: gs.Graph) -> None:
-    """Apply to every match."""
-    # One of constants has been folded by now: what is left of it has no outputs.
-    for node in [n for n in graph.nodes if n.op == "SplitToSequence" and n.outputs]:
-        sizes = _sizes(node)
-        sequence = node.outputs[0]
-        readers = list(sequence.outputs)
-        places = [_constant(r.inputs[1]) if r.op == "SequenceAt" else None for r in readers]
-        if sizes is None or any(p is None for p in places):
-            continue
-        if sequence in graph.outputs or node.attrs.get("keepdims", 1) == 0:
-            continue
-        parts = [gs.Variable(f"{sequence.name}_{i}") for i in range(len(sizes))]
-        taken: set[int] = set()
-        for reader, place in zip(readers, places, strict=True):
-            assert place is not None
-            index = int(place) % len(sizes)
-            output = reader.outputs[0]
-            reader.outputs.clear()
-            reader.inputs.clear()
-            if index not in taken:
-                taken.add(index)
-                parts[index] = output
-            else:
-                graph.nodes.append(gs.Node("Identity", inputs=[parts[index]], outputs=[output]))
-        data = node.inputs[0]
-        node.outputs.clear()
-        node.inputs.clear()
-        graph.nodes.append(
-            gs.Node(
-                "Split",
-                name=node.name,
-                attrs={"axis": node.attrs.get("axis", 0)},
-                inputs=[data, gs.Constant(f"{sequence.name}_sizes", sizes.astype(np.int64))],
-                outputs=parts,
-            )
-        )
+@dataclass(frozen=True)
+class _Parts:
+    """The sizes of the parts of a sequence, and the nodes that take one of them, with its place."""
+
+    sizes: np.ndarray
+    taken: list[tuple[gs.Node, int]]
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Split every sequence whose members are known."""
+    return rewrite_matches(graph, _match, _split, log)
+
+
+def _match(graph: gs.Graph, node: gs.Node) -> _Parts | None:
+    # A sequence of constants has been folded by now: what is left of it has no outputs.
+    if node.op != "SplitToSequence" or not node.outputs:
+        return None
+    sequence = node.outputs[0]
+    sizes = _sizes(node)
+    if sizes is None:
+        raise NoMatchError("the sizes of its parts are not known")
+    places = [_constant(r.inputs[1]) if r.op == "SequenceAt" else None for r in sequence.outputs]
+    if any(place is None for place in places):
+        raise NoMatchError("not only SequenceAt at known places reads its sequence")
+    if is_output(graph, sequence):
+        raise NoMatchError("its sequence is an output of the graph")
+    if node.attrs.get("keepdims", 1) == 0:
+        raise NoMatchError("its parts lose the axis")
+    indices = [int(place) % len(sizes) for place in places if place is not None]
+    return _Parts(sizes, list(zip(sequence.outputs, indices, strict=True)))
+
+
+def _split(graph: gs.Graph, node: gs.Node, parts: _Parts) -> None:
+    name, data, axis = node.outputs[0].name, node.inputs[0], node.attrs.get("axis", 0)
+    outputs = [gs.Variable(f"{name}_{i}") for i in range(len(parts.sizes))]
+    taken: set[int] = set()
+    for consumer, index in parts.taken:
+        output = consumer.outputs[0]
+        consumer.outputs.clear()
+        consumer.inputs.clear()
+        if index not in taken:
+            taken.add(index)
+            outputs[index] = output
+        else:  # a part that is read twice
+            copy = gs.Node("Identity", inputs=[outputs[index]], outputs=[output])
+            graph.nodes.append(copy)
+    node.outputs.clear()
+    node.inputs.clear()
+    sizes = gs.Constant(f"{name}_sizes", parts.sizes.astype(np.int64))
+    graph.nodes.append(gs.Node("Split", node.name, {"axis": axis}, [data, sizes], outputs))
 
 
 def _sizes(node: gs.Node) -> np.ndarray | None:
-    """Sizes of the parts, if they are known: a list of them, or one size for all but the last."""
+    """Return the sizes of the parts, given as a list or as one size for all but the last."""
     given = _constant(node.inputs[1]) if len(node.inputs) > 1 else None
     if given is None or given.ndim == 1:
         return given
@@ -67,7 +86,15 @@ def _sizes(node: gs.Node) -> np.ndarray | None:
 def _constant(tensor: gs.Tensor) -> np.ndarray | None:
     if isinstance(tensor, gs.Constant):
         return np.asarray(tensor.values)
-    producer = tensor.inputs[0] if tensor.inputs else None
-    if producer is not None and producer.op == "Constant" and "value" in producer.attrs:
-        return np.asarray(producer.attrs["value"].values)
+    node = producer(tensor, "Constant")
+    if node is not None and "value" in node.attrs:
+        return np.asarray(node.attrs["value"].values)
     return None
+
+
+PASS = Pass(
+    name="split_sequence",
+    stage="canonicalise",
+    ensures="no sequence of known parts is read only at known places",
+    run=run,
+)

@@ -9,46 +9,51 @@ along the axis that holds the tokens, stride and dilation 1, one kernel a channe
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
+from linexport.graph.edit import is_output, producer
+from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.plugins.ops.op import DOMAIN
 from linexport.recognise.sizes import Size, parse
 from linexport.recognise.values import Values
 
-STAGE = "stream"
+log = logging.getLogger(__name__)
+
+Ends = tuple[gs.Tensor, gs.Tensor]
+"""Input and output of a causal convolution, its padding and cut included."""
 
 
-def run(graph: gs.Graph) -> None:
-    """Apply to every match, where other nodes make the model causal."""
+def run(graph: gs.Graph) -> PassResult:
+    """Replace every such convolution, where other nodes make the model causal."""
     length = sequence_axis.symbol(graph)
     if length is None:
-        return
+        log.debug("no convolution gets a state: no causal node tells the axis of the tokens")
+        return PassResult(False)
     known = Values(lambda t: None if t.shape is None else [parse(d) for d in t.shape])
     for node in graph.nodes:
         known.visit(node)
-    for node in [n for n in graph.nodes if n.op == "Conv" and _is_depthwise(n)]:
-        found = _causal(graph, node, known, length)
-        if found is None:
-            continue
-        given, output = found
+
+    def match(graph: gs.Graph, node: gs.Node) -> Ends | None:
+        return _causal(graph, node, known, length) if _is_depthwise(node) else None
+
+    def replace(graph: gs.Graph, node: gs.Node, ends: Ends) -> None:
+        given, output = ends
         stored = [_stored(t, known) for t in node.inputs[1:]]
         output.inputs[0].outputs.clear()
+        attributes, inputs = {"activation": "none"}, [given, *stored]
         graph.nodes.append(
-            gs.Node(
-                "CausalConvWithState",
-                node.name,
-                {"activation": "none"},
-                [given, *stored],
-                [output],
-                domain=DOMAIN,
-            )
+            gs.Node("CausalConvWithState", node.name, attributes, inputs, [output], domain=DOMAIN)
         )
+
+    return rewrite_matches(graph, match, replace, log)
 
 
 def _stored(tensor: gs.Tensor, known: Values) -> gs.Tensor:
-    """A constant as an initializer, whose shape the graph states; other tensors as they are."""
+    """Return a constant as an initializer, which has a shape; other tensors as they are."""
     value = known.numbers(tensor)
     if value is None or isinstance(tensor, gs.Constant):
         return tensor
@@ -56,7 +61,9 @@ def _stored(tensor: gs.Tensor, known: Values) -> gs.Tensor:
 
 
 def _is_depthwise(node: gs.Node) -> bool:
-    """A convolution of one axis with one kernel a channel, of stride and dilation 1."""
+    """Whether it is a convolution of one axis, one kernel a channel, stride and dilation 1."""
+    if node.op != "Conv":
+        return False
     weight = node.inputs[1]
     if not isinstance(weight, gs.Constant) or len(weight.shape) != 3 or weight.shape[1] != 1:
         return False
@@ -66,10 +73,8 @@ def _is_depthwise(node: gs.Node) -> bool:
     return plain and node.attrs.get("group", 1) == weight.shape[0] and weight.shape[2] > 1
 
 
-def _causal(
-    graph: gs.Graph, node: gs.Node, known: Values, length: str
-) -> tuple[gs.Tensor, gs.Tensor] | None:
-    """Input and output of the causal convolution that the node is the middle of."""
+def _causal(graph: gs.Graph, node: gs.Node, known: Values, length: str) -> Ends:
+    """Return the ends of the causal convolution that a Conv is the middle of."""
     given, output = node.inputs[0], node.outputs[0]
     before = node.inputs[1].shape[2] - 1
     pads = list(node.attrs.get("pads", [0, 0]))
@@ -78,34 +83,44 @@ def _causal(
     elif pads == [before, before]:
         output = _cut(graph, output, known, length)
     elif pads != [before, 0]:
-        return None
-    if given is None or output is None or not given.shape or given.shape[2] != length:
-        return None
+        raise NoMatchError(f"its padding is {pads}; a causal one is {[before, 0]}")
+    if not given.shape or given.shape[2] != length:
+        raise NoMatchError("it is not along the axis of the tokens")
     return given, output
 
 
-def _unpadded(padded: gs.Tensor, known: Values, before: int) -> gs.Tensor | None:
-    """What was padded with that many zeros on the left of its last axis."""
-    maker = padded.inputs[0] if padded.inputs else None
-    if maker is None or maker.op != "Pad" or maker.attrs.get("mode", "constant") != "constant":
-        return None
-    pads, given = known.numbers(maker.inputs[1]), [t for t in maker.inputs[2:] if not t.is_empty()]
-    fill = known.numbers(given[0]) if given else np.zeros(1)
-    whole = pads is not None and pads.tolist() == [0, 0, before, 0, 0, 0]
-    if not whole or fill is None or fill.any() or len(given) > 1:
-        return None
-    return maker.inputs[0]
+def _unpadded(padded: gs.Tensor, known: Values, before: int) -> gs.Tensor:
+    """Return the value that was padded with that many zeros on the left of its last axis."""
+    pad = producer(padded, "Pad")
+    if pad is None or pad.attrs.get("mode", "constant") != "constant":
+        raise NoMatchError("it has no padding, nor has its input")
+    pads, rest = known.numbers(pad.inputs[1]), [t for t in pad.inputs[2:] if not t.is_empty()]
+    fill = known.numbers(rest[0]) if rest else np.zeros(1)
+    if pads is None or pads.tolist() != [0, 0, before, 0, 0, 0] or len(rest) > 1:
+        raise NoMatchError(f"its input is not padded by {before} on the left alone")
+    if fill is None or fill.any():
+        raise NoMatchError("its input is padded with something else than zeros")
+    return pad.inputs[0]
 
 
-def _cut(graph: gs.Graph, long: gs.Tensor, known: Values, length: str) -> gs.Tensor | None:
-    """The first T positions of it, if nothing else of it is used."""
-    if len(long.outputs) != 1 or long in graph.outputs or long.outputs[0].op != "Slice":
-        return None
+def _cut(graph: gs.Graph, long: gs.Tensor, known: Values, length: str) -> gs.Tensor:
+    """Return the first T positions of a value of which nothing else is used."""
+    if len(long.outputs) != 1 or is_output(graph, long) or long.outputs[0].op != "Slice":
+        raise NoMatchError("it is padded on both sides, and its output is not cut at once")
     cut = long.outputs[0]
     end = known.get(cut.inputs[2])
     others = [known.numbers(cut.inputs[i]) for i in (1, *range(3, len(cut.inputs)))]
     start, *rest = [None if value is None else value.tolist() for value in others]
     lengthwise = start == [0] and rest in ([[2]], [[-1]], [[2], [1]], [[-1], [1]])
     if not lengthwise or end is None or end.size != 1 or end.item() != Size(1, (length,)):
-        return None
+        raise NoMatchError("it is padded on both sides, and its output is not cut to the tokens")
     return cut.outputs[0]
+
+
+PASS = Pass(
+    name="stateful_causal_conv",
+    stage="stream",
+    requires="linear attention is fused: its nodes tell which axis holds the tokens",
+    ensures="every causal depthwise convolution along the tokens is a CausalConvWithState",
+    run=run,
+)

@@ -1,0 +1,145 @@
+"""Reading and editing an onnx-graphsurgeon graph: producers, consumers, replacement.
+
+    Identity(x), x * 1, x / 1, x[0:END], Cast, CastLike or Reshape to what x is    ->    x
+
+``identity_of`` finds the x of these; ``replace_all_uses_with`` lets consumers take it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import helper
+
+END = np.iinfo(np.int64).max
+"""What an exporter writes for the end of an axis."""
+
+SAME_DTYPE = {"Add", "Sub", "Mul", "Div", "Neg", "Softmax", "Softplus", "Sigmoid", "Exp"} | {
+    "Squeeze",
+    "Unsqueeze",
+    "Reshape",
+    "Transpose",
+}
+"""Operators whose output has the dtype of their first input."""
+
+
+def producer(tensor: gs.Tensor, op: str | None = None) -> gs.Node | None:
+    """Return the node that computes a tensor; None if there is none or it is not an ``op``."""
+    node = tensor.inputs[0] if tensor.inputs else None
+    return node if node is not None and op in (None, node.op) else None
+
+
+def consumers(node: gs.Node) -> list[gs.Node]:
+    """Return the nodes that read any output of a node."""
+    return [consumer for tensor in node.outputs for consumer in tensor.outputs]
+
+
+def is_output(graph: gs.Graph, tensor: gs.Tensor) -> bool:
+    """Whether a tensor is an output of the graph; tensors compare by name, so identity counts."""
+    return any(tensor is output for output in graph.outputs)
+
+
+def replace_all_uses_with(node: gs.Node, values: list[gs.Tensor]) -> None:
+    """Let consumers of a node's outputs read ``values`` instead, and disconnect the node.
+
+    Values without a known shape take the type and the shape of what they replace.
+    """
+    for old, new in zip(node.outputs, values, strict=True):
+        if isinstance(new, gs.Variable) and new.shape is None:
+            new.shape, new.dtype = old.shape, old.dtype
+        for consumer in list(old.outputs):
+            consumer.inputs = [new if tensor is old else tensor for tensor in consumer.inputs]
+    node.inputs.clear()
+    node.outputs.clear()
+
+
+def merge_reshapes(node: gs.Node) -> bool:
+    """Let a Reshape of a Reshape read the first one's input; returns whether it does now."""
+    before = producer(node.inputs[0], "Reshape")
+    shape = node.inputs[1]
+    # A 0 without allowzero takes a size of the input, which must then stay the same.
+    free = node.attrs.get("allowzero", 0) or (
+        isinstance(shape, gs.Constant) and (shape.values != 0).all()
+    )
+    if before is None or not free:
+        return False
+    node.inputs[0] = before.inputs[0]
+    return True
+
+
+def identity_of(node: gs.Node) -> gs.Tensor | None:
+    """Return the input that a node's output always equals, to the bit; None if there is none."""
+    source = node.inputs[0] if node.inputs else None
+    if node.op == "Identity" or (node.op == "Slice" and _slices_nothing_off(node)):
+        return source
+    if node.op in ("Mul", "Div"):
+        return _times_one(node)
+    if node.op == "Reshape" and source is not None:
+        before, after = (list(t.shape or ()) for t in (source, node.outputs[0]))
+        named = before and not any(size in (None, "") for size in before)
+        return source if named and before == after else None
+    if node.op in ("Cast", "CastLike"):
+        to = _code(node.attrs["to"]) if node.op == "Cast" else _dtype(node.inputs[1])
+        return source if to is not None and _dtype(source) == to else None
+    return None
+
+
+def _times_one(node: gs.Node) -> gs.Tensor | None:
+    """Return the other factor, or the dividend, where the shape of the output is its own."""
+    pairs = [tuple(node.inputs), *([tuple(reversed(node.inputs))] if node.op == "Mul" else [])]
+    for other, one in pairs:
+        if isinstance(one, gs.Constant) and np.prod(one.shape) == 1 and one.values.item() == 1:
+            # A one of higher rank would add axes to the product.
+            rank = len(one.shape)
+            return other if rank == 0 or len(other.shape or ()) >= rank else None
+    return None
+
+
+def _slices_nothing_off(node: gs.Node) -> bool:
+    """Whether a Slice takes every element, from the first to beyond any last."""
+    starts, ends, *rest = node.inputs[1:]
+    if not all(isinstance(tensor, gs.Constant) for tensor in (ends, *rest)):
+        return False
+    steps = rest[1].values if len(rest) > 1 else np.ones(1)
+    if not ((ends.values == END).all() and (steps == 1).all()):
+        return False
+    if isinstance(starts, gs.Constant):
+        return bool((starts.values == 0).all())
+    return bool(rest) and rest[0].values.size == 1 and _starts_a_length_before(node)
+
+
+def _starts_a_length_before(node: gs.Node) -> bool:
+    """Whether the start, a value computed in the graph, is minus the size of the sliced axis."""
+    source, start, axis = node.inputs[0], _unwrapped(node.inputs[1]), node.inputs[3].values.item()
+    if start is None or start.op != "Neg" or source.shape is None:
+        return False
+    size = _unwrapped(start.inputs[0])
+    if size is None or size.op != "Shape" or size.inputs[0].shape is None:
+        return False
+    first = size.attrs.get("start", 0)
+    sizes = list(size.inputs[0].shape)[first : size.attrs.get("end")]
+    return len(sizes) == 1 and sizes[0] not in (None, "") and sizes[0] == source.shape[axis]
+
+
+def _unwrapped(tensor: gs.Tensor) -> gs.Node | None:
+    """Return the node that computed a single number, before its shape was changed."""
+    node = producer(tensor)
+    while node is not None and node.op in ("Squeeze", "Unsqueeze", "Reshape"):
+        node = producer(node.inputs[0])
+    return node
+
+
+def _dtype(tensor: gs.Tensor) -> int | None:
+    """Return ONNX's number of the dtype, from the inputs of ``SAME_DTYPE`` where none is noted."""
+    while tensor.dtype is None and tensor.inputs and tensor.inputs[0].op in SAME_DTYPE:
+        tensor = tensor.inputs[0].inputs[0]
+    if tensor.dtype is None and producer(tensor, "Shape"):
+        return onnx.TensorProto.INT64
+    return None if tensor.dtype is None else _code(tensor.dtype)
+
+
+def _code(to: Any) -> int:
+    return to if isinstance(to, int) else helper.np_dtype_to_tensor_dtype(np.dtype(to))

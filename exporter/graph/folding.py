@@ -1,0 +1,102 @@
+"""Constant folding: a node whose outputs do not depend on the inputs -> constants.
+
+    nodes whose inputs are all constant                              ->  their values
+    Shape, and Gather or Slice of it, where all sizes taken are known ->  those sizes
+
+Values are computed by onnx's reference evaluator and kept whatever their size: no constant is taken
+to be negligible. onnxscript's folding does the same on its own representation; converting a graph
+to it and back would copy every weight.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
+
+from linexport.graph.edit import producer
+
+log = logging.getLogger(__name__)
+
+SMALL = 2**16
+"""Bytes: a constant larger than this is folded only if it does not add to the size of the file."""
+
+
+def nbytes(tensor: gs.Constant) -> int:
+    """Return the size of a constant's values, which need not be in memory."""
+    return int(np.prod(tensor.shape, dtype=np.int64)) * np.dtype(tensor.dtype).itemsize
+
+
+def fold(node: gs.Node, opset: int) -> list[gs.Constant] | None:
+    """Return constants for a node's outputs; None where it has other inputs or the file would grow.
+
+    A large weight that another node reads as it is, such as a tied embedding, is not folded: it
+    would be stored twice.
+    """
+    sizes = _known_sizes(node, opset)
+    if sizes is not None:
+        return [gs.Constant(node.outputs[0].name, sizes)]
+    constants = [tensor for tensor in node.inputs if not tensor.is_empty()]
+    if node.domain or not constants or not all(isinstance(t, gs.Constant) for t in constants):
+        return None
+    large = [tensor for tensor in constants if nbytes(tensor) > SMALL]
+    if any(len(tensor.outputs) > 1 for tensor in large):
+        log.debug("%s %r is not folded: others read its weight", node.op, node.name)
+        return None
+    values = _evaluate(node, constants, opset)
+    if any(isinstance(value, list) for value in values):
+        log.debug("%s %r is not folded: its value is a sequence", node.op, node.name)
+        return None
+    values = [np.asarray(value) for value in values]
+    grown = sum(v.nbytes for v in values) - sum(map(nbytes, large))
+    if grown > SMALL:
+        log.debug("%s %r is not folded: the file would grow by %d", node.op, node.name, grown)
+        return None
+    return [
+        gs.Constant(output.name, value)  # of a transpose, a view: the weight is in memory once
+        for output, value in zip(node.outputs, values, strict=True)
+    ]
+
+
+def _known_sizes(node: gs.Node, opset: int) -> np.ndarray | None:
+    """Return the sizes that a node takes of a shape, if all of them are numbers."""
+    if node.domain or node.op not in ("Shape", "Gather", "Slice"):
+        return None
+    shape = node if node.op == "Shape" else producer(node.inputs[0])
+    if shape is None or shape.op != "Shape" or shape.inputs[0].shape is None:
+        return None
+    sizes = list(shape.inputs[0].shape)[shape.attrs.get("start", 0) : shape.attrs.get("end")]
+    places = np.arange(len(sizes))
+    if node is not shape:
+        if not all(isinstance(tensor, gs.Constant) for tensor in node.inputs[1:]):
+            return None
+        known = [gs.Constant(node.inputs[0].name, places), *node.inputs[1:]]
+        places = np.asarray(_evaluate(node, known, opset)[0])
+    taken = [sizes[place] for place in places.flat]
+    if not all(isinstance(size, int) for size in taken):
+        return None
+    return np.asarray(taken, np.int64).reshape(places.shape)
+
+
+def _evaluate(node: gs.Node, constants: list[gs.Constant], opset: int) -> list[Any]:
+    """Run one node; returns arrays or numbers, and lists for sequences."""
+    given = {tensor.name: tensor.values for tensor in constants}
+    graph = helper.make_graph(
+        [OnnxExporter.export_node(node)],
+        "alone",
+        [
+            helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
+            )
+            for name, value in given.items()
+        ],
+        [helper.make_value_info(tensor.name, onnx.TypeProto()) for tensor in node.outputs],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    return list(ReferenceEvaluator(model).run(None, given))

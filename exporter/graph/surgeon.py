@@ -1,0 +1,39 @@
+"""ModelProto <-> onnx-graphsurgeon graph, with large weights kept out of both.
+
+A ModelProto holds its weights by value. ``detach`` takes them out of a graph, so that it becomes a
+model without copies of them; ``attach`` puts them back.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from onnx_graphsurgeon.ir.tensor import LazyValues
+
+from linexport.graph.external_data import LARGE, Weights, placeholder
+
+
+def to_model(graph: gs.Graph) -> onnx.ModelProto:
+    """Return the graph as a model; nodes of linexport ops have no bodies yet, nor a type check."""
+    return gs.export_onnx(graph, do_type_check=False)
+
+
+def attach(graph: gs.Graph, weights: Weights) -> None:
+    """Give external initializers their values, in place."""
+    for tensor in graph.tensors().values() if weights else ():
+        if tensor.name in weights:
+            tensor.values, tensor.data_location = weights[tensor.name], None
+
+
+def detach(graph: gs.Graph, size: int = LARGE) -> Weights:
+    """Turn constants of at least ``size`` bytes into external initializers; returns the values."""
+    found = {}
+    for tensor in graph.tensors().values():
+        # onnx-graphsurgeon has a number for the dtype of values that NumPy has no dtype for.
+        if not isinstance(tensor, gs.Constant) or isinstance(tensor.dtype, int):
+            continue
+        if np.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize >= size:
+            found[tensor.name] = tensor.values
+            tensor.values = LazyValues(placeholder(tensor.name, tensor.values))
+    return found
