@@ -25,6 +25,12 @@ class ParityError(LinexportError):
     exit_code = 3
 
 
+class SignatureError(LinexportError):
+    """An artifact is not as it was signed, or not signed at all."""
+
+    exit_code = 3
+
+
 class UnsupportedModelError(LinexportError):
     """The model or file is understood to be something linexport does not convert."""
 

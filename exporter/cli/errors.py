@@ -1,7 +1,7 @@
 """Errors as messages and exit codes; JSON alone on standard output where it was asked for.
 
-Exit codes: 0 done, 1 internal error, 2 usage, 3 parity, 4 unsupported model, 5 environment,
-6 build, 130 interrupted, 143 terminated.
+Exit codes: 0 done, 1 internal error, 2 usage, 3 parity or signature, 4 unsupported model,
+5 environment, 6 build, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations

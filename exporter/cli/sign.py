@@ -1,0 +1,48 @@
+"""``linexport sign``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from linexport.cli.errors import guarded, print_json
+from linexport.cli.options import ArtifactPath, Json
+
+
+def sign(
+    artifact: ArtifactPath,
+    key: Annotated[Path, typer.Option(help="File of an ed25519 private key, PEM.")],
+    new_key: Annotated[
+        bool,
+        typer.Option("--new-key", help="Make the key first; the public one is beside it, .pub."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Sign an artifact, so that others can tell that it is yours and unchanged."""
+    with guarded(json):
+        from linexport.artifact import signature
+
+        public = signature.new_key(key) if new_key else None
+        signed = signature.sign(artifact, key)
+        if json:
+            print_json(
+                {
+                    "status": "ok",
+                    "artifact": str(artifact),
+                    "signature": str(signed.file),
+                    "key": signed.key,
+                    "public_key": None if public is None else str(public),
+                    "files": dict(signed.files),
+                }
+            )
+            return
+        if public is not None:
+            typer.echo(f"private key  {key}  keep it secret\npublic key   {public}")
+        typer.echo(f"signature    {signed.file}  {len(signed.files)} files, {signed.key}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(sign)
