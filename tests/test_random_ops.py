@@ -67,7 +67,8 @@ def test_a_draw_is_refused(module: nn.Module, operator: str) -> None:
 
 
 def test_the_line_is_named() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"aten\.randn\.default at .*test_random_ops\.py:\d+"):
+    line = r"aten\.randn\.default at .*test_random_ops\.py:\d+"
+    with pytest.raises(UnsupportedModelError, match=line):
         refuse_draws(torch.export.export(Redraw(), (X,)))
 
 

@@ -13,6 +13,9 @@ from linexport.models import feature_maps
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.linear_attention import OP, LinearAttentionSpec, linear_attention
 from linexport.targets import blocks, kernels
+from tests.support import runtimes
+from tests.support.comparison import assert_close
+from tests.support.layouts import mapped_model
 
 KINDS = [k for k in feature_maps.kinds() if not feature_map.formulas(k).over_time]
 HEADS, KV_HEADS, WIDTH, VALUE_WIDTH = 4, 2, 8, 6
@@ -71,13 +74,13 @@ LOWERINGS = {"portable": OP.portable, "kernel": kernels.native_blocked}
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_the_oracle_on_features(
-    ops: Any, kind: str, name: str, lowering: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, name: str, lowering: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "SMALLEST", 8)
     monkeypatch.setattr(blocks, "CACHED", 1)
     spec, phi = SPECS[name], feature_maps.find(kind)(WIDTH)
     choice = {"choose": lambda *_: LOWERINGS[lowering]}
-    run = ops.on_onnxruntime(ops.mapped_model(spec, phi, shapes(spec), **choice))
+    run = runtimes.on_onnxruntime(mapped_model(spec, phi, shapes(spec), **choice))
     for length in (1, 7, 8, 9, 30):
         x = inputs(spec, length)
         mapped = {
@@ -90,9 +93,7 @@ def test_equals_the_oracle_on_features(
         # Relative to the largest feature, where a result may be made of smaller ones: hence the 8.
         rounding = lost(phi, "query", x["query"], HEADS) + lost(phi, "key", x["key"], KV_HEADS)
         # Without normalize the kernel keeps no normalizer to compare.
-        ops.assert_close(
-            *(r if spec.normalize else r[:2] for r in results), rtol=5e-6 + 8 * rounding
-        )
+        assert_close(*(r if spec.normalize else r[:2] for r in results), rtol=5e-6 + 8 * rounding)
 
 
 def magnitude(

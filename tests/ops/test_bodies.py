@@ -22,6 +22,9 @@ from linexport.plugins.ops.causal_conv import OP, causal_conv
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
 from linexport.plugins.ops.registry import attach_functions
 from linexport.targets import convolution
+from tests.support import runtimes
+from tests.support.comparison import assert_close
+from tests.support.layouts import ELEMENT, Layout, layouts, one_op_model
 
 RULES = ("linear", "gated", "delta", "gated_delta")
 RTOL = {"linear": 1e-6, "gated": 3e-6, "delta": 5e-6, "gated_delta": 5e-6}
@@ -42,99 +45,97 @@ def lengths(chunk: int) -> list[int]:
     return sorted(near - {-1})
 
 
-def check(ops: Any, layout: Any, run: Any, x: dict[str, np.ndarray], rtol: float) -> None:
+def check(layout: Any, run: Any, x: dict[str, np.ndarray], rtol: float) -> None:
     """One run against the oracle, the output allowed the rounding of its dtype on top."""
     got, want, magnitude = run(x), layout.reference(x), layout.magnitude(x)
     rounding = ROUNDING[layout.dtype] * np.abs(want[0])
-    ops.assert_close(
-        got[:1], want[:1], [magnitude[0] + rounding / rtol], rtol, SMALLEST[layout.dtype]
-    )
-    ops.assert_close(got[1:], want[1:], magnitude[1:], rtol)
+    assert_close(got[:1], want[:1], [magnitude[0] + rounding / rtol], rtol, SMALLEST[layout.dtype])
+    assert_close(got[1:], want[1:], magnitude[1:], rtol)
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("rule", RULES)
 @fixed(70)
 @given(data=st.data())
-def test_equals_oracle(ops: Any, rule: str, data: st.DataObject) -> None:
-    layout = data.draw(ops.layouts(rule))
+def test_equals_oracle(rule: str, data: st.DataObject) -> None:
+    layout = data.draw(layouts(rule))
     model = layout.model()
     onnx.checker.check_model(model, full_check=True)
-    run = ops.on_onnxruntime(model)
+    run = runtimes.on_onnxruntime(model)
     few = st.lists(
         st.sampled_from(lengths(layout.spec.chunk_size)), min_size=3, max_size=4, unique=True
     )
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     for length in data.draw(few):
         x = layout.inputs(rng, data.draw(st.integers(1, 3)), length)
-        check(ops, layout, run, x, RTOL[rule])
+        check(layout, run, x, RTOL[rule])
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("rule", RULES)
-def test_every_length_around_chunks(ops: Any, rule: str, per_channel: bool) -> None:
+def test_every_length_around_chunks(rule: str, per_channel: bool) -> None:
     """All lengths to past three chunks, then several hundred tokens, on one model."""
     spec = LinearAttentionSpec(4, 2, rule, scale=0.5, chunk_size=16 if per_channel else 5)
-    layout = ops.Layout(spec, 1, past=True, masked=True, per_channel=per_channel)
-    run = ops.on_onnxruntime(layout.model())
+    layout = Layout(spec, 1, past=True, masked=True, per_channel=per_channel)
+    run = runtimes.on_onnxruntime(layout.model())
     rng = np.random.default_rng(0)
     for length in [*range(0, 52 if per_channel else 18), 400, 0, 1]:
-        check(ops, layout, run, layout.inputs(rng, 2, length), RTOL[rule])
+        check(layout, run, layout.inputs(rng, 2, length), RTOL[rule])
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_every_length_both_ways(ops: Any, normalize: bool) -> None:
+def test_every_length_both_ways(normalize: bool) -> None:
     spec = LinearAttentionSpec(2, 4, causal=False, normalize=normalize, scale=0.5, eps=1e-6)
-    layout = ops.Layout(spec, 2, masked=True)
-    run = ops.on_onnxruntime(layout.model())
+    layout = Layout(spec, 2, masked=True)
+    run = runtimes.on_onnxruntime(layout.model())
     rng = np.random.default_rng(0)
     for length in [*range(0, 9), 63, 64, 65, 500, 0, 1]:
-        check(ops, layout, run, layout.inputs(rng, 2, length), RTOL["linear"])
+        check(layout, run, layout.inputs(rng, 2, length), RTOL["linear"])
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_queries_and_keys_of_different_lengths(ops: Any, normalize: bool) -> None:
+def test_queries_and_keys_of_different_lengths(normalize: bool) -> None:
     spec = LinearAttentionSpec(4, 2, causal=False, normalize=normalize, scale=0.5, eps=1e-6)
-    layout = ops.Layout(spec, 1, masked=True)
+    layout = Layout(spec, 1, masked=True)
     model = layout.model()
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "S"
     model.graph.output[0].type.tensor_type.shape.dim[1].dim_param = "S"
-    run = ops.on_onnxruntime(model)
+    run = runtimes.on_onnxruntime(model)
     rng = np.random.default_rng(0)
     for queries, keys in ((5, 9), (70, 1), (1, 64), (0, 3)):
         x = layout.inputs(rng, 2, keys) | {"query": layout.inputs(rng, 2, queries)["query"]}
-        check(ops, layout, run, x, RTOL["linear"])
+        check(layout, run, x, RTOL["linear"])
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("chunk", [16, 64, 100, 256])
-def test_typical_widths(ops: Any, rule: str, chunk: int) -> None:
+def test_typical_widths(rule: str, chunk: int) -> None:
     spec = LinearAttentionSpec(4, 2, rule, normalize="delta" not in rule, chunk_size=chunk)
-    layout = ops.Layout(spec, 2, d_k=32, d_v=48, past=True)
-    run = ops.on_onnxruntime(layout.model())
+    layout = Layout(spec, 2, d_k=32, d_v=48, past=True)
+    run = runtimes.on_onnxruntime(layout.model())
     for length in (1, 300):
         x = layout.inputs(np.random.default_rng(length), 2, length)
-        check(ops, layout, run, x, RTOL[rule])
+        check(layout, run, x, RTOL[rule])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("rule", RULES)
 @fixed(16)
 @given(data=st.data())
-def test_half_precision(ops: Any, rule: str, dtype: str, data: st.DataObject) -> None:
+def test_half_precision(rule: str, dtype: str, data: st.DataObject) -> None:
     """Only the output is rounded to half precision: states are as accurate as in float32."""
-    layout = data.draw(ops.layouts(rule, dtype))
+    layout = data.draw(layouts(rule, dtype))
     model = layout.model()
     onnx.checker.check_model(model, full_check=True)
-    run = ops.on_onnxruntime(model)
+    run = runtimes.on_onnxruntime(model)
     for length in (1, layout.spec.chunk_size + 1, 70):
         x = layout.inputs(np.random.default_rng(length), 2, length)
-        check(ops, layout, run, x, RTOL[rule])
+        check(layout, run, x, RTOL[rule])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rule", [*RULES, "bidirectional"])
-def test_equals_oracle_in_a_second_runtime(ops: Any, rule: str, dtype: str) -> None:
+def test_equals_oracle_in_a_second_runtime(rule: str, dtype: str) -> None:
     causal = rule != "bidirectional"
     spec = LinearAttentionSpec(
         4,
@@ -147,52 +148,52 @@ def test_equals_oracle_in_a_second_runtime(ops: Any, rule: str, dtype: str) -> N
         chunk_size=4,
     )
     for per_channel in (False, True):
-        layout = ops.Layout(spec, 1, past=causal, masked=True, dtype=dtype, per_channel=per_channel)
-        run = ops.on_reference(layout.model())
+        layout = Layout(spec, 1, past=causal, masked=True, dtype=dtype, per_channel=per_channel)
+        run = runtimes.on_reference(layout.model())
         for length in (0, 1, 4, 11, 37):
             x = layout.inputs(np.random.default_rng(length), 2, length)
-            check(ops, layout, run, x, 5e-6)
+            check(layout, run, x, 5e-6)
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("rule", ["gated", "gated_delta"])
 @pytest.mark.parametrize("decay", [-np.inf, -1e4, -50.0, -5.0, -1e-6, 0.0])
-def test_decay_of_any_size(ops: Any, decay: float, rule: str, per_channel: bool) -> None:
+def test_decay_of_any_size(decay: float, rule: str, per_channel: bool) -> None:
     """The same decay at every token, and at one token among ordinary ones."""
     spec = LinearAttentionSpec(2, 2, rule, normalize=rule == "gated")
-    layout = ops.Layout(spec, 2, past=True, per_channel=per_channel)
-    run = ops.on_onnxruntime(layout.model())
+    layout = Layout(spec, 2, past=True, per_channel=per_channel)
+    run = runtimes.on_onnxruntime(layout.model())
     rng = np.random.default_rng(3)
     for length, place in ((150, slice(None)), (150, slice(20, 21)), (1, slice(None))):
         x = layout.inputs(rng, 2, length)
         x["decay"][:, place] = decay
-        check(ops, layout, run, x, 1e-5)
+        check(layout, run, x, 1e-5)
 
 
 @pytest.mark.parametrize("rule", ["delta", "gated_delta"])
 @pytest.mark.parametrize("chunk", [64, 128])
-def test_delta_rule_with_one_key_repeated(ops: Any, rule: str, chunk: int) -> None:
+def test_delta_rule_with_one_key_repeated(rule: str, chunk: int) -> None:
     """The least well-conditioned chunk: every token overwrites the same direction, beta up to 2."""
-    layout = ops.Layout(LinearAttentionSpec(1, 1, rule, chunk_size=chunk), 1, d_k=8, past=True)
-    run = ops.on_onnxruntime(layout.model())
+    layout = Layout(LinearAttentionSpec(1, 1, rule, chunk_size=chunk), 1, d_k=8, past=True)
+    run = runtimes.on_onnxruntime(layout.model())
     for beta in (0.0, 0.5, 1.0, 1.9, 2.0):
         x = layout.inputs(np.random.default_rng(4), 1, 200)
         x["key"][:] = x["key"][:, :1]
         x["beta"][:] = beta
         # Above 1 the entries of the inverse do not die out; PyTorch's solver loses 1.5e-5 too.
-        check(ops, layout, run, x, 5e-6 if beta <= 1 else 2e-4)
+        check(layout, run, x, 5e-6 if beta <= 1 else 2e-4)
 
 
 @pytest.mark.parametrize("rule", ["linear", "gated", "bidirectional"])
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
-def test_zero_denominators(ops: Any, rule: str, eps: float) -> None:
+def test_zero_denominators(rule: str, eps: float) -> None:
     """relu'd queries and keys without positive components: zeros with eps, NaN without."""
     causal = rule != "bidirectional"
     spec = LinearAttentionSpec(
         2, 2, rule if causal else "linear", causal=causal, normalize=True, eps=eps, chunk_size=8
     )
-    layout = ops.Layout(spec, 2)
-    run = ops.on_onnxruntime(layout.model())
+    layout = Layout(spec, 2)
+    run = runtimes.on_onnxruntime(layout.model())
     for name in ("query", "key"):
         x = layout.inputs(np.random.default_rng(5), 2, 20)
         x[name][:, :11] = 0.0
@@ -201,30 +202,30 @@ def test_zero_denominators(ops: Any, rule: str, eps: float) -> None:
         np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
         if eps:
             assert (got == 0).any() == (causal or name == "query")
-        check(ops, layout, run, x, 1e-5)
+        check(layout, run, x, 1e-5)
 
 
 @pytest.mark.parametrize("scale", [1e4, 1e-4, 1e-9])
 @pytest.mark.parametrize("rule", [*RULES, "bidirectional"])
-def test_large_and_tiny_values(ops: Any, rule: str, scale: float) -> None:
+def test_large_and_tiny_values(rule: str, scale: float) -> None:
     causal, delta = rule != "bidirectional", "delta" in rule
     spec = LinearAttentionSpec(
         4, 2, rule if causal else "linear", causal=causal, normalize=not delta, scale=0.1
     )
-    layout = ops.Layout(spec, 2, past=causal)
-    run = ops.on_onnxruntime(layout.model())
+    layout = Layout(spec, 2, past=causal)
+    run = runtimes.on_onnxruntime(layout.model())
     x = layout.inputs(np.random.default_rng(6), 2, 90)
     for name in ("query", "value", *([] if delta else ["key", "past_normalizer"])):
         if name in x:
             x[name] *= np.float32(scale)
     if causal:
         x["past_state"] *= np.float32(scale if delta else scale**2)
-    check(ops, layout, run, x, 1e-5)
+    check(layout, run, x, 1e-5)
 
 
-def test_shapes_may_be_static(ops: Any) -> None:
+def test_shapes_may_be_static() -> None:
     """Fixed batch and length in the file, as other exporters write them."""
-    layout = ops.Layout(LinearAttentionSpec(2, 2, "gated_delta"), 2, past=True, masked=True)
+    layout = Layout(LinearAttentionSpec(2, 2, "gated_delta"), 2, past=True, masked=True)
     model = layout.model()
     for info in [*model.graph.input, *model.graph.output]:
         for dim in info.type.tensor_type.shape.dim:
@@ -233,33 +234,33 @@ def test_shapes_may_be_static(ops: Any) -> None:
     attach_functions(model)
     onnx.checker.check_model(model, full_check=True)
     x = layout.inputs(np.random.default_rng(7), 2, 70)
-    check(ops, layout, ops.on_onnxruntime(model), x, 5e-6)
+    check(layout, runtimes.on_onnxruntime(model), x, 5e-6)
 
 
 @pytest.mark.parametrize("opset", range(18, 27))
-def test_bodies_mean_the_same_at_every_opset(ops: Any, opset: int) -> None:
+def test_bodies_mean_the_same_at_every_opset(opset: int) -> None:
     """A body is declared at the opset of its model."""
     for rule in RULES:
         spec = LinearAttentionSpec(2, 4, rule, normalize="delta" not in rule, eps=1e-6)
-        layout = ops.Layout(spec, 2, past=True, masked=True, per_channel=True)
+        layout = Layout(spec, 2, past=True, masked=True, per_channel=True)
         model = layout.model()
         model.opset_import[0].version = opset
         attach_functions(model)
         assert {o.version for o in model.functions[0].opset_import if not o.domain} == {opset}
         onnx.checker.check_model(model, full_check=True)
         x = layout.inputs(np.random.default_rng(12), 2, 40)
-        check(ops, layout, ops.on_onnxruntime(model), x, RTOL[rule])
+        check(layout, runtimes.on_onnxruntime(model), x, RTOL[rule])
 
 
-def test_a_lower_opset_is_refused(ops: Any) -> None:
-    model = ops.Layout(LinearAttentionSpec(2, 2), 2).model()
+def test_a_lower_opset_is_refused() -> None:
+    model = Layout(LinearAttentionSpec(2, 2), 2).model()
     model.opset_import[0].version = 17
     with pytest.raises(OpError, match="opset 17; linexport ops need at least 18"):
         attach_functions(model)
 
 
-def test_attaching_twice_changes_nothing(ops: Any) -> None:
-    layout = ops.Layout(LinearAttentionSpec(2, 2, "gated"), 2)
+def test_attaching_twice_changes_nothing() -> None:
+    layout = Layout(LinearAttentionSpec(2, 2, "gated"), 2)
     model = layout.model()
     once = model.SerializeToString(deterministic=True)
     attach_functions(model)
@@ -267,9 +268,9 @@ def test_attaching_twice_changes_nothing(ops: Any) -> None:
 
 
 @pytest.mark.parametrize("runtime", ["on_onnxruntime", "on_reference"])
-def test_nodes_of_one_kind_share_a_function(ops: Any, runtime: str) -> None:
+def test_nodes_of_one_kind_share_a_function(runtime: str) -> None:
     """Two equal nodes and one of another scale: two functions, told apart by their overload."""
-    layout = ops.Layout(LinearAttentionSpec(2, 2, "gated"), 2)
+    layout = Layout(LinearAttentionSpec(2, 2, "gated"), 2)
     model = layout.model()
     for name, scale in (("second", 1.0), ("third", 2.0)):
         node = onnx.NodeProto.FromString(model.graph.node[0].SerializeToString())
@@ -285,14 +286,14 @@ def test_nodes_of_one_kind_share_a_function(ops: Any, runtime: str) -> None:
     assert overloads[0] == overloads[1] != overloads[2]
     onnx.checker.check_model(model, full_check=True)
     x = layout.inputs(np.random.default_rng(8), 1, 9)
-    output, _, _, second, third = getattr(ops, runtime)(model)(x)
+    output, _, _, second, third = getattr(runtimes, runtime)(model)(x)
     np.testing.assert_array_equal(second, output)
     np.testing.assert_allclose(third, 2 * output, rtol=1e-6)
 
 
 @pytest.mark.parametrize("outputs", [["y"], ["y", "", ""], ["y", "s"], ["y", "", "z"]])
-def test_outputs_may_be_left_out(ops: Any, outputs: list[str]) -> None:
-    layout = ops.Layout(LinearAttentionSpec(2, 2, "gated", normalize=True), 2, past=True)
+def test_outputs_may_be_left_out(outputs: list[str]) -> None:
+    layout = Layout(LinearAttentionSpec(2, 2, "gated", normalize=True), 2, past=True)
     model = layout.model()
     node = next(n for n in model.graph.node if n.op_type == "LinearAttention")
     node.output[:] = outputs
@@ -306,14 +307,13 @@ def test_outputs_may_be_left_out(ops: Any, outputs: list[str]) -> None:
     onnx.checker.check_model(model, full_check=True)
     x = layout.inputs(np.random.default_rng(11), 1, 9)
     want = [r for r, n in zip(layout.reference(x), outputs, strict=False) if n]
-    ops.assert_close(ops.on_onnxruntime(model)(x), want, rtol=1e-4)
+    assert_close(runtimes.on_onnxruntime(model)(x), want, rtol=1e-4)
 
 
 CONVOLUTIONS = {"portable": OP.portable, "channels_last": convolution.channels_last}
 
 
 def conv_model(
-    ops: Any,
     size: int,
     activation: str,
     bias: bool,
@@ -340,7 +340,7 @@ def conv_model(
         for a, b in (("y", "output"), ("s", "present_state"))
     ]
     wide = TensorProto.FLOAT
-    model = ops.one_op_model(
+    model = one_op_model(
         [*casts, node, *back],
         [helper.make_tensor_value_info(n, wide, s) for n, s in shapes.items()],
         [
@@ -376,7 +376,6 @@ def conv_model(
     channels=st.sampled_from([4, 32]),  # 32: blocks of ONNX Runtime's depthwise kernel
 )
 def test_causal_conv(
-    ops: Any,
     runtime: str,
     lowering: str,
     dtype: str,
@@ -388,9 +387,9 @@ def test_causal_conv(
     opset: int,
     channels: int,
 ) -> None:
-    narrow, kind = ops.element[dtype]
-    model = conv_model(ops, size, activation, bias, past, kind, opset, channels, lowering)
-    run = getattr(ops, runtime)(model)
+    narrow, kind = ELEMENT[dtype]
+    model = conv_model(size, activation, bias, past, kind, opset, channels, lowering)
+    run = getattr(runtimes, runtime)(model)
     rng = np.random.default_rng(size)
     for length in lengths:
         x = {"input": rng.normal(size=(2, channels, length))}
@@ -402,15 +401,15 @@ def test_causal_conv(
         want = causal_conv(activation, **wide)
         terms = causal_conv("none", **{n: np.abs(a) for n, a in wide.items()})
         rtol = 2e-6 + ROUNDING[dtype]
-        ops.assert_close(run(x)[:1], want[:1], terms[:1], rtol, SMALLEST[dtype])
+        assert_close(run(x)[:1], want[:1], terms[:1], rtol, SMALLEST[dtype])
         np.testing.assert_array_equal(run(x)[1], want[1].astype(np.float32))
 
 
 @pytest.mark.parametrize("lowering", CONVOLUTIONS)
-def test_causal_conv_carries_its_state(ops: Any, lowering: str) -> None:
+def test_causal_conv_carries_its_state(lowering: str) -> None:
     """Splitting a sequence anywhere, pieces shorter than the kernel included, changes nothing."""
-    model = conv_model(ops, 4, "silu", True, True, TensorProto.FLOAT, lowering=lowering)
-    run = ops.on_onnxruntime(model)
+    model = conv_model(4, "silu", True, True, TensorProto.FLOAT, lowering=lowering)
+    run = runtimes.on_onnxruntime(model)
     rng = np.random.default_rng(9)
     shapes = {"input": (2, 4, 13), "weight": (4, 1, 4), "bias": (4,), "past_state": (2, 4, 3)}
     x = {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()}
@@ -424,11 +423,11 @@ def test_causal_conv_carries_its_state(ops: Any, lowering: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_state_carries_on(ops: Any, rule: str) -> None:
+def test_state_carries_on(rule: str) -> None:
     """Prefill and decode in pieces on one model give what one long run gives."""
     spec = LinearAttentionSpec(2, 2, rule, normalize="delta" not in rule, eps=1e-6, chunk_size=8)
-    layout = replace(ops.Layout(spec, 2, past=True), per_channel=True)
-    run = ops.on_onnxruntime(layout.model())
+    layout = replace(Layout(spec, 2, past=True), per_channel=True)
+    run = runtimes.on_onnxruntime(layout.model())
     x = layout.inputs(np.random.default_rng(10), 2, 45)
     whole = run(x)
     past = {n: a for n, a in x.items() if n.startswith("past")}
@@ -439,5 +438,5 @@ def test_state_carries_on(ops: Any, rule: str) -> None:
         past = dict(zip(past, states, strict=False))
         pieces.append(output)
     magnitude = layout.magnitude(x)
-    ops.assert_close([np.concatenate(pieces, 1)], whole[:1], magnitude[:1], 1e-5)
-    ops.assert_close(list(past.values()), whole[1 : 1 + len(past)], magnitude[1 : 1 + len(past)])
+    assert_close([np.concatenate(pieces, 1)], whole[:1], magnitude[:1], 1e-5)
+    assert_close(list(past.values()), whole[1 : 1 + len(past)], magnitude[1 : 1 + len(past)])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
 
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
 from linexport.targets import diagonal
+from tests.support import runtimes
+from tests.support.layouts import Layout
 
 HEADS = 6
 
@@ -20,10 +20,10 @@ HEADS = 6
 @pytest.mark.parametrize("groups", [1, 2, HEADS])
 @pytest.mark.parametrize("factored", [False, True])
 def test_equals_oracle(
-    ops: Any, factored: bool, groups: int, past: bool, masked: bool, dtype: str, rounding: float
+    factored: bool, groups: int, past: bool, masked: bool, dtype: str, rounding: float
 ) -> None:
     """From no token to many."""
-    layout = ops.Layout(
+    layout = Layout(
         LinearAttentionSpec(groups, HEADS, "gated", scale=0.5),
         groups,
         d_k=4,
@@ -36,7 +36,7 @@ def test_equals_oracle(
     )
     model = layout.model(choose=lambda *_: diagonal.by_element)
     onnx.checker.check_model(model, full_check=True)
-    run = ops.on_onnxruntime(model)
+    run = runtimes.on_onnxruntime(model)
     rng = np.random.default_rng(0)
     for batch, length in ((2, 1), (1, 7), (3, 65), (1, 300), (2, 0), (1, 1)):
         x = layout.inputs(rng, batch, length)
@@ -48,11 +48,11 @@ def test_equals_oracle(
 
 
 @pytest.mark.parametrize("factored", [False, True])
-def test_in_onnx_s_evaluator(ops: Any, factored: bool) -> None:
+def test_in_onnx_s_evaluator(factored: bool) -> None:
     spec = LinearAttentionSpec(1, HEADS, "gated")
     kind = {"per_channel": not factored, "factored": factored}
-    layout = ops.Layout(spec, 1, d_k=4, d_v=1, past=True, **kind)
-    run = ops.on_reference(layout.model(choose=lambda *_: diagonal.by_element))
+    layout = Layout(spec, 1, d_k=4, d_v=1, past=True, **kind)
+    run = runtimes.on_reference(layout.model(choose=lambda *_: diagonal.by_element))
     x = layout.inputs(np.random.default_rng(1), 2, 9)
     for found, expected in zip(run(x)[:2], layout.reference(x)[:2], strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

@@ -21,6 +21,8 @@ from linexport.models.feature_maps import FeatureMap, base, find, kinds, make
 from linexport.plugins.ops import feature_map as op
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.registry import attach_functions
+from tests.support import runtimes
+from tests.support.layouts import ELEMENT, one_op_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:Feature map")
 
@@ -108,7 +110,7 @@ def test_gradients(kind: str) -> None:
 
 
 def one_map_model(
-    ops: Any, module: FeatureMap, heads: int, kind: int, opset: int = 18, **attributes: Any
+    module: FeatureMap, heads: int, kind: int, opset: int = 18, **attributes: Any
 ) -> onnx.ModelProto:
     """The FeatureMap op on packed heads, dynamic batch and length, its parameters initializers."""
     frozen = [p.detach().numpy() for p in module.frozen()]
@@ -120,7 +122,7 @@ def one_map_model(
         helper.make_node("Cast", ["z"], ["y"], to=TensorProto.FLOAT),
     ]
     wide, shape = TensorProto.FLOAT, ("B", "T", heads * module.head_dim)
-    model = ops.one_op_model(
+    model = one_op_model(
         nodes,
         [helper.make_tensor_value_info("x", wide, shape)],
         [helper.make_tensor_value_info("y", wide, ("B", "T", heads * module.features))],
@@ -144,12 +146,12 @@ def forms(kind: str) -> list[dict[str, Any]]:
 @pytest.mark.smoke
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_onnx_body_equals_pytorch(ops: Any, kind: str, heads: int) -> None:
+def test_onnx_body_equals_pytorch(kind: str, heads: int) -> None:
     for options, form in product(variants(kind), forms(kind)):
         module = small(kind, **options)
         exact = small(kind, **options).double()
-        model = one_map_model(ops, module, heads, TensorProto.FLOAT, **form)
-        for runtime in (ops.on_onnxruntime, ops.on_reference):
+        model = one_map_model(module, heads, TensorProto.FLOAT, **form)
+        for runtime in (runtimes.on_onnxruntime, runtimes.on_reference):
             run = runtime(model)
             for batch, length, scale in ((2, 5, 1.0), (1, 1, 2.0), (1, 0, 1.0), (3, 2, 0.0)):
                 x = rows(batch * length * heads, scale).reshape(batch, length, heads * WIDTH)
@@ -164,12 +166,12 @@ def test_onnx_body_equals_pytorch(ops: Any, kind: str, heads: int) -> None:
                 np.testing.assert_allclose(twin, want, rtol=1e-5, atol=1e-6 + rounding)
 
 
-def test_softplus_keeps_its_digits(ops: Any) -> None:
+def test_softplus_keeps_its_digits() -> None:
     """Where exp(x) is far below 1, too: log(1 + exp(x)) as it stands is 0 for x < -17."""
-    model = one_map_model(ops, make("softplus", 1), 1, TensorProto.FLOAT)
+    model = one_map_model(make("softplus", 1), 1, TensorProto.FLOAT)
     x = np.linspace(-80, 80, 20_001, dtype=np.float32).reshape(1, -1, 1)
     want = np.logaddexp(0, x.astype(np.float64))
-    for runtime in (ops.on_onnxruntime, ops.on_reference):
+    for runtime in (runtimes.on_onnxruntime, runtimes.on_reference):
         (got,) = runtime(model)({"x": x})
         np.testing.assert_allclose(got, want, rtol=2.0**-21)
 
@@ -187,30 +189,30 @@ def test_heads_do_not_mix(kind: str) -> None:
 
 @pytest.mark.parametrize("opset", [18, 20, 23])
 @pytest.mark.parametrize("kind", KINDS)
-def test_bodies_mean_the_same_at_every_opset(ops: Any, kind: str, opset: int) -> None:
+def test_bodies_mean_the_same_at_every_opset(kind: str, opset: int) -> None:
     x = rows(12).reshape(2, 3, 2 * WIDTH).astype(np.float32)
     module = small(kind)
     for form in forms(kind):
-        (want,) = ops.on_onnxruntime(one_map_model(ops, module, 2, 1, 19, **form))({"x": x})
-        model = one_map_model(ops, module, 2, 1, opset, **form)
+        (want,) = runtimes.on_onnxruntime(one_map_model(module, 2, 1, 19, **form))({"x": x})
+        model = one_map_model(module, 2, 1, opset, **form)
         assert {n.domain for f in model.functions for n in f.node} == {""}
-        (got,) = ops.on_onnxruntime(model)({"x": x})
+        (got,) = runtimes.on_onnxruntime(model)({"x": x})
         np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("runtime", ["on_onnxruntime", "on_reference"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_half_precision(ops: Any, kind: str, runtime: str, dtype: str) -> None:
+def test_half_precision(kind: str, runtime: str, dtype: str) -> None:
     """Inputs and features are rounded; exponents of half-precision inputs are not."""
-    narrow, element = ops.element[dtype]
+    narrow, element = ELEMENT[dtype]
     rounding = 2.0**-11 if dtype == "float16" else 2.0**-8
     x = rows(20, 0.5).reshape(2, 5, 2 * WIDTH).astype(narrow).astype(np.float32)
     for form in forms(kind):
         module = small(kind)
-        model = one_map_model(ops, module, 2, element, **form)
+        model = one_map_model(module, 2, element, **form)
         try:
-            run = getattr(ops, runtime)(model)
+            run = getattr(runtimes, runtime)(model)
         except Exception as error:
             if dtype == "bfloat16" and "NOT_IMPLEMENTED" in str(error):
                 pytest.skip(f"ONNX Runtime CPU lacks a bfloat16 kernel: {str(error)[-60:]}")
@@ -222,7 +224,7 @@ def test_half_precision(ops: Any, kind: str, runtime: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SCALAR)
-def test_kappa_is_the_kernel_of_the_inner_product(ops: Any, kind: str) -> None:
+def test_kappa_is_the_kernel_of_the_inner_product(kind: str) -> None:
     """So that scores inside a chunk need no features."""
     for options in variants(kind):
         module = small(kind, **options)
@@ -232,12 +234,12 @@ def test_kappa_is_the_kernel_of_the_inner_product(ops: Any, kind: str) -> None:
         value = op.formulas(kind).kappa(b, "t", WIDTH, *parameters)
         b.nodes.append(helper.make_node("Identity", [value], ["y"]))
         infos = [helper.make_tensor_value_info(n, 1, None) for n in ("t", "y")]
-        model = ops.one_op_model(b.nodes, infos[:1], infos[1:])
+        model = one_op_model(b.nodes, infos[:1], infos[1:])
         model.graph.initializer.extend(
             numpy_helper.from_array(a, p.name) for a, p in zip(frozen, parameters, strict=True)
         )
         q, k = rows(30), rows(30, seed=1)
-        (got,) = ops.on_onnxruntime(model)({"t": (q * k).sum(-1).reshape(2, 15)})
+        (got,) = runtimes.on_onnxruntime(model)({"t": (q * k).sum(-1).reshape(2, 15)})
         want = module.kernel_value(q, k).reshape(2, 15)
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 

@@ -28,6 +28,9 @@ from linexport.plugins.ops.generalized_delta_rule import (
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec, linear_attention
 from linexport.plugins.ops.op import Node
 from linexport.plugins.ops.registry import attach_functions
+from tests.support import runtimes
+from tests.support.comparison import assert_close
+from tests.support.layouts import ELEMENT, one_op_model
 
 HEADS, D_K, D_V = 2, 4, 3
 Arrays = dict[str, np.ndarray]
@@ -191,9 +194,9 @@ def test_wrong_nodes_are_refused() -> None:
 # The body ----------------------------------------------------------------------------------------
 
 
-def model(ops: Any, x: Arrays, dtype: str = "float32", opset: int = 18) -> onnx.ModelProto:
+def model(x: Arrays, dtype: str = "float32", opset: int = 18) -> onnx.ModelProto:
     """One node with the inputs of ``x``, dynamic batch and length; float32 outside."""
-    narrow, floating = ops.element[dtype][1], TensorProto.FLOAT
+    narrow, floating = ELEMENT[dtype][1], TensorProto.FLOAT
     nodes, feeds, infos, names = [], [], [], []
     for name in INPUTS:
         if name not in x:
@@ -217,7 +220,7 @@ def model(ops: Any, x: Arrays, dtype: str = "float32", opset: int = 18) -> onnx.
     ]
     shapes = {"output": ("B", "T", HEADS * D_V), "present_state": ("B", HEADS, D_K, D_V)}
     ends = [helper.make_tensor_value_info(n, floating, s) for n, s in shapes.items()]
-    made: onnx.ModelProto = ops.one_op_model(nodes, feeds, ends, infos)
+    made: onnx.ModelProto = one_op_model(nodes, feeds, ends, infos)
     made.opset_import[0].version = opset
     attach_functions(made)
     onnx.checker.check_model(made, full_check=True)
@@ -236,7 +239,6 @@ def model(ops: Any, x: Arrays, dtype: str = "float32", opset: int = 18) -> onnx.
     seed=st.integers(0, 9),
 )
 def test_body_equals_oracle(
-    ops: Any,
     runtime: str,
     past: bool,
     masked: bool,
@@ -245,7 +247,7 @@ def test_body_equals_oracle(
     opset: int,
     seed: int,
 ) -> None:
-    run = getattr(ops, runtime)(model(ops, inputs(seed, 1, 1, past, masked), opset=opset))
+    run = getattr(runtimes, runtime)(model(inputs(seed, 1, 1, past, masked), opset=opset))
     for length in [*lengths, 1, 0]:
         x = inputs(seed, batch, length, past, masked)
         want = oracle(x)
@@ -253,17 +255,17 @@ def test_body_equals_oracle(
         held = [want[1], x["value"], x.get("past_state", want[1])]
         largest = max(1.0, *(float(np.abs(v).max(initial=0)) for v in held))
         scales = [np.full_like(w, largest * D_K) for w in want]
-        ops.assert_close(run(x), want, scales, 2e-6)
+        assert_close(run(x), want, scales, 2e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_rounds_the_output_only(ops: Any, dtype: str) -> None:
+def test_half_precision_rounds_the_output_only(dtype: str) -> None:
     x = inputs(5, 2, 40, past=True)
     narrow = {
-        n: v if n == "past_state" else v.astype(ops.element[dtype][0]).astype(np.float32)
+        n: v if n == "past_state" else v.astype(ELEMENT[dtype][0]).astype(np.float32)
         for n, v in x.items()
     }
-    output, state = ops.on_onnxruntime(model(ops, narrow, dtype))(narrow)
+    output, state = runtimes.on_onnxruntime(model(narrow, dtype))(narrow)
     want = oracle(narrow)
     np.testing.assert_allclose(state, want[1], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(
@@ -271,9 +273,9 @@ def test_half_precision_rounds_the_output_only(ops: Any, dtype: str) -> None:
     )
 
 
-def test_a_sequence_in_pieces_is_the_sequence(ops: Any) -> None:
+def test_a_sequence_in_pieces_is_the_sequence() -> None:
     x = inputs(6, 2, 33, past=True, masked=True)
-    run = ops.on_onnxruntime(model(ops, x))
+    run = runtimes.on_onnxruntime(model(x))
     whole, state = run(x)
     pieces, past = [], x["past_state"]
     for part in (slice(0, 20), slice(20, 20), slice(20, 21), slice(21, 33)):

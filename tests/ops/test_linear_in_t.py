@@ -7,14 +7,14 @@ the size of every tensor the body computes: the largest is its memory, their sum
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, inliner
 
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
+from tests.support import runtimes
+from tests.support.layouts import Layout, one_op_model
 
 
 def expose_everything(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -35,9 +35,9 @@ def expose_everything(model: onnx.ModelProto) -> onnx.ModelProto:
     return flat
 
 
-def tensor_sizes(ops: Any, model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[int]:
+def tensor_sizes(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[int]:
     """Bytes of every tensor computed; one inside a Scan counts once per iteration."""
-    opened = ops.session(expose_everything(model), optimise=False)
+    opened = runtimes.session(expose_everything(model), optimise=False)
     sizes = []
     for output, value in zip(opened.get_outputs(), opened.run(None, inputs), strict=True):
         if output.name.startswith("scan:") and value.size:
@@ -60,7 +60,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("heads", [(2, 2, 2), (4, 2, 1), (2, 4, 4)])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_body(ops: Any, name: str, heads: tuple[int, int, int]) -> None:
+def test_body(name: str, heads: tuple[int, int, int]) -> None:
     rule = name.split()[0]
     causal = rule != "bidirectional"
     spec = LinearAttentionSpec(
@@ -70,21 +70,19 @@ def test_body(ops: Any, name: str, heads: tuple[int, int, int]) -> None:
         normalize="delta" not in rule,
         chunk_size=32,
     )
-    layout = ops.Layout(
-        spec, heads[2], d_k=32, d_v=32, masked=True, **{"past": True, **LAYOUTS[name]}
-    )
+    layout = Layout(spec, heads[2], d_k=32, d_v=32, masked=True, **{"past": True, **LAYOUTS[name]})
     model = layout.model()
     measured = {}
     for length in (256, 512):
         x = layout.inputs(np.random.default_rng(0), 1, length)
-        measured[length] = tensor_sizes(ops, model, x)
-        ends = sum(a.nbytes for a in [*x.values(), *ops.on_onnxruntime(model)(x)])
+        measured[length] = tensor_sizes(model, x)
+        ends = sum(a.nbytes for a in [*x.values(), *runtimes.on_onnxruntime(model)(x)])
     assert max(measured[512]) <= 2.2 * max(measured[256])
     assert max(measured[512]) <= 3 * ends
     assert sum(measured[512]) <= 2.2 * sum(measured[256])
 
 
-def test_the_measure_sees_a_quadratic_body(ops: Any) -> None:
+def test_the_measure_sees_a_quadratic_body() -> None:
     """softmax-free attention through a (T, T) matrix, outside a Scan and inside one."""
     infos = [
         helper.make_tensor_value_info(n, TensorProto.FLOAT, s)
@@ -105,10 +103,10 @@ def test_the_measure_sees_a_quadratic_body(ops: Any) -> None:
         helper.make_node("Squeeze", ["rows"], ["y"]),
     ]
     for nodes in (plain, scanned):
-        model = ops.one_op_model(nodes, infos[:2], infos[2:])
+        model = one_op_model(nodes, infos[:2], infos[2:])
         largest = []
         for length in (256, 512):
             x = np.ones((1, length, 8), np.float32)
-            sizes = tensor_sizes(ops, model, {"q": x, "k": x.transpose(0, 2, 1).copy()})
+            sizes = tensor_sizes(model, {"q": x, "k": x.transpose(0, 2, 1).copy()})
             largest.append(max(sizes))
         assert largest[1] >= 3.9 * largest[0]

@@ -21,6 +21,7 @@ from onnx.backend.test.case.test_case import TestCase
 from linexport.plugins.ops.op import Lowering, Node, Op
 from linexport.plugins.ops.registry import attach_functions
 from linexport.targets import kernels, ort
+from tests.support import runtimes
 
 Choose = Callable[[onnx.NodeProto, Op, Node], Lowering]
 
@@ -108,11 +109,11 @@ def rewrite(model: onnx.ModelProto) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("choose", LOWERINGS)
-def test_node_case(ops: Any, choose: Choose, case: TestCase) -> None:
+def test_node_case(choose: Choose, case: TestCase) -> None:
     model = rewrite(case.model)
     attach_functions(model, choose)
     onnx.checker.check_model(model, full_check=True)
-    opened = ops.session(model)
+    opened = runtimes.session(model)
     for inputs, outputs in case.data_sets:
         feeds = {i.name: _array(x) for i, x in zip(model.graph.input, inputs, strict=True)}
         for got, want in zip(opened.run(None, feeds), map(_array, outputs), strict=True):

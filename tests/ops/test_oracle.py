@@ -14,6 +14,8 @@ import pytest
 
 from linexport.plugins.ops.causal_conv import causal_conv
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec, linear_attention
+from tests.support.comparison import assert_close
+from tests.support.layouts import Layout
 
 RTOL = 1e-12
 
@@ -110,7 +112,7 @@ def transition_matrices(layout: Any, x: dict[str, np.ndarray]) -> tuple[np.ndarr
     ],
 )
 def test_equals_sums_over_pairs(
-    ops: Any, rule: str, normalize: bool, masked: bool, past: bool, heads: tuple[int, int, int]
+    rule: str, normalize: bool, masked: bool, past: bool, heads: tuple[int, int, int]
 ) -> None:
     spec = LinearAttentionSpec(
         heads[0],
@@ -121,9 +123,9 @@ def test_equals_sums_over_pairs(
         scale=0.6,
         eps=1e-3,
     )
-    layout = ops.Layout(spec, heads[2], past=past, masked=masked, per_channel="per" in rule)
+    layout = Layout(spec, heads[2], past=past, masked=masked, per_channel="per" in rule)
     x = layout.inputs(np.random.default_rng(1), 2, 6)
-    ops.assert_close(layout.reference(x), pair_sums(layout, x), layout.magnitude(x), RTOL)
+    assert_close(layout.reference(x), pair_sums(layout, x), layout.magnitude(x), RTOL)
 
 
 @pytest.mark.parametrize("heads", [(2, 2, 2), (4, 2, 1), (2, 4, 2), (1, 3, 1)])
@@ -134,7 +136,6 @@ def test_equals_sums_over_pairs(
     ("rule", "per_channel"), [("delta", False), ("gated_delta", False), ("gated_delta", True)]
 )
 def test_equals_products_of_transitions(
-    ops: Any,
     rule: str,
     shared_beta: bool,
     per_channel: bool,
@@ -143,7 +144,7 @@ def test_equals_products_of_transitions(
     heads: tuple[int, int, int],
 ) -> None:
     spec = LinearAttentionSpec(*heads[:2], rule, scale=0.6)
-    layout = ops.Layout(
+    layout = Layout(
         spec,
         heads[2],
         past=past,
@@ -153,7 +154,7 @@ def test_equals_products_of_transitions(
     )
     x = layout.inputs(np.random.default_rng(2), 2, 7)
     want = transition_matrices(layout, x)
-    ops.assert_close(layout.reference(x)[:2], want, layout.magnitude(x)[:2], RTOL)
+    assert_close(layout.reference(x)[:2], want, layout.magnitude(x)[:2], RTOL)
 
 
 @pytest.mark.smoke
@@ -180,18 +181,18 @@ def test_two_tokens_by_hand() -> None:
     assert run("gated_delta", decay=half, beta=beta)[:2] == [[4.0, 6.0], [2.0, 1.0]]
 
 
-def test_normalised_output_is_a_weighted_mean_of_values(ops: Any) -> None:
+def test_normalised_output_is_a_weighted_mean_of_values() -> None:
     spec = LinearAttentionSpec(2, 2, normalize=True, scale=0.3)
-    layout = ops.Layout(spec, 2)
+    layout = Layout(spec, 2)
     x = layout.inputs(np.random.default_rng(3), 1, 9)
     x["value"] = np.full_like(x["value"], 4.0)
     np.testing.assert_allclose(layout.reference(x)[0], 4.0, rtol=1e-12)
 
 
 @pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
-def test_masked_tokens_leave_no_trace(ops: Any, rule: str) -> None:
+def test_masked_tokens_leave_no_trace(rule: str) -> None:
     """Taking masked tokens out of the sequence changes no state and no other output."""
-    layout = ops.Layout(LinearAttentionSpec(4, 2, rule), 2, past=True, masked=True)
+    layout = Layout(LinearAttentionSpec(4, 2, rule), 2, past=True, masked=True)
     x = layout.inputs(np.random.default_rng(4), 1, 12)
     keep = x["key_mask"][0]
     assert 0 < keep.sum() < 12
@@ -204,9 +205,9 @@ def test_masked_tokens_leave_no_trace(ops: Any, rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
-def test_state_continues_a_sequence(ops: Any, rule: str) -> None:
+def test_state_continues_a_sequence(rule: str) -> None:
     spec = LinearAttentionSpec(2, 2, rule, normalize="delta" not in rule, eps=0.1)
-    layout = ops.Layout(spec, 2, past=True, per_channel=True)
+    layout = Layout(spec, 2, past=True, per_channel=True)
     x = layout.inputs(np.random.default_rng(5), 2, 11)
     whole = layout.reference(x)
     past = {n: a for n, a in x.items() if "past" in n}
@@ -223,8 +224,8 @@ def test_state_continues_a_sequence(ops: Any, rule: str) -> None:
 
 
 @pytest.mark.parametrize("past", [False, True])
-def test_no_tokens_leave_the_past(ops: Any, past: bool) -> None:
-    layout = ops.Layout(LinearAttentionSpec(4, 2, "gated", normalize=True), 2, past=past)
+def test_no_tokens_leave_the_past(past: bool) -> None:
+    layout = Layout(LinearAttentionSpec(4, 2, "gated", normalize=True), 2, past=past)
     x = layout.inputs(np.random.default_rng(6), 3, 0)
     output, state, normalizer = layout.reference(x)
     assert output.shape == (3, 0, 4 * layout.d_v)
@@ -234,8 +235,8 @@ def test_no_tokens_leave_the_past(ops: Any, past: bool) -> None:
     )
 
 
-def test_decay_of_minus_infinity_forgets(ops: Any) -> None:
-    layout = ops.Layout(LinearAttentionSpec(1, 1, "gated"), 1, past=True)
+def test_decay_of_minus_infinity_forgets() -> None:
+    layout = Layout(LinearAttentionSpec(1, 1, "gated"), 1, past=True)
     x = layout.inputs(np.random.default_rng(7), 1, 5)
     x["decay"][:, 2] = -np.inf
     fresh = {n: a[:, 2:] for n, a in x.items() if "past" not in n}

@@ -13,6 +13,8 @@ from linexport.models import feature_maps
 from linexport.models.feature_maps.quadratic import QuadraticOptions
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec, linear_attention
 from linexport.plugins.ops.linear_attention.pair_blocks import SHORTEST
+from tests.support import runtimes
+from tests.support.layouts import mapped_model
 
 WIDTHS = (1, 3, 16, 20, 40)
 """Of heads: less than one block of rows, one, one with a rest, and several."""
@@ -81,10 +83,10 @@ def assert_close(got: list[np.ndarray], want: list[np.ndarray], tolerance: float
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", MAPS)
-def test_equals_the_oracle(ops: Any, name: str, width: int, normalize: bool) -> None:
+def test_equals_the_oracle(name: str, width: int, normalize: bool) -> None:
     spec = LinearAttentionSpec(HEADS, KV_HEADS, normalize=normalize, scale=0.5)
     phi = made(name, width)
-    run = ops.on_onnxruntime(ops.mapped_model(spec, phi, shapes(phi, spec.normalize)))
+    run = runtimes.on_onnxruntime(mapped_model(spec, phi, shapes(phi, spec.normalize)))
     for length in (0, 1, SHORTEST, SHORTEST + 1, 128, 300):
         x = inputs(phi, length)
         if not normalize:
@@ -93,11 +95,11 @@ def test_equals_the_oracle(ops: Any, name: str, width: int, normalize: bool) -> 
         assert_close(run(x)[results], oracle(spec, phi, x)[results], 3e-6)
 
 
-def test_the_state_goes_on_in_either_form(ops: Any) -> None:
+def test_the_state_goes_on_in_either_form() -> None:
     """40 tokens in blocks, 3 in the short form, 57 in blocks: what 100 at once give."""
     spec, phi = LinearAttentionSpec(HEADS, KV_HEADS, normalize=True), made("taylor2", 20)
     run, x = (
-        ops.on_onnxruntime(ops.mapped_model(spec, phi, shapes(phi, spec.normalize))),
+        runtimes.on_onnxruntime(mapped_model(spec, phi, shapes(phi, spec.normalize))),
         inputs(made("taylor2", 20), 100),
     )
     want = oracle(spec, phi, x)
@@ -109,13 +111,13 @@ def test_the_state_goes_on_in_either_form(ops: Any) -> None:
     assert_close([np.concatenate(outputs, 1), *states], want, 3e-6)
 
 
-def test_half_precision_is_computed_in_single(ops: Any) -> None:
+def test_half_precision_is_computed_in_single() -> None:
     """Pairs of components leave float16's range; sums of them do not lose the output's digits."""
     spec, phi = LinearAttentionSpec(HEADS, KV_HEADS, normalize=True), made("taylor2", 16)
     x = inputs(phi, 70)
     for name in ("query", "key"):
         x[name] = x[name] * 300
     half = {n: v.astype(np.float16) if n in ("query", "key", "value") else v for n, v in x.items()}
-    session = ops.session(ops.mapped_model(spec, phi, shapes(phi), TensorProto.FLOAT16))
+    session = runtimes.session(mapped_model(spec, phi, shapes(phi), TensorProto.FLOAT16))
     got = [np.asarray(y, np.float64) for y in session.run(None, half)]
     assert_close(got, oracle(spec, phi, half), 2e-3)

@@ -16,6 +16,7 @@ from linexport.plugins.ops.linear_attention import OP, LinearAttentionSpec, view
 from linexport.plugins.ops.linear_attention.spec import Sizes
 from linexport.plugins.ops.op import Node, describe
 from linexport.plugins.ops.registry import all_ops, attach_functions
+from tests.support.layouts import one_op_model
 
 SHAPES: dict[str, tuple[Any, ...]] = {
     "query": (2, 7, 4 * 3),
@@ -228,7 +229,7 @@ def test_view_reads_a_node() -> None:
     assert view(seen) == (LinearAttentionSpec(2, 2, normalize=True), Sizes(2, 2, 2))
 
 
-def test_attaching_reports_the_first_wrong_node(ops: Any) -> None:
+def test_attaching_reports_the_first_wrong_node() -> None:
     infos = [
         helper.make_tensor_value_info(n, TensorProto.FLOAT, (1, "T", w))
         for n, w in (("q", 4), ("k", 4), ("v", 5), ("o", 5))
@@ -236,7 +237,7 @@ def test_attaching_reports_the_first_wrong_node(ops: Any) -> None:
     node = helper.make_node(
         "LinearAttention", list("qkv"), ["o"], domain="linexport", q_num_heads=2, kv_num_heads=2
     )
-    model = ops.one_op_model([node], infos[:3], infos[3:])
+    model = one_op_model([node], infos[:3], infos[3:])
     with pytest.raises(OpError, match="value has width 5; expected a multiple of its 2 heads"):
         attach_functions(model)
     assert not model.functions

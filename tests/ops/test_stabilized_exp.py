@@ -17,6 +17,7 @@ from linexport.models.stabilize import stabilized_exp as twin
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec, linear_attention
 from linexport.plugins.ops.registry import attach_functions
 from linexport.plugins.ops.stabilized_exp import INPUTS, LOWEST, check, stabilized_exp
+from tests.support import runtimes
 
 HEADS = ((2, 2), (4, 2), (2, 4), (1, 1), (6, 3))
 M = 3
@@ -88,7 +89,6 @@ def reference(heads: tuple[int, int], causal: int, x: Arrays) -> tuple[np.ndarra
     scale=st.sampled_from([1e-3, 1.0, 30.0, 1e4]),
 )
 def test_pytorch_and_onnx_equal_the_oracle(
-    ops: Any,
     heads: tuple[int, int],
     causal: bool,
     optional: set[str],
@@ -98,7 +98,7 @@ def test_pytorch_and_onnx_equal_the_oracle(
     scale: float,
 ) -> None:
     wanted = shapes(heads, optional if causal else optional & {"key_mask"}, per_channel)
-    run = ops.on_onnxruntime(model(heads, int(causal), wanted))
+    run = runtimes.on_onnxruntime(model(heads, int(causal), wanted))
     for length in lengths:
         x = draw(wanted, batch, length, scale, length)
         want = reference(heads, causal, x)
@@ -118,10 +118,10 @@ def test_pytorch_and_onnx_equal_the_oracle(
 
 @pytest.mark.parametrize("runtime", ["on_onnxruntime", "on_reference"])
 @pytest.mark.parametrize("causal", [0, 1])
-def test_other_runtimes(ops: Any, runtime: str, causal: int) -> None:
+def test_other_runtimes(runtime: str, causal: int) -> None:
     optional = {"past_key_max", "key_mask", "decay"} if causal else {"key_mask"}
     wanted = shapes((4, 2), optional, False)
-    run = getattr(ops, runtime)(model((4, 2), causal, wanted))
+    run = getattr(runtimes, runtime)(model((4, 2), causal, wanted))
     x = draw(wanted, 2, 9, 1.0, 0)
     for got, want in zip(run(x), reference((4, 2), causal, x), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

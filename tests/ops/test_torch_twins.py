@@ -16,6 +16,8 @@ from linexport.models import functional, torch_ops
 from linexport.models.feature_maps import find, kinds
 from linexport.plugins.ops.causal_conv import causal_conv
 from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec
+from tests.support.comparison import assert_close
+from tests.support.layouts import Layout, layouts
 
 RULES = ("linear", "gated", "delta", "gated_delta")
 RTOL = 1e-11
@@ -38,15 +40,15 @@ def tensors(arrays: dict[str, np.ndarray], dtype: torch.dtype = torch.float64) -
 @pytest.mark.parametrize("rule", RULES)
 @fixed(80)
 @given(data=st.data())
-def test_linear_attention_equals_oracle(ops: Any, rule: str, data: st.DataObject) -> None:
-    layout = data.draw(ops.layouts(rule))
+def test_linear_attention_equals_oracle(rule: str, data: st.DataObject) -> None:
+    layout = data.draw(layouts(rule))
     chunk = layout.spec.chunk_size
     near = [0, 1, 2, chunk - 1, chunk, chunk + 1, 2 * chunk + 1, 16, 17, 50]
     length = data.draw(st.sampled_from(near))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     x = layout.inputs(rng, data.draw(st.integers(1, 3)), length)
     got = functional.linear_attention(**tensors(x), **layout.spec.attributes())
-    ops.assert_close(
+    assert_close(
         [g.numpy() for g in got], layout.reference(x), layout.magnitude(x), RTOL, atol=1e-300
     )
 
@@ -55,12 +57,10 @@ def test_linear_attention_equals_oracle(ops: Any, rule: str, data: st.DataObject
 @pytest.mark.parametrize("decay", [-np.inf, -1e4, -50.0, 0.0])
 @pytest.mark.parametrize("rule", ["gated", "gated_delta"])
 @pytest.mark.parametrize("per_channel", [False, True])
-def test_decay_of_any_size(
-    ops: Any, decay: float, rule: str, per_channel: bool, dtype: torch.dtype
-) -> None:
+def test_decay_of_any_size(decay: float, rule: str, per_channel: bool, dtype: torch.dtype) -> None:
     """No digits lost to a strong decay: differences of sums would lose them in float32."""
     spec = LinearAttentionSpec(2, 2, rule, normalize=rule == "gated")
-    layout = ops.Layout(spec, 2, past=True, per_channel=per_channel)
+    layout = Layout(spec, 2, past=True, per_channel=per_channel)
     for place in (slice(None), slice(20, 21)):
         x = layout.inputs(np.random.default_rng(3), 2, 90)
         x["decay"][:, place] = decay
@@ -68,13 +68,13 @@ def test_decay_of_any_size(
             g.numpy() for g in functional.linear_attention(**tensors(x, dtype), **spec.attributes())
         ]
         rtol, atol = (RTOL, 1e-300) if dtype == torch.float64 else (5e-6, 1e-37)
-        ops.assert_close(got, layout.reference(x), layout.magnitude(x), rtol, atol)
+        assert_close(got, layout.reference(x), layout.magnitude(x), rtol, atol)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("rule", RULES)
-def test_half_precision_is_computed_in_float32(ops: Any, rule: str, dtype: torch.dtype) -> None:
-    layout = ops.Layout(LinearAttentionSpec(2, 2, rule, chunk_size=8), 2)
+def test_half_precision_is_computed_in_float32(rule: str, dtype: torch.dtype) -> None:
+    layout = Layout(LinearAttentionSpec(2, 2, rule, chunk_size=8), 2)
     x = tensors(layout.inputs(np.random.default_rng(0), 2, 30), dtype)
     output, state, normalizer = functional.linear_attention(**x, **layout.spec.attributes())
     assert output.dtype == dtype
@@ -82,9 +82,9 @@ def test_half_precision_is_computed_in_float32(ops: Any, rule: str, dtype: torch
     exact = {n: t.double().numpy() for n, t in x.items()}
     want, magnitude = layout.reference(exact), layout.magnitude(exact)
     got = [state.numpy(), normalizer.numpy()]
-    ops.assert_close(got, want[1:], magnitude[1:], 5e-6)
+    assert_close(got, want[1:], magnitude[1:], 5e-6)
     rounding = torch.finfo(dtype).eps
-    ops.assert_close([output.double().numpy()], want[:1], magnitude[:1], rounding)
+    assert_close([output.double().numpy()], want[:1], magnitude[:1], rounding)
 
 
 @fixed(40)
@@ -165,11 +165,11 @@ length are tested by export."""
     ],
 )
 def test_linear_attention_operator(
-    ops: Any, rule: str, heads: tuple[int, int, int], dtype: torch.dtype, past: bool
+    rule: str, heads: tuple[int, int, int], dtype: torch.dtype, past: bool
 ) -> None:
     causal = rule != "bidirectional"
     spec = LinearAttentionSpec(*heads[:2], rule if causal else "linear", causal=causal)
-    layout = ops.Layout(spec, heads[2], past=past and causal, masked=True)
+    layout = Layout(spec, heads[2], past=past and causal, masked=True)
     x = tensors(layout.inputs(np.random.default_rng(0), 2, 20), dtype)
     if "past_state" in x and dtype == torch.float16:
         x["past_state"] = x["past_state"].float()
@@ -210,7 +210,7 @@ def test_fake_tensors_are_refused_as_real_ones() -> None:
         ("gated_delta", True, False),
     ],
 )
-def test_gradients(ops: Any, rule: str, per_channel: bool, normalize: bool) -> None:
+def test_gradients(rule: str, per_channel: bool, normalize: bool) -> None:
     causal = rule != "bidirectional"
     spec = LinearAttentionSpec(
         2,
@@ -222,7 +222,7 @@ def test_gradients(ops: Any, rule: str, per_channel: bool, normalize: bool) -> N
         eps=0.1,
         chunk_size=2,
     )
-    layout = ops.Layout(spec, 1, 2, 2, past=causal, per_channel=per_channel, masked=True)
+    layout = Layout(spec, 1, 2, 2, past=causal, per_channel=per_channel, masked=True)
     x = tensors(layout.inputs(np.random.default_rng(1), 1, 4))
     x["key_mask"][:, 1] = False
     names = [n for n in x if n != "key_mask"]

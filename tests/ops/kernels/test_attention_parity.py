@@ -10,28 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from linexport.plugins.ops.linear_attention import LinearAttentionSpec
+from tests.support.layouts import Layout, layouts
+
 DTYPES = ("float32", "float16", "bfloat16")
 MAPS = ("relu", "elu1", "exp", "taylor2", "quadratic", "quadratic+c", "favor+")
 RULES = ("linear", "gated", "delta", "gated_delta")
 
 
-def layout(ops: Any, rule: str = "linear", heads: Any = (2, 2, 2), **more: Any) -> Any:
+def layout(rule: str = "linear", heads: Any = (2, 2, 2), **more: Any) -> Any:
     """A node of that rule."""
     fields = {n: more.pop(n) for n in ("causal", "normalize", "scale", "eps") if n in more}
-    spec = ops.LinearAttentionSpec(heads[0], heads[1], rule, **fields)
-    return ops.Layout(spec, heads[2], **more)
+    spec = LinearAttentionSpec(heads[0], heads[1], rule, **fields)
+    return Layout(spec, heads[2], **more)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def spec_class(ops: Any) -> None:
-    from linexport.plugins.ops.linear_attention import LinearAttentionSpec
-
-    ops.LinearAttentionSpec = LinearAttentionSpec
-
-
-def draw_and_check(ops: Any, kernels: Any, data: Any, dtype: str, longest: int) -> None:
+def draw_and_check(kernels: Any, data: Any, dtype: str, longest: int) -> None:
     """Any layout, length and number of segments; in place where there is a past."""
-    drawn = data.draw(ops.layouts(dtype=dtype))
+    drawn = data.draw(layouts(dtype=dtype))
     widths = data.draw(st.sampled_from([(16, 16), (20, 24), (5, 33), (33, 8), (1, 1)]))
     # Kernels take decays that are multiplied out.
     drawn = replace(drawn, d_k=widths[0], d_v=widths[1], factored=False)
@@ -49,21 +45,21 @@ def draw_and_check(ops: Any, kernels: Any, data: Any, dtype: str, longest: int) 
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())
-def test_equals_the_oracle(ops: Any, kernels: Any, dtype: str, data: Any) -> None:
-    draw_and_check(ops, kernels, data, dtype, 100)
+def test_equals_the_oracle(kernels: Any, dtype: str, data: Any) -> None:
+    draw_and_check(kernels, data, dtype, 100)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_equals_the_oracle_on_a_large_grid(ops: Any, kernels: Any, dtype: str, data: Any) -> None:
-    draw_and_check(ops, kernels, data, dtype, 700)
+def test_equals_the_oracle_on_a_large_grid(kernels: Any, dtype: str, data: Any) -> None:
+    draw_and_check(kernels, data, dtype, 700)
 
 
 @pytest.mark.parametrize("rule", ["linear", "gated"])
-def test_segments_give_what_one_pass_gives(ops: Any, kernels: Any, rule: str) -> None:
-    node = layout(ops, rule, normalize=True, eps=1e-3, past=True, masked=True, d_k=16, d_v=16)
+def test_segments_give_what_one_pass_gives(kernels: Any, rule: str) -> None:
+    node = layout(rule, normalize=True, eps=1e-3, past=True, masked=True, d_k=16, d_v=16)
     case = kernels.Case(node)
     tensors = case.inputs(np.random.default_rng(1), 1, 300)
     assert case.plan().symbols(1, 300, 1)["segments"] == 1
@@ -74,12 +70,10 @@ def test_segments_give_what_one_pass_gives(ops: Any, kernels: Any, rule: str) ->
 
 @pytest.mark.parametrize(("precision", "part"), [("ieee", 32), ("tf32", 64)])
 @pytest.mark.parametrize(("rule", "channel"), [*((r, False) for r in RULES), ("gated_delta", True)])
-def test_heads_in_parts(
-    ops: Any, kernels: Any, rule: str, channel: bool, precision: str, part: int
-) -> None:
+def test_heads_in_parts(kernels: Any, rule: str, channel: bool, precision: str, part: int) -> None:
     """float32 heads whose last part is not full: in one segment, in place, and in several."""
     node = layout(
-        ops, rule, heads=(2, 1, 1), normalize=rule in ("linear", "gated"), eps=1.0, past=True,
+        rule, heads=(2, 1, 1), normalize=rule in ("linear", "gated"), eps=1.0, past=True,
         masked=True, per_channel=channel, d_k=70, d_v=20,
     )  # fmt: skip
     case = kernels.Case(node, precision=precision)
@@ -93,9 +87,9 @@ def test_heads_in_parts(
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_decoding_goes_on_from_prefill(ops: Any, kernels: Any, rule: str) -> None:
+def test_decoding_goes_on_from_prefill(kernels: Any, rule: str) -> None:
     """50 tokens at once, then three one by one in place: what 53 at once give."""
-    node = layout(ops, rule, past=True, d_k=16, d_v=20)
+    node = layout(rule, past=True, d_k=16, d_v=20)
     case = kernels.Case(node)
     tensors = case.inputs(np.random.default_rng(2), 2, 53)
     wanted = case.wanted(tensors)
@@ -111,10 +105,8 @@ def test_decoding_goes_on_from_prefill(ops: Any, kernels: Any, rule: str) -> Non
 
 @pytest.mark.parametrize("length", [3, 40])
 @pytest.mark.parametrize("channel", [False, True])
-def test_a_decay_of_minus_infinity_forgets(
-    ops: Any, kernels: Any, channel: bool, length: int
-) -> None:
-    node = layout(ops, "gated", past=True, per_channel=channel, d_k=16, d_v=16)
+def test_a_decay_of_minus_infinity_forgets(kernels: Any, channel: bool, length: int) -> None:
+    node = layout("gated", past=True, per_channel=channel, d_k=16, d_v=16)
     case = kernels.Case(node)
     tensors = case.inputs(np.random.default_rng(3), 1, length)
     tensors["decay"][:, length // 2] = -np.inf
@@ -123,9 +115,9 @@ def test_a_decay_of_minus_infinity_forgets(
     kernels.assert_close(got, case.wanted(tensors), case.magnitude(tensors), 1e-5)
 
 
-def test_half_precision_survives_large_states_and_scores(ops: Any, kernels: Any) -> None:
+def test_half_precision_survives_large_states_and_scores(kernels: Any) -> None:
     """States and scores beyond float16, whose ratios are not."""
-    node = layout(ops, normalize=True, past=True, d_k=16, d_v=16, dtype="float16")
+    node = layout(normalize=True, past=True, d_k=16, d_v=16, dtype="float16")
     case = kernels.Case(node)
     tensors = case.inputs(np.random.default_rng(4), 1, 60)
     for name in ("query", "key"):
@@ -139,10 +131,10 @@ def test_half_precision_survives_large_states_and_scores(ops: Any, kernels: Any)
 @pytest.mark.parametrize("kind", MAPS)
 @pytest.mark.parametrize("length", [2, 45])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_fused_feature_maps(ops: Any, kernels: Any, kind: str, length: int, dtype: str) -> None:
+def test_fused_feature_maps(kernels: Any, kind: str, length: int, dtype: str) -> None:
     width, features, phi, parameter = kernels.maps[kind]
     node = layout(
-        ops, heads=(4, 2, 1), normalize=True, eps=1.0, past=True, masked=True,
+        heads=(4, 2, 1), normalize=True, eps=1.0, past=True, masked=True,
         d_k=features, d_v=12, dtype=dtype,
     )  # fmt: skip
     case = kernels.Case(node, (kind.removesuffix("+c"), phi), width, parameter)
@@ -151,9 +143,9 @@ def test_fused_feature_maps(ops: Any, kernels: Any, kind: str, length: int, dtyp
 
 @pytest.mark.parametrize("kind", ["elu1", "taylor2", "favor+"])
 @pytest.mark.parametrize("causal", [True, False])
-def test_fused_feature_maps_in_segments(ops: Any, kernels: Any, kind: str, causal: bool) -> None:
+def test_fused_feature_maps_in_segments(kernels: Any, kind: str, causal: bool) -> None:
     width, features, phi, parameter = kernels.maps[kind]
-    node = layout(ops, normalize=True, eps=1.0, causal=causal, d_k=features, d_v=12, masked=True)
+    node = layout(normalize=True, eps=1.0, causal=causal, d_k=features, d_v=12, masked=True)
     case = kernels.Case(node, (kind, phi), width, parameter)
     assert case.plan().symbols(1, 300, 64)["segments"] > 1
     case.check(np.random.default_rng(7), 1, 300, 64)
@@ -163,6 +155,6 @@ def test_fused_feature_maps_in_segments(ops: Any, kernels: Any, kind: str, causa
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [64, 128, 200, 256])
-def test_wide_heads(ops: Any, kernels: Any, rule: str, dtype: str, width: int) -> None:
-    node = layout(ops, rule, d_k=width, d_v=width, past=True, scale=width**-0.5, dtype=dtype)
+def test_wide_heads(kernels: Any, rule: str, dtype: str, width: int) -> None:
+    node = layout(rule, d_k=width, d_v=width, past=True, scale=width**-0.5, dtype=dtype)
     kernels.Case(node).check(np.random.default_rng(8), 1, 100)
