@@ -105,7 +105,7 @@ def test_without_a_gpu_it_compiles_writes_json_and_ends_with_five(
     assert bench.main() == 5
     said = capsys.readouterr().out
     assert "| small case | 0.0" in said and "| unmeasured | unmeasured | 1.6 |" in said
-    result = json.loads(place.read_text())
+    result = json.loads(place.read_text())["result"]
     assert result["status"] == "no_gpu" and result["seconds"] > 0
     assert result["machine"]["triton"] and result["times"][0]["ms"] is None
     assert {row["kernel"] for row in result["findings"]} >= {"recurrent.step"}

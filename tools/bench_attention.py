@@ -9,19 +9,18 @@ then peak memory. All baselines of a row take turns in one process; p50 of each,
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import measurement
 import numpy as np
 import torch
 from onnx import TensorProto, helper
 
 import linexport
 from linexport import models
-from linexport.system import environment
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Settings, interleaved
 from linexport.timing.memory import peak_megabytes
@@ -194,18 +193,16 @@ def main() -> None:
     """Run all three parts."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--lengths", default="512,1024,4096,16384")
-    options.add_argument("--json", type=Path)
+    measurement.add_option(options)
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         result = {
-            "environment": environment.describe(),
             "by_length": by_length(folder, [int(n) for n in given.lengths.split(",")]),
             "by_width": by_width(folder),
         }
         result["memory"] = memory(folder)
-    if given.json:
-        given.json.write_text(json.dumps(result, indent=2) + "\n")
+    measurement.write(given.json, result)
 
 
 if __name__ == "__main__":

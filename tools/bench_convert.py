@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import measurement
 import onnx_graphsurgeon  # noqa: F401  # libraries are not what a model takes
 import onnxruntime  # noqa: F401
 import onnxscript  # noqa: F401
@@ -43,6 +44,7 @@ LAYERS, WIDTH = (
     int(os.environ.get(name, default)) for name, default in (("LAYERS", 12), ("WIDTH", 512))
 )
 MODELS = ("cumsum", "quadratic", "chunks")
+PEAKS = ("peak_mb", "own_mb", "others_mb")
 HEADS, CHUNK, EPS = WIDTH // 64, 64, 1e-6
 
 
@@ -248,7 +250,8 @@ def measured(name: str) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - start, 1),
         "processor_seconds": round(_processor() - busy, 1),
         "seconds_of_others": round(sum(s["seconds_of_others"] for s in watched.stages), 1),
-        **{k: max(s[k] for s in watched.stages) for k in ("peak_mb", "own_mb", "others_mb")},
+        **(peaks := {k: max(s[k] for s in watched.stages) for k in PEAKS}),
+        "times_the_weights": {k.removesuffix("_mb"): v / weights for k, v in peaks.items()},
         "stages": watched.stages,
         "warnings": manifest["warnings"],
         "latency": manifest["latency"],
@@ -261,7 +264,7 @@ def main() -> None:
     options.add_argument("--model", choices=MODELS)
     options.add_argument("--layers", type=int, default=LAYERS)
     options.add_argument("--width", type=int, default=WIDTH)
-    options.add_argument("--json", type=Path)
+    measurement.add_option(options)
     options.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.here:
@@ -286,8 +289,7 @@ def main() -> None:
             f"{row['peak_mb']} MB, own {row['own_mb']} MB, others {row['others_mb']} MB",
             flush=True,
         )
-    if given.json:
-        given.json.write_text(json.dumps(rows, indent=2) + "\n")
+    measurement.write(given.json, rows)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ the same run; the step carries its states from call to call, as a stream does.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import measurement
 import numpy as np
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -21,7 +21,6 @@ from onnx import TensorProto, helper, numpy_helper
 import linexport
 from linexport import models
 from linexport.artifact import manifest
-from linexport.system import environment
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Settings, interleaved
 
@@ -46,7 +45,7 @@ def main() -> None:
     """Print both times and their ratio."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--dim", type=int, default=512)
-    options.add_argument("--json", type=Path)
+    measurement.add_option(options)
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -69,9 +68,7 @@ def main() -> None:
         times = {n: float(np.median(t)) for n, t in interleaved(calls, SETTINGS).items()}
     ratio = times["step"] / times["products"]
     print(f"step {times['step']:.3f} ms, products {times['products']:.3f} ms, ratio {ratio:.2f}")
-    if given.json:
-        result = {"environment": environment.describe(), "dim": given.dim, "ms": times}
-        given.json.write_text(json.dumps({**result, "ratio": ratio}, indent=2) + "\n")
+    measurement.write(given.json, {"dim": given.dim, "ms": times, "ratio": ratio})
 
 
 if __name__ == "__main__":

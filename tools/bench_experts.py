@@ -2,6 +2,7 @@
 
     python tools/bench_experts.py [--experts 8] [--chosen 2] [--hidden 512] [--inner 256]
                                   [--tokens 1,16,64,512] [--prefer 0] [--threads 2]
+                                  [--json FILE]
 
     portable       the op's own body: pairs sorted by expert, a Scan over the experts
     every_expert   all tokens through all experts
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import measurement
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
@@ -105,6 +107,7 @@ def main() -> None:
     options.add_argument("--tokens", default="1,16,64,512")
     options.add_argument("--prefer", type=float, default=0.0)
     options.add_argument("--threads", type=int, default=2)
+    measurement.add_option(options)
     given = options.parse_args()
     experts, chosen, hidden, inner = given.experts, given.chosen, given.hidden, given.inner
     shapes = {
@@ -124,6 +127,7 @@ def main() -> None:
         for form in ("portable", "every_expert", "gathered", "kernel")
     }
     one = sum(array[0].nbytes for array in weights.values())
+    rows = []
     for tokens in map(int, given.tokens.split(",")):
         liking = rng.gumbel(size=(tokens, experts)) - given.prefer * np.log1p(np.arange(experts))
         x = {
@@ -142,7 +146,9 @@ def main() -> None:
             calls[form] = lambda opened=opened, x=x: opened.run(x)
         times = interleaved(calls, Settings(repeats=15, lead_in=1))
         medians = {form: round(float(np.median(t)), 2) for form, t in times.items()}
+        rows.append({"tokens": tokens, "ms": medians})
         print(f"{tokens} tokens, {experts} experts, {chosen} chosen: {medians}", flush=True)
+    measurement.write(given.json, {"experts": experts, "chosen": chosen, "rows": rows})
 
 
 if __name__ == "__main__":

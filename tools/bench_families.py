@@ -27,10 +27,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import measurement
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from linexport.system import environment
 from linexport.targets.base import OrtSession
 from linexport.trace.messages import innermost
 
@@ -381,7 +381,7 @@ def main() -> None:
     """Run every step that FILE has no result of, and print the table."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("families", nargs="*", metavar="MODEL_TYPE")
-    options.add_argument("--json", type=Path, help="read earlier results from it, and add to them")
+    measurement.add_option(options, "read earlier results from FILE, and add to them")
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--memory", type=int, metavar="MB", help="convert a model of such weights")
     options.add_argument("--only", choices=STEPS, help="one step of each family")
@@ -389,7 +389,7 @@ def main() -> None:
     given = options.parse_args()
     results: dict[str, Any] = {}
     if given.json and given.json.is_file():
-        results = json.loads(given.json.read_text())
+        results = measurement.read(given.json)
     steps = [
         (name, step, [str(given.threads)] if step == "speed" else [])
         for name in given.families or ([] if given.memory else TINY)
@@ -413,9 +413,7 @@ def main() -> None:
                 found = {"failed": str(error)}
             results.setdefault(name, {})[step] = found
             print(name, step, json.dumps(found), flush=True)
-            if given.json:
-                results["environment"] = environment.describe()
-                given.json.write_text(json.dumps(results, indent=2) + "\n")
+            measurement.write(given.json, results)
     print(table(results))
 
 

@@ -14,14 +14,13 @@ the table has floors only: the exit code is then 5.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+import measurement
 import numpy as np
 import torch
 from gpu_cases import CASES, Attention, Case, small
@@ -297,7 +296,7 @@ def number(value: float | None, digits: int) -> str:
 def main() -> int:
     """Exit code 0: all right; 3: a kernel is wrong; 5: no GPU."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--json", type=Path)
+    measurement.add_option(options)
     options.add_argument("--quick", action="store_true", help="the first case of each kind only")
     options.add_argument("--sm", type=int, default=90, help="what to compile for without a GPU")
     given = options.parse_args()
@@ -313,8 +312,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     result["seconds"] = time.perf_counter() - begun
-    if given.json:
-        given.json.write_text(json.dumps(result, indent=2) + "\n")
+    measurement.write(given.json, result)
     return {"ok": 0, "wrong": 3, "no_gpu": EnvironmentProblemError.exit_code}[result["status"]]
 
 

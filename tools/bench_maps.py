@@ -12,7 +12,6 @@ local-attention hyper-connections``; without it that column is left out, and the
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import tempfile
 import warnings
@@ -21,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import measurement
 import numpy as np
 import torch
 
@@ -34,7 +34,6 @@ from linexport.models.linear_attention_layer import (
     LinearAttentionLayer,
     LinearAttentionLayerConfig,
 )
-from linexport.system import environment
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Settings, interleaved
 from linexport.timing.memory import peak_megabytes
@@ -230,17 +229,16 @@ def main() -> None:
     """Run the parts that were named, or all."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
-    options.add_argument("--json", type=Path)
+    measurement.add_option(options)
     given = options.parse_args()
     unknown = [part for part in given.parts if part not in PARTS]
     if unknown:
         options.error(f"no part {unknown[0]!r}; expected {', '.join(PARTS)}")
-    result: dict[str, Any] = {"environment": environment.describe()}
+    result: dict[str, Any] = {}
     for part in given.parts or PARTS:
         print(f"[{part}]")
         result[part] = PARTS[part]()
-    if given.json:
-        given.json.write_text(json.dumps(result, indent=2) + "\n")
+    measurement.write(given.json, result)
 
 
 if __name__ == "__main__":

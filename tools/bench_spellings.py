@@ -10,13 +10,13 @@ surrounds the attention, projections and rotary positions, is the same on both s
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import measurement
 import numpy as np
 import onnx
 import torch
@@ -174,7 +174,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--length", type=int, default=1024)
     options.add_argument("--only", default="")
-    options.add_argument("--json", type=Path)
+    measurement.add_option(options)
     given = options.parse_args()
     spellings = load_spellings(given.length)
     rows = []
@@ -187,8 +187,14 @@ def main() -> None:
             f"own layer {row['ms']['own']:.2f} ms, ratio {row['ratio']:.2f}",
             flush=True,
         )
-    if given.json:
-        given.json.write_text(json.dumps(rows, indent=2) + "\n")
+    result = {
+        "length": given.length,
+        "count": len(rows),
+        "largest_ratio": max(row["ratio"] for row in rows),
+        "largest_relative_error": max(row["relative_error"] for row in rows),
+        "rows": rows,
+    }
+    measurement.write(given.json, result)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Bidirectional models of others: the artifact beside a plain export, milliseconds and their ratio.
 
-python tools/bench_zoo.py [--factor 8] [NAME ...]        needs linexport[zoo] and timm
+python tools/bench_zoo.py [--factor 8] [--json FILE] [NAME ...]        needs linexport[zoo] and timm
 
 The tests' tiny models, at a batch of 1 and ``factor`` times the height, width and length they are
 tested at: what a node costs by itself hardly counts then. The last column says which of them give
@@ -16,7 +16,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import measurement
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
@@ -45,15 +47,24 @@ def main() -> None:
     """Print one row a model."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--factor", type=int, default=8)
+    measurement.add_option(options)
     options.add_argument("names", nargs="*", default=NAMES)
     given = options.parse_args()
     print(f"{'model':20} {'fused':>6} {'artifact':>9} {'plain':>9} {'ratio':>6}  equal")
+    rows = []
     for name in given.names:
         with tempfile.TemporaryDirectory() as work:
-            print(_row(name, given.factor, Path(work)), flush=True)
+            row = _row(name, given.factor, Path(work))
+        rows.append(row)
+        print(
+            f"{name:20} {row['fused']:6} {row['ms']['artifact']:9.3f} {row['ms']['plain']:9.3f} "
+            f"{row['ratio']:6.2f}  {' and '.join(row['equal'])}",
+            flush=True,
+        )
+    measurement.write(given.json, rows)
 
 
-def _row(name: str, factor: int, work: Path) -> str:
+def _row(name: str, factor: int, work: Path) -> dict[str, Any]:
     source = f"zoo:{name}"
     loaded = load_model(source)
     traced = trace.trace(loaded)
@@ -75,15 +86,19 @@ def _row(name: str, factor: int, work: Path) -> str:
     path, _ = trace.plain_export(loaded, work)
     theirs = OrtSession(path, taking_turns=True)
     given = dict(zip((i.name for i in theirs.inner.get_inputs()), leaves, strict=True))
-    equal = " and ".join(
-        name
-        for name, session, fed in (("artifact", ours, feeds), ("plain", theirs, given))
+    equal = [
+        who
+        for who, session, fed in (("artifact", ours, feeds), ("plain", theirs, given))
         if all(map(_close, session.run(fed).values(), expected))
-    )
+    ]
     times = _interleaved([lambda: ours.run(feeds), lambda: theirs.run(given)])
-    fused = len(rewritten.findings.matches)
-    ratio = times[0] / times[1]
-    return f"{name:20} {fused:6} {times[0]:9.3f} {times[1]:9.3f} {ratio:6.2f}  {equal}"
+    return {
+        "model": name,
+        "fused": len(rewritten.findings.matches),
+        "ms": {"artifact": times[0], "plain": times[1]},
+        "ratio": times[0] / times[1],
+        "equal": equal,
+    }
 
 
 def _close(got: np.ndarray, expected: np.ndarray) -> bool:

@@ -1,0 +1,64 @@
+"""The table of model families: from the patches, the layouts, and the models their tests convert."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from pages import ROOT, table
+
+sys.path.insert(0, str(ROOT / "tests" / "hugging_face"))
+
+KINDS = {
+    "gated_delta": "gated delta rule",
+    "mamba2": "Mamba2",
+    "mamba1": "Mamba",
+    "lightning": "lightning attention",
+    "causal_conv": "short convolution",
+}
+"""What a patch's module computes, in the order of the table."""
+
+
+def _transformers() -> Iterator[list[str]]:
+    """Yield a row for each recurrence: its name, its model types, how many were converted."""
+    from families import LINEAR_LAYERS
+
+    from linexport.patches import patches
+
+    tested = {name.removesuffix("_text") for name in LINEAR_LAYERS}
+    by_module = {p.swaps[0].replacement.__module__.rpartition(".")[2]: p for p in patches()}
+    for module, kind in KINDS.items():
+        names = sorted(by_module[module].families)
+        untested = set(names) - tested
+        if untested:
+            raise ValueError(f"no test converts {sorted(untested)}")
+        functions = sorted(s.name for s in by_module[module].swaps)
+        yield [kind, _code(names), _code(functions)]
+
+
+def _code(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def families() -> str:
+    """Return the table of families, those of flash-linear-attention in its last row."""
+    from linexport.models.flash_linear_attention import layouts
+
+    rows = [[kind, names] for kind, names, _ in _transformers()]
+    rows.append(["flash-linear-attention checkpoints", _code(sorted(layouts()))])
+    return table(["recurrence", "model types"], rows)
+
+
+def patched_functions() -> str:
+    """Return the table of the functions that are replaced while a model is traced."""
+    from linexport.patches import patches
+
+    rows = [[kind, functions] for kind, _, functions in _transformers()]
+    tried = sorted({version for p in patches() for version in p.tried})
+    return (
+        table(["recurrence", "functions replaced"], rows)
+        + f"\n\nTried with {' and '.join(tried)}."
+    )
+
+
+PARTS = {"families": families, "patched-functions": patched_functions}

@@ -1,0 +1,170 @@
+"""Tables of measurements, drawn from docs/data/: what a benchmark's ``--json`` wrote.
+
+A file may have ``notes`` beside what ``tools/measurement.py`` writes: sentences that stand below
+its table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from pages import ROOT, table
+
+NONE = "–"
+
+
+def record(name: str) -> dict[str, Any]:
+    """Return the record ``docs/data/NAME.json``."""
+    found: dict[str, Any] = json.loads((ROOT / "docs/data" / f"{name}.json").read_text())
+    return found
+
+
+def _part(name: str, rows: Callable[[Any], str]) -> Callable[[], str]:
+    """Return a generator of a table with its command, date and machine."""
+
+    def write() -> str:
+        found = record(name)
+        machine = found["environment"]
+        where = (
+            f"Measured {found['date']} on {machine['cores']} cores, {machine['cpu']}; ONNX "
+            f"Runtime {machine['onnxruntime']}, torch {machine['torch']}; by `{found['command']}`."
+        )
+        notes = [f"- {note}" for note in found.get("notes", ())]
+        return "\n\n".join([where, rows(found["result"]), *(["\n".join(notes)] if notes else [])])
+
+    return write
+
+
+def _ms(value: float | None) -> str:
+    """Return milliseconds with three digits, or a dash for what was not run."""
+    if value is None:
+        return NONE
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _attention(result: Any) -> str:
+    columns = {
+        "native_kernel": "bare kernel",
+        "ort": "artifact, `ort`",
+        "onnx": "artifact, `onnx`",
+        "cumsum": "cumulative sum, plain export",
+        "masked_quadratic": "masked scores, plain export",
+        "softmax": "softmax `MultiHeadAttention`",
+    }
+    rows = [
+        [f"{row['length']:,}", *(_ms(row["ms"].get(name)) for name in columns)]
+        for row in result["by_length"]
+    ]
+    return table(["tokens", *columns.values()], rows)
+
+
+def _families(result: Any) -> str:
+    titles = ["model type", "512 tokens", "eager", "plain export", "GEMM floor"]
+    titles += ["one step", "eager", "GEMM floor"]
+    rows = []
+    for name, found in result.items():
+        if "speed" not in found:
+            continue
+        prefill, decode = found["speed"]["prefill"], found["speed"]["decode"]
+        cells = [prefill.get(who) for who in ("artifact", "eager", "plain", "products")]
+        cells += [decode.get(who) for who in ("artifact", "eager", "products")]
+        rows.append([f"`{name}`", *map(_ms, cells)])
+    return table(titles, rows)
+
+
+def _language_model(result: Any) -> str:
+    rows = [
+        [f"{r['length']:,}", *(_ms(r["ms"][who]) for who in ("artifact", "plain_export", "pytorch"))]
+        for r in result["rows"]
+    ]
+    return table(["tokens", "artifact", "plain export", "eager PyTorch"], rows)
+
+
+def _decode(result: Any) -> str:
+    return (
+        f"One step of a four-layer model of width {result['dim']} takes {result['ratio']:.2f} "
+        "times the sum of its matrix products."
+    )
+
+
+def _maps(result: Any) -> str:
+    long, favor = result["taylor2"], result["favor"]
+    speed = long["ms"]["plain"] / long["ms"]["artifact"]
+    head = (
+        f"`taylor2` at {long['length']:,} tokens: {_ms(long['ms']['artifact'])} ms, and "
+        f"{_ms(long['ms']['plain'])} ms for a plain export that materialises the features "
+        f"({speed:.1f} times as long); {long['memory']:.1%} of the plain export's memory."
+    )
+    rows = [[name, f"{found['mean']:.3g}"] for name, found in favor.items() if name != "reason"]
+    caption = (
+        "Relative output error of random maps beside softmax attention, d = 64, 256 features, "
+        "queries and keys of unit variance:"
+    )
+    return f"{head}\n\n{caption}\n\n" + table(["attention", "output error"], rows)
+
+
+def _convert(result: Any) -> str:
+    names = {
+        "quadratic": "masked scores",
+        "cumsum": "cumulative sum",
+        "chunks": "chunks of 64 with a state",
+    }
+    titles = ["attention written as", "seconds", "of these, original and plain export"]
+    titles += ["peak memory", "linexport's own", "the original's own"]
+    rows = [
+        [
+            names[r["model"]],
+            f"{r['seconds']:.0f}",
+            f"{r['seconds_of_others']:.0f}",
+            *(f"{r['times_the_weights'][who]:.1f} x" for who in ("peak", "own", "others")),
+        ]
+        for r in result
+    ]
+    return table(titles, rows)
+
+
+def _formulations(result: Any) -> str:
+    return (
+        f"{result['count']} causal formulations at {result['length']:,} tokens: each is fused with "
+        f"a dynamic length, and takes at most {result['largest_ratio']:.2f} times as long as "
+        "linexport's own layer with the same surroundings."
+    )
+
+
+def _zoo(result: Any) -> str:
+    rows = [
+        [r["model"], f"{r['ratio']:.2f}", "yes" if "plain" in r["equal"] else "no"] for r in result
+    ]
+    titles = ["model", "artifact's time over the plain export's", "is the plain export correct?"]
+    return table(titles, rows)
+
+
+def _linearize_digits(result: Any) -> str:
+    rows = [[f"`{r['options']}`", r["softmax"], r["linear"], r["errors"]] for r in result["rows"]]
+    return table(["options", "softmax", "linear form", "error of the two layers"], rows)
+
+
+def _linearize_memory(result: Any) -> str:
+    keys = ("queries", "linear_ms", "onnx_ms", "pytorch_ms", "gain_1", "gain_2")
+    titles = ["queries", "linear form, ONNX, ms", "original, ONNX, ms", "original, PyTorch, ms"]
+    titles += ["gain, one thread", "gain, two threads"]
+    return table(titles, [[r[key] for key in keys] for r in result["rows"]])
+
+
+PARTS = {
+    f"measured-{name.replace('_', '-')}": _part(name, rows)
+    for name, rows in {
+        "attention": _attention,
+        "convert": _convert,
+        "decode": _decode,
+        "families": _families,
+        "formulations": _formulations,
+        "language_model": _language_model,
+        "linearize_digits": _linearize_digits,
+        "linearize_memory": _linearize_memory,
+        "maps": _maps,
+        "zoo": _zoo,
+    }.items()
+}
