@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from pages import ROOT, table
 
-sys.path.insert(0, str(ROOT / "tests" / "hugging_face"))
+sys.path.insert(0, str(ROOT))
 
 KINDS = {
     "gated_delta": "gated delta rule",
@@ -21,7 +21,7 @@ KINDS = {
 
 def _transformers() -> Iterator[list[str]]:
     """Yield a row for each recurrence: its name, its model types, how many were converted."""
-    from families import LINEAR_LAYERS
+    from tests.hugging_face.families import LINEAR_LAYERS
 
     from linexport.patches import patches
 

@@ -13,10 +13,10 @@ _INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL
 _BLOCK = re.compile(r'<div class="arithmatex">\s*\\\[(.*?)\\\]\s*</div>', re.DOTALL)
 
 
-def on_page_content(page: str, **_: Any) -> str:
+def on_page_content(content: str, **_: Any) -> str:
     """Replace every formula of a page; called by mkdocs."""
-    page = _BLOCK.sub(lambda m: _mathml(m[1], "block"), page)
-    return _INLINE.sub(lambda m: _mathml(m[1], "inline"), page)
+    content = _BLOCK.sub(lambda m: _mathml(m[1], "block"), content)
+    return _INLINE.sub(lambda m: _mathml(m[1], "inline"), content)
 
 
 def _mathml(latex: str, display: str) -> str:
