@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
 
 
 def _model(folder: Path) -> None:
     """``model.pt``: the example language model, untrained."""
     from linexport import models
 
-    models.save(models.build("language_model"), folder / "model.pt")
+    models.save(models.build("language_model", {}), folder / "model.pt")
 
 
 def _artifact(folder: Path) -> None:

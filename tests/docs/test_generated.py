@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.support import ROOT
 
 
 def test_generated_parts_are_current() -> None:
@@ -27,7 +27,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "index.html").read_text()
     assert "<h1" in page
-    fetched = [line for line in page.splitlines() if "src=\"http" in line or "@import" in line]
+    fetched = [line for line in page.splitlines() if 'src="http' in line or "@import" in line]
     assert not fetched, "a page loads something from the network"
 
 

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import blocks, pages
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
-
-from pages import blocks, pages  # noqa: E402
+from tests.support import ROOT
 
 BLOCKS = {
     str(path.relative_to(ROOT)): blocks.tested_blocks(path.read_text(encoding="utf-8"))

@@ -60,4 +60,3 @@ PARTS = {
     "ops": ops,
     "exit-codes": exit_codes,
 }
-

@@ -19,7 +19,7 @@ def command_line() -> str:
 
 def _sections(command: Any, name: str) -> Iterator[str]:
     commands = getattr(command, "commands", {})
-    if not commands or getattr(command, "invoke_without_command", False) and name != "linexport":
+    if not commands or (getattr(command, "invoke_without_command", False) and name != "linexport"):
         yield _section(command, name)
     for child in sorted(commands):
         yield from _sections(commands[child], f"{name} {child}")

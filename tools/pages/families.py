@@ -1,4 +1,4 @@
-"""The table of model families: from the patches, the layouts, and the models their tests convert."""
+"""The table of model families: from the patches, the layouts and the models that tests convert."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ KINDS = {
 
 def _transformers() -> Iterator[list[str]]:
     """Yield a row for each recurrence: its name, its model types, how many were converted."""
-    from tests.hugging_face.families import LINEAR_LAYERS
-
     from linexport.patches import patches
+    from tests.hugging_face.families import LINEAR_LAYERS
 
     tested = {name.removesuffix("_text") for name in LINEAR_LAYERS}
     by_module = {p.swaps[0].replacement.__module__.rpartition(".")[2]: p for p in patches()}
@@ -56,8 +55,7 @@ def patched_functions() -> str:
     rows = [[kind, functions] for kind, _, functions in _transformers()]
     tried = sorted({version for p in patches() for version in p.tried})
     return (
-        table(["recurrence", "functions replaced"], rows)
-        + f"\n\nTried with {' and '.join(tried)}."
+        table(["recurrence", "functions replaced"], rows) + f"\n\nTried with {' and '.join(tried)}."
     )
 
 

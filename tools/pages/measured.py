@@ -76,7 +76,10 @@ def _families(result: Any) -> str:
 
 def _language_model(result: Any) -> str:
     rows = [
-        [f"{r['length']:,}", *(_ms(r["ms"][who]) for who in ("artifact", "plain_export", "pytorch"))]
+        [
+            f"{r['length']:,}",
+            *(_ms(r["ms"][who]) for who in ("artifact", "plain_export", "pytorch")),
+        ]
         for r in result["rows"]
     ]
     return table(["tokens", "artifact", "plain export", "eager PyTorch"], rows)

@@ -1,4 +1,4 @@
-"""README's picture: milliseconds of one layer at one length, as bars, from docs/data/attention.json.
+"""README's picture: milliseconds of one layer at one length, as bars.
 
 Two files, for light and for dark pages: code hosts choose between them by the reader's setting.
 """

@@ -10,9 +10,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from mkdocs.plugins import event_priority
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
+@event_priority(100)  # before mkdocstrings reads its options
 def on_config(config: Any, **_: Any) -> Any:
     """Make the tree and tell mkdocstrings; called by mkdocs."""
     tree = Path(tempfile.mkdtemp(prefix="linexport-docs-"))

@@ -1,0 +1,47 @@
+"""What pages quote from the repository is there: messages, tests, files."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+from pages import messages
+
+from tests.support import ROOT
+
+DOCS = ROOT / "docs"
+ROW = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)
+TEST = re.compile(r"`(tests/[\w/.]+\.py)?::(\w+)`")
+PATH = re.compile(r"`((?:exporter|models|plugins|tests|tools|examples|docs)/[\w/.-]*)`")
+
+
+@cache
+def texts() -> tuple[str, ...]:
+    return tuple(messages.texts())
+
+
+@pytest.mark.parametrize("page", ["troubleshooting.md", "recognition.md"])
+def test_quoted_messages_are_those_of_the_code(page: str) -> None:
+    quoted = ROW.findall((DOCS / page).read_text(encoding="utf-8"))
+    assert len(quoted) >= 10
+    for message in quoted:
+        parts = message.removeprefix("… ").removesuffix("…").strip()
+        assert any(parts in text for text in texts()), f"no message like {message!r}"
+
+
+def test_the_tests_that_the_mathematics_names_exist() -> None:
+    file, found = "", 0
+    for path, name in TEST.findall((DOCS / "math.md").read_text(encoding="utf-8")):
+        file = path or file
+        assert re.search(rf"^def {name}\b", (ROOT / file).read_text(), re.MULTILINE), (file, name)
+        found += 1
+    assert found >= 30
+
+
+def test_the_files_that_pages_name_exist() -> None:
+    for page in [*DOCS.glob("*.md"), *ROOT.glob("*.md")]:
+        if page.name == "CHANGELOG.md":
+            continue
+        for path in PATH.findall(page.read_text(encoding="utf-8")):
+            assert (ROOT / path).exists(), f"{page.name} names {path}"
