@@ -13,7 +13,10 @@ def _model(folder: Path) -> None:
     """``model.pt``: the example language model, untrained."""
     from linexport import models
 
-    models.save(models.build("language_model", {}), folder / "model.pt")
+    models.save(
+        models.build("language_model", {"dim": 32, "num_heads": 2, "layers": 2}),
+        folder / "model.pt",
+    )
 
 
 def _artifact(folder: Path) -> None:

@@ -22,7 +22,7 @@ KINDS = {
 def _transformers() -> Iterator[list[str]]:
     """Yield a row for each recurrence: its name, its model types, how many were converted."""
     from linexport.patches import patches
-    from tests.hugging_face.families import LINEAR_LAYERS
+    from tests.support.families import LINEAR_LAYERS
 
     tested = {name.removesuffix("_text") for name in LINEAR_LAYERS}
     by_module = {p.swaps[0].replacement.__module__.rpartition(".")[2]: p for p in patches()}

@@ -1,0 +1,83 @@
+"""Every example runs and does what it says."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support import ROOT
+
+EXAMPLES = ROOT / "examples"
+TOKENS = ["100", "101", "102", "32", "109"]
+
+
+def run(*command: object, cwd: Path) -> str:
+    """Return what a program prints; it must succeed."""
+    done = subprocess.run([str(c) for c in command], cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture
+def artifact(provide: Callable[[str, Path], None], tmp_path: Path) -> Path:
+    provide("artifact", tmp_path)
+    return tmp_path / "artifact"
+
+
+def best_tokens(artifact: Path) -> list[int]:
+    """The argmax after each token, from whole sequences."""
+    import linexport
+
+    whole = linexport.load(artifact).run(np.array([[int(t) for t in TOKENS]]))["output"]
+    return [int(token) for token in whole[0].argmax(-1)]
+
+
+def test_streaming_in_python(artifact: Path) -> None:
+    printed = run(sys.executable, "stream.py", artifact, *TOKENS, cwd=EXAMPLES / "streaming")
+    assert [int(line) for line in printed.split()] == best_tokens(artifact)
+
+
+def test_streaming_in_cpp(artifact: Path, tmp_path: Path) -> None:
+    import onnxruntime
+
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler: install g++")
+    folder = EXAMPLES / "streaming"
+    library = next(Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so*"))
+    program, states = tmp_path / "stream", tmp_path / "states.txt"
+    flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-O1")
+    run(compiler, *flags, "stream.cpp", "-o", program, "-ldl", cwd=folder)
+    states.write_text(run(sys.executable, "states.py", artifact, cwd=folder))
+    model = artifact / "model.onnx"
+    printed = run(program, library, model, states, 256, *TOKENS, cwd=tmp_path)
+    assert [int(line) for line in printed.split()] == best_tokens(artifact)
+
+
+@pytest.mark.slow
+def test_own_layer(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "linexport", "convert", "gated:build")
+    printed = run(*command, "--output", tmp_path / "out", "--no-bench", cwd=EXAMPLES / "own_layer")
+    assert "1 LinearAttention" in printed and "Streaming  ✓ passed" in printed
+
+
+@pytest.mark.slow
+def test_hugging_face(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs the hf extra")
+    printed = run(sys.executable, EXAMPLES / "hugging_face" / "hybrid.py", tmp_path, cwd=tmp_path)
+    ours, theirs = (line.partition("[")[2] for line in printed.splitlines()[-2:])
+    assert ours and ours == theirs
+
+
+@pytest.mark.slow
+def test_ci(tmp_path: Path) -> None:
+    folder = shutil.copytree(EXAMPLES / "ci", tmp_path / "project")
+    run(sys.executable, "-m", "pytest", "-q", "tests/test_export.py", cwd=folder)
+    workflow = (folder / "workflow.yml").read_text()
+    assert "python -m pytest tests/test_export.py" in workflow
