@@ -19,7 +19,7 @@ setup(
         for name in [package, *(f"{package}.{sub}" for sub in find_packages(folder))]
     ],
     package_data={
-        "linexport": ["py.typed", "report/*.html", "report/*.css"],
+        "linexport": ["py.typed", "report/*.html", "report/*.css", "manifest/schema.json"],
         "linexport.plugins": ["tensorrt/cpp/*"],
     },
 )

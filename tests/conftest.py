@@ -20,6 +20,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import pytest
 import torch
 
+from linexport.manifest import Manifest, from_json, read
 from tests.support import FACTORIES, command_line
 from tests.support.command_line import Result
 
@@ -69,11 +70,14 @@ def artifact(converted: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def manifest_of() -> Callable[[Path], dict[str, Any]]:
-    def read(folder: Path) -> dict[str, Any]:
-        return json.loads((folder / "manifest.json").read_text())
-
+def manifest_of() -> Callable[[Path], Manifest]:
     return read
+
+
+@pytest.fixture
+def sample_manifest() -> Manifest:
+    """The manifest of a small language model."""
+    return from_json(json.loads(Path(__file__).with_name("test_report_sample.json").read_text()))
 
 
 @pytest.fixture

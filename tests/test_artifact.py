@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from hypothesis import strategies as st
 
 import linexport
 from linexport.artifact import Artifact
-from linexport.artifact.manifest import dumps, read
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.loaders import load_model
+from linexport.manifest import dumps, read, to_json
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -169,7 +170,7 @@ def test_the_state_of_another_model_is_refused(
     model: Artifact, small: Artifact, converted: Callable[..., Path], tmp_path: Path
 ) -> None:
     twin = linexport.load(converted("another_language_model"), threads=1)
-    assert twin.manifest["states"] == model.manifest["states"]
+    assert twin.manifest.states == model.manifest.states
     first = model.stream()
     first.step(tokens(1, 4))
     first.save(tmp_path / "state.npz")
@@ -277,9 +278,8 @@ def test_a_model_that_mixes_tokens_has_no_stream_and_says_why(
 
 
 def test_a_failed_artifact_opens_only_on_demand(artifact: Path) -> None:
-    manifest = read(artifact)
-    manifest["status"] = "parity_failed"
-    (artifact / "manifest.json").write_text(dumps(manifest))
+    manifest = replace(read(artifact), status="parity_failed")
+    (artifact / "manifest.json").write_text(dumps(to_json(manifest)))
     with pytest.raises(linexport.errors.ParityError, match="allow_failed=True"):
         linexport.load(artifact)
     x = np.zeros((1, 2, 8), np.float32)

@@ -148,7 +148,7 @@ def test_missing_parents_and_an_empty_folder_are_fine(
     (tmp_path / "a" / "out").mkdir(parents=True)
     for place in (tmp_path / "a" / "out", tmp_path / "b" / "c" / "out"):
         convert("small", place)
-        assert linexport.load(place, threads=1).manifest["artifact"] == str(place)
+        assert linexport.load(place, threads=1).manifest.artifact == str(place)
         assert [p.name for p in place.parent.iterdir()] == ["out"]
 
 

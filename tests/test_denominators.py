@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from linexport import models, parity
 from linexport.graph.dims import DimRange
 from linexport.loaders import LoadedModel, Source
+from linexport.manifest import Manifest
 from linexport.models.functional import linear_attention, watch_denominators
 from linexport.parity.check import Subject
 from linexport.parity.compare import compare
@@ -72,27 +74,29 @@ def test_the_smallest_denominator_is_watched() -> None:
     assert len(seen) == 2
 
 
-def test_the_record_says_the_smallest_denominator() -> None:
-    found = checked(layer(feature_map="relu")).json()
-    smallest = found["smallest_denominator"]
-    assert smallest["denominator"] == pytest.approx(1e-6)
-    line = parity_check({"parity": found, "status": "ok"}).detail
-    assert f"smallest |denominator| 1.0e-06 ({smallest['name']}, " in line
-    plain = checked(layer(normalize=False)).json()
-    assert plain["smallest_denominator"] is None
-    assert "denominator" not in parity_check({"parity": plain, "status": "ok"}).detail
+def test_the_record_says_the_smallest_denominator(sample_manifest: Manifest) -> None:
+    found = checked(layer(feature_map="relu")).record()
+    smallest = found.smallest_denominator
+    assert smallest.denominator == pytest.approx(1e-6)
+    line = parity_check(replace(sample_manifest, parity=found)).detail
+    assert f"smallest |denominator| 1.0e-06 ({smallest.name}, " in line
+    plain = checked(layer(normalize=False)).record()
+    assert plain.smallest_denominator is None
+    assert "denominator" not in parity_check(replace(sample_manifest, parity=plain)).detail
 
 
-def test_a_vanished_denominator_is_a_failure_with_its_reason() -> None:
+def test_a_vanished_denominator_is_a_failure_with_its_reason(
+    sample_manifest: Manifest,
+) -> None:
     """Even though the original gives NaN in the same places."""
     found = checked(layer(feature_map="relu", eps=0.0))
     assert not found.passed
-    failed = [c for c in found.cases if not c["passed"]]
-    assert {c["reason"] for c in failed} == {VANISHED}
-    assert "zeros" in {c["name"] for c in failed}
-    assert found.json()["smallest_denominator"]["denominator"] == 0
+    failed = [c for c in found.cases if not c.passed]
+    assert {c.reason for c in failed} == {VANISHED}
+    assert "zeros" in {c.name for c in failed}
+    assert found.record().smallest_denominator.denominator == 0
     assert any("The original itself gives" in note for note in found.notes)
-    manifest = {"status": "parity_failed", "parity": found.json()}
+    manifest = replace(sample_manifest, status="parity_failed", parity=found.record())
     assert "a denominator of linear attention is 0" in verdict(manifest).sentence
 
 
@@ -104,7 +108,7 @@ def test_values_finite_on_one_side_only_are_a_reason() -> None:
     )
     found = checked(layer(), lambda y: np.where(y == y.max(), np.nan, y))
     assert not found.passed
-    assert all("on one side only" in c["reason"] for c in found.cases)
+    assert all("on one side only" in c.reason for c in found.cases)
 
 
 def test_rounding_of_the_original_widens_the_limit_only_where_it_is_larger() -> None:
@@ -143,7 +147,7 @@ def test_what_the_original_loses_is_said() -> None:
     assert found.passed
     notes = [n for n in found.notes if "rounding of float32" in n]
     assert notes and "off by 4 times that" in notes[0]
-    worst = max(c["rounding"] for c in found.cases)
+    worst = max(c.rounding for c in found.cases)
     assert 1e-3 < worst < 1e-2
     assert not checked(Cancels(), lambda y: y + 10 * worst).passed
     assert not [n for n in checked(layer()).notes if "rounding of float32" in n]

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from linexport.artifact.sampling import Sampling, continuation
 from linexport.artifact.text import end_tokens, find_tokenizer
 from linexport.errors import EnvironmentProblemError, ParityError, UsageError
 from linexport.loaders import load_model
+from linexport.manifest import Manifest
+from linexport.manifest.records import InputRecord, StateRecord, TensorRecord
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -163,25 +166,24 @@ def test_other_models_are_refused(converted: Callable[..., Path]) -> None:
         small.generate([1])
 
 
-def test_inputs_with_a_default_are_left_to_it() -> None:
-    def tensor(name: str, dtype: str, *shape: Any) -> dict[str, Any]:
-        return {"name": name, "dtype": dtype, "shape": list(shape)}
-
-    manifest = {
-        "artifact": "somewhere",
-        "inputs": [
-            tensor("input_ids", "int64", "batch", "seq"),
-            {**tensor("attention_mask", "int64", "batch", "seq"), "default": 1},
-            tensor("past_state_0", "float32", "batch", 2, 4, 4),
-        ],
-        "outputs": [
-            tensor("logits", "float32", "batch", "seq", 50),
-            tensor("present_state_0", "float32", "batch", 2, 4, 4),
-        ],
-        "states": [{"past": "past_state_0", "present": "present_state_0"}],
-    }
+def test_inputs_with_a_default_are_left_to_it(sample_manifest: Manifest) -> None:
+    state = ("batch", 2, 4, 4)
+    manifest = replace(
+        sample_manifest,
+        inputs=(
+            InputRecord("input_ids", "int64", ("batch", "seq")),
+            InputRecord("attention_mask", "int64", ("batch", "seq"), default=1),
+            InputRecord("past_state_0", "float32", state),
+        ),
+        outputs=(
+            TensorRecord("logits", "float32", ("batch", "seq", 50)),
+            TensorRecord("present_state_0", "float32", state),
+        ),
+        states=(StateRecord("past_state_0", "present_state_0", "float32", state, "Sum"),),
+    )
     assert language_model(manifest) == LanguageModel("input_ids", "logits", 50)
-    manifest["inputs"] += [tensor("pixels", "float32", "batch", 3, 8, 8)]
+    pixels = InputRecord("pixels", "float32", ("batch", 3, 8, 8))
+    manifest = replace(manifest, inputs=(*manifest.inputs, pixels))
     with pytest.raises(UsageError, match="pixels"):
         language_model(manifest)
 

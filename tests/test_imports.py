@@ -18,6 +18,7 @@ ORDER = [
     {"linexport"},
     {"errors"},
     {"system"},
+    {"manifest"},
     {"plugins"},
     {"models"},
     {"graph"},
@@ -40,7 +41,7 @@ ORDER = [
 
 RANK = {part: rank for rank, line in enumerate(ORDER) for part in line}
 
-ALLOWED = {"report": {"errors"}}
+ALLOWED = {"report": {"errors", "manifest"}, "manifest": {"errors"}}
 """What a part may import, where that is less than all above it."""
 
 

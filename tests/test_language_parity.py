@@ -81,13 +81,13 @@ def check(
 def test_what_the_original_loses_to_rounding_is_allowed_for_and_said() -> None:
     found = check(Table(2.0**13), 0.0)
     assert found.passed and found.failed is None
-    cases = found.json()["cases"]
-    allowed = [c for c in cases if c["rounding"]]
-    assert {c["reference"] for c in allowed} == {"float32", "float64"}
+    cases = found.record().cases
+    allowed = [c for c in cases if c.rounding]
+    assert {c.reference for c in allowed} == {"float32", "float64"}
     for case in allowed:
-        assert case["reference"] == "float64" or case["max_relative_error"] > 5e-5
-        assert case["max_absolute_error"] <= 4 * case["rounding"]
-    exact = [c["max_relative_error"] for c in cases if c["reference"] == "float64"]
+        assert case.reference == "float64" or case.max_relative_error > 5e-5
+        assert case.max_absolute_error <= 4 * case.rounding
+    exact = [c.max_relative_error for c in cases if c.reference == "float64"]
     assert max(exact) == 0.0
     assert any("loses" in note and "4 times that" in note for note in found.notes)
 
@@ -95,8 +95,8 @@ def test_what_the_original_loses_to_rounding_is_allowed_for_and_said() -> None:
 def test_the_reference_is_in_float64_where_the_model_names_float32() -> None:
     found = check(NamesFloat32(2.0**13), 0.0)
     assert found.passed
-    exact = [c for c in found.json()["cases"] if c["reference"] == "float64"]
-    assert exact and all(c["max_relative_error"] == 0.0 < c["rounding"] for c in exact)
+    exact = [c for c in found.record().cases if c.reference == "float64"]
+    assert exact and all(c.max_relative_error == 0.0 < c.rounding for c in exact)
 
 
 def test_what_one_case_loses_is_allowed_for_in_all() -> None:

@@ -360,11 +360,11 @@ def test_a_language_model_of_random_features_streams(tmp_path: Path) -> None:
     model = models.build("language_model", {**settings, "feature_map_options": {"features": 16}})
     models.save(model.eval(), tmp_path / "m.pt")
     manifest = linexport.convert(tmp_path / "m.pt", tmp_path / "a", bench=False, threads=1)
-    assert manifest["status"] == "ok"
-    assert manifest["streaming"]["passed"] is True
-    assert manifest["fused"]["StabilizedExp"] == 2
-    assert {s["initial"] for s in manifest["states"]} == {0.0, LOWEST}
-    assert manifest["parity"]["smallest_denominator"]["denominator"] >= 1
+    assert manifest.status == "ok"
+    assert manifest.streaming.passed is True
+    assert manifest.fused["StabilizedExp"] == 2
+    assert {s.initial for s in manifest.states} == {0.0, LOWEST}
+    assert manifest.parity.smallest_denominator.denominator >= 1
     opened = linexport.load(tmp_path / "a")
     tokens = np.random.default_rng(0).integers(0, 256, (2, 40))
     whole = opened.run(tokens)["output"]

@@ -88,12 +88,12 @@ def test_files_of_every_exporter_and_operator_set(
     path = exported(opset, dynamo, external)
     assert (path.parent / "m.onnx.data").exists() == external
     manifest = convert(path)
-    assert manifest["status"] == "ok"
-    assert manifest["source"]["kind"] == "onnx"
-    assert list(manifest["dims"]) == ["batch", "seq"]
-    assert manifest["parity"]["lengths"] == [1, 37, 100, 150, 4097]
-    assert {c["reference"] for c in manifest["parity"]["cases"]} == {"float32"}
-    assert any("float64" in warning for warning in manifest["warnings"])
+    assert manifest.status == "ok"
+    assert manifest.source.kind == "onnx"
+    assert list(manifest.dims) == ["batch", "seq"]
+    assert manifest.parity.lengths == (1, 37, 100, 150, 4097)
+    assert {c.reference for c in manifest.parity.cases} == {"float32"}
+    assert any("float64" in warning for warning in manifest.warnings)
     model = onnx.load(str(tmp_path / "artifact/model.onnx"))
     assert model.opset_import[0].version == max(opset, 18)
     expected = load_model(path).module(torch.randint(30, (3, 5)))[0]
@@ -114,7 +114,7 @@ def test_the_artifact_stands_on_its_own(
     path.parent.rename(moved)
     manifest = convert(moved / "m.onnx")
     moved.rename(path.parent)
-    got = linexport.load(manifest["artifact"]).run(ids)
+    got = linexport.load(manifest.artifact).run(ids)
     np.testing.assert_allclose(*got.values(), expected.numpy(), rtol=1e-5, atol=1e-6)
 
 
@@ -122,22 +122,22 @@ def test_it_is_measured_beside_the_file_itself(
     exported: Callable[..., Path], convert: Callable[..., Manifest]
 ) -> None:
     manifest = convert(exported(17, False), bench=True, lengths=(8,))
-    row = manifest["latency"][0]
-    assert row["artifact_ms"] > 0 and row["plain_export_ms"] > 0
-    assert row["pytorch_ms"] is None
-    assert "there is no PyTorch module" in row["reasons"]["pytorch"]
-    assert manifest["memory"][0]["plain_export_mb"] is not None
-    assert "no PyTorch" in manifest["memory"][0]["reasons"]["pytorch"]
-    again = linexport.validate(manifest["artifact"])
-    assert again["status"] == "ok"
+    row = manifest.latency[0]
+    assert row.artifact_ms > 0 and row.plain_export_ms > 0
+    assert row.pytorch_ms is None
+    assert "there is no PyTorch module" in row.reasons["pytorch"]
+    assert manifest.memory[0].plain_export_mb is not None
+    assert "no PyTorch" in manifest.memory[0].reasons["pytorch"]
+    again = linexport.validate(manifest.artifact)
+    assert again.status == "ok"
 
 
 def test_a_range_is_asked_for_by_the_name_the_file_has(
     exported: Callable[..., Path], convert: Callable[..., Manifest]
 ) -> None:
     manifest = convert(exported(17, False), dims=["seq=1:20:64"])
-    assert manifest["dims"]["seq"]["max"] == 64
-    assert max(manifest["parity"]["lengths"]) == 64
+    assert manifest.dims["seq"].max == 64
+    assert max(manifest.parity.lengths) == 64
 
 
 def test_a_changed_original_is_noticed(
@@ -145,7 +145,7 @@ def test_a_changed_original_is_noticed(
 ) -> None:
     manifest = convert(exported(17, False))
     with pytest.raises(linexport.errors.UsageError, match="not the model the artifact was made"):
-        linexport.validate(manifest["artifact"], source=exported(18, True, True))
+        linexport.validate(manifest.artifact, source=exported(18, True, True))
 
 
 def test_the_first_difference_is_named(
@@ -154,9 +154,9 @@ def test_the_first_difference_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Between the original graph and the artifact's, whose values have the same names."""
-    from linexport.conversion import pipeline
+    from linexport.conversion import written
 
-    right = pipeline.lower
+    right = written.lower
 
     def wrong(model: onnx.ModelProto, *options: Any) -> Any:
         lowered, choices = right(model, *options)
@@ -164,10 +164,10 @@ def test_the_first_difference_is_named(
         node.op_type = "Tanh"
         return lowered, choices
 
-    monkeypatch.setattr(pipeline, "lower", wrong)
+    monkeypatch.setattr(written, "lower", wrong)
     manifest = convert(exported(17, False))
-    assert manifest["status"] == "parity_failed"
-    assert manifest["parity"]["first_divergence"]["op"] == "Tanh"
+    assert manifest.status == "parity_failed"
+    assert manifest.parity.first_divergence.op == "Tanh"
 
 
 def test_sizes_are_seen_by_running(tmp_path: Path) -> None:
@@ -234,9 +234,9 @@ def test_an_image_is_not_tried_at_sizes_nobody_has(
         g (float[n, 1, height, width] x) => (float[a, b, c, d] y) { y = Relu(x) }"""
     path.write_bytes(parser.parse_model(text).SerializeToString())
     manifest = convert(path)
-    assert manifest["status"] == "ok"
-    assert manifest["parity"]["lengths"] == [1, 37, 100, 150, 511]
-    assert manifest["outputs"][0]["shape"] == ["n", 1, "height", "width"]
+    assert manifest.status == "ok"
+    assert manifest.parity.lengths == (1, 37, 100, 150, 511)
+    assert manifest.outputs[0].shape == ("n", 1, "height", "width")
 
 
 def test_the_command_line_says_what_is_wrong(cli: Callable[..., Any], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from linexport.conversion.model_under_test import tolerance_of
+from linexport.manifest.records import TensorRecord
 from linexport.parity import original
 from linexport.parity.cases import Case
 from linexport.parity.tolerances import TOLERANCES
@@ -75,5 +76,5 @@ def test_what_overflows_on_large_inputs_is_not_compared(
 def test_a_model_in_half_precision_is_held_to_its_own(
     precision: str, outputs: list[str], expected: str
 ) -> None:
-    manifest = {"precision": precision, "outputs": [{"dtype": kind} for kind in outputs]}
-    assert tolerance_of(manifest) == TOLERANCES[expected]
+    records = [TensorRecord("output", kind, ()) for kind in outputs]
+    assert tolerance_of(precision, records) == TOLERANCES[expected]

@@ -52,9 +52,9 @@ def test_the_largest_error_is_found_and_measured_against_the_largest_value(
     found = compare(expected, got, FLOAT32)
     assert not found.passed
     assert found.worst is not None
-    assert found.worst["index"] == [int(i) for i in np.unravel_index(place, (2, 3, 4))]
-    assert found.worst["expected"] == expected.flat[place]
-    assert found.worst["got"] == got.flat[place]
+    assert found.worst.index == tuple(np.unravel_index(place, (2, 3, 4)))
+    assert found.worst.expected == expected.flat[place]
+    assert found.worst.got == got.flat[place]
     assert found.max_absolute_error == pytest.approx(0.25 * size)
     assert found.max_relative_error == pytest.approx(0.25)
 
@@ -86,7 +86,7 @@ def test_a_value_that_is_not_finite_passes_only_in_the_same_place(value: float) 
         found = compare(*pair, FLOAT32)
         assert not found.passed
         assert found.max_absolute_error == float("inf")
-        assert found.worst is not None and found.worst["index"] == [2]
+        assert found.worst is not None and found.worst.index == (2,)
     expected[2] = value
     assert compare(expected, got, FLOAT32).passed
     expected[2] = -value if np.isinf(value) else np.inf
@@ -97,8 +97,8 @@ def test_values_that_are_not_finite_are_counted_on_both_sides() -> None:
     expected = np.array([np.nan, np.inf, -np.inf, 1.0])
     got = np.array([np.nan, np.nan, 1.0, np.inf])
     found = compare(expected, got, FLOAT32)
-    assert found.nan == {"expected": 1, "got": 2}
-    assert found.inf == {"expected": 2, "got": 1}
+    assert (found.nan.expected, found.nan.got) == (1, 2)
+    assert (found.inf.expected, found.inf.got) == (2, 1)
 
 
 def test_a_reference_of_zeros_allows_the_absolute_limit_alone() -> None:
@@ -234,36 +234,36 @@ def test_pieces_make_up_the_whole(length: int, trial: int, seed: int) -> None:
 def test_the_record_covers_both_references(
     converted: Callable[..., Path], manifest_of: Callable[[Path], Any]
 ) -> None:
-    parity = manifest_of(converted("small"))["parity"]
-    assert parity["passed"] is True
-    assert parity["lengths"] == [1, 16, 37, 150, 4097]
-    assert {c["reference"] for c in parity["cases"]} == {"float32", "float64"}
-    assert {c["batch"] for c in parity["cases"]} == {1, 3}
-    assert len({c["seed"] for c in parity["cases"]}) == len(parity["cases"]) / 2
-    assert 0 < parity["max_relative_error"] < FLOAT32.relative
-    assert parity["first_divergence"] is None
-    values = sum(c["batch"] * c["length"] * 8 for c in parity["cases"] if c["name"] != "zeros")
-    assert sum(parity["histogram"]["counts"]) == values
+    parity = manifest_of(converted("small")).parity
+    assert parity.passed is True
+    assert parity.lengths == (1, 16, 37, 150, 4097)
+    assert {c.reference for c in parity.cases} == {"float32", "float64"}
+    assert {c.batch for c in parity.cases} == {1, 3}
+    assert len({c.seed for c in parity.cases}) == len(parity.cases) / 2
+    assert 0 < parity.max_relative_error < FLOAT32.relative
+    assert parity.first_divergence is None
+    values = sum(c.batch * c.length * 8 for c in parity.cases if c.name != "zeros")
+    assert sum(parity.histogram.counts) == values
 
 
 def test_values_that_are_not_finite_are_counted_and_compared(
     converted: Callable[..., Path], manifest_of: Callable[[Path], Any]
 ) -> None:
-    parity = manifest_of(converted("not_a_number"))["parity"]
-    assert parity["passed"] is True
-    worst = max(parity["cases"], key=lambda c: c["nan"]["expected"])
-    assert worst["nan"]["expected"] == worst["nan"]["got"] > 0
-    assert worst["inf"]["expected"] == worst["inf"]["got"] > 0
+    parity = manifest_of(converted("not_a_number")).parity
+    assert parity.passed is True
+    worst = max(parity.cases, key=lambda c: c.nan.expected)
+    assert worst.nan.expected == worst.nan.got > 0
+    assert worst.inf.expected == worst.inf.got > 0
 
 
 def test_streaming_is_tried_token_by_token_and_in_pieces(
     converted: Callable[..., Path], manifest_of: Callable[[Path], Any]
 ) -> None:
-    streaming = manifest_of(converted("small"))["streaming"]
-    assert streaming["passed"] is True and streaming["reason"] is None
-    assert streaming["splits"][0] == [1] * 150
-    assert len(streaming["splits"]) == 4
-    assert all(sum(s) == 150 for s in streaming["splits"])
+    streaming = manifest_of(converted("small")).streaming
+    assert streaming.passed is True and streaming.reason is None
+    assert streaming.splits[0] == (1,) * 150
+    assert len(streaming.splits) == 4
+    assert all(sum(s) == 150 for s in streaming.splits)
 
 
 # Conversions that are wrong
@@ -305,10 +305,10 @@ def test_a_wrong_lowering_fails_and_is_kept_and_marked(
     miscompile(target, change)
     out = tmp_path / "out"
     manifest = linexport.convert(factories.source(name), out, target=target, bench=False, threads=1)
-    assert manifest["status"] == manifest_of(out)["status"] == "parity_failed"
-    assert manifest["parity"]["passed"] is False
-    assert manifest["parity"]["max_relative_error"] > 10 * FLOAT32.relative
-    assert manifest["parity"]["first_divergence"]["op"] == "LinearAttention"
+    assert manifest.status == manifest_of(out).status == "parity_failed"
+    assert manifest.parity.passed is False
+    assert manifest.parity.max_relative_error > 10 * FLOAT32.relative
+    assert manifest.parity.first_divergence.op == "LinearAttention"
     assert {p.name for p in out.iterdir()} == {"model.onnx", "manifest.json", "report.html"}
     with pytest.raises(ParityError, match="failed its parity check"):
         linexport.load(out)
@@ -363,7 +363,7 @@ def test_an_artifact_that_cannot_run_at_a_size_fails(
 
     monkeypatch.setitem(targets.targets(), "ort", replace(right, open=open_fragile))
     manifest = linexport.validate(place, threads=1)
-    assert manifest["status"] == "parity_failed"
-    failures = [c for c in manifest["parity"]["cases"] if not c["passed"]]
-    assert {c["length"] for c in failures} == {37}
-    assert all("fails at this size: no such size" in c["reason"] for c in failures)
+    assert manifest.status == "parity_failed"
+    failures = [c for c in manifest.parity.cases if not c.passed]
+    assert {c.length for c in failures} == {37}
+    assert all("fails at this size: no such size" in c.reason for c in failures)

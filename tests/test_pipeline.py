@@ -23,13 +23,13 @@ from linexport import models
 from linexport.artifact import write
 from linexport.errors import UsageError
 from linexport.loaders import load_model
+from linexport.manifest import Manifest, describe_files, to_json
+from linexport.manifest.records import DimRecord, StateRecord
 from linexport.trace import trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).resolve().parent.parent
-
-Manifest = dict[str, Any]
 
 
 @pytest.fixture
@@ -46,56 +46,56 @@ def test_an_artifact_is_three_files_that_describe_each_other(
     assert {p.name for p in folder.iterdir()} == {"model.onnx", "manifest.json", "report.html"}
     model = onnx.load_model(folder / "model.onnx")
     onnx.checker.check_model(model)
-    assert [i.name for i in model.graph.input] == [i["name"] for i in manifest["inputs"]]
-    assert [o.name for o in model.graph.output] == [o["name"] for o in manifest["outputs"]]
-    assert manifest["files"] == {"model.onnx": (folder / "model.onnx").stat().st_size}
-    assert manifest["states"] == [
-        {
-            "past": f"past_{name}_0",
-            "present": f"present_{name}_0",
-            "dtype": "float32",
-            "shape": ["batch", *shape],
-            "op": "LinearAttention",
-            "grows": None,
-            "initial": 0.0,
-        }
-        for name, shape in (("state", [2, 4, 4]), ("normalizer", [2, 4]))
-    ]
-    assert manifest["environment"]["torch"] == torch.__version__.partition("+")[0] or (
-        manifest["environment"]["torch"] == torch.__version__
+    assert [i.name for i in model.graph.input] == [i.name for i in manifest.inputs]
+    assert [o.name for o in model.graph.output] == [o.name for o in manifest.outputs]
+    assert manifest.files == describe_files(folder)
+    assert manifest.states == tuple(
+        StateRecord(
+            past=f"past_{name}_0",
+            present=f"present_{name}_0",
+            dtype="float32",
+            shape=("batch", *shape),
+            op="LinearAttention",
+            grows=None,
+            initial=0.0,
+        )
+        for name, shape in (("state", (2, 4, 4)), ("normalizer", (2, 4)))
     )
-    assert manifest["latency"] is manifest["decode"] is manifest["memory"] is None
+    assert manifest.environment["torch"] == torch.__version__.partition("+")[0] or (
+        manifest.environment["torch"] == torch.__version__
+    )
+    assert manifest.latency is manifest.decode is manifest.memory is None
 
 
 def test_a_language_model_is_fused_whole(made: Callable[..., Manifest]) -> None:
     manifest = made("language_model")
-    assert manifest["status"] == "ok"
-    assert manifest["fused"] == {"CausalConvWithState": 2, "FeatureMap": 4, "LinearAttention": 2}
-    assert [c["op"] for c in manifest["lowerings"]] == [
+    assert manifest.status == "ok"
+    assert manifest.fused == {"CausalConvWithState": 2, "FeatureMap": 4, "LinearAttention": 2}
+    assert [c.op for c in manifest.lowerings] == [
         "CausalConvWithState",
         "LinearAttention",
     ] * 2
-    assert manifest["streaming"]["passed"] is True
-    assert manifest["streaming"]["max_relative_error"] < 5e-5
-    assert len(manifest["states"]) == 6
-    assert manifest["warnings"] == []
+    assert manifest.streaming.passed is True
+    assert manifest.streaming.max_relative_error < 5e-5
+    assert len(manifest.states) == 6
+    assert manifest.warnings == ()
 
 
 @pytest.mark.parametrize("target", ["ort", "onnx", "onnx27"])
 def test_every_target_converts(made: Callable[..., Manifest], target: str) -> None:
     manifest = made("small", target=target)
-    assert (manifest["status"], manifest["target"]) == ("ok", target)
-    assert manifest["streaming"]["passed"] is True
+    assert (manifest.status, manifest.target) == ("ok", target)
+    assert manifest.streaming.passed is True
 
 
 def test_tuning_is_recorded(made: Callable[..., Manifest]) -> None:
     options: dict[str, Any] = {"tune": True, "dims": ("seq=1:32:512",)}
-    [choice] = made("small", **options)["lowerings"]
-    assert {t["lowering"] for t in choice["tuned"]} == {"native_padded", "native", "portable"}
-    fastest = min(choice["tuned"], key=lambda t: t["median_ms"])
-    assert choice["lowering"] == fastest["lowering"]
-    assert choice["reason"] == "fastest when measured here"
-    assert all(t["median_ms"] > 0 for t in choice["tuned"])
+    [choice] = made("small", **options).lowerings
+    assert {t.lowering for t in choice.tuned} == {"native_padded", "native", "portable"}
+    fastest = min(choice.tuned, key=lambda t: t.median_ms)
+    assert choice.lowering == fastest.lowering
+    assert choice.reason == "fastest when measured here"
+    assert all(t.median_ms > 0 for t in choice.tuned)
 
 
 def test_the_users_range_is_recorded_and_kept_to(
@@ -103,11 +103,9 @@ def test_the_users_range_is_recorded_and_kept_to(
 ) -> None:
     options: dict[str, Any] = {"dims": ("seq=2:32:64", "batch=1:1:4")}
     manifest = made("small", **options)
-    assert manifest["dims"]["seq"] == {
-        **{"min": 2, "opt": 32, "max": 64, "batch": False, "traced": 16}
-    }
-    assert manifest["dims"]["batch"]["max"] == 4
-    assert set(manifest["parity"]["lengths"]) == {16, 32, 37, 64}
+    assert manifest.dims["seq"] == DimRecord(min=2, opt=32, max=64, batch=False, traced=16)
+    assert manifest.dims["batch"].max == 4
+    assert set(manifest.parity.lengths) == {16, 32, 37, 64}
     artifact = linexport.load(converted("small", **options), threads=1)
     with pytest.raises(UsageError, match="at most 64"):
         artifact.run(np.zeros((1, 65, 8), np.float32))
@@ -118,14 +116,12 @@ def test_a_seed_is_recorded_and_the_outcome_repeats(
 ) -> None:
     options: dict[str, Any] = {"bench": False, "threads": 1}
     again = linexport.convert(factories.source("small"), tmp_path / "a", **options)
-    assert again["seed"] == 0
+    assert again.seed == 0
     first = made("small")
-    assert again["model_sha256"] == first["model_sha256"]
-    assert [c["seed"] for c in again["parity"]["cases"]] == [
-        c["seed"] for c in first["parity"]["cases"]
-    ]
+    assert again.model_sha256 == first.model_sha256
+    assert [c.seed for c in again.parity.cases] == [c.seed for c in first.parity.cases]
     other = linexport.convert(factories.source("small"), tmp_path / "b", seed=50, **options)
-    assert other["seed"] == 50 and other["parity"]["cases"][0]["seed"] == 50
+    assert other.seed == 50 and other.parity.cases[0].seed == 50
 
 
 # State
@@ -135,33 +131,33 @@ def test_what_mixes_tokens_makes_a_model_stateless_and_is_named(
     made: Callable[..., Manifest],
 ) -> None:
     manifest = made("averaging")
-    assert manifest["status"] == "ok" and manifest["parity"]["passed"] is True
-    assert manifest["parity"]["lengths"] == [1, 16, 37, 150, 4097]
-    assert manifest["states"] == []
-    assert [i["name"] for i in manifest["inputs"]] == ["x"]
-    assert manifest["fused"] == {"LinearAttention": 1}
-    assert not manifest["streaming"]["passed"]
-    reason = manifest["streaming"]["reason"]
+    assert manifest.status == "ok" and manifest.parity.passed is True
+    assert manifest.parity.lengths == (1, 16, 37, 150, 4097)
+    assert manifest.states == ()
+    assert [i.name for i in manifest.inputs] == ["x"]
+    assert manifest.fused == {"LinearAttention": 1}
+    assert not manifest.streaming.passed
+    reason = manifest.streaming.reason
     assert reason.startswith("exported without state: ")
     assert reason.endswith(". What mixes tokens: ReduceMean node_mean")
 
 
 def test_positions_and_causal_convolutions_get_states(made: Callable[..., Manifest]) -> None:
     manifest = made("streaming")
-    assert manifest["status"] == "ok"
-    assert manifest["streaming"]["passed"] is True
-    assert manifest["fused"] == {"LinearAttention": 1, "CausalConvWithState": 2}
-    assert [(s["past"], s["op"]) for s in manifest["states"]][-1] == ("past_length", "Positions")
-    assert manifest["states"][-1]["shape"] == [1]
+    assert manifest.status == "ok"
+    assert manifest.streaming.passed is True
+    assert manifest.fused == {"LinearAttention": 1, "CausalConvWithState": 2}
+    assert [(s.past, s.op) for s in manifest.states][-1] == ("past_length", "Positions")
+    assert manifest.states[-1].shape == (1,)
 
 
 def test_lengths_at_which_the_original_fails_are_told_and_not_counted(
     made: Callable[..., Manifest],
 ) -> None:
     manifest = made("short_position")
-    assert manifest["status"] == "ok"
-    assert manifest["parity"]["lengths"] == [1, 16, 37, 150]
-    told = [w for w in manifest["warnings"] if "original itself fails" in w]
+    assert manifest.status == "ok"
+    assert manifest.parity.lengths == (1, 16, 37, 150)
+    told = [w for w in manifest.warnings if "original itself fails" in w]
     assert len(told) == 2 and all("4097" in w for w in told)
 
 
@@ -173,7 +169,7 @@ def test_a_model_that_handles_state_itself_keeps_its_inputs_and_outputs(
     name: str,
 ) -> None:
     manifest, loaded = made(name), load_model(factories.source(name))
-    assert manifest["status"] == "ok"
+    assert manifest.status == "ok"
     artifact = linexport.load(converted(name), threads=1)
     with torch.no_grad():
         expected = loaded.module(*loaded.args)
@@ -186,19 +182,19 @@ def test_a_model_that_handles_state_itself_keeps_its_inputs_and_outputs(
 @pytest.mark.parametrize(("name", "dims"), [("fixed_batch", {"seq"}), ("all_fixed", set())])
 def test_dimensions_may_be_fixed(made: Callable[..., Manifest], name: str, dims: set[str]) -> None:
     manifest = made(name)
-    assert manifest["status"] == "ok"
-    assert set(manifest["dims"]) == dims
-    assert manifest["inputs"][0]["shape"] == [3, "seq" if dims else 16, 8]
-    assert bool(manifest["streaming"]["passed"]) is bool(dims)
+    assert manifest.status == "ok"
+    assert set(manifest.dims) == dims
+    assert manifest.inputs[0].shape == (3, "seq" if dims else 16, 8)
+    assert bool(manifest.streaming.passed) is bool(dims)
 
 
 def test_a_model_without_linear_attention_is_converted_with_a_warning(
     made: Callable[..., Manifest],
 ) -> None:
     manifest = made("epsilon")
-    assert manifest["status"] == "ok"
-    assert manifest["fused"] == {}
-    assert any("No linear attention was found" in w for w in manifest["warnings"])
+    assert manifest.status == "ok"
+    assert manifest.fused == {}
+    assert any("No linear attention was found" in w for w in manifest.warnings)
 
 
 # Sources
@@ -217,13 +213,13 @@ def test_a_checkpoint_and_a_program_convert_like_their_module(tmp_path: Path) ->
     for kind, file in (("checkpoint", "model.pt"), ("exported_program", "model.pt2")):
         out = tmp_path / kind
         manifest = linexport.convert(tmp_path / file, out, bench=False, threads=1)
-        assert manifest["status"] == "ok"
-        assert manifest["source"]["kind"] == kind
-        assert re.fullmatch("[0-9a-f]{64}", manifest["source"]["sha256"])
-        assert manifest["streaming"]["passed"] is True
+        assert manifest.status == "ok"
+        assert manifest.source.kind == kind
+        assert re.fullmatch("[0-9a-f]{64}", manifest.source.sha256)
+        assert manifest.streaming.passed is True
         [got] = linexport.load(out, threads=1).run(tokens).values()
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)
-        assert linexport.validate(out, threads=1)["status"] == "ok"
+        assert linexport.validate(out, threads=1).status == "ok"
 
 
 # Report
@@ -233,7 +229,7 @@ def test_the_report_needs_nothing_from_elsewhere_and_says_the_numbers(
     converted: Callable[..., Path], made: Callable[..., Manifest]
 ) -> None:
     text = (converted("language_model") / "report.html").read_text()
-    parity = made("language_model")["parity"]
+    parity = made("language_model").parity
     outside = r"(?:src|href|action|data)\s*=\s*[\"']?\s*(?:[a-z]+:)?//|url\(\s*[\"']?(?!data:|#)"
     assert not re.search(outside, text, re.IGNORECASE)
     assert not re.search(
@@ -242,8 +238,8 @@ def test_the_report_needs_nothing_from_elsewhere_and_says_the_numbers(
     urls = set(re.findall(r"https?://[^\s\"'<)]+", text))
     assert all(u.startswith("http://www.w3.org/") for u in urls)
     plain = re.sub(r"<[^>]+>", " ", text)
-    assert f"{parity['max_relative_error']:.1e}".split("e")[0] in plain
-    assert all(f"{n:,}" in plain or str(n) in plain for n in parity["lengths"])
+    assert f"{parity.max_relative_error:.1e}".split("e")[0] in plain
+    assert all(f"{n:,}" in plain or str(n) in plain for n in parity.lengths)
     assert "passed" in plain
 
 
@@ -269,8 +265,8 @@ def test_large_weights_lie_beside_the_model_and_are_written_once(
     monkeypatch.setattr(write, "EXTERNAL_ABOVE", 100_000)
     source = factories.source("heavy")
     manifest = linexport.convert(source, tmp_path / "out", bench=False, threads=1)
-    assert set(manifest["files"]) == {"model.onnx", "model.onnx.data"}
-    assert 256 * 256 * 4 <= manifest["files"]["model.onnx.data"] < 300_000
+    assert set(manifest.files) == {"model.onnx", "model.onnx.data"}
+    assert 256 * 256 * 4 <= manifest.files["model.onnx.data"].bytes < 300_000
     shutil.move(tmp_path / "out", tmp_path / "moved")
     x = np.random.default_rng(0).normal(size=(1, 3, 256)).astype(np.float32)
     got = linexport.load(tmp_path / "moved", threads=1).run(x)["output"]
@@ -323,14 +319,14 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
             ("linexport/models", "models"),
             ("linexport/plugins", "plugins"),
         )
-        for pattern in ("*.py", "*.html", "*.css", "py.typed")
+        for pattern in ("*.py", "*.html", "*.css", "*.json", "py.typed")
         for path in (ROOT / folder).rglob(pattern)
     }
     assert {"linexport/py.typed", "linexport/report/base.html"} <= expected
     assert expected <= names
     [metadata] = (n for n in names if n.endswith("entry_points.txt"))
     with zipfile.ZipFile(wheel) as file:
-        assert "linexport = linexport.cli:main" in file.read(metadata).decode()
+        assert "linexport = linexport.__main__:main" in file.read(metadata).decode()
         unpacked = tmp_path / "unpacked"
         file.extractall(unpacked)
     script = "import linexport, sys; print(linexport.__file__, linexport.__version__)"
@@ -353,4 +349,4 @@ def test_a_manifest_is_returned_as_it_is_written(
         factories.source("small"), tmp_path / "out", bench=False, threads=1
     )
     written = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert written == json.loads(linexport.artifact.manifest.dumps(returned))
+    assert written == to_json(returned)

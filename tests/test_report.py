@@ -18,10 +18,13 @@ import pytest
 from onnx import TensorProto, helper
 from rich.console import Console
 
-from linexport.report import render_html, render_summary
-from linexport.report.snippet import with_linexport, with_onnxruntime
+from linexport import report
+from linexport.errors import UsageError
+from linexport.manifest import from_json
+from linexport.report import snippet
 from linexport.report.text import amount, error, split, times
-from linexport.report.verdict import verdict
+from linexport.report.verdict import Verdict
+from linexport.report.verdict import verdict as verdict_of
 
 SAMPLE = Path(__file__).with_name("test_report_sample.json")
 
@@ -87,10 +90,20 @@ class Page(HTMLParser):
             self.pieces.append(" ")
 
 
+def render_html(content: dict[str, Any]) -> str:
+    """The page of a manifest given as JSON."""
+    return report.render_html(from_json(content))
+
+
+def verdict(content: dict[str, Any]) -> Verdict:
+    """The verdict on a manifest given as JSON."""
+    return verdict_of(from_json(content))
+
+
 def summary(manifest: dict[str, Any], **options: Any) -> str:
     """The terminal summary as a file would receive it."""
     console = Console(file=io.StringIO(), **{"width": 100} | options)
-    render_summary(manifest, console)
+    report.render_summary(from_json(manifest), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -172,7 +185,7 @@ def test_a_failure_by_absolute_error_quotes_the_absolute_error() -> None:
         ({"latency": [timing(64, 1.0, None, None)]}, "and takes 1.00 ms at 64 tokens."),
         ({"parity": None}, "Parity was not measured"),
         ({"parity": None}, "; it runs 3.8× as fast"),
-        ({"streaming": {"passed": False}}, "must not be streamed"),
+        ({"streaming": {"passed": False, "reason": "x"}}, "must not be streamed"),
         ({"target": "tensorrt"}, "This artifact equals"),
     ],
 )
@@ -186,7 +199,7 @@ def test_status_and_parity_block_that_disagree_count_as_failed() -> None:
 
 
 def test_sections_come_in_order() -> None:
-    for manifest in (sample(), bare(), {}):
+    for manifest in (sample(), bare()):
         assert Page(render_html(manifest)).headings == [
             "Key facts",
             "What was matched",
@@ -244,6 +257,10 @@ def test_no_value_in_any_place_stops_the_report(value: Any) -> None:
     manifest["parity"]["cases"] = manifest["parity"]["cases"][7:9]
     for path in paths(manifest):
         damaged = changed(manifest, path, value)
+        try:
+            from_json(damaged)
+        except UsageError:
+            continue
         render_html(damaged)
         summary(damaged)
 
@@ -255,7 +272,11 @@ def test_names_from_files_are_text_never_markup() -> None:
         manifest = changed(sample(), path, hostile)
         if path[0] != "fused":
             manifest["fused"][hostile] = 1
-        page = Page(render_html(manifest))
+        try:
+            page = Page(render_html(manifest))
+        except UsageError as refusal:
+            assert "is damaged" in str(refusal) or "format" in str(refusal)
+            continue
         assert not {tag for tag, _ in page.tags} - {tag for tag, _ in quiet.tags}
         assert not any(name.startswith("on") for _, given in page.tags for name in given)
         assert hostile in page.text or path == ("fused",)
@@ -306,19 +327,20 @@ def tiny_model(path: Path) -> None:
 def test_the_printed_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_model(tmp_path / "model.onnx")
     state = {"past": "past_0", "present": "present_0", "dtype": "float32", "shape": ["batch"]}
+    state["op"] = "Sum"
     manifest = sample() | {"states": [state]}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    exec(with_onnxruntime(manifest), names)
+    exec(snippet.with_onnxruntime(from_json(manifest)), names)
     assert names["outputs"]["logits"].shape == (1,)
     assert list(names["past"]) == ["past_0"]
     quotes = {"name": 'it\'s "x"', "dtype": "float32", "shape": ["batch", 3]}
-    for render in (with_linexport, with_onnxruntime):
+    for render in (snippet.with_linexport, snippet.with_onnxruntime):
         for states in ([], [state]):
-            code = render(sample() | {"inputs": [quotes], "states": states})
+            code = render(from_json(sample() | {"inputs": [quotes], "states": states}))
             compile(code, "snippet", "exec")
-            assert ("past" in code) == (bool(states) and render is with_onnxruntime)
+            assert ("past" in code) == (bool(states) and render is snippet.with_onnxruntime)
 
 
 def test_the_summary_reads_without_colour() -> None:
@@ -333,7 +355,7 @@ def test_the_summary_reads_without_colour() -> None:
 def test_the_summary_fits_its_width_and_plain_terminals() -> None:
     assert max(map(len, summary(sample(), width=60).splitlines())) <= 60
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="replace")
-    render_summary(sample(), Console(file=file, width=100))
+    report.render_summary(from_json(sample()), Console(file=file, width=100))
     file.seek(0)
     assert "+ passed" in file.read()
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from linexport.conversion import revalidate
+from linexport.manifest.measured import RUNNERS
 from linexport.timing import baselines
 from linexport.timing.baselines import Bench
-from linexport.timing.latency import BASELINES, Settings, interleaved, measure, table
+from linexport.timing.latency import Settings, interleaved, measure, table
 from linexport.timing.memory import peak_megabytes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -42,7 +43,7 @@ def test_a_call_that_takes_too_long_is_not_repeated() -> None:
     both = {"artifact": lambda: calls.append("fast"), "pytorch": lambda: calls.append("slow")}
     row = measure(both, {}, Settings(1, 4, patience=-1.0))
     assert calls == ["fast", "slow"]
-    assert row["pytorch_ms"] > 0 and row["reasons"] == {}
+    assert row.pytorch_ms is not None and row.pytorch_ms > 0 and row.reasons == {}
 
 
 def test_what_cannot_run_gets_a_reason_in_place_of_numbers() -> None:
@@ -54,15 +55,15 @@ def test_what_cannot_run_gets_a_reason_in_place_of_numbers() -> None:
         {"plain_export": "it was not made"},
         QUICK,
     )
-    assert set(row) == {f"{c}{s}_ms" for c in BASELINES for s in ("", "_p90")} | {"reasons"}
-    assert row["artifact_ms"] is not None and row["artifact_p90_ms"] >= row["artifact_ms"]
-    assert row["plain_export_ms"] is row["pytorch_ms"] is row["pytorch_p90_ms"] is None
-    assert row["reasons"] == {"plain_export": "it was not made", "pytorch": "too long"}
+    assert row.artifact_ms is not None and row.artifact_p90_ms is not None
+    assert row.artifact_p90_ms >= row.artifact_ms
+    assert row.plain_export_ms is row.pytorch_ms is row.pytorch_p90_ms is None
+    assert row.reasons == {"plain_export": "it was not made", "pytorch": "too long"}
 
 
 def test_a_table_has_a_row_per_length() -> None:
     rows = table((4, 9), lambda n: {"artifact": lambda: None}, {}, QUICK, batch=2)
-    assert [(r["length"], r["batch"]) for r in rows] == [(4, 2), (9, 2)]
+    assert [(r.length, r.batch) for r in rows] == [(4, 2), (9, 2)]
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def bench(converted: Callable[..., Path], tmp_path: Path) -> Callable[[str], Ben
         folder = converted(name)
         watch = SimpleNamespace(stage=lambda name: _nothing())
         manifest, subject = revalidate._reopen(folder, None, 1, False, watch)
-        return Bench(subject, folder / "model.onnx", manifest["target"], tmp_path, QUICK)
+        return Bench(subject, folder / "model.onnx", manifest.target, tmp_path, QUICK)
 
     return open_bench
 
@@ -86,10 +87,10 @@ def test_all_baselines_are_measured_at_every_length(bench: Callable[[str], Bench
     runner = bench("small")
     runner.export_plainly()
     rows = runner.latency((8, 33))
-    assert [(r["length"], r["batch"]) for r in rows] == [(8, 1), (33, 1)]
+    assert [(r.length, r.batch) for r in rows] == [(8, 1), (33, 1)]
     for row in rows:
-        assert all(row[f"{c}_ms"] > 0 for c in BASELINES)
-        assert row["reasons"] == {}
+        assert all(row.median(name) > 0 for name in RUNNERS)
+        assert row.reasons == {}
     assert runner.plain_nodes and runner.plain_nodes > 1
 
 
@@ -104,8 +105,8 @@ def test_a_plain_export_that_is_wrong_is_not_timed(
         runner.plain, "run", lambda fed: {k: 1.001 * v for k, v in right(fed).items()}
     )
     row = runner.latency((8,))[0]
-    assert row["plain_export_ms"] is None
-    assert "wrong at this size: relative error 1" in row["reasons"]["plain_export"]
+    assert row.plain_export_ms is None
+    assert "wrong at this size: relative error 1" in row.reasons["plain_export"]
 
 
 def test_a_slow_original_is_not_waited_for_at_longer_lengths(
@@ -117,12 +118,12 @@ def test_a_slow_original_is_not_waited_for_at_longer_lengths(
     runner.settings = replace(QUICK, longest=2.0)
     runner.pace["pytorch"] = (8, 1.0)
     short, long = runner.latency((8, 33))
-    assert short["pytorch_ms"] > 0 and long["pytorch_ms"] is None
-    assert "not waited for: it took 1.0 s at 8 tokens, so 4 s" in long["reasons"]["pytorch"]
-    assert long["plain_export_ms"] > 0
+    assert short.pytorch_ms > 0 and long.pytorch_ms is None
+    assert "not waited for: it took 1.0 s at 8 tokens, so 4 s" in long.reasons["pytorch"]
+    assert long.plain_export_ms > 0
     (memory,) = runner.memory((33,))
-    assert memory["io_mb"] == pytest.approx(2 * 33 * 8 * 4 / 2**20, rel=0.2)
-    assert memory["pytorch_mb"] is None and "not waited for" in memory["reasons"]["pytorch"]
+    assert memory.io_mb == pytest.approx(2 * 33 * 8 * 4 / 2**20, rel=0.2)
+    assert memory.pytorch_mb is None and "not waited for" in memory.reasons["pytorch"]
 
 
 def test_a_slow_plain_export_is_not_waited_for_at_longer_lengths(
@@ -132,9 +133,9 @@ def test_a_slow_plain_export_is_not_waited_for_at_longer_lengths(
     runner.export_plainly()
     runner.settings = replace(QUICK, longest=0.0)
     short, long = runner.latency((8, 33))
-    assert short["plain_export_ms"] > 0 and long["plain_export_ms"] is None
-    assert "; 0 s are allowed" in long["reasons"]["plain_export"]
-    assert long["artifact_ms"] > 0
+    assert short.plain_export_ms > 0 and long.plain_export_ms is None
+    assert "; 0 s are allowed" in long.reasons["plain_export"]
+    assert long.artifact_ms > 0
 
 
 def test_a_plain_export_that_fails_says_why(
@@ -147,29 +148,29 @@ def test_a_plain_export_that_fails_says_why(
     runner = bench("small")
     runner.export_plainly()
     row = runner.latency((8,))[0]
-    assert row["plain_export_ms"] is None
-    assert "no such thing" in row["reasons"]["plain_export"]
-    assert row["pytorch_ms"] > 0
+    assert row.plain_export_ms is None
+    assert "no such thing" in row.reasons["plain_export"]
+    assert row.pytorch_ms > 0
 
 
 def test_lengths_the_model_does_not_take_are_left_out(bench: Callable[[str], Bench]) -> None:
     runner = bench("named")
-    assert [r["length"] for r in runner.latency((8, 512, 513))] == [8, 512]
-    assert runner.latency((8,))[0]["batch"] == 1
-    assert [r["length"] for r in runner.latency((9999,))] == [16]
+    assert [r.length for r in runner.latency((8, 512, 513))] == [8, 512]
+    assert runner.latency((8,))[0].batch == 1
+    assert [r.length for r in runner.latency((9999,))] == [16]
 
 
 def test_the_batch_of_a_fixed_batch_is_said(bench: Callable[[str], Bench]) -> None:
-    assert [(r["length"], r["batch"]) for r in bench("fixed_batch").latency((8,))] == [(8, 3)]
-    assert [(r["length"], r["batch"]) for r in bench("all_fixed").latency()] == [(16, 3)]
+    assert [(r.length, r.batch) for r in bench("fixed_batch").latency((8,))] == [(8, 3)]
+    assert [(r.length, r.batch) for r in bench("all_fixed").latency()] == [(16, 3)]
 
 
 def test_one_token_is_measured_with_states(bench: Callable[[str], Bench]) -> None:
     row = bench("language_model").decode()
-    assert row and row["artifact_ms"] > 0 and row["pytorch_ms"] > 0
-    assert row["plain_export_ms"] is None and "no state" in row["reasons"]["plain_export"]
+    assert row and row.artifact_ms > 0 and row.pytorch_ms > 0
+    assert row.plain_export_ms is None and "no state" in row.reasons["plain_export"]
     row = bench("small").decode()
-    assert row and row["pytorch_ms"] is None and "no step" in row["reasons"]["pytorch"]
+    assert row and row.pytorch_ms is None and "no step" in row.reasons["pytorch"]
     assert bench("averaging").decode() is None
 
 

@@ -72,11 +72,11 @@ def test_the_users_names_and_limits_are_kept(
     converted: Callable[..., Path], manifest_of: Callable[[Path], dict]
 ) -> None:
     manifest = manifest_of(converted("named"))
-    assert list(manifest["dims"]) == ["items", "steps"]
-    assert manifest["dims"]["steps"]["max"] == 512
-    assert max(manifest["parity"]["lengths"]) == 512
-    assert {c["sizes"]["items"] for c in manifest["parity"]["cases"]} == {1, 3}
-    assert manifest["inputs"][0]["shape"] == ["items", "steps", 8]
+    assert list(manifest.dims) == ["items", "steps"]
+    assert manifest.dims["steps"].max == 512
+    assert max(manifest.parity.lengths) == 512
+    assert {c.sizes["items"] for c in manifest.parity.cases} == {1, 3}
+    assert manifest.inputs[0].shape == ("items", "steps", 8)
     graph = onnx.load_model(converted("named") / "model.onnx").graph
     dims = [d.dim_param or d.dim_value for d in graph.output[0].type.tensor_type.shape.dim]
     assert dims == ["items", "steps", 8]

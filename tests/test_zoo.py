@@ -98,9 +98,9 @@ def test_models_convert(
     source: Callable[[str], str], tmp_path: Path, name: str, attentions: int
 ) -> None:
     manifest = linexport.convert(source(name), tmp_path / "artifact", bench=False, threads=1)
-    assert manifest["status"] == "ok"
-    fused = manifest["fused"].get("LinearAttention", 0)
-    assert fused >= attentions if attentions else manifest["fused"] == {}
+    assert manifest.status == "ok"
+    fused = manifest.fused.get("LinearAttention", 0)
+    assert fused >= attentions if attentions else manifest.fused == {}
 
 
 @pytest.mark.parametrize("name", ["mobilevitv2", "swiftformer"])

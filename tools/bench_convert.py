@@ -37,6 +37,7 @@ from torch import Tensor, nn
 import linexport
 from linexport import trace
 from linexport.loaders import load_model
+from linexport.manifest import to_json
 from linexport.parity.reference import Reference
 from linexport.timing.baselines import Bench
 
@@ -244,8 +245,8 @@ def measured(name: str) -> dict[str, Any]:
         "model": name,
         "layers": LAYERS,
         "width": WIDTH,
-        "fused": manifest["fused"],
-        "status": manifest["status"],
+        "fused": manifest.fused,
+        "status": manifest.status,
         "weights_mb": round(weights),
         "seconds": round(time.perf_counter() - start, 1),
         "processor_seconds": round(_processor() - busy, 1),
@@ -253,8 +254,8 @@ def measured(name: str) -> dict[str, Any]:
         **(peaks := {k: max(s[k] for s in watched.stages) for k in PEAKS}),
         "times_the_weights": {k.removesuffix("_mb"): v / weights for k, v in peaks.items()},
         "stages": watched.stages,
-        "warnings": manifest["warnings"],
-        "latency": manifest["latency"],
+        "warnings": manifest.warnings,
+        "latency": to_json(manifest)["latency"],
     }
 
 

@@ -19,8 +19,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import linexport
-from linexport import models
-from linexport.artifact import manifest
+from linexport import manifest, models
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Settings, interleaved
 

@@ -56,16 +56,16 @@ def tiny(model_type: str, work: Path) -> dict[str, Any]:
     manifest = linexport.convert(work / "model", work / "artifact", bench=False, threads=1)
     seconds = time.perf_counter() - started
     errors: dict[int, float] = {}
-    for case in manifest["parity"]["cases"]:
-        length = case["length"]
-        errors[length] = max(errors.get(length, 0.0), case["max_relative_error"])
+    for case in manifest.parity.cases:
+        length = case.length
+        errors[length] = max(errors.get(length, 0.0), case.max_relative_error)
     return {
-        "status": manifest["status"],
+        "status": manifest.status,
         "errors": errors,
-        "greedy": manifest["parity"]["greedy"],
-        "fused": manifest["fused"],
+        "greedy": vars(manifest.parity.greedy),
+        "fused": manifest.fused,
         "linear_layers": LINEAR_LAYERS[model_type],
-        "nodes": manifest["nodes"]["artifact"],
+        "nodes": manifest.nodes.artifact,
         "seconds": round(seconds, 1),
     }
 

@@ -24,7 +24,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from linexport import passes, targets, trace
-from linexport.conversion.model_under_test import tensors
+from linexport.conversion.model_under_test import tensor_records
 from linexport.loaders import load_model
 from linexport.parity.cases import Case, draw
 from linexport.targets.base import OrtSession
@@ -76,7 +76,7 @@ def _row(name: str, factor: int, work: Path) -> dict[str, Any]:
         n: 1 if limits.batch else factor * traced.example_sizes[n]
         for n, limits in traced.dims.items()
     }
-    shapes = [i["shape"] for i in tensors(traced.model.graph.input)]
+    shapes = [i.shape for i in tensor_records(traced.model.graph.input)]
     args, _ = draw(loaded, shapes, Case("timing", sizes, 0))
     leaves = [x.numpy() for x in pytree.tree_leaves(args)]
     feeds = dict(zip((i.name for i in ours.inner.get_inputs()), leaves, strict=True))

@@ -26,7 +26,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from linexport.artifact import manifest as manifests
+from linexport import manifest as manifests
 from linexport.artifact import write
 from linexport.artifact.language_model import language_model
 from linexport.artifact.text import end_tokens, model_config
@@ -58,14 +58,14 @@ def write_genai(artifact: str | Path, output: str | Path) -> Path:
     """
     source, place = Path(artifact), Path(output)
     manifest = manifests.read(source)
-    if manifest["status"] != "ok":
+    if manifest.status != "ok":
         raise ParityError(f"{source} failed its parity check; see {source / manifests.REPORT}.")
-    if not manifest["states"]:
-        raise UsageError(f"{source} does not stream: {manifest['streaming']['reason']}")
+    if not manifest.states:
+        raise UsageError(f"{source} does not stream: {manifest.why_stateless}")
     if manifests.is_artifact(place):
         raise UsageError(f"{place} is an artifact; expected a new or empty folder.")
     write.check_output(place, overwrite=False)
-    states = [State.from_json(s) for s in manifest["states"]]
+    states = [State.from_record(s) for s in manifest.states]
     _check_rows(source, states)
     model = onnx.load_model(str(source / manifests.MODEL))
     _Rewiring(model, language_model(manifest).tokens).run(states)
@@ -216,7 +216,7 @@ class _Rewiring:
         return name
 
 
-def _config(manifest: dict[str, Any], states: Sequence[State], source: Path) -> dict[str, Any]:
+def _config(manifest: manifests.Manifest, states: Sequence[State], source: Path) -> dict[str, Any]:
     """genai_config.json."""
     language = language_model(manifest)
     keys = [s for s in states if _kind(s) == "key"]

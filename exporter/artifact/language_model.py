@@ -5,13 +5,13 @@ tokens (batch, length) int64 [, attention_mask (batch, length)] -> logits (batch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from linexport.errors import UsageError
+from linexport.manifest import Manifest
 
 Prompt = Sequence[int] | np.ndarray | bytes
 """Token ids; of bytes, their values."""
@@ -52,27 +52,27 @@ class LanguageModel:
         return ids.astype(np.int64)
 
 
-def language_model(manifest: Mapping[str, Any]) -> LanguageModel:
+def language_model(manifest: Manifest) -> LanguageModel:
     """The language model that a manifest describes.
 
     Raises:
         UsageError: it describes something else.
     """
-    carried = {name for s in manifest["states"] for name in (s["past"], s["present"])}
-    given = [i for i in manifest["inputs"] if i.get("default") is None]
-    tokens = [i for i in given if i["name"] not in carried]
-    outputs = [o for o in manifest["outputs"] if o["name"] not in carried]
+    carried = {name for s in manifest.states for name in (s.past, s.present)}
+    given = [i for i in manifest.inputs if i.default is None]
+    tokens = [i for i in given if i.name not in carried]
+    outputs = [o for o in manifest.outputs if o.name not in carried]
+    vocabulary = outputs[0].shape[-1] if outputs and outputs[0].shape else None
     fits = (
         len(tokens) == len(outputs) == 1
-        and tokens[0]["dtype"] == "int64"
-        and len(tokens[0]["shape"]) == 2
-        and len(outputs[0]["shape"]) == 3
-        and isinstance(outputs[0]["shape"][2], int)
+        and tokens[0].dtype == "int64"
+        and len(tokens[0].shape) == 2
+        and len(outputs[0].shape) == 3
     )
-    if not fits:
-        found = [f"{x['name']} {x['dtype']} {x['shape']}" for x in (*tokens, *outputs)]
+    if not fits or not isinstance(vocabulary, int):
+        found = [f"{x.name} {x.dtype} {list(x.shape)}" for x in (*tokens, *outputs)]
         raise UsageError(
-            f"{manifest['artifact']} is no language model: it has {', '.join(found)}. Expected "
+            f"{manifest.artifact} is no language model: it has {', '.join(found)}. Expected "
             "token ids (batch, length) in int64 and logits (batch, length, vocabulary)."
         )
-    return LanguageModel(tokens[0]["name"], outputs[0]["name"], outputs[0]["shape"][2])
+    return LanguageModel(tokens[0].name, outputs[0].name, vocabulary)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 
+from linexport import manifest as manifests
 from linexport import targets
-from linexport.artifact import manifest as manifests
 from linexport.artifact import text
 from linexport.artifact.language_model import Prompt, language_model
 from linexport.artifact.sampling import Sampling, continuation
 from linexport.errors import EnvironmentProblemError, LinexportError, ParityError, UsageError
 from linexport.graph.states import State
+from linexport.manifest import Manifest
+from linexport.manifest.records import InputRecord
 
 Arrays = dict[str, np.ndarray]
 Input = np.ndarray | Mapping[str, np.ndarray]
@@ -50,21 +51,21 @@ def load(
     """
     folder = Path(path)
     manifest = manifests.read(folder)
-    if manifest["status"] != "ok" and not allow_failed:
+    if manifest.status != "ok" and not allow_failed:
         raise ParityError(
             f"{folder} failed its parity check: its outputs differ from the original's (see "
             f"{folder / manifests.REPORT}). Pass allow_failed=True to open it all the same."
         )
     model = folder / manifests.MODEL
     if verify:
-        for name, size in manifest["files"].items():
+        for name, file in manifest.files.items():
             found = (folder / name).stat().st_size if (folder / name).is_file() else None
-            if found != size:
+            if found != file.bytes:
                 raise UsageError(
-                    f"{folder / name} is damaged: found {found} bytes, expected {size}. "
+                    f"{folder / name} is damaged: found {found} bytes, expected {file.bytes}. "
                     "Convert the model again."
                 )
-    target = targets.find(manifest["target"])
+    target = targets.find(manifest.target)
     try:
         if engine and target.deploy:
             return Artifact(folder, manifest, target.deploy(folder, manifest))
@@ -84,14 +85,14 @@ class Artifact:
         manifest: the content of ``manifest.json``.
     """
 
-    def __init__(self, path: Path, manifest: dict[str, Any], session: targets.Session) -> None:
+    def __init__(self, path: Path, manifest: Manifest, session: targets.Session) -> None:
         self.path = path
         self.manifest = manifest
         self._session = session
-        held = [State(**{**s, "shape": tuple(s["shape"])}) for s in manifest["states"]]
+        held = [State.from_record(s) for s in manifest.states]
         self._pasts = {s.past: s for s in held}
         self._presents = {s.present: s.past for s in held}
-        self._inputs = [i for i in manifest["inputs"] if i["name"] not in self._pasts]
+        self._inputs = [i for i in manifest.inputs if i.name not in self._pasts]
 
     def run(self, *args: Input, **inputs: np.ndarray) -> Arrays:
         """Outputs by name for whole sequences, starting from the initial state.
@@ -112,8 +113,7 @@ class Artifact:
             UsageError: the model has no recurrent state to hold.
         """
         if not self._pasts:
-            reason = self.manifest["streaming"]["reason"]
-            raise UsageError(f"{self.path} does not stream: {reason}")
+            raise UsageError(f"{self.path} does not stream: {self.manifest.why_stateless}")
         return Stream(self)
 
     def generate(
@@ -163,36 +163,34 @@ class Artifact:
         return continuation(step, ids, sampling, max_tokens, ends)
 
     def _bind(self, args: tuple[Input, ...], named: Mapping[str, np.ndarray]) -> tuple[Arrays, int]:
-        names = [i["name"] for i in self._inputs]
+        names = [i.name for i in self._inputs]
         if len(args) == 1 and isinstance(args[0], Mapping):
             named, args = {**args[0], **named}, ()
         if len(args) > len(names):
             raise UsageError(f"Found {len(args)} inputs; expected {len(names)}: {names}.")
         feeds = {**dict(zip(names, args, strict=False)), **named}
-        optional = {i["name"] for i in self._inputs if i.get("default") is not None}
+        optional = {i.name for i in self._inputs if i.default is not None}
         if not set(names) - optional <= set(feeds) <= set(names):
             raise UsageError(f"Found the inputs {sorted(feeds)}; expected {names}.")
         sizes: dict[str, int] = {}
         bound = {
-            i["name"]: self._check(i, np.asarray(feeds[i["name"]]), sizes)
+            i.name: self._check(i, np.asarray(feeds[i.name]), sizes)
             for i in self._inputs
-            if i["name"] in feeds
+            if i.name in feeds
         }
         for i in self._inputs:
-            if i["name"] not in bound:
-                shape = [d if isinstance(d, int) else sizes[d] for d in i["shape"]]
-                bound[i["name"]] = np.full(shape, i["default"], i["dtype"])
+            if i.name not in bound:
+                shape = [d if isinstance(d, int) else sizes[str(d)] for d in i.shape]
+                bound[i.name] = np.full(shape, i.default, i.dtype)
         first = next((s.shape[0] for s in self._pasts.values()), 1)
         return bound, first if isinstance(first, int) else sizes[str(first)]
 
-    def _check(
-        self, wanted: dict[str, Any], value: np.ndarray, sizes: dict[str, int]
-    ) -> np.ndarray:
-        name, shape = wanted["name"], wanted["shape"]
-        if value.dtype != wanted["dtype"]:
-            if not np.can_cast(value.dtype, wanted["dtype"], "same_kind"):
-                raise UsageError(f"{name} has dtype {value.dtype}; expected {wanted['dtype']}.")
-            value = value.astype(wanted["dtype"])
+    def _check(self, wanted: InputRecord, value: np.ndarray, sizes: dict[str, int]) -> np.ndarray:
+        name, shape = wanted.name, wanted.shape
+        if value.dtype != wanted.dtype:
+            if not np.can_cast(value.dtype, wanted.dtype, "same_kind"):
+                raise UsageError(f"{name} has dtype {value.dtype}; expected {wanted.dtype}.")
+            value = value.astype(wanted.dtype)
         fits = value.ndim == len(shape) and all(
             found == expected if isinstance(expected, int) else True
             for found, expected in zip(value.shape, shape, strict=True)
@@ -200,15 +198,13 @@ class Artifact:
         if not fits:
             raise UsageError(f"{name} has shape {value.shape}; expected {tuple(shape)}.")
         for found, dim in zip(value.shape, shape, strict=True):
-            limits = self.manifest["dims"].get(dim) if isinstance(dim, str) else None
-            if limits is None:
+            limits = self.manifest.dims.get(dim) if isinstance(dim, str) else None
+            if limits is None or not isinstance(dim, str):
                 continue
             if sizes.setdefault(dim, found) != found:
                 raise UsageError(f"{name} has {dim} {found}; another input has {sizes[dim]}.")
-            if limits["max"] is not None and found > limits["max"]:
-                raise UsageError(
-                    f"{name} has {dim} {found}; the model takes at most {limits['max']}."
-                )
+            if limits.max is not None and found > limits.max:
+                raise UsageError(f"{name} has {dim} {found}; the model takes at most {limits.max}.")
         return value
 
     def initial_state(self, batch: int = 1) -> Arrays:
@@ -260,7 +256,7 @@ class Stream:
     def save(self, path: str | Path) -> None:
         """Write the state to an ``.npz`` file."""
         with Path(path).open("wb") as file:
-            owner = np.array(self._artifact.manifest[OWNER])
+            owner = np.array(self._artifact.manifest.model_sha256)
             np.savez(file, allow_pickle=False, **(self._state or {}), **{OWNER: owner})
 
     def restore(self, path: str | Path) -> None:
@@ -278,14 +274,14 @@ class Stream:
         except (OSError, ValueError, EOFError, BadZipFile) as error:
             raise UsageError(f"{path} is not a saved stream: {error}.") from None
         owner = str(state.pop(OWNER, None))
-        if owner != self._artifact.manifest[OWNER]:
+        if owner != self._artifact.manifest.model_sha256:
             raise UsageError(f"{path} holds the state of another model, SHA-256 {owner}.")
         if state:
             self._check_state(Path(path), state)
         self._state = state or None
 
     def _check_state(self, path: Path, state: Arrays) -> None:
-        expected = {s["past"]: State.from_json(s) for s in self._artifact.manifest["states"]}
+        expected = {s.past: State.from_record(s) for s in self._artifact.manifest.states}
         sizes: dict[str, int] = {}
         wrong = [
             name

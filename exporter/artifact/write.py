@@ -11,11 +11,11 @@ from pathlib import Path
 
 import onnx
 
-from linexport.artifact.manifest import DATA, MODEL, is_artifact
 from linexport.artifact.staging import ASIDE, staged
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph import external_data
 from linexport.loaders.files import check_link, check_text
+from linexport.manifest import DATA, MODEL, is_artifact
 
 __all__ = ["check_output", "copy_files", "publish", "replace_text", "save_model", "staged"]
 

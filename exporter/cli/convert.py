@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from linexport.cli.errors import guarded, print_json
+from linexport.cli.errors import guarded
 from linexport.cli.exit_status import finish
 from linexport.cli.options import (
     Json,
@@ -102,9 +102,7 @@ def convert(
             trust_remote_code=trust_remote_code,
             progress=Spinner(quiet=json),
         )
-        if json:
-            print_json(manifest)
-        finish(manifest, Path(manifest["artifact"]), json)
+        finish(manifest, Path(manifest.artifact), json)
 
 
 def register(app: typer.Typer) -> None:

@@ -74,6 +74,6 @@ def print_error(message: str, code: int) -> None:
 
 def print_json(value: dict[str, Any]) -> None:
     """One object on standard output: standard JSON."""
-    from linexport.artifact.manifest import dumps
+    from linexport.manifest import dumps
 
     (_stdout.get() or sys.stdout).write(dumps(value))

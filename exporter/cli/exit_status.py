@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 
+from linexport.cli.errors import print_json
 from linexport.errors import ParityError
 
+if TYPE_CHECKING:
+    from linexport.manifest import Manifest
 
-def finish(manifest: dict[str, Any], folder: Path, json: bool) -> None:
-    """Print the summary unless JSON was, and exit 3 where parity failed."""
-    if not json:
+
+def finish(manifest: Manifest, folder: Path, json: bool) -> None:
+    """Print the summary, or the manifest as JSON; exit 3 where parity failed."""
+    if json:
+        from linexport.manifest import to_json
+
+        print_json(to_json(manifest))
+    else:
         from rich.console import Console
 
-        from linexport.artifact.manifest import REPORT
+        from linexport.manifest import REPORT
         from linexport.report import render_summary
 
         console = Console(highlight=False)
         render_summary(manifest, console)
-        first = (manifest["parity"] or {}).get("first_divergence")
+        first = manifest.parity and manifest.parity.first_divergence
         if first:
-            where = f"{first['tensor']}, computed by {first['op']} {first['node']}"
-            if "layer" in first:
-                where += f", in {first['layer']} at token {first['position']} of row {first['row']}"
+            where = f"{first.tensor}, computed by {first.op} {first.node}"
+            if first.layer is not None:
+                where += f", in {first.layer} at token {first.position} of row {first.row}"
             console.print(f"First value that differs: {where}", markup=False)
         console.print(f"\nartifact  {folder}", soft_wrap=True, markup=False)
         console.print(f"report    {folder / REPORT}", soft_wrap=True, markup=False)
-    if manifest["status"] != "ok":
+    if manifest.status != "ok":
         raise typer.Exit(ParityError.exit_code)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from linexport.cli.errors import guarded, print_json
+from linexport.cli.errors import guarded
 from linexport.cli.exit_status import finish
 from linexport.cli.options import ArtifactPath, Json, Seed, SourceOption, Threads, TrustRemoteCode
 from linexport.cli.progress import Spinner
@@ -30,8 +30,6 @@ def validate(
             trust_remote_code=trust_remote_code,
             progress=Spinner(quiet=json),
         )
-        if json:
-            print_json(manifest)
         finish(manifest, artifact, json)
 
 

@@ -1,38 +1,66 @@
-"""Filling a manifest with what is proven and measured of its model, and writing both reports."""
+"""Manifest -> manifest with one more record: what is proven and what is measured of its model."""
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from linexport import parity, targets, trace
-from linexport.artifact import manifest as manifests
 from linexport.artifact import write
 from linexport.errors import EnvironmentProblemError
 from linexport.graph import dims
+from linexport.manifest import MANIFEST, MODEL, REPORT, Manifest, dumps, to_json
+from linexport.manifest.engines import EngineLatencyRow, EngineRecord
 from linexport.parity.cases import Case, draw
 from linexport.parity.reference import feeds
 from linexport.report import render_html
 from linexport.timing.baselines import LENGTHS, Bench
 from linexport.timing.latency import Settings
 
-Manifest = dict[str, Any]
-
 MEMORY_LENGTHS = (1024, 4096)
 
 
-def check_parity(
-    manifest: Manifest,
-    subject: parity.Subject,
-    seed: int,
-    traced: trace.Traced | None,
-    path: Path,
-) -> None:
-    """Fill in the manifest's parity; a failure is traced to the first value that differs."""
+@dataclass(frozen=True)
+class Measuring:
+    """How and where ``with_measurements`` measures.
+
+    Attributes:
+        lengths: sequence lengths; None for the usual ones.
+        settings: of the measurement.
+        seed: of the inputs.
+        program: the original as it was exported, where that was done already.
+    """
+
+    lengths: tuple[int, ...] | None
+    settings: Settings
+    seed: int
+    program: torch.export.ExportedProgram | None = None
+
+
+def with_warnings(manifest: Manifest, added: Iterable[str]) -> Manifest:
+    """The manifest with further warnings, each said once."""
+    return replace(manifest, warnings=tuple(dict.fromkeys([*manifest.warnings, *added])))
+
+
+def with_status(manifest: Manifest) -> Manifest:
+    """The manifest with the status that its parity, streaming and engines give it."""
+    failed = (
+        (manifest.parity is not None and not manifest.parity.passed)
+        or (manifest.streaming is not None and manifest.streaming.passed is False)
+        or any(engine.checked is False for engine in manifest.engines)
+    )
+    return replace(manifest, status="parity_failed" if failed else "ok")
+
+
+def with_parity(
+    manifest: Manifest, subject: parity.Subject, seed: int, traced: trace.Traced | None, path: Path
+) -> Manifest:
+    """Compare with the original; a failure is traced to the first value that differs."""
     language = subject.loaded.language
     outcome = parity.check_language(subject, seed) if language else parity.check(subject, seed)
     if outcome.failed:
@@ -41,38 +69,46 @@ def check_parity(
             subject,
             traced or trace.trace(subject.loaded),
             path,
-            targets.find(manifest["target"]).open,
+            targets.find(manifest.target).open,
             outcome.failed,
         )
-    manifest["parity"] = outcome.json()
-    manifest["warnings"] = list(dict.fromkeys([*manifest["warnings"], *outcome.notes]))
-    manifest["status"] = "ok" if outcome.passed else "parity_failed"
+    return with_warnings(replace(manifest, parity=outcome.record()), outcome.notes)
 
 
-def check_engines(manifest: Manifest, subject: parity.Subject, folder: Path, seed: int) -> None:
-    """Fill in what is known of each engine: compared with the original where it can be run."""
-    engines = manifest["engines"]
+def with_engines_checked(
+    manifest: Manifest, subject: parity.Subject, folder: Path, seed: int
+) -> Manifest:
+    """Compare each engine with the original where it can be run, else say why it was not."""
     session, problem = _deploy(manifest, folder)
-    for engine in engines:
-        engine["checked"], engine["reason"] = None, problem
+    checked = []
+    for engine in manifest.engines:
         if session is None:
-            continue
-        if engine["file"] != session.record["file"]:
-            engine["reason"] = "it is for another GPU"
-            continue
-        checked = dataclasses.replace(subject, open=lambda: session)
-        outcome = parity.check(checked, seed)
-        streaming = parity.check_streaming(checked, seed)
-        aliased = parity.check_in_place(checked, session, seed) if subject.states else None
-        problems = [
-            *([] if outcome.passed else [_where(outcome)]),
-            *([streaming.reason] if streaming.passed is False and streaming.reason else []),
-            *([aliased] if aliased else []),
-        ]
-        engine["checked"], engine["reason"] = not problems, "; ".join(problems) or None
-        engine["max_relative_error"] = outcome.json()["max_relative_error"]
-    if any(engine["checked"] is False for engine in engines):
-        manifest["status"] = "parity_failed"
+            checked.append(replace(engine, checked=None, reason=problem))
+        elif engine.file != session.record.file:
+            checked.append(replace(engine, checked=None, reason="it is for another GPU"))
+        else:
+            checked.append(_checked(engine, session, subject, seed))
+    return replace(manifest, engines=tuple(checked))
+
+
+def _checked(
+    engine: EngineRecord, session: Any, subject: parity.Subject, seed: int
+) -> EngineRecord:
+    deployed = replace(subject, open=lambda: session)
+    outcome = parity.check(deployed, seed)
+    streaming = parity.check_streaming(deployed, seed)
+    aliased = parity.check_in_place(deployed, session, seed) if subject.states else None
+    problems = [
+        *([] if outcome.passed else [_where(outcome)]),
+        *([streaming.reason] if streaming.passed is False and streaming.reason else []),
+        *([aliased] if aliased else []),
+    ]
+    return replace(
+        engine,
+        checked=not problems,
+        reason="; ".join(problems) or None,
+        max_relative_error=outcome.record().max_relative_error,
+    )
 
 
 def _where(outcome: parity.Parity) -> str:
@@ -82,7 +118,7 @@ def _where(outcome: parity.Parity) -> str:
 
 def _deploy(manifest: Manifest, folder: Path) -> tuple[Any, str | None]:
     """The engine opened here, or None and the reason it cannot be."""
-    deploy = targets.find(manifest["target"]).deploy
+    deploy = targets.find(manifest.target).deploy
     assert deploy is not None
     try:
         return deploy(folder, manifest), None
@@ -90,67 +126,71 @@ def _deploy(manifest: Manifest, folder: Path) -> tuple[Any, str | None]:
         return None, str(error)
 
 
-def time_engines(manifest: Manifest, subject: parity.Subject, folder: Path, seed: int) -> None:
-    """Milliseconds of the engine that runs here, by length, one token included."""
+def with_engines_timed(
+    manifest: Manifest, subject: parity.Subject, folder: Path, seed: int
+) -> Manifest:
+    """Time the engine that runs here at several lengths, one token included."""
     session, problem = _deploy(manifest, folder)
     if session is None:
-        manifest["warnings"].append(
-            "Latency and memory are those of the ONNX model in ONNX Runtime; no engine was timed. "
-            f"{problem}"
+        return with_warnings(
+            manifest,
+            [
+                "Latency and memory are those of the ONNX model in ONNX Runtime; no engine was "
+                f"timed. {problem}"
+            ],
         )
-        return
-    engine = next(e for e in manifest["engines"] if e["file"] == session.record["file"])
+    rows = _engine_latency(session, subject, seed)
+    engines = (
+        replace(e, latency=rows) if e.file == session.record.file else e for e in manifest.engines
+    )
+    return replace(manifest, engines=tuple(engines))
+
+
+def _engine_latency(
+    session: Any, subject: parity.Subject, seed: int
+) -> tuple[EngineLatencyRow, ...]:
     length = dims.sequence(subject.dims)
-    wanted = [n for n in (1, *LENGTHS) if length and subject.dims[length].allows(n)]
-    engine["latency"] = []
-    for size in wanted or [1]:
+    allowed = [n for n in (1, *LENGTHS) if length and subject.dims[length].allows(n)]
+    rows = []
+    for size in allowed or [1]:
         sizes = {n: limits.nearest(1) for n, limits in subject.dims.items()}
         if length:
             sizes[length] = size
         inputs = draw(subject.loaded, subject.input_shapes, Case("timing", sizes, seed))
         state = subject.initial_state(subject.batch(sizes))
         fed = {**feeds(inputs, subject.input_names), **state}
-        engine["latency"].append({"length": size, **session.time(fed)})
+        rows.append(EngineLatencyRow(length=size, **session.time(fed)))
+    return tuple(rows)
 
 
-def measure(
-    manifest: Manifest,
-    subject: parity.Subject,
-    folder: Path,
-    lengths: tuple[int, ...] | None,
-    settings: Settings,
-    seed: int,
-    program: torch.export.ExportedProgram | None = None,
-) -> None:
-    """Fill in the manifest's latency, decode step and peak memory.
-
-    ``program`` is the original as it was exported, where that was done already.
-    """
+def with_measurements(
+    manifest: Manifest, subject: parity.Subject, folder: Path, how: Measuring
+) -> Manifest:
+    """Measure latency, the decode step and peak memory, and the engine that runs here."""
     with tempfile.TemporaryDirectory() as work:
-        runner = Bench(
-            subject,
-            folder / manifests.MODEL,
-            manifest["target"],
-            Path(work),
-            settings,
-            seed,
-        )
-        runner.export_plainly(program)
-        rows = runner.latency(lengths)
-        manifest["latency"] = rows
-        manifest["warnings"] = list(dict.fromkeys([*manifest["warnings"], *runner.notes]))
-        manifest["decode"] = runner.decode()
-        measured = {row["length"] for row in rows}
-        wanted = [n for n in MEMORY_LENGTHS if n in measured] or [max(measured)]
-        manifest["memory"] = runner.memory(tuple(wanted))
-        if runner.plain_nodes is not None:
-            manifest["nodes"]["exported"] = runner.plain_nodes
-        manifest["measurement"] = settings.json()
-    if manifest.get("engines"):
-        time_engines(manifest, subject, folder, seed)
+        runner = Bench(subject, folder / MODEL, manifest.target, Path(work), how.settings, how.seed)
+        runner.export_plainly(how.program)
+        rows = runner.latency(how.lengths)
+        decode = runner.decode()
+        measured = {row.length for row in rows}
+        lengths = [n for n in MEMORY_LENGTHS if n in measured] or [max(measured)]
+        memory = runner.memory(tuple(lengths))
+    nodes = manifest.nodes
+    if runner.plain_nodes is not None:
+        nodes = replace(nodes, exported=runner.plain_nodes)
+    manifest = replace(
+        manifest,
+        latency=tuple(rows),
+        decode=decode,
+        memory=tuple(memory),
+        nodes=nodes,
+        measurement=how.settings.record(),
+    )
+    manifest = with_warnings(manifest, runner.notes)
+    return with_engines_timed(manifest, subject, folder, how.seed) if manifest.engines else manifest
 
 
 def write_reports(folder: Path, manifest: Manifest) -> None:
     """``manifest.json`` and ``report.html``, each replaced in one step."""
-    write.replace_text(folder / manifests.REPORT, render_html(manifest))
-    write.replace_text(folder / manifests.MANIFEST, manifests.dumps(manifest))
+    write.replace_text(folder / REPORT, render_html(manifest))
+    write.replace_text(folder / MANIFEST, dumps(to_json(manifest)))

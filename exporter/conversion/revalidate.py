@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
+from linexport import manifest as manifests
 from linexport import parity, targets
-from linexport.artifact import manifest as manifests
 from linexport.conversion.model_under_test import subject_of
 from linexport.conversion.records import (
-    Manifest,
-    check_engines,
-    check_parity,
-    measure,
+    Measuring,
+    with_engines_checked,
+    with_measurements,
+    with_parity,
+    with_status,
     write_reports,
 )
 from linexport.errors import UsageError
 from linexport.loaders import LoadedModel, load_model
 from linexport.loaders.memory_map import page
+from linexport.manifest import MODEL, Manifest
 from linexport.system.progress import Progress, Silent, Stopwatch
 from linexport.timing.latency import Settings
 
@@ -52,17 +55,15 @@ def validate(
     manifest, subject = _reopen(folder, source, threads, trust_remote_code, watch)
     page(subject.loaded)
     with watch.stage("parity"):
-        check_parity(manifest, subject, seed, None, folder / manifests.MODEL)
+        manifest = with_parity(manifest, subject, seed, None, folder / MODEL)
     with watch.stage("streaming"):
         # Without states nothing streams: the reason recorded at conversion stands.
         if subject.states:
-            manifest["streaming"] = parity.check_streaming(subject, seed).json()
-            if manifest["streaming"]["passed"] is False:
-                manifest["status"] = "parity_failed"
-    if manifest.get("engines"):
+            manifest = replace(manifest, streaming=parity.check_streaming(subject, seed))
+    if manifest.engines:
         with watch.stage("engines"):
-            check_engines(manifest, subject, folder, seed)
-    manifest["seed"] = seed
+            manifest = with_engines_checked(manifest, subject, folder, seed)
+    manifest = with_status(replace(manifest, seed=seed))
     write_reports(folder, manifest)
     return manifest
 
@@ -77,7 +78,7 @@ def bench(
     trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> Manifest:
-    """Measure an artifact beside its competitors again, and write the outcome to its manifest.
+    """Measure an artifact beside its baselines again, and write the outcome to its manifest.
 
     Arguments and errors are those of ``validate``; ``lengths`` are sequence lengths.
     """
@@ -86,7 +87,8 @@ def bench(
     manifest, subject = _reopen(folder, source, threads, trust_remote_code, watch)
     chosen = None if lengths is None else tuple(lengths)
     with watch.stage("measure"):
-        measure(manifest, subject, folder, chosen, Settings(threads=threads), seed)
+        how = Measuring(chosen, Settings(threads=threads), seed)
+        manifest = with_measurements(manifest, subject, folder, how)
     write_reports(folder, manifest)
     return manifest
 
@@ -100,17 +102,16 @@ def _reopen(
 ) -> tuple[Manifest, parity.Subject]:
     manifest = manifests.read(folder)
     with watch.stage("load"):
-        if manifests.digest(folder / manifests.MODEL) != manifest["model_sha256"]:
+        if manifests.digest(folder / MODEL) != manifest.model_sha256:
             raise UsageError(
-                f"{folder / manifests.MODEL} is not the file its manifest describes: it was "
+                f"{folder / MODEL} is not the file its manifest describes: it was "
                 "changed or damaged. Convert the model again."
             )
         loaded = _original(manifest, source, trust_remote_code)
-        target = targets.find(manifest["target"])
+        target = targets.find(manifest.target)
 
     def open_session() -> targets.Session:
-        model = folder / manifests.MODEL
-        return target.open(model, threads=threads, taking_turns=True, frugal=True)
+        return target.open(folder / MODEL, threads=threads, taking_turns=True, frugal=True)
 
     return manifest, subject_of(manifest, loaded, open_session)
 
@@ -118,11 +119,11 @@ def _reopen(
 def _original(
     manifest: Manifest, source: str | Path | None, trust_remote_code: bool
 ) -> LoadedModel:
-    recorded = manifest["source"]
-    loaded = load_model(source or recorded["location"], trust_remote_code=trust_remote_code)
-    if loaded.source.sha256 != recorded["sha256"]:
+    recorded = manifest.source
+    loaded = load_model(source or recorded.location, trust_remote_code=trust_remote_code)
+    if loaded.source.sha256 != recorded.sha256:
         raise UsageError(
             f"{loaded.source.location} is not the model the artifact was made from: its SHA-256 is "
-            f"{loaded.source.sha256}; the manifest says {recorded['sha256']}. Pass --source."
+            f"{loaded.source.sha256}; the manifest says {recorded.sha256}. Pass --source."
         )
     return loaded

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Collection
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
 
+from linexport.manifest.records import StateRecord
 from linexport.plugins.ops.registry import known_shapes, linexport_nodes
 
 LENGTH = ("past_length", "present_length")
@@ -55,14 +55,14 @@ class State:
             )
         )
 
-    def json(self) -> dict[str, Any]:
-        """As written to the manifest."""
-        return {**asdict(self), "shape": list(self.shape)}
+    def record(self) -> StateRecord:
+        """The state as the manifest holds it."""
+        return StateRecord(**vars(self))
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> State:
-        """The inverse of ``json``."""
-        return cls(**{**content, "shape": tuple(content["shape"])})
+    def from_record(cls, record: StateRecord) -> State:
+        """The inverse of ``record``."""
+        return cls(**vars(record))
 
 
 def find(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:

@@ -8,8 +8,8 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError
 
+from linexport import manifest as manifests
 from linexport import passes, trace
-from linexport.artifact import manifest as manifests
 from linexport.errors import UsageError
 from linexport.graph import sequence_axis
 from linexport.inspection import subgraph
@@ -74,11 +74,12 @@ def inspect(path: str | Path, *, drawings: bool = False) -> dict[str, Any]:
 
 def _artifact(folder: Path) -> dict[str, Any]:
     manifest = manifests.read(folder)
+    content = manifests.to_json(manifest)
     model = _model(folder / manifests.MODEL)
-    chosen = {c["node"]: c["lowering"] for c in manifest["lowerings"]}
+    chosen = {c.node: c.lowering for c in manifest.lowerings}
     ops = [{**op, "lowering": chosen.get(op["node"])} for op in _ops(model)]
     kept = ("status", "target", "source", "inputs", "outputs", "states", "dims", "nodes", "refused")
-    return {"kind": "artifact", **{k: manifest[k] for k in kept}, "ops": ops}
+    return {"kind": "artifact", **{k: content[k] for k in kept}, "ops": ops}
 
 
 def _model(path: Path) -> onnx.ModelProto:

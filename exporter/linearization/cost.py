@@ -18,12 +18,13 @@ import torch
 from torch import nn
 
 from linexport import targets, trace
-from linexport.conversion.model_under_test import tensors
+from linexport.conversion.model_under_test import input_records
 from linexport.errors import LinexportError
 from linexport.graph import dims as dimensions
 from linexport.linearization.find import Site
 from linexport.linearization.forms import KernelAttention, MemoryAttention
 from linexport.loaders.model import LoadedModel
+from linexport.manifest.records import named
 from linexport.parity.cases import Case, draw
 from linexport.parity.reference import feeds
 from linexport.targets import Session
@@ -91,14 +92,14 @@ class Curves:
             name: target.open(path, threads=threads, taking_turns=True)
             for name, path in self.paths.items()
         }
-        self.inputs = tensors(traced.graph.graph.input)
+        self.inputs = input_records(traced.graph.graph.input)
         self.dims, self.traced = traced.dims, traced.example_sizes
         self.sequence = dimensions.sequence(self.dims)
 
     def lengths(self, requested: Sequence[int] | None) -> list[int]:
         """Lengths that the model takes; its only one, where that is fixed."""
         if self.sequence is None:
-            shapes = [i["shape"] for i in self.inputs]
+            shapes = [named(i.shape) for i in self.inputs]
             return [next((s[1] for s in shapes if len(s) > 1 and isinstance(s[1], int)), 1)]
         limits = self.dims[self.sequence]
         found = [n for n in requested or LENGTHS if limits.allows(n)]
@@ -140,8 +141,8 @@ class Curves:
         if self.sequence is not None:
             sizes[self.sequence] = length
         case = Case("timing", sizes, self.seed)
-        inputs = draw(self.original, [i["shape"] for i in self.inputs], case)
-        return inputs, feeds(inputs, [i["name"] for i in self.inputs])
+        inputs = draw(self.original, [named(i.shape) for i in self.inputs], case)
+        return inputs, feeds(inputs, [i.name for i in self.inputs])
 
 
 def curves(

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from linexport.artifact.manifest import dumps
 from linexport.errors import UsageError
+from linexport.manifest import dumps
 from linexport.report import map_comparison as report
 
 NAME = "maps"

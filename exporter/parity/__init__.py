@@ -4,11 +4,10 @@ from linexport.parity.check import Parity, Subject, check
 from linexport.parity.diverge import first_divergence
 from linexport.parity.language import check_language
 from linexport.parity.layers import first_layer
-from linexport.parity.streaming import Streaming, check_in_place, check_streaming
+from linexport.parity.streaming import check_in_place, check_streaming
 
 __all__ = [
     "Parity",
-    "Streaming",
     "Subject",
     "check",
     "check_in_place",

@@ -6,9 +6,9 @@ other, nor do the answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +16,17 @@ import torch
 from linexport.graph.dims import DimRange
 from linexport.graph.states import State
 from linexport.loaders.model import LoadedModel
+from linexport.manifest.proof import (
+    CaseRecord,
+    DenominatorRecord,
+    DivergenceRecord,
+    GreedyRecord,
+    HistogramRecord,
+    ParityRecord,
+    ToleranceRecord,
+)
 from linexport.parity.cases import Case, draw, plan
-from linexport.parity.compare import EDGES, compare
+from linexport.parity.compare import EDGES, Comparison, compare
 from linexport.parity.original import VANISHED, Answer, ask
 from linexport.parity.reference import Reference, feeds
 from linexport.parity.tolerances import TOLERANCES, Tolerance
@@ -68,45 +77,46 @@ class Parity:
     """Outcome over all cases; ``failed`` is the first case of a whole sequence that did."""
 
     tolerance: Tolerance
-    cases: list[dict[str, Any]] = field(default_factory=list)
+    cases: list[CaseRecord] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     counts: np.ndarray = field(default_factory=lambda: np.zeros(len(EDGES) - 1, np.int64))
     failed: Case | None = None
-    first_divergence: dict[str, Any] | None = None
-    greedy: dict[str, Any] | None = None
+    first_divergence: DivergenceRecord | None = None
+    greedy: GreedyRecord | None = None
 
     @property
     def passed(self) -> bool:
         """Every case that could be run passed, and there was one; so did greedy decoding."""
-        cases = [*self.cases, *([self.greedy] if self.greedy else [])]
-        return bool(self.cases) and all(case["passed"] for case in cases)
+        greedy = self.greedy is None or self.greedy.passed
+        return bool(self.cases) and all(case.passed for case in self.cases) and greedy
 
-    def json(self) -> dict[str, Any]:
-        """As written to the manifest."""
-        worst = max((c["max_relative_error"] for c in self.cases), default=float("inf"))
-        absolute = max((c["max_absolute_error"] for c in self.cases), default=float("inf"))
-        return {
-            "passed": self.passed,
-            "max_relative_error": worst,
-            "max_absolute_error": absolute,
-            "lengths": sorted({c["length"] for c in self.cases}),
-            "tolerance": self.tolerance.json(),
-            "smallest_denominator": self._smallest_denominator(),
-            "cases": self.cases,
-            "greedy": self.greedy,
-            "first_divergence": self.first_divergence,
-            "histogram": {"log10_edges": EDGES.tolist(), "counts": self.counts.tolist()},
-        }
-
-    def _smallest_denominator(self) -> dict[str, Any] | None:
-        """Of normalised linear attention over all cases, and where; None if there is none."""
-        known = [c for c in self.cases if c["denominator"] is not None]
-        found = min(
-            known,
-            key=lambda c: (c["denominator"] == c["denominator"], c["denominator"]),
-            default=None,
+    def record(self) -> ParityRecord:
+        """The outcome as the manifest holds it."""
+        return ParityRecord(
+            passed=self.passed,
+            max_relative_error=largest_error(c.max_relative_error for c in self.cases),
+            max_absolute_error=largest_error(c.max_absolute_error for c in self.cases),
+            lengths=tuple(sorted({c.length for c in self.cases})),
+            tolerance=ToleranceRecord(**vars(self.tolerance)),
+            smallest_denominator=self._smallest_denominator(),
+            cases=tuple(self.cases),
+            greedy=self.greedy,
+            first_divergence=self.first_divergence,
+            histogram=HistogramRecord(tuple(EDGES.tolist()), tuple(self.counts.tolist())),
         )
-        return found and {k: found[k] for k in ("denominator", "name", "length")}
+
+    def _smallest_denominator(self) -> DenominatorRecord | None:
+        """The one nearest to zero, NaN before all, of normalised linear attention."""
+        known = [(c.denominator, c) for c in self.cases if c.denominator is not None]
+        if not known:
+            return None
+        smallest, case = min(known, key=lambda pair: (pair[0] == pair[0], pair[0]))
+        return DenominatorRecord(smallest, case.name, case.length)
+
+
+def largest_error(errors: Iterable[float | None]) -> float:
+    """The largest of them; infinite if one is unknown or there is none."""
+    return max((math.inf if e is None else e for e in errors), default=math.inf)
 
 
 @memory.frugal()
@@ -158,9 +168,9 @@ def _run_case(
         for position in range(len(subject.output_names)):
             record = _record(subject, parity, case, answer, position, got)
             if got is None:
-                record["reason"] = f"the artifact fails at this size: {failure}"
+                record = replace(record, reason=f"the artifact fails at this size: {failure}")
             parity.cases.append(record)
-            if parity.failed is None and not record["passed"]:
+            if parity.failed is None and not record.passed:
                 parity.failed = case
 
 
@@ -171,26 +181,46 @@ def _record(
     answer: Answer,
     position: int,
     got: dict[str, np.ndarray] | None,
-) -> dict[str, Any]:
-    sizes, name = dict(case.sizes), subject.output_names[position]
-    length = next((n for d, n in sizes.items() if not subject.dims[d].batch), 1)
-    batch = next((n for d, n in sizes.items() if subject.dims[d].batch), 1)
+) -> CaseRecord:
+    name = subject.output_names[position]
+    length = next((n for d, n in case.sizes.items() if not subject.dims[d].batch), 1)
+    batch = next((n for d, n in case.sizes.items() if subject.dims[d].batch), 1)
     found = got[name] if got is not None else np.zeros((0,), np.float32)
     rounding = answer.rounding[position]
     result = compare(answer.outputs[position], found, parity.tolerance, rounding)
     if answer.vanished and not np.isfinite(found).all():
         result = replace(result, passed=False, reason=VANISHED)
     parity.counts += np.asarray(result.counts)
-    return {
-        "name": case.name,
-        "batch": batch,
-        "length": length,
-        "sizes": sizes,
-        "seed": case.seed,
-        "magnitude": case.magnitude,
-        "reference": answer.name,
-        "output": name,
-        "rounding": rounding,
-        "denominator": answer.denominator,
-        **result.json(),
-    }
+    return case_record(case, result, batch, length, answer.name, name, rounding, answer.denominator)
+
+
+def case_record(
+    case: Case,
+    result: Comparison,
+    batch: int,
+    length: int,
+    reference: str,
+    output: str,
+    rounding: float | None = None,
+    denominator: float | None = None,
+) -> CaseRecord:
+    """One comparison as the manifest holds it; see ``CaseRecord`` for the arguments."""
+    return CaseRecord(
+        name=case.name,
+        batch=batch,
+        length=length,
+        sizes=dict(case.sizes),
+        seed=case.seed,
+        magnitude=case.magnitude,
+        reference=reference,
+        output=output,
+        rounding=rounding,
+        denominator=denominator,
+        max_relative_error=result.max_relative_error,
+        max_absolute_error=result.max_absolute_error,
+        worst=result.worst,
+        nan=result.nan,
+        inf=result.inf,
+        passed=result.passed,
+        reason=result.reason,
+    )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from linexport.manifest.proof import CountRecord, ElementRecord
 from linexport.parity.tolerances import MOST, ROUNDING, Tolerance
 
 EDGES = np.arange(-12.0, 0.5, 0.5)
@@ -33,16 +34,12 @@ class Comparison:
 
     max_relative_error: float
     max_absolute_error: float
-    worst: dict[str, Any] | None
-    nan: dict[str, int]
-    inf: dict[str, int]
+    worst: ElementRecord | None
+    nan: CountRecord
+    inf: CountRecord
     passed: bool
     reason: str | None
     counts: tuple[int, ...]
-
-    def json(self) -> dict[str, Any]:
-        """As written to the manifest, without the histogram."""
-        return {k: v for k, v in asdict(self).items() if k != "counts"}
 
 
 def compare(
@@ -53,8 +50,8 @@ def compare(
     ``rounding`` is how far the original's float32 output is from its own float64 output.
     """
     expected, got = np.asarray(expected), np.asarray(got)
-    nan = {"expected": _count(np.isnan, expected), "got": _count(np.isnan, got)}
-    inf = {"expected": _count(np.isinf, expected), "got": _count(np.isinf, got)}
+    nan = CountRecord(_count(np.isnan, expected), _count(np.isnan, got))
+    inf = CountRecord(_count(np.isinf, expected), _count(np.isinf, got))
     none = (0,) * (len(EDGES) - 1)
     if expected.shape != got.shape:
         reason: str | None = f"shape {got.shape}; expected {expected.shape}"
@@ -84,11 +81,11 @@ def compare(
     return Comparison(
         relative,
         absolute,
-        {
-            "index": [int(i) for i in np.unravel_index(worst, expected.shape)],
-            "expected": float(wide[worst]),
-            "got": float(found[worst]),
-        },
+        ElementRecord(
+            tuple(int(i) for i in np.unravel_index(worst, expected.shape)),
+            float(wide[worst]),
+            float(found[worst]),
+        ),
         nan,
         inf,
         bool(passed),

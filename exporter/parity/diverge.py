@@ -17,6 +17,7 @@ import onnx
 import torch
 from torch.utils import _pytree as pytree
 
+from linexport.manifest.proof import DivergenceRecord
 from linexport.parity import observe
 from linexport.parity.cases import Case, draw
 from linexport.parity.check import Subject
@@ -35,7 +36,7 @@ def first_divergence(
     path: Path,
     open_session: Callable[..., Session],
     case: Case,
-) -> dict[str, Any] | None:
+) -> DivergenceRecord | None:
     """Tensor, node, op and error of the first value out of tolerance; None if none can be named."""
     inputs = draw(subject.loaded, subject.input_shapes, case)
     try:
@@ -50,13 +51,8 @@ def first_divergence(
             if name in expected and name in got:
                 result = compare(expected[name], got[name], subject.tolerance)
                 if not result.passed:
-                    return {
-                        "tensor": name,
-                        "node": node.name,
-                        "op": node.op_type,
-                        "max_relative_error": result.max_relative_error,
-                        "worst": result.worst,
-                    }
+                    error = result.max_relative_error
+                    return DivergenceRecord(name, node.name, node.op_type, error, result.worst)
     return None
 
 

@@ -13,14 +13,14 @@ Logits of padded tokens are nobody's business and are left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from linexport.loaders.model import Language, LoadedModel
-from linexport.parity.check import Parity, Subject
+from linexport.manifest.proof import CaseRecord, GreedyRecord
+from linexport.parity.check import Parity, Subject, case_record
 from linexport.parity.compare import Comparison, compare, largest
 from linexport.parity.prompts import BATCH, LEFT, SEQUENCE, Prompt, Trial, draw_prompt, plan
 from linexport.parity.reference import Reference
@@ -30,32 +30,6 @@ from linexport.system import memory
 from linexport.targets import Session
 
 PROMPT, GREEDY_STEPS = 16, 128
-
-
-@dataclass(frozen=True)
-class Greedy:
-    """Outcome of greedy decoding.
-
-    Attributes:
-        steps: tokens written per row.
-        rows: sequences.
-        different: how many of them the original would not have written.
-        ties: how many of these it would nearly have: its two likeliest are within tolerance.
-    """
-
-    steps: int
-    rows: int
-    different: int
-    ties: int
-
-    @property
-    def passed(self) -> bool:
-        """All tokens are the original's, but for ties."""
-        return self.different == self.ties
-
-    def json(self) -> dict[str, Any]:
-        """As written to the manifest."""
-        return {**asdict(self), "passed": self.passed}
 
 
 @dataclass(frozen=True)
@@ -98,9 +72,9 @@ def check_language(subject: Subject, seed: int = 0) -> Parity:
                 greedy = _greedy(original, written, length, parity.tolerance, double)
         except Exception as error:
             parity.notes.append(f"No float64 reference: {error}")
-    parity.greedy = greedy.json()
+    parity.greedy = greedy
     outcomes = zip(trials, parity.cases, strict=False)
-    failed = (t.case for t, c in outcomes if not c["passed"] and len(t.pieces) == 1)
+    failed = (t.case for t, c in outcomes if not c.passed and len(t.pieces) == 1)
     parity.failed = next(failed, None)
     return parity
 
@@ -139,22 +113,11 @@ def _settle(doubts: list[_Doubt], double: _Original, vocabulary: int, parity: Pa
 
 def _record(
     trial: Trial, reference: str, result: Comparison, rounding: float | None = None
-) -> dict[str, Any]:
-    """``rounding`` of the original is None where nobody had to know."""
-    case = trial.case
-    return {
-        "name": case.name,
-        "batch": case.sizes[BATCH],
-        "length": case.sizes[SEQUENCE],
-        "sizes": dict(case.sizes),
-        "seed": case.seed,
-        "magnitude": case.magnitude,
-        "reference": reference,
-        "output": "logits",
-        "rounding": rounding,
-        "denominator": None,
-        **result.json(),
-    }
+) -> CaseRecord:
+    """The record of a trial; ``rounding`` of the original is None where it was not needed."""
+    sizes = trial.case.sizes
+    batch, length = sizes[BATCH], sizes[SEQUENCE]
+    return case_record(trial.case, result, batch, length, reference, "logits", rounding)
 
 
 class _Original:
@@ -180,7 +143,7 @@ def _greedy(
     length: int,
     tolerance: Tolerance,
     double: _Original | None = None,
-) -> Greedy:
+) -> GreedyRecord:
     """What the artifact wrote after prompts of that length, beside the original's likeliest.
 
     ``double`` is the original in float64, where what it loses to rounding is to be allowed for.
@@ -194,7 +157,8 @@ def _greedy(
     near = best - taken <= 2 * tolerance.limit(float(np.abs(best).max()), rounding)
     different = expected.argmax(-1) != tokens
     rows, steps = tokens.shape
-    return Greedy(steps, rows, int(different.sum()), int((different & near).sum()))
+    wrong, ties = int(different.sum()), int((different & near).sum())
+    return GreedyRecord(steps, rows, wrong, ties, passed=wrong == ties)
 
 
 class _Check:
@@ -241,7 +205,7 @@ class _Check:
             self.doubts.append(_Doubt(place, trial, expected, *memory.paged([got])))
         record = _record(trial, "float32", result)
         if reason is not None:
-            record["reason"] = reason
+            record = replace(record, reason=reason)
         self.parity.cases.append(record)
 
     def _in_pieces(self, prompt: Prompt, pieces: Sequence[int]) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import torch
 
+from linexport.manifest.proof import DivergenceRecord
 from linexport.parity import observe
 from linexport.parity.cases import Case
 from linexport.parity.check import Subject
@@ -36,7 +37,7 @@ def first_layer(
     path: Path,
     open_session: Callable[..., Session],
     case: Case,
-) -> dict[str, Any] | None:
+) -> DivergenceRecord | None:
     """Layer, token, tensor and error of the first layer out of tolerance; None if it fails."""
     language, sizes = subject.loaded.language, case.sizes
     assert language is not None and traced.translated is not None
@@ -56,15 +57,15 @@ def first_layer(
         result = compare(expected[layer][real], got[name][real], subject.tolerance)
         if not result.passed:
             node = next((n for n in nodes if name in n.output), onnx.NodeProto())
-            return {
-                "layer": layer,
+            return DivergenceRecord(
+                tensor=name,
+                node=node.name,
+                op=node.op_type,
+                max_relative_error=result.max_relative_error,
+                worst=result.worst,
+                layer=layer,
                 **first_token(expected[layer], got[name], prompt, subject.tolerance),
-                "tensor": name,
-                "node": node.name,
-                "op": node.op_type,
-                "max_relative_error": result.max_relative_error,
-                "worst": result.worst,
-            }
+            )
     return None
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from linexport.manifest.proof import StreamingRecord
 from linexport.parity.cases import Case, draw
 from linexport.parity.check import Subject
 from linexport.parity.compare import compare
@@ -28,34 +28,22 @@ class InPlace(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Streaming:
-    """Outcome; ``passed`` is None where there is nothing to stream, with the reason."""
-
-    passed: bool | None
-    reason: str | None
-    max_relative_error: float | None = None
-    splits: tuple[tuple[int, ...], ...] = ()
-
-    def json(self) -> dict[str, Any]:
-        """As written to the manifest."""
-        return {**asdict(self), "splits": [list(s) for s in self.splits]}
-
-
 @memory.frugal()
-def check_streaming(subject: Subject, seed: int = 0) -> Streaming:
+def check_streaming(subject: Subject, seed: int = 0) -> StreamingRecord:
     """Split a sequence at random places, and once into single tokens, and compare.
 
     States after the last piece must agree as well.
     """
     if not subject.states:
-        return Streaming(None, "the model has no causal operator whose state could be carried")
+        return StreamingRecord(
+            None, "the model has no causal operator whose state could be carried"
+        )
     sequence = _sequence_dim(subject)
     if sequence is None:
-        return Streaming(False, "no dimension of the inputs is a dynamic sequence")
+        return StreamingRecord(False, "no dimension of the inputs is a dynamic sequence")
     for name, shape in zip(subject.output_names, subject.output_shapes, strict=True):
         if sequence not in shape:
-            return Streaming(
+            return StreamingRecord(
                 False, f"the output {name} has no {sequence} axis to join pieces along"
             )
     session = subject.open()
@@ -71,8 +59,8 @@ def check_streaming(subject: Subject, seed: int = 0) -> Streaming:
         error, reason = _one(subject, session, case, sequence, pieces)
         worst = max(worst, error)
         if reason:
-            return Streaming(False, reason, worst, tuple(tried))
-    return Streaming(True, None, worst, tuple(tried))
+            return StreamingRecord(False, reason, worst, tuple(tried))
+    return StreamingRecord(True, None, worst, tuple(tried))
 
 
 def check_in_place(subject: Subject, session: InPlace, seed: int = 0) -> str | None:

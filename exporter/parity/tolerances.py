@@ -20,8 +20,7 @@ where a norm divides by nearly nothing, a token or two have most of it.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,6 @@ class Tolerance:
         """
         plain = self.absolute + self.relative * magnitude
         return max(plain, min(ROUNDING * rounding, MOST * magnitude))
-
-    def json(self) -> dict[str, Any]:
-        """As written to the manifest."""
-        return asdict(self)
 
 
 ROUNDING = 4.0

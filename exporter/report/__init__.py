@@ -1,4 +1,4 @@
-"""manifest.json, as a plain dict -> report.html (one self-contained page) or a terminal summary."""
+"""manifest -> report.html (one self-contained page) or a terminal summary."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from linexport.manifest import Manifest
+
 __all__ = ["render_findings", "render_html", "render_summary"]
 
 
-def render_html(manifest: dict[str, Any]) -> str:
+def render_html(manifest: Manifest) -> str:
     """The whole report as one HTML document that loads nothing from outside itself."""
     # Imported here because the command line imports this package to print its help.
     from linexport.report.page import page
@@ -25,7 +27,7 @@ def render_findings(found: dict[str, Any]) -> str:
     return findings_page(found)
 
 
-def render_summary(manifest: dict[str, Any], console: Console) -> None:
+def render_summary(manifest: Manifest, console: Console) -> None:
     """Prints the verdict, what was fused, the checks and a latency table to the console."""
     from linexport.report.summary import print_summary
 

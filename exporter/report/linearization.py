@@ -44,7 +44,7 @@ def page(report: Mapping[str, Any]) -> str:
             memory=drawings(lambda i, w: _chart(report, "memory", "mb", i, w), "memory"),
             costs=_costs(report),
             unmeasured=plain(report.get("reason") or "it was left out (--no-bench)"),
-            environment=tables.environment(report),
+            environment=tables.environment(mapping(report.get("environment"))),
         )
         .lstrip()
     )

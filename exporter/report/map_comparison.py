@@ -10,7 +10,7 @@ from linexport.report import map_charts, tables
 from linexport.report.page import drawings, template
 from linexport.report.raster import png
 from linexport.report.tables import Cell, Table, build
-from linexport.report.text import amount, count, number, objects, plain, printable
+from linexport.report.text import amount, count, mapping, number, objects, plain, printable
 
 NONE = "–"
 
@@ -31,7 +31,7 @@ def page(result: Mapping[str, Any]) -> str:
             rows=_table(result),
             refused=_refused(result),
             maps=_described(result),
-            environment=tables.environment(result),
+            environment=tables.environment(mapping(result.get("environment"))),
         )
         .lstrip()
     )

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
+from linexport.manifest import Manifest
+from linexport.manifest.measured import LatencyRow
+from linexport.manifest.proof import ParityRecord
 from linexport.report import measured, snippet, tables
 from linexport.report.charts import error_histogram, latency_chart
-from linexport.report.text import (
-    ABSENT,
-    count,
-    error,
-    items,
-    mapping,
-    number,
-    plain,
-    positive,
-    target,
-)
+from linexport.report.text import ABSENT, count, error, positive, target
 from linexport.report.verdict import SKIPPED, checks, parity_failed, streaming_check, verdict
 
 NO_BENCH = f"not measured: {SKIPPED}"
@@ -49,7 +42,7 @@ GLOSSARY = {
 }
 
 
-def page(manifest: Mapping[str, Any]) -> str:
+def page(manifest: Manifest) -> str:
     """The document as text."""
     context = _described(manifest) | _checked(manifest) | _timed(manifest)
     return template("conversion.html").render(context).lstrip()
@@ -86,31 +79,29 @@ def _unbroken(sentence: str) -> Markup:
     return Markup("").join(spans)
 
 
-def _described(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    nodes = mapping(manifest.get("nodes"))
-    before, after = number(nodes.get("exported")), number(nodes.get("artifact"))
-    change = f"{100 * (after / before - 1):+.0f} %" if before and after is not None else ""
+def _described(manifest: Manifest) -> dict[str, Any]:
+    nodes = manifest.nodes
+    change = f"{100 * (nodes.artifact / nodes.exported - 1):+.0f} %" if nodes.exported else ""
     return {
         "verdict": verdict(manifest),
         "checks": checks(manifest),
-        "source": plain(mapping(manifest.get("source")).get("description")),
-        "target": target(manifest),
+        "source": manifest.source.description,
+        "target": target(manifest.target),
         "facts": tables.facts(manifest),
-        "warnings": items(manifest.get("warnings")),
+        "warnings": manifest.warnings,
         "fused": tables.fused(manifest),
         "lowerings": tables.lowerings(manifest),
         "engines": tables.engines(manifest),
         "tuned": tables.any_tuned(manifest),
         "refused": tables.refused(manifest),
-        "known": {name: manifest.get(name) is not None for name in ("fused", "nodes", "refused")},
         "nodes": {
-            "before": count(nodes.get("exported")),
-            "after": count(nodes.get("artifact")),
+            "before": count(nodes.exported),
+            "after": count(nodes.artifact),
             "change": change.replace("-", "−"),
         },
         "interface": tables.interface(manifest),
         "dims": tables.dims(manifest),
-        "environment": tables.environment(manifest),
+        "environment": tables.environment(manifest.environment),
         "ours": snippet.with_linexport(manifest),
         "plain_code": snippet.with_onnxruntime(manifest),
         "glossary": GLOSSARY,
@@ -119,50 +110,52 @@ def _described(manifest: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _checked(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    parity = mapping(manifest.get("parity"))
-    tolerance = mapping(parity.get("tolerance"))
-    edges, counts = measured.bins(mapping(parity.get("histogram")))
-    limit = positive(tolerance.get("relative"))
-    streaming = mapping(manifest.get("streaming"))
+def _checked(manifest: Manifest) -> dict[str, Any]:
+    parity, streaming = manifest.parity, manifest.streaming
     return {
-        "parity": {
-            "known": bool(parity),
-            "failed": parity_failed(manifest),
-            "cases": measured.cases(parity),
-            "lengths": ", ".join(map(count, items(parity.get("lengths")))) or ABSENT,
-            "divergence": _divergence(mapping(parity.get("first_divergence"))),
-            "relative": error(parity.get("max_relative_error")),
-            "absolute": error(parity.get("max_absolute_error")),
-            "tolerance": {
-                "dtype": plain(tolerance.get("dtype")),
-                "relative": error(tolerance.get("relative")),
-                "absolute": error(tolerance.get("absolute")),
-                "why": plain(tolerance.get("why")),
-            },
-        },
-        "histogram": {
-            "charts": drawings(
-                lambda ident, width: error_histogram(edges, counts, limit, ident, width), "errors"
-            ),
-            "table": measured.histogram(edges, counts),
-        },
+        "parity": parity and _parity(manifest, parity),
         "streaming": streaming_check(manifest),
-        "splits": measured.splits(streaming),
+        "splits": streaming and measured.splits(streaming),
     }
 
 
-def _timed(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    groups = measured.by_batch(manifest.get("latency"))
+def _parity(manifest: Manifest, parity: ParityRecord) -> dict[str, Any]:
+    edges, counts = parity.histogram.log10_edges, parity.histogram.counts
+    tolerance = parity.tolerance
+    return {
+        "failed": parity_failed(manifest),
+        "cases": measured.cases(parity),
+        "lengths": ", ".join(map(count, parity.lengths)) or ABSENT,
+        "divergence": parity.first_divergence,
+        "relative": error(parity.max_relative_error),
+        "absolute": error(parity.max_absolute_error),
+        "tolerance": {
+            "dtype": tolerance.dtype,
+            "relative": error(tolerance.relative),
+            "absolute": error(tolerance.absolute),
+            "why": tolerance.why,
+        },
+        "charts": drawings(
+            lambda ident, width: error_histogram(
+                edges, counts, positive(tolerance.relative), ident, width
+            ),
+            "errors",
+        ),
+        "histogram": measured.histogram(edges, counts),
+    }
+
+
+def _timed(manifest: Manifest) -> dict[str, Any]:
+    groups = measured.by_batch(manifest.latency or ())
     return {
         "latency": [_group(batch, rows, len(groups)) for batch, rows in groups.items()],
         "measurement": _method(manifest),
-        "decode": measured.decode(mapping(manifest.get("decode"))),
-        "memory": measured.memory(manifest.get("memory")),
+        "decode": measured.decode(manifest.decode),
+        "memory": measured.memory(manifest.memory or ()),
     }
 
 
-def _group(batch: str, rows: Sequence[Mapping[str, Any]], groups: int) -> dict[str, Any]:
+def _group(batch: str, rows: Sequence[LatencyRow], groups: int) -> dict[str, Any]:
     lines = measured.series(rows)
     return {
         "title": f"Batch {batch}" if groups > 1 or batch != "1" else "",
@@ -179,23 +172,15 @@ def drawings(draw: Callable[[str, int], str], ident: str) -> dict[str, Markup]:
     return {name: svg for name, svg in drawn.items() if svg}
 
 
-def _method(manifest: Mapping[str, Any]) -> str:
-    how = mapping(manifest.get("measurement"))
-    if not how:
+def _method(manifest: Manifest) -> str:
+    how = manifest.measurement
+    if how is None:
         return "How the times were taken is not recorded."
-    turns = "in turns" if how.get("interleaved") else "one after the other"
-    own = how.get("threads") == 0
-    threads = (
-        "on each one's own choice of threads" if own else f"on {count(how.get('threads'))} threads"
-    )
-    longest = how.get("longest_call_seconds")
-    allowed = f" One call of a competitor may take {count(longest)} s." if longest else ""
+    turns = "in turns" if how.interleaved else "one after the other"
+    own = how.threads == 0
+    threads = "on each one's own choice of threads" if own else f"on {count(how.threads)} threads"
     return (
-        f"{count(how.get('repeats'))} timed runs after {count(how.get('warmup'))} to warm up, "
-        f"{threads}, the competitors {turns}.{allowed}"
+        f"{count(how.repeats)} timed runs after {count(how.warmup)} to warm up, {threads}, the "
+        f"artifact and its baselines {turns}. One call of a baseline may take "
+        f"{count(how.longest_call_seconds)} s."
     )
-
-
-def _divergence(found: Mapping[str, Any]) -> dict[str, str]:
-    """The first value out of tolerance; empty where none was named."""
-    return {key: str(found.get(key, ABSENT)) for key in ("tensor", "op", "node")} if found else {}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
 
-from linexport.report.text import items, mapping, objects
+from linexport.manifest import Manifest
+from linexport.manifest.records import DimRecord
 
 NUMPY = {"float": "float32", "double": "float64", "bool": "bool_"}
 
@@ -58,35 +57,33 @@ outputs = stream.step({feeds})
 """
 
 
-def with_linexport(manifest: Mapping[str, Any]) -> str:
+def with_linexport(manifest: Manifest) -> str:
     """Loading the folder with linexport; streaming where the model carries states."""
-    code = OURS + (OURS_STREAM if objects(manifest.get("states")) else "")
+    code = OURS + (OURS_STREAM if manifest.states else "")
     return code.format(feeds=_feeds(manifest))
 
 
-def with_onnxruntime(manifest: Mapping[str, Any]) -> str:
+def with_onnxruntime(manifest: Manifest) -> str:
     """Running model.onnx without linexport installed."""
-    code = STATEFUL if objects(manifest.get("states")) else STATELESS
+    code = STATEFUL if manifest.states else STATELESS
     return code.format(feeds=_feeds(manifest))
 
 
-def _feeds(manifest: Mapping[str, Any]) -> str:
-    past = [state.get("past") for state in objects(manifest.get("states"))]
-    sizes = mapping(manifest.get("dims"))
+def _feeds(manifest: Manifest) -> str:
+    pasts = {state.past for state in manifest.states}
     pairs = []
-    for one in objects(manifest.get("inputs")):
-        name, dtype = one.get("name"), str(one.get("dtype"))
-        if name in past:
+    for one in manifest.inputs:
+        if one.name in pasts:
             continue
-        shape = tuple(_size(dim, sizes) for dim in items(one.get("shape")))
+        shape = tuple(_size(dim, manifest.dims) for dim in one.shape)
         # A JSON string is a Python string too, whatever quotes the name holds.
-        quoted = json.dumps(name, ensure_ascii=False)
-        pairs.append(f"{quoted}: np.zeros({shape}, np.{NUMPY.get(dtype, dtype)})")
+        quoted = json.dumps(one.name, ensure_ascii=False)
+        pairs.append(f"{quoted}: np.zeros({shape}, np.{NUMPY.get(one.dtype, one.dtype)})")
     return "{" + ", ".join(pairs) + "}"
 
 
-def _size(dim: Any, sizes: Mapping[str, Any]) -> int:
+def _size(dim: int | str | None, dims: dict[str, DimRecord]) -> int:
     if isinstance(dim, int):
         return dim
-    opt = mapping(sizes.get(str(dim))).get("opt")
-    return opt if isinstance(opt, int) and dim != "batch" else 1
+    limits = dims.get(str(dim))
+    return 1 if limits is None or limits.batch or limits.opt is None else limits.opt

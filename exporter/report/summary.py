@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from linexport.report.text import (
-    ABSENT,
-    amount,
-    count,
-    items,
-    mapping,
-    number,
-    objects,
-    plain,
-    printable,
-    times,
-)
+from linexport.manifest import Manifest
+from linexport.manifest.measured import LatencyRow
+from linexport.report.text import amount, count, printable, times
 from linexport.report.verdict import Check, checks, verdict
 
 STYLES = {"good": "bold green", "bad": "bold red", "open": "yellow", "plain": "bold"}
@@ -28,7 +18,7 @@ MARKS = {"good": "✓ ", "bad": "✗ ", "open": "– ", "plain": ""}
 ASCII_MARKS = {"good": "+ ", "bad": "x ", "open": "- ", "plain": ""}
 
 
-def print_summary(manifest: Mapping[str, Any], console: Console) -> None:
+def print_summary(manifest: Manifest, console: Console) -> None:
     """The verdict, then one line a topic, then latencies by length."""
     marks = ASCII_MARKS if console.options.ascii_only else MARKS
     found = verdict(manifest)
@@ -39,17 +29,14 @@ def print_summary(manifest: Mapping[str, Any], console: Console) -> None:
     lines.add_column(style="dim", no_wrap=True)
     lines.add_column()
     lines.add_row("Fused", _words(_fused(manifest)))
-    for one in objects(manifest.get("refused")):
-        refusal = f"{plain(one.get('where'))}: {plain(one.get('reason'))}"
-        lines.add_row("Refused", _words(refusal, STYLES["open"]))
+    for one in manifest.refused:
+        lines.add_row("Refused", _words(f"{one.where}: {one.reason}", STYLES["open"]))
     for check in checks(manifest):
         lines.add_row(check.name, _check(check, marks))
-    for warning in items(manifest.get("warnings")):
-        lines.add_row("Warning", _words(plain(warning), STYLES["open"]))
+    for warning in manifest.warnings:
+        lines.add_row("Warning", _words(warning, STYLES["open"]))
     console.print(lines)
-    rows = sorted(
-        objects(manifest.get("latency")), key=lambda row: number(row.get("length")) or 0.0
-    )
+    rows = sorted(manifest.latency or (), key=lambda row: row.length)
     if rows:
         console.print()
         console.print(_latency(rows))
@@ -64,25 +51,20 @@ def _check(check: Check, marks: Mapping[str, str]) -> Text:
     return line.append(f"  {printable(check.detail)}")
 
 
-def _fused(manifest: Mapping[str, Any]) -> str:
-    if manifest.get("fused") is None:
-        return ABSENT
-    counts = mapping(manifest["fused"])
-    ops = ", ".join(f"{count(much)} {op}" for op, much in counts.items()) or "nothing"
-    nodes = mapping(manifest.get("nodes"))
-    if not nodes:
-        return ops
-    return f"{ops} ({count(nodes.get('exported'))} nodes to {count(nodes.get('artifact'))})"
+def _fused(manifest: Manifest) -> str:
+    ops = ", ".join(f"{count(much)} {op}" for op, much in manifest.fused.items()) or "nothing"
+    nodes = manifest.nodes
+    return f"{ops} ({count(nodes.exported)} nodes to {count(nodes.artifact)})"
 
 
-def _latency(rows: list[Mapping[str, Any]]) -> Table:
+def _latency(rows: Sequence[LatencyRow]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("tokens", "batch", "artifact, ms", "plain export, ms", "PyTorch, ms"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
-            count(row.get("length")),
-            count(row.get("batch")),
+            count(row.length),
+            count(row.batch),
             _time(row, "artifact"),
             _time(row, "plain_export"),
             _time(row, "pytorch"),
@@ -90,12 +72,13 @@ def _latency(rows: list[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _time(row: Mapping[str, Any], key: str) -> Text:
-    """A median and, for a competitor, how many times the artifact's it is."""
-    if number(row.get(f"{key}_ms")) is None:
-        reason = mapping(row.get("reasons")).get(key)
-        return Text("could not run" if reason else "not measured", style=STYLES["open"])
-    value = Text(amount(row[f"{key}_ms"]), style="bold" if key == "artifact" else "")
+def _time(row: LatencyRow, key: str) -> Text:
+    """A median and, for a baseline, how many times the artifact's it is."""
+    median = row.median(key)
+    if median is None:
+        word = "could not run" if key in row.reasons else "not measured"
+        return Text(word, style=STYLES["open"])
+    value = Text(amount(median), style="bold" if key == "artifact" else "")
     if key == "artifact":
         return value
-    return value.append(f"{times(row[f'{key}_ms'], row.get('artifact_ms')):>7}", style="green")
+    return value.append(f"{times(median, row.artifact_ms):>7}", style="green")

@@ -116,10 +116,9 @@ def moment(value: Any) -> str:
     return f"{when.day} {when:%B %Y, %H:%M}{zone}"
 
 
-def target(manifest: Mapping[str, Any]) -> str:
+def target(name: str) -> str:
     """The runtime's own name."""
-    name = manifest.get("target")
-    return TARGETS.get(str(name), plain(name))
+    return TARGETS.get(name, name)
 
 
 def printable(value: str) -> str:

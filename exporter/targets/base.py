@@ -12,6 +12,8 @@ import onnx
 
 from linexport.errors import UsageError
 from linexport.graph.dims import DimRange
+from linexport.manifest import Manifest
+from linexport.manifest.engines import EngineRecord
 from linexport.system import memory
 from linexport.targets.lowering import Candidates
 
@@ -80,10 +82,10 @@ class Converted:
     states: tuple[str, ...]
 
 
-Build = Callable[[Converted], list[dict[str, Any]]]
+Build = Callable[[Converted], list[EngineRecord]]
 """Makes engines of a converted model, and returns a record of each for the manifest."""
 
-Deploy = Callable[[Path, Mapping[str, Any]], Session]
+Deploy = Callable[[Path, Manifest], Session]
 """Opens the engine of an artifact, given its folder and its manifest."""
 
 

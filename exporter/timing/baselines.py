@@ -16,6 +16,7 @@ from linexport import targets, trace
 from linexport.graph import dims
 from linexport.loaders.memory_map import page, unpage
 from linexport.loaders.model import LoadedModel
+from linexport.manifest.measured import DecodeRecord, LatencyRow, MemoryRow
 from linexport.parity.cases import Case, draw
 from linexport.parity.check import Subject
 from linexport.parity.compare import compare
@@ -73,7 +74,7 @@ class Bench:
             reason = innermost(error)[:200]
             self.reasons["plain_export"] = f"plain torch.onnx.export fails: {reason}"
 
-    def latency(self, lengths: tuple[int, ...] | None = None) -> list[dict[str, Any]]:
+    def latency(self, lengths: tuple[int, ...] | None = None) -> list[LatencyRow]:
         """A row per length at batch 1, or per batch where the model has no dynamic length."""
         sequence = dims.sequence(self.subject.dims)
         if sequence is None:
@@ -91,23 +92,24 @@ class Bench:
             self._batch({}),
         )
 
-    def _latency_by_batch(self) -> list[dict[str, Any]]:
+    def _latency_by_batch(self) -> list[LatencyRow]:
         """A row per batch, or the one row of a model all of whose dimensions are fixed."""
-        length = next((s[1] for s in self.subject.input_shapes if len(s) > 1), 1)
+        shapes = (s for s in self.subject.input_shapes if len(s) > 1)
+        length = next((s[1] for s in shapes if isinstance(s[1], int)), 1)
         sizes: list[dict[str, int]] = [{}]
         for name, limits in self.subject.dims.items():
             allowed = [n for n in BATCHES_WITHOUT_LENGTH if limits.allows(n)]
             sizes = [{name: n} for n in allowed] or sizes
         return [
-            {
-                "length": length,
-                "batch": self._batch(size),
-                **measure(self._calls(size), self.reasons, self.settings),
-            }
+            LatencyRow(
+                **vars(measure(self._calls(size), self.reasons, self.settings)),
+                length=length,
+                batch=self._batch(size),
+            )
             for size in sizes
         ]
 
-    def decode(self) -> dict[str, Any] | None:
+    def decode(self) -> DecodeRecord | None:
         """One token with the states carried over; None where the artifact has none."""
         subject, sequence = self.subject, dims.sequence(self.subject.dims)
         if not subject.states or sequence is None:
@@ -124,9 +126,11 @@ class Bench:
             "artifact": lambda: session.run({**fed, **state}),
             "pytorch": step,
         }
-        return measure(calls, reasons, replace(self.settings, lead_in=LEAD_IN))
+        return DecodeRecord(
+            **vars(measure(calls, reasons, replace(self.settings, lead_in=LEAD_IN)))
+        )
 
-    def memory(self, lengths: tuple[int, ...]) -> list[dict[str, Any]]:
+    def memory(self, lengths: tuple[int, ...]) -> list[MemoryRow]:
         """Peak megabytes of one run, each in a process of its own.
 
         ``io_mb`` is what goes in and out, where the latency was taken at that length.
@@ -135,7 +139,7 @@ class Bench:
         memory.give_back()
         return [self._memory_row(length) for length in lengths]
 
-    def _memory_row(self, length: int) -> dict[str, Any]:
+    def _memory_row(self, length: int) -> MemoryRow:
         sequence = dims.sequence(self.subject.dims)
         small = {sequence: min(8, length)} if sequence else {}
         files = {}
@@ -147,7 +151,8 @@ class Bench:
             np.savez(full, allow_pickle=False, **fed, **state)
             files[name] = (plain, full)
         moved = self.moved.get(self._tokens({sequence: length} if sequence else {}))
-        row: dict[str, Any] = {"length": length, "io_mb": moved, "reasons": {}}
+        peaks: dict[str, float | None] = {}
+        reasons: dict[str, str] = {}
         location = self.subject.loaded.source.location
         sessions = {
             "artifact": ("onnx", str(self.model), 1, self.target),
@@ -163,10 +168,10 @@ class Bench:
                 peak, reason = peak_megabytes(
                     kind, path, files["inputs"][which], files["small"][which], target
                 )
-            row[f"{name}_mb"] = peak
+            peaks[f"{name}_mb"] = peak
             if reason:
-                row["reasons"][name] = reason
-        return row
+                reasons[name] = reason
+        return MemoryRow(length=length, io_mb=moved, **peaks, reasons=reasons)
 
     def _inputs(self, sizes: Mapping[str, int]) -> tuple[tuple[Any, ...], dict[str, np.ndarray]]:
         subject = self.subject

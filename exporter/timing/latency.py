@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-BASELINES = ("artifact", "plain_export", "pytorch")
+from linexport.manifest.measured import RUNNERS, LatencyRow, MeasurementRecord, Times
 
 Call = Callable[[], object]
 
@@ -42,15 +42,9 @@ class Settings:
     threads: int = 0
     lead_in: int = 0
 
-    def json(self) -> dict[str, Any]:
-        """Return the settings as the manifest has them."""
-        return {
-            "warmup": self.warmup,
-            "repeats": self.repeats,
-            "threads": self.threads,
-            "interleaved": True,
-            "longest_call_seconds": self.longest,
-        }
+    def record(self) -> MeasurementRecord:
+        """Return the settings as the manifest holds them."""
+        return MeasurementRecord(self.warmup, self.repeats, self.threads, True, self.longest)
 
 
 BRIEF = Settings(seconds=1.0, patience=2.0, longest=2.0)
@@ -126,8 +120,8 @@ def _torch_threads(count: int) -> Iterator[None]:
 
 def measure(
     calls: Mapping[str, Call | None], reasons: Mapping[str, str], settings: Settings
-) -> dict[str, Any]:
-    """One row: ``<name>_ms`` (p50), ``<name>_p90_ms``, and ``reasons`` for those that are null."""
+) -> Times:
+    """Median and ninetieth percentile of every runner, or the reason why it has none."""
     why = dict(reasons)
     able: dict[str, Called] = {}
     for name, call in calls.items():
@@ -140,12 +134,12 @@ def measure(
             why[name] = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
     times = interleaved(able, settings)
     row: dict[str, Any] = {}
-    for name in BASELINES:
+    for name in RUNNERS:
         record = times.get(name)
         row[f"{name}_ms"] = round(float(np.percentile(record, 50)), 4) if record else None
         row[f"{name}_p90_ms"] = round(float(np.percentile(record, 90)), 4) if record else None
-    row["reasons"] = {name: why[name] for name in BASELINES if name in why and name not in times}
-    return row
+    row["reasons"] = {name: why[name] for name in RUNNERS if name in why and name not in times}
+    return Times(**row)
 
 
 def table(
@@ -154,9 +148,9 @@ def table(
     reasons: Mapping[str, str],
     settings: Settings,
     batch: int = 1,
-) -> list[dict[str, Any]]:
+) -> list[LatencyRow]:
     """A row per length; ``prepare`` gives the baselines' calls at one length."""
     return [
-        {"length": length, "batch": batch, **measure(prepare(length), reasons, settings)}
+        LatencyRow(**vars(measure(prepare(length), reasons, settings)), length=length, batch=batch)
         for length in lengths
     ]

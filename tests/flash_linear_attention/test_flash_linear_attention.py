@@ -106,7 +106,7 @@ def check_artifact(source: Path, place: Path, label: str) -> dict[str, Any]:
     """Convert a folder and compare the artifact with the library, whole and in pieces."""
     pytest.importorskip("transformers", reason="needs the hf extra")
     manifest = linexport.convert(source, place, bench=False, threads=1, dims=SHORT)
-    assert manifest["status"] == "ok" and manifest["streaming"]["passed"]
+    assert manifest.status == "ok" and manifest.streaming.passed
     _, _, arrays = recorded(label)
     artifact, keep = linexport.load(place, threads=1), arrays["mask"].astype(bool)
     assert error(artifact.run(arrays["ids"])["logits"], arrays["whole"]) < TOLERANCE
@@ -124,9 +124,9 @@ def test_a_folder_becomes_an_artifact_that_streams(
 ) -> None:
     """Of the retention network: its positions are a state too."""
     manifest = check_artifact(folder("retnet"), tmp_path / "artifact", "retnet")
-    assert manifest["fused"] == {"LinearAttention": 3}
-    assert manifest["source"]["kind"] == "hugging_face"
-    assert [s["shape"][1:] for s in manifest["states"]] == [[1, 1, 1], [2, 8, 16], [2, 8, 16]]
+    assert manifest.fused == {"LinearAttention": 3}
+    assert manifest.source.kind == "hugging_face"
+    assert [s.shape[1:] for s in manifest.states] == [(1, 1, 1), (2, 8, 16), (2, 8, 16)]
 
 
 @pytest.mark.slow

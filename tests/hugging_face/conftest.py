@@ -29,13 +29,13 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 @pytest.fixture(scope="session")
 def converted_family(
     model_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], tuple[Path, dict[str, Any]]]:
+) -> Callable[[str], tuple[Path, Any]]:
     """``converted_family(model_type)``: its artifact, made once, and the manifest of it."""
     import linexport
 
-    made: dict[str, tuple[Path, dict[str, Any]]] = {}
+    made: dict[str, tuple[Path, Any]] = {}
 
-    def convert(model_type: str) -> tuple[Path, dict[str, Any]]:
+    def convert(model_type: str) -> tuple[Path, Any]:
         if model_type not in made:
             place = tmp_path_factory.mktemp("artifacts") / model_type
             source = model_folder(model_type)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ def test_a_gated_delta_block_is_two_plugins(
     """Its convolution and its attention; the layer of softmax attention beside it has none."""
     if not RTX.installed:
         pytest.skip(f"TensorRT-RTX is not installed here: {RTX.install}")
-    manifest: dict[str, Any] = linexport.convert(
+    manifest = linexport.convert(
         model_folder("qwen3_5_text"),
         tmp_path / "engines",
         target="tensorrt-rtx",
@@ -28,13 +27,13 @@ def test_a_gated_delta_block_is_two_plugins(
         bench=False,
         threads=1,
     )
-    assert manifest["status"] == "ok"
-    assert [engine["sm"] for engine in manifest["engines"]] == [89, 120]
-    for engine in manifest["engines"]:
-        assert [name.split("/")[-1] for name in sorted(engine["plugins"])] == [
+    assert manifest.status == "ok"
+    assert [engine.sm for engine in manifest.engines] == [89, 120]
+    for engine in manifest.engines:
+        assert [name.split("/")[-1] for name in sorted(engine.plugins)] == [
             "CausalConvWithState",
             "LinearAttention",
         ]
-        kinds = [layer["type"] for layer in engine["layers"]]
-        assert kinds.count("custom_layer") >= len(engine["plugins"])
-        assert engine["checked"] is None
+        kinds = [layer.type for layer in engine.layers]
+        assert kinds.count("custom_layer") >= len(engine.plugins)
+        assert engine.checked is None

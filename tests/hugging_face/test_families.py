@@ -31,16 +31,16 @@ PARAMETERS = [
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_family_equals_its_original(converted_family: Converted, name: str) -> None:
     _, manifest = converted_family(name)
-    assert manifest["status"] == "ok"
-    assert manifest["fused"].get("LinearAttention", 0) == LINEAR_LAYERS[name]
-    parity = manifest["parity"]
-    assert parity["max_relative_error"] <= 5e-5
-    assert parity["lengths"] == [1, 7, 63, 64, 65, 100, 150, 1000]
-    names = {case["name"] for case in parity["cases"]}
+    assert manifest.status == "ok"
+    assert manifest.fused.get("LinearAttention", 0) == LINEAR_LAYERS[name]
+    parity = manifest.parity
+    assert parity.max_relative_error <= 5e-5
+    assert parity.lengths == (1, 7, 63, 64, 65, 100, 150, 1000)
+    names = {case.name for case in parity.cases}
     assert {"no padding", "left padding", "right padding"} <= names
     assert "6 pieces, then 64 tokens, left padding" in names
-    assert parity["greedy"]["passed"] and parity["greedy"]["steps"] == 128
-    assert manifest["streaming"]["passed"] is True
+    assert parity.greedy.passed and parity.greedy.steps == 128
+    assert manifest.streaming.passed is True
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -80,17 +80,17 @@ def test_the_graph_of_a_small_model_is_small_and_says_what_its_states_are(
     model = onnx.load(folder / "model.onnx")
     onnx.checker.check_model(model)
     assert len(model.graph.node) <= 330
-    assert {s["past"]: (s["shape"], s["grows"]) for s in manifest["states"]} == {
-        "past_mask": (["batch", "past"], 1),
-        "past_conv_0": (["batch", 96, 3], None),
-        "past_state_0": (["batch", 4, 8, 16], None),
-        "past_key_1": (["batch", 2, "past", 16], 2),
-        "past_value_1": (["batch", 2, "past", 16], 2),
+    assert {s.past: (s.shape, s.grows) for s in manifest.states} == {
+        "past_mask": (("batch", "past"), 1),
+        "past_conv_0": (("batch", 96, 3), None),
+        "past_state_0": (("batch", 4, 8, 16), None),
+        "past_key_1": (("batch", 2, "past", 16), 2),
+        "past_value_1": (("batch", 2, "past", 16), 2),
     }
-    outputs = {o["name"]: o["shape"] for o in manifest["outputs"]}
-    assert outputs["logits"] == ["batch", "seq", 64]
-    assert outputs["present_key_1"] == ["batch", 2, "past + seq", 16]
-    assert set(manifest["dims"]) == {"batch", "seq"}
+    outputs = {o.name: o.shape for o in manifest.outputs}
+    assert outputs["logits"] == ("batch", "seq", 64)
+    assert outputs["present_key_1"] == ("batch", 2, "past + seq", 16)
+    assert set(manifest.dims) == {"batch", "seq"}
 
 
 def test_states_are_saved_and_restored_at_any_length(
@@ -110,7 +110,7 @@ def test_states_are_saved_and_restored_at_any_length(
 def test_validate_reads_the_folder_again(converted_family: Converted) -> None:
     folder, _ = converted_family("lfm2")
     manifest = linexport.validate(folder, threads=1, seed=7)
-    assert manifest["status"] == "ok" and manifest["seed"] == 7
+    assert manifest.status == "ok" and manifest.seed == 7
 
 
 def test_a_failure_names_the_token_and_the_layer(
@@ -122,10 +122,10 @@ def test_a_failure_names_the_token_and_the_layer(
     manifest = linexport.convert(
         model_folder("qwen3_5_text"), tmp_path / "out", target="onnx", bench=False, threads=1
     )
-    assert manifest["status"] == "parity_failed"
-    first = manifest["parity"]["first_divergence"]
-    assert first["layer"].endswith("layers.0")
-    assert (first["row"], first["position"]) == (0, 0)
+    assert manifest.status == "parity_failed"
+    first = manifest.parity.first_divergence
+    assert first.layer.endswith("layers.0")
+    assert (first.row, first.position) == (0, 0)
 
 
 def test_the_original_is_left_as_it_was(model_folder: Callable[..., Path]) -> None:
@@ -147,7 +147,7 @@ def test_tokenizer_files_come_along(converted_family: Converted) -> None:
     folder, manifest = converted_family("lfm2")
     assert (folder / "tokenizer_config.json").read_text() == "{}"
     copied = {"tokenizer_config.json", "config.json", "generation_config.json"}
-    assert copied <= set(manifest["files"])
+    assert copied <= set(manifest.files)
 
 
 def test_a_factory_may_return_such_a_model(

@@ -33,7 +33,7 @@ def check(artifact: Path, folder: Path, prompt: list[int], batch: int = 1) -> No
     generator = genai.Generator(model, parameters)
     generator.append_tokens(np.array([prompt] * batch, np.int32))
     stream, tokens, steps = linexport.load(artifact, threads=1).stream(), np.array([prompt]), 0
-    name = linexport.load(artifact).manifest["outputs"][0]["name"]
+    name = linexport.load(artifact).manifest.outputs[0].name
     while not generator.is_done():
         expected = stream.step(tokens)[name][:, -1]
         for row in generator.get_logits()[:, -1]:

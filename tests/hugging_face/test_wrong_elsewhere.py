@@ -66,7 +66,7 @@ def test_the_chunks_that_an_exporter_counts_while_tracing(
     (file,) = (tmp_path / "theirs").rglob("*.onnx")
     theirs = ort.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     artifact = tmp_path / "artifact"
-    assert linexport.convert(folder, artifact, bench=False, threads=1)["status"] == "ok"
+    assert linexport.convert(folder, artifact, bench=False, threads=1).status == "ok"
     tokens = np.random.default_rng(0).integers(64, size=(1, 100))
     with torch.no_grad():
         expected = model(torch.from_numpy(tokens), use_cache=False).logits.numpy()

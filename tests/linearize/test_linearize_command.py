@@ -94,8 +94,8 @@ def test_a_factorys_module_becomes_a_program_that_converts(folder: Path, cli: Cl
     found = done.json()
     assert done.code == 0 and found["metric"]["drop"] == -2 and found["output"] == "linear.pt2"
     manifest = linexport.convert("linear.pt2", "artifact", bench=False)
-    assert manifest["status"] == "ok" and manifest["fused"]["LinearAttention"] == 1
-    assert manifest["inputs"][0]["name"] == "tokens"
+    assert manifest.status == "ok" and manifest.fused["LinearAttention"] == 1
+    assert manifest.inputs[0].name == "tokens"
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_the_linear_form_is_measured_and_converts(folder: Path, cli: Cli, kind: 
     assert CLASSES[kind] in found["source"]["description"]
     assert done.code in (0, 3) and [row["length"] for row in found["latency"]] == [16, 64]
     manifest = linexport.convert("linear.pt2", "artifact", bench=False)
-    assert manifest["status"] == "ok" and manifest["fused"]["LinearAttention"] == 2
+    assert manifest.status == "ok" and manifest.fused["LinearAttention"] == 2
 
 
 def test_a_factory_may_return_a_language_model(

@@ -350,10 +350,10 @@ def test_it_converts_and_streams_and_says_that_it_is_slow(tmp_path: Path) -> Non
     manifest = linexport.convert(
         "generalized_delta_layer:build", place, bench=False, threads=1, dims=["seq=1:16:64"]
     )
-    assert manifest["status"] == "ok" and manifest["streaming"]["passed"]
-    assert manifest["fused"] == {"GeneralizedDeltaRule": 1}
-    assert [s["shape"][1:] for s in manifest["states"]] == [[2, 4, 4]]
-    assert [w for w in manifest["warnings"] if "token by token" in w]
+    assert manifest.status == "ok" and manifest.streaming.passed
+    assert manifest.fused == {"GeneralizedDeltaRule": 1}
+    assert [s.shape[1:] for s in manifest.states] == [(2, 4, 4)]
+    assert [w for w in manifest.warnings if "token by token" in w]
     x = np.random.default_rng(0).normal(size=(2, 40, 8)).astype(np.float32)
     artifact = linexport.load(place, threads=1)
     stream = artifact.stream()

@@ -13,7 +13,7 @@ import pytest
 
 import linexport
 from linexport import targets
-from linexport.conversion.records import time_engines
+from linexport.conversion.records import with_engines_timed
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.targets.base import OrtSession
 
@@ -22,10 +22,10 @@ def test_what_was_not_run_is_said_to_be_not_checked(
     made: Path, manifest_of: Callable[..., Any]
 ) -> None:
     manifest = manifest_of(made)
-    (engine,) = manifest["engines"]
-    assert engine["checked"] is None and "No NVIDIA driver" in engine["reason"]
-    assert engine["plugins"] and engine["layers"] and engine["scratch_bytes"] > 0
-    assert (made / engine["file"]).stat().st_size == manifest["files"][engine["file"]]
+    (engine,) = manifest.engines
+    assert engine.checked is None and "No NVIDIA driver" in engine.reason
+    assert engine.plugins and engine.layers and engine.scratch_bytes > 0
+    assert (made / engine.file).stat().st_size == manifest.files[engine.file].bytes
     report = (made / "report.html").read_text()
     assert "nobody knows this of its engines" in report and "not checked" in report
 
@@ -58,7 +58,7 @@ class OnCpu:
 
     def __init__(self, folder: Path, manifest: Any, error: float = 0.0) -> None:
         self.inner = OrtSession(folder / "model.onnx", 1)
-        self.record, self.error = manifest["engines"][0], error
+        self.record, self.error = manifest.engines[0], error
 
     def run(self, inputs: Any, in_place: bool = False) -> dict[str, np.ndarray]:
         return {n: x + np.float32(self.error) for n, x in self.inner.run(inputs).items()}
@@ -76,11 +76,11 @@ def test_an_engine_that_runs_is_compared_with_the_original(
     opened = replace(right, deploy=lambda folder, manifest: OnCpu(folder, manifest, error))
     monkeypatch.setitem(targets.targets(), "tensorrt-rtx", opened)
     manifest = linexport.validate(made, threads=1)
-    (engine,) = manifest["engines"]
-    assert engine["checked"] is (error == 0.0)
-    assert manifest["status"] == ("ok" if error == 0.0 else "parity_failed")
+    (engine,) = manifest.engines
+    assert engine.checked is (error == 0.0)
+    assert manifest.status == ("ok" if error == 0.0 else "parity_failed")
     if error:
-        assert "differ from the original's" in engine["reason"]
+        assert "differ from the original's" in engine.reason
         assert "but an engine made of it does not" in (made / "report.html").read_text()
 
 
@@ -93,10 +93,10 @@ def test_an_engine_that_runs_is_timed_by_length_one_token_first(
     right = targets.find("tensorrt-rtx")
     monkeypatch.setitem(targets.targets(), "tensorrt-rtx", replace(right, deploy=OnCpu))
     manifest = manifest_of(made)
-    loaded = load_model(manifest["source"]["location"])
+    loaded = load_model(manifest.source.location)
     subject = subject_of(manifest, loaded, lambda: OnCpu(made, manifest))
-    time_engines(manifest, subject, made, 0)
-    assert [row["length"] for row in manifest["engines"][0]["latency"]] == [1, 64]
+    manifest = with_engines_timed(manifest, subject, made, 0)
+    assert [row.length for row in manifest.engines[0].latency] == [1, 64]
 
 
 @pytest.mark.parametrize("more", ["--no-plugins", "--quick"])

@@ -37,7 +37,8 @@ def replaced(folder: Path, content: bytes) -> None:
     (folder / ENGINE).write_bytes(content)
     rewritten(folder, sha256=hashlib.sha256(content).hexdigest())
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"][ENGINE] = len(content)
+    digest = hashlib.sha256(content).hexdigest()
+    manifest["files"][ENGINE] = {"bytes": len(content), "sha256": digest}
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 

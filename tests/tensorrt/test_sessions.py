@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph.dims import DimRange
+from linexport.manifest.engines import EngineRecord
 from linexport.plugins.tensorrt.flavour import Flavour
 from linexport.targets.trt import session
 from linexport.targets.trt.profiles import DECODE, PREFILL, Profile, bound, profiles
@@ -29,10 +31,13 @@ class Here(Flavour):
 HERE = Here("here", "TensorRT-X", (), "", 1, "")
 
 
-def made(folder: Path, **changes: Any) -> dict[str, Any]:
+def made(folder: Path, **changes: Any) -> EngineRecord:
     (folder / "e.engine").write_bytes(b"engine")
     digest = hashlib.sha256(b"engine").hexdigest()
-    return {"file": "e.engine", "sha256": digest, "version": "1.7", "sm": 89, **changes}
+    record = EngineRecord(
+        "e.engine", digest, "x", "1.7", 89, "fp32", (), (), 0, {}, 0, (), False, ()
+    )
+    return replace(record, **changes)
 
 
 def test_an_engine_is_what_its_record_says(tmp_path: Path) -> None:
@@ -58,7 +63,7 @@ def test_an_engine_of_another_version_is_refused(tmp_path: Path) -> None:
 
 def test_an_engine_for_another_gpu_is_refused(tmp_path: Path) -> None:
     records = [made(tmp_path), made(tmp_path, sm=120)]
-    assert session.choose(records, 120, tmp_path)["sm"] == 120
+    assert session.choose(records, 120, tmp_path).sm == 120
     with pytest.raises(EnvironmentProblemError, match=r"8\.9, 12\.0; this GPU has 8\.6.*--sm 86"):
         session.choose(records, 86, tmp_path)
 
@@ -105,7 +110,7 @@ def test_a_cache_grows_from_nothing_to_the_longest_sequence() -> None:
 def test_profiles_survive_the_manifest_and_give_shapes() -> None:
     profile = profiles({"batch": BATCH, "seq": DimRange(3, 64, 100)}, stateful=True)
     assert [p.name for p in profile] == [PREFILL]  # no single token allowed
-    assert Profile.from_json(profile[0].json()) == profile[0]
+    assert Profile(**vars(profile[0].record())) == profile[0]
     assert profile[0].shapes(["batch", 7, "seq"]) == ([1, 7, 3], [2, 7, 64], [4, 7, 100])
 
 

@@ -6,7 +6,7 @@ import linexport
 
 
 def test_export(tmp_path: Path) -> None:
-    record = linexport.convert("my_project:build", tmp_path / "artifact", bench=False)
-    assert record["status"] == "ok", f"see {tmp_path / 'artifact' / 'report.html'}"
-    assert record["streaming"]["passed"]
-    assert record["fused"]["LinearAttention"] == 1
+    manifest = linexport.convert("my_project:build", tmp_path / "artifact", bench=False)
+    assert manifest.status == "ok", f"see {tmp_path / 'artifact' / 'report.html'}"
+    assert manifest.streaming and manifest.streaming.passed
+    assert manifest.fused["LinearAttention"] == 1

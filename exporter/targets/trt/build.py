@@ -142,7 +142,7 @@ def _add_profiles(
         for name in kept:
             made.set_shape(name, *profile.shapes([_named(name, d, profile) for d in shapes[name]]))
         if config.add_optimization_profile(made) < 0:
-            raise BuildError(f"The profile {profile.json()} is not one TensorRT takes.")
+            raise BuildError(f"The profile {profile.dims} is not one TensorRT takes.")
 
 
 def _named(name: str, size: int | str | None, profile: Profile) -> int | str:

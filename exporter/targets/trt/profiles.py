@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from linexport.graph.dims import DimRange, sequence
+from linexport.manifest.engines import ProfileRecord
 
 BATCH, LENGTH = DimRange(1, 1, 8), DimRange(1, 1024, 4096)
 """Ranges where nothing bounds a dimension: an engine cannot be built without bounds."""
@@ -28,15 +28,9 @@ class Profile:
     name: str
     dims: Mapping[str, tuple[int, int, int]]
 
-    def json(self) -> dict[str, Any]:
-        """As written to the manifest."""
-        return {"name": self.name, "dims": {n: list(sizes) for n, sizes in self.dims.items()}}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Profile:
-        """The inverse of ``json``."""
-        dims = {n: (int(a), int(b), int(c)) for n, (a, b, c) in value["dims"].items()}
-        return cls(str(value["name"]), dims)
+    def record(self) -> ProfileRecord:
+        """The profile as the manifest holds it."""
+        return ProfileRecord(self.name, dict(self.dims))
 
     def shapes(self, shape: Sequence[int | str]) -> tuple[list[int], list[int], list[int]]:
         """The smallest, usual and largest shape of an input."""

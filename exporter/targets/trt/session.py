@@ -17,6 +17,9 @@ import ml_dtypes
 import numpy as np
 
 from linexport.errors import EnvironmentProblemError, UsageError
+from linexport.manifest import Manifest
+from linexport.manifest.engines import EngineRecord
+from linexport.manifest.records import named
 from linexport.plugins.tensorrt.flavour import FLAVOURS, Flavour
 from linexport.plugins.tensorrt.plugin import register
 from linexport.targets.trt.device import Device
@@ -33,41 +36,41 @@ ARRAYS = {
 }
 
 
-def verify(folder: Path, record: Mapping[str, Any], flavour: Flavour) -> bytes:
+def verify(folder: Path, record: EngineRecord, flavour: Flavour) -> bytes:
     """The content of an engine file, once it is what its record says.
 
     Raises:
         UsageError: it is missing, or damaged.
         EnvironmentProblemError: the library is missing, or of another version.
     """
-    path = folder / record["file"]
+    path = folder / record.file
     try:
         content = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}. Convert again.") from None
-    if hashlib.sha256(content).hexdigest() != record["sha256"]:
+    if hashlib.sha256(content).hexdigest() != record.sha256:
         raise UsageError(
             f"{path} is not the engine its manifest describes: it was changed, or only half of it "
             f"was written ({len(content)} bytes). Convert the model again."
         )
-    if flavour.version() != record["version"]:
+    if flavour.version() != record.version:
         raise EnvironmentProblemError(
-            f"{path} was built by {flavour.title} {record['version']}; installed is "
+            f"{path} was built by {flavour.title} {record.version}; installed is "
             f"{flavour.version()}. Engines run in the version that built them: install that one, "
             "or convert the model again."
         )
     return content
 
 
-def choose(records: Sequence[Mapping[str, Any]], sm: int, owner: Path) -> Mapping[str, Any]:
+def choose(records: Sequence[EngineRecord], sm: int, owner: Path) -> EngineRecord:
     """The engine for a GPU of compute capability ``sm``.
 
     Raises:
         EnvironmentProblemError: there is none.
     """
-    found = next((record for record in records if record["sm"] == sm), None)
+    found = next((record for record in records if record.sm == sm), None)
     if found is None:
-        built = ", ".join(f"{record['sm'] / 10:.1f}" for record in records) or "none"
+        built = ", ".join(f"{record.sm / 10:.1f}" for record in records) or "none"
         raise EnvironmentProblemError(
             f"{owner} has engines for compute capability {built}; this GPU has {sm / 10:.1f}. "
             f"Convert the model with --sm {sm}."
@@ -126,21 +129,21 @@ class EngineSession:
         UsageError, EnvironmentProblemError: see ``verify``, ``choose`` and ``Device``.
     """
 
-    def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
-        flavour = FLAVOURS[manifest["target"]]
-        for record in manifest["engines"]:
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        flavour = FLAVOURS[manifest.target]
+        for record in manifest.engines:
             verify(folder, record, flavour)
         self.device = Device()
-        self.record = choose(manifest["engines"], self.device.sm, folder)
-        self.profiles = [Profile.from_json(p) for p in self.record["profiles"]]
-        self.shapes = {i["name"]: i["shape"] for i in manifest["inputs"]}
-        states, able = manifest["states"], self.record["in_place"]
-        self.pairs = {s["present"]: s["past"] for s in states if s["present"] in able}
+        self.record = choose(manifest.engines, self.device.sm, folder)
+        self.profiles = [Profile(p.name, p.dims) for p in self.record.profiles]
+        self.shapes = {i.name: named(i.shape) for i in manifest.inputs}
+        able = self.record.in_place
+        self.pairs = {s.present: s.past for s in manifest.states if s.present in able}
         self._open(flavour, verify(folder, self.record, flavour))
 
     def _open(self, flavour: Flavour, content: bytes) -> None:
         module = flavour.load()
-        creators = register(flavour) if self.record["plugin_library"] else ()
+        creators = register(flavour) if self.record.plugin_library else ()
         self.log = Log()
         self.runtime = module.Runtime(self.log.sink(module))
         self.engine = self.runtime.deserialize_cuda_engine(content)
@@ -148,7 +151,7 @@ class EngineSession:
             failures = [str(c.failure) for c in creators if c.failure]
             reason = "; ".join([*failures, *self.log.errors()][:2]) or "it gives no reason"
             raise EnvironmentProblemError(
-                f"{flavour.title} cannot open {self.record['file']}: {reason}"
+                f"{flavour.title} cannot open {self.record.file}: {reason}"
             )
         names = [self.engine.get_tensor_name(i) for i in range(self.engine.num_io_tensors)]
         mode = module.TensorIOMode.INPUT

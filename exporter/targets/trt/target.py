@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import onnx
 
 from linexport.errors import BuildError, UnsupportedModelError, UsageError
+from linexport.manifest.engines import EngineRecord, LayerRecord
 from linexport.plugins.ops import linear_attention, mixture_of_experts
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention import chunk
@@ -133,7 +133,7 @@ def fixed_chunks(node: Node) -> tuple[Body, list[str]]:
     return b, chunk.write(b, spec, sizes, inputs, phi, balanced=False)
 
 
-def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[dict[str, Any]]:
+def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[EngineRecord]:
     """An engine for each compute capability, beside the model; their records for the manifest.
 
     Raises:
@@ -157,8 +157,8 @@ def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[
         file.write_bytes(engine.plan)
         made = record(flavour, options, engine, file, sm, used)
         needs = contract.NAMESPACE in graph.namespaces(model)
-        states = graph.in_place(model)
-        records.append({**made, "plugin_library": needs, "in_place": states, "note": note})
+        in_place = tuple(graph.in_place(model))
+        records.append(replace(made, plugin_library=needs, in_place=in_place, note=note))
     return records
 
 
@@ -181,21 +181,21 @@ def record(
     file: Path,
     sm: int,
     chosen: Sequence[profiles.Profile],
-) -> dict[str, Any]:
-    """What the manifest says of an engine."""
-    return {
-        "file": file.name,
-        "sha256": hashlib.sha256(engine.plan).hexdigest(),
-        "runtime": flavour.name,
-        "version": flavour.version(),
-        "sm": sm,
-        "precision": options.precision,
-        "plugins": list(engine.plugins),
-        "layers": list(engine.layers),
-        "scratch_bytes": engine.scratch,
-        "layer_scratch_bytes": dict(engine.layer_scratch),
-        "activation_bytes": engine.activations,
-        "profiles": [profile.json() for profile in chosen],
-        "checked": None,
-        "reason": None,
-    }
+) -> EngineRecord:
+    """Describe an engine that has just been built and was not run yet."""
+    return EngineRecord(
+        file=file.name,
+        sha256=hashlib.sha256(engine.plan).hexdigest(),
+        runtime=flavour.name,
+        version=flavour.version(),
+        sm=sm,
+        precision=options.precision,
+        plugins=tuple(engine.plugins),
+        layers=tuple(LayerRecord(**layer) for layer in engine.layers),
+        scratch_bytes=engine.scratch,
+        layer_scratch_bytes=dict(engine.layer_scratch),
+        activation_bytes=engine.activations,
+        profiles=tuple(profile.record() for profile in chosen),
+        plugin_library=False,
+        in_place=(),
+    )

@@ -1,16 +1,18 @@
-"""``manifest.json``: what an artifact is, how it was made and what was measured of it."""
+"""The manifest of an artifact folder, and digests of its files."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
 from linexport.errors import UsageError
+from linexport.manifest import text
+from linexport.manifest.names import MANIFEST, REPORT
+from linexport.manifest.records import FileRecord, Manifest
+from linexport.manifest.schema import from_json
 
-FORMAT = 1
-MANIFEST, MODEL, DATA, REPORT = "manifest.json", "model.onnx", "model.onnx.data", "report.html"
+MAX_BYTES = 2**26
+"""Largest manifest that is read."""
 
 
 def is_artifact(folder: Path) -> bool:
@@ -22,7 +24,7 @@ def is_artifact(folder: Path) -> bool:
     return True
 
 
-def read(folder: Path) -> dict[str, Any]:
+def read(folder: Path) -> Manifest:
     """The manifest of an artifact folder.
 
     Raises:
@@ -34,21 +36,25 @@ def read(folder: Path) -> dict[str, Any]:
             raise UsageError(
                 f"{folder} is not a folder; expected an artifact made by linexport convert."
             )
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+        value = text.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(
             f"{folder} has no {MANIFEST}; expected an artifact made by linexport convert."
         ) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}. Convert the model again.") from None
-    if not isinstance(manifest, dict) or "linexport" not in manifest or "format" not in manifest:
-        raise UsageError(f"{path} is not a linexport manifest.")
-    if manifest["format"] != FORMAT:
-        raise UsageError(
-            f"{path} has format {manifest['format']}; this version of linexport reads {FORMAT}. "
-            "Use the version that made it, or convert the model again."
-        )
-    return manifest
+    return from_json(value, str(path))
+
+
+def describe_files(folder: Path) -> dict[str, FileRecord]:
+    """Size and digest of every file of an artifact but the manifest and the report, by name."""
+    return {
+        path.name: FileRecord(path.stat().st_size, digest(path))
+        for path in sorted(folder.iterdir())
+        if path.name not in (MANIFEST, REPORT)
+    }
 
 
 def digest(path: Path) -> str:
@@ -62,18 +68,3 @@ def digest(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         raise UsageError(f"{path} is missing. Convert the model again.") from None
-
-
-def dumps(manifest: dict[str, Any]) -> str:
-    """As text: standard JSON, so non-finite numbers are written as null."""
-    return json.dumps(_finite(manifest), indent=2, allow_nan=False) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    if isinstance(value, float) and not -float("inf") < value < float("inf"):
-        return None
-    return value

@@ -1,0 +1,53 @@
+"""Values that the stages of a conversion share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from linexport import targets, trace
+from linexport.graph.dims import DimRange
+from linexport.loaders import LoadedModel
+from linexport.manifest import MODEL, ConvertOptions
+from linexport.system.progress import Stopwatch
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of ``convert``.
+
+    Attributes:
+        source: path or ``package.module:callable``.
+        options: as the user gave them.
+        target: with its options.
+        ranges: the user's ranges of dimensions.
+        folder: where everything is written.
+        watch: shown the stages.
+    """
+
+    source: str | Path
+    options: ConvertOptions
+    target: targets.Target
+    ranges: Mapping[str, DimRange]
+    folder: Path
+    watch: Stopwatch
+
+    @property
+    def model(self) -> Path:
+        """The model file."""
+        return self.folder / MODEL
+
+    def open(self) -> targets.Session:
+        """The model as checks open it: with little memory, and threads that sleep in between."""
+        threads = self.options.threads
+        return self.target.open(self.model, threads=threads, taking_turns=True, frugal=True)
+
+
+@dataclass(frozen=True)
+class Original:
+    """A loaded and traced model, with the ranges its dimensions may take in the artifact."""
+
+    loaded: LoadedModel
+    traced: trace.Traced
+    dims: Mapping[str, DimRange]

@@ -1,0 +1,168 @@
+"""traced model -> ``model.onnx`` in a folder, and the manifest of it, nothing proven yet."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+import linexport
+from linexport import passes, targets
+from linexport.artifact import write
+from linexport.conversion.job import Job, Original
+from linexport.conversion.model_under_test import input_records, tensor_records
+from linexport.errors import BuildError
+from linexport.graph import sequence_axis, states
+from linexport.graph.dims import DimRange
+from linexport.graph.external_data import attached, outline
+from linexport.manifest import FORMAT, MODEL, Manifest, describe_files
+from linexport.manifest.records import (
+    DimRecord,
+    LoweringRecord,
+    NodesRecord,
+    RejectionRecord,
+    SourceRecord,
+    TunedRecord,
+)
+from linexport.plugins.ops.feature_map import SIDES
+from linexport.plugins.ops.op import DOMAIN
+from linexport.plugins.ops.registry import all_ops
+from linexport.recognise.findings import Findings
+from linexport.system import environment
+from linexport.targets.lowering import Choice, lower
+
+TUNE_LENGTH = 1024
+
+
+@dataclass(frozen=True)
+class Written:
+    """A model that was written, and the operations in it that mix tokens."""
+
+    manifest: Manifest
+    mixing: Sequence[str]
+
+
+def written(job: Job, original: Original, with_state: bool) -> Written:
+    """Rewrite, lower and write a model; ``with_state`` exposes the states of causal ops."""
+    target, traced, stage = job.target, original.traced, job.watch.stage
+    with stage("rewrite"):
+        own = original.loaded.stepwise is not None  # its states are in the graph as it is
+        chosen = passes.STAGES if with_state and not own else passes.STATELESS
+        rewritten = passes.rewrite(traced.graph, chosen, traced.weights)
+        mixing = sequence_axis.mixing(rewritten.model)
+        model, weights = rewritten.model, rewritten.weights
+        if target.prepare is not targets.unchanged:  # it may change the weights, too
+            model, weights = target.prepare(attached(model, weights)), {}
+    with stage("lower"):
+        runner = _runner(target, job.options.threads) if job.options.tune else None
+        lowered, choices = lower(model, target.candidates, runner, _tune_sizes(original.dims))
+    with stage("write"):
+        write.save_model(lowered, job.folder, weights)
+        _check(lowered)
+        write.copy_files(original.loaded.files, job.folder)
+        manifest = _manifest(job, original, lowered, rewritten.findings, choices)
+    return Written(manifest, mixing)
+
+
+def _check(model: onnx.ModelProto) -> None:
+    try:
+        onnx.checker.check_model(outline(model))
+    except onnx.checker.ValidationError as error:
+        raise BuildError(f"The rewritten graph is not valid ONNX: {error}") from error
+
+
+def _runner(target: targets.Target, threads: int) -> Callable[[onnx.ModelProto], Any]:
+    return lambda model: (
+        target.open(model.SerializeToString(), threads=threads, taking_turns=True).run
+    )
+
+
+def _tune_sizes(dims: Mapping[str, DimRange]) -> dict[str, int]:
+    return {
+        name: limits.nearest(1 if limits.batch else limits.opt or TUNE_LENGTH)
+        for name, limits in dims.items()
+    }
+
+
+def _manifest(
+    job: Job,
+    original: Original,
+    model: onnx.ModelProto,
+    findings: Findings,
+    choices: Sequence[Choice],
+) -> Manifest:
+    loaded, traced = original.loaded, original.traced
+    graph, files = model.graph, describe_files(job.folder)
+    given = [i.name for i in traced.graph.graph.input]
+    own = loaded.stepwise.states if loaded.stepwise else ()
+    fused = _fused(graph)
+    return Manifest(
+        format=FORMAT,
+        linexport=linexport.__version__,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        status="ok",
+        artifact="",
+        target=job.target.name,
+        precision=job.target.options.precision,
+        options=job.options,
+        source=SourceRecord(**vars(loaded.source)),
+        warnings=(*loaded.warnings, *_warnings(fused)),
+        inputs=input_records(graph.input, loaded.defaults),
+        outputs=tensor_records(graph.output),
+        states=tuple(s.record() for s in (*own, *states.find(model, given))),
+        dims={
+            name: DimRecord(**vars(limits), traced=traced.example_sizes[name])
+            for name, limits in original.dims.items()
+        },
+        fused=fused,
+        refused=(
+            *(RejectionRecord(r.where, r.reason) for r in findings.refused),
+            *(RejectionRecord(m.where, m.reason, m.nodes) for m in findings.near_misses),
+        ),
+        lowerings=tuple(_lowering(choice) for choice in choices),
+        engines=(),
+        nodes=NodesRecord(exported=len(traced.graph.graph.node), artifact=len(graph.node)),
+        files=files,
+        model_sha256=files[MODEL].sha256 or "",
+        parity=None,
+        streaming=None,
+        latency=None,
+        decode=None,
+        memory=None,
+        measurement=None,
+        environment=environment.describe(),
+        seed=job.options.seed,
+    )
+
+
+def _lowering(choice: Choice) -> LoweringRecord:
+    tuned = None if choice.tuned is None else tuple(TunedRecord(**t) for t in choice.tuned)
+    return LoweringRecord(choice.node, choice.op, choice.lowering, choice.reason, tuned)
+
+
+def _warnings(fused: Mapping[str, int]) -> list[str]:
+    if not fused:
+        return [
+            "No linear attention was found: the artifact is the model as exported. What nearly "
+            "was is named under refused, with the reason."
+        ]
+    return [
+        f"{name} was found: {op.slow}."
+        for name, op in all_ops().items()
+        if op.slow and name in fused
+    ]
+
+
+def _fused(graph: onnx.GraphProto) -> dict[str, int]:
+    """How often each op occurs; feature maps that an attention applies itself count, too."""
+    count: Counter[str] = Counter()
+    for node in graph.node:
+        if node.domain == DOMAIN:
+            count[node.op_type] += 1
+            if any(a.name == "feature_map" and a.s for a in node.attribute):
+                count["FeatureMap"] += len(SIDES)
+    return dict(count)

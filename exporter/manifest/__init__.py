@@ -1,0 +1,25 @@
+"""The manifest of an artifact: typed records, their JSON, its schema, and options beside them."""
+
+from linexport.manifest.folder import describe_files, digest, is_artifact, read
+from linexport.manifest.names import DATA, MANIFEST, MODEL, REPORT
+from linexport.manifest.options import ConvertOptions
+from linexport.manifest.records import FORMAT, Manifest
+from linexport.manifest.schema import from_json, to_json
+from linexport.manifest.text import dumps
+
+__all__ = [
+    "DATA",
+    "FORMAT",
+    "MANIFEST",
+    "MODEL",
+    "REPORT",
+    "ConvertOptions",
+    "Manifest",
+    "describe_files",
+    "digest",
+    "dumps",
+    "from_json",
+    "is_artifact",
+    "read",
+    "to_json",
+]

@@ -1,0 +1,132 @@
+"""Options of a conversion, declared once.
+
+    ConvertOptions -> the signature of linexport.convert, the command line of ``linexport convert``,
+                      the command that repeats a conversion elsewhere, and the manifest's record
+
+Each field carries its default, its help text and the way the command line spells it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+HOW = "option"
+"""Key of a field's metadata under which its ``Option`` is kept."""
+
+Form = Literal["single", "commas", "repeated"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """The command line's side of a field.
+
+    Attributes:
+        flag: with its dashes.
+        help: a sentence or two.
+        form: how several values are given: ``--sm 89,120`` or ``--dim a=1:2:3 --dim b=1:2:3``.
+        min: smallest integer allowed.
+    """
+
+    flag: str
+    help: str
+    form: Form = "single"
+    min: int | None = None
+
+
+def _option(
+    flag: str, default: Any, help: str, form: Form = "single", min: int | None = None
+) -> Any:
+    return field(default=default, metadata={HOW: Option(flag, help, form, min)})
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """Everything ``convert`` may be asked for beside its source and output."""
+
+    target: str = _option("--target", "ort", "Where it will run.")
+    precision: str = _option(
+        "--precision", "fp32", "For engines: fp32, fp16 or bf16. States stay in float32."
+    )
+    sms: tuple[int, ...] = _option(
+        "--sm", (), "For engines: compute capabilities of the GPUs, such as 89,120.", "commas"
+    )
+    plugins: bool = _option(
+        "--plugins", True, "For engines: run linear attention by linexport's kernels."
+    )
+    quick: bool = _option(
+        "--quick",
+        False,
+        "For tensorrt: where one kernel suffices, put it into the engine, which then runs without "
+        "a plugin library.",
+    )
+    timing_cache: str | None = _option(
+        "--timing-cache",
+        None,
+        "For tensorrt: file of kernels' times that builds share; made if new.",
+    )
+    dims: tuple[str, ...] = _option(
+        "--dim",
+        (),
+        "Range of a dynamic dimension, NAME=MIN:OPT:MAX; may be repeated.",
+        "repeated",
+    )
+    tune: bool = _option("--tune", False, "Choose lowerings by measuring them on this machine.")
+    bench: bool = _option("--bench", True, "Measure latency and memory.")
+    lengths: tuple[int, ...] | None = _option(
+        "--lengths", None, "Sequence lengths to measure at, such as 128,1024,4096.", "commas"
+    )
+    threads: int = _option(
+        "--threads", 0, "Threads of every runner measured; 0 for each one's own choice.", min=0
+    )
+    seed: int = _option("--seed", 0, "Seed of all random inputs; recorded.")
+    overwrite: bool = _option(
+        "--overwrite", False, "Replace an earlier artifact once this one is complete."
+    )
+    trust_remote_code: bool = _option(
+        "--trust-remote-code",
+        False,
+        "Run the Python code that a Hugging Face model folder brings along: whatever its author "
+        "wrote there can do what you can.",
+    )
+
+    def __post_init__(self) -> None:
+        """Take any iterable where a tuple is kept, and any path where text is."""
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value is not None and one.metadata[HOW].form != "single":
+                object.__setattr__(self, one.name, tuple(value))
+        if self.timing_cache is not None:
+            object.__setattr__(self, "timing_cache", str(self.timing_cache))
+
+
+def declared() -> dict[str, Option]:
+    """The command line's side of every field, by the field's name."""
+    return {one.name: one.metadata[HOW] for one in fields(ConvertOptions)}
+
+
+def described(indent: int) -> str:
+    """A line of text for every option, the first one not indented."""
+    lines = [f"{name}: {option.help}" for name, option in declared().items()]
+    return f"\n{' ' * indent}".join(lines)
+
+
+def command(source: str, output: str, options: ConvertOptions) -> str:
+    """The command line that converts ``source`` with these options, quoted for a shell."""
+    words = ["linexport", "convert", source, "--output", output]
+    for one in fields(options):
+        value = getattr(options, one.name)
+        if value != one.default:
+            words += _words(one.metadata[HOW], value)
+    return shlex.join(words)
+
+
+def _words(option: Option, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [option.flag if value else f"--no-{option.flag.removeprefix('--')}"]
+    if option.form == "repeated":
+        return [word for item in value for word in (option.flag, item)]
+    if option.form == "commas":
+        return [option.flag, ",".join(map(str, value))]
+    return [option.flag, str(value)]

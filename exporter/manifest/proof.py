@@ -1,0 +1,189 @@
+"""Records of what was proven: parity over cases, and streaming in pieces.
+
+Numbers that are not finite are None: JSON has no way to write them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ToleranceRecord:
+    """Limits that applied: max|a - r| <= absolute + relative * max|r|, and why these."""
+
+    dtype: str
+    relative: float
+    absolute: float
+    why: str
+
+
+@dataclass(frozen=True)
+class ElementRecord:
+    """One element of an output: its index, the original's value and the artifact's."""
+
+    index: tuple[int, ...]
+    expected: float | None
+    got: float | None
+
+
+@dataclass(frozen=True)
+class CountRecord:
+    """The number of NaN or infinite elements in the original's output and in the artifact's."""
+
+    expected: int
+    got: int
+
+
+@dataclass(frozen=True)
+class CaseRecord:
+    """One output of one case compared with one reference.
+
+    Attributes:
+        name: kind of inputs, for people.
+        batch: first batch size of the case.
+        length: first sequence length of the case.
+        sizes: sizes of all dynamic dimensions.
+        seed: seed of the inputs.
+        magnitude: factor on floating inputs of unit variance.
+        reference: dtype the original was run in.
+        output: name of the output.
+        rounding: distance of the original's float32 output from its float64 output, where known.
+        denominator: smallest |denominator| of normalised linear attention, where there is one.
+        max_relative_error: largest difference over the largest finite magnitude of the reference.
+        max_absolute_error: largest difference.
+        worst: the element with the largest difference; None where the shapes differ.
+        nan: NaN elements on both sides.
+        inf: infinite elements on both sides.
+        passed: the differences are within tolerance.
+        reason: cause of a failure that the numbers do not show.
+    """
+
+    name: str
+    batch: int
+    length: int
+    sizes: dict[str, int]
+    seed: int
+    magnitude: float
+    reference: str
+    output: str
+    rounding: float | None
+    denominator: float | None
+    max_relative_error: float | None
+    max_absolute_error: float | None
+    worst: ElementRecord | None
+    nan: CountRecord
+    inf: CountRecord
+    passed: bool
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class DenominatorRecord:
+    """The smallest |denominator| over all cases, with the case's name and length."""
+
+    denominator: float | None
+    name: str
+    length: int
+
+
+@dataclass(frozen=True)
+class GreedyRecord:
+    """Greedy decoding of a language model beside the original.
+
+    Attributes:
+        steps: tokens written in each row.
+        rows: sequences.
+        different: tokens that the original would not have written.
+        ties: those of them at which the original's two largest logits are within tolerance.
+        passed: every different token is a tie.
+    """
+
+    steps: int
+    rows: int
+    different: int
+    ties: int
+    passed: bool
+
+
+@dataclass(frozen=True)
+class DivergenceRecord:
+    """The first value of the graph that is out of tolerance.
+
+    Attributes:
+        tensor: name of the value.
+        node: name of the node that computes it.
+        op: type of that node.
+        max_relative_error: its largest error.
+        worst: its worst element.
+        layer: for a language model, the first layer whose output is out of tolerance.
+        row: sequence of the batch in which that is seen first.
+        position: token at which that is seen first.
+    """
+
+    tensor: str
+    node: str
+    op: str
+    max_relative_error: float | None
+    worst: ElementRecord | None
+    layer: str | None = None
+    row: int | None = None
+    position: int | None = None
+
+
+@dataclass(frozen=True)
+class HistogramRecord:
+    """Counts of elements by log10 of their relative error; one more edge than counts."""
+
+    log10_edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.log10_edges) != len(self.counts) + 1:
+            raise ValueError(f"{len(self.counts)} counts need {len(self.counts) + 1} edges")
+
+
+@dataclass(frozen=True)
+class ParityRecord:
+    """The artifact's outputs beside the original's over all cases.
+
+    Attributes:
+        passed: every case passed and there was one; so did greedy decoding.
+        max_relative_error: largest of all cases; None if one is not finite or there is none.
+        max_absolute_error: likewise.
+        lengths: sequence lengths that were tried, in order.
+        tolerance: limits that applied.
+        smallest_denominator: of normalised linear attention; None where there is none.
+        cases: every comparison.
+        greedy: greedy decoding, for a language model.
+        first_divergence: first wrong value of the graph, for a failure.
+        histogram: errors of all elements.
+    """
+
+    passed: bool
+    max_relative_error: float | None
+    max_absolute_error: float | None
+    lengths: tuple[int, ...]
+    tolerance: ToleranceRecord
+    smallest_denominator: DenominatorRecord | None
+    cases: tuple[CaseRecord, ...]
+    greedy: GreedyRecord | None
+    first_divergence: DivergenceRecord | None
+    histogram: HistogramRecord
+
+
+@dataclass(frozen=True)
+class StreamingRecord:
+    """A sequence fed in pieces beside the same sequence fed whole.
+
+    Attributes:
+        passed: they agree; None where there is nothing to stream.
+        reason: cause of a failure, or of there being nothing to stream.
+        max_relative_error: largest error over all splits.
+        splits: lengths of the pieces, for each split tried.
+    """
+
+    passed: bool | None
+    reason: str | None
+    max_relative_error: float | None = None
+    splits: tuple[tuple[int, ...], ...] = ()

@@ -1,0 +1,249 @@
+"""``Manifest``: the central value. What an artifact is, how it was made, what was found of it.
+
+    convert fills it, ``manifest.json`` holds it, reports show it, ``load`` trusts what it says.
+
+Records are frozen; a later stage makes a new one with ``dataclasses.replace``. Names of fields are
+the keys of the JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from linexport.manifest.engines import EngineRecord
+from linexport.manifest.measured import DecodeRecord, LatencyRow, MeasurementRecord, MemoryRow
+from linexport.manifest.options import ConvertOptions
+from linexport.manifest.proof import ParityRecord, StreamingRecord
+
+FORMAT: Literal[2] = 2
+"""Version of the JSON that is written; see ``upgrade`` for what is still read."""
+
+Shape = tuple[int | str | None, ...]
+"""Sizes; dynamic ones by name, or None where they have none."""
+
+
+def named(shape: Shape) -> tuple[int | str, ...]:
+    """The shape of an input, whose dynamic sizes have names."""
+    return tuple("?" if size is None else size for size in shape)
+
+
+@dataclass(frozen=True)
+class SourceRecord:
+    """The original.
+
+    Attributes:
+        kind: what was loaded.
+        location: its path, or ``package.module:callable``, as the user gave it.
+        sha256: of its files; None for a factory, which is code.
+        description: one line for people.
+    """
+
+    kind: Literal["checkpoint", "exported_program", "onnx", "hugging_face", "factory"]
+    location: str
+    sha256: str | None
+    description: str
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """A graph output: its NumPy dtype and its shape."""
+
+    name: str
+    dtype: str
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class InputRecord(TensorRecord):
+    """A graph input; ``default`` fills it where the caller leaves it out."""
+
+    default: int | None = None
+
+
+@dataclass(frozen=True)
+class StateRecord:
+    """A state: the output ``present`` of a call is the input ``past`` of the next.
+
+    Attributes:
+        past: name of the input.
+        present: name of the output.
+        dtype: of both.
+        shape: of the input.
+        op: that reads and writes it.
+        grows: axis that each call makes longer by the tokens it is fed; None if the shape stays.
+        initial: value of every element before the first token.
+    """
+
+    past: str
+    present: str
+    dtype: str
+    shape: Shape
+    op: str
+    grows: int | None = None
+    initial: float = 0.0
+
+
+@dataclass(frozen=True)
+class DimRecord:
+    """Sizes a dynamic dimension may take, and the size it had in the example.
+
+    Attributes:
+        min: smallest size.
+        opt: usual size; None if none was named.
+        max: largest size; None if nothing bounds it.
+        batch: independent samples are stacked along it.
+        traced: size in the example inputs.
+    """
+
+    min: int
+    opt: int | None
+    max: int | None
+    batch: bool
+    traced: int
+
+
+@dataclass(frozen=True)
+class RejectionRecord:
+    """Nodes that look like linear attention and were left as they were.
+
+    Attributes:
+        where: name of the value they compute.
+        reason: the condition that failed.
+        nodes: the nodes the reason is about, where known.
+    """
+
+    where: str
+    reason: str
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TunedRecord:
+    """Median milliseconds of one candidate lowering."""
+
+    lowering: str
+    median_ms: float
+
+
+@dataclass(frozen=True)
+class LoweringRecord:
+    """The lowering a node got, and why; ``tuned`` is None where a rule decided."""
+
+    node: str
+    op: str
+    lowering: str
+    reason: str
+    tuned: tuple[TunedRecord, ...] | None = None
+
+
+@dataclass(frozen=True)
+class NodesRecord:
+    """Numbers of nodes: of the plain export and of the artifact."""
+
+    exported: int
+    artifact: int
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """Seconds that a stage of the conversion took."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """Size and digest of a file of the artifact.
+
+    ``sha256`` is None in an artifact whose format did not record it.
+    """
+
+    bytes: int
+    sha256: str | None
+
+
+Environment = dict[str, str | int | None]
+"""Versions of libraries and the machine, by name; None for what is not installed."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of ``manifest.json``.
+
+    Attributes:
+        format: version of this record.
+        linexport: version that wrote it.
+        created: date and time in UTC, ISO 8601.
+        status: "ok", or "parity_failed" where the artifact does not equal its original.
+        artifact: the folder, as it was named at conversion.
+        target: where the artifact runs.
+        precision: of weights and activations.
+        options: what ``convert`` was asked for; None in artifacts of format 1.
+        source: the original.
+        warnings: what the user should know.
+        inputs: graph inputs in order, states among them.
+        outputs: graph outputs in order, states among them.
+        states: pairs of an input and the output that continues it.
+        dims: dynamic dimensions by name.
+        fused: number of linexport ops by their type.
+        refused: what was not fused, and why.
+        lowerings: what each linexport op became.
+        engines: TensorRT engines beside the model.
+        nodes: how many there are.
+        files: every file but the manifest and the report, by name.
+        model_sha256: digest of ``model.onnx``; identifies the model of a saved state.
+        parity: comparison with the original; None before it was made.
+        streaming: comparison of split and unsplit sequences; None before it was made.
+        latency: a row per length, or per batch; None if not measured.
+        decode: one token with states; None if not measured or without states.
+        memory: a row per length; None if not measured.
+        measurement: how times were taken; None if they were not.
+        environment: where all this was done.
+        seed: of the random inputs.
+        stages: seconds of each stage of the conversion.
+    """
+
+    # For pydantic: no conversion of types, no unknown keys, no NaN.
+    __pydantic_config__: ClassVar[dict[str, Any]] = {
+        "strict": True,
+        "extra": "forbid",
+        "allow_inf_nan": False,
+    }
+
+    format: Literal[2]
+    linexport: str
+    created: str
+    status: Literal["ok", "parity_failed"]
+    artifact: str
+    target: str
+    precision: str
+    options: ConvertOptions | None
+    source: SourceRecord
+    warnings: tuple[str, ...]
+    inputs: tuple[InputRecord, ...]
+    outputs: tuple[TensorRecord, ...]
+    states: tuple[StateRecord, ...]
+    dims: dict[str, DimRecord]
+    fused: dict[str, int]
+    refused: tuple[RejectionRecord, ...]
+    lowerings: tuple[LoweringRecord, ...]
+    engines: tuple[EngineRecord, ...]
+    nodes: NodesRecord
+    files: dict[str, FileRecord]
+    model_sha256: str
+    parity: ParityRecord | None
+    streaming: StreamingRecord | None
+    latency: tuple[LatencyRow, ...] | None
+    decode: DecodeRecord | None
+    memory: tuple[MemoryRow, ...] | None
+    measurement: MeasurementRecord | None
+    environment: Environment
+    seed: int
+    stages: tuple[StageRecord, ...] = ()
+
+    @property
+    def why_stateless(self) -> str:
+        """The reason why the model does not stream."""
+        return (self.streaming and self.streaming.reason) or "the manifest gives no reason"

@@ -1,0 +1,34 @@
+"""JSON of format 1, written by linexport 0.1, as JSON of format 2.
+
+files     name -> bytes              becomes  name -> {bytes, sha256}
+model_sha256                         becomes  also that of files["model.onnx"]
+a missing key of an optional record  becomes  null
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from linexport.manifest.names import MODEL
+
+ABSENT: dict[str, Any] = {
+    "options": None,
+    "precision": "fp32",
+    "artifact": "",
+    "engines": [],
+    "measurement": None,
+}
+"""Keys of format 2 that format 1, or its earliest writers, did not have."""
+
+
+def upgraded(value: dict[str, Any]) -> dict[str, Any]:
+    """The manifest in format 2; parts that are damaged stay so, for the schema to name."""
+    files = value.get("files")
+    if isinstance(files, dict):
+        files = {name: {"bytes": size, "sha256": None} for name, size in files.items()}
+        if MODEL in files:
+            files[MODEL]["sha256"] = value.get("model_sha256")
+        for engine in value.get("engines") or []:
+            if isinstance(engine, dict) and engine.get("file") in files:
+                files[engine["file"]]["sha256"] = engine.get("sha256")
+    return {**ABSENT, **value, "files": files, "format": 2}

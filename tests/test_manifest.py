@@ -1,0 +1,89 @@
+"""The manifest: its schema, its versions, and what becomes of one that is damaged."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from linexport import manifest as manifests
+from linexport.errors import UsageError
+from linexport.manifest import Manifest, from_json, schema, text, to_json
+from linexport.manifest.records import FileRecord
+
+FORMAT_1 = Path(__file__).with_name("test_manifest_format_1.json")
+"""Written by linexport 0.1.0: a language model with an engine, two layers of it kept."""
+
+
+def test_the_published_schema_is_current() -> None:
+    published = Path(schema.__file__).with_name("schema.json").read_text()
+    assert published == schema.json_schema()
+
+
+def test_json_and_back_is_the_same(sample_manifest: Manifest) -> None:
+    assert from_json(to_json(sample_manifest)) == sample_manifest
+
+
+def test_numbers_that_are_not_finite_are_null_and_come_back_as_none(
+    sample_manifest: Manifest,
+) -> None:
+    parity = sample_manifest.parity
+    assert parity is not None
+    wild = replace(sample_manifest, parity=replace(parity, max_relative_error=float("inf")))
+    again = from_json(json.loads(manifests.dumps(to_json(wild))))
+    assert again.parity == replace(parity, max_relative_error=None)
+
+
+def test_a_manifest_of_format_1_is_read_as_one_of_format_2() -> None:
+    old = json.loads(FORMAT_1.read_text())
+    found = from_json(old)
+    assert old["format"] == 1 and found.format == 2
+    assert found.options is None and found.status == "ok"
+    size, digest = old["files"]["model.onnx"], old["model_sha256"]
+    assert found.files["model.onnx"] == FileRecord(size, digest)
+    [engine] = found.engines
+    assert found.files[engine.file].sha256 == engine.sha256
+    kept = {k for k in old if k not in ("format", "files", "engines")}
+    again = to_json(found)
+    assert {k: again[k] for k in kept} == {k: old[k] for k in kept}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("dims", "seq", "min"), 1.5, r"\$\.dims\.seq\.min is 1\.5; expected a valid integer"),
+        (("inputs", 0, "shape", 0), 1.5, r"\$\.inputs\[0\]\.shape\[0\] is 1\.5; expected a valid"),
+        (("status",), "good", r"\$\.status is \"good\"; expected 'ok' or 'parity_failed'"),
+        (("parity", "cases", 3, "nan"), None, r"\$\.parity\.cases\[3\]\.nan is null; expected an"),
+        (("warnings",), "w" * 999, r"\$\.warnings is \"w{59}\.\.\.; expected a valid"),
+    ],
+)
+def test_the_error_names_place_found_and_expected(
+    sample_manifest: Manifest, path: tuple[Any, ...], value: Any, words: str
+) -> None:
+    content: Any = to_json(sample_manifest)
+    holder = content
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = value
+    with pytest.raises(UsageError, match=words):
+        from_json(content, "a/manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("damaged", "words"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a": 1, "a": 2}', "the key 'a' occurs twice"),
+        ("[NaN]", "NaN is not a JSON number"),
+        ("[1e999]", "too large"),
+        ("[" + "9" * 5000 + "]", "does not fit in 64 bits"),
+        ('{"a": tru}', "Expecting value"),
+    ],
+)
+def test_text_that_is_no_standard_json_is_one_error(damaged: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        text.loads(damaged)
