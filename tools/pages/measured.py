@@ -61,8 +61,8 @@ def _attention(result: Any) -> str:
 
 
 def _families(result: Any) -> str:
-    titles = ["model type", "512 tokens", "eager", "plain export", "GEMM floor"]
-    titles += ["one step", "eager", "GEMM floor"]
+    titles = ["model type", "512 tokens: artifact", "eager", "plain export", "GEMM floor"]
+    titles += ["a step: artifact", "eager", "GEMM floor"]
     rows = []
     for name, found in result.items():
         if "speed" not in found:
