@@ -1,6 +1,6 @@
 """Attention restricted to keys near the query: |q - k|_1 <= delta, smoothed at the edge.
 
-exp(q.k/sqrt(d)) P(|q - k + tau g|_1 <= delta)     the product of two maps, draw by draw (MATH 5)
+exp(q.k/sqrt(d)) P(|q - k + tau g|_1 <= delta)     the product of two maps, draw by draw
 
 The error of the mask's factor grows exponentially with d: for heads wider than 4 the mask is
 exp(-|q - k|_1 / delta), which has Cauchy frequencies and takes any width.

@@ -7,7 +7,7 @@ with h_l(i) uniform on M places and s_l(i) a random sign, l = 1 ... n. The FFT o
 fixed complex matrix, and by Parseval the inverse transform changes no inner product: phi is the
 real and imaginary parts of the bins 0 ... M/2 of the product, scaled by sqrt(w / M), w = 1, 2, ...,
 2, 1. The imaginary parts of the first and last bin are zero and left out, so there are M features.
-Source: Pham and Pagh 2013, with the transforms written as MATH 2 does.
+Source: Pham and Pagh 2013; docs/math.md, "Tensor sketch without a Fourier operator".
 """
 
 from __future__ import annotations

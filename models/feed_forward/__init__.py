@@ -2,7 +2,8 @@
 
     y_i ~ Phi(W)_i . Psi(x)        Phi(W) computed once
 
-``linearize_feed_forward`` makes the replacement in one of three forms; MATH 3 has their theory.
+``linearize_feed_forward`` makes the replacement in one of three forms; their theory is in
+docs/math.md, "Feed-forward layers".
 """
 
 from linexport.models.feed_forward.activations import ACTIVATIONS, Activation

@@ -1,4 +1,4 @@
-"""The activations f of y = f(W x + b), with what the theory of MATH 3 asks of each.
+"""The activations f of y = f(W x + b), and what docs/math.md, "Feed-forward layers", needs of each.
 
 Bernstein:  max|f''|, and the jump of f' where f has a kink
 Taylor:     f(t) = linear t + sum_k c_k t^(first + 2k)    for |t| < radius

@@ -9,7 +9,7 @@ K_j, so that the draws with the same K together are a map of that many features,
 
     Var = (sum_k c_k^2/p_k ((d+1) w^2 . x^2)^g(k) - (f - linear)^2) / J        squares by component
 
-which is the bound of MATH 3 with the value of MSE_k in place of a bound.
+with the value of MSE_k, not a bound on it: see docs/math.md, "Unbiased power series".
 """
 
 from __future__ import annotations

@@ -39,6 +39,19 @@ def test_the_tests_that_the_mathematics_names_exist() -> None:
     assert found >= 30
 
 
+def test_the_sections_of_the_mathematics_that_code_cites_exist() -> None:
+    sections = re.findall(r"^#+ (.*)$", (DOCS / "math.md").read_text(), re.MULTILINE)
+    cited = [
+        (path.name, " ".join(section.split()))
+        for folder in ("exporter", "models", "plugins")
+        for path in (ROOT / folder).rglob("*.py")
+        for section in re.findall(r'docs/math\.md,\s+"([^"]+)"', path.read_text())
+    ]
+    assert len(cited) >= 8
+    for name, section in cited:
+        assert section in sections, f"{name} cites {section!r}"
+
+
 def test_the_files_that_pages_name_exist() -> None:
     for page in [*DOCS.glob("*.md"), *ROOT.glob("*.md")]:
         if page.name == "CHANGELOG.md":

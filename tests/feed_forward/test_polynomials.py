@@ -1,4 +1,4 @@
-"""The polynomials that stand for an activation, against MATH 3, and claims wrong elsewhere."""
+"""Polynomials in place of an activation, against docs/math.md; claims that are wrong elsewhere."""
 
 from __future__ import annotations
 

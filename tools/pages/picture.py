@@ -64,8 +64,7 @@ def _svg(colours: dict[str, str]) -> str:
         f"{machine['onnxruntime']}; {found['date']}"
     )
     lines.append(
-        f'<text x="0" y="{height - 8}" font-size="12.5" fill="{colours["faint"]}">'
-        f"{caption}</text>"
+        f'<text x="0" y="{height - 8}" font-size="12.5" fill="{colours["faint"]}">{caption}</text>'
     )
     return "\n".join([*lines, "</svg>"]) + "\n"
 

@@ -7,7 +7,7 @@
 
 c_ij is 1 where i = j and sqrt(2) elsewhere. Products of x_i and x_j are made by selecting columns
 with matrices of zeros and ones, on tensor cores. ``kappa`` is phi(q) . phi(k) from q . k, for the
-two maps that have it. Source of the formulas: MATH 2.
+two maps that have it. Source: docs/math.md, "Feature maps".
 """
 
 from __future__ import annotations

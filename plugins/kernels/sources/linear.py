@@ -13,7 +13,7 @@ decays in it and D_ts = exp(L_t - L_s) for s <= t, 0 otherwise:
 into the state before each segment, and ``segment_output`` runs all lines from there: two passes
 over keys and values for as many blocks as there are segments. One segment needs the last kernel
 only, and the delta rules, whose S' is no sum over segments, have one.
-Source: the chunk form of MATH 1, as in Yang et al. 2024 (arXiv 2312.06635), section 4.
+Source: docs/math.md, "Chunk form"; Yang et al. 2024 (arXiv 2312.06635), section 4.
 """
 
 from __future__ import annotations

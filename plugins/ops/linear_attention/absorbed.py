@@ -4,7 +4,7 @@
 
 so that a lowering may compute features a few tokens at a time, next to where they are used, rather
 than for the whole sequence; and, where phi represents a scalar kernel, products of features as
-kappa(q . k) without any features (MATH 1).
+kappa(q . k) without any features: docs/math.md, "Scores without features".
 """
 
 from __future__ import annotations

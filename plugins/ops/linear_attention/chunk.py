@@ -18,7 +18,7 @@ decay of any size, -inf too, loses no precision. Memory and time are linear in T
 Where the node applies a feature map itself, Q and K above are phi_q(Q) and phi_k(K), computed in
 the chunk; and where phi represents a scalar kernel, Q K^T is kappa of the products of the widths
 before the map.
-Source: the chunk form of MATH 1; Yang et al. 2024 (arXiv 2406.06484) for the delta rule.
+Source: docs/math.md, "Chunk form"; Yang et al. 2024 (arXiv 2406.06484) for the delta rule.
 """
 
 from __future__ import annotations
