@@ -1,41 +1,29 @@
-"""Linear attention and causal convolution in PyTorch: differentiable, in chunk form.
+"""The linexport ops as differentiable PyTorch functions.
 
 These are what the reference layers call. While ``torch.export`` traces, each call is recorded as
 one operator of the ``linexport`` library (``linexport.models.torch_ops``) instead of the many
 operators it is made of, so that linexport finds it again; anywhere else it is ordinary PyTorch.
 
-Shapes and formulas: ``linexport.plugins.ops.linear_attention`` and ``...causal_conv``.
+Shapes and formulas are those of the op of the same name in ``linexport.plugins.ops``. Every
+function raises OpError for attributes or shapes that contradict it.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from linexport.plugins.ops import causal_conv as conv_op
-from linexport.plugins.ops.linear_attention.chunk import PER_CHANNEL_CHUNK
-from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
+from linexport.models.torch_ops import call
+from linexport.plugins.ops.causal_conv import OP as CAUSAL_CONV
+from linexport.plugins.ops.generalized_delta_rule import OP as GENERALIZED_DELTA_RULE
+from linexport.plugins.ops.linear_attention import OP as LINEAR_ATTENTION
+from linexport.plugins.ops.linear_attention import LinearAttentionSpec
+from linexport.plugins.ops.mixture_of_experts import OP as MIXTURE_OF_EXPERTS
+from linexport.plugins.ops.stabilized_exp import OP as STABILIZED_EXP
 
-_watched: list[Tensor] | None = None
-
-
-@contextlib.contextmanager
-def watch_denominators() -> Iterator[list[Tensor]]:
-    """Collect, while it lasts, the smallest |denominator|, eps included, of every normalised call.
-
-    NaN where one is NaN.
-    """
-    global _watched
-    before, _watched = _watched, []
-    try:
-        yield _watched
-    finally:
-        _watched = before
+Stabilized = tuple[Tensor, Tensor, Tensor, Tensor]
+"""query_features, key_features, decay and present_key_max."""
 
 
 def linear_attention(
@@ -50,22 +38,18 @@ def linear_attention(
     decay_scale: Tensor | None = None,
     **attributes: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, present_state and present_normalizer, in the dtype of the inputs and of the state.
+    """Return output, present_state and present_normalizer.
 
     ``attributes`` are the fields of ``LinearAttentionSpec``; q_num_heads and kv_num_heads are
-    required. Half-precision inputs are computed in float32, and states are then float32.
-
-    Raises:
-        OpError: attributes or shapes that contradict the op.
+    required. The output has the dtype of the inputs; half precision is computed in float32, and
+    states are then float32.
     """
     tensors = (query, key, value, past_state, past_normalizer, decay, beta, key_mask)
     spec = LinearAttentionSpec(**attributes)
-    if torch.compiler.is_exporting():
-        out: tuple[Tensor, Tensor, Tensor] = torch.ops.linexport.linear_attention(
-            *tensors, decay_scale=decay_scale, **spec.attributes()
-        )
-        return out
-    return chunked_linear_attention(spec, *tensors, decay_scale)
+    out: tuple[Tensor, Tensor, Tensor] = call(
+        LINEAR_ATTENTION, *tensors, decay_scale=decay_scale, **spec.attributes()
+    )
+    return out
 
 
 def causal_conv(
@@ -75,199 +59,74 @@ def causal_conv(
     past_state: Tensor | None = None,
     activation: str = "none",
 ) -> tuple[Tensor, Tensor]:
-    """Depthwise causal convolution over the last axis of (B, C, T); output and present_state.
-
-    Raises:
-        OpError: unknown activation, or shapes that contradict each other.
-    """
-    if torch.compiler.is_exporting():
-        out: tuple[Tensor, Tensor] = torch.ops.linexport.causal_conv(
-            input, weight, bias, past_state, activation
-        )
-        return out
-    return plain_causal_conv(input, weight, bias, past_state, activation)
+    """Return a depthwise causal convolution over the last axis of (B, C, T), and present_state."""
+    out: tuple[Tensor, Tensor] = call(CAUSAL_CONV, input, weight, bias, past_state, activation)
+    return out
 
 
-def plain_causal_conv(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    past_state: Tensor | None,
-    activation: str,
-) -> tuple[Tensor, Tensor]:
-    """``causal_conv`` in plain PyTorch."""
-    optional = (None if x is None else x.shape for x in (bias, past_state))
-    size = conv_op.check(activation, input.shape, weight.shape, *optional)
-    if past_state is None:
-        seen = F.pad(input, (size - 1, 0))
-    else:
-        seen = torch.cat([past_state, input], dim=2)
-    output = F.conv1d(seen, weight, bias, groups=weight.shape[0])
-    if activation != "none":
-        output = F.silu(output)
-    return output, seen[:, :, input.shape[2] :].clone()
-
-
-def chunked_linear_attention(
-    spec: LinearAttentionSpec,
+def generalized_delta_rule(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    decay: Tensor,
+    a: Tensor,
+    b: Tensor,
     past_state: Tensor | None = None,
-    past_normalizer: Tensor | None = None,
-    decay: Tensor | None = None,
-    beta: Tensor | None = None,
     key_mask: Tensor | None = None,
-    decay_scale: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``linear_attention`` in plain PyTorch.
+    *,
+    num_heads: int,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Return the output, in the dtype of the inputs, and present_state.
 
-    The linear rule is written without a loop over chunks, so that a plain export of it keeps a
-    dynamic length; decay and delta rules loop, and a plain export of them unrolls.
+    Half-precision inputs are computed in float32, and the state is then float32.
     """
-    inputs = (query, key, value, past_state, past_normalizer, decay, beta, key_mask, decay_scale)
-    sizes = spec.check(*(None if x is None else tuple(x.shape) for x in inputs))  # type: ignore[arg-type]
-    if decay is not None and decay_scale is not None:
-        decay = (decay.unsqueeze(-1) * decay_scale).flatten(2)
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    heads, batch = spec.kv_num_heads, query.shape[0]
-
-    q = _heads(query.to(dtype) * spec.scale, spec.q_num_heads, spec.output_heads)
-    q = q.unflatten(1, (heads, spec.output_heads // heads))
-    k = _heads(key.to(dtype), sizes.key_heads, heads)
-    v = _heads(value.to(dtype), heads, heads)
-    if key_mask is not None:
-        k = torch.where(key_mask[:, None, :, None], k, 0.0)
-        if decay is not None:
-            decay = torch.where(key_mask[:, :, None], decay, 0.0)
-    k, v = k.unsqueeze(2), v.unsqueeze(2)
-
-    S = k.new_zeros(batch, heads, 1, sizes.d_k, sizes.d_v)
-    z = k.new_zeros(batch, heads, 1, sizes.d_k, 1)
-    if past_state is not None:
-        S = past_state.to(dtype).unsqueeze(2)
-    if past_normalizer is not None:
-        z = past_normalizer.to(dtype)[:, :, None, :, None]
-    if not spec.causal:
-        numerator, denominator, S, z = _bidirectional(q, k, v)
-    elif spec.update_rule == "linear":
-        numerator, denominator, S, z = _linear(spec, q, k, v, S, z)
-    else:
-        gates = [None if g is None else _gate(g.to(dtype), heads) for g in (decay, beta)]
-        numerator, denominator, S, z = _gated(spec, q, k, v, S, z, *gates)
-    output = numerator
-    if spec.normalize:
-        denominator = denominator + spec.eps
-        output = numerator / denominator
-        if _watched is not None and denominator.numel():
-            _watched.append(denominator.detach().abs().min())
-    output = output.flatten(1, 2).transpose(1, 2).flatten(2).to(query.dtype)
-    return output, S.squeeze(2), z[:, :, 0, :, 0]
-
-
-Parts = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Numerator (B, H_kv, G, T, d_v), denominator (B, H_kv, G, T, 1), state and normaliser."""
-
-
-def _bidirectional(q: Tensor, k: Tensor, v: Tensor) -> Parts:
-    S = k.transpose(-1, -2) @ v
-    z = k.sum(-2).unsqueeze(-1)
-    return q @ S, q @ z, S, z
-
-
-def _linear(
-    spec: LinearAttentionSpec, q: Tensor, k: Tensor, v: Tensor, S: Tensor, z: Tensor
-) -> Parts:
-    """All chunks at once; a cumulative sum over chunks gives the state before each of them."""
-    length = q.shape[-2]
-    # Not -(-length // size): ONNX divides integers towards zero, and this is exported plainly.
-    size = spec.chunk_size
-    count = (length + size - 1) // size
-    if isinstance(length, int):  # not while tracing, where the length is a symbol
-        size = max(1, min(size, length))
-        count = max(1, (length + size - 1) // size)
-    padding = (0, 0, 0, count * size - length)
-    q, k, v = (F.pad(x, padding).unflatten(-2, (count, size)) for x in (q, k, v))
-    k_t = k.transpose(-1, -2)
-    added, added_z = k_t @ v, k_t.sum(-1, keepdim=True)
-    states = S.unsqueeze(3) + added.cumsum(3)
-    normalizers = z.unsqueeze(3) + added_z.cumsum(3)
-    scores = (q @ k_t).tril()
-    numerator = q @ (states - added) + scores @ v
-    denominator = q @ (normalizers - added_z) + scores.sum(-1, keepdim=True)
-    return (
-        numerator.flatten(3, 4)[..., :length, :],
-        denominator.flatten(3, 4)[..., :length, :],
-        states[:, :, :, -1],
-        normalizers[:, :, :, -1],
+    tensors = (query, key, value, decay, a, b, past_state, key_mask)
+    out: tuple[Tensor, Tensor] = call(
+        GENERALIZED_DELTA_RULE, *tensors, num_heads=num_heads, scale=scale
     )
+    return out
 
 
-def _gated(
-    spec: LinearAttentionSpec,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    S: Tensor,
-    z: Tensor,
-    decay: Tensor | None,
-    beta: Tensor | None,
-) -> Parts:
-    """Chunk after chunk, with the triangular system of the delta rule solved in each.
+def stabilized_exp(
+    query: Tensor,
+    key: Tensor,
+    past_key_max: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    decay: Tensor | None = None,
+    *,
+    q_num_heads: int,
+    k_num_heads: int,
+    causal: bool = True,
+) -> Stabilized:
+    """Return features (B, T, H * M) of exponents, their decay and the maxima (B, H_k, M).
 
-    Formulas: ``linexport.plugins.ops.linear_attention.chunk``.
+    Computed, and returned, at least in float32.
     """
-    per_channel = decay is not None and decay.shape[-1] > 1
-    size = min(spec.chunk_size, PER_CHANNEL_CHUNK) if per_channel else spec.chunk_size
-    numerators = [q.new_zeros(*q.shape[:3], 0, v.shape[-1])]
-    denominators = [q.new_zeros(*q.shape[:3], 0, 1)]
-    for start in range(0, q.shape[-2], size):
-        part = slice(start, start + size)
-        q_c, k_c, v_c = q[..., part, :], k[..., part, :], v[..., part, :]
-        g = torch.zeros_like(k_c[..., :1]) if decay is None else decay[..., part, :]
-        pairs = _decay_pairs(g)
-        from_start = g.cumsum(-2).exp()
-        after = F.pad(g[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2)
-        k_rest = (k_c * after.exp()).transpose(-1, -2)
-        total = g.sum(-2).exp().unsqueeze(-1)
-        if beta is not None:
-            step = beta[..., part, :]
-            below = (step * _decayed_products(k_c, k_c, pairs)).tril(-1)
-            target = step * (v_c - (k_c * from_start) @ S)
-            v_c = torch.linalg.solve_triangular(below, target, upper=False, unitriangular=True)
-        scores = _decayed_products(q_c, k_c, pairs)
-        numerators.append((q_c * from_start) @ S + scores @ v_c)
-        denominators.append((q_c * from_start) @ z + scores.sum(-1, keepdim=True))
-        S = total * S + k_rest @ v_c
-        z = total * z + k_rest.sum(-1, keepdim=True)
-    return torch.cat(numerators, -2), torch.cat(denominators, -2), S, z
+    inputs = (query, key, past_key_max, key_mask, decay)
+    out: Stabilized = call(STABILIZED_EXP, *inputs, q_num_heads, k_num_heads, int(causal))
+    return out
 
 
-def _decay_pairs(g: Tensor) -> Tensor:
-    """exp(sum of decays in (s, t]) for s <= t, else 0: (..., C, d) to (..., C, C, d).
-
-    The sums are added up rather than subtracted: as precise for strong decay as for weak.
-    """
-    size = g.shape[-2]
-    lower = torch.ones(size, size, dtype=torch.bool, device=g.device).tril()
-    steps = torch.where(lower.tril(-1)[..., None], g.unsqueeze(-2), 0.0)
-    return torch.where(lower[..., None], steps.cumsum(-3), -torch.inf).exp()
-
-
-def _decayed_products(x: Tensor, k: Tensor, pairs: Tensor) -> Tensor:
-    """Sum over channels of x_t k_s pairs_ts: (..., C, C)."""
-    if pairs.shape[-1] == 1:
-        return (x @ k.transpose(-1, -2)) * pairs[..., 0]
-    return ((k.unsqueeze(-3) * pairs) @ x.unsqueeze(-1)).squeeze(-1)
-
-
-def _heads(packed: Tensor, heads: int, served: int) -> Tensor:
-    """(B, T, heads*d) as (B, served, T, d), each head repeated for the heads it serves."""
-    split = packed.unflatten(-1, (heads, packed.shape[-1] // heads)).transpose(1, 2)
-    return split if heads == served else split.repeat_interleave(served // heads, dim=1)
-
-
-def _gate(gate: Tensor, heads: int) -> Tensor:
-    """(B, T, H*n) or (B, T, 1) as (B, H or 1, 1, T, n)."""
-    groups = 1 if gate.shape[-1] == 1 else heads
-    return _heads(gate, groups, groups).unsqueeze(2)
+def mixture_of_experts(
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    up: Tensor,
+    down: Tensor,
+    *,
+    activation: str = "silu",
+    gated: bool = True,
+) -> Tensor:
+    """Return y (N, H_out), in the dtype of x."""
+    y: Tensor = call(
+        MIXTURE_OF_EXPERTS,
+        x,
+        index,
+        weight,
+        up,
+        down,
+        activation=activation,
+        gated=int(gated),
+    )
+    return y

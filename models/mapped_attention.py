@@ -3,7 +3,7 @@
     output = linear_attention(phi_q(query), phi_k(key), value)
 
 A normalised layer with an exponential map takes the logarithms of the features, stabilises them
-(``linexport.models.stabilize``) and runs the gated rule on the result, in float32: the same ratio
+(``StabilizedExp``) and runs the gated rule on the result, in float32: the same ratio
 at any scale of the inputs.
 """
 
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from linexport.errors import UsageError
 from linexport.models import functional
 from linexport.models.feature_maps import FeatureMap
-from linexport.models.stabilize import stabilized_exp
+from linexport.models.functional import stabilized_exp
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 from linexport.plugins.ops.stabilized_exp import LOWEST
 

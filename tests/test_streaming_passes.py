@@ -245,3 +245,27 @@ def test_what_acts_per_token_is_not(graph: Build, body: str) -> None:
 def test_attention_that_sees_all_tokens_mixes_them(graph: Build) -> None:
     both = "q = linexport.LinearAttention <q_num_heads = 2, kv_num_heads = 2, causal = 0> (x, x, x)"
     assert sequence_axis.mixing(graph(both))[0].startswith("LinearAttention")
+
+
+STABILIZED = "q, k = linexport.StabilizedExp <q_num_heads = 2, k_num_heads = 2, causal = %d> (x, x)"
+
+
+def test_exponents_whose_maximum_is_a_state_do_not_mix_tokens(graph: Build) -> None:
+    assert sequence_axis.mixing(graph(STABILIZED % 1)) == []
+    assert sequence_axis.mixing(graph(STABILIZED % 0))[0].startswith("StabilizedExp")
+
+
+def test_an_op_along_another_axis_than_its_own_mixes_tokens() -> None:
+    """Experts that take tokens for channels."""
+    register_schemas()
+    swapped = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18, "linexport" : 1]>'
+        "g (float[batch, seq, 8] x, float[8, 1, 4] w, float[1, seq] y, int64[1, 1] i,"
+        "   float[1, 1] r, float[2, 6, seq] up, float[2, 8, 3] down)"
+        " => (float[batch, 8, seq] c, float[1, 8] z) {"
+        "a = Transpose <perm = [0, 2, 1]> (x)"
+        "c, n = linexport.CausalConvWithState (a, w)"
+        "z = linexport.MixtureOfExperts (y, i, r, up, down) }"
+    )
+    found = sequence_axis.mixing(onnx.shape_inference.infer_shapes(swapped))
+    assert [name.split()[0] for name in found] == ["MixtureOfExperts"]

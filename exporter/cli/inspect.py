@@ -95,28 +95,11 @@ def _table(found: dict[str, Any]) -> Any:
     for title in ("node", "op", "details", *(["lowering"] if found["kind"] == "artifact" else [])):
         table.add_column(title, overflow="fold")
     for op in found["ops"]:
-        row = [op["node"], op["op"], _details(op)]
+        row = [op["node"], op["op"], op["details"]]
         if found["kind"] == "artifact":
             row.append(str(op["lowering"]))
         table.add_row(*row)
     return table
-
-
-def _details(op: dict[str, Any]) -> str:
-    if op["op"] == "FeatureMap":
-        return f"{op['kind']}, {op['num_heads']} heads"
-    if op["op"] == "GeneralizedDeltaRule":
-        return f"{op['num_heads']} heads of {op['d_k']} x {op['d_v']}, token by token"
-    if op["op"] != "LinearAttention":
-        return f"activation {op.get('activation', 'none')}"
-    heads = f"{op['q_num_heads']} query, {op['kv_num_heads']} key/value heads"
-    parts = [
-        "causal" if op.get("causal", 1) else "bidirectional",
-        op.get("update_rule", "linear"),
-        f"{heads} of {op['d_k']} x {op['d_v']}",
-        f"normalised, eps {op.get('eps', 0.0):g}" if op.get("normalize") else "not normalised",
-    ]
-    return ", ".join(parts)
 
 
 def register(app: typer.Typer) -> None:

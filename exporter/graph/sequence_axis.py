@@ -2,7 +2,8 @@
 
 A graph streams if every operation besides those with a state acts on each token alone. The token
 axis is followed by the symbol of its size, which shapes carry: an operation mixes tokens if it
-removes that axis, doubles it, changes its length, or works along it.
+removes that axis, doubles it, changes its length, or works along it. A linexport op declares where
+it has tokens, and whether it mixes them only by its states.
 """
 
 from __future__ import annotations
@@ -12,10 +13,8 @@ from collections.abc import Iterator
 import onnx
 import onnx_graphsurgeon as gs
 
-from linexport.plugins.ops.op import DOMAIN
-
-LENGTH_AXIS = {"LinearAttention": 1, "CausalConvWithState": 2}
-"""Place of the token axis in the first input of ops that carry a state."""
+from linexport.plugins.ops.op import DOMAIN, Op
+from linexport.plugins.ops.registry import all_ops
 
 ALONG_AXIS = {
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "TopK"), -1),
@@ -39,18 +38,23 @@ SIZES_ONLY = ("Shape", "Size")
 
 
 def symbol(graph: gs.Graph) -> str | None:
-    """The size of the token axis: the length that all causal linexport nodes have."""
+    """Return the size of the token axis: the length of all nodes that may have a state."""
     lengths = set()
     for node in graph.nodes:
-        if node.domain == DOMAIN and node.op in LENGTH_AXIS and node.attrs.get("causal", 1):
+        op = _op(node)
+        if op and op.has_state and op.causal(node.attrs):
             shape = node.inputs[0].shape
-            lengths.add(shape[LENGTH_AXIS[node.op]] if shape else None)
+            lengths.add(shape[op.token_axis[op.input_names[0]]] if shape else None)
     found = lengths.pop() if len(lengths) == 1 else None
     return found if isinstance(found, str) and found.isidentifier() else None
 
 
+def _op(node: gs.Node) -> Op | None:
+    return all_ops().get(node.op) if node.domain == DOMAIN else None
+
+
 def mixing(model: onnx.ModelProto) -> list[str]:
-    """Operations that mix tokens and have no state, in order: "ReduceMean node_mean"."""
+    """Return operations that mix tokens and have no state, in order: "ReduceMean node_mean"."""
     graph = gs.import_onnx(model)
     tokens = symbol(graph)
     if tokens is None:
@@ -61,9 +65,9 @@ def mixing(model: onnx.ModelProto) -> list[str]:
 def _mixes(node: gs.Node, tokens: str) -> bool:
     if node.op in SIZES_ONLY:
         return False
-    causal = node.op in LENGTH_AXIS and node.attrs.get("causal", 1)
-    if node.domain == DOMAIN and (causal or node.op == "FeatureMap"):
-        return False
+    op = _op(node)
+    if op and op.causal(node.attrs):
+        return _elsewhere(node, op, tokens)
     places = list(_places(node.inputs, tokens))
     if not places:
         return False
@@ -74,8 +78,19 @@ def _mixes(node: gs.Node, tokens: str) -> bool:
     return lost or doubled or _changes_length(node, tokens) or _works_along(node, tokens)
 
 
+def _elsewhere(node: gs.Node, op: Op, tokens: str) -> bool:
+    """The token axis is at another place than the op has it: among channels, or heads."""
+    given = zip(op.input_names, node.inputs, strict=False)
+    return any(
+        axis != op.token_axis.get(name)
+        for name, tensor in given
+        for axis, size in enumerate(tensor.shape or ())
+        if size == tokens
+    )
+
+
 def _places(tensors: list[gs.Tensor], tokens: str) -> Iterator[int]:
-    """How often the token axis occurs in each tensor that has it."""
+    """Yield how often the token axis occurs in each tensor that has it."""
     for tensor in tensors:
         count = list(tensor.shape or ()).count(tokens)
         if count:

@@ -89,7 +89,7 @@ def find(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:
                     inputs[start].type.tensor_type.elem_type
                 )
                 seen = (start, end, dtype.name, shapes[start], node.op_type)
-                found.append(State(*seen, initial=port.initial))
+                found.append(State(*seen, initial=port.initial_value))
     # Last: whoever asks the first state for the batch gets it.
     before, after = LENGTH
     if before in inputs and after in outputs and before not in given:

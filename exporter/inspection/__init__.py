@@ -14,14 +14,10 @@ from linexport.errors import UsageError
 from linexport.graph import sequence_axis
 from linexport.inspection import subgraph
 from linexport.loaders import load_model
-from linexport.plugins.ops import generalized_delta_rule, linear_attention
-from linexport.plugins.ops.op import for_runtimes
 from linexport.plugins.ops.registry import linexport_nodes
 
 REACH = 7
 """Steps above a near miss that are drawn: far enough to see queries, keys and values meet."""
-
-RUNTIMES = {attribute.name for attribute in for_runtimes()}
 
 
 def inspect(path: str | Path, *, drawings: bool = False) -> dict[str, Any]:
@@ -92,13 +88,6 @@ def _model(path: Path) -> onnx.ModelProto:
 def _ops(model: onnx.ModelProto) -> list[dict[str, Any]]:
     found = []
     for node, op, seen in linexport_nodes(model):
-        known = {n: v for n, v in seen.attributes.items() if n not in RUNTIMES}
-        entry: dict[str, Any] = {"node": node.name, "op": op.name, **known}
-        if op.name == "LinearAttention":
-            _, sizes = linear_attention.view(seen)
-            entry |= {"d_k": sizes.d_k, "d_v": sizes.d_v, "key_heads": sizes.key_heads}
-        if op.name == "GeneralizedDeltaRule":
-            widths = generalized_delta_rule.view(seen)
-            entry |= {"d_k": widths.d_k, "d_v": widths.d_v}
-        found.append(entry)
+        entry = {"node": node.name, "op": op.name, **seen.attributes, **op.sizes(seen)}
+        found.append({**entry, "details": op.describe(seen)})
     return found

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from linexport.loaders.memory_map import is_plain
 from linexport.loaders.model import LoadedModel
-from linexport.models import functional
+from linexport.plugins.ops.linear_attention.chunk_torch import watch_denominators
 from linexport.system import memory
 
 Inputs = tuple[tuple[object, ...], dict[str, object]]
@@ -51,7 +51,7 @@ class Reference:
         """
         args, kwargs = pytree.tree_map(self._convert, inputs)
         wide = Widened() if self.dtype == torch.float64 else nullcontext()
-        with torch.no_grad(), passing(), functional.watch_denominators() as seen, wide:
+        with torch.no_grad(), passing(), watch_denominators() as seen, wide:
             outputs = self.module(*args, **kwargs)
         # min of Python takes a NaN only where it comes first.
         self.denominator = float(torch.stack([x.double() for x in seen]).min()) if seen else None

@@ -12,6 +12,7 @@ validation to decide, not for this pass.
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -19,14 +20,12 @@ import onnx_graphsurgeon as gs
 from linexport.errors import OpError
 from linexport.graph.edit import is_output
 from linexport.passes.contract import Pass, PassResult
-from linexport.plugins.ops.op import DOMAIN, Node, Op, StatePort
+from linexport.plugins.ops.op import ACTIVATION, DOMAIN, Node, Op, StatePort
 from linexport.plugins.ops.registry import all_ops
 
 log = logging.getLogger(__name__)
 
 SIDES = ("past", "present")
-FLOAT32 = "S"
-"""Type of the states that schemas keep in float32; others have the type of the activations."""
 
 
 def run(graph: gs.Graph) -> PassResult:
@@ -35,9 +34,9 @@ def run(graph: gs.Graph) -> PassResult:
     for node in list(graph.nodes):
         if node.domain != DOMAIN:
             continue
-        op = all_ops()[node.op]
-        ports = op.states(_view(node, op))
-        if not ports:
+        op = all_ops().get(node.op)
+        ports = op.states(_view(node, op)) if op else ()
+        if op is None or not ports:
             continue
         if any(_given(node, port.past) for port in ports):
             log.debug("%s %r is left as it is: the graph provides its past", node.op, node.name)
@@ -45,15 +44,16 @@ def run(graph: gs.Graph) -> PassResult:
         while any(f"{side}_{port.name}_{index}" in taken for port in ports for side in SIDES):
             index += 1
         for port in ports:
-            kept = op.schema.inputs[port.past].type_str == FLOAT32
-            _attach(graph, node, port, index, np.float32 if kept else node.inputs[0].dtype)
+            element = op.element_type(op.input_names[port.past], node.attrs)
+            dtype = node.inputs[0].dtype if element == ACTIVATION else np.dtype(element)
+            _attach(graph, node, port, index, dtype)
         log.info("%s %r: state %d is an input and an output", node.op, node.name, index)
         index, modified = index + 1, True
     return PassResult(modified)
 
 
 def _view(node: gs.Node, op: Op) -> Node:
-    formal = [parameter.name for parameter in op.schema.inputs]
+    formal = op.input_names
     given = {n: t for n, t in zip(formal, node.inputs, strict=False) if not t.is_empty()}
     for name, tensor in given.items():
         if tensor.shape is None:
@@ -66,7 +66,7 @@ def _given(node: gs.Node, position: int) -> bool:
     return len(node.inputs) > position and not node.inputs[position].is_empty()
 
 
-def _attach(graph: gs.Graph, node: gs.Node, port: StatePort, index: int, dtype: type) -> None:
+def _attach(graph: gs.Graph, node: gs.Node, port: StatePort, index: int, dtype: Any) -> None:
     shape = [node.inputs[0].shape[0], *port.sizes]
     while len(node.inputs) <= port.past:
         node.inputs.append(gs.Variable.empty())

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from linexport.models.experts import mixture_of_experts
+from linexport.models.functional import mixture_of_experts
 from linexport.patches import check_signature
 
 NAME = "linexport"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import TensorProto
 
-from linexport.plugins.ops import causal_conv
+from linexport.plugins.ops import causal_conv, linear_attention
 from linexport.plugins.ops.body import MICROSOFT, Body
 from linexport.plugins.ops.linear_attention import (
     INPUTS,
@@ -237,7 +237,7 @@ class _Kernel:
         if not self.dialect.mixes_types:
             inputs = [x and b.Cast(x, to=TensorProto.FLOAT) for x in inputs]
         output, state = b.node(
-            "LinearAttention",
+            linear_attention.OP.name,
             *inputs,
             outputs=2,
             domain=self.dialect.domain,
@@ -343,7 +343,7 @@ def native_conv(node: Node, dialect: Dialect = ONNX_RUNTIME) -> tuple[Body, list
     while not inputs[-1]:
         inputs.pop()
     outputs = b.node(
-        "CausalConvWithState",
+        causal_conv.OP.name,
         *inputs,
         outputs=2,
         domain=dialect.domain,

@@ -28,6 +28,19 @@ class Candidate:
 Candidates = Callable[[Op, Node], Sequence[Candidate]]
 """The correct lowerings of a node on a target; the first is the one measured rules choose."""
 
+Rules = Mapping[Op, Callable[[Node], Sequence[Candidate]]]
+"""Candidates by op; any other op has its portable lowering only."""
+
+
+def by_rules(rules: Rules, reason: str = "standard operators") -> Candidates:
+    """Return the candidates that ``rules`` give, ``reason`` being that of the portable lowering."""
+
+    def candidates(op: Op, node: Node) -> Sequence[Candidate]:
+        found = rules[op](node) if op in rules else ()
+        return found or [Candidate("portable", reason, op.portable)]
+
+    return candidates
+
 
 @dataclass(frozen=True)
 class Choice:

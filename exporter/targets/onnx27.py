@@ -16,11 +16,12 @@ import onnx
 from onnx import defs, version_converter
 
 from linexport.errors import BuildError
+from linexport.plugins.ops import causal_conv, linear_attention
 from linexport.plugins.ops.linear_attention import multiplied_out, view
-from linexport.plugins.ops.op import Node, Op
+from linexport.plugins.ops.op import Node
 from linexport.targets import kernels
 from linexport.targets.base import OrtSession, Target
-from linexport.targets.lowering import Candidate
+from linexport.targets.lowering import Candidate, by_rules
 
 OPSET = 27
 
@@ -31,18 +32,22 @@ UNRELEASED = "ALLOW_RELEASED_ONNX_OPSET_ONLY"
 """Environment variable by which ONNX Runtime refuses opsets newer than it knows."""
 
 
-def candidates(op: Op, node: Node) -> Sequence[Candidate]:
-    """The standard operator where there is one."""
-    reason = "the operator of ONNX opset 27"
-    if op.name == "CausalConvWithState":
-        write = partial(kernels.native_conv, dialect=kernels.ONNX_27)
-        return [Candidate("standard", reason, write)]
-    if op.name == "LinearAttention" and view(node)[0].causal:
-        if kernels.by_kappa(node):
-            return [Candidate("portable", kernels.BY_KAPPA, op.portable)]
-        write = partial(kernels.native, dialect=kernels.ONNX_27)
-        return [Candidate("standard", reason, multiplied_out(write))]
-    return [Candidate("portable", "standard operators", op.portable)]
+REASON = "the operator of ONNX opset 27"
+
+
+def _conv(node: Node) -> Sequence[Candidate]:
+    write = partial(kernels.native_conv, dialect=kernels.ONNX_27)
+    return [Candidate("standard", REASON, write)]
+
+
+def _attention(node: Node) -> Sequence[Candidate]:
+    """The standard operator is causal."""
+    if not view(node)[0].causal:
+        return []
+    if kernels.by_kappa(node):
+        return [Candidate("portable", kernels.BY_KAPPA, linear_attention.OP.portable)]
+    write = partial(kernels.native, dialect=kernels.ONNX_27)
+    return [Candidate("standard", REASON, multiplied_out(write))]
 
 
 def raise_opset(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -86,7 +91,7 @@ def open_session(model: Path | bytes, **keywords: Any) -> OrtSession:
 TARGET = Target(
     name="onnx27",
     summary="Standard LinearAttention of ONNX opset 27, for runtimes that implement it.",
-    candidates=candidates,
+    candidates=by_rules({causal_conv.OP: _conv, linear_attention.OP: _attention}),
     open=open_session,
     prepare=raise_opset,
 )

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from linexport.plugins.ops.op import Node, Op
+from linexport.plugins.ops import linear_attention
+from linexport.plugins.ops.op import Node
 from linexport.targets import diagonal
 from linexport.targets.base import OrtSession, Target
-from linexport.targets.lowering import Candidate
+from linexport.targets.lowering import Candidate, by_rules
 
 
-def candidates(op: Op, node: Node) -> Sequence[Candidate]:
-    """Always a body of standard operators."""
-    if op.name == "LinearAttention" and diagonal.fits(node):
-        return [Candidate("by_element", diagonal.REASON, diagonal.by_element)]
-    return [Candidate("portable", "standard operators, for any runtime", op.portable)]
+def _attention(node: Node) -> Sequence[Candidate]:
+    if not diagonal.fits(node):
+        return []
+    return [Candidate("by_element", diagonal.REASON, diagonal.by_element)]
 
 
 TARGET = Target(
     name="onnx",
     summary="Portable ONNX of standard operators (opset 20), for any runtime.",
-    candidates=candidates,
+    candidates=by_rules({linear_attention.OP: _attention}, "standard operators, for any runtime"),
     open=OrtSession,
 )

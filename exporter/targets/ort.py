@@ -8,32 +8,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from linexport.plugins.ops import causal_conv, linear_attention
 from linexport.plugins.ops.linear_attention import SCALE, multiplied_out, view
-from linexport.plugins.ops.op import Node, Op
+from linexport.plugins.ops.op import Node
 from linexport.targets import convolution, diagonal, kernels
 from linexport.targets.base import OrtSession, Target
-from linexport.targets.lowering import Candidate
+from linexport.targets.lowering import Candidate, by_rules
 
 WIDEST_KEY = 256
 GROUPS = (1, 2, 4, 8)
 """Query heads per key/value head that the CPU kernel has a fast path for."""
 
 
-def candidates(op: Op, node: Node) -> Sequence[Candidate]:
-    """Lowerings for ONNX Runtime, best first by measured rules."""
-    portable = Candidate("portable", "standard operators", op.portable)
-    if op.name == "CausalConvWithState":
-        native = Candidate("native", "ONNX Runtime's kernel", kernels.native_conv)
-        return [
-            Candidate("channels_last", convolution.REASON, convolution.channels_last),
-            portable,
-            native,
-        ]
-    if op.name != "LinearAttention":
-        return [portable]
+def _conv(node: Node) -> Sequence[Candidate]:
+    return [
+        Candidate("channels_last", convolution.REASON, convolution.channels_last),
+        Candidate("portable", "standard operators", causal_conv.OP.portable),
+        Candidate("native", "ONNX Runtime's kernel", kernels.native_conv),
+    ]
+
+
+def _attention(node: Node) -> Sequence[Candidate]:
+    """Best first by measured rules."""
+    portable = Candidate("portable", "standard operators", linear_attention.OP.portable)
     spec, sizes = view(node)
     if not spec.causal:
-        return [Candidate("portable", "bidirectional: two matrix products", op.portable)]
+        return [replace(portable, reason="bidirectional: two matrix products")]
     if kernels.by_kappa(node):
         return [replace(portable, reason=kernels.BY_KAPPA)]
     if diagonal.fits(node):
@@ -72,6 +72,6 @@ def candidates(op: Op, node: Node) -> Sequence[Candidate]:
 TARGET = Target(
     name="ort",
     summary="ONNX Runtime with its native kernels (the default).",
-    candidates=candidates,
+    candidates=by_rules({causal_conv.OP: _conv, linear_attention.OP: _attention}),
     open=OrtSession,
 )

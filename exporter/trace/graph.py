@@ -19,11 +19,9 @@ from onnxscript import ir, values
 
 from linexport.errors import BuildError
 from linexport.graph.external_data import LARGE, PLACE, Weights, attached
-from linexport.models import experts, functional, generalized_delta_rule, stabilize
-from linexport.models.feature_maps import base
-from linexport.plugins.ops import feature_map as feature_map_op
+from linexport.models import torch_ops
 from linexport.plugins.ops import registry
-from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
+from linexport.plugins.ops.op import DOMAIN, VERSION, Op
 from linexport.trace.messages import innermost
 from linexport.trace.metadata import drop_metadata
 from linexport.trace.names import rename_symbols
@@ -123,74 +121,24 @@ def plain_onnx(program: torch.export.ExportedProgram, path: Path) -> int:
 
 
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    opset = values.Opset("linexport", 1)
-    library = torch.ops.linexport
+    """How the exporter writes each linexport operator: as the one node of its op."""
+    return {torch_ops.overload(op): _symbol(op) for op in registry.all_ops().values()}
 
-    def linear_attention(*inputs: Any, decay_scale: Any = None, **attributes: Any) -> Any:
-        if decay_scale is not None:  # behind the parameters of a map
-            inputs = (*inputs, *[None] * feature_map_op.PARAMETERS, decay_scale)
-        return opset.LinearAttention(*inputs, **attributes)
 
-    def generalized(*inputs: Any, **attributes: Any) -> Any:
-        return opset.GeneralizedDeltaRule(*inputs, **attributes)
+def _symbol(op: Op) -> Callable[..., Any]:
+    symbol = getattr(values.Opset(DOMAIN, VERSION), op.name)
 
-    def mixture_of_experts(*inputs: Any, **attributes: Any) -> Any:
-        return opset.MixtureOfExperts(*inputs, **attributes)
+    def write(*args: Any, **kwargs: Any) -> Any:
+        inputs, attributes = torch_ops.by_name(op, args, kwargs)
+        last = max(i for i, name in enumerate(op.input_names) if name in inputs)
+        return symbol(*(inputs.get(name) for name in op.input_names[: last + 1]), **attributes)
 
-    def causal_conv(
-        input: Any, weight: Any, bias: Any = None, past: Any = None, activation: str = "none"
-    ) -> Any:
-        return opset.CausalConvWithState(input, weight, bias, past, activation=activation)
-
-    def feature_map(
-        x: Any, parameters: Any, kind: str, num_heads: int, side: str = "query", log: bool = False
-    ) -> Any:
-        attributes = {"kind": kind, "num_heads": num_heads, "side": side, "log": int(log)}
-        return opset.FeatureMap(x, *parameters, **attributes)
-
-    def stabilized_exp(
-        query: Any,
-        key: Any,
-        past_key_max: Any,
-        key_mask: Any,
-        decay: Any,
-        q_num_heads: int,
-        k_num_heads: int,
-        causal: int,
-    ) -> Any:
-        inputs = (query, key, past_key_max, key_mask, decay)
-        heads = {"q_num_heads": q_num_heads, "k_num_heads": k_num_heads}
-        return opset.StabilizedExp(*inputs, **heads, causal=causal)
-
-    return {
-        library.linear_attention.default: linear_attention,
-        library.generalized_delta_rule.default: generalized,
-        library.stabilized_exp.default: stabilized_exp,
-        library.causal_conv.default: causal_conv,
-        library.mixture_of_experts.default: mixture_of_experts,
-        library.feature_map.default: feature_map,
-    }
+    return write
 
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     """PyTorch code that operators of linexport stand for."""
-
-    def linear_attention(*inputs: Any, **attributes: Any) -> Any:
-        spec = LinearAttentionSpec.from_attributes(attributes)
-        return functional.chunked_linear_attention(spec, *inputs)
-
-    def feature_map(x: Any, parameters: Any, kind: str, *rest: Any, **named: Any) -> Any:
-        return base.apply_packed(kind, x, parameters, *rest, **named)
-
-    library = torch.ops.linexport
-    return {
-        library.linear_attention.default: linear_attention,
-        library.generalized_delta_rule.default: generalized_delta_rule.recurrent,
-        library.stabilized_exp.default: stabilize.plain_stabilized_exp,
-        library.causal_conv.default: functional.plain_causal_conv,
-        library.mixture_of_experts.default: experts.every_expert,
-        library.feature_map.default: feature_map,
-    }
+    return {torch_ops.overload(op): op.eager for op in registry.all_ops().values()}
 
 
 def _lift_constants(model: onnx.ModelProto) -> None:
@@ -218,7 +166,7 @@ def _name_nodes(model: onnx.ModelProto) -> None:
         metadata = {p.key: p.value for p in node.metadata_props}
         scopes = re.findall(r"'([^']*)'", metadata.get("pkg.torch.onnx.name_scopes", ""))
         stem = scopes[-2] if len(scopes) > 1 else ""
-        if node.domain == "linexport":
+        if node.domain == DOMAIN:
             node.name = f"{stem}/{node.op_type}" if stem else node.op_type
         name, count = node.name or node.op_type, 1
         while name in taken:

@@ -96,7 +96,10 @@ def _name_nodes(model: onnx.ModelProto) -> None:
 def _shaped(model: onnx.ModelProto, seen: list[onnx.ValueInfoProto]) -> onnx.ModelProto:
     """With the shapes that were seen, or else what onnx infers."""
     if not seen:
-        return shape_inference.infer_shapes(model, data_prop=True)
+        try:
+            return shape_inference.infer_shapes(model, data_prop=True)
+        except shape_inference.InferenceError as error:
+            raise UnsupportedModelError(f"The file contradicts itself: {error}") from error
     found = {value.name: value for value in seen}
     del model.graph.value_info[:]
     for output in model.graph.output:

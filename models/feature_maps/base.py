@@ -13,6 +13,7 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -97,6 +98,7 @@ class FeatureMap(WideBuffers, ABC):
             query=cls.phi_onnx,
             key=cls.phi_key_onnx,
             features=cls.feature_count,
+            eager=partial(apply_packed, cls.kind),
             module=cls.__module__,
             elementwise=cls.elementwise,
             over_time=cls.over_time,
@@ -187,6 +189,7 @@ class ExponentialMap(FeatureMap):
             query=cls.phi_onnx,
             key=cls.phi_key_onnx,
             features=cls.feature_count,
+            eager=partial(apply_packed, cls.kind),
             module=cls.__module__,
             elementwise=cls.elementwise,
             log_query=cls.log_phi_onnx,

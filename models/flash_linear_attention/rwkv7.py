@@ -19,7 +19,7 @@ from linexport.errors import UnsupportedModelError
 from linexport.models.flash_linear_attention.base import Context, Layout
 from linexport.models.flash_linear_attention.layers import HeadNorm, TokenShift, l2_norm
 from linexport.models.flash_linear_attention.rwkv import LoRA, RWKVBlock, RWKVSettings, layer_norm
-from linexport.models.generalized_delta_rule import generalized_delta_rule
+from linexport.models.functional import generalized_delta_rule
 
 STRONGEST_DECAY = -0.6065306597126334
 """-e^{-1/2}."""

@@ -2,20 +2,18 @@
 
 A node is described as the ops describe it (``plugins.ops.op.Node``). Beyond the attributes of the
 op, ``feature_map`` names a map fused into LinearAttention: its query and key are then the arguments
-of the map. Each op has a module in ``plans/``.
+of the map. An op names the module of its plans (``Op.kernels``); ours are in ``plans/``.
 """
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable
 
 from linexport.errors import UnsupportedModelError
-from linexport.plugins.kernels import plans
 from linexport.plugins.kernels.launch import TYPES, LaunchPlan
 from linexport.plugins.ops.op import Node
+from linexport.plugins.ops.registry import all_ops
 
 ARCHITECTURES = (80, 87, 89, 90, 100, 120)
 """Compute capabilities kernels are made for. A binary runs on its own major version only, and on
@@ -40,10 +38,11 @@ def plan(node: Node, dtype: str, sm: int, precision: str = "tf32x3") -> LaunchPl
         UnsupportedModelError: there is no kernel for it; says why.
         OpError: the node contradicts the definition of its op.
     """
-    if node.op_type not in planners():
+    modules = {name: op.kernels for name, op in all_ops().items() if op.kernels}
+    if node.op_type not in modules:
         raise UnsupportedModelError(
             f"No kernel computes {node.op_type}; there are kernels for "
-            f"{', '.join(sorted(planners()))}."
+            f"{', '.join(sorted(modules))}."
         )
     for what, given, known in (
         ("dtype", dtype, tuple(TYPES)),
@@ -55,15 +54,5 @@ def plan(node: Node, dtype: str, sm: int, precision: str = "tf32x3") -> LaunchPl
             raise UnsupportedModelError(
                 f"There are no kernels for {what} {given}; only {expected}."
             )
-    return planners()[node.op_type](node, dtype, sm, precision)
-
-
-@cache
-def planners() -> Mapping[str, Planner]:
-    """The planner of each op type: each module of ``plans`` defines ``OP_TYPE`` and ``plan``."""
-    found = {}
-    for info in pkgutil.iter_modules(plans.__path__):
-        module = importlib.import_module(f"{plans.__name__}.{info.name}")
-        if hasattr(module, "OP_TYPE"):
-            found[module.OP_TYPE] = module.plan
-    return found
+    planner: Planner = importlib.import_module(modules[node.op_type]).plan
+    return planner(node, dtype, sm, precision)

@@ -9,6 +9,9 @@ before the first come from past_state, or are zero; present_state is the last k-
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, defs, helper
@@ -18,14 +21,17 @@ from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.op import (
     DOMAIN,
     VERSION,
+    Attributes,
     Node,
     Op,
     StatePort,
     activations,
-    for_runtimes,
     parameter,
 )
 from linexport.plugins.ops.shapes import Shape, rank, same
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ACTIVATIONS = ("none", "silu", "swish")
 
@@ -101,8 +107,37 @@ def activated(b: Body, node: Node, y: str) -> str:
     return y if activation_of(node) == ACTIVATIONS[0] else str(b.Mul(y, b.Sigmoid(y)))
 
 
-def _check(node: Node) -> None:
-    check(activation_of(node), **node.shapes)
+def eager(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    past_state: Tensor | None,
+    activation: str,
+) -> tuple[Tensor, Tensor]:
+    """Return output and present_state, in differentiable PyTorch."""
+    import torch
+    from torch.nn import functional as F
+
+    optional = (None if x is None else x.shape for x in (bias, past_state))
+    size = check(activation, input.shape, weight.shape, *optional)
+    if past_state is None:
+        seen = F.pad(input, (size - 1, 0))
+    else:
+        seen = torch.cat([past_state, input], dim=2)
+    output = F.conv1d(seen, weight, bias, groups=weight.shape[0])
+    if activation != "none":
+        output = F.silu(output)
+    return output, seen[:, :, input.shape[2] :].clone()
+
+
+def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, ...]:
+    return causal_conv(attributes.get("activation", ACTIVATIONS[0]), **inputs)
+
+
+def _infer(node: Node) -> Sequence[Shape]:
+    size = check(activation_of(node), **node.shapes)
+    x = node.shapes["input"]
+    return [x, (x[0], x[1], size - 1)]
 
 
 def _states(node: Node) -> list[StatePort]:
@@ -148,11 +183,18 @@ OP = Op(
         ],
         type_constraints=activations("T"),
         attributes=[
-            defs.OpSchema.Attribute("activation", helper.make_attribute("activation", "none")),
-            *for_runtimes(),
+            defs.OpSchema.Attribute("activation", helper.make_attribute("activation", "none"))
         ],
     ),
-    check=_check,
+    infer=_infer,
     portable=_portable,
+    torch_schema="""causal_conv(
+        Tensor input, Tensor weight, Tensor? bias, Tensor? past_state, str activation
+    ) -> (Tensor, Tensor)""",
+    eager=eager,
+    oracle=_oracle,
+    token_axis={"input": 2, "output": 2},
     states=_states,
+    kernels="linexport.plugins.kernels.plans.causal_conv",
+    describe=lambda node: f"activation {activation_of(node)}",
 )

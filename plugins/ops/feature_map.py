@@ -11,16 +11,28 @@ float32 or int64 whatever the dtype of x, and formulas are then computed in floa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from onnx import TensorProto, defs, helper
 
 from linexport.errors import OpError
 from linexport.plugins.ops.body import Body
-from linexport.plugins.ops.op import DOMAIN, VERSION, Node, Op, activations, for_runtimes, parameter
+from linexport.plugins.ops.op import (
+    DOMAIN,
+    VERSION,
+    Attributes,
+    Node,
+    Op,
+    activations,
+    parameter,
+)
 from linexport.plugins.ops.shapes import Shape, width_per_head
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PARAMETERS = 4
 """Most tensors a map may take besides x."""
@@ -48,6 +60,9 @@ the value returned (..., M) as well. An elementwise formula takes any float type
 FeatureCount = Callable[..., int]
 """``features(width, *shapes)``: M for head width d and parameters of these shapes."""
 
+Eager = Callable[..., "Tensor"]
+"""``eager(x, parameters, num_heads, side, log)``: phi in PyTorch on a packed tensor."""
+
 
 @dataclass(frozen=True)
 class Pairs:
@@ -70,6 +85,7 @@ class Formulas:
         query: phi of queries.
         key: phi of keys; the same formula for a symmetric map.
         features: M.
+        eager: the same formulas in differentiable PyTorch.
         module: where they are defined.
         elementwise: a feature depends on one component of x only, and M = d.
         over_time: keys are normalised over the whole sequence: axis 1 of (B, T, H*d), so tokens
@@ -83,6 +99,7 @@ class Formulas:
     query: Formula
     key: Formula
     features: FeatureCount
+    eager: Eager
     module: str
     elementwise: bool = False
     over_time: bool = False
@@ -150,12 +167,12 @@ def fixed_shape(name: str, shape: Shape) -> tuple[int, ...]:
     return sizes
 
 
-def _flag(node: Node, name: str) -> bool:
-    return bool(node.attributes.get(name, 0))
+def _log(attributes: Attributes) -> bool:
+    return bool(attributes.get("log", 0))
 
 
-def _side(node: Node) -> str:
-    return str(node.attributes.get("side", SIDES[0]))
+def _side(attributes: Attributes) -> str:
+    return str(attributes.get("side", SIDES[0]))
 
 
 def parameters_of(node: Node, names: Sequence[str]) -> tuple[Parameter, ...]:
@@ -168,21 +185,55 @@ def parameters_of(node: Node, names: Sequence[str]) -> tuple[Parameter, ...]:
     return tuple(Parameter(name, fixed_shape(name, node.shapes[name])) for name in present)
 
 
-def _check(node: Node) -> None:
-    formulas(node.attributes.get("kind")).side(_side(node), _flag(node, "log"))
+def _infer(node: Node) -> Sequence[Shape]:
+    found = formulas(node.attributes.get("kind"))
+    found.side(_side(node.attributes), _log(node.attributes))
     heads = node.attributes.get("num_heads")
     if not isinstance(heads, int) or heads < 1:
         raise OpError(f"FeatureMap has num_heads {heads!r}; expected at least 1.")
-    width_per_head("x", node.shapes["x"], heads)
-    parameters_of(node, NAMES)
+    x = node.shapes["x"]
+    shapes = (p.shape for p in parameters_of(node, NAMES))
+    return [(*x[:-1], heads * found.features(width_per_head("x", x, heads), *shapes))]
+
+
+def eager(
+    x: Tensor,
+    parameters: Sequence[Tensor],
+    kind: str,
+    num_heads: int,
+    side: str = "query",
+    log: bool = False,
+) -> Tensor:
+    """Return phi of one side in differentiable PyTorch, as the map registered it."""
+    return formulas(kind).eager(x, parameters, num_heads, side, log)
+
+
+def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the map's PyTorch formula in float64; its own tests compare that with theory."""
+    import torch
+
+    x, *parameters = (torch.from_numpy(np.asarray(inputs[n])) for n in inputs)
+    y = formulas(attributes["kind"]).eager(
+        x.double(),
+        [p.double() if p.is_floating_point() else p for p in parameters],
+        attributes["num_heads"],
+        _side(attributes),
+        _log(attributes),
+    )
+    return (y.numpy(),)
+
+
+def _causal(attributes: Attributes) -> bool:
+    """A map that normalises keys over the sequence reads all of it."""
+    return not (formulas(attributes.get("kind")).over_time and _side(attributes) == "key")
 
 
 def _portable(node: Node) -> tuple[Body, list[str]]:
     heads = int(node.attributes["num_heads"])
     width = width_per_head("x", node.shapes["x"], heads)
     found, parameters = formulas(node.attributes["kind"]), parameters_of(node, NAMES)
-    b, log = Body(), _flag(node, "log")
-    return b, [write(b, found, _side(node), node.inputs[0], heads, width, parameters, log)]
+    b, log, side = Body(), _log(node.attributes), _side(node.attributes)
+    return b, [write(b, found, side, node.inputs[0], heads, width, parameters, log)]
 
 
 def write(
@@ -231,9 +282,18 @@ OP = Op(
             defs.OpSchema.Attribute("num_heads", defs.OpSchema.AttrType.INT, "H."),
             defs.OpSchema.Attribute("side", helper.make_attribute("side", SIDES[0])),
             defs.OpSchema.Attribute("log", helper.make_attribute("log", 0)),
-            *for_runtimes(),
         ],
     ),
-    check=_check,
+    infer=_infer,
     portable=_portable,
+    torch_schema="""feature_map(
+        Tensor x, Tensor[] parameters, str kind, int num_heads, str side="query", bool log=False
+    ) -> Tensor""",
+    eager=eager,
+    oracle=_oracle,
+    token_axis={"x": 1, "y": 1},
+    causal=_causal,
+    float32=lambda attributes: {"Y"} if _log(attributes) else (),
+    kernels="linexport.plugins.kernels.plans.feature_map",
+    describe=lambda node: f"{node.attributes['kind']}, {node.attributes['num_heads']} heads",
 )

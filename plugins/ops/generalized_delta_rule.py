@@ -21,7 +21,9 @@ token by token: right at any length, and slow at long ones.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,13 +34,24 @@ from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.op import (
     DOMAIN,
     VERSION,
+    Attributes,
     Node,
     Op,
     StatePort,
     activations,
     parameter,
 )
-from linexport.plugins.ops.shapes import Shape, rank, same, static_width, width_per_head
+from linexport.plugins.ops.shapes import (
+    Shape,
+    rank,
+    same,
+    same_sequence,
+    static_width,
+    width_per_head,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 INPUTS = ("query", "key", "value", "decay", "a", "b", "past_state", "key_mask")
 
@@ -76,13 +89,11 @@ def check(
     d_v = width_per_head("value", value, num_heads)
     for name, shape in (("key", key), ("decay", decay), ("a", a), ("b", b)):
         same(name, "width", static_width(name, shape), num_heads * d_k)
-    others = {"key": key, "value": value, "decay": decay, "a": a, "b": b}
+    batch, length, _ = query
+    for name, shape in (("key", key), ("value", value), ("decay", decay), ("a", a), ("b", b)):
+        same_sequence(name, shape, batch, length)
     if key_mask is not None:
-        rank("key_mask", key_mask, 2)
-        others["key_mask"] = key_mask
-    for name, shape in others.items():
-        same(name, "batch", shape[0], query[0])
-        same(name, "length", shape[1], query[1])
+        same_sequence("key_mask", key_mask, batch, length, dims=2)
     if past_state is not None:
         rank("past_state", past_state, 4)
         expected = (query[0], num_heads, d_k, d_v)
@@ -136,6 +147,49 @@ def generalized_delta_rule(
     return output.reshape(value.shape), S
 
 
+def eager(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    a: Tensor,
+    b: Tensor,
+    past_state: Tensor | None,
+    key_mask: Tensor | None,
+    *,
+    num_heads: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Return output and present_state, in differentiable PyTorch; a plain export of it unrolls."""
+    import torch
+
+    inputs = (query, key, value, decay, a, b, past_state, key_mask)
+    sizes = check(num_heads, *(None if x is None else tuple(x.shape) for x in inputs))  # type: ignore[arg-type]
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    q, k, v, g, read, write = (
+        x.to(dtype).unflatten(-1, (num_heads, x.shape[-1] // num_heads))
+        for x in (query * scale, key, value, decay, a, b)
+    )
+    if key_mask is not None:
+        keep = key_mask[:, :, None, None]
+        k, g, read = (torch.where(keep, x, 0.0) for x in (k, g, read))
+    S = v.new_zeros(query.shape[0], num_heads, sizes.d_k, sizes.d_v)
+    if past_state is not None:
+        S = past_state.to(dtype)
+    alpha = g.exp()
+    outputs = [v.new_zeros(query.shape[0], 0, num_heads, sizes.d_v)]
+    for t in range(query.shape[1]):
+        found = read[:, t, :, None] @ S
+        S = alpha[:, t, :, :, None] * S + write[:, t, :, :, None] * found
+        S = S + k[:, t, :, :, None] * v[:, t, :, None]
+        outputs.append((q[:, t, :, None] @ S).transpose(1, 2))
+    return torch.cat(outputs, 1).flatten(2).to(query.dtype), S
+
+
+def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, ...]:
+    return generalized_delta_rule(attributes["num_heads"], attributes.get("scale", 1.0), **inputs)
+
+
 def view(node: Node) -> Sizes:
     """The sizes of a node, checked.
 
@@ -145,9 +199,6 @@ def view(node: Node) -> Sizes:
     heads = node.attributes.get("num_heads")
     if not isinstance(heads, int):
         raise OpError("GeneralizedDeltaRule lacks the attribute num_heads.")
-    missing = [n for n in INPUTS[:6] if n not in node.shapes]
-    if missing:
-        raise OpError(f"GeneralizedDeltaRule lacks the input {missing[0]}.")
     return check(heads, **node.shapes)
 
 
@@ -197,6 +248,24 @@ def _token(outer: Body) -> object:
     return b.subgraph("token", [S, *token], [S_next, output])
 
 
+def _infer(node: Node) -> Sequence[Shape]:
+    sizes, (batch, length, _) = view(node), node.shapes["query"]
+    return [
+        (batch, length, sizes.heads * sizes.d_v),
+        (batch, sizes.heads, sizes.d_k, sizes.d_v),
+    ]
+
+
+def _describe(node: Node) -> str:
+    sizes = view(node)
+    return f"{sizes.heads} heads of {sizes.d_k} x {sizes.d_v}, token by token"
+
+
+def _sizes(node: Node) -> dict[str, int]:
+    sizes = view(node)
+    return {"d_k": sizes.d_k, "d_v": sizes.d_v}
+
+
 def _states(node: Node) -> list[StatePort]:
     sizes = view(node)
     return [StatePort(6, 1, "state", (sizes.heads, sizes.d_k, sizes.d_v))]
@@ -228,8 +297,17 @@ OP = Op(
             defs.OpSchema.Attribute("scale", helper.make_attribute("scale", 1.0)),
         ],
     ),
-    check=lambda node: (view(node), None)[1],
+    infer=_infer,
     portable=_portable,
+    torch_schema="""generalized_delta_rule(
+        Tensor query, Tensor key, Tensor value, Tensor decay, Tensor a, Tensor b,
+        Tensor? past_state, Tensor? key_mask, *, int num_heads, float scale
+    ) -> (Tensor, Tensor)""",
+    eager=eager,
+    oracle=_oracle,
+    token_axis=dict.fromkeys((*INPUTS[:6], "key_mask", "output"), 1),
     states=_states,
+    sizes=_sizes,
+    describe=_describe,
     slow="it is computed token by token, so long sequences are slow",
 )

@@ -21,8 +21,9 @@ gathering weights per token takes 25 times as long for 512 tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,19 @@ from onnx import TensorProto, defs, helper
 
 from linexport.errors import OpError
 from linexport.plugins.ops.body import Body
-from linexport.plugins.ops.op import DOMAIN, VERSION, Node, Op, activations, parameter
+from linexport.plugins.ops.op import (
+    DOMAIN,
+    VERSION,
+    Attributes,
+    Node,
+    Op,
+    activations,
+    parameter,
+)
 from linexport.plugins.ops.shapes import Shape, rank, same
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 INPUTS = ("x", "index", "weight", "up", "down")
 
@@ -133,8 +145,56 @@ def mixture_of_experts(
     return y
 
 
-def _options(node: Node) -> tuple[str, bool]:
-    return str(node.attributes.get("activation", "silu")), bool(node.attributes.get("gated", 1))
+def eager(
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    up: Tensor,
+    down: Tensor,
+    *,
+    activation: str,
+    gated: int,
+) -> Tensor:
+    """Return y in differentiable PyTorch, without sizes that depend on values: all tokens go
+    through all experts."""
+    import torch
+    from torch.nn import functional as F
+
+    tensors = (x, index, weight, up, down)
+    check(activation, bool(gated), *(tuple(t.shape) for t in tensors))
+    forms: dict[str, Callable[[Tensor], Tensor]] = {
+        "silu": F.silu,
+        "gelu": F.gelu,
+        "relu2": lambda x: F.relu(x).square(),
+    }
+    act = forms[activation]
+    h = x @ up.transpose(1, 2)
+    if gated:
+        gate, value = h.chunk(2, -1)
+        h = act(gate) * value
+    else:
+        h = act(h)
+    y = h @ down.transpose(1, 2)
+    share = weight.new_zeros(x.shape[0], up.shape[0]).scatter_add(1, index, weight)
+    return torch.einsum("ne,enh->nh", share, y).to(x.dtype)
+
+
+def _options(attributes: Attributes) -> tuple[str, bool]:
+    return str(attributes.get("activation", "silu")), bool(attributes.get("gated", 1))
+
+
+def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, ...]:
+    return (mixture_of_experts(*_options(attributes), **inputs),)
+
+
+def _infer(node: Node) -> Sequence[Shape]:
+    return [(node.shapes["x"][0], view(node).width_out)]
+
+
+def _describe(node: Node) -> str:
+    sizes, (activation, gated) = view(node), _options(node.attributes)
+    kind = f"gated {activation}" if gated else activation
+    return f"{sizes.chosen} of {sizes.experts} experts a token, {kind}"
 
 
 def view(node: Node) -> Sizes:
@@ -143,15 +203,12 @@ def view(node: Node) -> Sizes:
     Raises:
         OpError: its attributes or shapes contradict the definition.
     """
-    missing = [name for name in INPUTS if name not in node.shapes]
-    if missing:
-        raise OpError(f"MixtureOfExperts lacks the input {missing[0]}.")
-    return check(*_options(node), *(node.shapes[name] for name in INPUTS))
+    return check(*_options(node.attributes), *(node.shapes[name] for name in INPUTS))
 
 
 def _inner(b: Body, node: Node, h: str) -> str:
     """f."""
-    name, gated = _options(node)
+    name, gated = _options(node.attributes)
     write = ACTIVATIONS[name].write
     if not gated:
         return write(b, h)
@@ -266,6 +323,13 @@ OP = Op(
             defs.OpSchema.Attribute("gated", helper.make_attribute("gated", 1)),
         ],
     ),
-    check=lambda node: (view(node), None)[1],
+    infer=_infer,
     portable=_portable,
+    torch_schema="""mixture_of_experts(
+        Tensor x, Tensor index, Tensor weight, Tensor up, Tensor down, *, str activation, int gated
+    ) -> Tensor""",
+    eager=eager,
+    oracle=_oracle,
+    token_axis=dict.fromkeys((*INPUTS[:3], "y"), 0),
+    describe=_describe,
 )

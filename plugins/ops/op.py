@@ -1,16 +1,17 @@
-"""What every linexport op is made of, and how a node of it gets a function body.
+"""The declaration of a linexport op, one occurrence of it, and how that gets a function body.
 
-An ``Op`` holds the schema and the portable lowering. A *lowering* is a function that writes a body
-of other operators for one node: standard ones here, a runtime's own in a target. Since a body is
-attached to the model as a model-local function, the node itself stays in the graph, whatever it is
-lowered to, and a runtime that knows nothing of linexport runs it.
+An ``Op`` is everything linexport knows of an operator; ``registry`` says how to add one. A
+*lowering* is a function that writes a body of other operators for one node: standard ones here, a
+runtime's own in a target. Since a body is attached to the model as a model-local function, the node
+itself stays in the graph, whatever it is lowered to, and a runtime that knows nothing of linexport
+runs it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
@@ -24,15 +25,22 @@ DOMAIN = "linexport"
 VERSION = 1
 
 ABSENT = "absent_inputs"
-"""Attribute of any node: positions of inputs that mean nothing. Runtimes that take no empty input
+"""Attribute any node may have: positions of inputs to disregard. Runtimes that take no empty input
 get some tensor there."""
 
-AHEAD_OF_TIME = "aot"
-"""Attribute of any node: 1 lets TensorRT keep its kernel in the engine; see
-``plugins.tensorrt.quick``."""
+ACTIVATION = "activation"
+"""The element type of a tensor that has that of the node's first input; see ``Op.element_type``."""
+
+Attributes = Mapping[str, Any]
 
 Lowering = Callable[["Node"], tuple[Body, list[str]]]
 """Writes the body of a node; returns it with the values of the op's outputs, in order."""
+
+ShapeRule = Callable[["Node"], Sequence[Shape]]
+"""Shapes of the outputs, in order; raises OpError where attributes or input shapes are wrong."""
+
+Oracle = Callable[[Attributes, Mapping[str, Any]], tuple[Any, ...]]
+"""``oracle(attributes, inputs)``: outputs in float64, in order, of NumPy arrays by formal name."""
 
 
 @dataclass(frozen=True)
@@ -44,42 +52,125 @@ class StatePort:
         present: position of the output.
         name: what the pair is called in a graph, ``past_<name>_<i>`` and ``present_<name>_<i>``.
         sizes: its dimensions after the batch.
-        initial: what begins a sequence, everywhere.
+        initial_value: value of every element before the first token.
     """
 
     past: int
     present: int
     name: str
     sizes: tuple[int, ...]
-    initial: float = 0.0
+    initial_value: float = 0.0
 
 
 def _stateless(node: Node) -> Sequence[StatePort]:
     return ()
 
 
-@dataclass(frozen=True)
+def _always(attributes: Attributes) -> bool:
+    return True
+
+
+def _no_types(attributes: Attributes) -> Collection[str]:
+    return ()
+
+
+def reads_causal(attributes: Attributes) -> bool:
+    """Return whether the attribute ``causal``, 1 by default, is set: an ``Op.causal``."""
+    return bool(attributes.get("causal", 1))
+
+
+@dataclass(frozen=True, eq=False)
 class Op:
-    """One operator of the domain.
+    """One operator of the domain, declared once; tables may be keyed by it.
 
     Attributes:
         schema: its ONNX schema; formal names, types and attributes are read from here.
-        check: raises OpError where a node's attributes or input shapes are wrong.
+        infer: the shape rule. Checks, the fake of the PyTorch operator, ONNX shape inference and
+            TensorRT's output shapes are this rule; call it by ``shapes``.
         portable: the lowering to standard operators.
+        torch_schema: the PyTorch operator, "name(Tensor x, ...) -> ...". Its tensors and attributes
+            are named as in ``schema``; a ``Tensor[]`` takes the formal inputs it does not name.
+        eager: the same in differentiable PyTorch, with the signature of ``torch_schema``. It
+            imports torch when it is called: who opens an artifact does not need it.
+        oracle: the definition in float64, which every other form is tested against.
+        token_axis: place of the token axis in inputs and outputs, by formal name.
+        causal: with these attributes, an output token depends on no later tokens, and on earlier
+            ones through the states only; a sequence may then be given in pieces.
         states: the recurrent states of a node.
-        slow: why every lowering there is of it is slow; whoever converts a model is told.
+        float32: type parameters that stay in float32 with these attributes, although the schema
+            allows half precision.
+        kernels: name of the module whose ``plan`` launches its GPU kernels, "" without any.
+            It is imported when a target asks for kernels.
+        sizes: what inspection adds to the attributes of a node.
+        describe: one line about a node for people.
+        slow: why every lowering there is of it is slow, a warning to users; "" where one is fast.
     """
 
     schema: defs.OpSchema
-    check: Callable[[Node], None]
+    infer: ShapeRule
     portable: Lowering
+    torch_schema: str
+    eager: Callable[..., Any]
+    oracle: Oracle
+    token_axis: Mapping[str, int]
+    causal: Callable[[Attributes], bool] = _always
     states: Callable[[Node], Sequence[StatePort]] = _stateless
+    float32: Callable[[Attributes], Collection[str]] = _no_types
+    kernels: str = ""
+    sizes: Callable[[Node], Mapping[str, int]] = lambda node: {}
+    describe: Callable[[Node], str] = lambda node: ""
     slow: str = ""
 
     @property
     def name(self) -> str:
         """Operator type."""
         return str(self.schema.name)
+
+    @property
+    def input_names(self) -> list[str]:
+        """Formal names of the inputs, in order."""
+        return [parameter.name for parameter in self.schema.inputs]
+
+    @property
+    def output_names(self) -> list[str]:
+        """Formal names of the outputs, in order."""
+        return [parameter.name for parameter in self.schema.outputs]
+
+    @property
+    def has_state(self) -> bool:
+        """Nodes of it may carry a state."""
+        return self.states is not _stateless
+
+    def shapes(self, node: Node) -> Sequence[Shape]:
+        """Return the shapes of the outputs of a node, in order.
+
+        Raises:
+            OpError: an input is missing, or the node contradicts the definition of the op.
+        """
+        for formal in self.schema.inputs:
+            required = formal.option == defs.OpSchema.FormalParameterOption.Single
+            if required and formal.name not in node.shapes:
+                raise OpError(f"{self.name} lacks the input {formal.name}.")
+        return self.infer(node)
+
+    def element_type(self, formal: str, attributes: Attributes) -> str:
+        """Return ``ACTIVATION``, or NumPy's name of the fixed type of an input or output.
+
+        Args:
+            formal: its formal name.
+            attributes: of the node.
+        """
+        kind = next(
+            p.type_str for p in (*self.schema.inputs, *self.schema.outputs) if p.name == formal
+        )
+        constraints = {c.type_param_str: c for c in self.schema.type_constraints}
+        allowed = constraints[kind].allowed_type_strs if kind in constraints else [kind]
+        if kind in self.float32(attributes):
+            return "float32"
+        if "tensor(float16)" in allowed:
+            return ACTIVATION
+        name = str(allowed[0]).removeprefix("tensor(").removesuffix(")")
+        return "float32" if name == "float" else name
 
 
 @dataclass(frozen=True)
@@ -88,53 +179,57 @@ class Node:
 
     Attributes:
         op_type: operator type in the linexport domain.
-        attributes: as Python values.
+        attributes: those of the op's schema, as Python values.
         inputs: formal input names in order, "" where the node leaves one out.
         shapes: by formal input name; absent inputs are absent here.
+        annotations: attributes beyond the schema, by which a target tells a runtime how to run the
+            node; they mean nothing for what it computes.
     """
 
     op_type: str
-    attributes: Mapping[str, Any]
+    attributes: Attributes
     inputs: tuple[str, ...]
     shapes: Mapping[str, Shape]
+    annotations: Attributes = field(default_factory=dict)
 
 
-def describe(node: onnx.NodeProto, op: Op, shapes: Mapping[str, Shape]) -> Node:
+def read_node(node: onnx.NodeProto, op: Op, shapes: Mapping[str, Shape]) -> Node:
     """View a NodeProto through its schema; ``shapes`` are by value name in the graph.
 
     Raises:
         OpError: an input has no known shape, or there are more inputs than the op has.
     """
-    formal = [parameter.name for parameter in op.schema.inputs]
-    actual = list(node.input)
+    formal, actual = op.input_names, list(node.input)
     if len(actual) > len(formal):
         raise OpError(f"{op.name} {node.name!r} has {len(actual)} inputs; expected {len(formal)}.")
     actual += [""] * (len(formal) - len(actual))
+    values = {a.name: attribute_value(a) for a in node.attribute}
+    for position in values.get(ABSENT, ()):
+        actual[position] = ""
     known: dict[str, Shape] = {}
     for name, value in zip(formal, actual, strict=True):
         if value and value not in shapes:
             raise OpError(f"{op.name} {node.name!r}: the shape of its input {name} is unknown.")
         if value:
             known[name] = shapes[value]
-    attributes = {a.name: _value(a) for a in node.attribute}
-    for position in attributes.get(ABSENT, ()):
-        known.pop(formal[position], None)
-        actual[position] = ""
+    own = {name: value for name, value in values.items() if name in op.schema.attributes}
     present = tuple(n if v else "" for n, v in zip(formal, actual, strict=True))
-    return Node(op.name, attributes, present, known)
+    beyond = {name: value for name, value in values.items() if name not in own}
+    return Node(op.name, own, present, known, beyond)
 
 
 def function_for(node: Node, op: Op, lowering: Lowering) -> onnx.FunctionProto:
-    """The model-local function for a node. Equal bodies get equal overload names.
+    """Return the model-local function for a node. Equal bodies get equal overload names.
 
     Raises:
         OpError: from the op's own checks.
     """
-    op.check(node)
+    op.shapes(node)
     body, values = lowering(node)
-    outputs = dict(zip((p.name for p in op.schema.outputs), values, strict=True))
+    outputs = dict(zip(op.output_names, values, strict=True))
     formal = [name or f"absent_{i}" for i, name in enumerate(node.inputs)]
-    function = body.function(DOMAIN, op.name, formal, outputs, attributes=list(node.attributes))
+    attributes = [*node.attributes, *node.annotations]
+    function = body.function(DOMAIN, op.name, formal, outputs, attributes=attributes)
     digest = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()
     function.overload = digest[:8]
     return function
@@ -143,33 +238,19 @@ def function_for(node: Node, op: Op, lowering: Lowering) -> onnx.FunctionProto:
 def parameter(
     name: str, types: str, description: str, kind: str = "Single"
 ) -> defs.OpSchema.FormalParameter:
-    """A formal input or output; ``kind`` is Single or Optional."""
+    """Return a formal input or output; ``kind`` is Single or Optional."""
     option = getattr(defs.OpSchema.FormalParameterOption, kind)
     return defs.OpSchema.FormalParameter(name, types, description, param_option=option)
 
 
-def _value(attribute: onnx.AttributeProto) -> Any:
+def attribute_value(attribute: onnx.AttributeProto) -> Any:
+    """Return an attribute as a Python value; text as str."""
     value = onnx.helper.get_attribute_value(attribute)
     return value.decode() if isinstance(value, bytes) else value
 
 
-def for_runtimes() -> list[defs.OpSchema.Attribute]:
-    """Attributes any node may have, which mean nothing for what it computes: they tell a runtime
-    how to run it (``linexport.plugins.tensorrt``)."""
-    kinds = defs.OpSchema.AttrType
-    texts = ("plugin_namespace", "plugin_version", "launch", "binaries")
-    return [
-        defs.OpSchema.Attribute(ABSENT, kinds.INTS, "Inputs to disregard.", required=False),
-        defs.OpSchema.Attribute(AHEAD_OF_TIME, kinds.INT, "For TensorRT.", required=False),
-        *(
-            defs.OpSchema.Attribute(name, kinds.STRING, "For TensorRT.", required=False)
-            for name in texts
-        ),
-    ]
-
-
 def activations(*names: str) -> list[tuple[str, Sequence[str], str]]:
-    """Type constraints for activations (T) and, if named, float32 states (S)."""
+    """Return type constraints for activations (T) and, if named, float32 states (S)."""
     floating = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
     both = {
         "T": ("T", floating, "Activations."),

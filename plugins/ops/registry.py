@@ -1,30 +1,76 @@
-"""All ops of the domain, found by scanning this package, and their functions put into a model."""
+"""All ops of the domain, their schemas in onnx, and their functions put into a model.
+
+To add an op is to add one file. It defines ``OP``, an ``Op``, whose attributes are documented in
+``plugins.ops.op``; the smallest op to copy from is ``causal_conv``:
+
+1.  Write the definition into the module's docstring, and as ``oracle`` in float64.
+2.  Write the shape rule ``infer``, of the comparisons in ``plugins.ops.shapes``; then the ONNX
+    schema and the PyTorch schema, which use the same names.
+3.  Write it in PyTorch (``eager``) and in standard ONNX operators (``portable``).
+4.  Say where tokens are (``token_axis``, ``causal``) and which inputs continue which outputs
+    (``states``), and the op streams.
+
+Inside linexport the file lies in ``plugins/ops``. Any other package declares it as an entry point:
+
+    [project.entry-points."linexport.ops"]
+    leaky_sum = "my_package.leaky_sum:OP"
+
+Models call it by ``linexport.models.torch_ops.call(OP, ...)``. Nothing else names it: tracing,
+passes, targets and reports read the declaration.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
+import numpy as np
 import onnx
 from onnx import defs, helper
 
-from linexport.errors import OpError
+from linexport.errors import EnvironmentProblemError, OpError
 from linexport.plugins import ops
 from linexport.plugins.ops.body import OPSET
-from linexport.plugins.ops.op import DOMAIN, VERSION, Lowering, Node, Op, describe, function_for
+from linexport.plugins.ops.op import (
+    ACTIVATION,
+    DOMAIN,
+    VERSION,
+    Lowering,
+    Node,
+    Op,
+    attribute_value,
+    function_for,
+    read_node,
+)
 from linexport.plugins.ops.shapes import Dim
+from linexport.system.extensions import load_entry_points
+
+GROUP = "linexport.ops"
+"""Entry points by which other packages add ops."""
 
 
 @cache
 def all_ops() -> Mapping[str, Op]:
-    """Every op by name: each module of this package that defines ``OP`` is one."""
+    """Return every op by name: ``OP`` of the modules of this package, then those of other packages.
+
+    Raises:
+        EnvironmentProblemError: another package's op cannot be loaded, or has the name of one that
+            is known.
+    """
     found = {}
     for module in pkgutil.iter_modules(ops.__path__):
         op = getattr(importlib.import_module(f"{ops.__name__}.{module.name}"), "OP", None)
         if isinstance(op, Op):
             found[op.name] = op
+    for entry, op in load_entry_points(GROUP, Op):
+        if found.setdefault(op.name, op) is not op:
+            raise EnvironmentProblemError(
+                f"The entry point {entry!r} of group {GROUP!r} declares the op {op.name}, which "
+                "there is already. Uninstall the package that declares it, or rename its op."
+            )
     return found
 
 
@@ -34,7 +80,44 @@ def register_schemas() -> None:
     importlib.import_module("onnx.reference")
     for op in all_ops().values():
         if not defs.has(op.name, DOMAIN):
-            defs.register_schema(op.schema)
+            register_schema(op, op.schema)
+
+
+def register_schema(op: Op, schema: defs.OpSchema) -> None:
+    """Register ``schema`` with onnx, shape inference being the shape rule of the op."""
+    schema.set_type_and_shape_inference_function(partial(_infer, op))
+    defs.register_schema(schema)
+
+
+def _infer(op: Op, context: Any) -> None:
+    """Set types and shapes of the outputs, where all inputs have a shape.
+
+    Raises:
+        onnx.shape_inference.InferenceError: the node contradicts the definition of the op.
+    """
+    given = {
+        name: context.get_input_type(i)
+        for i, name in enumerate(op.input_names[: context.get_num_inputs()])
+        if context.has_input(i)
+    }
+    if not all(t is not None and t.tensor_type.HasField("shape") for t in given.values()):
+        return
+    found = ((name, context.get_attribute(name)) for name in op.schema.attributes)
+    attributes = {name: attribute_value(value) for name, value in found if value is not None}
+    shapes = {n: tuple(map(dim, t.tensor_type.shape.dim)) for n, t in given.items()}
+    present = tuple(name if name in given else "" for name in op.input_names)
+    try:
+        outputs = op.shapes(Node(op.name, attributes, present, shapes))
+    except OpError as error:
+        raise onnx.shape_inference.InferenceError(str(error)) from error
+    activation = next(iter(given.values())).tensor_type.elem_type
+    for i, (name, shape) in enumerate(zip(op.output_names, outputs, strict=True)):
+        if i < context.get_num_outputs():
+            element = op.element_type(name, attributes)
+            fixed = activation
+            if element != ACTIVATION:
+                fixed = helper.np_dtype_to_tensor_dtype(np.dtype(element))
+            context.set_output_type(i, helper.make_tensor_type_proto(fixed, shape))
 
 
 def linexport_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Op, Node]]:
@@ -47,8 +130,8 @@ def linexport_nodes(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, Op
     for node in model.graph.node:
         if node.domain == DOMAIN and node.op_type in all_ops():
             op = all_ops()[node.op_type]
-            view = describe(node, op, shapes)
-            op.check(view)
+            view = read_node(node, op, shapes)
+            op.shapes(view)
             yield node, op, view
 
 

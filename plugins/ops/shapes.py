@@ -1,7 +1,8 @@
 """Shapes of op inputs as far as a graph knows them, and the comparisons op checks are made of.
 
-A dimension is an int, a symbol (str) or None where nothing is known. Comparisons accept what is
-not known and raise OpError, naming what was found and what was expected, for what is wrong.
+A dimension is an int, a symbol (str), a symbol of PyTorch (SymInt) or None where nothing is known.
+Comparisons accept what is not known and raise OpError, naming what was found and what was expected,
+for what is wrong. Of symbols of PyTorch they make it known that they are equal.
 """
 
 from __future__ import annotations
@@ -22,8 +23,23 @@ def rank(name: str, shape: Shape, expected: int) -> None:
 
 def same(name: str, what: str, found: Dim, expected: Dim) -> None:
     """``found`` equals ``expected``, unless one of them is unknown."""
-    if isinstance(found, int) and isinstance(expected, int) and found != expected:
-        raise OpError(f"{name} has {what} {found}; expected {expected}.")
+    if any(size is None or isinstance(size, str) for size in (found, expected)):
+        return
+    if isinstance(found, int) and isinstance(expected, int):
+        if found != expected:
+            raise OpError(f"{name} has {what} {found}; expected {expected}.")
+        return
+    import torch
+
+    # At least one is a symbol of a trace in which the two may be separate symbols.
+    torch._check(found == expected)
+
+
+def same_sequence(name: str, shape: Shape, batch: Dim, length: Dim, dims: int = 3) -> None:
+    """``shape`` has ``dims`` dimensions, of which the first are ``batch`` and ``length``."""
+    rank(name, shape, dims)
+    same(name, "batch", shape[0], batch)
+    same(name, "length", shape[1], length)
 
 
 def static_width(name: str, shape: Shape) -> int:

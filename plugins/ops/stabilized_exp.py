@@ -21,14 +21,37 @@ Source: the running maximum of online softmax, Milakov and Gimelshein 2018, per 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 from numpy.typing import NDArray
 from onnx import defs, helper
 
 from linexport.errors import OpError
 from linexport.plugins.ops.body import Body
-from linexport.plugins.ops.op import DOMAIN, VERSION, Node, Op, StatePort, parameter
-from linexport.plugins.ops.shapes import Shape, one_of, rank, same, static_width, width_per_head
+from linexport.plugins.ops.op import (
+    DOMAIN,
+    VERSION,
+    Attributes,
+    Node,
+    Op,
+    StatePort,
+    parameter,
+    reads_causal,
+)
+from linexport.plugins.ops.shapes import (
+    Shape,
+    one_of,
+    rank,
+    same,
+    same_sequence,
+    static_width,
+    width_per_head,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LOWEST = -1e30
 """The maximum of no keys: finite, so that differences are; far below any exponent."""
@@ -69,9 +92,7 @@ def check(
     batch, length = query[0], query[1]
     for name, other, dims in (("key", key, 3), ("key_mask", key_mask, 2), ("decay", decay, 3)):
         if other is not None:
-            rank(name, other, dims)
-            same(name, "batch", other[0], batch)
-            same(name, "length", other[1], length)
+            same_sequence(name, other, batch, length, dims)
     if past_key_max is not None:
         rank("past_key_max", past_key_max, 3)
         same("past_key_max", "batch", past_key_max[0], batch)
@@ -133,20 +154,103 @@ def stabilized_exp(
     return (*packed, m)  # type: ignore[return-value]
 
 
-def _attributes(node: Node) -> tuple[object, object, bool]:
-    found = node.attributes
-    return found.get("q_num_heads"), found.get("k_num_heads"), bool(found.get("causal", 1))
+def eager(
+    query: Tensor,
+    key: Tensor,
+    past_key_max: Tensor | None,
+    key_mask: Tensor | None,
+    decay: Tensor | None,
+    q_num_heads: int,
+    k_num_heads: int,
+    causal: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the op's outputs, in differentiable PyTorch and at least float32.
+
+    The maximum is taken without a gradient: attention that normalises does not depend on it.
+    """
+    import torch
+
+    inputs = (query, key, past_key_max, key_mask, decay)
+    shapes = (None if x is None else tuple(x.shape) for x in inputs)
+    features = check(q_num_heads, k_num_heads, causal, *shapes)  # type: ignore[arg-type]
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    b, a = query.to(dtype), key.to(dtype)
+    if decay is not None:
+        decay = decay.to(dtype).unflatten(-1, (k_num_heads, -1))
+        decay = decay.expand(*decay.shape[:-1], features).flatten(-2)
+    if key_mask is not None:
+        a = torch.where(key_mask[..., None], a, LOWEST)
+        decay = None if decay is None else torch.where(key_mask[..., None], decay, 0.0)
+    start = a.new_full((a.shape[0], 1, a.shape[2]), LOWEST)
+    if past_key_max is not None:
+        start = past_key_max.to(dtype).flatten(1).unsqueeze(1)
+    with torch.no_grad():
+        seen = torch.cat([start, a], 1)
+        running = seen.cummax(1).values if decay is None else _decayed_max(seen, decay)
+        maximum = running[:, 1:] if causal else running[:, -1:].expand_as(a)
+        lost = running[:, :-1] - maximum if causal else torch.zeros_like(a)
+    served = max(q_num_heads, k_num_heads)
+    heads = b.unflatten(-1, (q_num_heads, features))
+    heads = heads.repeat_interleave(served // q_num_heads, 2).unflatten(2, (k_num_heads, -1))
+    exponent = heads + maximum.unflatten(-1, (k_num_heads, 1, features))
+    exponent = exponent - exponent.detach().amax(-1, keepdim=True)
+    return (
+        exponent.exp().flatten(2),
+        (a - maximum).exp(),
+        lost if decay is None else decay + lost,
+        running[:, -1].unflatten(-1, (k_num_heads, features)),
+    )
+
+
+def _decayed_max(seen: Tensor, decay: Tensor) -> Tensor:
+    """Return m_t = max(m_{t-1} + g_t, a_t) for a_0, a_1 ... and g_1, g_2 ...
+
+    Over windows whose length doubles, so that decays are added up and never subtracted.
+    """
+    import torch
+
+    g = torch.cat([torch.zeros_like(seen[:, :1]), decay], 1)
+    m, size = seen, 1
+    while size < seen.shape[1]:
+        reached = torch.maximum(m[:, size:], m[:, :-size] + g[:, size:])
+        m = torch.cat([m[:, :size], reached], 1)
+        g = torch.cat([g[:, :size], g[:, size:] + g[:, :-size]], 1)
+        size *= 2
+    return m
+
+
+def _heads(attributes: Attributes) -> tuple[object, object]:
+    return attributes.get("q_num_heads"), attributes.get("k_num_heads")
+
+
+def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, ...]:
+    heads = (attributes["q_num_heads"], attributes["k_num_heads"])
+    return stabilized_exp(*heads, reads_causal(attributes), **inputs)
 
 
 def _features(node: Node) -> int:
-    return check(*_attributes(node), **node.shapes)
+    return check(*_heads(node.attributes), reads_causal(node.attributes), **node.shapes)
+
+
+def _infer(node: Node) -> Sequence[Shape]:
+    features, (batch, length, _) = _features(node), node.shapes["query"]
+    query_heads, heads = (int(node.attributes[n]) for n in ("q_num_heads", "k_num_heads"))
+    keys = (batch, length, heads * features)
+    query = (batch, length, max(query_heads, heads) * features)
+    return [query, keys, keys, (batch, heads, features)]
+
+
+def _describe(node: Node) -> str:
+    query_heads, heads = _heads(node.attributes)
+    kind = "causal" if reads_causal(node.attributes) else "bidirectional"
+    return f"{kind}, {query_heads} query, {heads} key heads of {_features(node)}"
 
 
 def _states(node: Node) -> list[StatePort]:
-    if not _attributes(node)[2]:
+    if not reads_causal(node.attributes):
         return []
     shape = (int(node.attributes["k_num_heads"]), _features(node))
-    return [StatePort(2, 3, "key_max", shape, initial=LOWEST)]
+    return [StatePort(2, 3, "key_max", shape, initial_value=LOWEST)]
 
 
 def _portable(node: Node) -> tuple[Body, list[str]]:
@@ -166,7 +270,7 @@ def _portable(node: Node) -> tuple[Body, list[str]]:
         decay = decay and b.Where(keep, decay, b.const(0.0))
     if decay and node.shapes["decay"][-1] != width:
         decay = b.Gather(decay, b.const(np.repeat(np.arange(heads), features)), axis=2)
-    if node.attributes.get("causal", 1):
+    if reads_causal(node.attributes):
         batch = b.Shape(key, start=0, end=1)
         start = b.Expand(b.const(LOWEST), b.Concat(batch, b.const([width]), axis=0))
         if past:
@@ -254,7 +358,18 @@ OP = Op(
             defs.OpSchema.Attribute("causal", helper.make_attribute("causal", 1)),
         ],
     ),
-    check=lambda node: (_features(node), None)[1],
+    infer=_infer,
     portable=_portable,
+    torch_schema="""stabilized_exp(
+        Tensor query, Tensor key, Tensor? past_key_max, Tensor? key_mask, Tensor? decay,
+        int q_num_heads, int k_num_heads, int causal
+    ) -> (Tensor, Tensor, Tensor, Tensor)""",
+    eager=eager,
+    oracle=_oracle,
+    token_axis=dict.fromkeys(
+        ("query", "key", "key_mask", "decay", "query_features", "key_features", "present_decay"), 1
+    ),
+    causal=reads_causal,
     states=_states,
+    describe=_describe,
 )

@@ -46,7 +46,8 @@ def describe(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> Description:
         UnsupportedModelError: one kernel does not suffice, or it needs too much shared memory.
         OpError, UsageError, EnvironmentProblemError: as of ``contract.describe``.
     """
-    length = node.shapes[node.inputs[0]][contract.TIME[node.op_type]]
+    first = node.inputs[0]
+    length = node.shapes[first][op.token_axis[first]]
     plans = {
         sm: single(plan(node, dtype, sm), length == 1, node.op_type)
         for sm in contract.architectures(sms)

@@ -17,7 +17,6 @@ from typing import Any
 from linexport.plugins.kernels.launch import Extent
 from linexport.plugins.ops.registry import all_ops
 from linexport.plugins.tensorrt import quick
-from linexport.plugins.tensorrt.contract import SHAPES
 from linexport.plugins.tensorrt.description import Description
 from linexport.plugins.tensorrt.fields import NAMES
 from linexport.plugins.tensorrt.flavour import Flavour
@@ -44,11 +43,9 @@ def define(module: ModuleType, package: ModuleType, lazy: bool = False) -> None:
         package: its module ``plugin``.
         lazy: make the creators with the first plugin.
     """
-    for op_type in SHAPES:
-        schema = all_ops()[op_type].schema
-        inputs = [p.name for p in schema.inputs]
-        name = f"{quick.NAMESPACE}::{op_type}"
-        described = signed(shapes(module, package), package, inputs, len(schema.outputs))
+    for op in filter(lambda op: op.kernels, all_ops().values()):
+        inputs, name = op.input_names, f"{quick.NAMESPACE}::{op.name}"
+        described = signed(shapes(module, package), package, inputs, len(op.output_names))
         package.register(name, lazy_register=lazy)(described)
         package.aot_impl(name)(signed(launch(package), package, inputs, None))
 

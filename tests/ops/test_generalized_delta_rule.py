@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 import linexport
 from linexport import models
 from linexport.errors import OpError
-from linexport.models.generalized_delta_rule import generalized_delta_rule as in_pytorch
+from linexport.models.functional import generalized_delta_rule as in_pytorch
 from linexport.plugins.ops.generalized_delta_rule import (
     INPUTS,
     OP,
@@ -187,7 +187,7 @@ def test_wrong_nodes_are_refused() -> None:
         view(Node(OP.name, {}, INPUTS, SHAPES))
     without = {n: s for n, s in SHAPES.items() if n != "decay"}
     with pytest.raises(OpError, match="lacks the input decay"):
-        view(Node(OP.name, {"num_heads": 2}, INPUTS, without))
+        OP.shapes(Node(OP.name, {"num_heads": 2}, INPUTS, without))
     assert view(Node(OP.name, {"num_heads": 2}, INPUTS, SHAPES)) == Sizes(2, 4, 3)
 
 
@@ -359,6 +359,15 @@ def test_it_converts_and_streams_and_says_that_it_is_slow(tmp_path: Path) -> Non
     stream = artifact.stream()
     pieces = [stream.step(x[:, p])["output"] for p in (slice(0, 31), slice(31, 32), slice(32, 40))]
     np.testing.assert_allclose(np.concatenate(pieces, 1), artifact.run(x)["output"], atol=1e-5)
+
+
+def test_a_model_with_learned_positions_keeps_its_state(tmp_path: Path) -> None:
+    place = tmp_path / "artifact"
+    manifest = linexport.convert(
+        "generalized_delta_layer:positioned", place, bench=False, threads=1, dims=["seq=1:16:64"]
+    )
+    assert manifest["status"] == "ok" and manifest["streaming"]["passed"]
+    assert [s["op"] for s in manifest["states"]] == ["GeneralizedDeltaRule", "Positions"]
 
 
 def test_importing_the_models_registers_the_operator() -> None:

@@ -14,7 +14,7 @@ from linexport.models import feature_maps
 from linexport.plugins.ops import causal_conv, feature_map
 from linexport.plugins.ops.linear_attention import OP, LinearAttentionSpec, view
 from linexport.plugins.ops.linear_attention.spec import Sizes
-from linexport.plugins.ops.op import Node, describe
+from linexport.plugins.ops.op import Node, read_node
 from linexport.plugins.ops.registry import all_ops, attach_functions
 from tests.support.layouts import one_op_model
 
@@ -206,7 +206,7 @@ def test_causal_conv_accepts_symbols() -> None:
 def test_feature_map(attributes: dict[str, Any], shape: tuple[Any, ...], words: list[str]) -> None:
     assert "relu" in feature_maps.kinds()
     with pytest.raises(OpError) as error:
-        feature_map.OP.check(Node("FeatureMap", attributes, ("x",), {"x": shape}))
+        feature_map.OP.shapes(Node("FeatureMap", attributes, ("x",), {"x": shape}))
     assert [w for w in words if w not in str(error.value)] == []
 
 
@@ -214,16 +214,16 @@ def test_nodes_that_do_not_fit_the_op() -> None:
     shapes = dict.fromkeys("abc", (1, 2, 4))
     node = helper.make_node("LinearAttention", list("abc" * 5), ["o"], name="la")
     with pytest.raises(OpError, match=r"LinearAttention 'la' has 15 inputs; expected 13"):
-        describe(node, OP, shapes)
+        read_node(node, OP, shapes)
     node = helper.make_node("LinearAttention", list("abx"), ["o"], name="la")
     with pytest.raises(OpError, match=r"'la': the shape of its input value is unknown"):
-        describe(node, OP, shapes)
+        read_node(node, OP, shapes)
 
 
 def test_view_reads_a_node() -> None:
     attributes = {"q_num_heads": 2, "kv_num_heads": 2, "normalize": 1}
     node = helper.make_node("LinearAttention", list("abc"), ["o"], **attributes)
-    seen = describe(node, OP, dict.fromkeys("abc", (1, "T", 4)))
+    seen = read_node(node, OP, dict.fromkeys("abc", (1, "T", 4)))
     assert seen.inputs[:4] == ("query", "key", "value", "")
     assert len(seen.inputs) == len(OP.schema.inputs)
     assert view(seen) == (LinearAttentionSpec(2, 2, normalize=True), Sizes(2, 2, 2))

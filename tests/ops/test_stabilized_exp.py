@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from linexport.errors import OpError
-from linexport.models.stabilize import stabilized_exp as twin
+from linexport.models.functional import stabilized_exp as twin
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec, linear_attention
 from linexport.plugins.ops.registry import attach_functions
 from linexport.plugins.ops.stabilized_exp import INPUTS, LOWEST, check, stabilized_exp

@@ -296,4 +296,7 @@ def test_outside_export_calls_are_ordinary_pytorch() -> None:
     output, *_ = functional.linear_attention(x, x, x, q_num_heads=2, kv_num_heads=2)
     output.sum().backward()
     assert x.grad is not None
-    assert torch_ops.linear_attention is not functional.linear_attention
+    attributes = LinearAttentionSpec(2, 2).attributes()
+    recorded, *_ = torch_ops.overload(OP)(x, x, x, *[None] * 5, **attributes)
+    with pytest.raises(RuntimeError, match="autograd"):
+        recorded.sum().backward()

@@ -20,9 +20,9 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper, inliner
 
-from linexport.plugins.ops.op import ABSENT, AHEAD_OF_TIME, DOMAIN, Node, Op
+from linexport.plugins.ops.op import ABSENT, DOMAIN, Node, Op
 from linexport.plugins.ops.registry import linexport_nodes
-from linexport.plugins.tensorrt import contract, quick
+from linexport.plugins.tensorrt import attributes, contract, quick
 from linexport.plugins.tensorrt.description import Description
 from linexport.plugins.tensorrt.fields import NAMES
 
@@ -44,6 +44,7 @@ def mark_plugins(
     """A copy in which the nodes that ``describe`` has a description for are the plugins'."""
     marked = onnx.ModelProto()
     marked.CopyFrom(model)
+    attributes.allow()
     for node, op, view in list(linexport_nodes(marked)):
         description = describe(op, view)
         if description is None:
@@ -61,7 +62,7 @@ def mark_plugins(
             node.attribute.append(helper.make_attribute(ABSENT, absent))
         namespace = quick.NAMESPACE if description.quick else contract.NAMESPACE
         identity = {"plugin_namespace": namespace, "plugin_version": contract.VERSION}
-        ahead = {AHEAD_OF_TIME: 1} if description.quick else {}
+        ahead = {attributes.AHEAD_OF_TIME: 1} if description.quick else {}
         for name, value in {**identity, **ahead, **description.attributes()}.items():
             node.attribute.append(helper.make_attribute(name, value))
     return marked

@@ -21,7 +21,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from linexport.errors import UnsupportedModelError
-from linexport.plugins.ops.op import DOMAIN
+from linexport.plugins.ops.op import DOMAIN, attribute_value
 from linexport.plugins.ops.registry import all_ops
 from linexport.targets.base import OrtSession
 
@@ -121,13 +121,13 @@ class _Rewrite:
     def _allowed(self, node: onnx.NodeProto) -> dict[str, int]:
         """Half precision where the op takes it, by type parameter; float32 where it does not."""
         name = f"tensor({TensorProto.DataType.Name(self.lower).lower()})"
+        op = all_ops()[node.op_type]
         found = {
             c.type_param_str: self.lower if name in c.allowed_type_strs else TensorProto.FLOAT
-            for c in all_ops()[node.op_type].schema.type_constraints
+            for c in op.schema.type_constraints
         }
-        if any(a.name == "log" and a.i for a in node.attribute):
-            found["Y"] = TensorProto.FLOAT  # logarithms of features have their range
-        return found
+        attributes = {a.name: attribute_value(a) for a in node.attribute}
+        return found | dict.fromkeys(op.float32(attributes), TensorProto.FLOAT)
 
     def _kind(self, node: onnx.NodeProto) -> int:
         floating = [name for name in node.input if name and self._floating(name)]

@@ -16,12 +16,13 @@ from linexport.manifest.engines import EngineRecord, LayerRecord
 from linexport.plugins.ops import linear_attention, mixture_of_experts
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention import chunk
-from linexport.plugins.ops.op import AHEAD_OF_TIME, Node, Op
+from linexport.plugins.ops.op import Node, Op
 from linexport.plugins.tensorrt import contract, quick
+from linexport.plugins.tensorrt.attributes import AHEAD_OF_TIME
 from linexport.plugins.tensorrt.description import LAUNCH, Description
 from linexport.plugins.tensorrt.flavour import Flavour
 from linexport.targets.base import DTYPES, Converted, Options, Target
-from linexport.targets.lowering import Candidate
+from linexport.targets.lowering import Candidate, Rules, by_rules
 from linexport.targets.trt import graph, profiles
 from linexport.targets.trt.build import Engine, build
 from linexport.targets.trt.decays import multiply_out
@@ -98,7 +99,7 @@ def prepare(options: Options, model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _describe(options: Options, op: Op, node: Node) -> Description | None:
     dtype = DTYPES[options.precision]
-    if contract.unsupported(node, dtype, options.sms):
+    if contract.unsupported(op, node, dtype, options.sms):
         return None
     if options.quick:
         with suppress(UnsupportedModelError):
@@ -108,19 +109,28 @@ def _describe(options: Options, op: Op, node: Node) -> Description | None:
 
 def candidates(options: Options, op: Op, node: Node) -> Sequence[Candidate]:
     """The plugin where the node is marked as its own; the body is for other runtimes."""
-    if LAUNCH in node.attributes:
-        inside = AHEAD_OF_TIME in node.attributes
+    if LAUNCH in node.annotations:
+        inside = AHEAD_OF_TIME in node.annotations
         reason = "linexport's kernel, launched by TensorRT" if inside else "linexport's kernels"
         return [Candidate("plugin", reason, op.portable)]
     reason = "standard operators, as --no-plugins asks"
     if options.plugins:
-        reason = contract.unsupported(node, DTYPES[options.precision], options.sms) or reason
-    if op.name == "LinearAttention" and linear_attention.view(node)[0].causal:
-        return [Candidate("fixed_chunks", reason, fixed_chunks)]
-    if op.name == "MixtureOfExperts":
-        reason = "every expert for every token: TensorRT takes no sizes that depend on values"
-        return [Candidate("every_expert", reason, mixture_of_experts.every_expert)]
-    return [Candidate("portable", reason, op.portable)]
+        reason = contract.unsupported(op, node, DTYPES[options.precision], options.sms) or reason
+    rules: Rules = {
+        linear_attention.OP: partial(_attention, reason),
+        mixture_of_experts.OP: _experts,
+    }
+    return by_rules(rules, reason)(op, node)
+
+
+def _attention(reason: str, node: Node) -> Sequence[Candidate]:
+    causal = linear_attention.view(node)[0].causal
+    return [Candidate("fixed_chunks", reason, fixed_chunks)] if causal else []
+
+
+def _experts(node: Node) -> Sequence[Candidate]:
+    reason = "every expert for every token: TensorRT takes no sizes that depend on values"
+    return [Candidate("every_expert", reason, mixture_of_experts.every_expert)]
 
 
 def fixed_chunks(node: Node) -> tuple[Body, list[str]]:

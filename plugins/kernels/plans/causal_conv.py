@@ -14,7 +14,6 @@ from linexport.plugins.kernels.launch import (
 )
 from linexport.plugins.ops.op import Node
 
-OP_TYPE = "CausalConvWithState"
 LARGEST = 64
 """Kernel size: the products are unrolled."""
 

@@ -19,7 +19,6 @@ from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.op import Node
 from linexport.plugins.ops.shapes import width_per_head
 
-OP_TYPE = "FeatureMap"
 CHUNK, WIDEST_BLOCK = 32, 128
 WIDEST = 256
 """Largest width of a head before the map."""

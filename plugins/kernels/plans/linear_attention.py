@@ -23,7 +23,6 @@ from linexport.plugins.ops.linear_attention import view
 from linexport.plugins.ops.op import Node
 from linexport.plugins.ops.shapes import width_per_head
 
-OP_TYPE = "LinearAttention"
 WIDEST = 256
 """Largest d_k and d_v: the state of one head must fit the registers of a few blocks."""
 

@@ -1,6 +1,9 @@
-"""The op ``linexport.LinearAttention``, whole: schema, checks, portable lowering, oracle."""
+"""The op ``linexport.LinearAttention``: attention as a running sum; formulas are in ``oracle``."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from onnx import defs, helper
 
@@ -14,13 +17,15 @@ from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec, Siz
 from linexport.plugins.ops.op import (
     DOMAIN,
     VERSION,
+    Attributes,
     Node,
     Op,
     StatePort,
     activations,
-    for_runtimes,
     parameter,
+    reads_causal,
 )
+from linexport.plugins.ops.shapes import Shape
 
 __all__ = [
     "OP",
@@ -60,6 +65,41 @@ def view(node: Node) -> tuple[LinearAttentionSpec, Sizes]:
     if phi is not None:
         shapes |= phi.mapped(shapes, spec.q_num_heads)
     return spec, spec.check(**shapes)
+
+
+def _infer(node: Node) -> Sequence[Shape]:
+    (spec, sizes), (batch, length, _) = view(node), node.shapes["query"]
+    keys = (batch, spec.kv_num_heads, sizes.d_k)
+    return [(batch, length, spec.output_heads * sizes.d_v), (*keys, sizes.d_v), keys]
+
+
+def eager(*inputs: Any, decay_scale: Any = None, **attributes: Any) -> Any:
+    """Return output, present_state and present_normalizer in differentiable PyTorch."""
+    from linexport.plugins.ops.linear_attention import chunk_torch
+
+    spec = LinearAttentionSpec.from_attributes(attributes)
+    return chunk_torch.linear_attention(spec, *(*inputs, decay_scale))
+
+
+def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Any, ...]:
+    return linear_attention(LinearAttentionSpec.from_attributes(dict(attributes)), **inputs)
+
+
+def _sizes(node: Node) -> dict[str, int]:
+    _, sizes = view(node)
+    return {"d_k": sizes.d_k, "d_v": sizes.d_v, "key_heads": sizes.key_heads}
+
+
+def _describe(node: Node) -> str:
+    spec, sizes = view(node)
+    heads = f"{spec.q_num_heads} query, {spec.kv_num_heads} key/value heads"
+    parts = [
+        "causal" if spec.causal else "bidirectional",
+        spec.update_rule,
+        f"{heads} of {sizes.d_k} x {sizes.d_v}",
+        f"normalised, eps {spec.eps:g}" if spec.normalize else "not normalised",
+    ]
+    return ", ".join(parts)
 
 
 def _portable(node: Node) -> tuple[Body, list[str]]:
@@ -128,10 +168,22 @@ OP = Op(
                 helper.make_attribute("feature_map", ""),
                 "Map that the node applies to query and key itself; none by default.",
             ),
-            *for_runtimes(),
         ],
     ),
-    check=lambda node: (view(node), None)[1],
+    infer=_infer,
     portable=multiplied_out(_portable),
+    torch_schema="""linear_attention(
+        Tensor query, Tensor key, Tensor value, Tensor? past_state, Tensor? past_normalizer,
+        Tensor? decay, Tensor? beta, Tensor? key_mask, *, Tensor? decay_scale=None,
+        int q_num_heads, int kv_num_heads, str update_rule, int causal, int normalize, float scale,
+        float eps, int chunk_size
+    ) -> (Tensor, Tensor, Tensor)""",
+    eager=eager,
+    oracle=_oracle,
+    token_axis=dict.fromkeys((*INPUTS[:3], "decay", "beta", "key_mask", "output"), 1),
+    causal=reads_causal,
     states=_states,
+    kernels="linexport.plugins.kernels.plans.linear_attention",
+    sizes=_sizes,
+    describe=_describe,
 )

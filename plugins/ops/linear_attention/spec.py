@@ -24,7 +24,15 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from linexport.errors import OpError
-from linexport.plugins.ops.shapes import Shape, one_of, rank, same, static_width, width_per_head
+from linexport.plugins.ops.shapes import (
+    Shape,
+    one_of,
+    rank,
+    same,
+    same_sequence,
+    static_width,
+    width_per_head,
+)
 
 UPDATE_RULES = ("linear", "gated", "delta", "gated_delta")
 
@@ -148,10 +156,9 @@ class LinearAttentionSpec:
         d_v = width_per_head("value", value, self.kv_num_heads)
         batch, length = query[0], query[1] if self.causal else key[1]
         for name, shape in (("key", key), ("value", value)):
-            same(name, "batch", shape[0], batch)
-            same(name, "length", shape[1], length)
-        _wanted("decay", decay, self.has_decay, self.update_rule)
-        _wanted("beta", beta, self.has_beta, self.update_rule)
+            same_sequence(name, shape, batch, length)
+        _check_presence("decay", decay, self.has_decay, self.update_rule)
+        _check_presence("beta", beta, self.has_beta, self.update_rule)
         if not self.causal and (past_state is not None or past_normalizer is not None):
             raise OpError("causal=0 reads the whole sequence at once; it takes no past state.")
         if past_normalizer is not None and not self.normalize:
@@ -175,9 +182,7 @@ class LinearAttentionSpec:
             one_of("beta", static_width("beta", beta), (self.kv_num_heads, 1))
         for name, other in (("decay", decay), ("beta", beta), ("key_mask", key_mask)):
             if other is not None:
-                rank(name, other, 2 if name == "key_mask" else 3)
-                same(name, "batch", other[0], batch)
-                same(name, "length", other[1], length)
+                same_sequence(name, other, batch, length, 2 if name == "key_mask" else 3)
         for name, past, tail in (
             ("past_state", past_state, (self.kv_num_heads, d_k, d_v)),
             ("past_normalizer", past_normalizer, (self.kv_num_heads, d_k)),
@@ -197,7 +202,7 @@ class LinearAttentionSpec:
         )
 
 
-def _wanted(name: str, shape: Shape | None, wanted: bool, rule: str) -> None:
-    if (shape is not None) != wanted:
-        verb = "needs" if wanted else "does not read"
+def _check_presence(name: str, shape: Shape | None, expected: bool, rule: str) -> None:
+    if (shape is not None) != expected:
+        verb = "needs" if expected else "does not read"
         raise OpError(f"update_rule {rule!r} {verb} the input {name}.")

@@ -2,7 +2,7 @@
 
 import torch
 
-from linexport.models.generalized_delta_rule import generalized_delta_rule
+from linexport.models.functional import generalized_delta_rule
 
 
 class Layer(torch.nn.Module):
@@ -18,5 +18,20 @@ class Layer(torch.nn.Module):
         )[0]
 
 
+class Positioned(Layer):
+    """The layer behind learned positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions = torch.nn.Embedding(64, 8)
+
+    def forward(self, x):
+        return super().forward(x + self.positions(torch.arange(x.shape[1])))
+
+
 def build():
     return Layer(), (torch.randn(2, 9, 8),)
+
+
+def positioned():
+    return Positioned(), (torch.randn(2, 9, 8),)
