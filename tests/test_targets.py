@@ -412,4 +412,4 @@ def test_a_map_is_lowered_with_its_attention(
         names += ["", "", "decay"]
         shapes["decay"] = ("B", "T", 2)
     node = Node(OP.name, {**spec.attributes(), "feature_map": kind}, tuple(names), shapes)
-    assert ort.candidates(OP, node)[0].name == lowering
+    assert ort.TARGET.candidates(OP, node)[0].name == lowering

@@ -42,7 +42,7 @@ LOWERINGS: list[Any] = [
     pytest.param(lambda node, op, view: op.portable, id="portable"),
     pytest.param(native, id="native"),
     pytest.param(padded, id="native_padded"),
-    pytest.param(lambda node, op, view: ort.candidates(op, view)[0].write, id="ort_rule"),
+    pytest.param(lambda node, op, view: ort.TARGET.candidates(op, view)[0].write, id="ort_rule"),
 ]
 """How to lower each node: the ``choose`` argument of ``attach_functions``, in pytest.param."""
 
