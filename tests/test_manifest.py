@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import linexport
 from linexport import manifest as manifests
+from linexport import targets
+from linexport.cli import app
+from linexport.cli import options as cli_options
 from linexport.errors import UsageError
-from linexport.manifest import Manifest, from_json, schema, text, to_json
+from linexport.manifest import ConvertOptions, Manifest, from_json, options, schema, text, to_json
 from linexport.manifest.records import FileRecord
 
 FORMAT_1 = Path(__file__).with_name("test_manifest_format_1.json")
@@ -87,3 +93,65 @@ def test_the_error_names_place_found_and_expected(
 def test_text_that_is_no_standard_json_is_one_error(damaged: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         text.loads(damaged)
+
+
+# Options -----------------------------------------------------------------------------------------
+
+OTHER: dict[str, Any] = {
+    "target": "onnx",
+    "precision": "bf16",
+    "sms": (89, 120),
+    "plugins": False,
+    "quick": True,
+    "timing_cache": "a cache",
+    "dims": ("seq=1:8:64", "batch=1:2:3"),
+    "tune": True,
+    "bench": False,
+    "lengths": (8, 33),
+    "threads": 3,
+    "seed": -7,
+    "overwrite": True,
+    "trust_remote_code": True,
+}
+"""A value beside the default for every option."""
+
+
+def test_every_option_survives_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As given to Python, printed as a command, parsed again by the program."""
+    assert set(OTHER) == set(options.declared())
+    assert not [n for n, v in OTHER.items() if v == options.defaults()[n]]
+    seen: list[ConvertOptions] = []
+
+    def convert(source: str, output: Path, progress: Any, **given: Any) -> None:
+        assert (source, str(output)) == ("a model.pt", "the artifact")
+        seen.append(ConvertOptions(**given))
+        raise UsageError("that is enough")
+
+    monkeypatch.setattr("linexport.conversion.pipeline.convert", convert)
+    single = [{name: value} for name, value in OTHER.items()]
+    for given in ({}, OTHER, *single):
+        asked = ConvertOptions(**given)
+        _, name, *words = shlex.split(options.command("a model.pt", "the artifact", asked))
+        assert name == "convert"
+        with pytest.raises(SystemExit):
+            app(["convert", *words])
+        assert seen.pop() == asked
+
+
+def test_the_signature_and_the_help_of_convert_name_every_option() -> None:
+    signature = inspect.signature(linexport.convert)
+    for name, default in options.defaults().items():
+        assert signature.parameters[name].default == default
+        assert f"{name}: {options.declared()[name].help}" in str(linexport.convert.__doc__)
+    assert "options" not in signature.parameters
+    with pytest.raises(TypeError, match="typo"):
+        linexport.convert("a", "b", typo=1)
+
+
+def test_the_help_names_the_registered_targets() -> None:
+    assert cli_options.target_names() == sorted(targets.targets())
+
+
+def test_paths_and_lists_are_kept_as_text_and_tuples() -> None:
+    asked = ConvertOptions(timing_cache=Path("x"), sms=[89], dims=iter(["a=1:2:3"]))  # type: ignore[arg-type]
+    assert asked == ConvertOptions(timing_cache="x", sms=(89,), dims=("a=1:2:3",))

@@ -1,19 +1,46 @@
-"""Options that several commands share."""
+"""Options that several commands share, and those of ``convert``, from their one declaration."""
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from linexport.errors import UsageError
+from linexport.manifest.options import ConvertOptions, declared, defaults
+
+
+def option(name: str) -> Any:
+    """The command line's declaration of a field of ``ConvertOptions``."""
+    one = declared()[name]
+    text = one.help
+    if name == "target":
+        text = f"{text} One of {', '.join(target_names())}."
+    both = defaults()[name] is True  # typer makes --no-... of it
+    return typer.Option(*([] if both else [one.flag]), help=text, min=one.min)
+
+
+def target_names() -> list[str]:
+    """Targets by name, found in the sources: importing them takes longer than help may."""
+    spec = importlib.util.find_spec("linexport.targets")
+    assert spec is not None and spec.submodule_search_locations
+    files = (path for folder in spec.submodule_search_locations for path in Path(folder).iterdir())
+    return sorted(
+        path.stem.replace("_", "-")
+        for path in files
+        if path.suffix == ".py" and "\nTARGET = " in path.read_text(encoding="utf-8")
+    )
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-Seed = Annotated[int, typer.Option(help="Seed of all random inputs; recorded.")]
-Threads = Annotated[
-    int, typer.Option(min=0, help="Threads of every baseline; 0 for each one's own choice.")
-]
+Seed = Annotated[int, option("seed")]
+Threads = Annotated[int, option("threads")]
+TrustRemoteCode = Annotated[bool, option("trust_remote_code")]
+Lengths = Annotated[str | None, option("lengths")]
 ArtifactPath = Annotated[Path, typer.Argument(help="Folder made by linexport convert.")]
 SourceOption = Annotated[
     str | None,
@@ -23,17 +50,39 @@ SourceOption = Annotated[
         "package.module:callable.",
     ),
 ]
-TrustRemoteCode = Annotated[
-    bool,
-    typer.Option(
-        "--trust-remote-code",
-        help="Run the Python code that a Hugging Face model folder brings along: whatever its "
-        "author wrote there can do what you can.",
-    ),
-]
-Lengths = Annotated[
-    str | None, typer.Option(help="Sequence lengths to measure at, such as 128,1024,4096.")
-]
+
+
+def convert_parameters() -> list[inspect.Parameter]:
+    """A parameter for every field of ``ConvertOptions``, as typer takes them."""
+    hints, found = get_type_hints(ConvertOptions), []
+    for name, one in declared().items():
+        typed: Any = {"commas": str | None, "repeated": list[str] | None}.get(one.form, hints[name])
+        default = defaults()[name] if one.form == "single" else None
+        found.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default,
+                annotation=Annotated[typed, option(name)],
+            )
+        )
+    return found
+
+
+def convert_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the command line gave for those parameters, as ``ConvertOptions`` takes it.
+
+    Raises:
+        UsageError: a list that is not of positive integers.
+    """
+    found = {}
+    for name, value in given.items():
+        form = declared()[name].form
+        if form == "single":
+            found[name] = value
+        elif value is not None:
+            found[name] = parse_integers(name, value) if form == "commas" else tuple(value)
+    return found
 
 
 def parse_lengths(text: str | None) -> tuple[int, ...] | None:
@@ -42,20 +91,17 @@ def parse_lengths(text: str | None) -> tuple[int, ...] | None:
     Raises:
         UsageError: anything else.
     """
-    return None if text is None else _integers("--lengths", text, "128,1024")
+    return None if text is None else parse_integers("lengths", text)
 
 
-def parse_sms(text: str | None) -> tuple[int, ...]:
-    """Comma-separated compute capabilities, ten times their number: 89 is 8.9.
+def parse_integers(name: str, text: str) -> tuple[int, ...]:
+    """Comma-separated positive integers for a field of ``ConvertOptions``.
 
     Raises:
         UsageError: anything else.
     """
-    return () if text is None else _integers("--sm", text, "89,120")
-
-
-def _integers(option: str, text: str, example: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise UsageError(f"{option} {text!r}: expected positive integers, such as {example}.")
+        one = declared()[name]
+        raise UsageError(f"{one.flag} {text!r}: expected positive integers, such as {one.example}.")
     return tuple(int(part) for part in parts)

@@ -27,66 +27,74 @@ class Option:
         help: a sentence or two.
         form: how several values are given: ``--sm 89,120`` or ``--dim a=1:2:3 --dim b=1:2:3``.
         min: smallest integer allowed.
+        example: a value, for errors.
     """
 
     flag: str
     help: str
     form: Form = "single"
     min: int | None = None
+    example: str = ""
 
 
-def _option(
-    flag: str, default: Any, help: str, form: Form = "single", min: int | None = None
-) -> Any:
-    return field(default=default, metadata={HOW: Option(flag, help, form, min)})
+def _option(default: Any, flag: str, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={HOW: Option(flag, help, **more)})
 
 
 @dataclass(frozen=True)
 class ConvertOptions:
     """Everything ``convert`` may be asked for beside its source and output."""
 
-    target: str = _option("--target", "ort", "Where it will run.")
+    target: str = _option("ort", "--target", "Where it will run.")
     precision: str = _option(
-        "--precision", "fp32", "For engines: fp32, fp16 or bf16. States stay in float32."
+        "fp32", "--precision", "For engines: fp32, fp16 or bf16. States stay in float32."
     )
     sms: tuple[int, ...] = _option(
-        "--sm", (), "For engines: compute capabilities of the GPUs, such as 89,120.", "commas"
+        (),
+        "--sm",
+        "For engines: compute capabilities of the GPUs, such as 89,120.",
+        form="commas",
+        example="89,120",
     )
     plugins: bool = _option(
-        "--plugins", True, "For engines: run linear attention by linexport's kernels."
+        True, "--plugins", "For engines: run linear attention by linexport's kernels."
     )
     quick: bool = _option(
-        "--quick",
         False,
+        "--quick",
         "For tensorrt: where one kernel suffices, put it into the engine, which then runs without "
         "a plugin library.",
     )
     timing_cache: str | None = _option(
-        "--timing-cache",
         None,
+        "--timing-cache",
         "For tensorrt: file of kernels' times that builds share; made if new.",
     )
     dims: tuple[str, ...] = _option(
-        "--dim",
         (),
+        "--dim",
         "Range of a dynamic dimension, NAME=MIN:OPT:MAX; may be repeated.",
-        "repeated",
+        form="repeated",
     )
-    tune: bool = _option("--tune", False, "Choose lowerings by measuring them on this machine.")
-    bench: bool = _option("--bench", True, "Measure latency and memory.")
+    tune: bool = _option(False, "--tune", "Choose lowerings by measuring them on this machine.")
+    bench: bool = _option(True, "--bench", "Measure latency and memory.")
     lengths: tuple[int, ...] | None = _option(
-        "--lengths", None, "Sequence lengths to measure at, such as 128,1024,4096.", "commas"
+        None,
+        "--lengths",
+        "Sequence lengths to measure at, such as 128,1024,4096.",
+        form="commas",
+        example="128,1024",
     )
     threads: int = _option(
-        "--threads", 0, "Threads of every runner measured; 0 for each one's own choice.", min=0
+        0, "--threads", "Threads of everything measured; 0 for each one's own choice.", min=0
     )
-    seed: int = _option("--seed", 0, "Seed of all random inputs; recorded.")
+    seed: int = _option(0, "--seed", "Seed of all random inputs; recorded.")
     overwrite: bool = _option(
-        "--overwrite", False, "Replace an earlier artifact once this one is complete."
+        False, "--overwrite", "Replace an earlier artifact once this one is complete."
     )
     trust_remote_code: bool = _option(
-        "--trust-remote-code",
         False,
+        "--trust-remote-code",
         "Run the Python code that a Hugging Face model folder brings along: whatever its author "
         "wrote there can do what you can.",
     )
@@ -99,6 +107,11 @@ class ConvertOptions:
                 object.__setattr__(self, one.name, tuple(value))
         if self.timing_cache is not None:
             object.__setattr__(self, "timing_cache", str(self.timing_cache))
+
+
+def defaults() -> dict[str, Any]:
+    """The default of every field, by its name."""
+    return {one.name: one.default for one in fields(ConvertOptions)}
 
 
 def declared() -> dict[str, Option]:
