@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from linexport.errors import UnsupportedModelError
 from linexport.loaders import load_model
-from linexport.trace.random_ops import refuse_draws
+from linexport.trace.random_ops import reject_nondeterminism
 
 X = torch.randn(2, 5, 8)
 
@@ -60,7 +60,7 @@ class Frozen(nn.Module):
 )
 def test_a_draw_is_refused(module: nn.Module, operator: str) -> None:
     with pytest.raises(UnsupportedModelError) as error:
-        refuse_draws(torch.export.export(module, (X,)))
+        reject_nondeterminism(torch.export.export(module, (X,)))
     message = str(error.value)
     words = [operator, "register_buffer", "module.eval()", "favor+"]
     assert [w for w in words if w not in message] == []
@@ -69,7 +69,7 @@ def test_a_draw_is_refused(module: nn.Module, operator: str) -> None:
 def test_the_line_is_named() -> None:
     line = r"aten\.randn\.default at .*test_random_ops\.py:\d+"
     with pytest.raises(UnsupportedModelError, match=line):
-        refuse_draws(torch.export.export(Redraw(), (X,)))
+        reject_nondeterminism(torch.export.export(Redraw(), (X,)))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_the_line_is_named() -> None:
     ids=["frozen", "eval", "attention"],
 )
 def test_what_draws_nothing_is_not(module: Any) -> None:
-    refuse_draws(torch.export.export(module, (X,)))
+    reject_nondeterminism(torch.export.export(module, (X,)))
 
 
 def onnx_file(folder: Path, node: str, constant: bool = True) -> Path:

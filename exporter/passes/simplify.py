@@ -26,12 +26,12 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import identity_of, is_output, merge_reshapes, replace_all_uses_with
 from linexport.graph.folding import fold, nbytes
-from linexport.loaders.onnx_file.random_ops import DRAWING
+from linexport.loaders.onnx_file.random_ops import RANDOM_OPS
 from linexport.passes.contract import Pass, PassResult
 
 log = logging.getLogger(__name__)
 
-NOT_A_FUNCTION = DRAWING | {"Dropout"}
+NOT_A_FUNCTION = RANDOM_OPS | {"Dropout"}
 """Operators that do not give the same output for the same input."""
 
 SEQUENCES = {"SplitToSequence", "SequenceConstruct", "SequenceInsert", "SequenceErase"}

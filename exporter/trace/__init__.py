@@ -1,6 +1,6 @@
 """LoadedModel -> exported program -> ONNX graph with linexport ops.
 
-An ONNX file needs no program: it is adopted as the graph.
+An ONNX file needs no program: it is normalised and taken as the graph.
 
 Two gates keep a trace honest. A dimension asked to be dynamic that the model's code fixes is an
 error that names the line which fixed it; and where the program has a symbol in an output shape,
@@ -9,6 +9,7 @@ the ONNX graph must have one too.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +25,13 @@ from linexport.loaders.model import LoadedModel, Stepwise
 from linexport.plugins.ops.registry import all_ops
 from linexport.trace.graph import plain_onnx, to_graph
 from linexport.trace.names import name_symbols
-from linexport.trace.normalise import adopt
+from linexport.trace.normalise import normalise
 from linexport.trace.program import export_program
-from linexport.trace.random_ops import refuse_draws
+from linexport.trace.random_ops import reject_nondeterminism
 
 __all__ = ["Traced", "export_program", "plain_export", "trace"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,8 @@ class Traced:
         weights: its large initializers, which are not in the graph.
         dims: the dynamic dimensions by name, with the range the program allows.
         example_sizes: the size each of them had in the example.
-        program: what was translated; None where the original is a graph itself.
-        translated: the same after the exporter's decompositions.
+        program: the traced program; None where the original is a graph itself.
+        translated: the program after the exporter's decompositions.
     """
 
     graph: onnx.ModelProto
@@ -67,10 +70,11 @@ def trace(loaded: LoadedModel) -> Traced:
         BuildError: torch could not trace or translate it for another reason.
     """
     if loaded.graph is not None:
-        graph = adopt(loaded.graph)
+        graph = normalise(loaded.graph)
+        log.info("the ONNX file has %d nodes after normalisation", len(graph.graph.node))
         return Traced(graph, detach(graph), loaded.graph.dims, loaded.graph.sizes)
     program = loaded.program or export_program(loaded)
-    refuse_draws(program)
+    reject_nondeterminism(program)
     step = loaded.stepwise
     names, dims, sizes = name_symbols(program, (step or loaded).dynamic_shapes)
     model, weights, translated = to_graph(program, names, (step or loaded).outputs)
@@ -80,15 +84,17 @@ def trace(loaded: LoadedModel) -> Traced:
         # How long a past is follows from what was fed; it is not for anybody to choose.
         lengths = {str(s.shape[s.grows]) for s in step.states if s.grows is not None}
         dims = {name: limits for name, limits in dims.items() if name not in lengths}
+    ranges = ", ".join(f"{name} {limits.min}:{limits.max or ''}" for name, limits in dims.items())
+    log.info("traced %d nodes; dynamic dimensions: %s", len(model.graph.node), ranges or "none")
     return Traced(model, weights, dims, {name: sizes[name] for name in dims}, program, translated)
 
 
 def plain_export(
     loaded: LoadedModel, folder: Path, program: torch.export.ExportedProgram | None = None
 ) -> tuple[Path, int]:
-    """The ONNX file a user has without linexport, and how many nodes it has.
+    """Write the ONNX file a user has without linexport; returns its path and number of nodes.
 
-    That is what ``torch.onnx.export`` gives, written to ``folder``; of an ONNX file, the file. A
+    ``torch.onnx.export`` makes it, in ``folder``; an ONNX file is its own plain export. A
     ``program`` that was exported already is not exported again.
 
     Raises:
@@ -101,7 +107,7 @@ def plain_export(
 
 
 def _check_fused(model: onnx.ModelProto, step: Stepwise) -> None:
-    """Every state of an op is one that a node of that op continues."""
+    """Check that every state of an op is one that a node of that op continues."""
     fused = {(state.past, state.present) for state in states.find(model)}
     for state in step.states:
         if state.op in all_ops() and (state.past, state.present) not in fused:
@@ -112,7 +118,7 @@ def _check_fused(model: onnx.ModelProto, step: Stepwise) -> None:
 
 
 def _check_outputs(program: torch.export.ExportedProgram, model: onnx.ModelProto) -> None:
-    """A symbolic size of a program output is symbolic in the graph as well."""
+    """Check that a symbolic size of a program output is symbolic in the graph as well."""
     output = next(node for node in program.graph.nodes if node.op == "output")
     shapes = [getattr(x.meta.get("val"), "shape", ()) for x in output.args[0] if hasattr(x, "meta")]
     for shape, info in zip(shapes, model.graph.output, strict=False):

@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import torch
-from onnx import helper, numpy_helper
 from onnxscript import ir, values
+from onnxscript.ir.passes.common import LiftConstantsToInitializersPass
 
 from linexport.errors import BuildError
 from linexport.graph.external_data import LARGE, PLACE, Weights, attached
@@ -66,8 +65,9 @@ def to_graph(
         ) from error
     assert exported is not None
     weights = _take_weights(exported.model)
+    # One form of constants for passes to read, and fewer nodes.
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(exported.model)
     model = exported.model_proto
-    _lift_constants(model)
     _name_nodes(model)
     drop_metadata(model)
     _name_outputs(model, outputs)
@@ -85,7 +85,7 @@ def to_onnx(
 
 
 def _take_weights(model: ir.Model) -> Weights:
-    """Replace large initializers by placeholders; their values stay where they are."""
+    """Make large initializers external; returns their values, which stay where they are."""
     found = {}
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
@@ -98,10 +98,10 @@ def _take_weights(model: ir.Model) -> Weights:
 
 
 def plain_onnx(program: torch.export.ExportedProgram, path: Path) -> int:
-    """What ``torch.onnx.export`` gives for the same module, with the exporter's own optimiser.
+    """Write what ``torch.onnx.export`` gives with its own optimiser; returns the number of nodes.
 
     linexport operators are replaced by the PyTorch code they stand for. The model is written to
-    ``path``, with its weights beside it; returns how many nodes it has.
+    ``path``, with its weights beside it.
 
     Raises:
         Exception: whatever torch raises; a plain export that fails is a result, not a fault.
@@ -137,27 +137,8 @@ def _symbol(op: Op) -> Callable[..., Any]:
 
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:
-    """PyTorch code that operators of linexport stand for."""
+    """Return the PyTorch code that operators of linexport stand for."""
     return {torch_ops.overload(op): op.eager for op in registry.all_ops().values()}
-
-
-def _lift_constants(model: onnx.ModelProto) -> None:
-    """Constant nodes become initializers: one form for passes to read, and fewer nodes."""
-    graph = model.graph
-    kept = []
-    for node in graph.node:
-        if node.op_type == "Constant" and not node.domain:
-            [attribute] = node.attribute
-            value = helper.get_attribute_value(attribute)
-            if not isinstance(value, onnx.TensorProto):
-                dtype = np.int64 if attribute.name.startswith("value_int") else np.float32
-                value = numpy_helper.from_array(np.asarray(value, dtype))
-            value.name = node.output[0]
-            graph.initializer.append(value)
-        else:
-            kept.append(node)
-    del graph.node[:]
-    graph.node.extend(kept)
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:
@@ -177,7 +158,7 @@ def _name_nodes(model: onnx.ModelProto) -> None:
 
 
 def _name_outputs(model: onnx.ModelProto, wanted: Sequence[str] | None) -> None:
-    """As wanted, else ``output``, or ``output_0`` ...: torch names outputs after operators."""
+    """Name outputs as wanted, else ``output`` or ``output_0`` ...; torch names them by operator."""
     graph = model.graph
     several = len(graph.output) > 1
     inputs = {i.name for i in graph.input}

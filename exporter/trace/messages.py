@@ -8,13 +8,13 @@ TERMINAL_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def first_line(error: BaseException) -> str:
-    """Type and first line of an exception."""
+    """Return the type and the first line of an exception."""
     text = TERMINAL_COLOUR.sub("", str(error)).strip() or "no message"
     return f"{type(error).__name__}: {text.splitlines()[0]}"
 
 
 def innermost(error: BaseException) -> str:
-    """The same of its innermost cause: torch wraps it in several layers of advice."""
+    """Return those of the innermost cause: torch wraps it in several layers of advice."""
     while error.__cause__ is not None:
         error = error.__cause__
     return first_line(error)

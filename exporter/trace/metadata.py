@@ -1,4 +1,4 @@
-"""What exporters note about a graph: local paths and stack traces, of no use in an artifact."""
+"""Metadata of exporters: local paths and stack traces, which do not belong in an artifact."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import onnx
 
 
 def drop_metadata(model: onnx.ModelProto) -> None:
-    """Remove it, in place."""
+    """Remove the metadata of a graph, in place."""
     graph = model.graph
     for item in [model, graph, *graph.node, *graph.value_info, *graph.input, *graph.output]:
         del item.metadata_props[:]

@@ -18,7 +18,7 @@ SYMBOL = re.compile(r"\b[su]\d+\b")
 def name_symbols(
     program: torch.export.ExportedProgram, spec: Any
 ) -> tuple[dict[str, str], dict[str, DimRange], dict[str, int]]:
-    """Names for the program's input symbols: the user's own, else batch, seq, seq_2 ... by axis."""
+    """Name the program's input symbols; returns the names, the ranges and the example's sizes."""
     own = _own_names(spec)
     names: dict[str, str] = {}
     sizes: dict[str, int] = {}
@@ -56,7 +56,7 @@ def name_symbols(
 
 
 def _own_names(spec: Any) -> dict[tuple[int, int], str]:
-    """Names of ``torch.export.Dim`` objects in dynamic_shapes, by input and axis."""
+    """Return the names of ``torch.export.Dim`` objects in dynamic_shapes, by input and axis."""
     leaves: list[Any] = []
 
     def walk(node: Any) -> None:

@@ -7,6 +7,7 @@ else is changed, and parity with the file as it was proves that this changed not
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import numpy as np
@@ -24,9 +25,11 @@ from linexport.trace.messages import first_line
 from linexport.trace.metadata import drop_metadata
 from linexport.trace.observe import observe
 
+log = logging.getLogger(__name__)
 
-def adopt(graph: OnnxGraph) -> onnx.ModelProto:
-    """The graph of a file, with everything in memory.
+
+def normalise(graph: OnnxGraph) -> onnx.ModelProto:
+    """Return the graph of a file as passes take it, with everything in memory.
 
     Raises:
         UnsupportedModelError: its operator set cannot be raised; or see ``document.read``.
@@ -52,7 +55,7 @@ def adopt(graph: OnnxGraph) -> onnx.ModelProto:
 
 
 def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Without local functions, save those of linexport's ops, which are understood as they are."""
+    """Inline local functions, except those of linexport's ops, which are understood as they are."""
     others = [f for f in model.functions if f.domain == DOMAIN]
     if len(others) < len(model.functions):
         ours = sorted({(f.domain, f.name) for f in others})
@@ -61,7 +64,7 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _drop_bodies(model: onnx.ModelProto) -> None:
-    """Nodes of linexport's ops without their bodies, which a target writes anew."""
+    """Remove the bodies of linexport's ops, which a target writes anew."""
     for node in model.graph.node:
         if node.domain == DOMAIN:
             node.overload = ""
@@ -72,6 +75,7 @@ def _raised(model: onnx.ModelProto) -> onnx.ModelProto:
     version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), OPSET)
     if version >= OPSET:
         return model
+    log.info("raising the operator set from %d to %d", version, OPSET)
     try:
         return version_converter.convert_version(model, OPSET)
     except RuntimeError as error:
@@ -82,7 +86,7 @@ def _raised(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:
-    """A name for every node, and no two the same: what is said of nodes says it by name."""
+    """Give every node a name of its own: findings, dumps and errors speak of nodes by name."""
     taken: set[str] = set()
     for node in model.graph.node:
         stem = node.name = node.name or node.op_type
@@ -94,8 +98,9 @@ def _name_nodes(model: onnx.ModelProto) -> None:
 
 
 def _shaped(model: onnx.ModelProto, seen: list[onnx.ValueInfoProto]) -> onnx.ModelProto:
-    """With the shapes that were seen, or else what onnx infers."""
+    """Return the model with the shapes that were seen, or else those that onnx infers."""
     if not seen:
+        log.debug("shapes are inferred by onnx: the graph could not be observed")
         try:
             return shape_inference.infer_shapes(model, data_prop=True)
         except shape_inference.InferenceError as error:

@@ -14,6 +14,7 @@ Nothing is said of values whose sizes follow from the numbers in the inputs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -23,6 +24,9 @@ import onnxruntime
 from onnx import helper
 
 from linexport.loaders.onnx_file.walk import reads
+from linexport.trace.messages import first_line
+
+log = logging.getLogger(__name__)
 
 STEPS = (1, 28, -1)
 """Changes of a size tried in turn, its double last; 100 and 28 are a multiple of most strides."""
@@ -51,7 +55,7 @@ def observe(
     feeds: Callable[[Sizes], dict[str, np.ndarray]],
     sizes: Sizes,
 ) -> list[onnx.ValueInfoProto]:
-    """A typed and shaped entry for every tensor the graph computes; none if it does not run so.
+    """Return a typed and shaped entry for every tensor of the graph; none if it does not run so.
 
     Args:
         model: weights may lie in files of ``folder``.
@@ -64,10 +68,13 @@ def observe(
         near = {name: _near(session, feeds, sizes, name) for name in sizes}
         del session
         far = _far(model, folder, feeds, sizes, list(before))
-    except Exception:  # ONNX Runtime has no common error; what is inferred must do
+    except Exception as error:  # ONNX Runtime has no common error; inference must do
+        log.debug("the graph does not run with all values as outputs: %s", first_line(error))
         return []
     changes = {name: change for name, change in near.items() if change}
     if len(changes) < len(near):
+        fixed = ", ".join(name for name in near if name not in changes)
+        log.debug("the graph takes one size only of the dimensions %s", fixed)
         return []
     tainted = _by_content(model.graph.node)
     return [
@@ -96,7 +103,7 @@ def _by_content(nodes: Iterable[onnx.NodeProto]) -> set[str]:
 def _session(
     model: onnx.ModelProto, folder: Path, shapes_of: Sequence[str] | None = None
 ) -> onnxruntime.InferenceSession:
-    """With all values as outputs; or only the shapes of some, so that values need not be kept."""
+    """Open the model with all values as outputs, or only the shapes of some, to save memory."""
     watched = onnx.ModelProto()
     watched.CopyFrom(model)
     there = {o.name for o in model.graph.output}
@@ -127,7 +134,7 @@ def _near(
     sizes: Sizes,
     name: str,
 ) -> tuple[int, Shapes] | None:
-    """A small change of one dimension; None if it takes no other size."""
+    """Change one dimension a little; None if it takes no other size."""
     for step in (*STEPS, sizes[name]):
         size = sizes[name] + step
         try:
@@ -145,7 +152,7 @@ def _far(
     sizes: Sizes,
     values: Sequence[str],
 ) -> Changes:
-    """A large change of every dimension that takes one."""
+    """Change every dimension that allows it by a large factor."""
     session, found = _session(model, folder, values), {}
     for name in sizes:
         for times in FAR:
@@ -162,7 +169,7 @@ def _far(
 def _shape(
     value: str, shape: Sequence[int], changes: Changes, sizes: Sizes
 ) -> list[int | str | None] | None:
-    """The shape in names; None where the rank itself changes."""
+    """Return the shape in names; None where the rank itself changes."""
     if any(len(found[value]) != len(shape) for _, found in changes.values()):
         return None
     return [
@@ -174,14 +181,14 @@ def _shape(
 def _agreed(
     near: list[int | str | None] | None, far: list[int | str | None] | None
 ) -> list[int | str | None] | None:
-    """What a small change and a large one say alike."""
+    """Return the sizes on which a small change and a large one agree."""
     if near is None or far is None:
         return None
     return [a if a == b else None for a, b in zip(near, far, strict=True)]
 
 
 def _size(size: int, changes: Mapping[str, tuple[int, int]], sizes: Sizes) -> int | str | None:
-    """One size in names; None where it follows the dimensions in no way known here."""
+    """Return one size in names; None where it depends on the dimensions in another way."""
     follows = [name for name, (_, after) in changes.items() if after != size]
     if not follows:
         return size

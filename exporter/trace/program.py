@@ -19,7 +19,7 @@ from linexport.trace.quiet import quiet
 
 
 def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
-    """``torch.export`` of the module, or of what is traced in its place.
+    """Run ``torch.export`` on the module, or on the decode module that is traced in its place.
 
     Raises:
         UnsupportedModelError, BuildError: see ``trace``.
@@ -50,7 +50,7 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
 
 
 class _FreezeProbe(logging.Handler):
-    """Notes which line of the model was running when torch fixed a size symbol.
+    """Record of the model's lines that were running when torch fixed a size symbol.
 
     torch logs each decision about a symbol while the code that asks for it is still on the stack.
     """
@@ -90,7 +90,7 @@ def _frozen_message(export: Callable[[], object], error: Exception) -> str:
 
 
 def _innermost_user_frame(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
-    """The last frame outside torch, the interpreter's library and this file."""
+    """Return the last frame outside torch, the interpreter's library and this file."""
     library = (str(Path(torch.__file__).parent), str(Path(logging.__file__).parent.parent))
     for frame in reversed(frames):
         inside = frame.filename.startswith(library) and "site-packages" not in frame.filename

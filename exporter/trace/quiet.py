@@ -1,4 +1,4 @@
-"""Running torch's exporters without their progress and deprecation chatter."""
+"""Silence for torch's exporters: no progress lines, no deprecation warnings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refusing programs that draw random numbers at every call.
+"""Rejection of programs that draw random numbers at every call.
 
 Such a model has no one output to be equal to: random features must be drawn once and frozen.
 """
@@ -12,10 +12,10 @@ import torch
 from linexport.errors import UnsupportedModelError
 
 _OFF = {"train": False, "training": False, "dropout_p": 0.0}
-"""Arguments of random operators by which they draw nothing."""
+"""Arguments of random operators that make them deterministic."""
 
 
-def refuse_draws(program: torch.export.ExportedProgram) -> None:
+def reject_nondeterminism(program: torch.export.ExportedProgram) -> None:
     """Raise where the program draws a random number that is used.
 
     Raises:
@@ -26,7 +26,7 @@ def refuse_draws(program: torch.export.ExportedProgram) -> None:
         for module in program.graph_module.modules()
         if isinstance(module, torch.fx.GraphModule)
         for node in module.graph.nodes
-        if node.users and _draws(node)
+        if node.users and _is_random(node)
     ]
     if found:
         raise UnsupportedModelError(
@@ -38,7 +38,7 @@ def refuse_draws(program: torch.export.ExportedProgram) -> None:
         )
 
 
-def _draws(node: torch.fx.Node) -> bool:
+def _is_random(node: torch.fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
@@ -51,6 +51,6 @@ def _draws(node: torch.fx.Node) -> bool:
 
 
 def _line(node: torch.fx.Node) -> str:
-    """Where the model's code calls it, if the program says so."""
+    """Return the line of the model's code that calls the operator, if the program has it."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     return f" at {frames[-1][0]}:{frames[-1][1]}" if frames else ""

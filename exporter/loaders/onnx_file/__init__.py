@@ -13,7 +13,7 @@ from linexport.loaders.files import refuse
 from linexport.loaders.model import LoadedModel, OnnxGraph, Source
 from linexport.loaders.onnx_file.document import counts, custom_operators, read
 from linexport.loaders.onnx_file.external import data_files, digest
-from linexport.loaders.onnx_file.random_ops import refuse_draws
+from linexport.loaders.onnx_file.random_ops import reject_nondeterminism
 
 
 def load_onnx_file(path: Path, *, seed: int, run: bool = True) -> LoadedModel:
@@ -36,7 +36,7 @@ def load_onnx_file(path: Path, *, seed: int, run: bool = True) -> LoadedModel:
     model = read(path)
     files = data_files(path, model)
     try:
-        refuse_draws(model)
+        reject_nondeterminism(model)
     except UnsupportedModelError as error:
         raise refuse(path, f"an ONNX model that is not converted: {error}", _FREEZE) from error
 

@@ -1,4 +1,4 @@
-"""Refusing ONNX files that draw random numbers at every call, as `trace.draws` does programs."""
+"""Rejection of ONNX files that draw random numbers at every call; see ``trace.random_ops``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx import TensorProto, numpy_helper
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.onnx_file.walk import all_graphs, all_nodes
 
-DRAWING = frozenset(
+RANDOM_OPS = frozenset(
     {
         "Bernoulli",
         "Multinomial",
@@ -23,16 +23,16 @@ DRAWING = frozenset(
 """Operators that do not give the same output for the same input."""
 
 _TRAINING_MODE = 2
-"""Place of the input by which Dropout draws."""
+"""Place of the input that makes Dropout random."""
 
 
-def refuse_draws(model: onnx.ModelProto) -> None:
+def reject_nondeterminism(model: onnx.ModelProto) -> None:
     """Raise where the file draws random numbers; a seed only fixes those of the first call.
 
     Raises:
         UnsupportedModelError: names the nodes.
     """
-    found = list(_drawing(model))
+    found = list(_random_nodes(model))
     if found:
         raise UnsupportedModelError(
             "it draws random numbers at every call, so that no two of its outputs are equal and no "
@@ -40,18 +40,18 @@ def refuse_draws(model: onnx.ModelProto) -> None:
         )
 
 
-def _drawing(model: onnx.ModelProto) -> Iterator[str]:
+def _random_nodes(model: onnx.ModelProto) -> Iterator[str]:
     off = set(_false(model))
     for node in all_nodes(model):
         if node.domain not in ("", "ai.onnx"):
             continue
         training = [name for name in node.input[_TRAINING_MODE:] if name and name not in off]
-        if node.op_type in DRAWING or (node.op_type == "Dropout" and training):
+        if node.op_type in RANDOM_OPS or (node.op_type == "Dropout" and training):
             yield f"{node.op_type} {node.name}".strip()
 
 
 def _false(model: onnx.ModelProto) -> Iterator[str]:
-    """Names of constants that say no."""
+    """Yield the names of scalar constants that are false."""
     stored = [(t.name, t) for graph in all_graphs(model) for t in graph.initializer]
     stored += [
         (node.output[0], attribute.t)
