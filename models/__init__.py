@@ -1,19 +1,24 @@
 """PyTorch reference models with linear attention, and the layers they are made of.
 
-Importing this package registers the linexport operators with PyTorch, so that what is traced
-with ``torch.export`` keeps them whole.
+Importing this package registers the linexport operators with PyTorch, so that a trace with
+``torch.export`` keeps them whole. Models and layers are imported when they are first used: those
+who convert their own model need none of them.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from linexport.models import torch_ops as torch_ops
-from linexport.models.attention import AttentionConfig, AttentionState, LinearAttention
-from linexport.models.checkpoint import build, load, save
-from linexport.models.classifier import DigitClassifier
-from linexport.models.digit_memory import DigitMemory
-from linexport.models.digit_network import DigitNetwork
-from linexport.models.language_model import LanguageModel
-from linexport.models.linear_attention_layer import LinearAttentionLayer
-from linexport.models.registry import ReferenceModel, names
-from linexport.models.short_conv import ShortConv
+
+if TYPE_CHECKING:
+    from linexport.models.attention import AttentionConfig, AttentionState, LinearAttention
+    from linexport.models.checkpoint import build, load, save
+    from linexport.models.classifier import DigitClassifier
+    from linexport.models.digit_memory import DigitMemory
+    from linexport.models.digit_network import DigitNetwork
+    from linexport.models.language_model import LanguageModel
+    from linexport.models.linear_attention_layer import LinearAttentionLayer
+    from linexport.models.registry import ReferenceModel, names
+    from linexport.models.short_conv import ShortConv
 
 __all__ = [
     "AttentionConfig",
@@ -31,3 +36,23 @@ __all__ = [
     "names",
     "save",
 ]
+
+_HOMES = {
+    **dict.fromkeys(("AttentionConfig", "AttentionState", "LinearAttention"), "attention"),
+    **dict.fromkeys(("build", "load", "save"), "checkpoint"),
+    "DigitClassifier": "classifier",
+    "DigitMemory": "digit_memory",
+    "DigitNetwork": "digit_network",
+    "LanguageModel": "language_model",
+    "LinearAttentionLayer": "linear_attention_layer",
+    **dict.fromkeys(("ReferenceModel", "names"), "registry"),
+    "ShortConv": "short_conv",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

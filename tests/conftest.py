@@ -125,7 +125,7 @@ def miscompile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 return found
             return [replace(c, write=lambda n, w=c.write: w(change(n))) for c in found]
 
-        monkeypatch.setitem(targets.targets(), name, replace(right, candidates=candidates))
+        monkeypatch.setitem(targets.loaded, name, replace(right, candidates=candidates))
 
     return spoil
 

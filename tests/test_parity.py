@@ -361,7 +361,7 @@ def test_an_artifact_that_cannot_run_at_a_size_fails(
         session.run = fragile
         return session
 
-    monkeypatch.setitem(targets.targets(), "ort", replace(right, open=open_fragile))
+    monkeypatch.setitem(targets.loaded, "ort", replace(right, open=open_fragile))
     manifest = linexport.validate(place, threads=1)
     assert manifest.status == "parity_failed"
     failures = [c for c in manifest.parity.cases if not c.passed]

@@ -325,7 +325,7 @@ def test_an_operator_that_opset_27_changed_is_refused(monkeypatch: pytest.Monkey
 def test_an_unknown_target_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"'cuda'.*onnx.*ort"):
         targets.find("cuda")
-    assert set(targets.targets()) >= set(TARGETS)
+    assert set(targets.listings()) >= set(TARGETS)
     assert targets.DEFAULT == "ort"
 
 

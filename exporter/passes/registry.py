@@ -6,9 +6,9 @@ import importlib
 import pkgutil
 from functools import cache
 
-from linexport.errors import EnvironmentProblemError, UsageError
+from linexport.errors import UsageError
 from linexport.passes.contract import Pass
-from linexport.system.extensions import load_entry_points
+from linexport.system.extensions import find_entry_points, load_entry_point, unusable
 
 GROUP = "linexport.passes"
 
@@ -27,12 +27,10 @@ def all_passes() -> tuple[Pass, ...]:
         own = getattr(importlib.import_module(f"{__package__}.{module.name}"), "PASS", None)
         if isinstance(own, Pass):
             found[own.name] = own
-    for entry, other in load_entry_points(GROUP, Pass):
+    for point in find_entry_points(GROUP):
+        other = load_entry_point(point, Pass)
         if other.name in found:
-            raise EnvironmentProblemError(
-                f"The entry point {entry!r} of group {GROUP!r} adds a pass named {other.name!r}, "
-                "but there is one of that name. Rename or uninstall it."
-            )
+            raise unusable(point, f"is a pass named {other.name!r}, and there is one already")
         found[other.name] = other
     return tuple(found.values())
 

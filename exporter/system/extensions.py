@@ -26,17 +26,33 @@ def load_entry_points(group: str, kind: type | None = None) -> Iterator[tuple[st
         EnvironmentProblemError: an entry point cannot be imported, or its object is not a ``kind``;
             the message names the entry point and the package that declares it.
     """
-    for point in sorted(entry_points(group=group), key=lambda p: (p.name, p.value)):
-        try:
-            found = point.load()
-        except Exception as error:  # the code of others: anything may be raised
-            raise _broken(point, f"cannot be loaded ({type(error).__name__}: {error})") from error
-        if kind is not None and not isinstance(found, kind):
-            raise _broken(point, f"is a {type(found).__name__}; expected a {kind.__name__}")
-        yield point.name, found
+    for point in find_entry_points(group):
+        yield point.name, load_entry_point(point, kind)
 
 
-def _broken(point: EntryPoint, reason: str) -> EnvironmentProblemError:
+def find_entry_points(group: str) -> list[EntryPoint]:
+    """Return the entry points of ``group``, sorted by name; none is loaded."""
+    return sorted(entry_points(group=group), key=lambda p: (p.name, p.value))
+
+
+def load_entry_point(point: EntryPoint, kind: type | None = None) -> Any:
+    """Return the object of an entry point.
+
+    Raises:
+        EnvironmentProblemError: see ``load_entry_points``.
+    """
+    try:
+        found = point.load()
+    except Exception as error:  # the code of others: anything may be raised
+        reason = f"cannot be loaded ({type(error).__name__}: {error})"
+        raise unusable(point, reason) from error
+    if kind is not None and not isinstance(found, kind):
+        raise unusable(point, f"is a {type(found).__name__}; expected a {kind.__name__}")
+    return found
+
+
+def unusable(point: EntryPoint, reason: str) -> EnvironmentProblemError:
+    """Return the error that names an entry point, its package and why it cannot be used."""
     package = f"package {point.dist.name} {point.dist.version}" if point.dist else "a package"
     return EnvironmentProblemError(
         f"The entry point {point.name!r} = {point.value!r} of group {point.group!r}, declared by "

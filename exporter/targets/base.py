@@ -95,7 +95,6 @@ class Target:
 
     Attributes:
         name: as users choose it.
-        summary: one line of help.
         candidates: lowerings of each op that are correct there, best first.
         open: opens the ONNX model, from its file or its bytes, for running here; its keywords are
             those of ``OrtSession``.
@@ -108,7 +107,6 @@ class Target:
     """
 
     name: str
-    summary: str
     candidates: Candidates
     open: Callable[..., Session]
     prepare: Callable[[onnx.ModelProto], onnx.ModelProto] = unchanged

@@ -1,4 +1,4 @@
-"""Target ``onnx``: every op has a body of standard operators; any runtime of opset 20 runs it."""
+"""Target ``onnx``: portable, of standard operators, for any runtime of opset 20."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ def _attention(node: Node) -> Sequence[Candidate]:
 
 TARGET = Target(
     name="onnx",
-    summary="Portable ONNX of standard operators (opset 20), for any runtime.",
     candidates=by_rules({linear_attention.OP: _attention}, "standard operators, for any runtime"),
     open=OrtSession,
 )

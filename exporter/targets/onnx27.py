@@ -90,7 +90,6 @@ def open_session(model: Path | bytes, **keywords: Any) -> OrtSession:
 
 TARGET = Target(
     name="onnx27",
-    summary="Standard LinearAttention of ONNX opset 27, for runtimes that implement it.",
     candidates=by_rules({causal_conv.OP: _conv, linear_attention.OP: _attention}),
     open=open_session,
     prepare=raise_opset,

@@ -1,4 +1,4 @@
-"""Target ``ort``: ONNX Runtime's own kernels, padded to the widths they are fast at.
+"""Target ``ort``: ONNX Runtime with its native kernels, padded to widths they are fast at.
 
 The rules below are measured (``tools/bench_attention.py``); ``--tune`` measures again, per model.
 """
@@ -71,7 +71,6 @@ def _attention(node: Node) -> Sequence[Candidate]:
 
 TARGET = Target(
     name="ort",
-    summary="ONNX Runtime with its native kernels (the default).",
     candidates=by_rules({causal_conv.OP: _conv, linear_attention.OP: _attention}),
     open=OrtSession,
 )

@@ -1,8 +1,8 @@
-"""Target ``tensorrt``: engines of TensorRT, which builds on the machine of the GPU they run on."""
+"""Target ``tensorrt``: engines of TensorRT, built on the machine of the GPU they run on."""
 
 from __future__ import annotations
 
 from linexport.plugins.tensorrt.flavour import TENSORRT
 from linexport.targets.trt.target import target
 
-TARGET = target(TENSORRT, "TensorRT engines, built on the machine of the GPU they run on.", ())
+TARGET = target(TENSORRT, default_sms=())

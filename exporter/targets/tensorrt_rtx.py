@@ -1,8 +1,8 @@
-"""Target ``tensorrt-rtx``: engines of TensorRT-RTX, built on any machine, run on an RTX GPU."""
+"""Target ``tensorrt-rtx``: engines of TensorRT-RTX, built on any machine for any of its GPUs."""
 
 from __future__ import annotations
 
 from linexport.plugins.tensorrt.flavour import RTX
 from linexport.targets.trt.target import target
 
-TARGET = target(RTX, "TensorRT-RTX engines, built here for any of its GPUs.", (89, 120))
+TARGET = target(RTX, default_sms=(89, 120))

@@ -74,7 +74,7 @@ def test_an_engine_that_runs_is_compared_with_the_original(
 ) -> None:
     right = targets.find("tensorrt-rtx")
     opened = replace(right, deploy=lambda folder, manifest: OnCpu(folder, manifest, error))
-    monkeypatch.setitem(targets.targets(), "tensorrt-rtx", opened)
+    monkeypatch.setitem(targets.loaded, "tensorrt-rtx", opened)
     manifest = linexport.validate(made, threads=1)
     (engine,) = manifest.engines
     assert engine.checked is (error == 0.0)
@@ -91,7 +91,7 @@ def test_an_engine_that_runs_is_timed_by_length_one_token_first(
     from linexport.loaders import load_model
 
     right = targets.find("tensorrt-rtx")
-    monkeypatch.setitem(targets.targets(), "tensorrt-rtx", replace(right, deploy=OnCpu))
+    monkeypatch.setitem(targets.loaded, "tensorrt-rtx", replace(right, deploy=OnCpu))
     manifest = manifest_of(made)
     loaded = load_model(manifest.source.location)
     subject = subject_of(manifest, loaded, lambda: OnCpu(made, manifest))

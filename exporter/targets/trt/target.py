@@ -31,11 +31,10 @@ from linexport.targets.trt.precision import half, open_here
 from linexport.targets.trt.session import EngineSession
 
 
-def target(flavour: Flavour, summary: str, default_sms: tuple[int, ...]) -> Target:
+def target(flavour: Flavour, default_sms: tuple[int, ...]) -> Target:
     """The target of a flavour; ``default_sms`` are built for where the user names none."""
     return Target(
         name=flavour.name,
-        summary=summary,
         candidates=partial(candidates, Options()),
         open=open_here,
         configure=partial(configure, flavour, default_sms),
