@@ -13,7 +13,7 @@ def targets() -> str:
 
     return table(
         ["`--target`", "the artifact"],
-        [[f"`{name}`", target.summary] for name, target in targets.targets().items()],
+        [[f"`{name}`", target.summary] for name, target in targets.listings().items()],
     )
 
 
