@@ -3,13 +3,15 @@
     torch.ops.linexport.<name of torch_schema>(...)  computes what  op.eager(...)  computes
 
 They exist to be traced and exported; ``call`` is what models use. Importing this module registers
-all ops there are; each is read from its declaration (``linexport.plugins.ops``).
+the ops of linexport; those of other packages, which may import it, are registered when they are
+first called while a model is traced, or by ``register_all``. Each is read from its declaration
+(``linexport.plugins.ops``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from linexport.errors import OpError
 from linexport.plugins.ops.op import ACTIVATION, DOMAIN, Node, Op
-from linexport.plugins.ops.registry import all_ops
+from linexport.plugins.ops.registry import all_ops, own_ops
 
 library = torch.library.Library(DOMAIN, "DEF")
 
@@ -33,9 +35,35 @@ def call(op: Op, *args: Any, **kwargs: Any) -> Any:
     return (overload(op) if torch.compiler.is_exporting() else op.eager)(*args, **kwargs)
 
 
+@cache
 def overload(op: Op) -> torch._ops.OpOverload:
-    """Return the PyTorch operator of an op."""
-    return getattr(torch.ops.linexport, op.torch_schema.partition("(")[0]).default
+    """Return the PyTorch operator of an op, registered on first use.
+
+    Raises:
+        OpError: its torch_schema names what its ONNX schema does not have.
+    """
+    name = library.define(op.torch_schema)
+    found: torch._ops.OpOverload = getattr(torch.ops.linexport, name).default
+    known = {*op.input_names, *op.schema.attributes}
+    for argument in found._schema.arguments:
+        if argument.name not in known and str(argument.type) != "List[Tensor]":
+            raise OpError(
+                f"{op.name}: torch_schema has the argument {argument.name!r}, which is neither an "
+                "input nor an attribute of its ONNX schema."
+            )
+    library.impl(name, partial(_run, op), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{DOMAIN}::{name}", partial(_fake, op), lib=library)
+    return found
+
+
+def register_all() -> None:
+    """Register the operators of all ops, those of other packages included.
+
+    Raises:
+        EnvironmentProblemError: see ``all_ops``.
+    """
+    for op in all_ops().values():
+        overload(op)
 
 
 def by_name(op: Op, args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -57,24 +85,6 @@ def by_name(op: Op, args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[dic
         else:
             attributes[name] = int(value) if isinstance(value, bool) else value
     return {name: value for name, value in inputs.items() if value is not None}, attributes
-
-
-def _register(op: Op) -> None:
-    """Define the operator of an op, and how it runs on tensors with and without values.
-
-    Raises:
-        OpError: its torch_schema names what its ONNX schema does not have.
-    """
-    name = library.define(op.torch_schema)
-    for argument in overload(op)._schema.arguments:
-        known = {*op.input_names, *op.schema.attributes}
-        if argument.name not in known and str(argument.type) != "List[Tensor]":
-            raise OpError(
-                f"{op.name}: torch_schema has the argument {argument.name!r}, which is neither an "
-                "input nor an attribute of its ONNX schema."
-            )
-    library.impl(name, partial(_run, op), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{DOMAIN}::{name}", partial(_fake, op), lib=library)
 
 
 def _run(op: Op, *args: Any, **kwargs: Any) -> Any:
@@ -115,5 +125,5 @@ def _dtype(element: str, activation: torch.dtype) -> torch.dtype:
     return found
 
 
-for _op in all_ops().values():
-    _register(_op)
+for _op in own_ops().values():
+    overload(_op)

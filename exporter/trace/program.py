@@ -13,7 +13,7 @@ import torch
 
 from linexport.errors import BuildError, LinexportError, UnsupportedModelError
 from linexport.loaders.model import LoadedModel
-from linexport.models import torch_ops as torch_ops  # registers the operators
+from linexport.models import torch_ops
 from linexport.trace.messages import first_line
 from linexport.trace.quiet import quiet
 
@@ -24,6 +24,7 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
     Raises:
         UnsupportedModelError, BuildError: see ``trace``.
     """
+    torch_ops.register_all()
     source = loaded.stepwise or loaded
     patched = loaded.stepwise.patched if loaded.stepwise else contextlib.nullcontext
 

@@ -53,18 +53,25 @@ GROUP = "linexport.ops"
 
 
 @cache
-def all_ops() -> Mapping[str, Op]:
-    """Return every op by name: ``OP`` of the modules of this package, then those of other packages.
-
-    Raises:
-        EnvironmentProblemError: another package's op cannot be loaded, or has the name of one that
-            is known.
-    """
+def own_ops() -> Mapping[str, Op]:
+    """Return the ops of linexport by name: ``OP`` of the modules of this package."""
     found = {}
     for module in pkgutil.iter_modules(ops.__path__):
         op = getattr(importlib.import_module(f"{ops.__name__}.{module.name}"), "OP", None)
         if isinstance(op, Op):
             found[op.name] = op
+    return found
+
+
+@cache
+def all_ops() -> Mapping[str, Op]:
+    """Return every op by name: those of linexport, then those of other packages.
+
+    Raises:
+        EnvironmentProblemError: another package's op cannot be loaded, or has the name of one that
+            is known.
+    """
+    found = dict(own_ops())
     for entry, op in load_entry_points(GROUP, Op):
         if found.setdefault(op.name, op) is not op:
             raise EnvironmentProblemError(

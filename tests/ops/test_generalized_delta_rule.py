@@ -366,8 +366,8 @@ def test_a_model_with_learned_positions_keeps_its_state(tmp_path: Path) -> None:
     manifest = linexport.convert(
         "generalized_delta_layer:positioned", place, bench=False, threads=1, dims=["seq=1:16:64"]
     )
-    assert manifest["status"] == "ok" and manifest["streaming"]["passed"]
-    assert [s["op"] for s in manifest["states"]] == ["GeneralizedDeltaRule", "Positions"]
+    assert manifest.status == "ok" and manifest.streaming and manifest.streaming.passed
+    assert [s.op for s in manifest.states] == ["GeneralizedDeltaRule", "Positions"]
 
 
 def test_importing_the_models_registers_the_operator() -> None:

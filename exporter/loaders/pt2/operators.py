@@ -56,7 +56,7 @@ def operator(target: str) -> None:
             "need a factory that defines them"
         )
     if namespace == "linexport":
-        importlib.import_module("linexport.models")
+        importlib.import_module("linexport.models.torch_ops").register_all()
     if not _registered(namespace, name, overload):
         raise UnsupportedModelError(f"it calls {target}, which the torch installed here lacks")
 
