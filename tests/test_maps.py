@@ -17,13 +17,12 @@ import torch
 
 import linexport
 from linexport import models
-from linexport.errors import EnvironmentProblemError, UsageError
+from linexport.errors import UsageError
 from linexport.maps import accuracy, catalogue, compare_maps, files, samples
 from linexport.models import feature_maps
 from linexport.models.feature_maps import draws
-from linexport.report import map_charts, raster
+from linexport.report import figures, map_charts
 from linexport.report import map_comparison as report
-from linexport.report.labels import Box, along, place
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -255,69 +254,79 @@ def test_the_list_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "GiB" in found["taylor2"]["note"]
 
 
-# Drawings
+# Charts
+
+OVERS = ("features", "us_per_token")
 
 
 def svg(text: str) -> ElementTree.Element:
     return ElementTree.fromstring(text)
 
 
+def words_of(found: ElementTree.Element) -> str:
+    return " ".join(t.text or "" for t in found.iter("text"))
+
+
 @pytest.mark.parametrize("width", [960, 340])
-@pytest.mark.parametrize("draw", [map_charts.error_by_features, map_charts.error_by_time])
-def test_drawings_name_every_map_inside_their_frame(
-    result: dict[str, Any], draw: Callable[..., str], width: int
+@pytest.mark.parametrize("over", OVERS)
+def test_charts_name_every_map_inside_their_frame(
+    result: dict[str, Any], over: map_charts.Over, width: int
 ) -> None:
-    found = svg(draw(result, "a", width))
+    found = svg(map_charts.error_chart(result, over, "a", width))
     wide, high = (float(n) for n in found.attrib["viewBox"].split()[2:])
     assert wide == width
-    words = " ".join(t.text or "" for t in found.iter("text"))
     for row in result["rows"]:
-        assert (row["map"] in words) == (row["output_error"] is not None)
-    for t in found.iter("text"):
-        size = 7.2 * len(t.text or "")
-        x = float(t.attrib["x"])
-        if t.attrib["class"].split()[0] in ("label", "name"):
-            assert x >= 0 and x + size <= wide + 8
-        assert 0 <= float(t.attrib["y"]) <= high
+        seen = row["output_error"] is not None and row["output_error"] <= map_charts.CEILING
+        assert (row["map"] in words_of(found)) == seen
+        assert (row["map"] in map_charts.off_chart(result, over)) == (
+            row["output_error"] is not None and not seen
+        )
+    for text in found.iter("text"):
+        assert 0 <= float(text.attrib.get("x", 0)) <= wide
+        assert 0 <= float(text.attrib.get("y", 0)) <= high
 
 
-def test_drawings_have_a_marker_a_point_and_a_hollow_one_where_signs_change(
-    result: dict[str, Any],
-) -> None:
+def test_every_point_has_a_marker_that_tells_its_numbers(result: dict[str, Any]) -> None:
     measured = [r for r in result["rows"] if (r["output_error"] or 9) <= map_charts.CEILING]
-    found = svg(map_charts.error_by_features(result, "a"))
-    markers = [g.find("path") for g in found.iter("g")]
-    assert len(markers) == len(measured)
-    hollow = sum("hollow" in (m.attrib["class"] if m is not None else "") for m in markers)
-    assert hollow == sum(r["map"] == "trigonometric" for r in measured)
-    assert "front" not in map_charts.error_by_features(result, "a")
-    assert 'class="front"' in map_charts.error_by_time(result, "a")
+    found = svg(map_charts.error_chart(result, "features", "a"))
+    tips = [tip.text or "" for mark in found.iter("use") for tip in mark.findall("title")]
+    assert len(tips) == len(measured)
+    for row in measured:
+        assert any(f"{row['map']}, M = {row['features']}: error " in tip for tip in tips)
+
+
+def test_markers_are_hollow_where_the_denominator_can_vanish(result: dict[str, Any]) -> None:
+    assert map_charts.HOLLOW not in words_of(svg(map_charts.error_chart(result, "features", "a")))
+    near = {**result, "rows": [dict(r) for r in result["rows"]]}
+    for row in rows(near, "trigonometric"):
+        row["output_error"] = 1.0
+    chart = map_charts.error_chart(near, "features", "a")
+    assert map_charts.HOLLOW in words_of(svg(chart))
+    hollow = [p for p in map_charts.measured(near, "features") if p.hollow]
+    assert {p.name for p in hollow} == {"trigonometric"}
+    assert chart.count("fill: var(--paper)") == len(hollow) + 1  # and the one of the legend
+
+
+def test_the_frontier_is_drawn_over_time_alone(result: dict[str, Any]) -> None:
+    assert "a-frontier" not in map_charts.error_chart(result, "features", "a")
+    timed = map_charts.error_chart(result, "us_per_token", "a")
+    assert 'id="a-frontier"' in timed and map_charts.FRONTIER in timed
 
 
 def test_maps_off_the_chart_are_listed_below_it(result: dict[str, Any]) -> None:
     far = {**result, "rows": [dict(r) for r in result["rows"]]}
     rows(far, "trigonometric")[0]["output_error"] = 55.0
     rows(far, "trigonometric")[1]["output_error"] = 8.0
-    words = " ".join(t.text or "" for t in svg(map_charts.error_by_time(far, "a")).iter("text"))
-    assert re.search(r"Off the chart, with an error above 1.9: .*trigonometric 8.00 to 55.0", words)
+    sentence = r"Off the chart, with an error above 1.9: .*trigonometric 8.00 to 55.0"
+    assert re.search(sentence, report.page(far))
+    assert "trigonometric" not in map_charts.error_chart(far, "us_per_token", "a")
 
 
-def test_nothing_to_draw_is_no_drawing(result: dict[str, Any]) -> None:
+def test_nothing_to_draw_is_no_chart(result: dict[str, Any]) -> None:
     empty = {**result, "rows": rows(result, "softmax_time")}
-    assert map_charts.error_by_time(empty, "a") == ""
+    assert map_charts.error_chart(empty, "us_per_token", "a") == ""
     assert "No map could be compared" in report.page(empty)
-
-
-def test_labels_keep_clear_of_each_other() -> None:
-    inside, taken = Box(0, 0, 400, 300), [Box.around(200, 150, 10, 10)]
-    for _ in range(25):
-        box = place(200, 150, 60, 14, taken, inside)
-        assert inside.holds(box) and not any(box.overlaps(other) for other in taken)
-        taken.append(box)
-    assert place(5, 5, 900, 14, [], inside)  # too large for the frame: still somewhere
-    pieces = along([(0, 0), (100, 0), (100, 50)])
-    assert all(p.distance(x, 0) == 0 for p, x in zip(pieces, (0, 5, 10), strict=False))
-    assert pieces[-1].distance(100, 50) == 0
+    assert report.picture(empty)[:4] == b"\x89PNG"
 
 
 def test_the_page_is_whole_by_itself(result: dict[str, Any]) -> None:
@@ -340,25 +349,12 @@ def test_the_headline_names_the_nearest_and_the_fastest_of_use(result: dict[str,
     assert "None beats attending to all keys alike" in report.headline(useless)
 
 
-def test_the_picture_shows_what_the_page_shows(result: dict[str, Any]) -> None:
+def test_the_picture_shows_both_charts(result: dict[str, Any]) -> None:
     png = report.picture(result)
     assert png[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
-    assert width == 2 * (960 + 2 * raster.MARGIN) and height > width
-    style = raster._style()
-    assert "var(" not in style and "font:" not in style
-
-
-def test_a_picture_without_resvg_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "resvg_py", None)
-    with pytest.raises(EnvironmentProblemError, match=r"Install linexport\[plot\]"):
-        raster.check()
-
-
-def test_a_machine_without_fonts_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raster, "_has_fonts", lambda: False)
-    with pytest.raises(EnvironmentProblemError, match="no font"):
-        raster.check()
+    assert width == figures.ZOOM * (960 + 2 * figures.MARGIN)
+    assert height > figures.ZOOM * 2 * 560
 
 
 # Files and the command line

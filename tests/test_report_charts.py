@@ -1,15 +1,22 @@
-"""The charts: well-formed, labelled without overlap, and right where there is little to show."""
+"""The charts: complete, described, themed by the page, right where there is little to show."""
 
 from __future__ import annotations
 
+import math
 import re
+import subprocess
+import sys
 from itertools import pairwise
 from xml.etree import ElementTree
 
+import matplotlib
 import pytest
+from matplotlib.figure import Figure
 
-from linexport.report.charts import Point, Series, error_histogram, latency_chart
-from linexport.report.scales import decades, octaves, round_steps, short, spread
+from linexport.report.axis_ticks import decade_axis, octave_axis, power_of_ten, short
+from linexport.report.error_histogram import error_histogram
+from linexport.report.figures import Chart, chart_style, inline_svg, new_figure, palette
+from linexport.report.length_chart import LATENCY, MEMORY, Point, Series, length_chart
 
 WIDTHS = [960, 340]
 
@@ -19,28 +26,24 @@ def series(name: str, *points: tuple[float, float]) -> Series:
     return Series(name, tuple(Point(x, p50, p50 * 1.2) for x, p50 in points))
 
 
-def texts(svg: str, style: str) -> list[tuple[str, float, float]]:
-    """Words and places of the text elements of one class."""
+def words(svg: str) -> list[str]:
+    """The texts drawn, in order."""
+    return [node.text or "" for node in ElementTree.fromstring(svg).iter("text")]
+
+
+def tooltips(svg: str) -> list[str]:
+    """The titles of single marks."""
     root = ElementTree.fromstring(svg)
-    return [
-        (node.text or "", float(node.attrib["x"]), float(node.attrib["y"]))
-        for node in root.iter("text")
-        if style in node.attrib["class"].split()
-    ]
+    return [title.text or "" for title in root.iter("title") if not title.get("id")]
 
 
 def assert_inside(svg: str) -> None:
-    """Every coordinate lies within the drawing."""
+    """Every word and marker lies within the drawing."""
     root = ElementTree.fromstring(svg)
     width, height = map(float, root.attrib["viewBox"].split()[2:])
-    for node in root.iter():
-        for key, value in node.attrib.items():
-            if key in {"x", "x1", "x2"}:
-                assert -0.5 <= float(value) <= width
-            if key in {"y", "y1", "y2"}:
-                assert -0.5 <= float(value) <= height
-        for x, y in re.findall(r"([-.\d]+),([-.\d]+)", node.attrib.get("points", "")):
-            assert 0 <= float(x) <= width and 0 <= float(y) <= height
+    for node in [*root.iter("text"), *root.iter("use")]:
+        assert -0.5 <= float(node.attrib["x"]) <= width
+        assert -0.5 <= float(node.attrib["y"]) <= height
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -55,20 +58,27 @@ def assert_inside(svg: str) -> None:
     ],
 )
 def test_any_latencies_draw_inside_the_frame(drawn: list[Series], width: int) -> None:
-    svg = latency_chart(drawn, "x", width)
+    svg = length_chart(drawn, LATENCY, "x", width)
     assert_inside(svg)
-    labels = texts(svg, "label")
-    assert [name for name, _, _ in labels] == [one.name for one in drawn if one.points]
-    heights = sorted(y for _, _, y in labels)
-    assert all(high - low >= 16 for low, high in pairwise(heights))
-    assert len(texts(svg, "middle")) >= 2  # the title of the axis and a tick
+    measured = [one for one in drawn if one.points]
+    assert {one.name for one in drawn} & set(words(svg)) == {one.name for one in measured}
+    assert len(tooltips(svg)) == sum(len(one.points) for one in measured)
+    assert {"ms a call", "sequence length in tokens"} <= set(words(svg))
+
+
+def test_the_legend_names_lines_from_the_top_down() -> None:
+    drawn = [series("low", (1, 1), (8, 2)), series("high", (1, 1), (8, 9)), series("x", (1, 5))]
+    names = [word for word in words(length_chart(drawn, LATENCY, "x")) if word.isalpha()]
+    assert names == ["high", "x", "low"]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_axis_numbers_do_not_touch(width: int) -> None:
-    svg = latency_chart([series("a", *((2.0**n, 2.0**n) for n in range(17)))], "x", width)
-    ticks = [(word, x) for word, x, _ in texts(svg, "tick") if x > 44 or word == "1"]
-    across = sorted((x, word) for word, x in ticks if x > 44)
+    svg = length_chart([series("a", *((2.0**n, 2.0**n) for n in range(17)))], LATENCY, "x", width)
+    root = ElementTree.fromstring(svg)
+    axis = next(node for node in root.iter("g") if node.get("id") == "x-matplotlib.axis_1")
+    texts = [(float(text.attrib["x"]), text.text or "") for text in axis.iter("text")]
+    across = sorted((x, word) for x, word in texts if word[0].isdecimal())
     # Seven pixels is about the width of one digit.
     for (left, word), (right, other) in pairwise(across):
         assert right - left > 7 * (len(word) + len(other)) / 2
@@ -76,33 +86,47 @@ def test_axis_numbers_do_not_touch(width: int) -> None:
 
 
 def test_a_chart_tells_its_numbers_to_those_who_cannot_see_it() -> None:
-    svg = latency_chart([series("artifact", (64, 1.5))], "id", 960)
+    svg = length_chart([series("artifact", (64, 1.5))], LATENCY, "id", 960)
     root = ElementTree.fromstring(svg)
-    assert root.attrib["aria-labelledby"] == "id-t id-d"
-    assert [child.attrib["id"] for child in list(root)[:2]] == ["id-t", "id-d"]
-    assert "artifact, 64 tokens: p50 1.50 ms, p90 1.80 ms" in svg
+    assert root.attrib["role"] == "img"
+    assert root.attrib["aria-labelledby"] == "id-title id-description"
+    assert [child.attrib["id"] for child in list(root)[:2]] == ["id-title", "id-description"]
+    assert "Latency by sequence length for artifact: ms a call." in (root[1].text or "")
+    assert tooltips(svg) == ["artifact, 64 tokens: p50 1.50 ms, p90 1.80 ms"]
+    plain = length_chart([Series("artifact", (Point(64, 1.5),))], MEMORY, "id")
+    assert tooltips(plain) == ["artifact, 64 tokens: 1.50 MB"]
+
+
+def test_no_series_depends_on_colour() -> None:
+    drawn = [series(name, (1, n), (2, n + 1)) for n, name in enumerate("abc", 1)]
+    root = ElementTree.fromstring(length_chart(drawn, LATENCY, "x"))
+    shapes = {node.get("id"): node.attrib["d"] for node in root.iter("path") if node.get("id")}
+    used = {
+        group.get("id"): {shapes[use.attrib["href"][1:]] for use in group.iter("use")}
+        for group in root.iter("g")
+        if (group.get("id") or "").startswith("x-series-")
+    }
+    assert len(used) == 3 and all(len(own) == 1 for own in used.values())
+    assert len(set.union(*used.values())) == 3
 
 
 def test_a_line_breaks_where_a_length_could_not_run() -> None:
     whole = series("a", (1, 1), (2, 2), (4, 4), (8, 8))
     gap = series("b", (1, 2), (2, 4), (8, 16))
-    assert latency_chart([whole], "x").count("<polyline") == 1
-    assert latency_chart([whole, gap], "x").count("<polyline") == 3
 
+    def pieces(drawn: list[Series], index: int) -> int:
+        style = f"stroke: var(--s{index}); stroke-width: {2 if index else 3}; "
+        paths = ElementTree.fromstring(length_chart(drawn, LATENCY, "x")).iter("path")
+        return sum(p.attrib["d"].count("M") for p in paths if style in p.get("style", "") + " ")
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_a_label_away_from_its_line_is_led_to_it(width: int) -> None:
-    apart = [series("a", (1, 1), (64, 2)), series("b", (1, 50), (64, 90))]
-    assert latency_chart(apart, "x", width).count('class="leader"') == 0
-    shorter = [apart[0], series("b", (1, 50), (32, 90))]
-    assert latency_chart(shorter, "x", width).count('class="leader"') == 1
-    single = [series("a", (1024, 2)), series("b", (1024, 90))]
-    assert latency_chart(single, "x", width).count('class="leader"') == 2
+    assert pieces([whole, gap], 0) == 1
+    assert pieces([whole, gap], 1) == 2
+    assert pieces([gap], 0) == 1
 
 
 def test_nothing_to_draw_draws_nothing() -> None:
-    assert latency_chart([series("a")], "x") == ""
-    assert latency_chart([], "x") == ""
+    assert length_chart([series("a")], LATENCY, "x") == ""
+    assert length_chart([], LATENCY, "x") == ""
     assert error_histogram([-2, -1], [0], 1e-5, "x") == ""
     assert error_histogram([], [], 1e-5, "x") == ""
     assert error_histogram([-2, -1], [1, 2], 1e-5, "x") == ""
@@ -114,28 +138,103 @@ def test_any_histogram_draws_inside_the_frame(limit: float | None, width: int) -
     for counts in ([5, 0, 0], [1, 3_000_000_000, 2], [0, 0, 1]):
         svg = error_histogram([-7, -6.5, -6, -5.5], counts, limit, "x", width)
         assert_inside(svg)
-        assert svg.count("<rect") == sum(much > 0 for much in counts)
+        assert [tip.split(": ")[1] for tip in tooltips(svg)] == [
+            f"{count:,}" for count in counts if count
+        ]
         assert ("relative tolerance" in svg) == (limit is not None)
 
 
+def bars(svg: str) -> list[tuple[float, str]]:
+    """Height and colour of each bar."""
+    found = []
+    for group in ElementTree.fromstring(svg).iter("g"):
+        if (group.get("id") or "").startswith("x-bin-"):
+            (path,) = group.iter("path")
+            heights = [float(y) for y in re.findall(r"[ML] \S+ (\S+)", path.attrib["d"])]
+            colour = re.search(r"fill: var\(--(\w+)\)", path.attrib["style"])
+            found.append((max(heights) - min(heights), colour[1] if colour else ""))
+    return found
+
+
 def test_bars_beyond_the_tolerance_are_marked() -> None:
-    svg = error_histogram([-7, -6, -5, -4], [9, 9, 1], 1e-5, "x")
-    assert re.findall(r'class="(bar[^"]*)"', svg) == ["bar", "bar", "bar over"]
+    found = bars(error_histogram([-7, -6, -5, -4], [9, 9, 1], 1e-5, "x"))
+    assert [colour for _, colour in found] == ["s0", "s0", "bad"]
+
+
+def test_one_element_among_millions_is_seen() -> None:
+    found = bars(error_histogram([-7, -6, -5, -4], [1, 3_000_000_000, 2], None, "x"))
+    assert all(height > 2 for height, _ in found)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_gives_colours_and_font(width: int) -> None:
+    for svg in (
+        length_chart([series("a", (1, 2), (2, 3)), series("b", (1, 3))], LATENCY, "x", width),
+        error_histogram([-7, -6, -5, -4], [9, 9, 1], 1e-5, "x", width),
+    ):
+        assert not re.search(r"#[0-9a-f]{6}|font-family|http|url\(|<style", svg)
+        assert set(re.findall(r"var\(--([\w-]+)\)", svg)) <= set(palette())
+
+
+def test_words_of_a_model_are_text() -> None:
+    """No markup, and no formula between dollars."""
+    svg = length_chart([series("<b>$\\frac$", (1, 2))], LATENCY, "x")
+    assert "<b>" not in svg and "<b>$\\frac$" in words(svg)
+
+
+def test_settings_of_the_user_neither_show_nor_change() -> None:
+    one = series("a", (1, 2), (2, 3))
+    before = length_chart([one], LATENCY, "x")
+    with matplotlib.rc_context({"lines.linewidth": 9, "axes.facecolor": "red", "font.size": 30}):
+        assert length_chart([one], LATENCY, "x") == before
+        assert matplotlib.rcParams["font.size"] == 30
+
+
+def test_two_charts_of_a_page_share_no_ids() -> None:
+    one = [series("a", (1, 2), (2, 3))]
+    idents = [
+        set(re.findall(r' id="([^"]+)"', length_chart(one, LATENCY, name))) for name in ("x", "y")
+    ]
+    assert idents[0] and not idents[0] & idents[1]
+
+
+def test_a_tooltip_that_fits_no_mark_is_an_error() -> None:
+    with chart_style():
+        figure = new_figure(200, 100)
+        figure.add_subplot().plot([1, 2], [1, 2], "o", gid="line")
+        with pytest.raises(ValueError, match="shorter"):
+            inline_svg(Chart(figure, "t", "d", {"line": ["one alone"]}), "x")
 
 
 def test_ticks_are_round() -> None:
-    assert octaves([16, 1024], 9)[2] == [16, 32, 64, 128, 256, 512, 1024]
-    assert octaves([1, 65536], 4)[2] == [2, 64, 2048, 65536]
-    assert octaves([1000], 9)[2] == [512, 1024]
-    assert decades([0.3, 700], 8)[2] == [1, 10, 100, 1000]
-    assert decades([2, 9], 8)[2] == [1, 2, 5, 10]
-    assert round_steps(7) == [0, 2, 4, 6, 8]
-    assert round_steps(1) == [0, 1]
+    octaves = [
+        ([16, 1024], 9, [16, 32, 64, 128, 256, 512, 1024]),
+        ([1, 65536], 4, [2, 64, 2048, 65536]),
+        ([1000], 9, [512, 1024]),
+    ]
+    for lengths, most, expected in octaves:
+        axes = Figure().add_subplot()
+        octave_axis(axes, lengths, most)
+        assert sorted(axes.get_xticks()) == expected
+    for values, expected in ([0.3, 700], [1, 10, 100, 1000]), ([2, 9], [1, 2, 5, 10]):
+        axes = Figure().add_subplot()
+        decade_axis(axes, "y", values, 8)
+        assert axes.get_yticks() == pytest.approx(expected)
+        low, high = axes.get_ylim()
+        assert low <= min(values) and max(values) <= high and math.isfinite(high)
     assert [short(value) for value in (0.05, 10, 2_500_000)] == ["0.05", "10", "2.5M"]
+    assert power_of_ten(-12) == "10⁻¹²"
 
 
-def test_labels_part_as_little_as_they_must() -> None:
-    assert spread([10, 100], 17, 0, 200) == [10, 100]
-    assert spread([50, 50], 20, 0, 200) == pytest.approx([40, 60], abs=0.1)
-    crowded = spread([199, 200, 198], 17, 0, 200)
-    assert crowded[2] < crowded[0] < crowded[1] <= 200.01
+def test_the_report_draws_without_a_display_or_a_writable_home() -> None:
+    code = (
+        "import sys; from linexport.report.length_chart import *; "
+        "assert 'matplotlib' not in sys.modules; "
+        "print(length_chart([Series('a', (Point(1, 2),))], LATENCY, 'x')[:4]); "
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    environment = {"HOME": "/nonexistent", "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and done.stdout.strip() == "<svg", done.stderr

@@ -61,8 +61,8 @@ def compare(
         typer.Option(
             "-o",
             "--output",
-            help="Write the drawing and the numbers: a .html page, a .png picture (needs the "
-            "extra plot), or a folder for both and a .json file.",
+            help="Write the charts and the numbers: a .html page, a .png picture, or a folder for "
+            "both and a .json file.",
         ),
     ] = None,
     threads: Threads = 0,

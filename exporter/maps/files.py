@@ -19,7 +19,6 @@ def check_output(output: Path | None) -> None:
 
     Raises:
         UsageError: an ending that is none of ours, no such folder above it, or a file in its place.
-        EnvironmentProblemError: a picture is asked for and cannot be drawn here.
     """
     if output is None:
         return
@@ -33,10 +32,6 @@ def check_output(output: Path | None) -> None:
         raise UsageError(f"{output} is a folder. Give it another name, or remove it.")
     if output.suffix not in KINDS and output.is_file():
         raise UsageError(f"{output} is a file. Name a folder, or a file ending in .html or .png.")
-    if output.suffix != ".html" and output.suffix != ".json":
-        from linexport.report.raster import check
-
-        check()
 
 
 def write_comparison(result: dict[str, Any], output: Path | None) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from linexport.report.graphs import drawing
+from linexport.report.subgraph_drawing import drawing
 from linexport.report.text import count, error
 
 WIDEST_PAIR = 1500

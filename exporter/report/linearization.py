@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from linexport.report import tables
-from linexport.report.charts import Point, Series, length_chart
+from linexport.report.length_chart import LATENCY, MEMORY, Point, Series, length_chart
 from linexport.report.page import drawings, template
 from linexport.report.tables import Cell, Table, build
 from linexport.report.text import (
@@ -40,8 +41,10 @@ def page(report: Mapping[str, Any]) -> str:
             feed_forward=_feed_forward(report),
             kept=_kept(report),
             distillation=_distillation(report),
-            time=drawings(lambda i, w: _chart(report, "latency", "ms", i, w), "time"),
-            memory=drawings(lambda i, w: _chart(report, "memory", "mb", i, w), "memory"),
+            time=drawings(partial(length_chart, _series(report, "latency", "ms"), LATENCY), "time"),
+            memory=drawings(
+                partial(length_chart, _series(report, "memory", "mb"), MEMORY), "memory"
+            ),
             costs=_costs(report),
             unmeasured=plain(report.get("reason") or "it was left out (--no-bench)"),
             environment=tables.environment(mapping(report.get("environment"))),
@@ -221,21 +224,19 @@ def _costs(report: Mapping[str, Any]) -> Table | None:
     return build("Cost by length", [*labels, "#Linear, MB", "#Original, MB"], rows)
 
 
-def _chart(report: Mapping[str, Any], rows: str, unit: str, ident: str, width: int) -> str:
+def _series(report: Mapping[str, Any], rows: str, unit: str) -> list[Series]:
     found = objects(report.get(rows))
-    series = []
-    for name, label in BASELINES.items():
-        points = [
-            Point(float(row["length"]), float(row[f"{name}_{unit}"]))
-            for row in found
-            if positive(row.get(f"{name}_{unit}")) is not None
-        ]
-        series.append(Series(label if width > 400 else label.partition(",")[0], tuple(points)))
-    titles = {
-        "ms": ("ms a call", "Latency by sequence length"),
-        "mb": ("peak MB of a call", "Memory by sequence length"),
-    }
-    return length_chart(series, ident, width, *titles[unit])
+    return [
+        Series(
+            label,
+            tuple(
+                Point(float(row["length"]), float(row[f"{name}_{unit}"]))
+                for row in found
+                if positive(row.get(f"{name}_{unit}")) is not None
+            ),
+        )
+        for name, label in BASELINES.items()
+    ]
 
 
 def _or_none(value: Any) -> str:

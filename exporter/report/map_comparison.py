@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from textwrap import wrap
 from typing import Any
 
+from markupsafe import Markup
+
 from linexport.report import map_charts, tables
+from linexport.report.figures import chart_style, png_sheet
 from linexport.report.page import drawings, template
-from linexport.report.raster import png
 from linexport.report.tables import Cell, Table, build
 from linexport.report.text import amount, count, mapping, number, objects, plain, printable
 
@@ -22,10 +25,10 @@ def page(result: Mapping[str, Any]) -> str:
         .render(
             headline=headline(result),
             facts=list(_facts(result).items()),
-            by_time=drawings(lambda i, w: map_charts.error_by_time(result, i, w), "time"),
-            by_features=drawings(
-                lambda i, w: map_charts.error_by_features(result, i, w), "features"
-            ),
+            by_time=_charts(result, "us_per_token"),
+            by_features=_charts(result, "features"),
+            off_chart_by_time=map_charts.off_chart(result, "us_per_token"),
+            off_chart_by_features=map_charts.off_chart(result, "features"),
             how_timed=_how_timed(result),
             how_judged=_how_judged(result),
             rows=_table(result),
@@ -37,19 +40,22 @@ def page(result: Mapping[str, Any]) -> str:
     )
 
 
-def picture(result: Mapping[str, Any]) -> bytes:
-    """Both drawings as one PNG.
+def _charts(result: Mapping[str, Any], over: map_charts.Over) -> dict[str, Markup]:
+    return drawings(partial(map_charts.error_chart, result, over), over)
 
-    Raises:
-        EnvironmentProblemError: see ``raster.png``.
-    """
-    drawn = [
-        map_charts.error_by_time(result, "time"),
-        map_charts.error_by_features(result, "features"),
-    ]
+
+def picture(result: Mapping[str, Any]) -> bytes:
+    """Return a PNG: the headline, what was compared, and both charts one below the other."""
     facts = _facts(result)
-    lines = [*wrap(headline(result), 130), *wrap(f"{facts['Data']}; {facts['Size']}", 130)]
-    return png("Feature maps beside softmax attention", lines, [d for d in drawn if d])
+    overs: tuple[map_charts.Over, ...] = ("us_per_token", "features")
+    # Mostly one sentence: a map without a time is missing in the first chart alone.
+    beyond = dict.fromkeys(map_charts.off_chart(result, over) for over in overs)
+    words = [headline(result), f"{facts['Data']}; {facts['Size']}", *beyond]
+    lines = [line for sentence in words for line in wrap(sentence, 120)]
+    with chart_style():
+        charts = [map_charts.draw_error(result, over) for over in overs]
+        found = [chart.figure for chart in charts if chart is not None]
+        return png_sheet("Feature maps beside softmax attention", lines, found)
 
 
 def headline(result: Mapping[str, Any]) -> str:

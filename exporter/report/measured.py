@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from linexport.manifest.measured import DecodeRecord, LatencyRow, MemoryRow
 from linexport.manifest.proof import CaseRecord, CountRecord, ParityRecord, StreamingRecord
-from linexport.report.charts import Point, Series
+from linexport.report.length_chart import Point, Series
 from linexport.report.tables import Cell, Table, build, columns
 from linexport.report.text import ABSENT, amount, count, error, exact, positive, split, times
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
@@ -14,13 +14,14 @@ from linexport.manifest import Manifest
 from linexport.manifest.measured import LatencyRow
 from linexport.manifest.proof import ParityRecord
 from linexport.report import measured, snippet, tables
-from linexport.report.charts import error_histogram, latency_chart
+from linexport.report.error_histogram import error_histogram
+from linexport.report.figures import WIDTHS
+from linexport.report.length_chart import LATENCY, length_chart
 from linexport.report.text import ABSENT, count, error, positive, target
 from linexport.report.verdict import SKIPPED, checks, parity_failed, streaming_check, verdict
 
 NO_BENCH = f"not measured: {SKIPPED}"
 SHORT_NAME = 28
-WIDTHS = {"wide": 960, "narrow": 340}
 
 GLOSSARY = {
     "Fused op": "One operator that stands for many: linexport found a group of nodes that together "
@@ -136,10 +137,7 @@ def _parity(manifest: Manifest, parity: ParityRecord) -> dict[str, Any]:
             "why": tolerance.why,
         },
         "charts": drawings(
-            lambda ident, width: error_histogram(
-                edges, counts, positive(tolerance.relative), ident, width
-            ),
-            "errors",
+            partial(error_histogram, edges, counts, positive(tolerance.relative)), "errors"
         ),
         "histogram": measured.histogram(edges, counts),
     }
@@ -159,9 +157,7 @@ def _group(batch: str, rows: Sequence[LatencyRow], groups: int) -> dict[str, Any
     lines = measured.series(rows)
     return {
         "title": f"Batch {batch}" if groups > 1 or batch != "1" else "",
-        "charts": drawings(
-            lambda ident, width: latency_chart(lines, ident, width), f"latency-{batch}"
-        ),
+        "charts": drawings(partial(length_chart, lines, LATENCY), f"latency-{batch}"),
         "table": measured.latency(rows),
     }
 
