@@ -2,7 +2,8 @@
 
 A comment before a block says what is special about it:
 
-    <!-- test: slow -->                 run with ``-m slow`` only, as are all blocks after it
+    <!-- test: slow -->                 run with ``-m slow`` only, as are the blocks after it
+    <!-- test: fast -->                 ends that: it needs none of the slow blocks before it
     <!-- test: not run, REASON -->      it needs what a test machine lacks
     <!-- test: exit 3 -->               its last command ends with this exit code
     <!-- test: file NAME -->            the content of a file that later blocks use
@@ -77,7 +78,7 @@ def _tested(page: str) -> Iterator[Block]:
         last = None
         run = block.language in TESTED
         for note in _NOTE.findall(found["notes"]):
-            slow = slow or note == "slow"
+            slow = note == "slow" or (slow and note != "fast")
             run = run and not note.startswith("not run, ")
             block = _noted(block, note)
         if run or block.file:
@@ -88,7 +89,7 @@ def _tested(page: str) -> Iterator[Block]:
 
 def _noted(block: Block, note: str) -> Block:
     kind, _, value = note.partition(" ")
-    if note == "slow" or note.startswith("not run, "):
+    if note in ("slow", "fast") or note.startswith("not run, "):
         return block
     if kind == "exit" and value.isdecimal():
         return replace(block, exit_code=int(value))
