@@ -62,16 +62,24 @@ def _attention(result: Any) -> str:
 
 def _families(result: Any) -> str:
     titles = ["model type", "512 tokens: artifact", "eager", "plain export", "GEMM floor"]
-    titles += ["a step: artifact", "eager", "GEMM floor"]
+    titles += ["overhead", "a step: artifact", "eager", "GEMM floor", "overhead"]
     rows = []
     for name, found in result.items():
         if "speed" not in found:
             continue
         prefill, decode = found["speed"]["prefill"], found["speed"]["decode"]
-        cells = [prefill.get(who) for who in ("artifact", "eager", "plain", "products")]
-        cells += [decode.get(who) for who in ("artifact", "eager", "products")]
-        rows.append([f"`{name}`", *map(_ms, cells)])
+        cells = [_ms(prefill.get(who)) for who in ("artifact", "eager", "plain", "products")]
+        cells.append(_overhead(prefill, "eager", "plain"))
+        cells += [_ms(decode.get(who)) for who in ("artifact", "eager", "products")]
+        cells.append(_overhead(decode, "eager"))
+        rows.append([f"`{name}`", *cells])
     return table(titles, rows)
+
+
+def _overhead(times: dict[str, Any], *baselines: str) -> str:
+    """Return how many times the artifact's time beyond the GEMM floor each baseline's is."""
+    ratios = [times["overhead"].get(who) for who in baselines]
+    return ", ".join(NONE if ratio is None else f"{ratio:.1f}" for ratio in ratios)
 
 
 def _language_model(result: Any) -> str:
