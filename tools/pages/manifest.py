@@ -1,0 +1,56 @@
+"""The manifest's records as tables, from its published schema."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from pages import ROOT, table
+
+SCHEMA = ROOT / "exporter" / "manifest" / "schema.json"
+
+_ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?=\n    \w+: |\n\n|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def manifest() -> str:
+    """Return the table of ``manifest.json`` and one of each record in it."""
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    parts = [_record(schema)]
+    for name, record in sorted(schema["$defs"].items()):
+        parts.append(f"### {name}\n\n{_summary(record)}\n\n{_record(record)}")
+    return "\n\n".join(parts)
+
+
+def _summary(record: dict[str, Any]) -> str:
+    return " ".join(record.get("description", "").partition("\n\n")[0].split())
+
+
+def _record(record: dict[str, Any]) -> str:
+    meanings = dict(_ATTRIBUTE.findall(record.get("description", "")))
+    rows = [
+        [f"`{name}`", _type(field), " ".join(meanings.get(name, "").split())]
+        for name, field in record.get("properties", {}).items()
+    ]
+    return table(["key", "type", "meaning"], rows)
+
+
+def _type(field: dict[str, Any]) -> str:
+    if "$ref" in field:
+        name = field["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in field:
+        return " or ".join(_type(one) for one in field["anyOf"])
+    if "const" in field or "enum" in field:
+        values = field.get("enum", [field.get("const")])
+        return ", ".join(f"`{json.dumps(value)}`" for value in values)
+    if field.get("type") == "array":
+        inner = field.get("items")
+        return f"list of {_type(inner)}" if isinstance(inner, dict) and inner else "list"
+    if field.get("type") == "object":
+        inner = field.get("additionalProperties")
+        return f"object of {_type(inner)}" if isinstance(inner, dict) else "object"
+    return str(field.get("type", "any"))
+
+
+PARTS = {"manifest": manifest}
