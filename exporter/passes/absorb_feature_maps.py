@@ -1,8 +1,9 @@
 """LinearAttention(FeatureMap(q), FeatureMap(k), v) -> one LinearAttention that applies the map.
 
 Both nodes must be the two sides of one map with the same parameters, read by nothing else, and the
-attention causal. What is gained is locality: a lowering computes features for the tokens it is
-about to use, and those of a wide map never exist for a whole sequence.
+attention causal, or the map's kernel a function of the score alone. What is gained is locality: a
+lowering computes features for the tokens it is about to use, and those of a wide map never exist
+for a whole sequence; and, with such a kernel, weights of nearby keys whose sums do not cancel.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ def _match(graph: gs.Graph, node: gs.Node) -> Maps | None:
         return None
     if not any(_is_map(producer(value)) for value in node.inputs[:2]):
         return None
-    if not node.attrs.get("causal", 1):
-        raise NoMatchError("it is bidirectional")
     query = _map(graph, node.inputs[0], "query")
+    formulas = feature_map.formulas(query.attrs["kind"])
+    if not node.attrs.get("causal", 1) and (formulas.kappa is None or formulas.elementwise):
+        raise NoMatchError("it is bidirectional")
     key = _map(graph, node.inputs[1], "key")
     kinds = query.attrs["kind"], key.attrs["kind"]
     if kinds[0] != kinds[1]:

@@ -14,6 +14,8 @@ import onnx_graphsurgeon as gs
 from onnx import helper, numpy_helper
 
 from linexport.plugins.ops.body import Body
+from linexport.plugins.ops.feature_map import formulas
+from linexport.plugins.ops.linear_attention import INPUTS
 from linexport.plugins.ops.op import DOMAIN
 from linexport.recognise import decay, functions
 from linexport.recognise.axes import Axis, Index, size_of
@@ -98,6 +100,11 @@ class Writer(Nodes):
         ]
 
     @property
+    def applies_map(self) -> bool:
+        """Whether the fused node applies the map itself."""
+        return self.mapped is not None and formulas(self.mapped.kind).kappa is not None
+
+    @property
     def map_proven_to(self) -> float | None:
         """The largest |x| on which the maps were compared; None where there are none."""
         if self.mapped is not None:
@@ -121,6 +128,9 @@ class Writer(Nodes):
             inputs.append(self._decay(dtype) if roles.decay else gs.Variable.empty())
         if roles.mask is not None:
             inputs += [gs.Variable.empty(), self._mask(roles.mask)]
+        if self.mapped is not None and self.applies_map and self.parameters:
+            inputs += [gs.Variable.empty() for _ in range(len(INPUTS) - len(inputs))]
+            inputs += self.parameters
         packed: tuple[Index, ...] = (roles.batch, roles.rows, (*order.output, *roles.widths))
         shape = [dim(size_of(group)) for group in packed]
         output = gs.Variable(self.name("output"), dtype=dtype, shape=shape)
@@ -140,6 +150,8 @@ class Writer(Nodes):
             [output],
             domain=DOMAIN,
         )
+        if self.mapped is not None and self.applies_map:
+            fused.attrs["feature_map"] = self.mapped.kind
         self.nodes.append(fused)
         self._restore(self._weighted(self._post(output), packed))
         return fused
@@ -211,7 +223,7 @@ class Writer(Nodes):
     ) -> gs.Variable:
         """A leaf's function on the packed tensor: a FeatureMap node where there is such a map."""
         if self.mapped is not None and role in ("query", "key"):
-            return self._several(role, x, self.mapped, heads, dtype)
+            return self._several(role, x, leaf, self.mapped, heads, dtype)
         kind = functions.kind_of(leaf.function) if role in ("query", "key") else None
         if role in ("query", "key"):
             self.maps[role] = kind
@@ -225,14 +237,28 @@ class Writer(Nodes):
         return self.cast(x, dtype)
 
     def _several(
-        self, role: str, x: gs.Tensor, mapped: Mapped, heads: Index, dtype: np.dtype[np.generic]
+        self,
+        role: str,
+        x: gs.Tensor,
+        leaf: Leaf,
+        mapped: Mapped,
+        heads: Index,
+        dtype: np.dtype[np.generic],
     ) -> gs.Variable:
-        """A map of several components on the packed tensor."""
+        """A map of several components on the packed tensor.
+
+        Where its kernel is a function of q . k, the fused node applies it: it computes products of
+        features from the scores, whose sums do not cancel, and needs features for its state only.
+        """
         self.maps[role], count = mapped.kind, _count(heads)
+        if leaf.function != IDENTITY:
+            x = self._function(x, leaf, dtype)
         x = self.cast(x, dtype)
         if mapped.scales[role] != 1.0:
             factor = gs.Constant(self.name("factor"), np.asarray(mapped.scales[role], dtype))
             x = self.add("Mul", [x, factor], dtype, shape=x.shape)
+        if self.applies_map:
+            return x
         attributes = {"kind": mapped.kind, "num_heads": count, "side": role}
         shape = [*x.shape[:2], count * mapped.features]
         name = f"{self.root.name}/{role}/FeatureMap"

@@ -68,6 +68,8 @@ class Mapped:
         scales: of the query and of the key.
         features: M.
         proven_to: largest |x| on which it was compared with the nodes it stands for.
+        cancels: sums of its kernel may be small although their terms are large, so that a quotient
+            of two of them loses its digits.
     """
 
     kind: str
@@ -75,6 +77,7 @@ class Mapped:
     scales: dict[str, float]
     features: int
     proven_to: float
+    cancels: bool = False
 
 
 @dataclass(frozen=True)

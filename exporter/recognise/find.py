@@ -23,6 +23,9 @@ from linexport.recognise.terms import IDENTITY, Form, Leaf
 
 rules.load()
 
+LAYOUT = {"Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+"""Operators that move values."""
+
 
 @dataclass(frozen=True)
 class Root:
@@ -95,9 +98,10 @@ class Search:
                     continue
                 mapped = None
                 try:
-                    roles = read(form, self.evaluator.is_weight)
-                    if roles is None and (found := polynomial.read(form, self.evaluator.is_weight)):
-                        roles, mapped = found
+                    found = polynomial.read(form, self.evaluator.is_weight)
+                    roles, mapped = found or (read(form, self.evaluator.is_weight), None)
+                    if mapped is not None and mapped.cancels:
+                        _check_quotient(tensor, roles)
                 except NotAttentionError as error:
                     self._miss(node, str(error))
                     continue
@@ -219,12 +223,46 @@ class Search:
             {n: v for n, v in known.items() if v is not None},
             names | falling if rising else names,
             frozenset() if rising else falling,
+            _channels(roles) if writer.applies_map or len(roles.query) > 1 else {},
             (root.region, root.tensor),
             (writer.nodes, writer.result),
             size_of(roles.rows),
             _coarsest(root.region),
             self.imports,
         )
+
+
+def _channels(roles: Roles) -> dict[str, tuple[int, int]]:
+    """The dim of channels of every query and key, by name, and 0 for queries, 1 for keys."""
+    return {
+        leaf.tensor.name: (place, side)
+        for side, leaves in enumerate((roles.query, roles.key))
+        for leaf in leaves
+        for place, index in enumerate(leaf.dims)
+        if set(index) & set(roles.channels)
+    }
+
+
+def _check_quotient(tensor: gs.Tensor, roles: Roles) -> None:
+    """Refuse a quotient of sums that may be small although their terms are large.
+
+    Raises:
+        NotAttentionError: it is one, or part of one.
+    """
+    if roles.normalize or not roles.value or _divided(tensor):
+        raise NotAttentionError(
+            "its scores pass through a polynomial that may be negative before their sum is divided "
+            "by: computed from features, that would be a small sum of large terms. A polynomial "
+            "that is never negative, such as an even power, is fused"
+        )
+
+
+def _divided(tensor: gs.Tensor) -> bool:
+    """Whether a tensor or the same values in another shape are divided."""
+    return any(
+        node.op == "Div" or (node.op in LAYOUT and any(map(_divided, node.outputs)))
+        for node in tensor.outputs
+    )
 
 
 def _reads(evaluator: Evaluator, tensor: gs.Tensor) -> bool:

@@ -77,6 +77,15 @@ def keeps_sign(function: Function) -> bool:
     return all(y >= 0 for x, y in values if x > 0) and any(y < 0 for x, y in values if x < 0)
 
 
+@cache
+def never_negative(function: Function, argument_is: bool) -> bool:
+    """Whether a function never is below 0; ``argument_is``: its argument is not either."""
+    found = _exact(function)
+    if found is None:
+        return False
+    return all(found(x) >= 0 for x in found.probes() if x >= 0 or not argument_is)
+
+
 def casts(function: Function) -> int | None:
     """The element type a function ends in, if it says so."""
     if function[0] == "Cast":

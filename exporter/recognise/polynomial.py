@@ -1,10 +1,11 @@
 """Attention whose scores pass through a polynomial before they meet the values.
 
-    sum_s [s <= t] p(q_t . k_s) v_s  /  (sum_s [s <= t] p(q_t . k_s) + eps)
+    sum_s [s <= t] p(q_t . k_s) v_s  /  (sum_s [s <= t] p(q_t . k_s) + eps),   p(x) = sum_n a_n x^n
 
-Of polynomials a multiple of 1 + c x + (c x)^2 / 2 is a feature map, taylor2, in the form of its
-kernel. In normal form a power of the scores is a product with as many queries and keys, so p is a
-sum of terms that differ in those.
+With a_n >= 0, p(q . k) is the kernel of a feature map: ``taylor2`` for a multiple of
+1 + c x + (c x)^2 / 2, ``quadratic`` for one of (x + c)^2, ``polynomial`` for all others. In normal
+form a power of the scores is a product with as many queries and keys, so p is a sum of terms that
+differ in how often those occur.
 """
 
 from __future__ import annotations
@@ -14,35 +15,41 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.models import feature_maps
-from linexport.recognise import roles
-from linexport.recognise.axes import Axis
+from linexport.models.feature_maps import polynomial
+from linexport.recognise import functions, roles
+from linexport.recognise.axes import Axis, size_of
 from linexport.recognise.exact import LARGEST
 from linexport.recognise.feature_maps import Mapped
 from linexport.recognise.joining import match
 from linexport.recognise.roles import NotAttentionError, Roles
-from linexport.recognise.terms import IDENTITY, Factor, Form, Leaf, Nested, Term
+from linexport.recognise.terms import Count, Factor, Form, Leaf, Nested, Term
 
-KIND = "taylor2"
-
-HIGHEST = 4
+HIGHEST = 5
 """Power of the scores that is looked for."""
 
+WIDEST = 4096
+"""Features of a power above 2 at most: with more, all pairs of 8,192 tokens cost less."""
+
 EQUAL = 1e-4
-"""Of two coefficients, relative."""
+"""Largest relative difference of coefficients that are equal."""
+
+NON_NEGATIVE = {"Relu", "Exp", "Softmax", "Sigmoid", "Softplus", "Abs"}
+"""Operators whose output never is below 0."""
 
 Axes = frozenset[Axis]
 
 
 def read(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> tuple[Roles, Mapped] | None:
-    """The roles and the map in a form; None where it has no polynomial of scores.
+    """Return the roles and the map in a form; None where it has no polynomial of scores.
 
     Raises:
         NotAttentionError: it has one that is no feature map.
     """
-    if len(form.terms) < 2:
+    if len(form.terms) == 1 and not _repeated(form.terms[0], form.axes):
         return None
     overs = [[f for f in t.of(Nested) if f.kind == "one over"] for t in form.terms]
     if any(len(o) > 1 or [f.key() for f in o] != [f.key() for f in overs[0]] for o in overs):
@@ -60,15 +67,11 @@ def read(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> tuple[Roles, Map
     numbers = _coefficients(terms, _powers(rest, linear), form.axes)
     if numbers is None:
         return None
-    scale = _scale(numbers, linear)
-    linear = replace(linear, post=numbers[0])
-    if overs[0]:
-        linear = _normalised(linear, rest, numbers, overs[0][0].inner)
-    width = linear.channels[0].size.known or 0
-    factor = (scale * width**0.5) ** 0.5
-    factor = 1.0 if math.isclose(factor, 1.0, rel_tol=EQUAL) else factor
-    features = feature_maps.find(KIND).feature_count(width)
-    return linear, Mapped(KIND, (), {"query": factor, "key": factor}, features, LARGEST)
+    while not numbers[-1]:
+        numbers.pop()
+    _check_signs(numbers)
+    below = _denominator(linear, rest, numbers, overs[0][0].inner) if overs[0] else None
+    return _mapped(numbers, linear, below)
 
 
 def _linear(
@@ -85,12 +88,17 @@ def _linear(
     return None
 
 
-def _first_power(term: Term, free: Axes) -> Term:
-    """With one query and one key, where it has several of each that are the same."""
+def _repeated(term: Term, free: Axes) -> list[list[Leaf]]:
+    """Leaves that occur several times: powers of the scores have as many queries as keys."""
     alike: dict[Any, list[Leaf]] = {}
     for leaf in term.of(Leaf):
         alike.setdefault((leaf.key(), len(leaf.axes & free)), []).append(leaf)
-    repeated = [group for group in alike.values() if len(group) > 1]
+    return [group for group in alike.values() if len(group) > 1]
+
+
+def _first_power(term: Term, free: Axes) -> Term:
+    """With one query and one key, where it has several of each that are the same."""
+    repeated = _repeated(term, free)
     if len(repeated) != 2:
         return term
     first = repeated[0][0]
@@ -101,9 +109,10 @@ def _first_power(term: Term, free: Axes) -> Term:
 
 
 def _powers(rest: tuple[Factor, ...], linear: Roles) -> list[Term]:
-    """What the terms with the powers of the scores are, from 0."""
+    """The terms that the powers of the scores are, from 0."""
     found, factors = [Term(1.0, rest)], rest
     for _ in range(HIGHEST):
+        # Every power sums over channels of its own: (sum_d q_d k_d)^2 = sum_de q_d k_d q_e k_e.
         fresh = {axis: (Axis(axis.size),) for axis in linear.channels}
         factors = (*factors, linear.query[0].rename(fresh), linear.key[0].rename(fresh))
         found.append(Term(1.0, factors))
@@ -111,7 +120,7 @@ def _powers(rest: tuple[Factor, ...], linear: Roles) -> list[Term]:
 
 
 def _coefficients(terms: Sequence[Term], powers: list[Term], free: Axes) -> list[float] | None:
-    """Of each power; None where a term is none of them."""
+    """a_n of each power; None where a term is none of them."""
     numbers = [0.0] * len(powers)
     for term in terms:
         fits = (n for n, power in enumerate(powers) if match(power, term, free) is not None)
@@ -122,44 +131,106 @@ def _coefficients(terms: Sequence[Term], powers: list[Term], free: Axes) -> list
     return numbers
 
 
-def _scale(numbers: list[float], linear: Roles) -> float:
-    """c of a (1 + c x + (c x)^2 / 2)."""
-    constant, first, second, *higher = numbers
-    exact = math.isclose(first * first, 2 * constant * second, rel_tol=EQUAL)
-    if any(higher) or not exact or constant == 0 or first / constant < 0:
-        powers = (f"{number:g} x^{n}" for n, number in enumerate(numbers) if number)
+def _check_signs(numbers: Sequence[float]) -> None:
+    """A feature map has the square root of every coefficient, up to one common factor."""
+    sign = math.copysign(1.0, numbers[-1])
+    if any(sign * number < 0 for number in numbers):
         raise NotAttentionError(
-            f"its scores x pass through {' + '.join(powers)}; of polynomials only multiples of "
-            f"1 + c x + (c x)^2 / 2 with c > 0 are a feature map ({KIND})"
+            f"its scores x pass through {_text(numbers)}; of polynomials only those whose "
+            "coefficients all have one sign are the kernel of a feature map"
         )
-    if not linear.causal:
-        raise NotAttentionError(
-            f"its scores pass through the kernel of {KIND} without a causal mask: only causal "
-            "attention is fused in that form"
-        )
-    leaves: tuple[Leaf, ...] = (*linear.query, *linear.key)
-    if any(leaf.function != IDENTITY for leaf in leaves):
-        raise NotAttentionError(
-            f"its scores pass through the kernel of {KIND}, and its queries or keys through a "
-            "feature map before that"
-        )
-    return first / constant
 
 
-def _normalised(
-    linear: Roles, rest: tuple[Factor, ...], numbers: list[float], inner: Form
-) -> Roles:
-    """With the denominator: the same polynomial summed over the keys."""
+def _cancels(numbers: Sequence[float], linear: Roles) -> bool:
+    """Whether a sum of p(x) may be a small sum of large terms.
+
+    Features of degree n have products as large as (|q| |k|)^n, which add up to p(x). Where p is
+    never negative, its sum over many keys is of that size, too, and over few the op computes it
+    from the scores. Where p changes its sign, it may sum up to nearly nothing.
+    """
+    if all(_never_negative(leaf) for leaf in (*linear.query, *linear.key)):
+        return False
+    a = np.polynomial.Polynomial(numbers) * math.copysign(1.0, numbers[-1])
+    turns = [x.real for x in a.deriv().roots() if abs(x.imag) <= EQUAL * abs(x)]
+    size = np.polynomial.Polynomial(np.abs(numbers))
+    odd = len(numbers) % 2 == 0
+    return odd or any(a(x) < -EQUAL * size(abs(x)) for x in turns)
+
+
+def _never_negative(leaf: Leaf) -> bool:
+    producer = leaf.tensor.inputs[0] if leaf.tensor.inputs else None
+    stored = producer is not None and producer.op in NON_NEGATIVE
+    return functions.never_negative(leaf.function, stored)
+
+
+def _denominator(
+    linear: Roles, rest: tuple[Factor, ...], numbers: Sequence[float], inner: Form
+) -> tuple[float, float]:
+    """r and eps of the denominator r sum p(x) + eps."""
     values = set(map(id, linear.value))
-    weights = tuple(f for f in rest if id(f) not in values)
-    sums = [t for t in inner.terms if t.factors]
-    found = _coefficients(sums, _powers(weights, linear), inner.axes)
-    scale = found[0] / numbers[0] if found else 0.0
+    masks = tuple(f for f in rest if id(f) not in values)
+    powers, keys = _powers(masks, linear), size_of(linear.columns)
+    if not masks:
+        # Over all keys the sum of x^0 is how many there are.
+        powers[0] = Term(1.0, (Count(keys),))
+    eps = sum(t.coefficient for t in inner.terms if not t.factors)
+    found = _coefficients([t for t in inner.terms if t.factors], powers, inner.axes)
+    last = len(numbers) - 1
+    ratio = found[last] / numbers[last] if found else 0.0
+    if found and not masks and keys.known is not None:
+        # How many there are is a number, that eps was added to.
+        found[0] = ratio * numbers[0]
+        eps -= found[0] * keys.known
+        eps = 0.0 if abs(eps) <= EQUAL * abs(found[0] * keys.known) else eps
+    expected = [*(ratio * n for n in numbers), *[0.0] * (HIGHEST - last)]
     if not found or not all(
-        math.isclose(d, scale * n, rel_tol=EQUAL) for d, n in zip(found, numbers, strict=True)
+        math.isclose(d, n, rel_tol=EQUAL) for d, n in zip(found, expected, strict=True)
     ):
         raise NotAttentionError(
             "its denominator is not the sum over the same queries and keys as its numerator"
         )
-    eps = sum(t.coefficient for t in inner.terms if not t.factors)
-    return replace(linear, normalize=True, scale=found[0], eps=eps, post=numbers[0] / found[0])
+    return ratio, eps
+
+
+def _mapped(
+    numbers: Sequence[float], linear: Roles, below: tuple[float, float] | None
+) -> tuple[Roles, Mapped]:
+    """The roles around a map, and the map: p(x) = a kappa(scale^2 x)."""
+    width = linear.channels[0].size.known or 0
+    kind, parameters, unit, factor = _kind(numbers, width)
+    shapes = [p.shape for p in parameters]
+    features = feature_maps.find(kind).feature_count(width, *shapes)
+    if len(numbers) > 3 and features > WIDEST:
+        raise NotAttentionError(
+            f"its scores x pass through {_text(numbers)}, the kernel of {features:,} features for "
+            f"heads of width {width}; at most {WIDEST:,} are computed in less time than all pairs "
+            "of tokens"
+        )
+    linear = replace(linear, post=unit)
+    if below is not None:
+        ratio, eps = below
+        linear = replace(linear, normalize=True, scale=ratio * unit, eps=eps, post=1 / ratio)
+    scales = {"query": factor, "key": factor}
+    return linear, Mapped(kind, parameters, scales, features, LARGEST, _cancels(numbers, linear))
+
+
+def _kind(numbers: Sequence[float], width: int) -> tuple[str, tuple[np.ndarray, ...], float, float]:
+    """The map of p / unit: its kind, parameters, the unit, and a factor of queries and keys."""
+    if len(numbers) == 3:
+        constant, first, second = numbers
+        if constant and math.isclose(first * first, 2 * constant * second, rel_tol=EQUAL):
+            factor = (first / constant * width**0.5) ** 0.5
+            factor = 1.0 if math.isclose(factor, 1.0, rel_tol=EQUAL) else factor
+            return "taylor2", (), constant, factor
+        if math.isclose(first * first, 4 * constant * second, rel_tol=EQUAL):
+            c = first / (2 * second)
+            return "quadratic", (np.asarray([c], np.float32),) if c else (), second, 1.0
+    unit = numbers[-1]
+    parameters = polynomial.parameters(width, [n / unit for n in numbers])
+    return "polynomial", parameters, unit, 1.0
+
+
+def _text(numbers: Sequence[float]) -> str:
+    """The polynomial, "1 + 2 x + 0.5 x^2"."""
+    powers = ["", " x", *(f" x^{n}" for n in range(2, len(numbers)))]
+    return " + ".join(f"{a:g}{x}" for a, x in zip(numbers, powers, strict=True) if a)

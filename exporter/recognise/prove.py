@@ -1,9 +1,10 @@
 """The original nodes and the fused ones on the same random inputs: equal, or no rewrite.
 
 Both run in ONNX Runtime without optimisations, the fused node by its portable function body, at
-several lengths, with batch and heads above 1 where they are not fixed, and three kinds of inputs:
-unit variance; far on the negative side, where positive feature maps and so denominators are small;
-and tiny. Differences are taken relative to the largest value of the original's output.
+several lengths, with batch and heads above 1 where they are not fixed, and kinds of inputs: unit
+variance; far on the negative side, where positive feature maps and so denominators are small; tiny;
+and, where features multiply channels, queries nearly orthogonal to all keys, whose scores are small
+sums of large terms. Differences are taken relative to the largest value of the original's output.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ LOW = 40
 """Times that where features are small: elu(x) + 1 in float32 is off by 6e-8, which at features of
 1e-3 is 1e-4 of the output. A wrong epsilon gives a tenth of it there."""
 
+SLANT = 1e-2
+"""The cosine of nearly orthogonal queries and keys: features of degree 2 lose 1e4 roundings."""
+
 SMALLEST = 1e-12
 """Outputs all below this are compared absolutely."""
 
@@ -47,6 +51,7 @@ class Candidate:
         known: values of inputs that are the same at every run.
         positive, negative: names of inputs that must be drawn so, for the denominator not to change
             its sign and for decays to decay.
+        channels: dims of channels of queries (0) and keys (1) whose scores are to be nearly 0.
         original, replacement: the nodes of each, in order, and what they compute.
         length: the size of a sequence.
         precision: the coarsest dtype on the way.
@@ -57,6 +62,7 @@ class Candidate:
     known: Mapping[str, np.ndarray]
     positive: frozenset[str]
     negative: frozenset[str]
+    channels: Mapping[str, tuple[int, int]]
     original: tuple[Sequence[gs.Node], gs.Variable]
     replacement: tuple[Sequence[gs.Node], gs.Variable]
     length: Size
@@ -84,7 +90,7 @@ def prove(candidate: Candidate) -> Proof:
     worst, sizes = 0.0, list[dict[str, int]]()
     problem = ""
     for symbols in _assignments(candidate):
-        for kind in ("normal", "low", "tiny"):
+        for kind in ("normal", "low", "tiny", *(["orthogonal"] if candidate.channels else [])):
             fed = {
                 t.name: _draw(random, t, [number(s, symbols) for s in shape], kind, candidate)
                 for t, shape in candidate.inputs
@@ -141,6 +147,10 @@ def _difference(
     return largest / magnitude if magnitude else 0.0
 
 
+def _along(x: np.ndarray, place: int) -> list[int]:
+    return [-1 if p == place else 1 for p in range(x.ndim)]
+
+
 def _assignments(candidate: Candidate) -> Iterator[dict[str, int]]:
     """Values for the symbols: lengths in turn, everything else small and above 1."""
     known = sorted({n for _, shape in candidate.inputs for s in shape for n in names(s)})
@@ -171,6 +181,11 @@ def _draw(
     if dtype.kind in "iu":
         return random.integers(0, 2, shape).astype(dtype)
     x = random.standard_normal(shape)
+    if kind == "orthogonal" and tensor.name in candidate.channels:
+        # Queries live in channels 0, 2, 4, ..., keys in 1, 3, 5, ...
+        place, side = candidate.channels[tensor.name]
+        outside = np.arange(shape[place]) % 2 != side
+        return (x * np.where(outside, SLANT, 1.0).reshape(_along(x, place))).astype(dtype)
     if tensor.name in candidate.positive:
         x = (np.abs(x) + 0.1) * {"normal": 1.0, "low": 1e-2, "tiny": 1e-4}[kind]
     elif tensor.name in candidate.negative:

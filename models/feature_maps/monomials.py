@@ -58,8 +58,8 @@ class Monomials(FeatureMap):
         self.components: Tensor
         self.multiplicities: Tensor
         for name, draw, shape in (
-            ("components", lambda: _components(head_dim, degree), (degree, features)),
-            ("multiplicities", lambda: _multiplicities(head_dim, degree), (features,)),
+            ("components", lambda: components(head_dim, degree), (degree, features)),
+            ("multiplicities", lambda: multiplicities(head_dim, degree), (features,)),
         ):
             self.register_buffer(name, draws.frozen(draw, shape, torch.int64))
 
@@ -87,6 +87,14 @@ class Monomials(FeatureMap):
             product = b.Mul(product, b.Gather(x, row, axis=-1))
         return str(product)
 
+    @classmethod
+    def kappa_onnx(cls, b: Body, t: str, width: int, *parameters: Parameter) -> str:
+        """t^n, by multiplication."""
+        power = t
+        for _ in range(parameters[0].shape[0] - 1):
+            power = b.Mul(power, t)
+        return power
+
     def kernel_value(self, query: Array, key: Array) -> Array:
         return np.asarray((query * key).sum(-1) ** self.options.degree)
 
@@ -96,12 +104,13 @@ def count(width: int, degree: int) -> int:
     return math.comb(width + degree - 1, degree)
 
 
-def _components(width: int, degree: int) -> Array:
+def components(width: int, degree: int) -> Array:
     """Which components are multiplied, (degree, M), in lexicographic order."""
-    return np.array(list(combinations_with_replacement(range(width), degree))).T
+    chosen = list(combinations_with_replacement(range(width), degree))
+    return np.array(chosen, np.int64).reshape(len(chosen), degree).T
 
 
-def _multiplicities(width: int, degree: int) -> Array:
+def multiplicities(width: int, degree: int) -> Array:
     """n! / (m_1! ... m_d!): how often each monomial occurs in the power, (M,)."""
     orders = [
         math.prod(math.factorial(m) for m in Counter(chosen).values())

@@ -1,15 +1,17 @@
 """What is found in random graphs, and that nothing else is.
 
-The default run draws a few; ``-m slow`` five hundred, as ``tools/count_random_graphs.py`` does.
+The default run draws a few; ``-m slow`` five hundred, as ``tools/count_random_graphs.py`` does, and
+480 streams.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support import random_graphs
+from tests.support import random_graphs, random_streams
 
 FEW, MANY = 25, 500
+FEW_STREAMS, STREAMS = 24, 480
 SHARE = 0.95
 """Of the true ones that must be found."""
 
@@ -31,3 +33,10 @@ def test_a_seed_draws_the_same_graph() -> None:
 def test_every_way_to_spoil_a_graph_is_drawn() -> None:
     drawn = {random_graphs.Generator(seed).draw().spoiled for seed in range(200)}
     assert drawn == {None, *random_graphs.SPOILED}
+
+
+@pytest.mark.parametrize("count", [FEW_STREAMS, pytest.param(STREAMS, marks=pytest.mark.slow)])
+def test_what_streams_short_streams_long(count: int) -> None:
+    tally = random_streams.tally(range(count))
+    assert tally.graphs == count and tally.held >= count // 10
+    assert not tally.broken

@@ -23,6 +23,9 @@ BINARY = (
 )
 OTHER = ["Clip", "Where", "Not", "And", "Or"]
 
+WHOLE = (2, 3, 4, 5)
+"""Powers that are multiplied out."""
+
 VERY_NEGATIVE = -1e9
 """Masks are filled with this or less where exp is to make zeros."""
 
@@ -192,9 +195,13 @@ def _mixes(term: Term) -> bool:
 
 
 def power(a: Form, b: Form) -> Form | None:
-    """a^b = exp(b log a), where b counts positions; the square of a sum of products."""
-    if b.scalar == 2 and a.leaf is None and any(t.axes - a.axes for t in a.terms):
-        return algebra.times(a, a.fresh())
+    """a^b = exp(b log a), where b counts positions; a whole power of a sum of products."""
+    if b.scalar in WHOLE and a.leaf is None and any(t.axes - a.axes for t in a.terms):
+        result: Form | None = a
+        for _ in range(int(b.scalar or 0) - 1):
+            # The sums of every factor run over labels of their own.
+            result = result and algebra.times(result, a.fresh())
+        return result
     if not interesting(b):
         return None
     if a.scalar is not None and a.scalar > 0:

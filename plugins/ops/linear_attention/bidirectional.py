@@ -6,6 +6,14 @@ In memory and time linear in the number of queries and of keys. The scale is put
 are small. Narrow heads are computed with channels before tokens, so that rows are long:
 
     O^T = s S^T Q^T / (s z^T Q^T + eps)      both products in one, [S^T; z^T] Q^T
+
+Where the node applies a map whose kernel is kappa(q . k), K_1 the first ``DIRECT`` keys and K_2 the
+others:
+
+    O = kappa(Q K_1^T) V_1 + phi(Q) phi(K_2)^T V_2      V with a last column of ones, for z
+
+A kernel such as (q . k)^2 may be far below |q|^2 |k|^2, of which the products of features are sums:
+over a few keys they would lose their digits, over many the kernel is no longer small.
 """
 
 from __future__ import annotations
@@ -17,12 +25,17 @@ from onnx import TensorProto
 
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention.absorbed import AbsorbedMap
+from linexport.plugins.ops.linear_attention.cut import columns
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec, Sizes
 
 NARROW = 32
 """Widest head computed with channels before tokens. In ONNX Runtime on two cores that takes 0.46 of
 the time at 8, 0.78 at 16, 0.97 to 1.04 at 32 (where transposes of users who have that layout, too,
 cancel), and 1.24 at 64."""
+
+
+DIRECT = 64
+"""Keys whose weights are computed from scores."""
 
 
 def write(
@@ -39,6 +52,10 @@ def write(
     """
     query, key, value, *_, key_mask = inputs
     query_f, key_f, value_f = (b.Cast(x, to=TensorProto.FLOAT) for x in (query, key, value))
+    if phi is not None and phi.formulas.kappa is not None:
+        of = (query_f, key_f, value_f, key_mask)
+        output, S, z = _by_kappa(b, spec, sizes, of, phi)
+        return [b.CastLike(output, query), S, z]
     if phi is not None:
         query_f = phi.apply_packed(b, "query", query_f, spec.q_num_heads)
         key_f = phi.apply_packed(b, "key", key_f, sizes.key_heads)
@@ -55,6 +72,53 @@ def write(
     product = _narrow if narrow else _wide
     output, S = product(b, spec, sizes, (q, k, v, z))
     return [b.CastLike(output, query), S, b.Squeeze(z, b.const([3]))]
+
+
+def _by_kappa(
+    b: Body,
+    spec: LinearAttentionSpec,
+    sizes: Sizes,
+    of: tuple[str, str, str, str],
+    phi: AbsorbedMap,
+) -> tuple[str, str, str]:
+    """Packed output, S and z of packed query, key and value, and the mask of keys or ""."""
+    query, key, value, key_mask = of
+    q = _repeat(
+        b, _tokens_first(b, query, spec.q_num_heads, phi.width), spec.q_num_heads, spec.output_heads
+    )
+    k = _repeat(
+        b, _tokens_first(b, key, sizes.key_heads, phi.width), sizes.key_heads, spec.kv_num_heads
+    )
+    v = _tokens_first(b, value, spec.kv_num_heads, sizes.d_v)
+    ones = b.Expand(b.const(1.0), b.Concat(b.Shape(v, end=-1), b.const([1]), axis=0))
+    v = b.Concat(v, ones, axis=-1)
+    if key_mask:  # a key without a value counts neither above nor below
+        v = b.Where(b.Unsqueeze(key_mask, b.const([1, 3])), v, b.const(0.0))
+    place, axis = b.const([DIRECT]), b.const([2])
+    (k_1, v_1), (k_2, v_2) = (
+        [b.Slice(x, start, end, axis) for x in (k, v)]
+        for start, end in ((b.const([0]), place), (place, b.const([np.iinfo(np.int64).max])))
+    )
+    swapped = [0, 1, 3, 2]
+    before, after = (
+        b.MatMul(b.Transpose(phi.apply(b, "key", x), perm=swapped), y)
+        for x, y in ((k_1, v_1), (k_2, v_2))
+    )
+    # ONNX Runtime leaves a sum over no tokens undefined.
+    some = b.Greater(b.Shape(k_2, start=2, end=3), b.const([0]))
+    after = b.Where(some, after, b.const(0.0))
+    k_1, v_1, S = (_repeat(b, x, spec.kv_num_heads, spec.output_heads) for x in (k_1, v_1, after))
+    weights = phi.kappa(b, b.MatMul(q, b.Transpose(k_1, perm=swapped)))
+    sums = b.Add(b.MatMul(weights, v_1), b.MatMul(phi.apply(b, "query", q), S))
+    if spec.scale != 1.0:
+        sums = b.Mul(sums, b.const(float(spec.scale)))
+    output, denominator = columns(b, sums, sizes)
+    if spec.normalize:
+        output = b.Div(output, b.Add(denominator, b.const(float(spec.eps))))
+    output = b.Transpose(output, perm=[0, 2, 1, 3])
+    output = b.Reshape(output, b.const([0, 0, spec.output_heads * sizes.d_v]))
+    S, z = columns(b, b.Add(before, after), sizes)
+    return output, S, b.Squeeze(z, b.const([3]))
 
 
 def _wide(
