@@ -37,7 +37,7 @@ SPOILED = (
     "upper triangle",
     "window",
     "random mask",
-    "bias on scores",
+    "bias below scores",
     "denominator squared",
 )
 """Ways not to be linear attention."""
@@ -241,8 +241,8 @@ class Generator:
                 return b.Relu(b.Sub(scores, b.const(0.3)))
             case "root of scores":
                 return b.Sqrt(b.Abs(scores))
-            case "bias on scores":
-                return b.Add(scores, b.const(0.25))
+            case "bias below scores":
+                return b.Sub(scores, b.const(0.25))
         return scores
 
     def linear(
