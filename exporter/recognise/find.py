@@ -99,9 +99,9 @@ class Search:
                 mapped = None
                 try:
                     found = polynomial.read(form, self.evaluator.is_weight)
+                    if found is not None and found[1].cancels:
+                        _check_quotient(tensor, found[0])
                     roles, mapped = found or (read(form, self.evaluator.is_weight), None)
-                    if mapped is not None and mapped.cancels:
-                        _check_quotient(tensor, roles)
                 except NotAttentionError as error:
                     self._miss(node, str(error))
                     continue

@@ -107,7 +107,7 @@ def count(width: int, degree: int) -> int:
 def components(width: int, degree: int) -> Array:
     """Which components are multiplied, (degree, M), in lexicographic order."""
     chosen = list(combinations_with_replacement(range(width), degree))
-    return np.array(chosen, np.int64).reshape(len(chosen), degree).T
+    return np.asarray(np.array(chosen).reshape(len(chosen), degree).T)
 
 
 def multiplicities(width: int, degree: int) -> Array:

@@ -16,9 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from linexport.errors import UsageError
@@ -68,7 +71,7 @@ class Polynomial(FeatureMap):
         self.centred: Tensor
         for name, value in zip(("components", "squares", "centred"), made, strict=True):
             kind = torch.from_numpy(value).dtype
-            self.register_buffer(name, draws.frozen(lambda v=value: v, value.shape, kind))
+            self.register_buffer(name, draws.frozen(partial(np.asarray, value), value.shape, kind))
 
     def frozen(self) -> Sequence[Tensor]:
         return (self.components, self.squares, self.centred)
@@ -127,7 +130,9 @@ def feature_count(width: int, coefficients: Sequence[float]) -> int:
     return sum(count(width, m) for m, a in enumerate(coefficients) if a)
 
 
-def parameters(width: int, coefficients: Sequence[float]) -> tuple[Array, Array, Array]:
+def parameters(
+    width: int, coefficients: Sequence[float]
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """What the formulas need for heads of width d, from a_0 to a_n.
 
     Returns:
@@ -144,7 +149,7 @@ def parameters(width: int, coefficients: Sequence[float]) -> tuple[Array, Array,
     return np.concatenate(chosen, 1).astype(np.int64), squared, centred(coefficients)
 
 
-def centred(coefficients: Sequence[float]) -> Array:
+def centred(coefficients: Sequence[float]) -> NDArray[Any]:
     """c, b_0, ..., b_n with sum_m a_m t^m = sum_m b_m (t + c)^m and b_(n-1) = 0."""
     a = np.asarray(coefficients, np.float64)
     degree = len(a) - 1
