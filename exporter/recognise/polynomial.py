@@ -151,7 +151,8 @@ def _cancels(numbers: Sequence[float], linear: Roles) -> bool:
     if all(_never_negative(leaf) for leaf in (*linear.query, *linear.key)):
         return False
     a = np.polynomial.Polynomial(np.asarray(numbers) * math.copysign(1.0, numbers[-1]))
-    turns = [float(x.real) for x in a.deriv().roots() if abs(x.imag) <= EQUAL * abs(x)]
+    roots = [complex(x) for x in a.deriv().roots()]
+    turns = [x.real for x in roots if abs(x.imag) <= EQUAL * abs(x)]
     size = np.polynomial.Polynomial(np.abs(numbers))
     odd = len(numbers) % 2 == 0
     return odd or any(float(a(x)) < -EQUAL * float(size(abs(x))) for x in turns)
