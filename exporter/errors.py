@@ -13,6 +13,12 @@ class LinexportError(Exception):
     exit_code = 1
 
 
+class StoppedAfterPass(LinexportError):  # noqa: N818 - not a failure: it was asked for
+    """A conversion that ended after the pass its user named; no artifact was made."""
+
+    exit_code = 0
+
+
 class UsageError(LinexportError):
     """The request itself cannot be carried out: a bad path, option or combination."""
 

@@ -104,6 +104,8 @@ OTHER: dict[str, Any] = {
     "plugins": False,
     "quick": True,
     "timing_cache": "a cache",
+    "dump_passes": "graphs",
+    "stop_after": "simplify",
     "dims": ("seq=1:8:64", "batch=1:2:3"),
     "tune": True,
     "bench": False,
@@ -149,7 +151,7 @@ def test_the_signature_and_the_help_of_convert_name_every_option() -> None:
 
 
 def test_the_help_names_the_registered_targets() -> None:
-    assert cli_options.target_names() == sorted(targets.targets())
+    assert cli_options.target_names() == sorted(targets.listings())
 
 
 def test_paths_and_lists_are_kept_as_text_and_tuples() -> None:

@@ -66,7 +66,7 @@ def test_a_dump_has_the_graph_around_every_change_without_weights(
         if record.changed
     ]
     names = {p.name for p in dump.folder.iterdir()}
-    assert names == {"00_traced.onnx"} | {
+    assert names == {"00_traced.onnx", "result.onnx"} | {
         f"{stem}.{part}" for stem in changed for part in ("before.onnx", "after.onnx", "diff")
     }
     for stem in changed:

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import typer
 
-from linexport.errors import LinexportError
+from linexport.errors import LinexportError, StoppedAfterPass
 from linexport.system import signals
 
 TRACEBACKS = "LINEXPORT_TRACEBACK"
@@ -31,6 +31,11 @@ def guarded(json_output: bool) -> Iterator[None]:
     try:
         with redirect_stdout(sys.stderr) if json_output else nullcontext():
             yield
+    except StoppedAfterPass as stopped:
+        if json_output:
+            print_json({"status": "stopped", "exit_code": 0, "message": str(stopped)})
+        else:
+            typer.echo(str(stopped))
     except KeyboardInterrupt:
         _fail(*signals.interruption(), json_output)
     except (typer.Exit, SystemExit):

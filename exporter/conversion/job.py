@@ -10,6 +10,7 @@ from linexport import targets, trace
 from linexport.graph.dims import DimRange
 from linexport.loaders import LoadedModel
 from linexport.manifest import MODEL, ConvertOptions
+from linexport.passes import GraphDump
 from linexport.system.progress import Stopwatch
 
 
@@ -24,6 +25,7 @@ class Job:
         ranges: the user's ranges of dimensions.
         folder: where everything is written.
         watch: shown the stages.
+        dump: receives the graph around every pass; None: nobody asked for it.
     """
 
     source: str | Path
@@ -32,6 +34,7 @@ class Job:
     ranges: Mapping[str, DimRange]
     folder: Path
     watch: Stopwatch
+    dump: GraphDump | None = None
 
     @property
     def model(self) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from linexport import manifest as manifests
-from linexport import parity, targets, trace
+from linexport import parity, passes, targets, trace
 from linexport.artifact import write
 from linexport.conversion.job import Job, Original
 from linexport.conversion.model_under_test import subject_of
@@ -29,7 +29,7 @@ from linexport.conversion.records import (
     write_reports,
 )
 from linexport.conversion.written import written
-from linexport.errors import EnvironmentProblemError
+from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph import dims as dimensions
 from linexport.loaders import LoadedModel, load_model
 from linexport.loaders.memory_map import page
@@ -68,6 +68,7 @@ def convert(
         ``artifact`` says where.
 
     Raises:
+        StoppedAfterPass: it was asked for by ``stop_after``.
         LinexportError: see its subclasses; nothing is left behind.
     """
     asked = ConvertOptions(**options)
@@ -78,9 +79,10 @@ def convert(
     failed = place.with_name(f"{place.name}.failed")
     if manifests.is_artifact(place):
         write.check_output(failed, overwrite=True)
+    dump = _dump(asked)
     watch = Stopwatch(progress or Silent())
     with write.staged(place) as folder:
-        manifest = _run(Job(source, asked, target, ranges, folder, watch))
+        manifest = _run(Job(source, asked, target, ranges, folder, watch, dump))
         if manifest.status != "ok" and manifests.is_artifact(place):
             place = failed
         manifest = replace(manifest, artifact=str(place))
@@ -120,6 +122,18 @@ def _configured(source: str, output: Path, asked: ConvertOptions) -> targets.Tar
             f"{error}\nOn a machine that has what is missing, this makes the artifact: "
             f"{command(source, str(output), asked)}"
         ) from None
+
+
+def _dump(asked: ConvertOptions) -> passes.GraphDump | None:
+    """The folder for dumps, made; the pass to stop after is known."""
+    if asked.stop_after is not None:
+        passes.find_pass(asked.stop_after)
+        if asked.dump_passes is None:
+            raise UsageError(
+                "--stop-after leaves its result in the folder of --dump-passes, and none was "
+                "given. Add --dump-passes DIR."
+            )
+    return None if asked.dump_passes is None else passes.GraphDump(Path(asked.dump_passes))
 
 
 def _run(job: Job) -> Manifest:

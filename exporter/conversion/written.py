@@ -11,11 +11,11 @@ from typing import Any
 import onnx
 
 import linexport
-from linexport import passes, targets
+from linexport import passes, targets, trace
 from linexport.artifact import write
 from linexport.conversion.job import Job, Original
 from linexport.conversion.model_under_test import input_records, tensor_records
-from linexport.errors import BuildError
+from linexport.errors import BuildError, StoppedAfterPass, UsageError
 from linexport.graph import sequence_axis, states
 from linexport.graph.dims import DimRange
 from linexport.graph.external_data import attached, outline
@@ -31,7 +31,6 @@ from linexport.manifest.records import (
 from linexport.plugins.ops.feature_map import SIDES
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.registry import all_ops
-from linexport.recognise.findings import Findings
 from linexport.system import environment
 from linexport.targets.lowering import Choice, lower
 
@@ -52,7 +51,7 @@ def written(job: Job, original: Original, with_state: bool) -> Written:
     with stage("rewrite"):
         own = original.loaded.stepwise is not None  # its states are in the graph as it is
         chosen = passes.STAGES if with_state and not own else passes.STATELESS
-        rewritten = passes.rewrite(traced.graph, chosen, traced.weights)
+        rewritten = _rewritten(job, traced, chosen)
         mixing = sequence_axis.mixing(rewritten.model)
         model, weights = rewritten.model, rewritten.weights
         if target.prepare is not targets.unchanged:  # it may change the weights, too
@@ -64,8 +63,32 @@ def written(job: Job, original: Original, with_state: bool) -> Written:
         write.save_model(lowered, job.folder, weights)
         _check(lowered)
         write.copy_files(original.loaded.files, job.folder)
-        manifest = _manifest(job, original, lowered, rewritten.findings, choices)
+        manifest = _manifest(job, original, lowered, rewritten, choices)
     return Written(manifest, mixing)
+
+
+def _rewritten(job: Job, traced: trace.Traced, stages: Sequence[str]) -> passes.Rewritten:
+    """The graph after the passes; ends the conversion where the user wants no more.
+
+    Raises:
+        StoppedAfterPass: after the pass that ``stop_after`` names.
+    """
+    stop, dump = job.options.stop_after, job.dump
+    if dump is not None and "state" not in stages and dump.used:
+        dump = dump.below("without_state")  # the model did not stream with its states
+    rewritten = passes.rewrite(traced.graph, stages, traced.weights, dump=dump, stop_after=stop)
+    if stop is not None and dump is not None:
+        ran = [record.name for record in rewritten.records]
+        if stop not in ran:
+            raise UsageError(
+                f"The pass {stop!r} does not run for this model, which carries states of its own. "
+                f"Passes that ran: {', '.join(ran)}; their graphs are in {dump.folder}."
+            )
+        raise StoppedAfterPass(
+            f"Stopped after the pass {stop}, as --stop-after asks; no artifact was made. The graph "
+            f"is {dump.folder / passes.RESULT}, the difference that each pass made beside it."
+        )
+    return rewritten
 
 
 def _check(model: onnx.ModelProto) -> None:
@@ -92,10 +115,10 @@ def _manifest(
     job: Job,
     original: Original,
     model: onnx.ModelProto,
-    findings: Findings,
+    rewritten: passes.Rewritten,
     choices: Sequence[Choice],
 ) -> Manifest:
-    loaded, traced = original.loaded, original.traced
+    loaded, traced, findings = original.loaded, original.traced, rewritten.findings
     graph, files = model.graph, describe_files(job.folder)
     given = [i.name for i in traced.graph.graph.input]
     own = loaded.stepwise.states if loaded.stepwise else ()
@@ -136,6 +159,7 @@ def _manifest(
         measurement=None,
         environment=environment.describe(),
         seed=job.options.seed,
+        passes=rewritten.records,
     )
 
 

@@ -89,6 +89,18 @@ class ConvertOptions:
         0, "--threads", "Threads of everything measured; 0 for each one's own choice.", min=0
     )
     seed: int = _option(0, "--seed", "Seed of all random inputs; recorded.")
+    dump_passes: str | None = _option(
+        None,
+        "--dump-passes",
+        "New folder for the graph before and after each pass that changes it, with a readable "
+        "difference.",
+    )
+    stop_after: str | None = _option(
+        None,
+        "--stop-after",
+        "Name of the last pass to run; its graph is in the folder of --dump-passes, and no "
+        "artifact is made.",
+    )
     overwrite: bool = _option(
         False, "--overwrite", "Replace an earlier artifact once this one is complete."
     )
@@ -105,8 +117,9 @@ class ConvertOptions:
             value = getattr(self, one.name)
             if value is not None and one.metadata[HOW].form != "single":
                 object.__setattr__(self, one.name, tuple(value))
-        if self.timing_cache is not None:
-            object.__setattr__(self, "timing_cache", str(self.timing_cache))
+        for name in ("timing_cache", "dump_passes"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, str(getattr(self, name)))
 
 
 def defaults() -> dict[str, Any]:

@@ -154,6 +154,27 @@ class StageRecord:
 
 
 @dataclass(frozen=True)
+class PassRecord:
+    """One run of a pass over the graph.
+
+    Attributes:
+        name: of the pass.
+        stage: the pass belongs to.
+        seconds: it took, with the removal of what it disconnected.
+        nodes_before: number of nodes in the graph.
+        nodes_after: the same, afterwards.
+        changed: whether the pass modified the graph.
+    """
+
+    name: str
+    stage: str
+    seconds: float
+    nodes_before: int
+    nodes_after: int
+    changed: bool
+
+
+@dataclass(frozen=True)
 class FileRecord:
     """Size and digest of a file of the artifact.
 
@@ -203,6 +224,7 @@ class Manifest:
         environment: where all this was done.
         seed: of the random inputs.
         stages: seconds of each stage of the conversion.
+        passes: those that ran over the graph, in order.
     """
 
     # For pydantic: no conversion of types, no unknown keys, no NaN.
@@ -242,6 +264,7 @@ class Manifest:
     environment: Environment
     seed: int
     stages: tuple[StageRecord, ...] = ()
+    passes: tuple[PassRecord, ...] = ()
 
     @property
     def why_stateless(self) -> str:

@@ -15,27 +15,27 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph import surgeon
 from linexport.graph.external_data import Weights
+from linexport.manifest.records import PassRecord
 from linexport.passes.contract import (
     STAGES,
     STATELESS,
     NoMatchError,
     Pass,
-    PassRecord,
     PassResult,
     rewrite_matches,
 )
-from linexport.passes.dump import GraphDump
+from linexport.passes.dump import RESULT, GraphDump
 from linexport.passes.manager import run_passes
 from linexport.passes.registry import all_passes, find_pass
 from linexport.recognise import Findings
 
 __all__ = [
+    "RESULT",
     "STAGES",
     "STATELESS",
     "GraphDump",
     "NoMatchError",
     "Pass",
-    "PassRecord",
     "PassResult",
     "Rewritten",
     "all_passes",
@@ -89,7 +89,7 @@ def rewrite(
     surgeon.attach(graph, weights or {})
     chosen = [found for stage in stages for found in all_passes() if found.stage == stage]
     findings, records = run_passes(graph, chosen, dump, stop_after)
-    if dump is not None and stop_after is not None:
+    if dump is not None:
         dump.end()
     external = {} if weights is None else surgeon.detach(graph)
     return Rewritten(surgeon.to_model(graph), findings, external, records)

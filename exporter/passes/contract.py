@@ -69,25 +69,6 @@ class Pass:
             )
 
 
-@dataclass(frozen=True)
-class PassRecord:
-    """One run of a pass, as written to the manifest.
-
-    Attributes:
-        name, stage: of the pass.
-        seconds: it took, with the removal of what it disconnected.
-        nodes_before, nodes_after: number of nodes in the graph.
-        changed: whether the pass modified the graph.
-    """
-
-    name: str
-    stage: str
-    seconds: float
-    nodes_before: int
-    nodes_after: int
-    changed: bool
-
-
 class NoMatchError(Exception):
     """Why a node that is a candidate for a rewrite does not qualify."""
 

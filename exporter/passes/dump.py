@@ -53,10 +53,12 @@ class GraphDump:
         if taken:
             raise UsageError(f"The folder for dumps, {folder}, is not empty. Choose a new one.")
         self.folder = folder
+        self.used = False
         self._before = onnx.ModelProto()
 
     def begin(self, graph: gs.Graph) -> None:
         """Write the graph before the first pass."""
+        self.used = True
         self._before = _without_weights(graph)
         self._save("00_traced.onnx", self._before)
 
@@ -71,10 +73,13 @@ class GraphDump:
         self._before = after
         log.info("written: %s", self.folder / f"{stem}.diff")
 
-    def end(self) -> Path:
-        """Write the graph after the last pass that ran; returns its file."""
+    def end(self) -> None:
+        """Write the graph after the last pass that ran."""
         self._save(RESULT, self._before)
-        return self.folder / RESULT
+
+    def below(self, name: str) -> GraphDump:
+        """Return the dump of another run of the passes, in a folder inside this one."""
+        return GraphDump(self.folder / name)
 
     def _save(self, name: str, model: onnx.ModelProto) -> None:
         (self.folder / name).write_bytes(model.SerializeToString())

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import onnx_graphsurgeon as gs
 
 from linexport.errors import BuildError
-from linexport.passes.contract import STATELESS, Pass, PassRecord
+from linexport.manifest.records import PassRecord
+from linexport.passes.contract import STATELESS, Pass
 from linexport.passes.dump import GraphDump
 from linexport.recognise import Findings
 

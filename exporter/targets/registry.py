@@ -19,11 +19,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import EntryPoint
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from linexport.errors import UsageError
 from linexport.system.extensions import find_entry_points, load_entry_point, unusable
-from linexport.targets.base import Target
+
+if TYPE_CHECKING:
+    from linexport.targets.base import Target
 
 DEFAULT = "ort"
 GROUP = "linexport.targets"
@@ -50,8 +52,11 @@ class Listing:
 
 
 @cache
-def listings() -> dict[str, Listing]:
+def listings(others: bool = True) -> dict[str, Listing]:
     """Return every target by name, linexport's own first; none is imported.
+
+    Args:
+        others: list those of other packages, too.
 
     Raises:
         EnvironmentProblemError: another package adds a target whose name is taken.
@@ -59,14 +64,13 @@ def listings() -> dict[str, Listing]:
     found = {}
     for module in pkgutil.iter_modules(importlib.import_module(__package__).__path__):
         place = f"{__package__}.{module.name}"
-        named = _FIRST_LINE.match(_docstring(place))
-        if named:
-            found[named[1]] = Listing(named[1], named[2], partial(_load_module, place))
-    for point in find_entry_points(GROUP):
+        name, summary = _first_line(place)
+        if name:
+            found[name] = Listing(name, summary, partial(_load_module, place))
+    for point in find_entry_points(GROUP) if others else ():
         if point.name in found:
             raise unusable(point, "has the name of a target that is there already")
-        named = _FIRST_LINE.match(_docstring(point.module))
-        summary = named[2] if named else ""
+        _, summary = _first_line(point.module)
         found[point.name] = Listing(point.name, summary, partial(_load_point, point))
     return found
 
@@ -86,14 +90,16 @@ def find(name: str) -> Target:
     return loaded[name]
 
 
-def _docstring(module: str) -> str:
-    """Return the docstring of a module that is not imported; empty where it cannot be read."""
+def _first_line(module: str) -> tuple[str, str]:
+    """Return name and summary of a target whose module is not imported; empty where unknown."""
     try:
         spec = importlib.util.find_spec(module)
         loader: Any = spec.loader if spec else None
-        return ast.get_docstring(ast.parse(loader.get_source(module))) or ""
+        text = ast.get_docstring(ast.parse(loader.get_source(module))) or ""
     except Exception:  # the code of others: loading it says what is wrong
-        return ""
+        return "", ""
+    named = _FIRST_LINE.match(text)
+    return (named[1], named[2][0].upper() + named[2][1:]) if named else ("", "")
 
 
 def _load_module(place: str) -> Target:
@@ -102,6 +108,8 @@ def _load_module(place: str) -> Target:
 
 
 def _load_point(point: EntryPoint) -> Target:
+    from linexport.targets.base import Target
+
     target: Target = load_entry_point(point, Target)
     if target.name != point.name:
         raise unusable(point, f"is a target named {target.name!r}; both names must be the same")

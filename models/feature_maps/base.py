@@ -1,5 +1,10 @@
 """The contract of a feature map: one file per map, found by scanning this folder.
 
+Other packages declare theirs as entry points, whose objects are such subclasses:
+
+    [project.entry-points."linexport.feature_maps"]
+    squareplus = "my_package.squareplus:SquarePlus"
+
 A map is a subclass of ``FeatureMap`` that states, in one place, its formulas in PyTorch, the same
 formulas in ONNX operators, the kernel it represents, its theory and its properties. Subclassing it
 registers it under its ``kind``.
@@ -13,7 +18,7 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,11 +32,15 @@ from linexport.models.wide import HALF, WideBuffers
 from linexport.plugins.ops import feature_map as op
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
+from linexport.system.extensions import find_entry_points, load_entry_point, unusable
 
 EXACT, UNBIASED, FITTED = "exact", "unbiased", "fitted"
 """How phi(q) . phi(k) is related to the kernel; unbiased: in expectation over the draws."""
 
 Array = NDArray[np.float64]
+
+GROUP = "linexport.feature_maps"
+"""Entry points by which other packages add maps."""
 
 _maps: dict[str, type[FeatureMap]] = {}
 
@@ -89,6 +98,12 @@ class FeatureMap(WideBuffers, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "kind" in cls.__dict__:
+            taken = _maps.get(cls.kind)
+            if taken is not None and _home(taken) != _home(cls):
+                raise UsageError(
+                    f"{_home(cls)} defines a feature map {cls.kind!r}, and so does "
+                    f"{_home(taken)}. Rename one of them."
+                )
             op.register(cls.kind, cls._formulas())
             _maps[cls.kind] = cls
 
@@ -269,12 +284,32 @@ def apply_packed(
     return phi(split, *frozen).flatten(-2).to(x.dtype)
 
 
+def _home(found: type[FeatureMap]) -> str:
+    """The place of a map's definition, which stays the same if its module is imported again."""
+    return f"{found.__module__}.{found.__qualname__}"
+
+
 def kinds() -> list[str]:
-    """Names of all maps, sorted."""
+    """Names of all maps, sorted.
+
+    Raises:
+        EnvironmentProblemError: a map of another package cannot be loaded, or has a name that is
+            taken.
+    """
+    _load_all()
+    return sorted(_maps)
+
+
+@cache
+def _load_all() -> None:
+    """Import every map: defining one registers it."""
     package = importlib.import_module(__package__)
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{__package__}.{module.name}")
-    return sorted(_maps)
+    for point in find_entry_points(GROUP):
+        found = load_entry_point(point, type)
+        if not issubclass(found, FeatureMap):
+            raise unusable(point, f"is the class {found.__name__}; expected a FeatureMap")
 
 
 def find(kind: str) -> type[FeatureMap]:
