@@ -6,6 +6,9 @@ without a traceback.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class LinexportError(Exception):
     """Base of all errors raised on purpose."""
@@ -35,6 +38,28 @@ class SignatureError(LinexportError):
     """An artifact is not as it was signed, or not signed at all."""
 
     exit_code = 3
+
+
+class NonFiniteError(LinexportError):
+    """NaN or infinity in an input or a state of a stream.
+
+    Attributes:
+        names: inputs or states that have any.
+        rows: indices along the batch.
+        outputs: by name, where the other rows were advanced; theirs are valid.
+    """
+
+    exit_code = 3
+
+    def __init__(
+        self,
+        message: str,
+        names: tuple[str, ...] = (),
+        rows: tuple[int, ...] = (),
+        outputs: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.names, self.rows, self.outputs = names, rows, outputs
 
 
 class UnsupportedModelError(LinexportError):

@@ -1,5 +1,7 @@
 """The artifact folder: written atomically, opened for running and streaming."""
 
-from linexport.artifact.runtime import Artifact, Stream, load
+from linexport.artifact.runtime import Artifact, load
+from linexport.artifact.state import StreamState
+from linexport.artifact.stream import Stream
 
-__all__ = ["Artifact", "Stream", "load"]
+__all__ = ["Artifact", "Stream", "StreamState", "load"]

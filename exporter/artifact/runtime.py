@@ -1,29 +1,31 @@
-"""Running an artifact: whole sequences, and streams that hold the recurrent state."""
+"""Running an artifact: whole sequences, text, and streams that keep the recurrent state."""
 
 from __future__ import annotations
 
-import copy
+import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from zipfile import BadZipFile
+from typing import Any
 
 import numpy as np
 
 from linexport import manifest as manifests
 from linexport import targets
-from linexport.artifact import text
+from linexport.artifact import opening, signature, text
+from linexport.artifact.finite import non_finite_rows
+from linexport.artifact.inputs import Arrays, Input, Inputs, Range, count_rows
+from linexport.artifact.interface import check_interface
 from linexport.artifact.language_model import Prompt, language_model
 from linexport.artifact.sampling import Sampling, continuation
+from linexport.artifact.state import StreamState
+from linexport.artifact.stream import Stream
 from linexport.errors import EnvironmentProblemError, LinexportError, ParityError, UsageError
-from linexport.graph.states import State
+from linexport.graph.states import LENGTH, State
+from linexport.loaders.onnx_file.tables import index_range
 from linexport.manifest import Manifest
-from linexport.manifest.records import InputRecord
 
-Arrays = dict[str, np.ndarray]
-Input = np.ndarray | Mapping[str, np.ndarray]
-
-OWNER = "model_sha256"
-"""Entry of a saved stream that says whose state it is."""
+PADDING = "PaddingMask"
+"""Op of the state that says which of the past tokens count."""
 
 
 def load(
@@ -33,88 +35,126 @@ def load(
     allow_failed: bool = False,
     verify: bool = True,
     engine: bool = True,
+    key: str | Path | None = None,
 ) -> Artifact:
     """Open an artifact folder.
+
+    An artifact that is replaced meanwhile is opened as it was before, or as it is after.
 
     Args:
         path: the folder ``linexport convert`` wrote.
         threads: number of threads, 0 for the runtime's choice.
         allow_failed: open an artifact that failed its parity check.
-        verify: compare the size of the model file with the manifest's.
+        verify: compare the files with the sizes and the digest in the manifest.
         engine: run the engine for this machine's GPU, where the artifact has engines; False runs
             its ONNX model in ONNX Runtime.
+        key: file of an ed25519 public key; the artifact must be as the owner of that key signed it.
 
     Raises:
-        UsageError: not an artifact, or one that is damaged.
+        UsageError: not an artifact, one that is damaged, or one whose graph is not opened.
+        SignatureError: it is not as it was signed.
         ParityError: it failed its parity check.
         EnvironmentProblemError: the runtime cannot open it.
     """
-    folder = Path(path)
+    # A link may point elsewhere later: text and tokenizer are then still those of this artifact.
+    folder = Path(os.path.realpath(path) if os.path.islink(path) else path)  # noqa: PTH114
+    options = {
+        "threads": threads,
+        "allow_failed": allow_failed,
+        "verify": verify,
+        "engine": engine,
+        "key": None if key is None else Path(key).absolute(),
+    }
+    return opening.steadily(folder, lambda: _load(folder, **options))
+
+
+def _load(folder: Path, **options: Any) -> Artifact:
+    if options["key"] is not None:
+        signature.verify(folder, options["key"])
     manifest = manifests.read(folder)
-    if manifest.status != "ok" and not allow_failed:
+    if manifest.status != "ok" and not options["allow_failed"]:
         raise ParityError(
             f"{folder} failed its parity check: its outputs differ from the original's (see "
             f"{folder / manifests.REPORT}). Pass allow_failed=True to open it all the same."
         )
-    model = folder / manifests.MODEL
-    if verify:
-        for name, file in manifest.files.items():
-            found = (folder / name).stat().st_size if (folder / name).is_file() else None
-            if found != file.bytes:
-                raise UsageError(
-                    f"{folder / name} is damaged: found {found} bytes, expected {file.bytes}. "
-                    "Convert the model again."
-                )
-    target = targets.find(manifest.target)
+    if options["verify"]:
+        opening.check_files(folder, manifest)
+    target, model = targets.find(manifest.target), folder / manifests.MODEL
+    graph = opening.checked_graph(model)
+    check_interface(manifest, graph.graph, str(folder / manifests.MANIFEST))
+    ranges = {i.name: index_range(graph, i.name) for i in manifest.inputs}
     try:
-        if engine and target.deploy:
-            return Artifact(folder, manifest, target.deploy(folder, manifest))
-        session = target.open(model, threads=threads)
+        if options["engine"] and target.deploy:
+            session = target.deploy(folder, manifest)
+        else:
+            session = target.open(model, threads=options["threads"])
     except LinexportError:
         raise
     except Exception as error:
         raise EnvironmentProblemError(f"Cannot open {model}: {error}") from error
-    return Artifact(folder, manifest, session)
+    found = {name: values for name, values in ranges.items() if values}
+    return Artifact(folder, manifest, session, ranges=found, options=options)
 
 
 class Artifact:
-    """A converted model, ready to run.
+    """A converted model, ready to run; several threads may do so.
+
+    Pickled, it is its folder and the digest of its model: it is opened again where it arrives.
 
     Attributes:
         path: its folder.
-        manifest: the content of ``manifest.json``.
+        manifest: that of the folder.
+        states: by the names of their inputs.
+        inputs: those that a caller gives.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, session: targets.Session) -> None:
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        session: targets.Session,
+        *,
+        ranges: Mapping[str, Range] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         self.path = path
         self.manifest = manifest
-        self._session = session
         held = [State.from_record(s) for s in manifest.states]
-        self._pasts = {s.past: s for s in held}
+        self.states = {s.past: s for s in held}
+        self.inputs = Inputs(manifest, self.states, ranges or {})
+        self._session, self._options = session, options or {}
         self._presents = {s.present: s.past for s in held}
-        self._inputs = [i for i in manifest.inputs if i.name not in self._pasts]
+
+    @property
+    def model_sha256(self) -> str:
+        """Digest of the model file, which says whose state a state is."""
+        return self.manifest.model_sha256
 
     def run(self, *args: Input, **inputs: np.ndarray) -> Arrays:
-        """Outputs by name for whole sequences, starting from the initial state.
+        """Return outputs by name for whole sequences, starting from the initial state.
 
         Inputs are arrays of the dtypes and shapes the manifest lists: in its order, by name, or
         as one mapping of names to arrays.
 
         Raises:
-            UsageError: an input is missing, unknown, or of the wrong dtype or shape.
+            UsageError: an input is missing, unknown, of the wrong dtype or shape, without elements,
+                or a token id that is not in the vocabulary.
         """
-        feeds, batch = self._bind(args, inputs)
-        return self._call(feeds, self.initial_state(batch))[0]
+        feeds, batch = self.inputs.bind(args, inputs)
+        return self.call(feeds, self.initial_state(batch))[0]
 
-    def stream(self) -> Stream:
-        """A session that consumes sequences piece by piece.
+    def stream(self, *, finite: bool = True) -> Stream:
+        """Return a session that consumes sequences piece by piece.
+
+        Args:
+            finite: find NaN and infinity in inputs and states; see ``Stream``.
 
         Raises:
             UsageError: the model has no recurrent state to hold.
         """
-        if not self._pasts:
+        if not self.states:
             raise UsageError(f"{self.path} does not stream: {self.manifest.why_stateless}")
-        return Stream(self)
+        return Stream(self, finite=finite)
 
     def generate(
         self,
@@ -126,16 +166,16 @@ class Artifact:
         seed: int = 0,
         stop: Collection[int] | None = None,
     ) -> Iterator[int]:
-        """Token ids that continue a prompt of token ids, one at a time, from the state.
+        """Return token ids that continue a prompt of token ids, one at a time, from the state.
 
-        It ends where the model's context is full, if its configuration names one.
+        The text ends where the model's context is full, if its configuration names one.
 
         Args:
             prompt: at least one token id; of bytes, their values.
             max_tokens: None goes on for ever, or until the model ends the text.
-            temperature: 0 takes the likeliest token; more draws from softmax(logits / temperature).
-            top_k: draw from so many likeliest tokens; 0 from all.
-            seed: of the draws.
+            temperature: 0 takes the argmax; more samples from softmax(logits / temperature).
+            top_k: sample from that many tokens of the largest logits; 0 from all.
+            seed: of the samples.
             stop: tokens that end the text, and are not returned; None for the model's own.
 
         Raises:
@@ -162,136 +202,66 @@ class Artifact:
 
         return continuation(step, ids, sampling, max_tokens, ends)
 
-    def _bind(self, args: tuple[Input, ...], named: Mapping[str, np.ndarray]) -> tuple[Arrays, int]:
-        names = [i.name for i in self._inputs]
-        if len(args) == 1 and isinstance(args[0], Mapping):
-            named, args = {**args[0], **named}, ()
-        if len(args) > len(names):
-            raise UsageError(f"Found {len(args)} inputs; expected {len(names)}: {names}.")
-        feeds = {**dict(zip(names, args, strict=False)), **named}
-        optional = {i.name for i in self._inputs if i.default is not None}
-        if not set(names) - optional <= set(feeds) <= set(names):
-            raise UsageError(f"Found the inputs {sorted(feeds)}; expected {names}.")
-        sizes: dict[str, int] = {}
-        bound = {
-            i.name: self._check(i, np.asarray(feeds[i.name]), sizes)
-            for i in self._inputs
-            if i.name in feeds
-        }
-        for i in self._inputs:
-            if i.name not in bound:
-                shape = [d if isinstance(d, int) else sizes[str(d)] for d in i.shape]
-                bound[i.name] = np.full(shape, i.default, i.dtype)
-        first = next((s.shape[0] for s in self._pasts.values()), 1)
-        return bound, first if isinstance(first, int) else sizes[str(first)]
-
-    def _check(self, wanted: InputRecord, value: np.ndarray, sizes: dict[str, int]) -> np.ndarray:
-        name, shape = wanted.name, wanted.shape
-        if value.dtype != wanted.dtype:
-            if not np.can_cast(value.dtype, wanted.dtype, "same_kind"):
-                raise UsageError(f"{name} has dtype {value.dtype}; expected {wanted.dtype}.")
-            value = value.astype(wanted.dtype)
-        fits = value.ndim == len(shape) and all(
-            found == expected if isinstance(expected, int) else True
-            for found, expected in zip(value.shape, shape, strict=True)
-        )
-        if not fits:
-            raise UsageError(f"{name} has shape {value.shape}; expected {tuple(shape)}.")
-        for found, dim in zip(value.shape, shape, strict=True):
-            limits = self.manifest.dims.get(dim) if isinstance(dim, str) else None
-            if limits is None or not isinstance(dim, str):
-                continue
-            if sizes.setdefault(dim, found) != found:
-                raise UsageError(f"{name} has {dim} {found}; another input has {sizes[dim]}.")
-            if limits.max is not None and found > limits.max:
-                raise UsageError(f"{name} has {dim} {found}; the model takes at most {limits.max}.")
-        return value
-
     def initial_state(self, batch: int = 1) -> Arrays:
-        """The states that begin sequences, by input name; those that grow have no length."""
-        return {name: s.start(batch) for name, s in self._pasts.items()}
+        """Return the states that begin sequences, by input name; growing ones have no length."""
+        return {name: s.start(batch) for name, s in self.states.items()}
 
-    def _call(self, feeds: Arrays, state: Arrays) -> tuple[Arrays, Arrays]:
-        """Outputs and next state."""
+    def call(
+        self, feeds: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]
+    ) -> tuple[Arrays, Arrays]:
+        """Return the outputs and the next state, both by name, for inputs that were checked."""
         outputs = self._session.run({**feeds, **state})
         after = {past: outputs.pop(present) for present, past in self._presents.items()}
         return outputs, after
 
+    def shared_states(self) -> list[str]:
+        """Return the names of states in which one row cannot begin anew without the others.
 
-class Stream:
-    """A sequence in progress: ``step`` feeds the next piece, of one token or many.
+        Positions are counted for all rows together. Rows of a state that grows have one length,
+        and begin anew as padding, where the model has a mask for that.
+        """
+        masked = any(s.op == PADDING for s in self.states.values())
+        grown = [name for name, s in self.states.items() if s.grows is not None and not masked]
+        return [name for name in self.states if name == LENGTH[0]] + grown
 
-    The batch size is that of the first step.
-    """
-
-    def __init__(self, artifact: Artifact) -> None:
-        self._artifact = artifact
-        self._state: Arrays | None = None
-
-    def step(self, *args: Input, **inputs: np.ndarray) -> Arrays:
-        """Outputs by name for the next piece of the sequence.
+    def check_state(self, state: StreamState, named: str) -> None:
+        """Check that a state is one of this model.
 
         Raises:
-            UsageError: see ``Artifact.run``; or the batch differs from that of the state.
+            UsageError: it is of another model, or has NaN or infinity; ``named`` begins the text.
         """
-        feeds, batch = self._artifact._bind(args, inputs)
-        if self._state is None:
-            self._state = self._artifact.initial_state(batch)
-        held = next(iter(self._state.values())).shape[0]
-        if held != batch:
-            raise UsageError(f"This stream has batch {held}; the step has {batch}. Call reset().")
-        outputs, self._state = self._artifact._call(feeds, self._state)
-        return outputs
-
-    def reset(self) -> None:
-        """Begin a new sequence."""
-        self._state = None
-
-    def fork(self) -> Stream:
-        """A second stream that goes on from here; neither affects the other."""
-        other = Stream(self._artifact)
-        other._state = copy.deepcopy(self._state)
-        return other
-
-    def save(self, path: str | Path) -> None:
-        """Write the state to an ``.npz`` file."""
-        with Path(path).open("wb") as file:
-            owner = np.array(self._artifact.manifest.model_sha256)
-            np.savez(file, allow_pickle=False, **(self._state or {}), **{OWNER: owner})
-
-    def restore(self, path: str | Path) -> None:
-        """Go on from a saved state.
-
-        Raises:
-            UsageError: not a saved state, or one of another model.
-        """
-        try:
-            file = np.load(path, allow_pickle=False)
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array")
-            with file:
-                state = {name: file[name] for name in file.files}
-        except (OSError, ValueError, EOFError, BadZipFile) as error:
-            raise UsageError(f"{path} is not a saved stream: {error}.") from None
-        owner = str(state.pop(OWNER, None))
-        if owner != self._artifact.manifest.model_sha256:
-            raise UsageError(f"{path} holds the state of another model, SHA-256 {owner}.")
-        if state:
-            self._check_state(Path(path), state)
-        self._state = state or None
-
-    def _check_state(self, path: Path, state: Arrays) -> None:
-        expected = {s.past: State.from_record(s) for s in self._artifact.manifest.states}
-        sizes: dict[str, int] = {}
-        wrong = [
-            name
-            for name in sorted({*state, *expected})
-            if name not in state
-            or name not in expected
-            or not expected[name].fits(state[name], sizes)
-        ]
-        if wrong:
+        if state.model_sha256 != self.model_sha256:
             raise UsageError(
-                f"{path} holds the state of another model: {wrong[0]} does not fit. Expected "
-                f"{ {n: s.shape for n, s in expected.items()} }."
+                f"{named} holds the state of another model, SHA-256 {state.model_sha256}."
             )
+        if not state.arrays:
+            return
+        sizes: dict[str, int] = {}
+        for name in sorted({*state.arrays, *self.states}):
+            values, expected = state.arrays.get(name), self.states.get(name)
+            if values is None or expected is None or not expected.fits(values, sizes):
+                raise UsageError(
+                    f"{named} holds the state of another model: {name} does not fit. Expected "
+                    f"{ {n: s.shape for n, s in self.states.items()} }."
+                )
+            rows = non_finite_rows(values)
+            if len(rows):
+                raise UsageError(
+                    f"{named} has NaN or infinity in {name}, {count_rows(rows.tolist())}."
+                )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the folder, the digest and the options it was opened with."""
+        if not self._options:
+            raise TypeError("only an artifact that linexport.load opened can be pickled")
+        return _reopen, (self.path.absolute(), dict(self._options), self.model_sha256)
+
+
+def _reopen(path: Path, options: dict[str, Any], digest: str) -> Artifact:
+    artifact = load(path, **options)
+    if artifact.model_sha256 != digest:
+        raise UsageError(
+            f"{path} is not the artifact that was pickled: the SHA-256 of its model is "
+            f"{artifact.model_sha256}, expected {digest}."
+        )
+    return artifact

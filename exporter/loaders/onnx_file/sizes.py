@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 from linexport.errors import UnsupportedModelError
 from linexport.graph.dims import DimRange, batches
 from linexport.loaders.onnx_file.module import reason
+from linexport.loaders.onnx_file.tables import index_range
 
 Shape = tuple[int | str, ...]
 
@@ -26,7 +27,6 @@ MOST_VALUES = 2**28
 """In all example inputs together: 1 GiB of float32."""
 
 AXES = {0: "batch", 1: "seq"}
-_PASSING = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten")
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def examples(
     given = inputs(model)
     types = [value.type.tensor_type.elem_type for value in given]
     ranges = {
-        i: _rows(model, value.name) or (0, 2)
+        i: index_range(model, value.name) or (0, 2)
         for i, (value, kind) in enumerate(zip(given, types, strict=True))
         if np.issubdtype(helper.tensor_dtype_to_np_dtype(kind), np.integer)
     }
@@ -139,17 +139,3 @@ def _array(
     if kind == TensorProto.BOOL:
         return torch.ones(shape, dtype=torch.bool)
     return torch.from_numpy(random.standard_normal(shape).astype(dtype))
-
-
-def _rows(model: onnx.ModelProto, name: str) -> tuple[int, int] | None:
-    """Values an input may take that is an index into a table: from 0 to its rows."""
-    tables = {t.name: tuple(t.dims) for t in model.graph.initializer}
-    reached, found = {name}, []
-    for node in model.graph.node:
-        if node.op_type in _PASSING and node.input[0] in reached:
-            reached.add(node.output[0])
-        indexes = node.op_type == "Gather" and node.input[1] in reached
-        if indexes and node.input[0] in tables:
-            axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
-            found.append(tables[node.input[0]][axis])
-    return (0, max(1, min(found))) if found else None

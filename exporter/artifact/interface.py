@@ -1,0 +1,87 @@
+"""A manifest beside the graph it describes: the same inputs, outputs, states and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx
+from onnx import helper
+
+from linexport.errors import UsageError
+from linexport.manifest import Manifest
+from linexport.manifest.records import Shape, StateRecord, TensorRecord
+
+
+def check_interface(manifest: Manifest, graph: onnx.GraphProto, name: str) -> None:
+    """Compare a manifest with a graph.
+
+    Args:
+        manifest: of the artifact.
+        graph: of its model.
+        name: the manifest's file, for the error.
+
+    Raises:
+        UsageError: they differ; says where.
+    """
+    stored = {t.name for t in graph.initializer}
+    inputs = [_record(i) for i in graph.input if i.name not in stored]
+    problems = [
+        *_differences("input", manifest.inputs, inputs),
+        *_differences("output", manifest.outputs, [_record(o) for o in graph.output]),
+    ]
+    taken = {i.name: i for i in inputs}
+    made = {o.name for o in graph.output}
+    for state in manifest.states:
+        if state.past not in taken or state.present not in made:
+            problems.append(f"there is no state {state.past} -> {state.present}")
+        else:
+            problems += _state(state, taken[state.past])
+    if problems:
+        raise UsageError(
+            f"{name} does not describe the model beside it: {problems[0]}. Convert the model again."
+        )
+
+
+def _record(value: onnx.ValueInfoProto) -> TensorRecord:
+    kind = value.type.tensor_type
+    shape: Shape = tuple(
+        d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in kind.shape.dim
+    )
+    try:
+        dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type).name
+    except KeyError:
+        dtype = "unknown"
+    return TensorRecord(value.name, dtype, shape)
+
+
+def _differences(
+    what: str, described: Iterable[TensorRecord], found: Iterable[TensorRecord]
+) -> Iterator[str]:
+    said, there = ({r.name: r for r in records} for records in (described, found))
+    for name in sorted(said.keys() ^ there.keys()):
+        yield f"the {what} {name} is in {'the manifest' if name in said else 'the model'} alone"
+    for name in sorted(said.keys() & there.keys()):
+        one, other = said[name], there[name]
+        if one.dtype != other.dtype or not _alike(one.shape, other.shape):
+            yield (
+                f"the {what} {name} is said to be {one.dtype} {list(one.shape)}; it is "
+                f"{other.dtype} {list(other.shape)}"
+            )
+
+
+def _alike(described: Shape, found: Shape) -> bool:
+    """Compare sizes; dynamic ones may have other names."""
+    return len(described) == len(found) and all(
+        a == b or not (isinstance(a, int) and isinstance(b, int))
+        for a, b in zip(described, found, strict=True)
+    )
+
+
+def _state(state: StateRecord, taken: TensorRecord) -> Iterator[str]:
+    """A state has the input's type; it grows along its only dynamic axis after the batch."""
+    if state.dtype != taken.dtype or not _alike(state.shape, taken.shape):
+        yield f"the state {state.past} is not of the type of its input"
+        return
+    dynamic = [axis for axis, size in enumerate(taken.shape) if axis and not isinstance(size, int)]
+    if dynamic != ([] if state.grows is None else [state.grows]):
+        yield f"the state {state.past} is said to grow along axis {state.grows}; it does {dynamic}"

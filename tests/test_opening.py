@@ -1,0 +1,318 @@
+"""Opening an artifact: one that is replaced meanwhile, harmed, hostile, or signed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, external_data_helper, helper, numpy_helper
+
+import linexport
+from linexport import manifest as manifests
+from linexport.artifact import opening, signature, write
+from linexport.errors import EnvironmentProblemError, SignatureError, UsageError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PAIR = ("language_model", "another_language_model")
+
+
+@pytest.fixture
+def pair(converted: Callable[..., Path], tmp_path: Path) -> tuple[Path, Path]:
+    """Two artifacts of one architecture and different weights, which a test may spoil."""
+    places = (tmp_path / "one", tmp_path / "two")
+    for name, place in zip(PAIR, places, strict=True):
+        shutil.copytree(converted(name), place)
+    return places
+
+
+def logits(artifact: Any) -> np.ndarray:
+    found: np.ndarray = artifact.run(np.arange(6)[None])["output"]
+    return found
+
+
+# Replaced meanwhile
+
+
+@pytest.mark.parametrize("moment", ["read", "checked_graph"])
+def test_an_artifact_that_is_replaced_while_it_is_opened_is_opened_again(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The swap comes after the manifest was read, or after the files were compared with it."""
+    first, second = pair
+    expected = logits(linexport.load(second, threads=1))
+    module = manifests if moment == "read" else opening
+    real, swaps = getattr(module, moment), []
+
+    def swapping(*args: Any) -> Any:
+        found = real(*args)
+        if not swaps:
+            swaps.append(1)
+            write.publish(second, first)
+        return found
+
+    monkeypatch.setattr(module, moment, swapping)
+    opened = linexport.load(first, threads=1, verify=False)
+    assert swaps
+    model = hashlib.sha256((first / "model.onnx").read_bytes()).hexdigest()
+    assert opened.model_sha256 == model
+    np.testing.assert_array_equal(logits(opened), expected)
+
+
+def test_artifacts_that_are_replaced_all_the_time_are_opened_whole(
+    pair: tuple[Path, Path],
+) -> None:
+    first, second = pair
+    start = time.perf_counter()
+    expected = {a.model_sha256: logits(a) for a in (linexport.load(p, threads=1) for p in pair)}
+    once = time.perf_counter() - start
+    assert len(expected) == 2
+    stop, pauses = threading.Event(), np.random.default_rng(0)
+
+    def replace() -> None:
+        while not stop.is_set():
+            write.publish(second, first)  # swaps the two
+            time.sleep(once * pauses.exponential())
+
+    worker = threading.Thread(target=replace)
+    worker.start()
+    seen = set()
+    try:
+        for _ in range(40):
+            opened = linexport.load(first, threads=1)
+            np.testing.assert_array_equal(logits(opened), expected[opened.model_sha256])
+            seen.add(opened.model_sha256)
+    finally:
+        stop.set()
+        worker.join()
+    assert seen == set(expected)
+
+
+def test_a_link_that_is_turned_meanwhile_is_followed_once(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = pair
+    expected = logits(linexport.load(first, threads=1))
+    link = first.with_name("current")
+    link.symlink_to(first)
+    real = manifests.read
+
+    def turning(folder: Path) -> Any:
+        found = real(folder)
+        link.unlink()
+        link.symlink_to(second)
+        return found
+
+    monkeypatch.setattr(manifests, "read", turning)
+    opened = linexport.load(link, threads=1)
+    np.testing.assert_array_equal(logits(opened), expected)
+    assert opened.path == first
+
+
+def test_a_folder_that_is_never_the_same_twice_is_given_up(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    (two / "file").touch()
+    (one / "file").touch()
+    with pytest.raises(UsageError, match="being replaced over and over"):
+        opening.steadily(one, lambda: write.publish(two, one))
+
+
+def test_an_error_of_a_folder_that_stays_is_raised_at_once(tmp_path: Path) -> None:
+    calls = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise UsageError("damaged")
+
+    with pytest.raises(UsageError, match="damaged"):
+        opening.steadily(tmp_path, fail)
+    assert len(calls) == 1
+
+
+# Harmed
+
+
+def test_a_flipped_bit_in_the_model_is_found(artifact: Path) -> None:
+    linexport.load(artifact, threads=1)  # its digest is known now
+    model = artifact / "model.onnx"
+    content = bytearray(model.read_bytes())
+    content[-3] ^= 1
+    model.write_bytes(content)
+    with pytest.raises(
+        UsageError, match=r"model\.onnx is damaged: its SHA-256 is \w{64}, expected"
+    ):
+        linexport.load(artifact, threads=1)
+
+
+def test_a_file_that_was_not_touched_is_hashed_once(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linexport.load(artifact, threads=1)
+
+    def again(path: Path) -> str:
+        raise AssertionError(f"{path} was hashed again")
+
+    monkeypatch.setattr(manifests, "digest", again)
+    linexport.load(artifact, threads=1)
+
+
+# Hostile
+
+
+def change(artifact: Path, edit: Callable[[onnx.ModelProto], object]) -> None:
+    path = artifact / "model.onnx"
+    model = onnx.load(path)
+    edit(model)
+    path.write_bytes(model.SerializeToString())
+
+
+def functions(model: onnx.ModelProto, calls: dict[str, list[str]]) -> None:
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    for name, called in calls.items():
+        names = ["a", *(f"v{i}" for i in range(len(called)))]
+        nodes = [
+            helper.make_node(op, [x], [y], domain="local" if op in calls else "")
+            for op, x, y in zip(called, names, names[1:], strict=False)
+        ]
+        made = helper.make_function("local", name, ["a"], names[-1:], nodes, imports)
+        model.functions.append(made)
+    if not any(i.domain == "local" for i in model.opset_import):
+        model.opset_import.append(imports[1])
+    node = helper.make_node("F0", [model.graph.output[0].name], ["unused"], domain="local")
+    model.graph.node.append(node)
+
+
+def doubling(model: onnx.ModelProto) -> None:
+    calls = {f"F{i}": [f"F{i + 1}"] * 2 for i in range(40)}
+    functions(model, {**calls, "F40": ["Relu"]})
+
+
+def recursive(model: onnx.ModelProto) -> None:
+    functions(model, {"F0": ["F1"], "F1": ["F0"]})
+
+
+def outside(location: str) -> Callable[[onnx.ModelProto], object]:
+    def edit(model: onnx.ModelProto) -> None:
+        weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "private")
+        external_data_helper.set_external_data(weight, location, 0, 64)
+        weight.ClearField("raw_data")
+        weight.data_location = TensorProto.EXTERNAL
+        model.graph.initializer.append(weight)
+
+    return edit
+
+
+def hidden(model: onnx.ModelProto) -> None:
+    """A weight outside the folder in a branch, which ONNX Runtime opens as well."""
+    inner = onnx.GraphProto(name="inner")
+    holder = onnx.ModelProto(graph=inner)
+    outside("../secret.data")(holder)
+    holder.graph.output.append(helper.make_tensor_value_info("private", TensorProto.FLOAT, [4, 4]))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
+    branches = {"then_branch": holder.graph, "else_branch": holder.graph}
+    model.graph.node.append(helper.make_node("If", ["yes"], ["leaked"], **branches))
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (doubling, "functions expand to"),
+        (recursive, "functions call each other in a circle"),
+        (outside("../secret.data"), "not a file inside the model's folder"),
+        (outside("link.data"), "not a file inside the model's folder"),
+        (outside("/etc/hostname"), "not a file inside the model's folder"),
+        (hidden, "not a file inside the model's folder"),
+    ],
+    ids=["doubling", "recursive", "above", "link", "absolute", "branch"],
+)
+def test_a_graph_is_checked_before_onnx_runtime_sees_it(
+    artifact: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    edit: Callable[[onnx.ModelProto], object],
+    message: str,
+    verify: bool,
+) -> None:
+    """Also where size and digest in the manifest were made to fit."""
+    secret = artifact.parent / "secret.data"
+    secret.write_bytes(bytes(64))
+    (artifact / "link.data").symlink_to(secret)
+    change(artifact, edit)
+    monkeypatch.setattr(opening, "check_files", lambda *args: None)
+    monkeypatch.setattr("onnxruntime.InferenceSession", None)
+    with pytest.raises(UsageError, match=f"model.onnx is not opened: .*{message}"):
+        linexport.load(artifact, threads=1, verify=verify)
+
+
+@pytest.mark.parametrize("end", [1, 20, 100])
+def test_half_a_model_is_an_error(artifact: Path, end: int) -> None:
+    model = artifact / "model.onnx"
+    model.write_bytes(model.read_bytes()[:end])
+    with pytest.raises(EnvironmentProblemError, match="Cannot open"):
+        linexport.load(artifact, threads=1, verify=False)
+
+
+def described(artifact: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    path = artifact / "manifest.json"
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda m: m["states"].pop(), None),
+        (lambda m: m["states"][0].update(grows=1), "said to grow along axis 1"),
+        (lambda m: m["states"][0].update(grows=7), "said to grow along axis 7"),
+        (lambda m: m["states"][0].update(dtype="float16"), "not of the type of its input"),
+        (lambda m: m["states"][0]["shape"].append(3), "not of the type of its input"),
+        (lambda m: m["states"][0].update(past="elsewhere"), "no state elsewhere ->"),
+        (lambda m: m["inputs"].pop(0), "the input x is in the model alone"),
+        (lambda m: m["inputs"][0].update(dtype="int64"), r"x is said to be int64 .* it is float32"),
+        (lambda m: m["inputs"][0]["shape"].pop(), "the input x is said to be"),
+        (lambda m: m["outputs"][0].update(name="y"), "the output output is in the model alone"),
+        (lambda m: m["files"].update({"../x": m["files"]["model.onnx"]}), "which is elsewhere"),
+        (lambda m: m["files"].update({"gone": m["files"]["model.onnx"]}), "found None bytes"),
+    ],
+)
+def test_a_manifest_that_does_not_describe_its_model_is_refused(
+    artifact: Path, edit: Callable[[dict[str, Any]], object], message: str | None
+) -> None:
+    described(artifact, edit)
+    if message is None:  # a state that nobody names is an input that the caller gives
+        assert len(linexport.load(artifact, threads=1).states) < 2
+        return
+    with pytest.raises(UsageError, match=message):
+        linexport.load(artifact, threads=1)
+
+
+# Signed
+
+
+def test_an_artifact_is_opened_by_the_key_it_was_signed_with(
+    artifact: Path, tmp_path: Path
+) -> None:
+    public = signature.new_key(tmp_path / "private.pem")
+    with pytest.raises(SignatureError, match="not signed"):
+        linexport.load(artifact, threads=1, key=public)
+    signature.sign(artifact, tmp_path / "private.pem")
+    linexport.load(artifact, threads=1, key=public)
+    other = signature.new_key(tmp_path / "other.pem")
+    with pytest.raises(SignatureError, match="does not hold"):
+        linexport.load(artifact, threads=1, key=str(other))
+    (artifact / "report.html").write_text("changed")
+    linexport.load(artifact, threads=1)
+    with pytest.raises(SignatureError, match=r"changed: report\.html"):
+        linexport.load(artifact, threads=1, key=public)
