@@ -49,7 +49,7 @@ def write(folder: Path, name: str, content: Any) -> None:
 # Choosing tokens ---------------------------------------------------------------------------------
 
 
-def test_without_temperature_the_likeliest_and_of_equals_the_first() -> None:
+def test_without_temperature_the_argmax_and_of_equals_the_first() -> None:
     choose = Sampling().chooser()
     assert [choose(np.array(x)) for x in ([1.0, 3.0, 2.0], [2.0, 2.0, -np.inf])] == [1, 0]
 
@@ -162,7 +162,7 @@ def test_it_ends_where_the_context_is_full(copy: Path) -> None:
 
 def test_other_models_are_refused(converted: Callable[..., Path]) -> None:
     small = linexport.load(converted("small"), threads=1)
-    with pytest.raises(UsageError, match=r"no language model: it has x float32 .* output float32"):
+    with pytest.raises(UsageError, match=r"not a language model: .* x float32 .* output float32"):
         small.generate([1])
 
 

@@ -1,4 +1,4 @@
-"""What makes an artifact a language model: token ids in, logits of each next token out.
+"""Language models among artifacts: token ids in, logits of each next token out.
 
 tokens (batch, length) int64 [, attention_mask (batch, length)] -> logits (batch, length, V)
 """
@@ -19,7 +19,7 @@ Prompt = Sequence[int] | np.ndarray | bytes
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """Names of the inputs and the output, apart from states.
+    """Names of the inputs and the output, states excluded.
 
     Attributes:
         tokens: the input of token ids.
@@ -32,7 +32,7 @@ class LanguageModel:
     vocabulary: int
 
     def checked(self, prompt: Prompt) -> np.ndarray:
-        """A prompt as (T,) int64.
+        """Return a prompt as (T,) int64.
 
         Raises:
             UsageError: it is empty, no sequence of integers, or outside the vocabulary.
@@ -53,15 +53,15 @@ class LanguageModel:
 
 
 def language_model(manifest: Manifest) -> LanguageModel:
-    """The language model that a manifest describes.
+    """Return the language model that a manifest describes.
 
     Raises:
         UsageError: it describes something else.
     """
-    carried = {name for s in manifest.states for name in (s.past, s.present)}
+    states = {name for s in manifest.states for name in (s.past, s.present)}
     given = [i for i in manifest.inputs if i.default is None]
-    tokens = [i for i in given if i.name not in carried]
-    outputs = [o for o in manifest.outputs if o.name not in carried]
+    tokens = [i for i in given if i.name not in states]
+    outputs = [o for o in manifest.outputs if o.name not in states]
     vocabulary = outputs[0].shape[-1] if outputs and outputs[0].shape else None
     fits = (
         len(tokens) == len(outputs) == 1
@@ -72,7 +72,7 @@ def language_model(manifest: Manifest) -> LanguageModel:
     if not fits or not isinstance(vocabulary, int):
         found = [f"{x.name} {x.dtype} {list(x.shape)}" for x in (*tokens, *outputs)]
         raise UsageError(
-            f"{manifest.artifact} is no language model: it has {', '.join(found)}. Expected "
+            f"{manifest.artifact} is not a language model: it has {', '.join(found)}. Expected "
             "token ids (batch, length) in int64 and logits (batch, length, vocabulary)."
         )
     return LanguageModel(tokens[0].name, outputs[0].name, vocabulary)

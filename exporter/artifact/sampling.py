@@ -1,7 +1,7 @@
 """Tokens one after another from a model that takes some and gives the logits of the next.
 
-temperature = 0    the likeliest token; of equals, the first
-temperature > 0    drawn from softmax(logits / temperature) over the top_k likeliest
+temperature = 0    argmax; of equals, the first
+temperature > 0    sampled from softmax(logits / temperature) over the top_k largest logits
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Sampling:
     """How the next token is chosen from its logits.
 
     Attributes:
-        temperature: of the softmax; 0 takes the likeliest.
-        top_k: tokens to draw from; 0 is all of them.
-        seed: of the draws.
+        temperature: of the softmax; 0 takes the argmax.
+        top_k: number of tokens of the largest logits to sample from; 0 is all of them.
+        seed: of the samples.
 
     Raises:
         UsageError: a value without meaning.
@@ -36,15 +36,13 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
-            raise UsageError(
-                f"temperature is {self.temperature}; expected 0 (the likeliest token) or more."
-            )
+            raise UsageError(f"temperature is {self.temperature}; expected 0 (argmax) or more.")
         for name in ("top_k", "seed"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; expected 0 or more.")
 
     def chooser(self) -> Callable[[np.ndarray], int]:
-        """A function from logits to a token, with random numbers of its own."""
+        """Return a function from logits to a token, with random numbers of its own."""
         random = np.random.default_rng(self.seed)
 
         def choose(logits: np.ndarray) -> int:
@@ -59,7 +57,7 @@ class Sampling:
             if 0 < self.top_k < len(scaled):
                 kept = np.argsort(-scaled, kind="stable")[: self.top_k]
                 scaled = np.where(np.isin(np.arange(len(scaled)), kept), scaled, -np.inf)
-            # The likeliest token has exp(0): no temperature overflows.
+            # The argmax has exp(0): no temperature overflows.
             likelihoods = np.exp((scaled - scaled.max()) / self.temperature)
             return int(random.choice(len(scaled), p=likelihoods / likelihoods.sum()))
 
@@ -73,7 +71,7 @@ def continuation(
     max_tokens: int | None,
     ends: Collection[int],
 ) -> Iterator[int]:
-    """The tokens after a prompt, (T,) int64: each is fed back for the next.
+    """Yield the tokens after a prompt, (T,) int64: each is fed back for the next.
 
     Stops after ``max_tokens``, or at a token of ``ends``, which is not part of the text.
     """

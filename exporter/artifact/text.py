@@ -21,7 +21,7 @@ TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG, MODEL_CONFIG = (
 BYTES = 256
 
 UNFINISHED, LONGEST = "\N{REPLACEMENT CHARACTER}", 4
-"""What bytes that are no whole character decode to, and the most bytes of a character in UTF-8."""
+"""The text of bytes that are not a whole character, and the most bytes of one in UTF-8."""
 
 
 class Tokenizer(Protocol):
@@ -37,7 +37,7 @@ class Tokenizer(Protocol):
 
 
 def find_tokenizer(folder: Path, vocabulary: int) -> Tokenizer:
-    """The tokenizer of an artifact: its tokenizer.json, or bytes for a vocabulary of 256.
+    """Return the tokenizer of an artifact: its tokenizer.json, or bytes for a vocabulary of 256.
 
     Raises:
         UsageError: there is neither, or the file is damaged.
@@ -55,7 +55,7 @@ def find_tokenizer(folder: Path, vocabulary: int) -> Tokenizer:
 
 
 def end_tokens(folder: Path) -> frozenset[int]:
-    """Tokens that end a text, as the copied files of the model name them; none without files.
+    """Return tokens that end a text, as the copied files name them; none without files.
 
     Raises:
         UsageError: a file is damaged.
@@ -73,7 +73,7 @@ def end_tokens(folder: Path) -> frozenset[int]:
 
 
 def model_config(folder: Path) -> dict[str, Any]:
-    """The configuration of the language model that was converted; empty where there is none.
+    """Return the configuration of the language model; empty where there is none.
 
     Raises:
         UsageError: the file is damaged.
@@ -84,7 +84,7 @@ def model_config(folder: Path) -> dict[str, Any]:
 
 
 def context(folder: Path) -> int | None:
-    """Tokens that the model was made for, prompt and answer together; None where nothing says so.
+    """Return how many tokens the model was made for, prompt included; None if unstated.
 
     Raises:
         UsageError: the configuration is damaged.
@@ -101,7 +101,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}. Convert the model again.") from None
     if not isinstance(content, dict):
-        raise UsageError(f"{path} is no JSON object. Convert the model again.")
+        raise UsageError(f"{path} is not a JSON object. Convert the model again.")
     return content
 
 
@@ -109,7 +109,7 @@ class _Bytes:
     """UTF-8: a character of several bytes is shown when its last one has come."""
 
     def encode(self, text: str) -> list[int]:
-        # Bytes of the command line that were no UTF-8 come as surrogates, and go as they came.
+        # Bytes of the command line that were not UTF-8 come as surrogates, and go as they came.
         return list(text.encode("utf-8", "surrogateescape"))
 
     def decoder(self) -> Callable[[int], str]:
@@ -140,7 +140,7 @@ class _HuggingFace:
         return ids
 
     def decoder(self) -> Callable[[int], str]:
-        """What a token adds depends on the one before it: both are decoded, and the rest is new."""
+        """Decode each token with the one before it, on which it depends; the rest is new."""
         ids: list[int] = []
         before = shown = 0
 

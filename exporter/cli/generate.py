@@ -19,12 +19,12 @@ def generate(
     prompt: Annotated[str, typer.Option(help="Text to continue.")],
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 128,
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="0 takes the likeliest token; more is more random.")
+        float, typer.Option(min=0.0, help="0 takes the argmax; more is more random.")
     ] = 0.0,
     top_k: Annotated[
-        int, typer.Option(min=0, help="Draw from so many likeliest tokens; 0 from all.")
+        int, typer.Option(min=0, help="Sample from that many largest logits; 0 from all.")
     ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 0,
     threads: Threads = 0,
     json: Json = False,
 ) -> None:
@@ -80,7 +80,7 @@ class _Written:
     times: list[float]
 
     def milliseconds(self) -> tuple[float, float]:
-        """To the first token, and on average for each further one."""
+        """Return the time to the first token, and the mean for each further one."""
         start, *ends = self.times
         if not ends:
             return 0.0, 0.0

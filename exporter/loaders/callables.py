@@ -103,7 +103,7 @@ def user_code(what: str, *passed: type[Exception]) -> Iterator[None]:
 
 
 def _user_line(trace: TracebackType | None) -> str:
-    """ " at file:line" of the innermost frame that is no installed library."""
+    """Return " at file:line" of the innermost frame that is not an installed library."""
     frames = [
         frame
         for frame in traceback.extract_tb(trace)

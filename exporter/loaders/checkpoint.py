@@ -67,7 +67,7 @@ def load_checkpoint_file(path: Path, *, seed: int) -> LoadedModel:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    """The checked dict of the file."""
+    """Return the checked dict of the file."""
     from linexport.models.checkpoint import FORMAT
 
     try:
@@ -93,7 +93,7 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def _kind_of(loaded: Any) -> str:
-    """What a torch.save file without linexport's mark is, for people."""
+    """Describe a torch.save file without linexport's mark."""
     import torch
 
     if isinstance(loaded, torch.Tensor):
@@ -136,7 +136,7 @@ def _checked(path: Path, loaded: dict[str, Any]) -> dict[str, Any]:
 
 
 def _module(path: Path, content: dict[str, Any]) -> ReferenceModel:
-    """The model of the config with the weights of the file, in eval mode."""
+    """Return the model of the config with the weights of the file, in eval mode."""
     import torch
 
     # On the meta device first: a config may ask for more memory than its weights need.

@@ -69,7 +69,7 @@ def load_factory(source: str, *, seed: int, whole: bool = False) -> LoadedModel:
 
 
 def _frozen_draws(module: Any) -> tuple[str, ...]:
-    """What to say of features that a library draws anew while it trains."""
+    """Warn of random features that a library draws anew while it trains."""
     drawn = [
         type(part).__name__
         for part in module.modules()

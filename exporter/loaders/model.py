@@ -1,4 +1,4 @@
-"""What every loader returns: a module to compare with, its graph or how to get it, its origin."""
+"""``LoadedModel``, which every loader returns: a reference module, its graph, its origin."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class OnnxGraph:
 
 @dataclass(frozen=True)
 class Stepwise:
-    """What is traced in place of a model whose own code carries states from call to call.
+    """A module that is traced in place of a model whose own code carries states from call to call.
 
     Attributes:
         module: takes the inputs of the model and then its past states, by name; returns the
@@ -77,7 +77,7 @@ class Stepwise:
 
 @dataclass(frozen=True)
 class Language:
-    """Of a causal language model: input_ids (B, T), attention_mask (B, T) -> logits.
+    """Facts of a causal language model: input_ids (B, T), attention_mask (B, T) -> logits.
 
     Attributes:
         vocabulary: number of tokens.

@@ -1,4 +1,4 @@
-"""What the user should know about weights: NaN and infinite values, parameters counted."""
+"""Weights described for people: NaN and infinite values, numbers of parameters."""
 
 from __future__ import annotations
 

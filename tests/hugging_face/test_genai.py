@@ -81,7 +81,7 @@ def test_a_hybrid_keeps_its_states_and_its_keys_and_values(
 def test_what_cannot_be_written_is_refused(
     converted: Callable[..., Path], tmp_path: Path, cli: Callable[..., Any]
 ) -> None:
-    with pytest.raises(UsageError, match="no language model"):
+    with pytest.raises(UsageError, match="not a language model"):
         write_genai(converted("small"), tmp_path / "a")
     with pytest.raises(UsageError, match="is an artifact"):
         write_genai(converted("language_model"), converted("small"))

@@ -77,7 +77,7 @@ def load_hugging_face(
 
 
 def adopt(model: Any, source: Source) -> LoadedModel:
-    """A causal language model of transformers that is in memory already.
+    """Import a causal language model of transformers that is in memory already.
 
     Raises:
         UnsupportedModelError: layers no patch stands in for.
@@ -138,7 +138,7 @@ def cached_folder(name: str) -> Path:
 
 
 def _left_out(config: dict[str, Any], model: Any) -> tuple[str, ...]:
-    """What is not converted of a model that does more than continue text."""
+    """Warn of the parts of a model that are not converted: all but the language model."""
     whole, taken = config.get("architectures") or [], type(model).__name__
     if not whole or taken in whole:
         return ()

@@ -40,7 +40,7 @@ OPS = {"conv": "CausalConvWithState", "state": "LinearAttention", KEYS: "KeyValu
     VALUES: "KeyValueCache",
     MASK: "PaddingMask",
 }
-"""What reads and writes a state, by the first part of its name."""
+"""Ops that read and write a state, by the first part of its name."""
 
 GROWS = {KEYS: 2, VALUES: 2, MASK: 1}
 """The axis along which a state grows."""
@@ -49,7 +49,7 @@ BY_LENGTH = ("dynamic", "longrope")
 """Rotary embeddings whose frequencies depend on how long a sequence is by the end of a call."""
 
 CACHE_NAMES = ("past_key_values", "cache_params")
-"""What the parameter for the cache is called."""
+"""Names of the parameter for the cache."""
 
 
 def modeling_files(model: nn.Module) -> list[ModuleType]:
@@ -67,7 +67,7 @@ class _CausalModel(nn.Module):
         self.cache_name = next(name for name in CACHE_NAMES if name in taken)
 
     def _positions(self, mask: Tensor, length: int) -> dict[str, Tensor]:
-        """Of the last ``length`` tokens, where the model asks for them."""
+        """Return the positions of the last ``length`` tokens, where the model takes them."""
         if not self._takes_positions:
             return {}
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
@@ -95,7 +95,7 @@ class Original(_CausalModel):
         return logits
 
     def initial_state(self, batch: int) -> dict[str, Any]:
-        """What ``step`` begins with: no cache yet, for any batch."""
+        """Return the state that ``step`` begins with: no cache yet, for any batch."""
         return {}
 
     def step(self, input_ids: Tensor, attention_mask: Tensor, state: dict[str, Any]) -> Tensor:
@@ -141,7 +141,7 @@ class Streaming(_CausalModel):
 
 
 def stepwise(model: Any) -> Stepwise:
-    """What to trace for a model, with examples of two prefixes in the middle of sequences.
+    """Build the module to trace for a model, with examples in the middle of two sequences.
 
     Raises:
         UnsupportedModelError: a layer of linear attention is computed by something that no patch

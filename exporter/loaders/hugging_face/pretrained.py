@@ -15,7 +15,7 @@ from linexport.loaders.hugging_face.folder import CONFIG, check_weights, missing
 
 
 def causal_language_model(folder: Path, config: dict[str, Any], trust_remote_code: bool) -> Any:
-    """As a causal language model, with attention whose steps can be traced one by one.
+    """Build a causal language model, with attention whose steps can be traced one by one.
 
     Raises:
         EnvironmentProblemError: transformers is not installed.
@@ -25,7 +25,7 @@ def causal_language_model(folder: Path, config: dict[str, Any], trust_remote_cod
 
 
 def as_published(folder: Path, config: dict[str, Any]) -> Any:
-    """As the class that its config names, with attention by ``F.scaled_dot_product_attention``.
+    """Build the class that the config names, with ``F.scaled_dot_product_attention``.
 
     Raises:
         EnvironmentProblemError: transformers is not installed.
@@ -119,7 +119,7 @@ def _unknown(folder: Path, kind: str) -> UnsupportedModelError:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the progress bars and remarks of transformers: what matters becomes an error."""
+    """Silence the progress bars and remarks of transformers: what matters becomes an error."""
     from transformers.utils import logging as verbosity
 
     level = verbosity.get_verbosity()

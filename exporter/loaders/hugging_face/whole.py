@@ -28,8 +28,10 @@ EXAMPLE = (2, 8)
 
 
 class Whole(nn.Module):
-    """Raises:
-    UnsupportedModelError: the model takes something else than tokens.
+    """A model as one call without states.
+
+    Raises:
+        UnsupportedModelError: the model takes something else than tokens.
     """
 
     def __init__(self, model: Any) -> None:

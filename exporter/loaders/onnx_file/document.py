@@ -22,7 +22,7 @@ _EXPORT = "export the model again, or repair the graph with the tool that wrote 
 
 
 def read(path: Path) -> onnx.ModelProto:
-    """The checked model, its nodes sorted; external data stay where they are.
+    """Return the checked model, its nodes sorted; external data stay where they are.
 
     Raises:
         UnsupportedModelError: damaged, refused by ``check_structure``, or invalid by the checker
@@ -85,7 +85,7 @@ def _parse(path: Path) -> onnx.ModelProto:
 
 
 def _check(path: Path, model: onnx.ModelProto) -> None:
-    """onnx's own checker; it looks for external data beside a file, so there it needs the path."""
+    """Run the checker of onnx, by path where there are external data: it looks for them there."""
     external = any(t.data_location == TensorProto.EXTERNAL for t in model.graph.initializer)
     try:
         checker.check_model(str(path) if external else model)

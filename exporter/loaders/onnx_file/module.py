@@ -33,7 +33,7 @@ _PLACE = re.compile(r"^.*? failed:\s*|/onnxruntime_src/\S+ .*?\) (?=[A-Z])")
 
 
 def reason(error: Exception) -> str:
-    """What ONNX Runtime says, without the place in its sources that says so."""
+    """Return the message of ONNX Runtime without the place in its sources."""
     return _PLACE.sub("", first_line(error, limit=2000))[:300]
 
 

@@ -28,7 +28,7 @@ def identifier(text: str) -> None:
 
 
 def identifier_or_empty(text: str) -> None:
-    """As `identifier`; positional arguments of control flow have an empty name."""
+    """Accept an identifier or nothing: positional arguments of control flow have an empty name."""
     if text:
         identifier(text)
 
