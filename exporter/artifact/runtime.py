@@ -12,20 +12,15 @@ import numpy as np
 from linexport import manifest as manifests
 from linexport import targets
 from linexport.artifact import opening, signature, text
-from linexport.artifact.finite import non_finite_rows
-from linexport.artifact.inputs import Arrays, Input, Inputs, Range, count_rows
+from linexport.artifact.inputs import Arrays, Input, Range
 from linexport.artifact.interface import check_interface
 from linexport.artifact.language_model import Prompt, language_model
+from linexport.artifact.model import Model
 from linexport.artifact.sampling import Sampling, continuation
-from linexport.artifact.state import StreamState
 from linexport.artifact.stream import Stream
 from linexport.errors import EnvironmentProblemError, LinexportError, ParityError, UsageError
-from linexport.graph.states import LENGTH, State
 from linexport.loaders.onnx_file.tables import index_range
 from linexport.manifest import Manifest
-
-PADDING = "PaddingMask"
-"""Op of the state that says which of the past tokens count."""
 
 
 def load(
@@ -96,7 +91,7 @@ def _load(folder: Path, **options: Any) -> Artifact:
     return Artifact(folder, manifest, session, ranges=found, options=options)
 
 
-class Artifact:
+class Artifact(Model):
     """A converted model, ready to run; several threads may do so.
 
     Pickled, it is its folder and the digest of its model: it is opened again where it arrives.
@@ -104,8 +99,6 @@ class Artifact:
     Attributes:
         path: its folder.
         manifest: that of the folder.
-        states: by the names of their inputs.
-        inputs: those that a caller gives.
     """
 
     def __init__(
@@ -117,18 +110,9 @@ class Artifact:
         ranges: Mapping[str, Range] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path = path
-        self.manifest = manifest
-        held = [State.from_record(s) for s in manifest.states]
-        self.states = {s.past: s for s in held}
-        self.inputs = Inputs(manifest, self.states, ranges or {})
-        self._session, self._options = session, options or {}
-        self._presents = {s.present: s.past for s in held}
-
-    @property
-    def model_sha256(self) -> str:
-        """Digest of the model file, which says whose state a state is."""
-        return self.manifest.model_sha256
+        super().__init__(manifest, session, ranges or {})
+        self.path, self.manifest = path, manifest
+        self._options = options or {}
 
     def run(self, *args: Input, **inputs: np.ndarray) -> Arrays:
         """Return outputs by name for whole sequences, starting from the initial state.
@@ -201,54 +185,6 @@ class Artifact:
             return logits
 
         return continuation(step, ids, sampling, max_tokens, ends)
-
-    def initial_state(self, batch: int = 1) -> Arrays:
-        """Return the states that begin sequences, by input name; growing ones have no length."""
-        return {name: s.start(batch) for name, s in self.states.items()}
-
-    def call(
-        self, feeds: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]
-    ) -> tuple[Arrays, Arrays]:
-        """Return the outputs and the next state, both by name, for inputs that were checked."""
-        outputs = self._session.run({**feeds, **state})
-        after = {past: outputs.pop(present) for present, past in self._presents.items()}
-        return outputs, after
-
-    def shared_states(self) -> list[str]:
-        """Return the names of states in which one row cannot begin anew without the others.
-
-        Positions are counted for all rows together. Rows of a state that grows have one length,
-        and begin anew as padding, where the model has a mask for that.
-        """
-        masked = any(s.op == PADDING for s in self.states.values())
-        grown = [name for name, s in self.states.items() if s.grows is not None and not masked]
-        return [name for name in self.states if name == LENGTH[0]] + grown
-
-    def check_state(self, state: StreamState, named: str) -> None:
-        """Check that a state is one of this model.
-
-        Raises:
-            UsageError: it is of another model, or has NaN or infinity; ``named`` begins the text.
-        """
-        if state.model_sha256 != self.model_sha256:
-            raise UsageError(
-                f"{named} holds the state of another model, SHA-256 {state.model_sha256}."
-            )
-        if not state.arrays:
-            return
-        sizes: dict[str, int] = {}
-        for name in sorted({*state.arrays, *self.states}):
-            values, expected = state.arrays.get(name), self.states.get(name)
-            if values is None or expected is None or not expected.fits(values, sizes):
-                raise UsageError(
-                    f"{named} holds the state of another model: {name} does not fit. Expected "
-                    f"{ {n: s.shape for n, s in self.states.items()} }."
-                )
-            rows = non_finite_rows(values)
-            if len(rows):
-                raise UsageError(
-                    f"{named} has NaN or infinity in {name}, {count_rows(rows.tolist())}."
-                )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the folder, the digest and the options it was opened with."""

@@ -12,18 +12,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from linexport.artifact.finite import non_finite_rows
 from linexport.artifact.inputs import Arrays, Input, check_finite, count_rows
+from linexport.artifact.model import Model
 from linexport.artifact.state import StreamState
 from linexport.errors import NonFiniteError, UsageError
 from linexport.graph.states import LENGTH
-
-if TYPE_CHECKING:
-    from linexport.artifact.runtime import Artifact
 
 
 class Stream:
@@ -33,9 +31,9 @@ class Stream:
     """
 
     def __init__(
-        self, artifact: Artifact, *, finite: bool = True, state: StreamState | None = None
+        self, model: Model, *, finite: bool = True, state: StreamState | None = None
     ) -> None:
-        self._artifact, self._finite = artifact, finite
+        self._model, self._finite = model, finite
         self._lock = threading.Lock()
         self._state: Arrays | None = None
         self._stopped: frozenset[int] = frozenset()
@@ -56,10 +54,10 @@ class Stream:
             NonFiniteError: NaN or infinity in an input: no row was advanced. Or in a state: those
                 rows are stopped, the others were advanced, and the error has the ``outputs``.
         """
-        artifact = self._artifact
-        feeds, batch = artifact.inputs.bind(args, inputs)
+        model = self._model
+        feeds, batch = model.inputs.bind(args, inputs)
         with self._lock:
-            before = artifact.initial_state(batch) if self._state is None else self._state
+            before = model.initial_state(batch) if self._state is None else self._state
             held = next(iter(before.values())).shape[0]
             if held != batch:
                 raise UsageError(
@@ -67,7 +65,7 @@ class Stream:
                 )
             if self._finite:
                 check_finite(feeds, self._stopped)
-            outputs, after = artifact.call(feeds, before)
+            outputs, after = model.call(feeds, before)
             lost = self._lost(before, after) if self._finite else {}
             newly = frozenset(row for rows in lost.values() for row in rows) - self._stopped
             stopped = self._stopped | newly
@@ -102,7 +100,7 @@ class Stream:
             held = 0 if self._state is None else next(iter(self._state.values())).shape[0]
             if self._state is None or not all(0 <= row < held for row in chosen):
                 raise UsageError(f"Found {count_rows(chosen)}; this stream has {held} rows.")
-            shared = self._artifact.shared_states()
+            shared = self._model.shared_states()
             if shared:
                 raise UsageError(
                     f"The state {shared[0]} is one of all rows together, so that one row cannot "
@@ -123,7 +121,7 @@ class Stream:
                     f"{count_rows(sorted(self._stopped)).capitalize()} of this stream lost the "
                     "state to NaN or infinity. Call reset(rows=...) first."
                 )
-            return StreamState(self._artifact.model_sha256, self._state or {})
+            return StreamState(self._model.model_sha256, self._state or {})
 
     def restore(self, state: StreamState | str | Path) -> None:
         """Go on from a state, or from the file of one.
@@ -133,13 +131,13 @@ class Stream:
         """
         named = "The state" if isinstance(state, StreamState) else str(state)
         value = state if isinstance(state, StreamState) else StreamState.load(state)
-        self._artifact.check_state(value, named)
+        self._model.check_state(value, named)
         with self._lock:
             self._state, self._stopped = dict(value.arrays) or None, frozenset()
 
     def fork(self) -> Stream:
         """Return a second stream that goes on from here; neither affects the other."""
-        other = Stream(self._artifact, finite=self._finite)
+        other = Stream(self._model, finite=self._finite)
         with self._lock:
             # Arrays are shared: steps and resets make new ones.
             other._state, other._stopped = self._state, self._stopped
@@ -151,7 +149,7 @@ class Stream:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the artifact, which is opened again, and the state."""
-        return _resume, (self._artifact, self._finite, self.state())
+        return _resume, (self._model, self._finite, self.state())
 
     def _lost(self, before: Arrays, after: Arrays) -> dict[str, list[int]]:
         """Find the rows with NaN or infinity of each state that has any.
@@ -159,7 +157,7 @@ class Stream:
         Of a state that grows only what was added is looked at: the rest was, when it was added.
         """
         found = {}
-        for name, state in self._artifact.states.items():
+        for name, state in self._model.states.items():
             values = after[name]
             if state.grows is not None:
                 values = np.moveaxis(values, state.grows, 0)[before[name].shape[state.grows] :]
@@ -172,7 +170,7 @@ class Stream:
     def _begun(self, arrays: Arrays, rows: Collection[int]) -> Arrays:
         """Copy states with these rows as at the beginning; what they grew by becomes padding."""
         changed = {name: values.copy() for name, values in arrays.items()}
-        for name, state in self._artifact.states.items():
+        for name, state in self._model.states.items():
             if name != LENGTH[0]:
                 changed[name][sorted(rows)] = 0 if state.grows is not None else state.initial
         return changed
@@ -187,5 +185,5 @@ def _blank(values: np.ndarray, rows: Collection[int], batch: int) -> np.ndarray:
     return values
 
 
-def _resume(artifact: Artifact, finite: bool, state: StreamState) -> Stream:
-    return Stream(artifact, finite=finite, state=state)
+def _resume(model: Model, finite: bool, state: StreamState) -> Stream:
+    return Stream(model, finite=finite, state=state)

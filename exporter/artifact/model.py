@@ -1,0 +1,84 @@
+"""A model that is called with inputs and states and returns outputs and the next states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from linexport.artifact.finite import non_finite_rows
+from linexport.artifact.inputs import Arrays, Inputs, Range, count_rows
+from linexport.artifact.state import StreamState
+from linexport.errors import UsageError
+from linexport.graph.states import LENGTH, State
+from linexport.manifest import Manifest
+from linexport.targets import Session
+
+PADDING = "PaddingMask"
+"""Op of the state that says which of the past tokens count."""
+
+
+class Model:
+    """An opened model.
+
+    Attributes:
+        model_sha256: digest of its file, which says whose state a state is.
+        states: by the names of their inputs.
+        inputs: those that a caller gives.
+    """
+
+    def __init__(self, manifest: Manifest, session: Session, ranges: Mapping[str, Range]) -> None:
+        held = [State.from_record(s) for s in manifest.states]
+        self.model_sha256 = manifest.model_sha256
+        self.states = {s.past: s for s in held}
+        self.inputs = Inputs(manifest, self.states, ranges)
+        self._session = session
+        self._presents = {s.present: s.past for s in held}
+
+    def initial_state(self, batch: int = 1) -> Arrays:
+        """Return the states that begin sequences, by input name; growing ones have no length."""
+        return {name: s.start(batch) for name, s in self.states.items()}
+
+    def call(
+        self, feeds: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]
+    ) -> tuple[Arrays, Arrays]:
+        """Return the outputs and the next state, both by name, for inputs that were checked."""
+        outputs = self._session.run({**feeds, **state})
+        after = {past: outputs.pop(present) for present, past in self._presents.items()}
+        return outputs, after
+
+    def shared_states(self) -> list[str]:
+        """Return the names of states in which one row cannot begin anew without the others.
+
+        Positions are counted for all rows together. Rows of a state that grows have one length,
+        and begin anew as padding, where the model has a mask for that.
+        """
+        masked = any(s.op == PADDING for s in self.states.values())
+        grown = [name for name, s in self.states.items() if s.grows is not None and not masked]
+        return [name for name in self.states if name == LENGTH[0]] + grown
+
+    def check_state(self, state: StreamState, named: str) -> None:
+        """Check that a state is one of this model.
+
+        Raises:
+            UsageError: it is of another model, or has NaN or infinity; ``named`` begins the text.
+        """
+        if state.model_sha256 != self.model_sha256:
+            raise UsageError(
+                f"{named} holds the state of another model, SHA-256 {state.model_sha256}."
+            )
+        if not state.arrays:
+            return
+        sizes: dict[str, int] = {}
+        for name in sorted({*state.arrays, *self.states}):
+            values, expected = state.arrays.get(name), self.states.get(name)
+            if values is None or expected is None or not expected.fits(values, sizes):
+                raise UsageError(
+                    f"{named} holds the state of another model: {name} does not fit. Expected "
+                    f"{ {n: s.shape for n, s in self.states.items()} }."
+                )
+            rows = non_finite_rows(values)
+            if len(rows):
+                raise UsageError(
+                    f"{named} has NaN or infinity in {name}, {count_rows(rows.tolist())}."
+                )
