@@ -11,10 +11,11 @@ def targets() -> str:
     """Return every target with its line of help."""
     from linexport import targets
 
-    return table(
-        ["`--target`", "the artifact"],
-        [[f"`{name}`", target.summary] for name, target in targets.listings().items()],
-    )
+    rows = []
+    for name, target in targets.listings().items():
+        default = " (the default)" if name == targets.DEFAULT else ""
+        rows.append([f"`{name}`{default}", target.summary[:1].upper() + target.summary[1:]])
+    return table(["`--target`", "the artifact"], rows)
 
 
 def feature_maps() -> str:
