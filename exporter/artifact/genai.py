@@ -101,7 +101,7 @@ def _layer(state: State) -> int:
 
 
 def _recurrent(states: Sequence[State]) -> list[State]:
-    return [s for s in states if s.grows is None]
+    return [s for s in states if s.growing_axis is None]
 
 
 def _pairs(states: Sequence[State]) -> list[tuple[State, State]] | None:

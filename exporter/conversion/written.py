@@ -28,7 +28,7 @@ from linexport.manifest.records import (
     SourceRecord,
     TunedRecord,
 )
-from linexport.plugins.ops.feature_map import SIDES
+from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.registry import all_ops
 from linexport.system import environment
@@ -188,5 +188,5 @@ def _fused(graph: onnx.GraphProto) -> dict[str, int]:
         if node.domain == DOMAIN:
             count[node.op_type] += 1
             if any(a.name == "feature_map" and a.s for a in node.attribute):
-                count["FeatureMap"] += len(SIDES)
+                count[feature_map.OP.name] += len(feature_map.SIDES)
     return dict(count)

@@ -22,11 +22,11 @@ class State:
     Attributes:
         past, present: names of the input and the output.
         dtype: of both.
-        shape: of the input; it starts with the batch, save for that of the tokens counted.
+        shape: of the input; it starts with the batch, except for that of the tokens counted.
         op: that reads and writes it.
-        grows: the axis that each call makes longer by the tokens it is fed, None where the shape
-            stays. Such a state begins empty.
-        initial: what begins a sequence, everywhere.
+        growing_axis: the axis that each call makes longer by the tokens it is fed, None where the
+            shape stays. Such a state begins empty.
+        initial_value: value of every element before the first token.
     """
 
     past: str
@@ -34,18 +34,21 @@ class State:
     dtype: str
     shape: tuple[int | str | None, ...]
     op: str
-    grows: int | None = None
-    initial: float = 0.0
+    growing_axis: int | None = None
+    initial_value: float = 0.0
 
     def start(self, batch: int) -> np.ndarray:
-        """Its value before the first token."""
+        """Return its value before the first token."""
         sizes = [size if isinstance(size, int) else batch for size in self.shape]
-        if self.grows is not None:
-            sizes[self.grows] = 0
-        return np.full(sizes, self.initial, self.dtype)
+        if self.growing_axis is not None:
+            sizes[self.growing_axis] = 0
+        return np.full(sizes, self.initial_value, self.dtype)
 
     def fits(self, value: np.ndarray, sizes: dict[str, int]) -> bool:
-        """``value`` is one; ``sizes`` are those of dimensions seen so far, and is added to."""
+        """Return whether ``value`` may be this state.
+
+        ``sizes`` are those of named dimensions seen so far; those seen here are added.
+        """
         return (
             value.dtype == self.dtype
             and len(value.shape) == len(self.shape)
@@ -56,17 +59,17 @@ class State:
         )
 
     def record(self) -> StateRecord:
-        """The state as the manifest holds it."""
-        return StateRecord(**vars(self))
+        """Return the state as the manifest holds it, whose fields have the same order."""
+        return StateRecord(*vars(self).values())
 
     @classmethod
     def from_record(cls, record: StateRecord) -> State:
-        """The inverse of ``record``."""
-        return cls(**vars(record))
+        """Return the state of a record of the manifest."""
+        return cls(*vars(record).values())
 
 
 def find(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:
-    """States whose past is an input and whose present is an output of the graph.
+    """Return the states whose past is an input and whose present is an output of the graph.
 
     A Cast may lie between them and the node. ``given`` are inputs of the original model: a past
     among them is its caller's to carry.
@@ -89,8 +92,8 @@ def find(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:
                     inputs[start].type.tensor_type.elem_type
                 )
                 seen = (start, end, dtype.name, shapes[start], node.op_type)
-                found.append(State(*seen, initial=port.initial_value))
-    # Last: whoever asks the first state for the batch gets it.
+                found.append(State(*seen, initial_value=port.initial_value))
+    # Last: the batch is read from the first state.
     before, after = LENGTH
     if before in inputs and after in outputs and before not in given:
         found.append(State(before, after, "int64", shapes[before], "Positions"))

@@ -14,6 +14,8 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from linexport.plugins.ops import linear_attention
+
 SHAPE_OPS = ("Shape", "Size", "Constant", "ConstantOfShape")
 LAYOUT_OPS = ("Reshape", "Unsqueeze", "Squeeze", "Expand", "Slice", "Pad")
 MOST = 90
@@ -114,7 +116,7 @@ def _shape(tensor: gs.Tensor | None) -> str:
 def _note(node: gs.Node, arithmetic: set[str]) -> str:
     """What tells a node from others of its kind: a constant it reads, or a telling attribute."""
     attrs = node.attrs
-    if node.op == "LinearAttention":
+    if node.op == linear_attention.OP.name:
         parts = ["causal" if attrs.get("causal", 1) else "bidirectional"]
         return ", ".join([*parts, *["normalised"] * bool(attrs.get("normalize", 0))])
     for name in ("equation", "kind", "perm", "axis", "to"):

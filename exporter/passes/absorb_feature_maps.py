@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import is_output, producer
 from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
-from linexport.plugins.ops import feature_map
+from linexport.plugins.ops import feature_map, linear_attention
 from linexport.plugins.ops.linear_attention import INPUTS
 from linexport.plugins.ops.op import DOMAIN
 
@@ -30,7 +30,7 @@ def run(graph: gs.Graph) -> PassResult:
 
 
 def _match(graph: gs.Graph, node: gs.Node) -> Maps | None:
-    if node.domain != DOMAIN or node.op != "LinearAttention":
+    if node.domain != DOMAIN or node.op != linear_attention.OP.name:
         return None
     if not any(_is_map(producer(value)) for value in node.inputs[:2]):
         return None
@@ -48,7 +48,7 @@ def _match(graph: gs.Graph, node: gs.Node) -> Maps | None:
 
 
 def _is_map(node: gs.Node | None) -> bool:
-    return node is not None and (node.domain, node.op) == (DOMAIN, "FeatureMap")
+    return node is not None and (node.domain, node.op) == (DOMAIN, feature_map.OP.name)
 
 
 def _map(graph: gs.Graph, value: gs.Tensor, side: str) -> gs.Node:

@@ -17,6 +17,7 @@ import onnx_graphsurgeon as gs
 from linexport.graph import sequence_axis
 from linexport.graph.edit import is_output, producer
 from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
+from linexport.plugins.ops.causal_conv import OP
 from linexport.plugins.ops.op import DOMAIN
 from linexport.recognise.sizes import Size, parse
 from linexport.recognise.values import Values
@@ -45,9 +46,7 @@ def run(graph: gs.Graph) -> PassResult:
         stored = [_stored(t, known) for t in node.inputs[1:]]
         output.inputs[0].outputs.clear()
         attributes, inputs = {"activation": "none"}, [given, *stored]
-        graph.nodes.append(
-            gs.Node("CausalConvWithState", node.name, attributes, inputs, [output], domain=DOMAIN)
-        )
+        graph.nodes.append(gs.Node(OP.name, node.name, attributes, inputs, [output], domain=DOMAIN))
 
     return rewrite_matches(graph, match, replace, log)
 

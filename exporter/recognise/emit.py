@@ -13,6 +13,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper, numpy_helper
 
+from linexport.plugins.ops import feature_map, linear_attention
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import formulas
 from linexport.plugins.ops.linear_attention import INPUTS
@@ -135,7 +136,7 @@ class Writer(Nodes):
         shape = [dim(size_of(group)) for group in packed]
         output = gs.Variable(self.name("output"), dtype=dtype, shape=shape)
         fused = gs.Node(
-            "LinearAttention",
+            linear_attention.OP.name,
             f"{self.root.name}/LinearAttention",
             {
                 "q_num_heads": _count(order.query),
@@ -231,7 +232,9 @@ class Writer(Nodes):
             x = self.cast(x, dtype)
             attributes = {"kind": kind, "num_heads": _count(heads), "side": role}
             name = f"{self.root.name}/{role}/FeatureMap"
-            return self.add("FeatureMap", [x], dtype, shape=x.shape, attrs=attributes, name=name)
+            return self.add(
+                feature_map.OP.name, [x], dtype, shape=x.shape, attrs=attributes, name=name
+            )
         if leaf.function != IDENTITY:
             x = self._function(x, leaf, dtype)
         return self.cast(x, dtype)
@@ -263,7 +266,9 @@ class Writer(Nodes):
         shape = [*x.shape[:2], count * mapped.features]
         name = f"{self.root.name}/{role}/FeatureMap"
         inputs = [x, *self.parameters]
-        return self.add("FeatureMap", inputs, dtype, shape=shape, attrs=attributes, name=name)
+        return self.add(
+            feature_map.OP.name, inputs, dtype, shape=shape, attrs=attributes, name=name
+        )
 
     def _function(self, x: gs.Tensor, leaf: Leaf, dtype: np.dtype[np.generic]) -> gs.Variable:
         b = Body()

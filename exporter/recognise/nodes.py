@@ -9,6 +9,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper
 
+from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.op import DOMAIN
 from linexport.recognise.axes import Axis, Index, size_of
 from linexport.recognise.roles import NotAttentionError
@@ -152,7 +153,7 @@ class Nodes:
         name: str | None = None,
     ) -> gs.Variable:
         output = gs.Variable(self.name(op.lower()), dtype=dtype, shape=list(shape or ()))
-        domain = DOMAIN if op == "FeatureMap" else None
+        domain = DOMAIN if op == feature_map.OP.name else None
         name = name or f"{output.name}/{op}"
         self.nodes.append(gs.Node(op, name, dict(attrs or {}), inputs, [output], domain=domain))
         return output

@@ -82,7 +82,7 @@ def trace(loaded: LoadedModel) -> Traced:
     if step is not None:
         _check_fused(model, step)
         # How long a past is follows from what was fed; it is not for anybody to choose.
-        lengths = {str(s.shape[s.grows]) for s in step.states if s.grows is not None}
+        lengths = {str(s.shape[s.growing_axis]) for s in step.states if s.growing_axis is not None}
         dims = {name: limits for name, limits in dims.items() if name not in lengths}
     ranges = ", ".join(f"{name} {limits.min}:{limits.max or ''}" for name, limits in dims.items())
     log.info("traced %d nodes; dynamic dimensions: %s", len(model.graph.node), ranges or "none")

@@ -29,6 +29,7 @@ from linexport.loaders.hugging_face.cache import KEYS, VALUES, make_cache, prese
 from linexport.loaders.model import Stepwise
 from linexport.patches import experts
 from linexport.patches.state_cache import Carried, carrying
+from linexport.plugins.ops import causal_conv, linear_attention
 
 MASK = "mask"
 """Name of the state that holds the mask of the tokens before."""
@@ -36,13 +37,16 @@ MASK = "mask"
 BATCH, SEQUENCE, PAST = "batch", "seq", "past"
 """Names of the dynamic dimensions; the last counts the tokens before."""
 
-OPS = {"conv": "CausalConvWithState", "state": "LinearAttention", KEYS: "KeyValueCache"} | {
+OPS = {
+    "conv": causal_conv.OP.name,
+    "state": linear_attention.OP.name,
+    KEYS: "KeyValueCache",
     VALUES: "KeyValueCache",
     MASK: "PaddingMask",
 }
 """Ops that read and write a state, by the first part of its name."""
 
-GROWS = {KEYS: 2, VALUES: 2, MASK: 1}
+GROWING_AXES = {KEYS: 2, VALUES: 2, MASK: 1}
 """The axis along which a state grows."""
 
 BY_LENGTH = ("dynamic", "longrope")
@@ -177,7 +181,7 @@ def stepwise(model: Any) -> Stepwise:
             tokens,
             tokens,
             {
-                name: {0: batch_dim} | ({state.grows: before} if state.grows else {})
+                name: {0: batch_dim} | ({state.growing_axis: before} if state.growing_axis else {})
                 for name, state in zip(past, states, strict=True)
             },
         ),
@@ -190,8 +194,8 @@ def stepwise(model: Any) -> Stepwise:
 def _state(name: str, value: Tensor) -> State:
     kind = name.split("_")[0]
     shape: list[int | str | None] = [BATCH, *value.shape[1:]]
-    grows = GROWS.get(kind)
-    if grows is not None:
-        shape[grows] = PAST
+    growing_axis = GROWING_AXES.get(kind)
+    if growing_axis is not None:
+        shape[growing_axis] = PAST
     dtype = str(value.dtype).removeprefix("torch.")
-    return State(f"past_{name}", f"present_{name}", dtype, tuple(shape), OPS[kind], grows)
+    return State(f"past_{name}", f"present_{name}", dtype, tuple(shape), OPS[kind], growing_axis)
