@@ -54,7 +54,9 @@ class Model:
         and begin anew as padding, where the model has a mask for that.
         """
         masked = any(s.op == PADDING for s in self.states.values())
-        grown = [name for name, s in self.states.items() if s.grows is not None and not masked]
+        grown = [
+            name for name, s in self.states.items() if s.growing_axis is not None and not masked
+        ]
         return [name for name in self.states if name == LENGTH[0]] + grown
 
     def check_state(self, state: StreamState, named: str) -> None:

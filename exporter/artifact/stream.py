@@ -159,9 +159,11 @@ class Stream:
         found = {}
         for name, state in self._model.states.items():
             values = after[name]
-            if state.grows is not None:
-                values = np.moveaxis(values, state.grows, 0)[before[name].shape[state.grows] :]
-                values = np.moveaxis(values, 0, state.grows)
+            if state.growing_axis is not None:
+                values = np.moveaxis(values, state.growing_axis, 0)[
+                    before[name].shape[state.growing_axis] :
+                ]
+                values = np.moveaxis(values, 0, state.growing_axis)
             rows = non_finite_rows(values)
             if len(rows):
                 found[name] = rows.tolist()
@@ -172,7 +174,9 @@ class Stream:
         changed = {name: values.copy() for name, values in arrays.items()}
         for name, state in self._model.states.items():
             if name != LENGTH[0]:
-                changed[name][sorted(rows)] = 0 if state.grows is not None else state.initial
+                changed[name][sorted(rows)] = (
+                    0 if state.growing_axis is not None else state.initial_value
+                )
         return changed
 
 
