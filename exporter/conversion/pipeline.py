@@ -9,7 +9,7 @@ takes the place of the output at the very end.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from linexport.conversion.records import (
     with_warnings,
     write_reports,
 )
+from linexport.conversion.withdraw import blamed
 from linexport.conversion.written import written
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph import dims as dimensions
@@ -138,9 +139,7 @@ def _dump(asked: ConvertOptions) -> passes.GraphDump | None:
 
 def _run(job: Job) -> Manifest:
     original = _trace(job, _load(job))
-    manifest, subject = _stream(job, original)
-    with job.watch.stage("parity"):
-        manifest = with_parity(manifest, subject, job.options.seed, original.traced, job.model)
+    manifest, subject = _proven(job, original)
     if job.target.build:
         with job.watch.stage("build"):
             manifest = _build(job, job.target.build, original.dims, manifest)
@@ -170,9 +169,46 @@ def _trace(job: Job, loaded: LoadedModel) -> Original:
         return Original(loaded, traced, dims)
 
 
-def _stream(job: Job, original: Original) -> tuple[Manifest, parity.Subject]:
-    """The model with states where it streams, else without; and what to check it by."""
-    model = written(job, original, with_state=True)
+def _proven(job: Job, original: Original) -> tuple[Manifest, parity.Subject]:
+    """The model that equals its original: without the matches to blame, where it would not."""
+    manifest, subject, matches = _checked(job, original, {})
+    if _passed(manifest) or not matches:
+        return manifest, subject
+    assert manifest.parity is not None
+    job = replace(job, dump=None)  # what follows are trials of the same passes
+    error = manifest.parity.max_relative_error
+
+    def passes(left_out: frozenset[str]) -> bool:
+        return _passed(_checked(job, original, dict.fromkeys(left_out, ""))[0])
+
+    reason = (
+        f"withdrawn: with it the artifact differs from the original by {error:.1e}, and without it "
+        "the two are equal"
+    )
+    found = blamed(matches, passes)
+    manifest, subject, _ = _checked(job, original, dict.fromkeys(found, reason))
+    return with_warnings(manifest, [f"{where} was {reason}." for where in sorted(found)]), subject
+
+
+def _passed(manifest: Manifest) -> bool:
+    return manifest.parity is not None and manifest.parity.passed
+
+
+def _checked(
+    job: Job, original: Original, withdrawn: Mapping[str, str]
+) -> tuple[Manifest, parity.Subject, Sequence[str]]:
+    """The model without some matches, what to check it by, and its matches."""
+    manifest, subject, matches = _stream(job, original, withdrawn)
+    with job.watch.stage("parity"):
+        manifest = with_parity(manifest, subject, job.options.seed, original.traced, job.model)
+    return manifest, subject, matches
+
+
+def _stream(
+    job: Job, original: Original, withdrawn: Mapping[str, str]
+) -> tuple[Manifest, parity.Subject, Sequence[str]]:
+    """The model with states where it streams, else without; see ``_checked``."""
+    model = written(job, original, with_state=True, withdrawn=withdrawn)
     subject = subject_of(model.manifest, original.loaded, job.open)
     with job.watch.stage("streaming"):
         streaming = parity.check_streaming(subject, job.options.seed)
@@ -182,9 +218,9 @@ def _stream(job: Job, original: Original) -> tuple[Manifest, parity.Subject]:
         if model.mixing:
             reason += f". What mixes tokens: {', '.join(model.mixing[:NAMED])}"
         streaming = StreamingRecord(None, reason)
-        model = written(job, original, with_state=False)
+        model = written(job, original, with_state=False, withdrawn=withdrawn)
         subject = subject_of(model.manifest, original.loaded, job.open)
-    return replace(model.manifest, streaming=streaming), subject
+    return replace(model.manifest, streaming=streaming), subject, model.matches
 
 
 def _build(

@@ -39,19 +39,35 @@ TUNE_LENGTH = 1024
 
 @dataclass(frozen=True)
 class Written:
-    """A model that was written, and the operations in it that mix tokens."""
+    """A model that was written.
+
+    Attributes:
+        manifest: of it.
+        mixing: the operations in it that mix tokens.
+        matches: names of the values that fused attentions compute.
+    """
 
     manifest: Manifest
     mixing: Sequence[str]
+    matches: Sequence[str]
 
 
-def written(job: Job, original: Original, with_state: bool) -> Written:
-    """Rewrite, lower and write a model; ``with_state`` exposes the states of causal ops."""
+def written(
+    job: Job, original: Original, with_state: bool, withdrawn: Mapping[str, str]
+) -> Written:
+    """Rewrite, lower and write a model.
+
+    Args:
+        job: says where to.
+        original: what is rewritten.
+        with_state: whether to expose the states of causal ops.
+        withdrawn: attentions to leave as they are, with the reason.
+    """
     target, traced, stage = job.target, original.traced, job.watch.stage
     with stage("rewrite"):
         own = original.loaded.stepwise is not None  # its states are in the graph as it is
         chosen = passes.STAGES if with_state and not own else passes.STATELESS
-        rewritten = _rewritten(job, traced, chosen)
+        rewritten = _rewritten(job, traced, chosen, withdrawn)
         mixing = sequence_axis.mixing(rewritten.model)
         model, weights = rewritten.model, rewritten.weights
         if target.prepare is not targets.unchanged:  # it may change the weights, too
@@ -64,10 +80,12 @@ def written(job: Job, original: Original, with_state: bool) -> Written:
         _check(lowered)
         write.copy_files(original.loaded.files, job.folder)
         manifest = _manifest(job, original, lowered, rewritten, choices)
-    return Written(manifest, mixing)
+    return Written(manifest, mixing, tuple(m.where for m in rewritten.findings.matches))
 
 
-def _rewritten(job: Job, traced: trace.Traced, stages: Sequence[str]) -> passes.Rewritten:
+def _rewritten(
+    job: Job, traced: trace.Traced, stages: Sequence[str], withdrawn: Mapping[str, str]
+) -> passes.Rewritten:
     """The graph after the passes; ends the conversion where the user wants no more.
 
     Raises:
@@ -76,7 +94,9 @@ def _rewritten(job: Job, traced: trace.Traced, stages: Sequence[str]) -> passes.
     stop, dump = job.options.stop_after, job.dump
     if dump is not None and "state" not in stages and dump.used:
         dump = dump.below("without_state")  # the model did not stream with its states
-    rewritten = passes.rewrite(traced.graph, stages, traced.weights, dump=dump, stop_after=stop)
+    rewritten = passes.rewrite(
+        traced.graph, stages, traced.weights, dump=dump, stop_after=stop, withdrawn=withdrawn
+    )
     if stop is not None and dump is not None:
         ran = [record.name for record in rewritten.records]
         if stop not in ran:

@@ -7,7 +7,7 @@ matter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -16,6 +16,7 @@ import onnx_graphsurgeon as gs
 from linexport.graph import surgeon
 from linexport.graph.external_data import Weights
 from linexport.manifest.records import PassRecord
+from linexport.passes import fuse_linear_attention
 from linexport.passes.contract import (
     STAGES,
     STATELESS,
@@ -70,6 +71,7 @@ def rewrite(
     *,
     dump: GraphDump | None = None,
     stop_after: str | None = None,
+    withdrawn: Mapping[str, str] | None = None,
 ) -> Rewritten:
     """Apply all passes of the given stages.
 
@@ -80,6 +82,7 @@ def rewrite(
             external as well.
         dump: receives the graph before and after each pass that modified it.
         stop_after: name of the last pass to run; None: all of them.
+        withdrawn: attentions to leave as they are, by the value they compute, with the reason.
 
     Raises:
         EnvironmentProblemError: a pass of another package cannot be used.
@@ -88,6 +91,8 @@ def rewrite(
     graph = gs.import_onnx(model)
     surgeon.attach(graph, weights or {})
     chosen = [found for stage in stages for found in all_passes() if found.stage == stage]
+    fuse = fuse_linear_attention.without(withdrawn or {})
+    chosen = [fuse if found.name == fuse.name else found for found in chosen]
     findings, records = run_passes(graph, chosen, dump, stop_after)
     if dump is not None:
         dump.end()

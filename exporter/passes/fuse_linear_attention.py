@@ -9,6 +9,9 @@ however it is multiplied out, masked, summed, transposed and reshaped; see
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 
 import onnx_graphsurgeon as gs
 
@@ -19,9 +22,9 @@ from linexport.recognise.find import Search
 log = logging.getLogger(__name__)
 
 
-def run(graph: gs.Graph) -> PassResult:
-    """Fuse every match that can be proven."""
-    findings = Search(graph).run()
+def run(graph: gs.Graph, withdrawn: Mapping[str, str] | None = None) -> PassResult:
+    """Fuse every match that can be proven and is not withdrawn, see ``without``."""
+    findings = Search(graph, withdrawn).run()
     for match in findings.matches:
         log.info("%s: %d nodes fused, %s", match.where, len(match.replaced), match.update_rule)
     rejected = [(found.where, found.reason) for found in findings.refused]
@@ -42,3 +45,11 @@ PASS = Pass(
     ensures="every linear attention that could be proven is a LinearAttention node",
     run=run,
 )
+
+
+def without(withdrawn: Mapping[str, str]) -> Pass:
+    """Return the pass that leaves some matches as they are.
+
+    ``withdrawn`` names them by the value they compute, with the reason that findings are to give.
+    """
+    return replace(PASS, run=partial(run, withdrawn=withdrawn))

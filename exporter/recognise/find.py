@@ -6,7 +6,7 @@ its reshapes and its normaliser, unless something else reads one on the way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,10 +44,16 @@ class Root:
 
 
 class Search:
-    """Finds and replaces in one graph."""
+    """Finds and replaces in one graph.
 
-    def __init__(self, graph: gs.Graph) -> None:
-        self.graph = graph
+    Args:
+        graph: changed in place.
+        withdrawn: matches to leave as they are, by the name of the value they compute, with the
+            reason.
+    """
+
+    def __init__(self, graph: gs.Graph, withdrawn: Mapping[str, str] | None = None) -> None:
+        self.graph, self.withdrawn = graph, dict(withdrawn or {})
         self.evaluator = Evaluator(graph)
         self.place = {id(node): i for i, node in enumerate(graph.nodes)}
         self.outputs = {id(t) for t in graph.outputs}
@@ -64,7 +70,11 @@ class Search:
         for root in reversed(list(roots.values())):
             if root.tensor.name in self.covered or self._split(root, roots):
                 continue
-            self._replace(root)
+            reason = self.withdrawn.get(root.tensor.name)
+            if reason is None:
+                self._replace(root)
+            else:
+                self._refuse(root, reason)
         near = [n for name, n in self.near.items() if name not in self.covered]
         near += self._inside(self.graph, self.evaluator)
         order = {n.outputs[0].name: i for i, n in enumerate(self.graph.nodes) if n.outputs}
@@ -175,8 +185,12 @@ class Search:
         if isinstance(problem, NotAttentionError):
             self._miss(root.tensor.inputs[0], str(problem))
         elif problem is not None:
-            self.refused.append(Refusal(root.tensor.name, str(problem)))
-            self.covered |= {t.name for n in root.region for t in n.outputs}
+            self._refuse(root, str(problem))
+
+    def _refuse(self, root: Root, reason: str) -> None:
+        """Leave a root and everything inside it as it is."""
+        self.refused.append(Refusal(root.tensor.name, reason))
+        self.covered |= {t.name for n in root.region for t in n.outputs}
 
     def _fused(self, root: Root, writer: Writer) -> Exception | None:
         """Put the fused node in place, or say why it is not."""

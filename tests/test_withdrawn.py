@@ -1,0 +1,95 @@
+"""A match that parity refutes is withdrawn, and the rest of the model is converted all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import linexport
+from linexport.conversion.withdraw import TRIALS, blamed
+from linexport.recognise import functions
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Attempts:
+    """A conversion that passes once all of some sets of matches have lost a member."""
+
+    def __init__(self, *wrong: set[str]) -> None:
+        self.wrong, self.asked = wrong, 0
+
+    def __call__(self, left_out: frozenset[str]) -> bool:
+        self.asked += 1
+        return all(group & left_out for group in self.wrong)
+
+
+NAMES = [f"attention_{i}" for i in range(12)]
+
+
+@pytest.mark.parametrize("culprits", [[0], [11], [5], [2, 9], [3, 4], [0, 6, 11]])
+def test_those_to_blame_are_found_and_no_others(culprits: Sequence[int]) -> None:
+    wrong = {NAMES[i] for i in culprits}
+    attempts = Attempts(*({name} for name in wrong))
+    assert blamed(NAMES, attempts) == wrong
+    assert attempts.asked <= TRIALS + 2
+
+
+def test_nobody_is_blamed_for_what_fails_without_matches() -> None:
+    assert blamed(NAMES, lambda _: False) == frozenset()
+    assert blamed([], lambda _: pytest.fail("nothing to leave out")) == frozenset()
+
+
+def test_of_two_that_are_wrong_together_one_is_left_out() -> None:
+    assert len(blamed(NAMES, Attempts({NAMES[1], NAMES[8]}))) == 1
+
+
+def test_where_everything_is_wrong_the_number_of_trials_is_limited() -> None:
+    many = [str(i) for i in range(200)]
+    attempts = Attempts(*({name} for name in many))
+    assert blamed(many, attempts) == set(many)
+    assert attempts.asked <= TRIALS + 20
+
+
+class Two(nn.Module):
+    """Two causal attentions, the second with a map that is bounded."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, 8)."""
+        y = self.attend(torch.nn.functional.elu(x) + 1, x)
+        return self.attend(torch.relu(x).clamp(max=100), y)
+
+    @staticmethod
+    def attend(x: Tensor, value: Tensor) -> Tensor:
+        return (x @ x.mT).tril() @ value / ((x @ x.mT).tril().sum(-1, keepdim=True) + 1e-6)
+
+
+def two() -> tuple[nn.Module, tuple[Tensor]]:
+    return Two(), (torch.randn(2, 16, 8),)
+
+
+def test_a_bounded_map_is_converted(tmp_path: Path) -> None:
+    manifest = linexport.convert(f"{__name__}:two", tmp_path / "out", bench=False)
+    assert manifest.status == "ok" and manifest.fused["LinearAttention"] == 2
+    assert not manifest.refused
+
+
+def test_what_parity_refutes_is_withdrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The map's bound is overlooked, as by a mistake of recognition that the proof cannot see."""
+    right = functions.kind_of
+
+    def mistaken(function: functions.Function) -> str | None:
+        bounded = any(op in str(function) for op in ("Clip", "Min"))
+        return "relu" if bounded else right(function)
+
+    monkeypatch.setattr(functions, "kind_of", mistaken)
+    manifest = linexport.convert(f"{__name__}:two", tmp_path / "out", bench=False)
+    assert manifest.status == "ok" and manifest.parity is not None and manifest.parity.passed
+    assert manifest.fused["LinearAttention"] == 1
+    (withdrawn,) = manifest.refused
+    assert withdrawn.reason.startswith("withdrawn: with it the artifact differs from the original")
+    assert any(withdrawn.where in warning for warning in manifest.warnings)
+    assert "withdrawn" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
