@@ -255,6 +255,15 @@ def test_a_graph_is_checked_before_onnx_runtime_sees_it(
         linexport.load(artifact, threads=1, verify=verify)
 
 
+def test_validate_checks_the_graph_as_well(artifact: Path, cli: Callable[..., Any]) -> None:
+    change(artifact, doubling)
+    digest = hashlib.sha256((artifact / "model.onnx").read_bytes()).hexdigest()
+    described(artifact, lambda m: m.update(model_sha256=digest))
+    result = cli("validate", artifact, "--json")
+    assert result.code == 2
+    assert "functions expand to" in result.json()["message"]
+
+
 @pytest.mark.parametrize("end", [1, 20, 100])
 def test_half_a_model_is_an_error(artifact: Path, end: int) -> None:
     model = artifact / "model.onnx"

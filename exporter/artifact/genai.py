@@ -27,8 +27,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from linexport import manifest as manifests
-from linexport.artifact import write
+from linexport.artifact import opening, write
 from linexport.artifact.language_model import language_model
+from linexport.artifact.signature import SIGNATURE
 from linexport.artifact.text import end_tokens, model_config
 from linexport.errors import ParityError, UsageError
 from linexport.graph.states import State
@@ -58,6 +59,8 @@ def write_genai(artifact: str | Path, output: str | Path) -> Path:
     """
     source, place = Path(artifact), Path(output)
     manifest = manifests.read(source)
+    opening.check_files(source, manifest)
+    opening.checked_graph(source / manifests.MODEL)
     if manifest.status != "ok":
         raise ParityError(f"{source} failed its parity check; see {source / manifests.REPORT}.")
     if not manifest.states:
@@ -73,7 +76,7 @@ def write_genai(artifact: str | Path, output: str | Path) -> Path:
     with write.staged(place) as folder:
         write.save_model(model, folder)
         (folder / CONFIG).write_text(json.dumps(_config(manifest, states, source), indent=2))
-        ours = (manifests.MODEL, manifests.DATA, manifests.MANIFEST, manifests.REPORT)
+        ours = (manifests.MODEL, manifests.DATA, manifests.MANIFEST, manifests.REPORT, SIGNATURE)
         write.copy_files((f for f in source.iterdir() if f.name not in ours), folder)
         write.publish(folder, place)
     return place

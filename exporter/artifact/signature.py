@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linexport import manifest as manifests
+from linexport.artifact.opening import check_files
 from linexport.artifact.write import replace_text
 from linexport.errors import EnvironmentProblemError, SignatureError, UsageError
 
@@ -62,11 +63,11 @@ def sign(folder: Path, key: Path) -> Signed:
         key: file of an ed25519 private key, PEM without a passphrase.
 
     Raises:
-        UsageError: not an artifact, or not such a key.
+        UsageError: not an artifact, a damaged one, or not such a key.
         EnvironmentProblemError: ``cryptography`` is not installed, or the folder is read-only.
     """
     private = _private_key(key)
-    manifests.read(folder)
+    check_files(folder, manifests.read(folder))
     files = _digests(folder)
     signed = Signed(folder / SIGNATURE, _fingerprint(private.public_key()), files)
     content = {
@@ -97,7 +98,8 @@ def verify(folder: Path, key: Path) -> Signed:
         EnvironmentProblemError: ``cryptography`` is not installed.
     """
     public = _public_key(key)
-    manifests.read(folder)
+    if not (folder / manifests.MANIFEST).exists():
+        manifests.read(folder)  # says what is missing; else nothing is parsed before it is trusted
     signed, signature = _read(folder)
     from cryptography.exceptions import InvalidSignature
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from linexport import manifest as manifests
 from linexport import parity, targets
+from linexport.artifact.opening import checked_graph
 from linexport.conversion.model_under_test import subject_of
 from linexport.conversion.records import (
     Measuring,
@@ -107,6 +108,7 @@ def _reopen(
                 f"{folder / MODEL} is not the file its manifest describes: it was "
                 "changed or damaged. Convert the model again."
             )
+        checked_graph(folder / MODEL)
         loaded = _original(manifest, source, trust_remote_code)
         target = targets.find(manifest.target)
 

@@ -107,6 +107,22 @@ def test_states_are_saved_and_restored_at_any_length(
     np.testing.assert_array_equal(other.step(tokens[:, 11:])["logits"], expected)
 
 
+def test_one_row_of_a_hybrid_begins_anew_and_the_others_go_on(
+    converted_family: Converted,
+) -> None:
+    """Rows of keys and values have one length: what a row had before is padding for it now."""
+    artifact = linexport.load(converted_family("qwen3_5_text")[0], threads=1)
+    ids = np.random.default_rng(0).integers(3, 64, size=(3, 14))
+    stream = artifact.stream()
+    stream.step(ids[:, :6])
+    stream.reset(rows=[1])
+    got = stream.step(ids[:, 6:])["logits"]
+    whole, fresh = artifact.run(ids)["logits"], artifact.run(ids[1:2, 6:])["logits"]
+    limit = 1e-4 * np.abs(whole).max()
+    assert np.abs(got[[0, 2]] - whole[[0, 2], 6:]).max() < limit
+    assert np.abs(got[1] - fresh[0]).max() < limit
+
+
 def test_validate_reads_the_folder_again(converted_family: Converted) -> None:
     folder, _ = converted_family("lfm2")
     manifest = linexport.validate(folder, threads=1, seed=7)
