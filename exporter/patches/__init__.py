@@ -1,15 +1,21 @@
 """Functions of other libraries that are swapped for linexport ops while a model is traced.
 
-One file per patched thing, found by scanning here: a module with ``PATCH``. A patch names the
-functions it stands in for, as they are called inside a library's modeling files, and the
-parameters it expects them to have. It applies to every modeling file a model is made of that has
-such a function, whichever family it belongs to.
+One file per patched thing, found by scanning here: a module with ``PATCH``. Other packages declare
+theirs as entry points, whose objects are such patches:
+
+    [project.entry-points."linexport.patches"]
+    my_library = "my_package.my_library:PATCH"
+
+A patch names the functions it stands in for, as they are called inside a library's modeling files,
+and the parameters it expects them to have. It applies to every modeling file a model is made of
+that has such a function, whichever family it belongs to.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -20,9 +26,15 @@ from types import ModuleType
 from typing import Any
 
 from linexport.errors import UnsupportedModelError
+from linexport.system.extensions import find_entry_points, load_entry_point, unusable
 
 __all__ = ["Patch", "Swap", "applied", "check_signature", "original", "patches"]
 
+
+log = logging.getLogger(__name__)
+
+GROUP = "linexport.patches"
+"""Entry points by which other packages add patches."""
 
 KERNELS = "transformers.integrations.hub_kernels"
 """Where the wrappers are from that call compiled kernels."""
@@ -60,12 +72,25 @@ class Patch:
 
 @cache
 def patches() -> tuple[Patch, ...]:
-    """Every patch: each module of this folder that defines ``PATCH``."""
+    """Every patch: ``PATCH`` of the modules of this folder, then those of other packages.
+
+    Raises:
+        EnvironmentProblemError: a patch of another package cannot be loaded, or swaps a function
+            that another patch swaps.
+    """
     found = []
     for module in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
         patch = getattr(importlib.import_module(f"{__name__}.{module.name}"), "PATCH", None)
         if isinstance(patch, Patch):
             found.append(patch)
+    for point in find_entry_points(GROUP):
+        patch = load_entry_point(point, Patch)
+        own = {swap.name for swap in patch.swaps}
+        taken = own & {swap.name for other in found for swap in other.swaps}
+        if taken:
+            names = ", ".join(sorted(taken))
+            raise unusable(point, f"swaps {names}, which another patch swaps already")
+        found.append(patch)
     return tuple(found)
 
 
@@ -76,7 +101,10 @@ def applied(modules: Iterable[ModuleType]) -> Iterator[None]:
     Raises:
         UnsupportedModelError: such a function has other parameters than its patch expects.
     """
-    with _replaced([(*place, swap.replacement) for place, swap in _places(modules)]):
+    places = list(_places(modules))
+    for (holder, name), _ in places:
+        log.info("%s.%s is swapped while the model is traced", holder.__name__, name)
+    with _replaced([(*place, swap.replacement) for place, swap in places]):
         yield
 
 
