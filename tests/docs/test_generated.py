@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,9 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert "<h1" in page
     fetched = [line for line in page.splitlines() if 'src="http' in line or "@import" in line]
     assert not fetched, "a page loads something from the network"
+    formulas = (tmp_path / "math" / "index.html").read_text()
+    left = re.findall(r"\\(?:hat|cdot|frac|mathrm|left|lvert)\b.{0,40}", formulas)
+    assert "<math" in formulas and not left, "formulas that are not MathML"
 
 
 def test_the_readme_fits_on_a_few_screens() -> None:
