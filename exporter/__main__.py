@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import sys
 
-from linexport.system import signals
+from linexport.system import memory, signals
 
 
 def main() -> None:
     """Run the command line."""
     signals.install()
+    memory.own_process()
     try:
         from linexport.cli import main as run
 

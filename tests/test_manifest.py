@@ -114,6 +114,10 @@ OTHER: dict[str, Any] = {
     "seed": -7,
     "overwrite": True,
     "trust_remote_code": True,
+    "isolated": True,
+    "max_memory": 4,
+    "max_seconds": 60,
+    "max_file": 2,
 }
 """A value beside the default for every option."""
 

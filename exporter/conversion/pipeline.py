@@ -17,6 +17,7 @@ from typing import Any
 from linexport import manifest as manifests
 from linexport import parity, passes, targets, trace
 from linexport.artifact import write
+from linexport.conversion import isolated
 from linexport.conversion.job import Job, Original
 from linexport.conversion.model_under_test import subject_of
 from linexport.conversion.records import (
@@ -74,16 +75,19 @@ def convert(
     """
     asked = ConvertOptions(**options)
     place = Path(output)
-    target = _configured(str(source), place, asked)
-    ranges = dimensions.parse(asked.dims)
+    _configured(str(source), place, asked)
+    dimensions.parse(asked.dims)
     write.check_output(place, asked.overwrite)
     failed = place.with_name(f"{place.name}.failed")
     if manifests.is_artifact(place):
         write.check_output(failed, overwrite=True)
-    dump = _dump(asked)
-    watch = Stopwatch(progress or Silent())
+    _dump(asked)
+    shown = progress or Silent()
     with write.staged(place) as folder:
-        manifest = _run(Job(source, asked, target, ranges, folder, watch, dump))
+        if asked.isolated:
+            manifest = isolated.run(str(source), place, asked, folder, shown)
+        else:
+            manifest = run(job_of(source, place, asked, folder, shown))
         if manifest.status != "ok" and manifests.is_artifact(place):
             place = failed
         manifest = replace(manifest, artifact=str(place))
@@ -137,7 +141,16 @@ def _dump(asked: ConvertOptions) -> passes.GraphDump | None:
     return None if asked.dump_passes is None else passes.GraphDump(Path(asked.dump_passes))
 
 
-def _run(job: Job) -> Manifest:
+def job_of(
+    source: str | Path, output: Path, asked: ConvertOptions, folder: Path, shown: Progress
+) -> Job:
+    """Return the conversion of ``source`` into ``folder``, which becomes ``output``."""
+    target, ranges = _configured(str(source), output, asked), dimensions.parse(asked.dims)
+    return Job(source, asked, target, ranges, folder, Stopwatch(shown), _dump(asked))
+
+
+def run(job: Job) -> Manifest:
+    """Write everything to the job's folder except its reports; return the manifest."""
     original = _trace(job, _load(job))
     manifest, subject = _proven(job, original)
     if job.target.build:

@@ -110,6 +110,21 @@ class ConvertOptions:
         "Run the Python code that a Hugging Face model folder brings along: whatever its author "
         "wrote there can do what you can.",
     )
+    isolated: bool = _option(
+        False,
+        "--isolated",
+        "Convert in a process of its own, without network, that writes nowhere else; a crash is an "
+        "error. For models of strangers.",
+    )
+    max_memory: int | None = _option(
+        None, "--max-memory", "For --isolated: GiB of memory it may take.", min=1
+    )
+    max_seconds: int | None = _option(
+        None, "--max-seconds", "For --isolated: seconds it may take.", min=1
+    )
+    max_file: int | None = _option(
+        None, "--max-file", "For --isolated: GiB of each file it may write.", min=1
+    )
 
     def __post_init__(self) -> None:
         """Take any iterable where a tuple is kept, and any path where text is."""

@@ -185,6 +185,14 @@ class FileRecord:
     sha256: str | None
 
 
+@dataclass(frozen=True)
+class IsolationRecord:
+    """How an isolated conversion was confined: what was applied, and what the system lacks."""
+
+    applied: tuple[str, ...]
+    unavailable: tuple[str, ...]
+
+
 Environment = dict[str, str | int | None]
 """Versions of libraries and the machine, by name; None for what is not installed."""
 
@@ -225,6 +233,7 @@ class Manifest:
         seed: of the random inputs.
         stages: seconds of each stage of the conversion.
         passes: those that ran over the graph, in order.
+        isolation: how the conversion was confined; None if it was not isolated.
     """
 
     # For pydantic: no conversion of types, no unknown keys, no NaN.
@@ -265,6 +274,7 @@ class Manifest:
     seed: int
     stages: tuple[StageRecord, ...] = ()
     passes: tuple[PassRecord, ...] = ()
+    isolation: IsolationRecord | None = None
 
     @property
     def why_stateless(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from linexport.manifest import Manifest
-from linexport.manifest.records import LoweringRecord, StateRecord, TensorRecord
+from linexport.manifest.records import IsolationRecord, LoweringRecord, StateRecord, TensorRecord
 from linexport.report.text import ABSENT, NO_REASON, amount, count, moment, shape, target
 
 OPS = {
@@ -79,7 +79,13 @@ def facts(manifest: Manifest) -> list[tuple[str, Cell]]:
         ("Created", Cell(moment(manifest.created), f"by linexport {manifest.linexport}")),
         ("Seed", Cell(str(manifest.seed), "of every random input below")),
         ("Time taken", _duration(manifest)),
+        *([("Isolation", _isolation(manifest.isolation))] if manifest.isolation else []),
     ]
+
+
+def _isolation(record: IsolationRecord) -> Cell:
+    lacking = ", ".join(record.unavailable)
+    return Cell(", ".join(record.applied), f"not available here: {lacking}" if lacking else "")
 
 
 def _duration(manifest: Manifest) -> Cell:

@@ -31,6 +31,18 @@ _MAPS: WeakKeyDictionary[mmap.mmap, int] = WeakKeyDictionary()
 """Files that are mapped, with their addresses."""
 
 
+_OWN: list[bool] = []
+"""Not empty where linexport may set options of this process's allocator."""
+
+
+def own_process() -> None:
+    """Say that this process is linexport's own: the program, or the child of a conversion.
+
+    A host that uses the library keeps its allocator's options, which cannot be read nor restored.
+    """
+    _OWN.append(True)
+
+
 def give_back() -> None:
     """What was freed, where the C library is glibc, and the pages of all that is paged."""
     for file in list(_MAPS):
@@ -48,7 +60,11 @@ def frugal() -> Iterator[None]:
 
     The C library, glibc that is, does so with the first ones only, and then keeps blocks of up to
     32 MB for others to come, in between which holes are left. Afterwards it does that again.
+    Nothing happens in a process that is not linexport's own.
     """
+    if not _OWN:
+        yield
+        return
     _own_from(WORTH)
     try:
         yield

@@ -1,0 +1,83 @@
+"""The process that an isolated conversion runs in: ``python -m`` this module.
+
+    one JSON object on standard input   ->  {"source", "options", "folder", "temporary"}
+    JSON lines on the descriptor named  <-  {"confined"}, {"begin"}, {"end"}, ..., then {"done"} or
+    as the only argument                    {"error", "message"}
+
+The parent takes nothing from here but JSON and the files of the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from linexport.system import memory, sandbox
+from linexport.system.progress import Silent
+
+
+class _Told(Silent):
+    """Tells the parent of stages."""
+
+    def __init__(self, channel: int) -> None:
+        self.channel = channel
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """See ``linexport.system.progress.Progress``."""
+        self.tell(begin=name)
+        yield
+        self.tell(end=name)
+
+    def tell(self, **message: Any) -> None:
+        """Send one message."""
+        os.write(self.channel, json.dumps(message).encode() + b"\n")
+
+
+def main() -> None:
+    """Run one conversion as standard input describes it."""
+    asked = json.load(sys.stdin)
+    told = _Told(int(sys.argv[1]))
+    os.dup2(2, 1)  # what the model prints is not the result
+    options, folder = asked["options"], Path(asked["folder"])
+    limits = sandbox.Limits(options["max_memory"], options["max_file"])
+    sandbox.die_with_parent()
+    confined = sandbox.confine(limits, [folder, Path(asked["temporary"])])
+    told.tell(confined=asdict(confined))
+    memory.own_process()
+    try:
+        _convert(asked["source"], options, folder, told)
+    except MemoryError:
+        told.tell(error="MemoryError", message="")
+    except BaseException as error:
+        lines = str(error).strip().splitlines() or ["no message"]
+        known = _is_ours(error)
+        told.tell(error=type(error).__name__, message=str(error) if known else lines[0])
+    else:
+        told.tell(done=True)
+
+
+def _convert(source: str, given: dict[str, Any], folder: Path, told: _Told) -> None:
+    # Imported here: namespaces want a process with one thread.
+    from linexport.conversion import pipeline
+    from linexport.conversion.records import write_reports
+    from linexport.manifest import ConvertOptions
+
+    job = pipeline.job_of(source, Path(given.pop("output")), ConvertOptions(**given), folder, told)
+    write_reports(folder, pipeline.run(job))
+
+
+def _is_ours(error: BaseException) -> bool:
+    from linexport.errors import LinexportError
+
+    return isinstance(error, LinexportError)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Isolated conversion: what hostile models do ends as one clear error, and the host is unharmed."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import linexport
+from linexport import manifest as manifests
+from linexport.conversion import isolated
+from linexport.errors import LinexportError, UnsupportedModelError, UsageError
+from linexport.manifest import ConvertOptions, Manifest
+from linexport.system import memory
+from linexport.system.progress import Silent
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="confined by Linux's means")
+
+FORMAT_1 = Path(__file__).with_name("test_manifest_format_1.json")
+MARK = f"LINEXPORT_TEST_{secrets.token_hex(8)}"
+HOSTILE = """
+import ctypes, os, socket, time
+import torch
+
+def _model():
+    return torch.nn.Sequential(torch.nn.Linear(4, 4)), (torch.zeros(2, 4),)
+
+def good():
+    return _model()
+
+def allocates():
+    kept = []
+    while True:
+        kept.append(bytearray(2**26))
+
+def loops():
+    while True:
+        time.sleep(1)
+
+def connects():
+    socket.create_connection(("127.0.0.1", {port}), timeout=5).sendall(b"stolen")
+    return _model()
+
+def forks():
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(600)
+        os._exit(0)
+    ctypes.string_at(0)
+
+def crashes():
+    ctypes.string_at(0)
+
+def aborts():
+    os.abort()
+
+def writes_outside():
+    open({outside!r}, "w").write("was here")
+    return _model()
+"""
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The module of the hostile factories."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    text = HOSTILE.format(port=port, outside=str(tmp_path / "outside"))
+    (tmp_path / "hostile_models.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv(MARK, "1")
+    return "hostile_models"
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> dict[str, bytes]:
+    """The files of an artifact that must survive."""
+    folder = tmp_path / "out" / "artifact"
+    folder.mkdir(parents=True)
+    files = {"manifest.json": FORMAT_1.read_bytes(), "model.onnx": b"earlier"}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return files
+
+
+def convert(source: str, tmp_path: Path, **options: Any) -> Manifest:
+    place = tmp_path / "out" / "artifact"
+    given = {"isolated": True, "bench": False, "overwrite": True, "threads": 1} | options
+    return linexport.convert(source, place, **given)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("allocates", {"max_memory": 2}, r"needed more than 2 GiB|MemoryError"),
+        ("loops", {"max_seconds": 8}, r"took longer than 8 s .* Allow more with --max-seconds"),
+        ("connects", {}, r"unreachable|refused"),
+        ("forks", {}, "ended by SIGSEGV in stage load"),
+        ("crashes", {}, "ended by SIGSEGV in stage load: the model, or a library"),
+        ("aborts", {}, r"ended by SIG(ABRT|SEGV)"),
+        ("writes_outside", {}, "Permission denied"),
+    ],
+)
+def test_what_a_hostile_model_does_is_one_error(
+    models: str,
+    earlier: dict[str, bytes],
+    tmp_path: Path,
+    name: str,
+    options: dict[str, Any],
+    words: str,
+) -> None:
+    with pytest.raises(LinexportError, match=words):
+        convert(f"{models}:{name}", tmp_path, **options)
+    place = tmp_path / "out" / "artifact"
+    assert {p.name: p.read_bytes() for p in place.iterdir()} == earlier
+    assert [p.name for p in place.parent.iterdir()] == ["artifact"]
+    assert not (tmp_path / "outside").exists()
+    time.sleep(0.2)
+    assert not remaining()
+
+
+def remaining() -> list[str]:
+    """Command lines of isolated conversions that this process started and that still run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            text = (path / "environ").read_text()
+            if MARK in text:
+                found.append((path / "cmdline").read_text())
+    return found
+
+
+def test_an_isolated_conversion_gives_the_same_artifact(
+    models: str, earlier: dict[str, bytes], tmp_path: Path
+) -> None:
+    manifest = convert(f"{models}:good", tmp_path)
+    assert manifest.status == "ok" and manifest.isolation is not None
+    assert "4096 open files" in manifest.isolation.applied
+    place = tmp_path / "out" / "artifact"
+    assert manifests.read(place) == manifest and Path(manifest.artifact) == place
+    assert "Isolation" in (place / "report.html").read_text()
+    assert [p.name for p in place.parent.iterdir()] == ["artifact"]
+
+
+def test_links_in_the_folder_are_rejected(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").symlink_to("/etc/passwd")
+    with pytest.raises(UnsupportedModelError, match=r"left 'tokenizer.json', which is not a file"):
+        isolated._check(tmp_path)
+
+
+def test_a_shared_timing_cache_is_refused(tmp_path: Path) -> None:
+    asked = ConvertOptions(isolated=True, timing_cache="cache")
+    with pytest.raises(UsageError, match="isolated conversion may not write"):
+        isolated.run("model.pt", tmp_path / "out", asked, tmp_path, Silent())
+
+
+def test_a_host_keeps_its_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(memory, "_own_from", calls.append)
+    with memory.frugal():
+        pass
+    assert calls == []
+    monkeypatch.setattr(memory, "_OWN", [True])
+    with memory.frugal():
+        pass
+    assert calls == [memory.WORTH, memory._GLIBC_MOST]
+
+
+def test_what_the_system_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own: limits stay."""
+    code = """
+from linexport.system import sandbox
+sandbox._unshare = lambda kind: False
+sandbox._landlock = lambda writable: False
+found = sandbox.confine(sandbox.Limits(memory=8, file=1), [])
+print(found.applied, len(found.unavailable))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "'memory up to 8 GiB', 'each file up to 1 GiB') 3" in done.stdout
