@@ -158,12 +158,10 @@ class Stream:
         """
         found = {}
         for name, state in self._model.states.items():
-            values = after[name]
-            if state.growing_axis is not None:
-                values = np.moveaxis(values, state.growing_axis, 0)[
-                    before[name].shape[state.growing_axis] :
-                ]
-                values = np.moveaxis(values, 0, state.growing_axis)
+            values, axis = after[name], state.growing_axis
+            if axis is not None:
+                values = np.moveaxis(values, axis, 0)[before[name].shape[axis] :]
+                values = np.moveaxis(values, 0, axis)
             rows = non_finite_rows(values)
             if len(rows):
                 found[name] = rows.tolist()
