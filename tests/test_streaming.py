@@ -24,6 +24,13 @@ class RunningSum(torch.nn.Module):
         return x.cumsum(1)
 
 
+class Lossy(RunningSum):
+    """The same, less a large number that was added: float32 loses digits, float64 does not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.cumsum(1) + 1e5) - 1e5
+
+
 class Session:
     """The running sum with a state, wrong in ways to choose.
 
@@ -48,9 +55,9 @@ class Session:
         return {"out": out, "present": np.concatenate([present, rest], 1).astype(np.float32)}
 
 
-def subject(session: Session) -> Subject:
+def subject(session: Session, original: type[RunningSum] = RunningSum) -> Subject:
     source = Source("factory", "tests", None, "a running sum")
-    loaded = LoadedModel(RunningSum(), (torch.randn(1, 16, 4),), {}, None, source)
+    loaded = LoadedModel(original(), (torch.randn(1, 16, 4),), {}, None, source)
     held = State("past", "present", "float32", ("batch", 8), "RunningSum")
     return Subject(
         loaded,
@@ -70,6 +77,14 @@ def test_a_running_sum_streams() -> None:
     assert found.passed is True and found.reason is None
     assert found.max_relative_error is not None
     assert found.max_relative_error < 1e-5
+
+
+def test_what_the_original_loses_to_rounding_is_allowed_and_no_more() -> None:
+    found = check_streaming(subject(Session(apart=2e-4), Lossy))
+    assert found.passed is True
+    found = check_streaming(subject(Session(apart=5e-3), Lossy))
+    assert found.passed is False
+    assert check_streaming(subject(Session(apart=2e-4))).passed is False
 
 
 @pytest.mark.parametrize("wrong", [{"read": 0.0}, {"read": 0.99}, {"apart": 2e-4}])
