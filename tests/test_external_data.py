@@ -45,16 +45,16 @@ def test_weights_come_back_as_they_were(model: onnx.ModelProto) -> None:
     before = model.SerializeToString()
     apart = external_data.detach(model)
     assert list(apart) == ["w"] and model.ByteSize() < 2**14
-    whole = external_data.attached(model, apart)
+    whole = external_data.with_weights(model, apart)
     assert whole == onnx.ModelProto.FromString(before)
 
 
 def test_an_outline_is_valid_if_the_model_is(model: onnx.ModelProto) -> None:
     external_data.detach(model)
-    onnx.checker.check_model(external_data.outline(model))
+    onnx.checker.check_model(external_data.externals_as_inputs(model))
     model.graph.node[1].op_type = "NoSuchOperator"
     with pytest.raises(onnx.checker.ValidationError, match="NoSuchOperator"):
-        onnx.checker.check_model(external_data.outline(model))
+        onnx.checker.check_model(external_data.externals_as_inputs(model))
 
 
 def test_passes_leave_them_apart_and_copy_none(model: onnx.ModelProto) -> None:
@@ -66,7 +66,7 @@ def test_passes_leave_them_apart_and_copy_none(model: onnx.ModelProto) -> None:
     assert rewritten.model.ByteSize() < 2**14
     assert name in {tensor.name for tensor in rewritten.model.graph.initializer}
     np.testing.assert_array_equal(
-        output(external_data.attached(rewritten.model, {name: values})), expected
+        output(external_data.with_weights(rewritten.model, {name: values})), expected
     )
 
 

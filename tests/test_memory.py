@@ -172,7 +172,7 @@ def test_the_structure_of_a_written_model_is_all_but_its_weights(
     expected = onnx.ModelProto()
     expected.CopyFrom(whole)
     path = write.save_model(whole, tmp_path)
-    found = external_data.structure(path)
+    found = external_data.read_graph(path)
     del expected.graph.initializer[-1]
     assert found == expected
     assert external_data.files_beside(found) == set()

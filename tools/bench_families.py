@@ -141,8 +141,8 @@ class Fused:
         self.nodes = len(model.graph.node)
         path = write.save_model(model, work, rewritten.weights)
         self.session = OrtSession(path, threads, taking_turns=True)
-        assert loaded.stepwise is not None
-        self.states = loaded.stepwise.states
+        assert loaded.decode_module is not None
+        self.states = loaded.decode_module.states
         self.tokens, self.one = tokens, tokens[:, :1]
         self.empty = {s.past: s.start(1) for s in self.states}
         self.state = self.empty

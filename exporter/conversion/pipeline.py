@@ -226,7 +226,7 @@ def _stream(
     with job.watch.stage("streaming"):
         streaming = parity.check_streaming(subject, job.options.seed)
     # A model's own states are inputs and outputs: they cannot be left out.
-    if streaming.passed is False and original.loaded.stepwise is None:
+    if streaming.passed is False and original.loaded.decode_module is None:
         reason = f"exported without state: {streaming.reason}"
         if model.mixing:
             reason += f". What mixes tokens: {', '.join(model.mixing[:NAMED])}"

@@ -18,7 +18,7 @@ from linexport.conversion.model_under_test import input_records, tensor_records
 from linexport.errors import BuildError, StoppedAfterPass, UsageError
 from linexport.graph import sequence_axis, states
 from linexport.graph.dims import DimRange
-from linexport.graph.external_data import attached, outline
+from linexport.graph.external_data import externals_as_inputs, with_weights
 from linexport.manifest import FORMAT, MODEL, Manifest, describe_files
 from linexport.manifest.records import (
     DimRecord,
@@ -65,13 +65,13 @@ def written(
     """
     target, traced, stage = job.target, original.traced, job.watch.stage
     with stage("rewrite"):
-        own = original.loaded.stepwise is not None  # its states are in the graph as it is
+        own = original.loaded.decode_module is not None  # its states are in the graph as it is
         chosen = passes.STAGES if with_state and not own else passes.STATELESS
         rewritten = _rewritten(job, traced, chosen, withdrawn)
         mixing = sequence_axis.mixing(rewritten.model)
         model, weights = rewritten.model, rewritten.weights
         if target.prepare is not targets.unchanged:  # it may change the weights, too
-            model, weights = target.prepare(attached(model, weights)), {}
+            model, weights = target.prepare(with_weights(model, weights)), {}
     with stage("lower"):
         runner = _runner(target, job.options.threads) if job.options.tune else None
         lowered, choices = lower(model, target.candidates, runner, _tune_sizes(original.dims))
@@ -113,7 +113,7 @@ def _rewritten(
 
 def _check(model: onnx.ModelProto) -> None:
     try:
-        onnx.checker.check_model(outline(model))
+        onnx.checker.check_model(externals_as_inputs(model))
     except onnx.checker.ValidationError as error:
         raise BuildError(f"The rewritten graph is not valid ONNX: {error}") from error
 
@@ -141,7 +141,7 @@ def _manifest(
     loaded, traced, findings = original.loaded, original.traced, rewritten.findings
     graph, files = model.graph, describe_files(job.folder)
     given = [i.name for i in traced.graph.graph.input]
-    own = loaded.stepwise.states if loaded.stepwise else ()
+    own = loaded.decode_module.states if loaded.decode_module else ()
     fused = _fused(graph)
     return Manifest(
         format=FORMAT,

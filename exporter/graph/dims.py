@@ -22,21 +22,21 @@ class DimRange:
     batch: bool = False
 
     def allows(self, size: int) -> bool:
-        """``size`` lies in the range."""
+        """Return whether ``size`` lies in the range."""
         return self.min <= size and (self.max is None or size <= self.max)
 
     def nearest(self, size: int) -> int:
-        """``size``, or the end of the range it lies beyond."""
+        """Return ``size``, or the end of the range it lies beyond."""
         return max(self.min, size if self.max is None else min(size, self.max))
 
 
 def sequence(dims: Mapping[str, DimRange]) -> str | None:
-    """The first dimension that is not the batch."""
+    """Return the first dimension that is not the batch."""
     return next((name for name, limits in dims.items() if not limits.batch), None)
 
 
 def batches(axes: Mapping[str, Collection[int]]) -> set[str]:
-    """Dimensions called batch; if none is, those that lead where others follow.
+    """Return the dimensions called batch; if none is, those that lead where others follow.
 
     ``axes`` are the places each dimension has in the shapes of the inputs.
     """
@@ -47,7 +47,7 @@ def batches(axes: Mapping[str, Collection[int]]) -> set[str]:
 
 
 def parse(options: Iterable[str]) -> dict[str, DimRange]:
-    """``NAME=MIN:OPT:MAX`` options as ranges by name.
+    """Parse ``NAME=MIN:OPT:MAX`` options to ranges by name.
 
     Raises:
         UsageError: an option that is not of that form, or whose sizes are not in order.
@@ -74,7 +74,7 @@ def parse(options: Iterable[str]) -> dict[str, DimRange]:
 
 
 def merge(found: Mapping[str, DimRange], asked: Mapping[str, DimRange]) -> dict[str, DimRange]:
-    """The model's own ranges narrowed to those the user asked for.
+    """Narrow the model's own ranges to those the user asked for.
 
     Raises:
         UsageError: a name the model does not have, or a range beyond the model's own.

@@ -1,4 +1,4 @@
-"""Large weights of a graph, kept apart from it.
+"""External initializers: large weights of a graph, kept beside it.
 
 A ModelProto holds its weights by value: every stage that made another one would copy them all. A
 graph travels without them instead. Such an initializer has its name, dtype and shape, and the
@@ -19,39 +19,39 @@ Weights = Mapping[str, np.ndarray]
 """Values by the initializer's name; of any strides."""
 
 LARGE = 2**20
-"""Bytes from which a weight is kept apart."""
+"""Bytes from which an initializer is external."""
 
-PLACE = "apart"
-"""What an initializer without values names as the file that has them."""
+LOCATION = "external"
+"""The file that an external initializer names until its values are written."""
 
 _LENGTH_DELIMITED = 2
 _GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
-"""How the graph of a model begins in a file of protocol buffers: field and kind."""
+"""Field and wire type with which the graph of a model begins in a file of protocol buffers."""
 
 ALIGNED = 4096
 """Multiples at which weights begin in a file of their own, so that it can be mapped to memory."""
 
 
-def placeholder(name: str, values: np.ndarray) -> TensorProto:
-    """An initializer without its values."""
+def external_initializer(name: str, values: np.ndarray) -> TensorProto:
+    """Return an initializer that has name, type and shape, but not its values."""
     dtype = helper.np_dtype_to_tensor_dtype(values.dtype)
     tensor = TensorProto(name=name, data_type=dtype, dims=values.shape)
-    _point(tensor, location=PLACE)
+    _point(tensor, location=LOCATION)
     return tensor
 
 
 def detach(model: onnx.ModelProto, size: int = LARGE) -> dict[str, np.ndarray]:
-    """Take the weights of at least ``size`` bytes out of a model, in place."""
+    """Make initializers of at least ``size`` bytes external, in place; returns their values."""
     found = {}
     for tensor in model.graph.initializer:
         if len(tensor.raw_data) >= size:
             found[tensor.name] = numpy_helper.to_array(tensor)
-            tensor.CopyFrom(placeholder(tensor.name, found[tensor.name]))
+            tensor.CopyFrom(external_initializer(tensor.name, found[tensor.name]))
     return found
 
 
-def attached(model: onnx.ModelProto, weights: Weights) -> onnx.ModelProto:
-    """The model with its weights; a copy, where any are apart."""
+def with_weights(model: onnx.ModelProto, weights: Weights) -> onnx.ModelProto:
+    """Return the model with its weights; a copy, where any are external."""
     if not weights:
         return model
     whole = onnx.ModelProto()
@@ -62,8 +62,8 @@ def attached(model: onnx.ModelProto, weights: Weights) -> onnx.ModelProto:
     return whole
 
 
-def outline(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy that is valid if the model is: weights that are apart are inputs."""
+def externals_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy that is valid if the model is: external initializers are its inputs."""
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
     apart = [t for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL]
@@ -77,8 +77,8 @@ def outline(model: onnx.ModelProto) -> onnx.ModelProto:
     return bare
 
 
-def structure(path: Path) -> onnx.ModelProto:
-    """The model in a file that ``save`` wrote, without the weights that follow it there."""
+def read_graph(path: Path) -> onnx.ModelProto:
+    """Read a file that ``save`` wrote, without the weights that follow the graph there."""
     size = path.stat().st_size
     kept = bytearray()
     graphs = 0
@@ -97,7 +97,7 @@ def structure(path: Path) -> onnx.ModelProto:
 
 
 def files_beside(model: onnx.ModelProto) -> set[str]:
-    """Names of the files that hold weights of a model."""
+    """Return the names of the files that hold weights of a model."""
     return {
         entry.value
         for tensor in model.graph.initializer
@@ -107,7 +107,7 @@ def files_beside(model: onnx.ModelProto) -> set[str]:
 
 
 def _varint(file: IO[bytes]) -> int:
-    """The integer that stands next: seven bits a byte, the lowest first."""
+    """Read the next integer: seven bits a byte, the lowest first."""
     value = shift = 0
     while True:
         byte = file.read(1)[0]
@@ -118,9 +118,12 @@ def _varint(file: IO[bytes]) -> int:
 
 
 def save(model: onnx.ModelProto, weights: Weights, path: Path, data: Path | None = None) -> None:
-    """Write a model whose weights are apart, holding one of them at a time.
+    """Write a model with external initializers, holding one of them at a time.
 
     Args:
+        model: is not changed.
+        weights: values by the initializer's name.
+        path: of the model file.
         data: a second file, beside ``path``, that the weights go to; None: they are in the first.
     """
     bare = onnx.ModelProto()
@@ -143,7 +146,7 @@ def save(model: onnx.ModelProto, weights: Weights, path: Path, data: Path | None
 
 
 def _written(tensor: TensorProto, values: np.ndarray, file: IO[bytes], name: str) -> TensorProto:
-    """The initializer with the place its values were written to."""
+    """Write values to a file; returns the initializer that names their place there."""
     file.write(b"\0" * (-file.tell() % ALIGNED))
     offset = file.tell()
     file.write(numpy_helper.from_array(values).raw_data)

@@ -11,7 +11,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
-from linexport.graph.external_data import LARGE, Weights, placeholder
+from linexport.graph.external_data import LARGE, Weights, external_initializer
 
 
 def to_model(graph: gs.Graph) -> onnx.ModelProto:
@@ -35,5 +35,5 @@ def detach(graph: gs.Graph, size: int = LARGE) -> Weights:
             continue
         if np.prod(tensor.shape) * np.dtype(tensor.dtype).itemsize >= size:
             found[tensor.name] = tensor.values
-            tensor.values = LazyValues(placeholder(tensor.name, tensor.values))
+            tensor.values = LazyValues(external_initializer(tensor.name, tensor.values))
     return found

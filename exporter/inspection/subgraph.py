@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from linexport.graph.edit import producer
 from linexport.plugins.ops import linear_attention
 
 SHAPE_OPS = ("Shape", "Size", "Constant", "ConstantOfShape")
@@ -23,7 +24,7 @@ MOST = 90
 
 
 def around(model: onnx.ModelProto, names: Collection[str], reach: int = 1) -> dict[str, Any]:
-    """The nodes of those names with what reads them, and ``reach`` steps of what they read."""
+    """Return the nodes of those names, their consumers, and ``reach`` steps of their producers."""
     graph = gs.import_onnx(model)
     arithmetic = _shape_arithmetic(graph)
     inside = [n for n in graph.nodes if n.name in set(names) and n.name not in arithmetic][:MOST]
@@ -36,15 +37,14 @@ def around(model: onnx.ModelProto, names: Collection[str], reach: int = 1) -> di
         for tensor in node.outputs:
             if any(tensor is output for output in graph.outputs):
                 part.edge(node.name, part.end(tensor, "output"))
-            readers = [r for r in tensor.outputs if id(r) not in chosen]
-            for reader in readers:
-                if reader.name not in arithmetic:
-                    part.edge(node.name, part.add(reader, "outside"))
+            for consumer in tensor.outputs:
+                if id(consumer) not in chosen and consumer.name not in arithmetic:
+                    part.edge(node.name, part.add(consumer, "outside"))
     return {"nodes": list(part.nodes.values()), "edges": part.edges}
 
 
 def _shape_arithmetic(graph: gs.Graph) -> set[str]:
-    """Nodes whose outputs follow from shapes and constants alone."""
+    """Return the nodes whose outputs follow from shapes and constants alone."""
     found: set[str] = set()
     for node in graph.nodes:
         made = [t for t in node.inputs if not t.is_empty() and not isinstance(t, gs.Constant)]
@@ -88,18 +88,18 @@ class _Part:
         return ident
 
     def link(self, tensor: gs.Tensor, node: gs.Node) -> list[gs.Node]:
-        """An edge from whatever makes a value to a node that reads it; the maker, if it is new."""
+        """Add the edge from a value's producer to a consumer; returns the producer if it is new."""
         if tensor.is_empty() or isinstance(tensor, gs.Constant) or len(self.nodes) > MOST:
             return []
         if not tensor.inputs:
             self.edge(self.end(tensor, "input"), node.name)
             return []
-        maker = tensor.inputs[0]
-        if maker.name in self.arithmetic:
+        source = tensor.inputs[0]
+        if source.name in self.arithmetic:
             return []
-        new = maker.name not in self.nodes
-        self.edge(self.add(maker, "outside"), node.name)
-        return [maker] * new
+        new = source.name not in self.nodes
+        self.edge(self.add(source, "outside"), node.name)
+        return [source] * new
 
     def edge(self, start: str, end: str) -> None:
         """Each pair once."""
@@ -114,7 +114,7 @@ def _shape(tensor: gs.Tensor | None) -> str:
 
 
 def _note(node: gs.Node, arithmetic: set[str]) -> str:
-    """What tells a node from others of its kind: a constant it reads, or a telling attribute."""
+    """Return what distinguishes a node from others of its kind: an attribute or a constant."""
     attrs = node.attrs
     if node.op == linear_attention.OP.name:
         parts = ["causal" if attrs.get("causal", 1) else "bidirectional"]
@@ -139,7 +139,7 @@ def _note(node: gs.Node, arithmetic: set[str]) -> str:
 def _constant(tensor: gs.Tensor) -> Any:
     if isinstance(tensor, gs.Constant):
         return np.empty(tensor.shape) if np.prod(tensor.shape) > 1 else np.asarray(tensor.values)
-    maker = tensor.inputs[0] if tensor.inputs else None
-    if maker is not None and maker.op == "Constant" and "value" in maker.attrs:
-        return np.asarray(maker.attrs["value"].values)
+    node = producer(tensor, "Constant")
+    if node is not None and "value" in node.attrs:
+        return np.asarray(node.attrs["value"].values)
     return None

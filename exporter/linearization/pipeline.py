@@ -152,12 +152,12 @@ def linearize(
             made.records[index]["layer_error"] = error
         output_error = compare.output_error(original, linear, held_out)
         scores = None if metric is None else _scores(metric, loaded.module, linear)
-    result = replace(loaded, module=linear, program=None, stepwise=None, language=None)
+    result = replace(loaded, module=linear, program=None, decode_module=None, language=None)
     measured: dict[str, Any] = dict.fromkeys(("latency", "memory", "crossover", "reason"))
     if bench:
         with watch.stage("measure"):
             measured = cost.curves(
-                replace(loaded, stepwise=None, language=None), result, lengths, threads, seed
+                replace(loaded, decode_module=None, language=None), result, lengths, threads, seed
             )
     report = {
         "kind": "linearization",

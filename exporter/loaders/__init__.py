@@ -8,6 +8,7 @@ once a file deserves it.
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from linexport.loaders.files import check_text
 from linexport.loaders.model import LoadedModel, Source
 
 __all__ = ["LoadedModel", "Source", "load_model"]
+
+log = logging.getLogger(__name__)
 
 _WINDOWS_DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -69,6 +72,7 @@ def load_model(
     from linexport.loaders.detect import Kind, recognise
 
     kind = recognise(path)
+    log.info("%s is taken for: %s", path, kind.name.lower().replace("_", " "))
     if kind is Kind.EXPORTED_PROGRAM:
         from linexport.loaders.exported_program import load_exported_program
 

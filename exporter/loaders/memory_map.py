@@ -63,7 +63,7 @@ def _move(loaded: LoadedModel, stays: Callable[[int], bool], paged: bool) -> Non
 
 def _tensors(loaded: LoadedModel) -> Iterator[torch.Tensor]:
     """Dense parameters and buffers, each once."""
-    modules = [loaded.module, *([loaded.stepwise.module] if loaded.stepwise else [])]
+    modules = [loaded.module, *([loaded.decode_module.module] if loaded.decode_module else [])]
     found: list[object] = [t for m in modules for t in (*m.parameters(), *m.buffers())]
     if loaded.program is not None:
         found += [*loaded.program.state_dict.values(), *loaded.program.constants.values()]

@@ -54,7 +54,7 @@ class OnnxGraph:
 
 
 @dataclass(frozen=True)
-class Stepwise:
+class DecodeModule:
     """A module that is traced in place of a model whose own code carries states from call to call.
 
     Attributes:
@@ -109,7 +109,7 @@ class LoadedModel:
             half-open range of values it may take (a vocabulary, say). Absent: the range seen in
             the example.
         warnings: what the user should know, such as NaN in a weight.
-        stepwise: what to trace instead of ``module``, where the model carries states of its own.
+        decode_module: traced instead of ``module``, where the model carries states of its own.
         language: set for a language model, which is then checked as one.
         outputs: names of the outputs; None where nothing names them.
         defaults: values that fill an input the caller leaves out, by name.
@@ -125,7 +125,7 @@ class LoadedModel:
     graph: OnnxGraph | None = None
     integer_ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    stepwise: Stepwise | None = None
+    decode_module: DecodeModule | None = None
     language: Language | None = None
     outputs: tuple[str, ...] | None = None
     defaults: Mapping[str, int] = field(default_factory=dict)

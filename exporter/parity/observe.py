@@ -29,7 +29,7 @@ def run(
     open_session: Callable[..., Session],
 ) -> tuple[dict[str, np.ndarray], list[onnx.NodeProto]]:
     """Outputs of the model in that file and the wanted values, by name; and its nodes."""
-    model = external_data.structure(path)
+    model = external_data.read_graph(path)
     more = onnx.ModelProto()
     more.graph.output.extend(outputs_of(model, wanted))
     with tempfile.TemporaryDirectory(dir=path.parent) as work:

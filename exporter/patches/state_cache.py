@@ -2,8 +2,8 @@
 
 A library hands a layer's states around in a cache object, and its functions for one token, for
 several and for several after others each treat them in a way of their own. While a model is
-traced, its cache only says which layer is at work; the functions that stand in for the library's
-take the past of that layer from here and leave the present here, exactly as the ops have them:
+traced, its cache only says which layer is the current one; the functions that stand in for the
+library's take the past of that layer from here and leave the present here, as the ops have them:
 
     conv_<layer>    (B, C, k - 1)        the last inputs of a causal convolution
     state_<layer>   (B, H, d_k, d_v)     the state of linear attention
@@ -21,13 +21,13 @@ from torch import Tensor
 from linexport.errors import UnsupportedModelError
 from linexport.models import functional
 
-_active: ContextVar[Carried] = ContextVar("carried")
+_active: ContextVar[StateCache] = ContextVar("state_cache")
 
 ACTIVATIONS = {None: "none", "silu": "silu", "swish": "silu"}
 """Activations that the convolution op has, by the library's names."""
 
 
-class Carried:
+class StateCache:
     """Past and present states by name, during one run of a model.
 
     Args:
@@ -49,7 +49,7 @@ class Carried:
     def convolve(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None
     ) -> Tensor:
-        """``functional.causal_conv`` of (B, C, T) with the past of the layer at work.
+        """``functional.causal_conv`` of (B, C, T) with the past of the current layer.
 
         ``weight`` is (C, k).
         """
@@ -69,7 +69,7 @@ class Carried:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, layer: str | None = None, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        """``functional.linear_attention`` with the past of the layer at work.
+        """``functional.linear_attention`` with the past of the current layer.
 
         query (B, T, H_q, d_k), key (B, T, H_k, d_k), value (B, T, H_kv, d_v); ``options`` are
         decay, beta and the attributes of the op. Returns the output (B, T, H, d_v) and the state.
@@ -121,19 +121,19 @@ class Carried:
 
 
 @contextmanager
-def carrying(carried: Carried) -> Iterator[None]:
-    """Patched functions called inside use these states."""
-    token = _active.set(carried)
+def using_states(state_cache: StateCache) -> Iterator[None]:
+    """Let patched functions that are called inside use these states."""
+    token = _active.set(state_cache)
     try:
         yield
-        carried.finish()
+        state_cache.finish()
     finally:
         _active.reset(token)
 
 
-def active() -> Carried:
-    """Those of the innermost ``carrying``; without one, of a sequence that nobody continues."""
-    return _active.get(None) or Carried({})
+def active() -> StateCache:
+    """Return the cache of the innermost ``using_states``; without one, a new and empty one."""
+    return _active.get(None) or StateCache({})
 
 
 def _activate(x: Tensor, activation: str | None) -> Tensor:

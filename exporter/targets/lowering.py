@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,8 @@ from onnx import TensorProto, helper
 
 from linexport.plugins.ops.op import DOMAIN, VERSION, Lowering, Node, Op
 from linexport.plugins.ops.registry import attach_functions, known_shapes, linexport_nodes
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,10 @@ def lower(
             tuned = measured[key]
             fastest = min(tuned, key=lambda t: float(t["median_ms"]))["lowering"]
             choice = next(c for c in options if c.name == fastest)
+        log.info("%s %r is lowered as %s", op.name, node.name, choice.name)
+        for other in options:
+            if other is not choice:
+                log.debug("%s %r is not lowered as %s", op.name, node.name, other.name)
         chosen[node.name] = choice.write
         reason = "fastest when measured here" if tuned else choice.reason
         choices.append(

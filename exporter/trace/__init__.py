@@ -20,8 +20,8 @@ import torch
 from linexport.errors import BuildError, UnsupportedModelError
 from linexport.graph import states
 from linexport.graph.dims import DimRange
-from linexport.graph.external_data import Weights, attached, detach
-from linexport.loaders.model import LoadedModel, Stepwise
+from linexport.graph.external_data import Weights, detach, with_weights
+from linexport.loaders.model import DecodeModule, LoadedModel
 from linexport.plugins.ops.registry import all_ops
 from linexport.trace.graph import plain_onnx, to_graph
 from linexport.trace.names import name_symbols
@@ -57,7 +57,7 @@ class Traced:
     @property
     def model(self) -> onnx.ModelProto:
         """The graph with all its weights; a copy of them."""
-        return attached(self.graph, self.weights)
+        return with_weights(self.graph, self.weights)
 
 
 def trace(loaded: LoadedModel) -> Traced:
@@ -75,7 +75,7 @@ def trace(loaded: LoadedModel) -> Traced:
         return Traced(graph, detach(graph), loaded.graph.dims, loaded.graph.sizes)
     program = loaded.program or export_program(loaded)
     reject_nondeterminism(program)
-    step = loaded.stepwise
+    step = loaded.decode_module
     names, dims, sizes = name_symbols(program, (step or loaded).dynamic_shapes)
     model, weights, translated = to_graph(program, names, (step or loaded).outputs)
     _check_outputs(program, model)
@@ -106,7 +106,7 @@ def plain_export(
     return path, plain_onnx(program or loaded.program or export_program(loaded), path)
 
 
-def _check_fused(model: onnx.ModelProto, step: Stepwise) -> None:
+def _check_fused(model: onnx.ModelProto, step: DecodeModule) -> None:
     """Check that every state of an op is one that a node of that op continues."""
     fused = {(state.past, state.present) for state in states.find(model)}
     for state in step.states:

@@ -17,7 +17,7 @@ from onnxscript import ir, values
 from onnxscript.ir.passes.common import LiftConstantsToInitializersPass
 
 from linexport.errors import BuildError
-from linexport.graph.external_data import LARGE, PLACE, Weights, attached
+from linexport.graph.external_data import LARGE, LOCATION, Weights, with_weights
 from linexport.models import torch_ops
 from linexport.plugins.ops import registry
 from linexport.plugins.ops.op import DOMAIN, VERSION, Op
@@ -81,7 +81,7 @@ def to_onnx(
 ) -> onnx.ModelProto:
     """``to_graph`` with the weights in the graph."""
     model, weights, _ = to_graph(program, symbols)
-    return attached(model, weights)
+    return with_weights(model, weights)
 
 
 def _take_weights(model: ir.Model) -> Weights:
@@ -92,7 +92,7 @@ def _take_weights(model: ir.Model) -> Weights:
         if tensor is not None and tensor.nbytes >= LARGE:
             found[name] = tensor.numpy()
             value.const_value = ir.ExternalTensor(
-                PLACE, None, None, tensor.dtype, shape=tensor.shape, name=name
+                LOCATION, None, None, tensor.dtype, shape=tensor.shape, name=name
             )
     return found
 

@@ -25,8 +25,8 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
         UnsupportedModelError, BuildError: see ``trace``.
     """
     torch_ops.register_all()
-    source = loaded.stepwise or loaded
-    patched = loaded.stepwise.patched if loaded.stepwise else contextlib.nullcontext
+    source = loaded.decode_module or loaded
+    patched = loaded.decode_module.patched if loaded.decode_module else contextlib.nullcontext
 
     def export() -> torch.export.ExportedProgram:
         with torch.no_grad(), quiet(), patched():

@@ -171,8 +171,8 @@ def test_a_factory_may_return_such_a_model(
 ) -> None:
     monkeypatch.chdir(model_folder("lfm2"))
     made, read = load_model("saved_language_model:make"), load_model(model_folder("lfm2"))
-    assert made.source.kind == "factory" and made.stepwise is not None
-    assert made.stepwise.states == read.stepwise.states  # type: ignore[union-attr]
+    assert made.source.kind == "factory" and made.decode_module is not None
+    assert made.decode_module.states == read.decode_module.states  # type: ignore[union-attr]
     tokens = torch.randint(64, (2, 9))
     with torch.no_grad():
         torch.testing.assert_close(

@@ -15,7 +15,7 @@ from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.loaders import load_model
 from linexport.patches import attention, latent_attention
-from linexport.patches.state_cache import Carried, active, carrying
+from linexport.patches.state_cache import StateCache, active, using_states
 from tests.support.families import TINY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -77,16 +77,16 @@ def test_every_patch_says_what_it_was_tried_with() -> None:
 
 def test_states_are_those_of_the_run_they_belong_to() -> None:
     x, weight = torch.randn(1, 2, 5), torch.randn(2, 3)
-    first = Carried({})
-    with carrying(first):
+    first = StateCache({})
+    with using_states(first):
         first.begin_convolution("0")
         whole = active().convolve(x, weight, None, None)
-    second = Carried({})
-    with carrying(second):
+    second = StateCache({})
+    with using_states(second):
         second.begin_convolution("0")
         head = active().convolve(x[..., :2], weight, None, None)
-    third = Carried(second.present)
-    with carrying(third):
+    third = StateCache(second.present)
+    with using_states(third):
         third.begin_convolution("0")
         tail = active().convolve(x[..., 2:], weight, None, None)
     torch.testing.assert_close(torch.cat([head, tail], -1), whole)
@@ -99,14 +99,14 @@ def test_convolutions_have_any_activation_of_the_library(
     library: ModuleType, activation: str
 ) -> None:
     x, weight = torch.randn(2, 4, 9), torch.randn(4, 3)
-    found = Carried({}).convolve(x, weight, None, activation)
+    found = StateCache({}).convolve(x, weight, None, activation)
     expected = library.causal_conv1d_fn.__wrapped__(x, weight, activation=activation)
     torch.testing.assert_close(found, expected)
 
 
 def test_an_activation_that_the_library_has_not_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match=r"'nonsense'.*gelu_pytorch_tanh"):
-        Carried({}).convolve(torch.randn(1, 2, 3), torch.randn(2, 2), None, "nonsense")
+        StateCache({}).convolve(torch.randn(1, 2, 3), torch.randn(2, 2), None, "nonsense")
 
 
 def test_the_original_calls_no_compiled_kernels(library: ModuleType) -> None:

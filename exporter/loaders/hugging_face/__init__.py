@@ -82,11 +82,11 @@ def adopt(model: Any, source: Source) -> LoadedModel:
     Raises:
         UnsupportedModelError: layers no patch stands in for.
     """
-    from linexport.loaders.hugging_face.language_model import Original, stepwise
+    from linexport.loaders.hugging_face.language_model import Original, decode_module
 
     model.set_attn_implementation("eager")
     original = Original(model.eval()).eval()
-    step = stepwise(model)
+    step = decode_module(model)
     text = model.config.get_text_config(decoder=True)
     vocabulary = int(text.vocab_size)
     return LoadedModel(
@@ -97,7 +97,7 @@ def adopt(model: Any, source: Source) -> LoadedModel:
         source=source,
         integer_ranges={0: (0, vocabulary), 1: (1, 2)},
         warnings=non_finite_warnings(named_tensors(model)),
-        stepwise=step,
+        decode_module=step,
         language=Language(
             vocabulary=vocabulary,
             context=getattr(text, "max_position_embeddings", None),

@@ -26,9 +26,9 @@ from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.graph.states import State
 from linexport.loaders.hugging_face.cache import KEYS, VALUES, make_cache, presents
-from linexport.loaders.model import Stepwise
+from linexport.loaders.model import DecodeModule
 from linexport.patches import experts
-from linexport.patches.state_cache import Carried, carrying
+from linexport.patches.state_cache import StateCache, using_states
 from linexport.plugins.ops import causal_conv, linear_attention
 
 MASK = "mask"
@@ -121,10 +121,10 @@ class Streaming(_CausalModel):
 
         At the beginning of a sequence ``past`` may be empty.
         """
-        carried = Carried(past)
+        state_cache = StateCache(past)
         mask = torch.cat([past[MASK], attention_mask], -1) if MASK in past else attention_mask
-        cache = make_cache(self.model.config, carried)
-        with carrying(carried):
+        cache = make_cache(self.model.config, state_cache)
+        with using_states(state_cache):
             logits = self.model(
                 input_ids=input_ids,
                 attention_mask=mask,
@@ -132,7 +132,7 @@ class Streaming(_CausalModel):
                 **{self.cache_name: cache},
                 **self._positions(mask, input_ids.shape[1]),
             ).logits
-        found = presents(cache, carried)
+        found = presents(cache, state_cache)
         if any(name.startswith(KEYS) for name in found):
             found = {MASK: mask, **found}
         return logits, found
@@ -144,7 +144,7 @@ class Streaming(_CausalModel):
             yield
 
 
-def stepwise(model: Any) -> Stepwise:
+def decode_module(model: Any) -> DecodeModule:
     """Build the module to trace for a model, with examples in the middle of two sequences.
 
     Raises:
@@ -174,7 +174,7 @@ def stepwise(model: Any) -> Stepwise:
     ids = torch.zeros(batch, length, dtype=torch.int64)
     batch_dim, sequence, before = Dim(BATCH), Dim(SEQUENCE), Dim(PAST, min=0)
     tokens = {0: batch_dim, 1: sequence}
-    return Stepwise(
+    return DecodeModule(
         module=module,
         args=(ids, torch.ones_like(ids), {k: v.clone() for k, v in past.items()}),
         dynamic_shapes=(

@@ -86,7 +86,7 @@ class OnnxModule(torch.nn.Module):
         """
         if fn(torch.empty(0)).dtype != torch.float64:
             raise UnsupportedModelError("an ONNX graph computes in the dtypes that its file fixes.")
-        files = [self.path.name, *external_data.files_beside(external_data.structure(self.path))]
+        files = [self.path.name, *external_data.files_beside(external_data.read_graph(self.path))]
         if sum((self.path.parent / name).stat().st_size for name in files) > LARGEST_WIDENED:
             raise UnsupportedModelError("the ONNX graph is too large to be run in float64 as well.")
         try:
