@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
+from tokenize import TokenError
 from types import MappingProxyType
 from typing import IO, Any
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
@@ -153,7 +154,10 @@ def _array(file: IO[bytes], size: int) -> np.ndarray:
     }
     if version not in readers:
         raise ValueError(f"an array has the unknown format {version}")
-    shape, fortran, dtype = readers[version](file, max_header_size=_LARGEST_HEADER)
+    try:
+        shape, fortran, dtype = readers[version](file, max_header_size=_LARGEST_HEADER)
+    except TokenError as error:  # NumPy tries to read a header that Python 2 wrote
+        raise ValueError(f"an array has a header that is not one: {error.args[0]}") from error
     if dtype.hasobject or dtype.itemsize == 0:
         raise ValueError(f"an array has dtype {dtype}")
     promised, there = prod(shape) * dtype.itemsize, size - file.tell()

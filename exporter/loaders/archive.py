@@ -42,7 +42,7 @@ class TorchArchive:
             self._reader = torch._C.PyTorchFileReader(opened)
             seen = self._reader.get_all_records()
             sizes = {name: int(self._reader.get_record_size(name)) for name in seen}
-        except RuntimeError as error:
+        except (RuntimeError, UnicodeDecodeError) as error:  # names that are not UTF-8
             raise UnsupportedModelError("torch cannot read the zip archive") from error
         if len(seen) != len(sizes) or sizes != self._sizes:
             raise UnsupportedModelError("two zip readers see different members in it")

@@ -144,7 +144,8 @@ def _module(path: Path, content: dict[str, Any]) -> ReferenceModel:
         _compare(path, _build(path, content), content["state_dict"])
     module = _build(path, content)
     try:
-        module.load_state_dict(content["state_dict"])
+        # A plain dict: attributes of an OrderedDict in the file are not part of the format.
+        module.load_state_dict(dict(content["state_dict"]))
     except RuntimeError as error:  # sparse or quantised tensors
         raise refuse(path, f"weights that cannot be copied ({first_line(error)})", _SAVE) from error
     return module.eval()

@@ -50,6 +50,19 @@ def _exp(x: Number) -> Number:
     return mpmath.exp(x) if abs(x) < 1e40 else mpmath.mpf("inf" if x > 0 else 0)
 
 
+def _periodic(function: Callable[[Number], Number]) -> Callable[[Number], Number]:
+    """Return the function, NaN beyond float32: a remainder of pi needs every digit of its number.
+
+    sin(exp(1e30)) would take digits without end; in float32 it is the sine of infinity.
+    """
+    return lambda x: function(x) if abs(x) <= LARGEST else mpmath.mpf("nan")
+
+
+def _rounded(function: Callable[[Number], Number]) -> Callable[[Number], Number]:
+    """Return the function where numbers can have a fraction in float32; beyond, they are whole."""
+    return lambda x: function(x) if abs(x) <= LARGEST else x
+
+
 def _log(x: Number) -> Number:
     return mpmath.log(x) if x > 0 else mpmath.mpf("-inf" if x == 0 else "nan")
 
@@ -103,16 +116,16 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "And": lambda a, b: a and b,
     "Cast": lambda x, to: x,
     "CastLike": lambda x, _: x,
-    "Ceil": mpmath.ceil,
+    "Ceil": _rounded(mpmath.ceil),
     "Celu": _celu,
     "Clip": _clip,
-    "Cos": mpmath.cos,
+    "Cos": _periodic(mpmath.cos),
     "Div": lambda a, b: a / b if b else mpmath.mpf("nan"),
     "Elu": _elu,
     "Equal": operator.eq,
     "Erf": mpmath.erf,
     "Exp": _exp,
-    "Floor": mpmath.floor,
+    "Floor": _rounded(mpmath.floor),
     "Gelu": _gelu,
     "Greater": operator.gt,
     "GreaterOrEqual": operator.ge,
@@ -133,11 +146,11 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Pow": _pow,
     "Reciprocal": lambda x: 1 / x if x else mpmath.mpf("nan"),
     "Relu": lambda x: max(x, mpmath.mpf(0)),
-    "Round": mpmath.nint,
+    "Round": _rounded(mpmath.nint),
     "Selu": _selu,
     "Sigmoid": _sigmoid,
     "Sign": mpmath.sign,
-    "Sin": mpmath.sin,
+    "Sin": _periodic(mpmath.sin),
     "Softplus": _softplus,
     "Softsign": lambda x: x / (1 + abs(x)),
     "Sqrt": lambda x: mpmath.sqrt(x) if x >= 0 else mpmath.mpf("nan"),

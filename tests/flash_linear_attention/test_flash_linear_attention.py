@@ -62,6 +62,13 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
+def test_widths_that_cannot_be_computed_are_refused(folder: Callable[..., Path]) -> None:
+    with pytest.raises(UnsupportedModelError, match="no model can be built"):
+        load_model(folder("gla", vocab_size=2**63))
+    with pytest.raises(UnsupportedModelError, match=r"more than .* parameters"):
+        load_model(folder("gla", vocab_size=2**40))
+
+
 def test_every_layout_is_recorded() -> None:
     assert {recorded(label)[0]["model_type"] for label in LABELS} == set(layouts())
 

@@ -47,6 +47,8 @@ def edit(folder: Path, **changes: Any) -> None:
         ({"architectures": [None]}, r"architectures is \[null\]"),
         ({"transformers_weights": "other.safetensors"}, "another file of weights; expected"),
         ({"text_config": [{"transformers_weights": None}]}, "another file of weights"),
+        ({"num_hidden_layers": 2**32}, "num_hidden_layers is 4,294,967,296; expected at most"),
+        ({"vocab_size": 2**40}, "more than .* parameters, which the weights beside it cannot"),
         ({"auto_map": "modeling.Own"}, r"code is in the folder \(modeling.Own\)"),
         ({"auto_map": {"AutoTokenizer": ["own.Own", None]}}, r"code is in the folder \(own.Own\)"),
     ],
@@ -56,6 +58,25 @@ def test_a_configuration_that_is_not_that_of_the_weights(
 ) -> None:
     edit(folder, **changes)
     with pytest.raises(UnsupportedModelError, match=match):
+        load_model(folder)
+
+
+def test_a_configuration_that_only_running_shows_to_be_wrong(
+    model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    place = tmp_path / "model"
+    shutil.copytree(model_folder("mamba2"), place)
+    edit(place, time_step_limit=[0.0])
+    with pytest.raises(UnsupportedModelError, match=r"cannot be run \(ValueError"):
+        load_model(place)
+
+
+def test_values_nested_without_end_are_refused(folder: Path) -> None:
+    deep: Any = 1
+    for _ in range(400):
+        deep = [deep]
+    edit(folder, extra=deep)
+    with pytest.raises(UsageError, match="nested more than 50 deep"):
         load_model(folder)
 
 

@@ -55,6 +55,15 @@ def test_a_loaded_checkpoint_is_the_saved_model(
     torch.testing.assert_close(loaded.module(*loaded.args), model(*loaded.args))
 
 
+def test_attributes_of_the_state_dict_are_not_read(
+    checkpoint: Callable[..., Path], model: models.ReferenceModel
+) -> None:
+    weights = model.state_dict()
+    weights._metadata = dict.fromkeys(weights._metadata, (1, 2))  # type: ignore[attr-defined]
+    loaded = load_model(checkpoint(state_dict=weights))
+    torch.testing.assert_close(loaded.module.state_dict(), model.state_dict())
+
+
 def test_the_seed_draws_the_examples(checkpoint: Callable[..., Path]) -> None:
     path = checkpoint()
     first, again, other = (load_model(str(path), seed=seed).args[0] for seed in (1, 1, 2))

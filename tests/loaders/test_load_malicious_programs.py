@@ -341,6 +341,19 @@ def test_archives_that_two_readers_see_differently(pt2: Path, tmp_path: Path, ma
     refused(path, marker, "same name")
 
 
+def test_names_that_torch_cannot_decode_are_refused(
+    pt2: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reader:
+        def __init__(self, path: object) -> None: ...
+
+        def get_all_records(self) -> None:
+            b"\x96".decode()
+
+    monkeypatch.setattr(torch._C, "PyTorchFileReader", Reader)
+    refused(pt2, marker, "cannot read the zip archive")
+
+
 def test_compressed_members_are_refused(pt2: Path, tmp_path: Path, marker: Path) -> None:
     path = tmp_path / "bomb.pt2"
     with (

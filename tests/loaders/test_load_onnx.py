@@ -28,12 +28,18 @@ RELU = "g (float[batch, seq, 4] x) => (float[batch, seq, 4] y) { y = Relu(x) }"
 def written(tmp_path: Path) -> Callable[..., Path]:
     """``written(text or model)``: a file of it."""
 
-    def write(source: str | onnx.ModelProto, name: str = "m.onnx") -> Path:
+    def write(source: str | bytes | onnx.ModelProto, name: str = "m.onnx") -> Path:
         model = parser.parse_model(source) if isinstance(source, str) else source
-        (tmp_path / name).write_bytes(model.SerializeToString())
+        content = model if isinstance(model, bytes) else model.SerializeToString()
+        (tmp_path / name).write_bytes(content)
         return tmp_path / name
 
     return write
+
+
+def not_utf8(model: onnx.ModelProto, text: bytes) -> bytes:
+    """Bytes of the model with a text in it made one that is none."""
+    return model.SerializeToString().replace(text, b"\xff" + text[1:])
 
 
 def linear(location: str | None = None, dims: tuple[int, int] = (4, 4)) -> onnx.ModelProto:
@@ -282,6 +288,17 @@ BAD = [
     (lambda: linear(""), "inside the model's folder"),
     (lambda: linear("gone.data"), "kept in gone.data, which is missing"),
     (lambda: linear("short.data"), "needs 64 bytes; short.data has 10"),
+    (lambda: not_utf8(linear("w.data"), b"w.data"), "not UTF-8"),
+    # ONNX Runtime ends the process where such a graph runs.
+    (
+        lambda: (
+            HEAD
+            + """ g (float[n] x) => (float[m, n] y) {
+            y = Einsum <equation = "ij,jk->ik"> (x, x)
+        }"""
+        ),
+        "contradict each other.*Rank of input 0",
+    ),
 ]
 
 

@@ -140,3 +140,11 @@ def test_a_narrow_exception_is_found_by_its_constant() -> None:
     relu = ("Relu", (), ("x",))
     assert functions.kind_of(("Where", (), narrow, ("const", 1.0, "float32"), relu)) is None
     assert functions.kind_of(relu) == "relu"
+
+
+@pytest.mark.parametrize("outer", [torch.sin, torch.cos, torch.floor, torch.round])
+def test_a_map_of_numbers_beyond_float32_is_judged_without_all_their_digits(outer: Map) -> None:
+    """The sine of exp(1e30) would take a remainder of pi to 1e30 digits."""
+    _, found = rewritten(lambda x: outer(x.exp()) + 2)
+    (match,) = found.findings.matches
+    assert match.query_map is None

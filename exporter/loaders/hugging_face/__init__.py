@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from linexport.errors import UsageError
+from linexport.errors import LinexportError, UsageError
+from linexport.loaders.files import first_line, refuse
 from linexport.loaders.hugging_face.folder import (
     CONFIG,
     copied_files,
@@ -61,14 +62,23 @@ def load_hugging_face(
         from linexport.loaders.hugging_face.flash_linear_attention import load
 
         return load(folder, config, files, location or str(folder))
-    model = causal_language_model(folder, config, trust_remote_code)
+    model = causal_language_model(folder, config, files, trust_remote_code)
     source = Source(
         kind="hugging_face",
         location=location or str(folder),
         sha256=digest([folder / CONFIG, *files]),
         description=f"{config['model_type']}: {describe(type(model).__name__, model)}",
     )
-    adopted = adopt(model, source)
+    try:
+        adopted = adopt(model, source)
+    except LinexportError:
+        raise
+    except Exception as error:  # the model is run, and any value of its configuration may be wrong
+        raise refuse(
+            folder,
+            f"a model that cannot be run ({first_line(error)})",
+            "compare the configuration with that of a published model of the same type",
+        ) from error
     return replace(
         adopted,
         warnings=(*_left_out(config, model), *adopted.warnings),

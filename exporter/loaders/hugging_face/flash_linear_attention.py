@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from linexport.errors import LinexportError
+from linexport.loaders.files import first_line, refuse
 from linexport.loaders.hugging_face.folder import (
     CONFIG,
     check_weights,
@@ -15,6 +17,7 @@ from linexport.loaders.hugging_face.folder import (
     digest,
     missing,
 )
+from linexport.loaders.hugging_face.sizes import bounded
 from linexport.loaders.model import Language, LoadedModel, Source
 from linexport.loaders.weights import describe, named_tensors, non_finite_warnings
 
@@ -44,7 +47,18 @@ def load(folder: Path, config: dict[str, Any], files: list[Path], location: str)
     from linexport.models.flash_linear_attention import build
 
     copied = copied_files(folder)
-    model = build(config)
+    try:
+        with torch.device("meta"), bounded(folder, files):
+            build(config)
+        model = build(config)
+    except LinexportError:
+        raise
+    except Exception as error:  # widths are computed from settings, any of which may be wrong
+        raise refuse(
+            folder / CONFIG,
+            f"a configuration from which no model can be built ({first_line(error)})",
+            "compare it with that of a published model of the same type",
+        ) from error
     _load_weights(model, folder, files)
     settings = model.settings
     ids = torch.zeros(EXAMPLE, dtype=torch.int64)

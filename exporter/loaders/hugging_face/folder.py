@@ -13,6 +13,7 @@ from typing import Any
 
 from linexport.errors import EnvironmentProblemError, UnsupportedModelError, UsageError
 from linexport.loaders.files import check_link, refuse, sha256, unreadable
+from linexport.loaders.hugging_face.sizes import check_layers
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -22,6 +23,7 @@ REDIRECTION = "transformers_weights"
 
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _LISTED = 4
+_NESTED = 50
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 """Dtypes of weights that are not quantised, as safetensors names them."""
@@ -64,6 +66,7 @@ def read_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
             f"{INDEX} and its shards",
             f"give the file one of these names and delete {REDIRECTION}",
         )
+    check_layers(folder / CONFIG, config)
     architectures = config.get("architectures")
     if architectures is not None and not (
         isinstance(architectures, list) and all(isinstance(a, str) for a in architectures)
@@ -250,4 +253,19 @@ def _json(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not JSON: {error}. Download it again.") from None
     if not isinstance(content, dict):
         raise UsageError(f"{path} is not a JSON object. Download it again.")
+    if _deeper(content, _NESTED):
+        raise UsageError(f"{path} has values nested more than {_NESTED} deep. Download it again.")
     return content
+
+
+def _deeper(value: object, limit: int) -> bool:
+    """Whether lists and objects of a JSON value are nested deeper than this: readers recurse."""
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)

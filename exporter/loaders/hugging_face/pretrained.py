@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,22 @@ from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import first_line, refuse
 from linexport.loaders.hugging_face.folder import CONFIG, check_weights, missing
+from linexport.loaders.hugging_face.sizes import bounded
 
 
-def causal_language_model(folder: Path, config: dict[str, Any], trust_remote_code: bool) -> Any:
+def causal_language_model(
+    folder: Path, config: dict[str, Any], files: Sequence[Path], trust_remote_code: bool
+) -> Any:
     """Build a causal language model, with attention whose steps can be traced one by one.
 
     Raises:
         EnvironmentProblemError: transformers is not installed.
         UnsupportedModelError: it is none, or the folder does not hold what its config says.
     """
-    return _pretrained(folder, config, "AutoModelForCausalLM", "eager", trust_remote_code)
+    return _pretrained(folder, config, files, "AutoModelForCausalLM", "eager", trust_remote_code)
 
 
-def as_published(folder: Path, config: dict[str, Any]) -> Any:
+def as_published(folder: Path, config: dict[str, Any], files: Sequence[Path]) -> Any:
     """Build the class that the config names, with ``F.scaled_dot_product_attention``.
 
     Raises:
@@ -33,7 +36,7 @@ def as_published(folder: Path, config: dict[str, Any]) -> Any:
             config says.
     """
     named = (config.get("architectures") or ["AutoModel"])[0]
-    return _pretrained(folder, config, named, "sdpa", False)
+    return _pretrained(folder, config, files, named, "sdpa", False)
 
 
 def supported() -> list[str]:
@@ -45,7 +48,12 @@ def supported() -> list[str]:
 
 
 def _pretrained(
-    folder: Path, config: dict[str, Any], name: str, attention: str, trust_remote_code: bool
+    folder: Path,
+    config: dict[str, Any],
+    files: Sequence[Path],
+    name: str,
+    attention: str,
+    trust_remote_code: bool,
 ) -> Any:
     try:
         import torch
@@ -68,17 +76,20 @@ def _pretrained(
             ) from error
         loader: Any = _class(folder, name)
         try:
-            model, report = loader.from_pretrained(
-                folder,
-                config=parsed,
-                dtype=torch.float32,
-                attn_implementation=attention,
-                use_safetensors=True,
-                local_files_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are in the report, by name
-                **({"trust_remote_code": True} if trust_remote_code else {}),
-            )
+            with bounded(folder, files):
+                model, report = loader.from_pretrained(
+                    folder,
+                    config=parsed,
+                    dtype=torch.float32,
+                    attn_implementation=attention,
+                    use_safetensors=True,
+                    local_files_only=True,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # they are in the report, by name
+                    **({"trust_remote_code": True} if trust_remote_code else {}),
+                )
+        except UnsupportedModelError:
+            raise
         except Exception as error:
             if "Unrecognized configuration class" in str(error):
                 raise _unknown(folder, kind) from error

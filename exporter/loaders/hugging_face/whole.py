@@ -67,7 +67,7 @@ def load_whole(folder: Path, location: str | None = None) -> LoadedModel:
     """
     config = read_config(folder, trust_remote_code=False)
     files = weight_files(folder)
-    model = as_published(folder, config)
+    model = as_published(folder, config, files)
     if not getattr(model, "_supports_sdpa", False):
         raise refuse(
             folder,

@@ -50,6 +50,9 @@ def all_texts(model: onnx.ModelProto) -> Iterator[str]:
     for node in all_nodes(model):
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
         yield from (attribute.name for attribute in node.attribute)
+    for tensor in all_tensors(model):
+        for entry in tensor.external_data:
+            yield from (entry.key, entry.value)
 
 
 def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

@@ -1,0 +1,74 @@
+"""What a configuration may ask for, bounded by the weights that are there before memory is taken.
+
+    parameters registered <= 2^24 + 4 (bytes of the weights / 2)
+
+The factor allows for parameters that are registered more than once, and that are shared or made
+again; the constant, for what small models hold beside their weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from linexport.loaders.files import refuse
+
+if TYPE_CHECKING:
+    import torch
+
+_SLACK = 2**24
+_MOST_LAYERS = 10_000
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
+@contextmanager
+def bounded(folder: Path, files: Iterable[Path]) -> Iterator[None]:
+    """Refuse a model while it is built, once it has more parameters than its weights could fill.
+
+    Args:
+        folder: of the model, which the refusal names.
+        files: its weights.
+
+    Raises:
+        UnsupportedModelError: see above.
+    """
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+
+    most = _SLACK + 4 * (sum(path.stat().st_size for path in files) // 2)
+    count = 0
+
+    def register(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        nonlocal count
+        count += 0 if parameter is None else parameter.numel()
+        if count > most:
+            raise refuse(
+                folder,
+                f"a configuration of more than {most:,} parameters, which the weights beside it "
+                "cannot fill",
+                "compare the configuration with the weights",
+            )
+
+    hook = register_module_parameter_registration_hook(register)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def check_layers(path: Path, config: dict[str, Any]) -> None:
+    """Refuse a number of layers for which the library would make lists without end.
+
+    Raises:
+        UnsupportedModelError: more than 10,000.
+    """
+    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for key in _LAYERS:
+            found = part.get(key)
+            if isinstance(found, int | float) and found > _MOST_LAYERS:
+                raise refuse(
+                    path,
+                    f"{key} is {found:,}; expected at most {_MOST_LAYERS:,}",
+                    "take the folder as its author published it",
+                )

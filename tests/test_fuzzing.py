@@ -1,0 +1,68 @@
+"""A few hundred mutated files of fixed seeds; ``tools/fuzz.py`` makes any number."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from linexport.artifact.state import StreamState
+from linexport.errors import UsageError
+from tests.support.fuzzing import archives, campaign, values
+from tests.support.fuzzing.kinds import KINDS
+
+COUNTS = {"pt": 60, "pt2": 40, "onnx": 40, "config": 30, "safetensors": 40} | {
+    "manifest": 60,
+    "state": 60,
+    "graphs": 20,
+}
+OF_TRANSFORMERS = ("config", "safetensors")
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[campaign.Worker]:
+    """One process for all kinds."""
+    started = campaign.Worker(tmp_path_factory.mktemp("fuzzing"))
+    yield started
+    started.stop()
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+def test_no_mutation_ends_in_anything_but_a_result_or_a_refusal(
+    kind: str, worker: campaign.Worker
+) -> None:
+    if kind in OF_TRANSFORMERS and importlib.util.find_spec("transformers") is None:
+        pytest.skip("needs the hf extra")
+    report = campaign.run(kind, 0, range(COUNTS[kind]), worker)
+    assert not report.findings
+    assert sum(report.counts.values()) == COUNTS[kind]
+    if KINDS[kind].mutations:
+        assert report.counts["refused"] and report.counts["loaded"]
+
+
+def test_a_state_whose_header_does_not_end_is_refused(tmp_path: Path) -> None:
+    header = b"(" * 54
+    array = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    (tmp_path / "state.npz").write_bytes(archives.written([("model_sha256.npy", array)]))
+    with pytest.raises(UsageError, match="is not a saved stream: an array has a header"):
+        StreamState.load(tmp_path / "state.npz")
+
+
+def test_a_crash_is_counted_and_the_next_case_goes_on(worker: campaign.Worker) -> None:
+    before = worker.ask("pt", 0, 0)
+    assert worker.process is not None
+    worker.process.kill()
+    worker.process.wait()
+    crash = worker.ask("pt", 0, 0)
+    assert crash["outcome"] == "abort" and str(-signal.SIGKILL) in crash["where"]
+    assert worker.ask("pt", 0, 0) == before
+
+
+def test_the_same_seed_makes_the_same_case() -> None:
+    document = b'{"a": [1, 2, {"b": "text"}], "c": null}'
+    made = [values.json_bytes(Random(seed), document) for seed in (*range(50), *range(50))]
+    assert made[:50] == made[50:] and len(set(made)) > 30
