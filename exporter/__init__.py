@@ -3,6 +3,7 @@
     linexport.convert("model.pt", "artifact")   convert, prove equal, measure
     linexport.load("artifact").run(x)           run it
     linexport.load("artifact").stream()         run it piece by piece
+    linexport.quantize("artifact", "small")     weights in 8 or 4 bits, and what that changes
     linexport.validate("artifact"), linexport.bench("artifact")
     linexport.compare_maps(d=64)                which feature map for which queries and keys
     linexport.linearize(module, calibration)    trained softmax attention in linear form
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from linexport.artifact import Artifact, Stream, load
     from linexport.conversion.pipeline import convert
+    from linexport.conversion.quantize import quantize
     from linexport.conversion.revalidate import bench, validate
     from linexport.linearization import Linearization, linearize
     from linexport.maps import compare_maps
@@ -31,6 +33,7 @@ __all__ = [
     "convert",
     "linearize",
     "load",
+    "quantize",
     "validate",
 ]
 
@@ -45,6 +48,7 @@ _HOMES = {
     "compare_maps": "linexport.maps",
     "convert": "linexport.conversion.pipeline",
     "linearize": "linexport.linearization",
+    "quantize": "linexport.conversion.quantize",
     "validate": "linexport.conversion.revalidate",
 }
 

@@ -32,6 +32,7 @@ ORDER = [
     {"parity"},
     {"timing"},
     {"report"},
+    {"quantise"},
     {"conversion"},
     {"inspection", "maps", "linearization"},
     {"cli"},

@@ -100,6 +100,9 @@ def test_text_that_is_no_standard_json_is_one_error(damaged: str, words: str) ->
 OTHER: dict[str, Any] = {
     "target": "onnx",
     "precision": "bf16",
+    "weights": "int4",
+    "data": "a folder",
+    "max_kld": 0.02,
     "sms": (89, 120),
     "plugins": False,
     "quick": True,

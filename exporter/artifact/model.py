@@ -47,6 +47,10 @@ class Model:
         after = {past: outputs.pop(present) for present, past in self._presents.items()}
         return outputs, after
 
+    def run_graph(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
+        """Run the graph on all its inputs; returns all outputs, states among them."""
+        return self._session.run(feeds)
+
     def shared_states(self) -> list[str]:
         """Return the names of states in which one row cannot begin anew without the others.
 

@@ -127,6 +127,14 @@ class Artifact(Model):
         feeds, batch = self.inputs.bind(args, inputs)
         return self.call(feeds, self.initial_state(batch))[0]
 
+    def feeds(self, *args: Input, **inputs: np.ndarray) -> Arrays:
+        """Return all inputs of the graph for whole sequences, initial states among them.
+
+        Arguments and errors are those of ``run``.
+        """
+        feeds, batch = self.inputs.bind(args, inputs)
+        return {**feeds, **self.initial_state(batch)}
+
     def stream(self, *, finite: bool = True) -> Stream:
         """Return a session that consumes sequences piece by piece.
 

@@ -29,6 +29,11 @@ NAMES = {
     "feed-forward": "Linearising feed-forward layers",
     "distil": "Learning the original's layer outputs",
     "compare": "Comparing both models",
+    "read": "Reading the artifact",
+    "calibrate": "Measuring the inputs of its products",
+    "quantise": "Quantising weights",
+    "sensitivity": "Trying each weight alone",
+    "choose": "Choosing bits",
     "save": "Writing the linear form",
 }
 

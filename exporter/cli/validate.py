@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
 from linexport.cli.errors import guarded
@@ -16,6 +19,13 @@ def validate(
     seed: Seed = 0,
     threads: Threads = 0,
     trust_remote_code: TrustRemoteCode = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text that a quantised artifact is compared on: a UTF-8 file or a folder of .txt "
+            "files. Without it, the source of Python's standard library."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Check an artifact against its original again; exit 3 if they differ."""
@@ -28,6 +38,7 @@ def validate(
             seed=seed,
             threads=threads,
             trust_remote_code=trust_remote_code,
+            data=data,
             progress=Spinner(quiet=json),
         )
         finish(manifest, artifact, json)

@@ -14,21 +14,23 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from linexport import manifest as manifests
 from linexport import parity, passes, targets, trace
 from linexport.artifact import write
 from linexport.conversion import isolated
 from linexport.conversion.job import Job, Original
 from linexport.conversion.model_under_test import subject_of
+from linexport.conversion.quantize import check_quantisation, quantize
 from linexport.conversion.records import (
     Measuring,
+    check_place,
+    publish,
     with_engines_checked,
     with_measurements,
     with_parity,
     with_status,
     with_warnings,
-    write_reports,
 )
+from linexport.conversion.revalidate import bench
 from linexport.conversion.withdraw import blamed
 from linexport.conversion.written import written
 from linexport.errors import EnvironmentProblemError, UsageError
@@ -36,7 +38,7 @@ from linexport.graph import dims as dimensions
 from linexport.loaders import LoadedModel, load_model
 from linexport.loaders.memory_map import page
 from linexport.manifest import ConvertOptions, Manifest
-from linexport.manifest.options import command, described
+from linexport.manifest.options import FLOAT32, command, described
 from linexport.manifest.proof import StreamingRecord
 from linexport.manifest.records import FileRecord, StageRecord
 from linexport.system.progress import Progress, Silent, Stopwatch
@@ -75,12 +77,13 @@ def convert(
     """
     asked = ConvertOptions(**options)
     place = Path(output)
+    if asked.weights != FLOAT32:
+        return _quantised(source, place, asked, progress)
+    if asked.data is not None or asked.max_kld is not None:
+        raise UsageError("--data and --max-kld are for quantised weights: pass --weights as well.")
     _configured(str(source), place, asked)
     dimensions.parse(asked.dims)
-    write.check_output(place, asked.overwrite)
-    failed = place.with_name(f"{place.name}.failed")
-    if manifests.is_artifact(place):
-        write.check_output(failed, overwrite=True)
+    check_place(place, asked.overwrite)
     _dump(asked)
     shown = progress or Silent()
     with write.staged(place) as folder:
@@ -88,12 +91,44 @@ def convert(
             manifest = isolated.run(str(source), place, asked, folder, shown)
         else:
             manifest = run(job_of(source, place, asked, folder, shown))
-        if manifest.status != "ok" and manifests.is_artifact(place):
-            place = failed
-        manifest = replace(manifest, artifact=str(place))
-        write_reports(folder, manifest)
-        write.publish(folder, place)
-    return manifest
+        return publish(folder, place, manifest)
+
+
+def _quantised(
+    source: str | Path, place: Path, asked: ConvertOptions, progress: Progress | None
+) -> Manifest:
+    """Convert to float32 beside the output, prove that, and quantise it."""
+    check_quantisation(asked.weights, asked.target, asked.max_kld)
+    check_place(place, asked.overwrite)
+    plain = {"weights": FLOAT32, "data": None, "max_kld": None, "bench": False}
+    with write.staged(place) as folder:
+        exact = folder / "float32"
+        manifest = convert(source, exact, progress=progress, **{**vars(asked), **plain})
+        if manifest.status != "ok":
+            return publish(exact, place, replace(manifest, options=asked))
+        manifest = quantize(
+            exact,
+            place,
+            weights=asked.weights,
+            data=asked.data,
+            max_kld=asked.max_kld,
+            threads=asked.threads,
+            seed=asked.seed,
+            overwrite=asked.overwrite,
+            progress=progress,
+            options=asked,
+        )
+    if not asked.bench:
+        return manifest
+    return bench(
+        manifest.artifact,
+        source=source,
+        lengths=asked.lengths,
+        threads=asked.threads,
+        seed=asked.seed,
+        trust_remote_code=asked.trust_remote_code,
+        progress=progress,
+    )
 
 
 def _signature() -> inspect.Signature:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from linexport import manifest as manifests
 from linexport import parity, targets, trace
 from linexport.artifact import write
 from linexport.errors import EnvironmentProblemError
@@ -53,6 +54,7 @@ def with_status(manifest: Manifest) -> Manifest:
         (manifest.parity is not None and not manifest.parity.passed)
         or (manifest.streaming is not None and manifest.streaming.passed is False)
         or any(engine.checked is False for engine in manifest.engines)
+        or (manifest.quantisation is not None and not manifest.quantisation.passed)
     )
     return replace(manifest, status="parity_failed" if failed else "ok")
 
@@ -188,6 +190,34 @@ def with_measurements(
     )
     manifest = with_warnings(manifest, runner.notes)
     return with_engines_timed(manifest, subject, folder, how.seed) if manifest.engines else manifest
+
+
+def check_place(place: Path, overwrite: bool) -> None:
+    """Refuse an output that cannot be written, before work is spent on it.
+
+    Raises:
+        UsageError: it holds something else, or an artifact that may not be replaced.
+    """
+    write.check_output(place, overwrite)
+    if manifests.is_artifact(place):
+        write.check_output(_failed(place), overwrite=True)
+
+
+def publish(folder: Path, place: Path, manifest: Manifest) -> Manifest:
+    """Write both reports into a staged folder and move it to its place.
+
+    A failed artifact goes beside one that is there. Returns the manifest, which says where.
+    """
+    if manifest.status != "ok" and manifests.is_artifact(place):
+        place = _failed(place)
+    manifest = replace(manifest, artifact=str(place))
+    write_reports(folder, manifest)
+    write.publish(folder, place)
+    return manifest
+
+
+def _failed(place: Path) -> Path:
+    return place.with_name(f"{place.name}.failed")
 
 
 def write_reports(folder: Path, manifest: Manifest) -> None:

@@ -10,6 +10,7 @@ from linexport import manifest as manifests
 from linexport import parity, targets
 from linexport.artifact.opening import checked_graph
 from linexport.conversion.model_under_test import subject_of
+from linexport.conversion.quantised import with_quantisation_checked
 from linexport.conversion.records import (
     Measuring,
     with_engines_checked,
@@ -33,6 +34,7 @@ def validate(
     seed: int = 0,
     threads: int = 0,
     trust_remote_code: bool = False,
+    data: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Manifest:
     """Check an artifact against its original again, and write the outcome to its manifest.
@@ -43,6 +45,8 @@ def validate(
         seed: of the random inputs.
         threads: 0 for the runtime's choice.
         trust_remote_code: run Python code that the source brings along.
+        data: text that a quantised artifact is compared on; None for the source of Python's
+            standard library.
         progress: shown the stages.
 
     Returns:
@@ -55,6 +59,12 @@ def validate(
     watch = Stopwatch(progress or Silent())
     manifest, subject = _reopen(folder, source, threads, trust_remote_code, watch)
     page(subject.loaded)
+    if manifest.quantisation is not None:
+        return _validate_quantised(manifest, subject, folder, data, threads, seed, watch)
+    if data is not None:
+        raise UsageError(
+            "--data is text that a quantised artifact is compared on; this one is not."
+        )
     with watch.stage("parity"):
         manifest = with_parity(manifest, subject, seed, None, folder / MODEL)
     with watch.stage("streaming"):
@@ -64,6 +74,24 @@ def validate(
     if manifest.engines:
         with watch.stage("engines"):
             manifest = with_engines_checked(manifest, subject, folder, seed)
+    manifest = with_status(replace(manifest, seed=seed))
+    write_reports(folder, manifest)
+    return manifest
+
+
+def _validate_quantised(
+    manifest: Manifest,
+    subject: parity.Subject,
+    folder: Path,
+    data: str | Path | None,
+    threads: int,
+    seed: int,
+    watch: Stopwatch,
+) -> Manifest:
+    """Compare with the original on text; parity and streaming stay those of the float32 graph."""
+    with watch.stage("compare"):
+        text = None if data is None else Path(data)
+        manifest = with_quantisation_checked(manifest, subject, folder, text, threads, seed)
     manifest = with_status(replace(manifest, seed=seed))
     write_reports(folder, manifest)
     return manifest

@@ -17,6 +17,9 @@ HOW = "option"
 
 Form = Literal["single", "commas", "repeated"]
 
+FLOAT32 = "float32"
+"""Weights as they are proven equal to the original's."""
+
 
 @dataclass(frozen=True)
 class Option:
@@ -48,6 +51,24 @@ class ConvertOptions:
     target: str = _option("ort", "--target", "Where it will run.")
     precision: str = _option(
         "fp32", "--precision", "For engines: fp32, fp16 or bf16. States stay in float32."
+    )
+    weights: str = _option(
+        FLOAT32,
+        "--weights",
+        "For ort: float32; int8 or int4; or auto, 4 or 8 bits for each weight, 8 where they buy "
+        "most, until --max-kld holds.",
+    )
+    data: str | None = _option(
+        None,
+        "--data",
+        "With --weights: text to choose values by and to compare on, a UTF-8 file or a folder of "
+        ".txt files. Without it, the source of Python's standard library.",
+    )
+    max_kld: float | None = _option(
+        None,
+        "--max-kld",
+        "With --weights: largest mean KL divergence from the float32 model, in nats; more is exit "
+        "code 3.",
     )
     sms: tuple[int, ...] = _option(
         (),
@@ -132,7 +153,7 @@ class ConvertOptions:
             value = getattr(self, one.name)
             if value is not None and one.metadata[HOW].form != "single":
                 object.__setattr__(self, one.name, tuple(value))
-        for name in ("timing_cache", "dump_passes"):
+        for name in ("timing_cache", "dump_passes", "data"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, str(getattr(self, name)))
 

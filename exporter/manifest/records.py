@@ -15,6 +15,7 @@ from linexport.manifest.engines import EngineRecord
 from linexport.manifest.measured import DecodeRecord, LatencyRow, MeasurementRecord, MemoryRow
 from linexport.manifest.options import ConvertOptions
 from linexport.manifest.proof import ParityRecord, StreamingRecord
+from linexport.manifest.quantisation import QuantisationRecord
 
 FORMAT: Literal[2] = 2
 """Version of the JSON that is written; see ``upgrade`` for what is still read."""
@@ -234,6 +235,8 @@ class Manifest:
         stages: seconds of each stage of the conversion.
         passes: those that ran over the graph, in order.
         isolation: how the conversion was confined; None if it was not isolated.
+        quantisation: how weights are stored in fewer bits; None where they are not. Parity is then
+            that of the float32 graph.
     """
 
     # For pydantic: no conversion of types, no unknown keys, no NaN.
@@ -275,6 +278,7 @@ class Manifest:
     stages: tuple[StageRecord, ...] = ()
     passes: tuple[PassRecord, ...] = ()
     isolation: IsolationRecord | None = None
+    quantisation: QuantisationRecord | None = None
 
     @property
     def why_stateless(self) -> str:

@@ -13,7 +13,8 @@ from markupsafe import Markup, escape
 from linexport.manifest import Manifest
 from linexport.manifest.measured import LatencyRow
 from linexport.manifest.proof import ParityRecord
-from linexport.report import measured, snippet, tables
+from linexport.manifest.quantisation import QuantisationRecord
+from linexport.report import measured, quantisation, snippet, tables
 from linexport.report.error_histogram import error_histogram
 from linexport.report.figures import WIDTHS
 from linexport.report.length_chart import LATENCY, length_chart
@@ -116,7 +117,16 @@ def _checked(manifest: Manifest) -> dict[str, Any]:
     return {
         "parity": parity and _parity(manifest, parity),
         "streaming": streaming_check(manifest),
+        "quantised": manifest.quantisation and _quantised(manifest.quantisation),
         "splits": streaming and measured.splits(streaming),
+    }
+
+
+def _quantised(record: QuantisationRecord) -> dict[str, Any]:
+    return {
+        "numbers": quantisation.numbers(record),
+        "tensors": quantisation.tensors(record),
+        "pareto": quantisation.pareto(record),
     }
 
 

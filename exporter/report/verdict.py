@@ -9,6 +9,8 @@ from linexport.manifest import Manifest
 from linexport.manifest.engines import EngineRecord
 from linexport.manifest.measured import LatencyRow
 from linexport.manifest.proof import CaseRecord, ParityRecord, ToleranceRecord
+from linexport.manifest.quantisation import QuantisationRecord
+from linexport.report import quantisation
 from linexport.report.text import NO_REASON, amount, count, error, times
 
 # The harder baseline first: it is the one worth quoting.
@@ -38,7 +40,9 @@ class Check:
 def parity_failed(manifest: Manifest) -> bool:
     """Whether the status or the parity record says so; the status may be that of an engine."""
     return (manifest.parity is not None and not manifest.parity.passed) or (
-        manifest.status == "parity_failed" and not engine_failed(manifest)
+        manifest.status == "parity_failed"
+        and not engine_failed(manifest)
+        and (manifest.quantisation is None or manifest.quantisation.passed)
     )
 
 
@@ -117,6 +121,8 @@ def verdict(manifest: Manifest) -> Verdict:
     checks = len(parity.cases)
     over = f" over {count(checks)} check{'s' * (checks != 1)}" if checks else ""
     numbers = f"largest relative error {error(parity.max_relative_error)}{over}"
+    if manifest.quantisation is not None:
+        return _quantised(manifest.quantisation, fast)
     sentence = f"{it} equals {whose} ({numbers}) and {fast}"
     if manifest.streaming is not None and manifest.streaming.passed is False:
         return Verdict("bad", f"{sentence}, but must not be streamed: fed in pieces, it differs.")
@@ -125,6 +131,18 @@ def verdict(manifest: Manifest) -> Verdict:
     if not all(engine.checked for engine in manifest.engines):
         return Verdict("open", f"{sentence}; nobody knows this of its engines, which were not run.")
     return Verdict("good", f"{sentence}.")
+
+
+def _quantised(record: QuantisationRecord, fast: str) -> Verdict:
+    sentence = f"Weights in {record.weights}: {quantisation.effect(record)}"
+    drift = record.drift
+    if drift is not None and not drift.streaming <= drift.tolerance:
+        return Verdict(
+            "bad", f"{sentence}; fed in pieces it differs from itself by {error(drift.streaming)}."
+        )
+    if not record.passed:
+        return Verdict("bad", f"{sentence}, above the {error(record.max_kld)} allowed.")
+    return Verdict("good", f"{sentence}; {fast}.")
 
 
 def _failure(manifest: Manifest) -> str:
@@ -151,6 +169,7 @@ def checks(manifest: Manifest) -> list[Check]:
     return [
         parity_check(manifest),
         streaming_check(manifest),
+        *([_weights_check(manifest.quantisation)] if manifest.quantisation else []),
         *(_engine_check(engine) for engine in manifest.engines),
         _latency_check(manifest),
         _decode_check(manifest),
@@ -165,7 +184,8 @@ def parity_check(manifest: Manifest) -> Check:
         tone, word = ("bad", "failed") if failed else ("open", "not measured")
         return Check("Parity", "parity", tone, word, NO_REASON)
     good = sum(case.passed for case in parity.cases)
-    detail = f"{good} of {len(parity.cases)} checks, largest relative error "
+    graph = "the float32 graph: " if manifest.quantisation else ""
+    detail = f"{graph}{good} of {len(parity.cases)} checks, largest relative error "
     detail += error(parity.max_relative_error)
     smallest = parity.smallest_denominator
     if smallest:
@@ -185,11 +205,18 @@ def streaming_check(manifest: Manifest) -> Check:
         word = "not applicable" if streaming.reason else "not measured"
         return Check("Streaming", "streaming", "open", word, reason)
     tried = len(streaming.splits)
-    detail = f"{tried} split{'s' * (tried != 1)}, largest relative error "
+    graph = "the float32 graph: " if manifest.quantisation else ""
+    detail = f"{graph}{tried} split{'s' * (tried != 1)}, largest relative error "
     detail += error(streaming.max_relative_error)
     if streaming.passed:
         return Check("Streaming", "streaming", "good", "passed", detail)
     return Check("Streaming", "streaming", "bad", "failed", f"{reason}; {detail}")
+
+
+def _weights_check(record: QuantisationRecord) -> Check:
+    tone, word = ("good", "compared") if record.passed else ("bad", "failed")
+    detail = f"{quantisation.bits(record)}; {quantisation.size(record)}"
+    return Check("Weights", "weights", tone, word, detail)
 
 
 def _engine_check(engine: EngineRecord) -> Check:

@@ -1,0 +1,294 @@
+"""A float32 artifact -> one with weights in fewer bits, and the proof of what that changes.
+
+read -> calibrate -> choose bits -> quantise -> write -> compare -> report
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from linexport import targets
+from linexport.artifact import load, write
+from linexport.artifact.runtime import Artifact
+from linexport.conversion.records import check_place, publish, with_status
+from linexport.errors import UsageError
+from linexport.manifest import DATA, MODEL, ConvertOptions, Manifest, describe_files
+from linexport.manifest.options import FLOAT32
+from linexport.manifest.quantisation import (
+    KeptTensorRecord,
+    ParetoPoint,
+    QuantisationRecord,
+    QuantisedTensorRecord,
+)
+from linexport.manifest.records import FileRecord, NodesRecord, StageRecord
+from linexport.quantise.choose import AUTO, BITS, CHOICES, Chosen, Quantiser
+from linexport.quantise.inputs import Inputs, inputs_of
+from linexport.quantise.opened import FloatModel
+from linexport.quantise.proof import Runs, divergence, with_proof
+from linexport.quantise.rewrite import float_activations, quantised_model
+from linexport.quantise.sensitivity import divergences
+from linexport.system.progress import Progress, Silent, Stopwatch
+
+TARGET = "ort"
+"""The target whose runtime has kernels for quantised weights."""
+
+MAX_KLD = 0.01
+"""Limit of ``auto`` where the user names none, nats."""
+
+MARGIN = 0.9
+"""Part of the limit that a predicted divergence may take."""
+
+PARETO_POINTS = 24
+
+
+def quantize(
+    artifact: str | Path,
+    output: str | Path,
+    *,
+    weights: str = "int4",
+    data: str | Path | None = None,
+    max_kld: float | None = None,
+    threads: int = 0,
+    seed: int = 0,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    options: ConvertOptions | None = None,
+) -> Manifest:
+    """Write a copy of a checked float32 artifact whose weights take fewer bits.
+
+    Args:
+        artifact: folder that ``linexport convert`` wrote for target ort.
+        output: the folder to make.
+        weights: int8, int4, or auto: 4 or 8 bits for each, until ``max_kld`` holds.
+        data: text to choose values by and to compare on: a file or a folder of ``.txt`` files.
+            None: the source of Python's standard library.
+        max_kld: largest mean KL divergence from the float32 model, nats; more is a failure. None:
+            no limit, for auto 0.01.
+        threads: of every session, 0 for ONNX Runtime's choice.
+        seed: of random choices.
+        overwrite: replace an artifact that is there, once the new one is complete.
+        progress: shown the stages.
+        options: those of the conversion that this is part of, for the manifest.
+
+    Returns:
+        The manifest of the new artifact, with a ``quantisation`` record. Its ``status`` is
+        "parity_failed" where ``max_kld`` is exceeded.
+
+    Raises:
+        UsageError: no such artifact, not a float32 one, or data that cannot be read.
+        UnsupportedModelError: nothing of it can be quantised.
+    """
+    source, place = Path(artifact), Path(output)
+    check_quantisation(weights, TARGET, max_kld)
+    check_place(place, overwrite)
+    watch = Stopwatch(progress or Silent())
+    with watch.stage("read"):
+        opened = load(source, threads=threads)
+        _check(opened)
+        model = FloatModel.of(opened, source / MODEL, threads)
+        quantiser = Quantiser(model)
+        inputs = inputs_of(opened, None if data is None else Path(data), seed)
+    if weights == AUTO and inputs.language is None:
+        raise UsageError(
+            "--weights auto compares distributions of tokens; this is no language model."
+        )
+    with watch.stage("calibrate"):
+        quantiser.calibrate(inputs.calibration)
+    limit = MAX_KLD if weights == AUTO and max_kld is None else max_kld
+    found = _choose(weights, limit, model, quantiser, inputs, watch)
+    with write.staged(place) as folder:
+        with watch.stage("write"):
+            manifest = _write(opened, model, found.chosen, folder)
+            record = replace(
+                _record(weights, limit, found, quantiser, model),
+                model_bytes=_model_bytes(manifest.files),
+            )
+        with watch.stage("compare"):
+            session = _open(manifest, folder, threads)
+            exact = model.run(float_activations(onnx.load_model(str(folder / MODEL))))
+            runs = Runs(opened.run_graph, session.run, exact, "the float32 artifact")
+            record = with_proof(record, opened, runs, inputs, seed)
+        stages = (*manifest.stages, *(StageRecord(**stage) for stage in watch.stages))
+        manifest = replace(
+            manifest,
+            quantisation=record,
+            seed=seed,
+            stages=stages,
+            options=options or manifest.options,
+        )
+        return publish(folder, place, with_status(manifest))
+
+
+def check_quantisation(weights: str, target: str, max_kld: float | None) -> None:
+    """Refuse what cannot be done, before work is spent on it.
+
+    Raises:
+        UsageError: an unknown choice of weights, a target without kernels for them, or a limit that
+            is not positive.
+    """
+    if weights not in CHOICES:
+        known = ", ".join((FLOAT32, *CHOICES))
+        raise UsageError(f"--weights is {weights!r}; expected one of {known}.")
+    if target != TARGET:
+        raise UsageError(
+            f"--weights {weights} is for target {TARGET}, whose kernels read them; found target "
+            f"{target}. Leave out --weights or --target."
+        )
+    if max_kld is not None and not 0 < max_kld < float("inf"):
+        raise UsageError(f"--max-kld is {max_kld}; expected a positive number of nats.")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Chosen weights, the divergence of each alone, and the sizes ``auto`` went through."""
+
+    chosen: list[Chosen]
+    divergences: dict[str, float]
+    pareto: tuple[ParetoPoint, ...] = ()
+
+
+def _choose(
+    weights: str,
+    limit: float | None,
+    model: FloatModel,
+    quantiser: Quantiser,
+    inputs: Inputs,
+    watch: Stopwatch,
+) -> _Found:
+    total = len(quantiser.weights)
+    if weights != AUTO:
+        with watch.stage("quantise"), watch.shown.steps("quantise", total) as advance:
+            return _Found(quantiser.uniform(BITS[weights], advance), {})
+    assert inputs.language is not None and inputs.windows is not None and limit is not None
+    with watch.stage("sensitivity"), watch.shown.steps("sensitivity", total) as advance:
+        alone = divergences(
+            model,
+            quantiser.weights,
+            lambda weight: quantiser.quantise(weight, 4).quantised.matrix(),
+            inputs.windows.calibration,
+            inputs.language.logits,
+            advance,
+        )
+    with watch.stage("choose"):
+        return _within(limit, alone, model, quantiser, inputs)
+
+
+def _within(
+    limit: float,
+    alone: dict[str, float],
+    model: FloatModel,
+    quantiser: Quantiser,
+    inputs: Inputs,
+) -> _Found:
+    """Take the smallest choice that is measured to be within the limit, else the largest."""
+    assert inputs.language is not None and inputs.windows is not None
+    path = list(quantiser.mixed(alone))
+    allowed = MARGIN * limit
+    for allocation, chosen in path:
+        last = allocation is path[-1][0]
+        if allocation.predicted > allowed and not last:
+            continue
+        run = model.run(quantised_model(model.graph, {c.weight.name: c for c in chosen}))
+        measured, _ = divergence(
+            model.artifact, inputs.language, model.artifact.run_graph, run, inputs.windows.compared
+        )
+        if measured.mean <= limit or last:
+            break
+        # The prediction was too low by this factor: ask for as much less.
+        allowed = min(allowed, allocation.predicted) * limit / measured.mean * MARGIN
+    every = max(1, len(path) // PARETO_POINTS)
+    points = tuple(ParetoPoint(a.bytes, a.predicted) for a, _ in path[::every])
+    return _Found(chosen, alone, points)
+
+
+def _write(opened: Artifact, model: FloatModel, chosen: Sequence[Chosen], folder: Path) -> Manifest:
+    """Write the model and copy what belongs to it; returns its manifest, nothing compared yet."""
+    graph = quantised_model(model.graph, {c.weight.name: c for c in chosen})
+    left = {t.name for t in graph.graph.initializer}
+    nodes = len(graph.graph.node)
+    write.save_model(graph, folder, {n: v for n, v in model.values.items() if n in left})
+    manifest = opened.manifest
+    write.copy_files(
+        [opened.path / name for name in manifest.files if name not in (MODEL, DATA)], folder
+    )
+    files = describe_files(folder)
+    return replace(
+        manifest,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        nodes=NodesRecord(manifest.nodes.exported, nodes),
+        files=files,
+        model_sha256=files[MODEL].sha256 or "",
+        latency=None,
+        decode=None,
+        memory=None,
+        measurement=None,
+    )
+
+
+def _record(
+    weights: str, limit: float | None, found: _Found, quantiser: Quantiser, model: FloatModel
+) -> QuantisationRecord:
+    """Say how weights are stored; nothing compared yet."""
+    stored = sum(c.bytes for c in found.chosen)
+    count = sum(c.weight.outputs * c.weight.inputs for c in found.chosen)
+    float32_bytes = _model_bytes(model.artifact.manifest.files)
+    return QuantisationRecord(
+        weights=weights,
+        data="",
+        reference="",
+        tensors=tuple(_tensor(c, found.divergences.get(c.weight.name)) for c in found.chosen),
+        kept=tuple(
+            KeptTensorRecord(k.name, int(model.values[k.name].nbytes), k.reason)
+            for k in quantiser.kept
+        ),
+        bits_per_weight=8 * stored / count,
+        model_bytes=float32_bytes,
+        float32_bytes=float32_bytes,
+        max_kld=limit,
+        divergence=None,
+        output_error=None,
+        drift=None,
+        pareto=found.pareto,
+    )
+
+
+def _tensor(chosen: Chosen, divergence: float | None) -> QuantisedTensorRecord:
+    weight, grid = chosen.weight, chosen.quantised.grid
+    return QuantisedTensorRecord(
+        weight.name,
+        weight.outputs,
+        weight.inputs,
+        grid.bits,
+        grid.block,
+        chosen.method,
+        chosen.bytes,
+        divergence,
+    )
+
+
+def _open(manifest: Manifest, folder: Path, threads: int) -> targets.Session:
+    model = folder / MODEL
+    return targets.find(manifest.target).open(model, threads=threads, taking_turns=True)
+
+
+def _model_bytes(files: Mapping[str, FileRecord]) -> int:
+    return sum(record.bytes for name, record in files.items() if name in (MODEL, DATA))
+
+
+def _check(artifact: Artifact) -> None:
+    manifest = artifact.manifest
+    if manifest.quantisation is not None:
+        raise UsageError(
+            f"{artifact.path} has {manifest.quantisation.weights} weights already; expected a "
+            "float32 artifact. Quantise the one it was made from."
+        )
+    if manifest.target != TARGET:
+        raise UsageError(
+            f"{artifact.path} is for target {manifest.target}; quantised weights are for target "
+            f"{TARGET}. Convert the model with --target {TARGET}."
+        )

@@ -1,0 +1,152 @@
+"""Records of quantised weights: how they are stored, and what that changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PositionDivergence:
+    """Mean divergence over a range of positions.
+
+    Attributes:
+        first, last: positions, that of the first token being 0; ``last`` is not included.
+        mean: nats.
+        standard_error: of the mean over windows; None for a single window.
+    """
+
+    first: int
+    last: int
+    mean: float
+    standard_error: float | None
+
+
+@dataclass(frozen=True)
+class DivergenceRecord:
+    """Next-token distributions of a quantised language model beside those of the float32 one.
+
+    Attributes:
+        tokens: positions compared.
+        windows: separate pieces of text.
+        mean, standard_error, median, p99, p999, maximum: KL divergence, nats.
+        same_top: share of positions at which both have the same argmax.
+        perplexity, reference_perplexity: of the quantised and of the float32 model.
+        perplexity_ratio, perplexity_ratio_error: the first over the second.
+        by_position: means along the sequence.
+    """
+
+    tokens: int
+    windows: int
+    mean: float
+    standard_error: float | None
+    median: float
+    p99: float
+    p999: float
+    maximum: float
+    same_top: float
+    perplexity: float
+    reference_perplexity: float
+    perplexity_ratio: float
+    perplexity_ratio_error: float | None
+    by_position: tuple[PositionDivergence, ...]
+
+
+@dataclass(frozen=True)
+class DriftRecord:
+    """Largest relative errors, each over the largest magnitude of the value it is compared with.
+
+    Attributes:
+        streaming: outputs and states of split sequences beside whole ones, activations in float32.
+        streaming_integer: the same with activations rounded to int8, as the artifact runs.
+        tolerance: largest error allowed of split sequences with activations in float32.
+        states: by name, states of the quantised model beside those of the float32 one.
+    """
+
+    streaming: float
+    streaming_integer: float
+    tolerance: float
+    states: dict[str, float]
+
+
+@dataclass(frozen=True)
+class QuantisedTensorRecord:
+    """A weight (outputs, inputs) in blocks along its inputs.
+
+    Attributes:
+        name: of the initializer it replaces.
+        outputs, inputs: its shape.
+        bits: of a value.
+        block: values that share a scale and a zero point.
+        method: how its values were rounded.
+        bytes: values, scales and zero points.
+        divergence: of the model with this weight alone quantised; None if not measured.
+    """
+
+    name: str
+    outputs: int
+    inputs: int
+    bits: int
+    block: int
+    method: str
+    bytes: int
+    divergence: float | None
+
+
+@dataclass(frozen=True)
+class KeptTensorRecord:
+    """A weight that stays in float32, and why."""
+
+    name: str
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class ParetoPoint:
+    """Bytes of all quantised weights and the divergence predicted for them, nats."""
+
+    bytes: int
+    predicted: float
+
+
+@dataclass(frozen=True)
+class QuantisationRecord:
+    """Weights in fewer bits, and the proof of what that changes.
+
+    Attributes:
+        weights: the choice of the user: int8, int4 or auto.
+        data: the text or inputs that were used, in words.
+        reference: the model compared with, in words.
+        tensors: quantised weights.
+        kept: weights of products and tables that were not.
+        bits_per_weight: of the quantised weights, scales and zero points included.
+        model_bytes, float32_bytes: size of the model's files, and of the float32 artifact's.
+        max_kld: largest mean divergence the user allows; None: no limit.
+        divergence: of a language model's distributions; None for other models.
+        output_error: relative root mean square error of other models' outputs.
+        drift: of states and streams; None where the model has no states.
+        pareto: sizes and predicted divergences that ``auto`` went through.
+    """
+
+    weights: str
+    data: str
+    reference: str
+    tensors: tuple[QuantisedTensorRecord, ...]
+    kept: tuple[KeptTensorRecord, ...]
+    bits_per_weight: float
+    model_bytes: int
+    float32_bytes: int
+    max_kld: float | None
+    divergence: DivergenceRecord | None
+    output_error: float | None
+    drift: DriftRecord | None
+    pareto: tuple[ParetoPoint, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether sequences may be split, and the divergence is within the user's limit."""
+        if self.drift is not None and not self.drift.streaming <= self.drift.tolerance:
+            return False
+        if self.max_kld is None or self.divergence is None:
+            return True
+        return self.divergence.mean <= self.max_kld

@@ -1,0 +1,134 @@
+"""Bits and values for every weight of a float32 artifact.
+
+int8, int4   all products in these bits; tables such as embeddings in 8, which costs little
+             memory and much divergence otherwise
+auto         4 or 8 bits for each, 8 where it buys most, until a limit of divergence holds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linexport.errors import UnsupportedModelError
+from linexport.quantise.allocate import Allocation, Option, allocations
+from linexport.quantise.blocks import Grid, Quantised, gptq, nearest
+from linexport.quantise.opened import Arrays, FloatModel, second_moments
+from linexport.quantise.weights import Weight, find
+
+BITS = {"int8": 8, "int4": 4}
+AUTO = "auto"
+CHOICES = (*BITS, AUTO)
+BLOCK = 32
+"""Weights that share a scale: small enough for 4 bits, and fast in ONNX Runtime's kernels."""
+
+TABLE_BITS = 8
+
+MOMENTS_AT_ONCE = 16
+"""Inputs of products that are measured in one run over the data."""
+
+Advance = Callable[[int, str], None]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A quantised weight.
+
+    Attributes:
+        weight: the weight.
+        quantised: its values.
+        method: "gptq" or "nearest".
+    """
+
+    weight: Weight
+    quantised: Quantised
+    method: str
+
+    @property
+    def bytes(self) -> int:
+        """Size of values, scales and zero points."""
+        values, zeros = self.quantised.packed()
+        return values.nbytes + zeros.nbytes + self.quantised.scales.nbytes
+
+
+class Quantiser:
+    """Weights of one model and what is known of their inputs.
+
+    Attributes:
+        weights: weights that can be quantised.
+        kept: those that stay, with the reason.
+
+    Raises:
+        UnsupportedModelError: nothing can be quantised, or a weight is not finite.
+    """
+
+    def __init__(self, model: FloatModel) -> None:
+        self.weights, self.kept = find(model.graph, model.values)
+        if not self.weights:
+            reasons = "; ".join(f"{k.name}: {k.reason}" for k in self.kept[:3]) or "it has none"
+            raise UnsupportedModelError(
+                f"{model.artifact.path} has no matrix products whose weights could be quantised "
+                f"({reasons})."
+            )
+        for weight in self.weights:
+            if not np.isfinite(model.values[weight.name]).all():
+                raise UnsupportedModelError(
+                    f"The weight {weight.name} has NaN or infinite values; expected finite ones."
+                )
+        self._model = model
+        self._moments: dict[str, NDArray[np.float64]] = {}
+        self._done: dict[tuple[str, int], Chosen] = {}
+
+    def calibrate(self, data: Sequence[Arrays]) -> None:
+        """Measure how the inputs of all products vary together."""
+        names = sorted({w.activations[0] for w in self.weights if w.activations})
+        for start in range(0, len(names), MOMENTS_AT_ONCE):
+            part = names[start : start + MOMENTS_AT_ONCE]
+            self._moments |= second_moments(self._model, part, data)
+
+    def quantise(self, weight: Weight, bits: int) -> Chosen:
+        """Quantise one weight; kept for later calls."""
+        if (weight.name, bits) not in self._done:
+            matrix = weight.matrix(self._model.values[weight.name])
+            grid = Grid(bits, BLOCK)
+            moment = self._moments.get(weight.activations[0]) if weight.activations else None
+            if moment is None:
+                made = Chosen(weight, nearest(matrix, grid), "nearest")
+            else:
+                made = Chosen(weight, gptq(matrix, grid, moment), "gptq")
+            self._done[weight.name, bits] = made
+        return self._done[weight.name, bits]
+
+    def uniform(self, bits: int, advance: Advance) -> list[Chosen]:
+        """Quantise all weights; tables in at least ``TABLE_BITS``."""
+        chosen = []
+        for done, weight in enumerate(self.weights, 1):
+            own = max(bits, TABLE_BITS) if weight.is_table else bits
+            chosen.append(self.quantise(weight, own))
+            advance(done, weight.name)
+        return chosen
+
+    def mixed(self, divergences: dict[str, float]) -> Iterator[tuple[Allocation, list[Chosen]]]:
+        """Yield choices of 4 or 8 bits from the smallest on, with the divergence they predict.
+
+        Args:
+            divergences: of each weight alone in 4 bits, nats.
+        """
+        options = [
+            [
+                Option(bits, self.quantise(w, bits).bytes, divergences[w.name] * 4.0 ** (4 - bits))
+                for bits in (4, 8)
+            ]
+            for w in self.weights
+        ]
+        for allocation in allocations(options):
+            yield (
+                allocation,
+                [
+                    self.quantise(w, own[index].bits)
+                    for w, own, index in zip(self.weights, options, allocation.choice, strict=True)
+                ],
+            )

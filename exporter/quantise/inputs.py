@@ -1,0 +1,86 @@
+"""Inputs that a model is calibrated with and compared on: text, or numbers that are drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from linexport.artifact.language_model import LanguageModel, language_model
+from linexport.artifact.runtime import Artifact
+from linexport.errors import UnsupportedModelError, UsageError
+from linexport.quantise.data import LENGTH, TextWindows, text_windows
+from linexport.quantise.opened import Arrays
+
+DRAWN = 16
+"""Inputs drawn for models that read numbers; half of them are compared on."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs to calibrate with and to compare on.
+
+    Attributes:
+        language: names tokens and logits; None for other models.
+        windows: text, for language models.
+        calibration, compared: inputs of the graph for each run.
+        description: where they come from, in words.
+    """
+
+    language: LanguageModel | None
+    windows: TextWindows | None
+    calibration: tuple[Arrays, ...]
+    compared: tuple[Arrays, ...]
+    description: str
+
+
+def inputs_of(artifact: Artifact, data: Path | None, seed: int) -> Inputs:
+    """Read text for a language model, or draw inputs for another.
+
+    Args:
+        artifact: names inputs; its folder may have a tokenizer.
+        data: text; None for Python's own source.
+        seed: of drawn inputs.
+
+    Raises:
+        UsageError: data that cannot be read, or that is no text for this model.
+        UnsupportedModelError: the model reads integers and is no language model.
+    """
+    try:
+        language = language_model(artifact.manifest)
+    except UsageError:
+        if data is not None:
+            raise UsageError("--data is text for language models; this artifact is none.") from None
+        drawn = _drawn(artifact, seed)
+        half = len(drawn) // 2
+        return Inputs(None, None, drawn[:half], drawn[half:], "standard normal inputs")
+    windows = text_windows(artifact.path, language.vocabulary, data, seed)
+    calibration = tuple(artifact.feeds(ids[None]) for ids in windows.calibration)
+    return Inputs(language, windows, calibration, (), windows.description)
+
+
+def _drawn(artifact: Artifact, seed: int) -> tuple[Arrays, ...]:
+    """Draw inputs of models that read numbers rather than tokens."""
+    random = np.random.default_rng(seed)
+    manifest = artifact.manifest
+    pasts = {s.past for s in manifest.states}
+    given = [i for i in manifest.inputs if i.name not in pasts and i.default is None]
+    kinds = {i.dtype for i in given} - {"float32", "float16"}
+    if kinds:
+        raise UnsupportedModelError(
+            f"{artifact.path} reads inputs of type {', '.join(sorted(kinds))} and is no language "
+            "model: there is nothing to calibrate it on."
+        )
+    sizes = {n: (2 if d.batch else min(d.max or LENGTH, LENGTH)) for n, d in manifest.dims.items()}
+    return tuple(
+        artifact.feeds(
+            {
+                i.name: random.standard_normal(
+                    [d if isinstance(d, int) else sizes.get(str(d), 1) for d in i.shape]
+                ).astype(i.dtype)
+                for i in given
+            }
+        )
+        for _ in range(DRAWN)
+    )

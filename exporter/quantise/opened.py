@@ -1,0 +1,112 @@
+"""Models that are changed and opened while weights are chosen.
+
+The float32 model is read once. Its large values stay apart from the graph, so that a changed graph
+costs no copy of them until it is written for ONNX Runtime to open.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from linexport import targets
+from linexport.artifact import write
+from linexport.artifact.runtime import Artifact
+from linexport.graph import external_data
+from linexport.quantise.weights import floating_matrices
+
+Arrays = Mapping[str, NDArray]
+Run = Callable[[Arrays], dict[str, NDArray]]
+
+
+@dataclass(frozen=True)
+class FloatModel:
+    """A float32 artifact with its graph.
+
+    Attributes:
+        artifact: opened, for its outputs and the inputs of its graph.
+        graph: the model; values of its matrices are apart.
+        values: of the matrices, by initializer.
+        threads: of every session, 0 for ONNX Runtime's choice.
+    """
+
+    artifact: Artifact
+    graph: onnx.ModelProto
+    values: dict[str, NDArray]
+    threads: int
+
+    @classmethod
+    def of(cls, artifact: Artifact, model: Path, threads: int) -> FloatModel:
+        """Read the model file of an opened artifact."""
+        graph = onnx.load_model(str(model))
+        values = {t.name: numpy_helper.to_array(t) for t in floating_matrices(graph)}
+        for tensor in floating_matrices(graph):
+            tensor.CopyFrom(external_data.placeholder(tensor.name, values[tensor.name]))
+        return cls(artifact, graph, values, threads)
+
+    def run(self, model: onnx.ModelProto) -> Run:
+        """Open a changed graph; matrices it still has get their float32 values."""
+        named = {t.name for t in model.graph.initializer}
+        apart = {name: v for name, v in self.values.items() if name in named}
+        with tempfile.TemporaryDirectory() as folder:
+            copy = onnx.ModelProto()
+            copy.CopyFrom(model)
+            path = write.save_model(copy, Path(folder), apart)
+            session = targets.find("ort").open(path, threads=self.threads, taking_turns=True)
+        return lambda feeds: session.run(feeds)
+
+    def fed(self, names: Collection[str]) -> onnx.ModelProto:
+        """Return the graph with the named matrices as inputs, so that values can be tried."""
+        model = onnx.ModelProto()
+        model.CopyFrom(self.graph)
+        left = [t for t in model.graph.initializer if t.name not in names]
+        del model.graph.initializer[:]
+        model.graph.initializer.extend(left)
+        model.graph.input.extend(
+            helper.make_tensor_value_info(
+                name,
+                helper.np_dtype_to_tensor_dtype(self.values[name].dtype),
+                self.values[name].shape,
+            )
+            for name in names
+        )
+        return model
+
+    def with_outputs(self, names: Collection[str]) -> onnx.ModelProto:
+        """Return the graph with the named values as its only outputs."""
+        model = onnx.ModelProto()
+        model.CopyFrom(self.graph)
+        del model.graph.output[:]
+        model.graph.output.extend(
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names
+        )
+        return model
+
+
+def second_moments(
+    model: FloatModel, names: Collection[str], data: Collection[Arrays]
+) -> dict[str, NDArray[np.float64]]:
+    """Measure E[x x^T] (K, K), float64, of values x with K channels in their last axis.
+
+    Args:
+        model: run on the data.
+        names: values of the graph.
+        data: inputs of the graph for each run, states included.
+    """
+    run = model.run(model.with_outputs(names))
+    sums: dict[str, NDArray[np.float64]] = {}
+    counts = dict.fromkeys(names, 0)
+    for feeds in data:
+        for name, value in run(feeds).items():
+            rows = value.reshape(-1, value.shape[-1]).astype(np.float64)
+            product = rows.T @ rows
+            sums[name] = sums[name] + product if name in sums else product
+            counts[name] += len(rows)
+    return {name: total / counts[name] for name, total in sums.items()}

@@ -1,0 +1,118 @@
+"""A quantised model beside its float32 one: distributions, outputs, states and streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linexport.artifact.language_model import LanguageModel
+from linexport.artifact.runtime import Artifact
+from linexport.manifest.quantisation import DivergenceRecord, DriftRecord, QuantisationRecord
+from linexport.parity.tolerances import TOLERANCES
+from linexport.quantise import drift
+from linexport.quantise.divergence import compare
+from linexport.quantise.inputs import Inputs
+from linexport.quantise.opened import Arrays, Run
+
+Logits = Mapping[str, NDArray]
+Window = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Models to compare; each maps inputs of the graph to its outputs.
+
+    Attributes:
+        reference: the model in float32; may lack states among its outputs.
+        quantised: the artifact as it is deployed.
+        exact: the same weights with activations in float32.
+        name: the reference in words.
+    """
+
+    reference: Run
+    quantised: Run
+    exact: Run
+    name: str
+
+
+def divergence(
+    artifact: Artifact,
+    language: LanguageModel,
+    reference: Run,
+    quantised: Run,
+    windows: Sequence[Window],
+) -> tuple[DivergenceRecord, dict[str, float]]:
+    """Compare distributions on windows of text, and states after the longest of them.
+
+    Args:
+        artifact: names inputs and states.
+        language: names tokens and logits.
+        reference: the float32 model.
+        quantised: the other one.
+        windows: token ids, (T,) each.
+    """
+    longest = max(range(len(windows)), key=lambda index: len(windows[index]))
+    states: dict[str, float] = {}
+
+    def pairs() -> Iterator[tuple[NDArray, NDArray, NDArray]]:
+        for index, ids in enumerate(windows):
+            feeds = artifact.feeds(ids[None])
+            expected, got = reference(feeds), quantised(feeds)
+            if index == longest:
+                states.update(drift.states(artifact, got, expected))
+            yield ids, expected[language.logits][0], got[language.logits][0]
+
+    return compare(pairs()), states
+
+
+def output_error(
+    artifact: Artifact, reference: Run, quantised: Run, inputs: Sequence[Arrays]
+) -> float:
+    """Return the root mean square error of all outputs, relative to theirs.
+
+    Args:
+        artifact: names states, which are left out.
+        reference: the float32 model.
+        quantised: the other one.
+        inputs: of each run, by name.
+    """
+    presents = {s.present for s in artifact.manifest.states}
+    wrong = total = 0.0
+    for feeds in inputs:
+        expected, got = reference(feeds), quantised(feeds)
+        for name in expected.keys() - presents:
+            wrong += float(((got[name] - expected[name]).astype(np.float64) ** 2).sum())
+            total += float((expected[name].astype(np.float64) ** 2).sum())
+    return float(np.sqrt(wrong / total)) if total else float(np.sqrt(wrong))
+
+
+def with_proof(
+    record: QuantisationRecord, artifact: Artifact, runs: Runs, inputs: Inputs, seed: int
+) -> QuantisationRecord:
+    """Return the record with what a comparison found.
+
+    Args:
+        record: how weights are stored.
+        artifact: names inputs and states.
+        runs: the models.
+        inputs: to compare on.
+        seed: of the places to split sequences at.
+    """
+    record = replace(record, data=inputs.description, reference=runs.name)
+    if inputs.language is None or inputs.windows is None:
+        error = output_error(artifact, runs.reference, runs.quantised, inputs.compared)
+        return replace(record, output_error=error)
+    windows = inputs.windows.compared
+    found, states = divergence(artifact, inputs.language, runs.reference, runs.quantised, windows)
+    record = replace(record, divergence=found)
+    if not artifact.manifest.states:
+        return record
+    exact, rounded = (
+        drift.streaming(artifact, run, windows[0], seed) for run in (runs.exact, runs.quantised)
+    )
+    return replace(
+        record, drift=DriftRecord(exact, rounded, TOLERANCES["float32"].relative, states)
+    )

@@ -1,0 +1,136 @@
+"""Quantised weights in the place of those of a graph.
+
+    MatMul(x, W)       ->  com.microsoft.MatMulNBits(x, q, s, z)
+    Gather(W, index)   ->  com.microsoft.GatherBlockQuantized(q, index, s, z)
+
+A weight with both uses is stored once: the product reads the table through a Reshape, which ONNX
+Runtime computes when it opens the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from linexport.quantise.blocks import Quantised
+from linexport.quantise.weights import Use, Weight
+
+MICROSOFT = "com.microsoft"
+
+INTEGER_ACTIVATIONS = 4
+"""accuracy_level of MatMulNBits at which activations are rounded to int8, block by block. Without
+it ONNX Runtime 1.31 has no fast kernel: 8-bit weights are then slower than float32."""
+
+
+FLOAT_ACTIVATIONS = 1
+"""accuracy_level at which they stay in float32."""
+
+
+class WithValues(Protocol):
+    """A weight and its quantised values."""
+
+    @property
+    def weight(self) -> Weight:
+        """The weight."""
+        ...
+
+    @property
+    def quantised(self) -> Quantised:
+        """Its values."""
+        ...
+
+
+def quantised_model(
+    model: onnx.ModelProto,
+    chosen: Mapping[str, WithValues],
+) -> onnx.ModelProto:
+    """Return a copy of the model that reads quantised weights.
+
+    Args:
+        model: not changed; values of its initializers may be apart from it.
+        chosen: weights with their quantised values, by initializer.
+    """
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    by_node = {use.node: (use, made) for made in chosen.values() for use in made.weight.uses}
+    nodes: list[onnx.NodeProto] = []
+    for index, node in enumerate(model.graph.node):
+        if index in by_node:
+            use, made = by_node[index]
+            nodes.extend(_replacement(node, use, made.weight, made.quantised))
+        else:
+            nodes.append(node)
+    gone = {use.weight for made in chosen.values() for use in made.weight.uses}
+    dead = {n.output[0] for n in nodes if n.op_type == "Transpose" and n.input[0] in gone}
+    del result.graph.node[:]
+    result.graph.node.extend(n for n in nodes if not set(n.output) & dead)
+    left = [t for t in model.graph.initializer if t.name not in gone]
+    del result.graph.initializer[:]
+    result.graph.initializer.extend(left)
+    for made in chosen.values():
+        result.graph.initializer.extend(_initializers(made.weight, made.quantised))
+    if all(o.domain != MICROSOFT for o in result.opset_import):
+        result.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    return result
+
+
+def float_activations(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of a quantised model that multiplies float32 activations."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    for node in result.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "MatMulNBits" and attribute.name == "accuracy_level":
+                attribute.i = FLOAT_ACTIVATIONS
+    return result
+
+
+def _initializers(weight: Weight, quantised: Quantised) -> Iterator[TensorProto]:
+    """Yield values (N, blocks, bytes), or (N, bytes) of a table, scales and zero points."""
+    values, zeros = quantised.packed()
+    if weight.is_table:
+        values = values.reshape(len(values), -1)
+    for part, array in (("values", values), ("scales", quantised.scales), ("zeros", zeros)):
+        yield numpy_helper.from_array(array, f"{weight.name}/{part}")
+
+
+def _replacement(
+    node: onnx.NodeProto, use: Use, weight: Weight, quantised: Quantised
+) -> Iterator[onnx.NodeProto]:
+    values, scales, zeros = (f"{weight.name}/{part}" for part in ("values", "scales", "zeros"))
+    bits, block = quantised.grid.bits, quantised.grid.block
+    if use.activations is None:
+        yield helper.make_node(
+            "GatherBlockQuantized",
+            [values, node.input[1], scales, zeros],
+            node.output,
+            node.name,
+            domain=MICROSOFT,
+            gather_axis=0,
+            quantize_axis=1,
+            bits=bits,
+            block_size=block,
+        )
+        return
+    if weight.is_table:
+        shape, blocks = f"{node.output[0]}/shape", f"{node.output[0]}/blocks"
+        sizes = np.asarray([weight.outputs, quantised.zeros.shape[1], -1], np.int64)
+        yield helper.make_node("Constant", [], [shape], value=numpy_helper.from_array(sizes))
+        yield helper.make_node("Reshape", [values, shape], [blocks])
+        values = blocks
+    yield helper.make_node(
+        "MatMulNBits",
+        [node.input[0], values, scales, zeros],
+        node.output,
+        node.name,
+        domain=MICROSOFT,
+        K=weight.inputs,
+        N=weight.outputs,
+        accuracy_level=INTEGER_ACTIVATIONS,
+        bits=bits,
+        block_size=block,
+    )

@@ -1,0 +1,120 @@
+"""The quantisation record -> a sentence, one line of the summary, and tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from linexport.manifest.quantisation import QuantisationRecord
+from linexport.report.tables import Cell, Table, build
+from linexport.report.text import ABSENT, count, error
+
+MEGABYTE = 1e6
+
+
+def effect(record: QuantisationRecord) -> str:
+    """Say what quantisation changed, with its numbers."""
+    found = record.divergence
+    if found is not None:
+        spread = "" if found.standard_error is None else f" ± {error(found.standard_error)}"
+        return (
+            f"mean KL divergence {error(found.mean)}{spread} from {record.reference}, same top "
+            f"token {100 * found.same_top:.1f} %, perplexity × {found.perplexity_ratio:.4f}"
+        )
+    if record.output_error is not None:
+        return f"relative output error {error(record.output_error)} from {record.reference}"
+    return "not compared"
+
+
+def size(record: QuantisationRecord) -> str:
+    """Return bits per weight and the model's size beside that in float32."""
+    return (
+        f"{record.bits_per_weight:.2f} bits a weight, {record.model_bytes / MEGABYTE:.2f} MB for "
+        f"{record.float32_bytes / MEGABYTE:.2f} MB in float32"
+    )
+
+
+def numbers(record: QuantisationRecord) -> Table | None:
+    """All numbers of the comparison, each with its name."""
+    rows = [("Weights", record.weights), ("Size", size(record)), ("Compared on", record.data)]
+    if record.max_kld is not None:
+        rows.append(("Largest mean divergence allowed", f"{error(record.max_kld)} nats"))
+    found = record.divergence
+    if found is not None:
+        rows += [
+            ("Tokens", f"{count(found.tokens)} in {count(found.windows)} windows"),
+            ("KL divergence, mean", f"{error(found.mean)} ± {error(found.standard_error)} nats"),
+            ("Median", error(found.median)),
+            ("99 %", error(found.p99)),
+            ("99.9 %", error(found.p999)),
+            ("Maximum", error(found.maximum)),
+            ("Same top token", f"{100 * found.same_top:.2f} %"),
+            (
+                "Perplexity",
+                f"{found.perplexity:.4f} for {found.reference_perplexity:.4f}, ratio "
+                f"{found.perplexity_ratio:.4f} ± {error(found.perplexity_ratio_error)}",
+            ),
+        ]
+        rows += [
+            (
+                f"Mean at positions {p.first} to {p.last - 1}",
+                f"{error(p.mean)} ± {error(p.standard_error)}",
+            )
+            for p in found.by_position
+        ]
+    if record.output_error is not None:
+        rows.append(("Relative output error (root mean square)", error(record.output_error)))
+    drift = record.drift
+    if drift is not None:
+        rows += [
+            ("Split sequences, activations in float32", error(drift.streaming)),
+            ("Split sequences, activations in int8", error(drift.streaming_integer)),
+        ]
+        rows += [(f"State {name}", error(value)) for name, value in drift.states.items()]
+    return build(
+        "What quantisation changed", ["Quantity", "Value"], [[Cell(a), Cell(b)] for a, b in rows]
+    )
+
+
+def tensors(record: QuantisationRecord) -> Table | None:
+    """Every quantised weight, then those that stay."""
+    labels = ["Weight", "#Outputs", "#Inputs", "#Bits", "Method", "#Bytes", "#Divergence alone"]
+    rows = [
+        [
+            Cell(t.name, tone="code"),
+            Cell(count(t.outputs)),
+            Cell(count(t.inputs)),
+            Cell(str(t.bits)),
+            Cell(f"{t.method}, blocks of {t.block}"),
+            Cell(count(t.bytes)),
+            Cell(ABSENT if t.divergence is None else error(t.divergence)),
+        ]
+        for t in record.tensors
+    ]
+    rows += [
+        [
+            Cell(k.name, tone="code"),
+            Cell(f"float32: {k.reason}", span=4),
+            Cell(count(k.bytes)),
+            Cell(ABSENT),
+        ]
+        for k in record.kept
+    ]
+    return build("Weights of matrix products and tables", labels, rows)
+
+
+def pareto(record: QuantisationRecord) -> Table | None:
+    """Sizes and predicted divergences that the choice went through, and the one taken."""
+    rows = [[Cell(count(p.bytes)), Cell(error(p.predicted))] for p in record.pareto]
+    taken = sum(t.bytes for t in record.tensors)
+    if rows and record.divergence is not None:
+        rows.append([Cell(count(taken), "chosen"), Cell(error(record.divergence.mean), "measured")])
+    return build("Size and divergence", ["#Bytes of weights", "#Mean divergence, predicted"], rows)
+
+
+def bits(record: QuantisationRecord) -> str:
+    """Return how many weights have how many bits."""
+    found = Counter(t.bits for t in record.tensors)
+    parts = [f"{much} in {n} bits" for n, much in sorted(found.items())]
+    if record.kept:
+        parts.append(f"{len(record.kept)} in float32")
+    return ", ".join(parts)

@@ -1,0 +1,128 @@
+"""Block-wise quantisation: its definition, ONNX Runtime's reading of it, and what GPTQ gains."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from linexport.quantise.blocks import Grid, Quantised, gptq, nearest
+
+GRIDS = [Grid(bits, block) for bits in (4, 8) for block in (16, 32, 64)]
+
+
+def drawn(outputs: int, inputs: int, seed: int) -> np.ndarray:
+    """Rows of different magnitudes, some of them of one sign and some zero."""
+    random = np.random.default_rng(seed)
+    matrix = random.standard_normal((outputs, inputs)) * random.lognormal(0, 2, (outputs, 1))
+    matrix[::3] = np.abs(matrix[::3])
+    matrix[1::7] = 0
+    return matrix.astype(np.float32)
+
+
+def by_loops(quantised: Quantised) -> np.ndarray:
+    """(q - z) s, one value at a time, in float64."""
+    block, inputs = quantised.grid.block, quantised.inputs
+    rows = [
+        [
+            (int(quantised.values[n, k // block, k % block]) - int(quantised.zeros[n, k // block]))
+            * float(quantised.scales[n, k // block])
+            for k in range(inputs)
+        ]
+        for n in range(len(quantised.values))
+    ]
+    return np.asarray(rows)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 150), st.sampled_from(GRIDS), st.integers(0, 2**16))
+def test_values_are_within_half_a_step_of_the_weights(
+    outputs: int, inputs: int, grid: Grid, seed: int
+) -> None:
+    matrix = drawn(outputs, inputs, seed)
+    found = nearest(matrix, grid)
+    np.testing.assert_allclose(found.matrix(), by_loops(found), rtol=1e-6, atol=1e-30)
+    padded = np.pad(matrix, ((0, 0), (0, grid.blocks(inputs) * grid.block - inputs)))
+    blocks = padded.reshape(outputs, -1, grid.block)
+    reach = np.maximum(blocks.max(-1), 0) - np.minimum(blocks.min(-1), 0)
+    # Plain rounding over the whole range errs by half a step at most; the chosen scale is better.
+    plain = (reach / grid.top / 2) ** 2 * grid.block
+    wrong = np.pad((found.matrix() - matrix) ** 2, ((0, 0), (0, padded.shape[1] - inputs)))
+    assert (wrong.reshape(blocks.shape).sum(-1) <= 1.01 * plain + 1e-30).all()
+
+
+def session_of(quantised: Quantised, gather: bool) -> onnxruntime.InferenceSession:
+    """One MatMulNBits with float32 activations, or one GatherBlockQuantized."""
+    values, zeros = quantised.packed()
+    grid = quantised.grid
+    stored = {"bits": grid.bits, "block_size": grid.block, "domain": "com.microsoft"}
+    if gather:
+        values = values.reshape(len(values), -1)
+        node = helper.make_node(
+            "GatherBlockQuantized", ["q", "x", "s", "z"], ["y"], quantize_axis=1, **stored
+        )
+        given_type, shape = TensorProto.INT64, ["n"]
+    else:
+        sizes = {"K": quantised.inputs, "N": len(values), "accuracy_level": 1}
+        node = helper.make_node("MatMulNBits", ["x", "q", "s", "z"], ["y"], **stored, **sizes)
+        given_type, shape = TensorProto.FLOAT, ["n", quantised.inputs]
+    arrays = {"q": values, "s": quantised.scales, "z": zeros}
+    graph = helper.make_graph(
+        [node],
+        "alone",
+        [helper.make_tensor_value_info("x", given_type, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return onnxruntime.InferenceSession(onnx.ModelProto.SerializeToString(model))
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("inputs", [32, 80, 96, 100])
+def test_onnx_runtime_reads_the_same_matrix(grid: Grid, inputs: int) -> None:
+    found = nearest(drawn(40, inputs, inputs), grid)
+    x = np.random.default_rng(0).standard_normal((3, inputs)).astype(np.float32)
+    [y] = session_of(found, gather=False).run(None, {"x": x})
+    expected = x.astype(np.float64) @ by_loops(found).T
+    np.testing.assert_allclose(y, expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_onnx_runtime_looks_up_the_same_rows(grid: Grid) -> None:
+    found = nearest(drawn(40, 128, 5), grid)
+    rows = np.asarray([3, 0, 39, 3])
+    [y] = session_of(found, gather=True).run(None, {"x": rows})
+    np.testing.assert_array_equal(y, found.matrix()[rows])
+
+
+@pytest.mark.parametrize("inputs", [64, 90])
+def test_gptq_errs_less_where_inputs_vary_together(inputs: int) -> None:
+    random = np.random.default_rng(1)
+    mixing = random.standard_normal((inputs, inputs)) * random.lognormal(0, 1, inputs)
+    x = random.standard_normal((4000, inputs)) @ mixing
+    matrix = random.standard_normal((48, inputs)).astype(np.float32)
+
+    def error(found: Quantised) -> float:
+        return float((((found.matrix() - matrix) @ x.T) ** 2).sum())
+
+    plain = error(nearest(matrix, Grid(4, 32)))
+    assert error(gptq(matrix, Grid(4, 32), x.T @ x / len(x))) < 0.75 * plain
+
+
+def test_gptq_of_independent_inputs_of_one_size_is_rounding() -> None:
+    matrix = drawn(12, 64, 3)
+    found, plain = gptq(matrix, Grid(4, 32), np.eye(64)), nearest(matrix, Grid(4, 32))
+    np.testing.assert_array_equal(found.values, plain.values)
+
+
+def test_inputs_that_never_occur_do_no_harm() -> None:
+    moment = np.zeros((40, 40))
+    moment[:8, :8] = np.eye(8)
+    found = gptq(drawn(6, 40, 2), Grid(4, 16), moment)
+    assert np.isfinite(found.matrix()).all()

@@ -1,0 +1,193 @@
+"""``linexport quantize`` and ``convert --weights``: artifacts, proofs, bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import linexport
+from linexport.errors import ParityError, UsageError
+from linexport.manifest import Manifest, read
+from linexport.quantise import weights
+from tests.support.command_line import Result
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def exact(converted: Callable[..., Path]) -> Path:
+    return converted("language_model")
+
+
+@pytest.fixture(scope="module")
+def quantised(exact: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``quantised(weights)``: made once."""
+    folder = tmp_path_factory.mktemp("quantised")
+
+    def make(choice: str) -> Path:
+        if not (folder / choice).exists():
+            limit = 1.0 if choice == "auto" else None
+            linexport.quantize(exact, folder / choice, weights=choice, max_kld=limit, threads=1)
+        return folder / choice
+
+    return make
+
+
+@pytest.mark.parametrize("choice", ["int8", "int4", "auto"])
+def test_the_record_holds_every_number_of_the_proof(
+    choice: str, exact: Path, quantised: Callable[[str], Path]
+) -> None:
+    manifest = read(quantised(choice))
+    record = manifest.quantisation
+    assert record is not None and record.divergence is not None and record.drift is not None
+    assert manifest.status == "ok" and record.weights == choice
+    assert manifest.model_sha256 != read(exact).model_sha256
+    assert manifest.files["model.onnx"].bytes == record.model_bytes < record.float32_bytes
+    assert 0 < record.divergence.mean <= record.divergence.p99 <= record.divergence.maximum
+    assert record.drift.streaming < 5e-5
+    assert {p.first for p in record.divergence.by_position} == {0, 64, 512}
+    assert {t.bits for t in record.tensors} <= {"int8": {8}, "int4": {4, 8}}.get(choice, {4, 8})
+    assert manifest.latency is None
+
+
+def test_fewer_bits_diverge_more(quantised: Callable[[str], Path]) -> None:
+    eight, four = (read(quantised(c)).quantisation for c in ("int8", "int4"))
+    assert eight and four and eight.divergence and four.divergence
+    assert four.model_bytes < eight.model_bytes
+    assert four.divergence.mean > 5 * eight.divergence.mean
+
+
+def test_the_recorded_divergence_is_that_of_both_artifacts(
+    exact: Path, quantised: Callable[[str], Path]
+) -> None:
+    """An independent computation, on text of its own, is of the same size."""
+    both = [linexport.load(path, threads=1) for path in (exact, quantised("int4"))]
+    text = Path(json.__file__).read_bytes()[:2000]
+    ids = np.frombuffer(text, np.uint8).astype(np.int64)[None]
+    p, q = (model.run(ids)["output"][0].astype(np.float64) for model in both)
+    p -= np.log(np.exp(p).sum(-1, keepdims=True))
+    q -= np.log(np.exp(q).sum(-1, keepdims=True))
+    mean = float((np.exp(p) * (p - q)).sum(-1).mean())
+    record = read(quantised("int4")).quantisation
+    assert record and record.divergence
+    assert mean == pytest.approx(record.divergence.mean, rel=0.5)
+
+
+def test_a_quantised_artifact_streams_and_generates(quantised: Callable[[str], Path]) -> None:
+    model = linexport.load(quantised("int8"), threads=1)
+    ids = np.arange(40, dtype=np.int64)[None]
+    whole = model.run(ids)["output"]
+    stream = model.stream()
+    parts = [stream.step(ids[:, a:b])["output"] for a, b in ((0, 7), (7, 8), (8, 40))]
+    np.testing.assert_allclose(np.concatenate(parts, 1), whole, atol=0.02 * np.abs(whole).max())
+    assert len(list(model.generate(b"import ", max_tokens=5))) == 5
+
+
+def test_a_tied_table_is_stored_once(quantised: Callable[[str], Path], exact: Path) -> None:
+    model = onnx.load_model(str(quantised("int4") / "model.onnx"))
+    before = onnx.load_model(str(exact / "model.onnx"))
+    values = {t.name: numpy_helper.to_array(t) for t in weights.floating_matrices(before)}
+    found, _ = weights.find(before, values)
+    table = next(w for w in found if w.is_table)
+    assert len(table.uses) == 2
+    stored = [t for t in model.graph.initializer if t.name.startswith(f"{table.name}/")]
+    assert sorted(t.name.rpartition("/")[2] for t in stored) == ["scales", "values", "zeros"]
+    assert table.name not in {t.name for t in model.graph.initializer}
+    kinds = {n.op_type for n in model.graph.node}
+    assert {"GatherBlockQuantized", "MatMulNBits"} <= kinds and "MatMul" not in kinds
+
+
+def test_validate_compares_with_the_original(
+    cli: Callable[..., Result], quantised: Callable[[str], Path], tmp_path: Path
+) -> None:
+    copy = shutil.copytree(quantised("int8"), tmp_path / "copy")
+    (tmp_path / "text.txt").write_text("A text of one's own. " * 200)
+    result = cli("validate", copy, "--data", tmp_path / "text.txt", "--json")
+    assert result.code == 0, result.err
+    record = json.loads(result.out)["quantisation"]
+    assert record["reference"] == "the original in PyTorch"
+    assert record["data"].endswith("text.txt")
+    assert record["divergence"]["mean"] < 0.01
+
+
+def test_convert_quantises_what_it_has_proven(
+    cli: Callable[..., Result], factories: object, tmp_path: Path
+) -> None:
+    source = factories.source("language_model")  # type: ignore[attr-defined]
+    result = cli("convert", source, "-o", tmp_path / "q", "--weights", "int8", "--no-bench")
+    assert result.code == 0, result.err
+    assert "Weights in int8: mean KL divergence" in result.out
+    manifest = read(tmp_path / "q")
+    assert manifest.options is not None and manifest.options.weights == "int8"
+    assert manifest.parity is not None and manifest.parity.passed
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["q"]
+    assert "Weights" in (tmp_path / "q" / "report.html").read_text()
+
+
+def test_a_limit_that_cannot_be_met_fails_and_keeps_the_earlier_artifact(
+    cli: Callable[..., Result], exact: Path, quantised: Callable[[str], Path], tmp_path: Path
+) -> None:
+    place = shutil.copytree(quantised("int8"), tmp_path / "q")
+    before = (place / "manifest.json").read_bytes()
+    limits = ("--weights", "int4", "--max-kld", "1e-9", "--overwrite")
+    result = cli("quantize", exact, "-o", place, *limits)
+    assert result.code == 3 and "above the 1.0e-09 allowed" in " ".join(result.out.split())
+    assert (place / "manifest.json").read_bytes() == before
+    failed = tmp_path / "q.failed"
+    assert read(failed).status == "parity_failed"
+    with pytest.raises(ParityError):
+        linexport.load(failed)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--weights", "int3"), "--weights is 'int3'; expected one of float32, int8, int4, auto."),
+        (("--max-kld", "0"), "--max-kld is 0.0; expected a positive number of nats."),
+        (("--data", "nowhere.txt"), "--data nowhere.txt cannot be read"),
+    ],
+)
+def test_bad_options_are_refused_in_one_sentence(
+    cli: Callable[..., Result],
+    exact: Path,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    result = cli("quantize", exact, "-o", tmp_path / "q", *arguments)
+    assert result.code == 2 and message in " ".join(result.err.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_quantised_already_is_refused(
+    quantised: Callable[[str], Path], tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="has int8 weights already"):
+        linexport.quantize(quantised("int8"), tmp_path / "q")
+
+
+def test_an_artifact_for_another_target_is_refused(
+    converted: Callable[..., Path], tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="is for target onnx"):
+        linexport.quantize(converted("language_model", target="onnx"), tmp_path / "q")
+
+
+def test_weights_of_what_is_no_language_model(
+    converted: Callable[..., Path], tmp_path: Path
+) -> None:
+    manifest: Manifest = linexport.quantize(
+        converted("heavy"), tmp_path / "q", weights="int8", threads=1
+    )
+    record = manifest.quantisation
+    assert record is not None and record.divergence is None
+    assert record.output_error is not None and 0 < record.output_error < 0.02
+    with pytest.raises(UsageError, match="no language model"):
+        linexport.quantize(converted("heavy"), tmp_path / "auto", weights="auto")
