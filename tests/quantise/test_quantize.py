@@ -90,6 +90,13 @@ def test_a_quantised_artifact_streams_and_generates(quantised: Callable[[str], P
     assert len(list(model.generate(b"import ", max_tokens=5))) == 5
 
 
+def test_token_ids_beyond_a_quantised_table_are_refused(quantised: Callable[[str], Path]) -> None:
+    model = linexport.load(quantised("int4"), threads=1)
+    for wrong in (-1, 256):
+        with pytest.raises(UsageError):
+            model.run(np.asarray([[wrong]]))
+
+
 def test_a_tied_table_is_stored_once(quantised: Callable[[str], Path], exact: Path) -> None:
     model = onnx.load_model(str(quantised("int4") / "model.onnx"))
     before = onnx.load_model(str(exact / "model.onnx"))
