@@ -48,7 +48,7 @@ class FloatModel:
         graph = onnx.load_model(str(model))
         values = {t.name: numpy_helper.to_array(t) for t in floating_matrices(graph)}
         for tensor in floating_matrices(graph):
-            tensor.CopyFrom(external_data.placeholder(tensor.name, values[tensor.name]))
+            tensor.CopyFrom(external_data.external_initializer(tensor.name, values[tensor.name]))
         return cls(artifact, graph, values, threads)
 
     def run(self, model: onnx.ModelProto) -> Run:
