@@ -34,7 +34,7 @@ def test_what_takes_long_is_asked_once_and_said(
     references = [reference(torch.float32), reference(torch.float64)]
     notes: list[str] = []
     case = Case("random", {"seq": 4097}, 0)
-    found = original.ask(references, case, ((), {}), TOLERANCES["float32"], notes)
+    found = original.run_reference(references, case, ((), {}), TOLERANCES["float32"], notes)
     assert [a.name for a in found] == ["float32", "float64"][:asked]
     assert len(references) == 2
     assert [("not run in float64" in n, "4097" in n) for n in notes] == [(True, True)] * (2 - asked)
@@ -45,7 +45,7 @@ def test_large_inputs_are_not_compared_without_float64(magnitude: float, compare
     notes: list[str] = []
     case = Case("large", {"seq": 100}, 0, magnitude)
     single = [reference(torch.float32)]
-    found = original.ask(single, case, ((), {}), TOLERANCES["float32"], notes)
+    found = original.run_reference(single, case, ((), {}), TOLERANCES["float32"], notes)
     assert len(found) == compared
     assert ["nothing is compared" in n for n in notes] == [True] * (1 - compared)
 
@@ -59,7 +59,7 @@ def test_what_overflows_on_large_inputs_is_not_compared(
     type(single).__call__ = staticmethod(lambda inputs: [np.array([1.0, np.inf, 1.0])])
     notes: list[str] = []
     case = Case("large", {"seq": 100}, 0, magnitude)
-    found = original.ask([single, double], case, ((), {}), TOLERANCES["float32"], notes)
+    found = original.run_reference([single, double], case, ((), {}), TOLERANCES["float32"], notes)
     assert [a.name for a in found] == compared
     assert ("nothing is compared" in notes[-1]) == (not compared)
     assert "overflows in float32" in notes[-1]

@@ -27,7 +27,7 @@ from linexport.manifest.proof import (
 )
 from linexport.parity.cases import Case, draw, plan
 from linexport.parity.compare import EDGES, Comparison, compare
-from linexport.parity.original import VANISHED, Answer, ask
+from linexport.parity.original import VANISHED, ReferenceOutput, run_reference
 from linexport.parity.reference import Reference, feeds
 from linexport.parity.tolerances import TOLERANCES, Tolerance
 from linexport.system import memory
@@ -132,7 +132,9 @@ def check(subject: Subject, seed: int = 0) -> Parity:
     return parity
 
 
-def _answers(subject: Subject, parity: Parity, seed: int) -> Iterator[tuple[Case, list[Answer]]]:
+def _answers(
+    subject: Subject, parity: Parity, seed: int
+) -> Iterator[tuple[Case, list[ReferenceOutput]]]:
     """The cases in which there is something to compare with."""
     loaded = subject.loaded
     floating = any(
@@ -146,7 +148,7 @@ def _answers(subject: Subject, parity: Parity, seed: int) -> Iterator[tuple[Case
         parity.notes.append(f"No float64 reference: {error}")
     for case in plan(subject.dims, subject.traced, floating, seed, subject.input_shapes):
         inputs = draw(loaded, subject.input_shapes, case)
-        expected = ask(references, case, inputs, parity.tolerance, parity.notes)
+        expected = run_reference(references, case, inputs, parity.tolerance, parity.notes)
         if expected:
             yield case, [replace(a, outputs=memory.paged(a.outputs)) for a in expected]
         del expected
@@ -154,7 +156,7 @@ def _answers(subject: Subject, parity: Parity, seed: int) -> Iterator[tuple[Case
 
 
 def _run_case(
-    subject: Subject, session: Session, parity: Parity, case: Case, expected: list[Answer]
+    subject: Subject, session: Session, parity: Parity, case: Case, expected: list[ReferenceOutput]
 ) -> None:
     inputs = draw(subject.loaded, subject.input_shapes, case)
     got: dict[str, np.ndarray] | None = None
@@ -178,7 +180,7 @@ def _record(
     subject: Subject,
     parity: Parity,
     case: Case,
-    answer: Answer,
+    answer: ReferenceOutput,
     position: int,
     got: dict[str, np.ndarray] | None,
 ) -> CaseRecord:

@@ -24,7 +24,7 @@ VANISHED = (
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReferenceOutput:
     """The original in one precision.
 
     Attributes:
@@ -45,13 +45,13 @@ class Answer:
         return self.denominator is not None and not 0 < self.denominator < math.inf
 
 
-def ask(
+def run_reference(
     references: list[Reference],
     case: Case,
     inputs: Inputs,
     tolerance: Tolerance,
     notes: list[str],
-) -> list[Answer]:
+) -> list[ReferenceOutput]:
     """The original in each precision that can be compared with; what is wrong with it in notes.
 
     A float64 reference that fails is dropped from ``references``; one that would take long is left
@@ -59,7 +59,7 @@ def ask(
     or tiny inputs nothing is returned where the original overflows, is mostly rounding, or is
     nobody knows how much of it, having no float64; but for denominators that vanish.
     """
-    found: list[Answer] = []
+    found: list[ReferenceOutput] = []
     seconds = 0.0
     for reference in list(references):
         if found and reference.dtype == torch.float64 and seconds > PATIENCE:
@@ -79,7 +79,7 @@ def ask(
             continue
         seconds = time.perf_counter() - start
         none = [0.0] * len(outputs)
-        found.append(Answer(reference.name, outputs, none, reference.denominator))
+        found.append(ReferenceOutput(reference.name, outputs, none, reference.denominator))
     for answer in found[-1:]:
         notes.extend(_not_finite(answer, case))
     scaled = case.magnitude not in (0, 1) and not any(a.vanished for a in found)
@@ -109,7 +109,7 @@ def ask(
     return [replace(answer, rounding=rounding) for answer in found]
 
 
-def _not_finite(answer: Answer, case: Case) -> list[str]:
+def _not_finite(answer: ReferenceOutput, case: Case) -> list[str]:
     nan, infinite = (
         sum(int(test(x).sum()) for x in answer.outputs if x.dtype.kind == "f")
         for test in (np.isnan, np.isinf)

@@ -38,12 +38,12 @@ def read(roles: Roles, heads: Index) -> Decay:
     others = [f for f in term.factors if not isinstance(f, Leaf)]
     if len(others) != 1 or len(leaves) > 1:
         raise NotAttentionError("its decay is neither constant nor a cumulative sum")
-    source, time = others[0], roles.rows
+    source, time = others[0], roles.query_position
     if isinstance(source, Order):
-        if source.row != roles.rows or source.offset or not leaves:
+        if source.row != roles.query_position or source.offset or not leaves:
             raise NotAttentionError("its decay is a cumulative sum over other positions")
         time = source.column
-    elif not isinstance(source, Iota) or source.index != roles.rows:
+    elif not isinstance(source, Iota) or source.index != roles.query_position:
         raise NotAttentionError("its decay depends on something else than positions")
     leaf = leaves[0] if leaves else None
     own = frozenset() if leaf is None else leaf.axes

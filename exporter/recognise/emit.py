@@ -132,7 +132,11 @@ class Writer(Nodes):
         if self.mapped is not None and self.applies_map and self.parameters:
             inputs += [gs.Variable.empty() for _ in range(len(INPUTS) - len(inputs))]
             inputs += self.parameters
-        packed: tuple[Index, ...] = (roles.batch, roles.rows, (*order.output, *roles.widths))
+        packed: tuple[Index, ...] = (
+            roles.batch,
+            roles.query_position,
+            (*order.output, *roles.widths),
+        )
         shape = [dim(size_of(group)) for group in packed]
         output = gs.Variable(self.name("output"), dtype=dtype, shape=shape)
         fused = gs.Node(
@@ -175,7 +179,7 @@ class Writer(Nodes):
         if roles.value:
             return self._packed("value", roles.value, order.value, roles.widths, dtype)
         ones = np.ones((1, 1, _count(order.value)), dtype)
-        return self._everywhere(ones, order.value, roles.columns)
+        return self._everywhere(ones, order.value, roles.key_position)
 
     def _packed(
         self,
@@ -186,7 +190,7 @@ class Writer(Nodes):
         dtype: np.dtype[np.generic],
     ) -> gs.Variable:
         """The product of some factors as (B, T, heads * width), in a dtype."""
-        time = self.roles.rows if role == "query" else self.roles.columns
+        time = self.roles.query_position if role == "query" else self.roles.key_position
         groups = (self.roles.batch, time, (*heads, *width))
         if len(leaves) == 1:
             return self._applied(role, self.grouped(leaves[0], groups), leaves[0], heads, dtype)
@@ -301,10 +305,10 @@ class Writer(Nodes):
 
     def _mask(self, leaf: Leaf) -> gs.Tensor:
         """(B, T), True where the key counts."""
-        own = leaf.axes - {*self.roles.batch, *self.roles.columns}
+        own = leaf.axes - {*self.roles.batch, *self.roles.key_position}
         if own:
             raise NotAttentionError("its mask of keys differs from head to head")
-        x = self.grouped(leaf, (self.roles.batch, self.roles.columns))
+        x = self.grouped(leaf, (self.roles.batch, self.roles.key_position))
         if not leaf.truth or leaf.truth == IDENTITY:
             return x
         return self._function(x, replace(leaf, function=leaf.truth), np.dtype(bool))
@@ -315,7 +319,7 @@ class Writer(Nodes):
         found = decay.read(self.roles, heads)
         if found.leaf is None:
             row = np.full((1, 1, _count(heads)), found.coefficient, dtype)
-            return self._everywhere(row, heads, self.roles.rows)
+            return self._everywhere(row, heads, self.roles.query_position)
         groups = (self.roles.batch, found.time, (*heads, *found.width))
         x = self._applied("", self.grouped(found.leaf, groups), found.leaf, heads, dtype)
         if found.coefficient == 1.0:
@@ -346,7 +350,7 @@ class Writer(Nodes):
     def _restore(self, output: gs.Variable) -> None:
         """The result: the packed output in the dims and the dtype of the root."""
         heads = (*self.layout.output, *self.roles.widths)
-        groups = (self.roles.batch, self.roles.rows, heads)
+        groups = (self.roles.batch, self.roles.query_position, heads)
         leaf = Leaf(output, groups)
         result = self.grouped(leaf, self.form.dims)
         wanted = np.dtype(self.root.dtype or output.dtype)

@@ -137,7 +137,7 @@ def _sides(e: Evaluator, roles: Roles, side: str, imports: dict[str, int]) -> li
 
 def _readings(e: Evaluator, roles: Roles, side: str, imports: dict[str, int]) -> Iterator[_Side]:
     leaf = (roles.query if side == "query" else roles.key)[0]
-    time = roles.rows if side == "query" else roles.columns
+    time = roles.query_position if side == "query" else roles.key_position
     if leaf.function != IDENTITY or roles.channels not in leaf.dims or time not in leaf.dims:
         return
     channel = leaf.dims.index(roles.channels)

@@ -240,7 +240,7 @@ class Search:
             _channels(roles) if writer.applies_map or len(roles.query) > 1 else {},
             (root.region, root.tensor),
             (writer.nodes, writer.result),
-            size_of(roles.rows),
+            size_of(roles.query_position),
             _coarsest(root.region),
             self.imports,
         )

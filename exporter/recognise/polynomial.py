@@ -170,7 +170,7 @@ def _denominator(
     """r and eps of the denominator r sum p(x) + eps."""
     values = set(map(id, linear.value))
     masks = tuple(f for f in rest if id(f) not in values)
-    powers, keys = _powers(masks, linear), size_of(linear.columns)
+    powers, keys = _powers(masks, linear), size_of(linear.key_position)
     if not masks:
         # Over all keys the sum of x^0 is how many there are.
         powers[0] = Term(1.0, (Count(keys),))

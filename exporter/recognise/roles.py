@@ -34,7 +34,7 @@ class Roles:
         weights: factors of the output that differ from query to query, and not along its width.
         mask: a mask of the keys, True where they count.
         decay: what ``exp`` is taken of at the query's position, once for a gated recurrence.
-        rows, columns: the position of the query (t) and of the key (s).
+        query_position, key_position: the position of the query (t) and of the key (s).
         channels, widths: d and e.
         batch: labels shared by all, outside the heads.
         scale, eps: as of the op; ``normalize`` as well.
@@ -47,8 +47,8 @@ class Roles:
     weights: tuple[Leaf, ...]
     mask: Leaf | None
     decay: Term | None
-    rows: Index
-    columns: Index
+    query_position: Index
+    key_position: Index
     channels: Index
     widths: Index
     batch: Index
@@ -68,7 +68,13 @@ class Roles:
 
     def heads(self, leaves: Sequence[Leaf]) -> set[Axis]:
         """Head labels of some factors."""
-        other = {*self.rows, *self.columns, *self.channels, *self.widths, *self.batch}
+        other = {
+            *self.query_position,
+            *self.key_position,
+            *self.channels,
+            *self.widths,
+            *self.batch,
+        }
         return set().union(*(f.axes for f in leaves)) - other
 
 
@@ -112,7 +118,7 @@ def _roles(product: Term, form: Form) -> Roles | None:
     if orders:
         return _causal(product, orders, leaves, free, bound)
     found = list(_bidirectional(product, leaves, free, bound))
-    return min(found, key=_strangeness, default=None)
+    return min(found, key=_ambiguity_rank, default=None)
 
 
 def _causal(
@@ -123,8 +129,8 @@ def _causal(
     reverse = set(order.row) <= bound and set(order.column) <= free
     if not looks and not reverse:
         return None
-    rows, columns = (order.row, order.column) if looks else (order.column, order.row)
-    roles = _sides(product, leaves, rows, columns, bound - set(columns), free)
+    query_position, key_position = (order.row, order.column) if looks else (order.column, order.row)
+    roles = _sides(product, leaves, query_position, key_position, bound - set(key_position), free)
     if roles is None:
         return None
     if len(orders) > 1:
@@ -145,36 +151,36 @@ def _bidirectional(product: Term, leaves: list[Leaf], free: Axes, bound: Axes) -
         readers = frozenset(i for i, f in enumerate(leaves) if axis in f.axes)
         patterns.setdefault(readers, []).append(axis)
     for readers in patterns:
-        columns = tuple(patterns[readers])
-        channels = bound - set(columns)
+        key_position = tuple(patterns[readers])
+        channels = bound - set(key_position)
         queries = {i for i, f in enumerate(leaves) if f.axes & channels and i not in readers}
         own = _ordered([leaves[i] for i in sorted(queries)], free)
         keys = [f for i, f in enumerate(leaves) if i in readers and f.axes & channels]
         elsewhere = set().union(*(f.axes for f in keys))
-        rows = _positions([a for a in own if a not in elsewhere], columns)
-        if channels and rows:
-            roles = _sides(product, leaves, rows, columns, channels, free)
+        query_position = _positions([a for a in own if a not in elsewhere], key_position)
+        if channels and query_position:
+            roles = _sides(product, leaves, query_position, key_position, channels, free)
             if roles is not None:
                 yield roles
 
 
-def _positions(own: list[Axis], columns: Index) -> Index:
+def _positions(own: list[Axis], key_position: Index) -> Index:
     """The query's own labels that are positions: as long as the key's."""
-    rows = []
-    for column in columns:
-        same = [a for a in own if a.size == column.size and a not in rows]
+    query_position = []
+    for column in key_position:
+        same = [a for a in own if a.size == column.size and a not in query_position]
         if not same:
             # Queries of another length: cross attention.
             return tuple(a for a in own if a.size.known is None)[:1] or tuple(own[:1])
-        rows.append(same[0])
-    return tuple(rows)
+        query_position.append(same[0])
+    return tuple(query_position)
 
 
-def _strangeness(roles: Roles) -> tuple[bool, bool, bool]:
+def _ambiguity_rank(roles: Roles) -> tuple[bool, bool, bool]:
     """Of several readings, positions are dynamic and as many for keys as for queries."""
-    rows, columns = size_of(roles.rows), size_of(roles.columns)
-    fixed = rows.known is not None or columns.known is not None
-    return fixed, rows != columns, not roles.value
+    query_position, key_position = size_of(roles.query_position), size_of(roles.key_position)
+    fixed = query_position.known is not None or key_position.known is not None
+    return fixed, query_position != key_position, not roles.value
 
 
 def _ordered(leaves: Sequence[Leaf], of: Axes) -> list[Axis]:
@@ -184,10 +190,15 @@ def _ordered(leaves: Sequence[Leaf], of: Axes) -> list[Axis]:
 
 
 def _sides(
-    product: Term, leaves: list[Leaf], rows: Index, columns: Index, channels: Axes, free: Axes
+    product: Term,
+    leaves: list[Leaf],
+    query_position: Index,
+    key_position: Index,
+    channels: Axes,
+    free: Axes,
 ) -> Roles | None:
     """Sort factors into query, key, value and mask."""
-    t, s = set(rows), set(columns)
+    t, s = set(query_position), set(key_position)
     query, key, value, mask = list[Leaf](), list[Leaf](), list[Leaf](), list[Leaf]()
     weights, masklike = list[Leaf](), list[Leaf]()
     for leaf in leaves:
@@ -208,11 +219,11 @@ def _sides(
         raise NotAttentionError(
             f"{masklike[0].tensor.name} multiplies the scores and is not known to be triangular"
         )
-    inside = {*rows, *columns, *channels}
+    inside = {*query_position, *key_position, *channels}
     elsewhere = set().union(*(f.axes for f in (*query, *key))) | inside
     widths = tuple(a for a in _ordered(value, free) if a not in elsewhere)
-    weighs_rows = value and not any(f.axes & set(widths) for f in weights)
-    if len(mask) > 1 or (weights and not weighs_rows):
+    weighs_queries = value and not any(f.axes & set(widths) for f in weights)
+    if len(mask) > 1 or (weights and not weighs_queries):
         return None
     roles = Roles(
         tuple(query),
@@ -220,9 +231,9 @@ def _sides(
         tuple(value),
         tuple(weights),
         mask[0] if mask else None,
-        _decay(product, rows, columns),
-        rows,
-        columns,
+        _decay(product, query_position, key_position),
+        query_position,
+        key_position,
         tuple(_ordered(query, channels)),
         widths,
         (),
@@ -233,21 +244,25 @@ def _sides(
     return replace(roles, batch=_batch(roles))
 
 
-def _decay(product: Term, rows: Index, columns: Index) -> Term | None:
+def _decay(product: Term, query_position: Index, key_position: Index) -> Term | None:
     """X where exp(X_t) and exp(-X_s) are factors."""
     exps = [f for f in product.of(Nested) if f.kind == "exp"]
     if not exps:
         return None
     if any(len(f.inner.terms) != 1 for f in exps):
         raise NotAttentionError("exp is taken of a sum of several things")
-    both = [f for f in exps if f.axes & set(rows) and f.axes & set(columns)]
+    both = [f for f in exps if f.axes & set(query_position) and f.axes & set(key_position)]
     if both:
         raise NotAttentionError("exp is taken of query times key, which is softmax attention")
-    at_row = [f.inner.terms[0] for f in exps if f.axes & set(rows)]
-    at_column = [f.inner.terms[0] for f in exps if f.axes & set(columns)]
+    at_row = [f.inner.terms[0] for f in exps if f.axes & set(query_position)]
+    at_column = [f.inner.terms[0] for f in exps if f.axes & set(key_position)]
     if len(at_row) != 1 or len(at_column) != 1 or len(exps) != 2:
         raise NotAttentionError("its decay is not one factor for queries and its inverse for keys")
-    moved = at_column[0].scaled(-1.0).rename({s: (t,) for s, t in zip(columns, rows, strict=True)})
+    moved = (
+        at_column[0]
+        .scaled(-1.0)
+        .rename({s: (t,) for s, t in zip(key_position, query_position, strict=True)})
+    )
     shared = frozenset(at_row[0].axes | moved.axes) & frozenset(product.axes)
     same_rate = math.isclose(moved.coefficient, at_row[0].coefficient)
     if not same_rate or match(at_row[0], moved, shared) is None:
@@ -311,10 +326,10 @@ def _cancelled(counts: tuple[Count, ...]) -> tuple[Count, ...]:
 
 def _sensible(roles: Roles) -> None:
     """What the algebra allows and the op does not, and chains of products that are no attention."""
-    if roles.causal and size_of(roles.rows) != size_of(roles.columns):
+    queries, keys = size_of(roles.query_position), size_of(roles.key_position)
+    if roles.causal and queries != keys:
         raise NotAttentionError(
-            f"it has {size_of(roles.rows)} queries and {size_of(roles.columns)} keys; "
-            "causal attention has as many of both"
+            f"it has {queries} queries and {keys} keys; causal attention has as many of both"
         )
     if any(a.size.known is None for a in (*roles.channels, *roles.widths)):
         raise NotAttentionError("the width of its heads is not fixed")
