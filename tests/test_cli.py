@@ -122,18 +122,19 @@ def test_nothing_but_json_is_on_standard_output_whatever_the_model_prints(
     assert "{chatter of the model}" in result.err
     assert "{chatter of the factory}" in result.err
     assert cli("inspect", source, "--json").json()["kind"] == "factory"
-    assert cli("validate", tmp_path / "out", "--json").json()["status"] == "ok"
+    assert cli("validate", tmp_path / "out", "--source", source, "--json").json()["status"] == "ok"
 
 
 def test_every_command_answers_in_json(
     cli: Cli, factories: SimpleNamespace, artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("linexport.timing.baselines.peak_megabytes", lambda *a: (1.0, None))
-    validated = cli("validate", artifact, "--json", "--seed", 5)
+    original = ("--source", factories.source("small"))
+    validated = cli("validate", artifact, *original, "--json", "--seed", 5)
     assert validated.code == 0
     assert (validated.json()["status"], validated.json()["seed"]) == ("ok", 5)
     assert {c["seed"] for c in validated.json()["parity"]["cases"]} == set(range(5, 17))
-    measured = cli("bench", artifact, "--json", "--lengths", "4", "--threads", 1)
+    measured = cli("bench", artifact, *original, "--json", "--lengths", "4", "--threads", 1)
     assert measured.code == 0
     assert [r["length"] for r in measured.json()["latency"]] == [4]
     assert measured.json()["measurement"]["threads"] == 1
@@ -165,7 +166,7 @@ def test_without_json_people_are_told_the_same(
     assert "LinearAttention" in cli("inspect", out).out
     found = " ".join(cli("inspect", factories.source("layer")).out.split())
     assert "heads of 20 x 20" in found and "dimension seq: 1 to any" in found
-    assert cli("validate", out, "--threads", 1).code == 0
+    assert cli("validate", out, "--source", factories.source("layer"), "--threads", 1).code == 0
     doctor = cli("doctor")
     assert doctor.code == 0 and "CPUExecutionProvider" in doctor.out
 
@@ -323,9 +324,9 @@ def test_validating_something_else_is_refused(
 ) -> None:
     model = artifact / "model.onnx"
     model.write_bytes(model.read_bytes() + b"\0")
-    assert "changed or damaged" in refused(cli("validate", artifact, "--json"), 2)
+    assert "is damaged" in refused(cli("validate", artifact, "--json"), 2)
     model.unlink()
-    assert "is missing" in refused(cli("bench", artifact, "--json"), 2)
+    assert "found None bytes" in refused(cli("bench", artifact, "--json"), 2)
     assert "cannot be read" in refused(cli("inspect", artifact, "--json"), 2)
     model.write_bytes(b"\xff" * 100)
     assert "cannot be read" in refused(cli("inspect", artifact, "--json"), 2)
@@ -355,7 +356,8 @@ def test_validating_finds_what_has_become_wrong(
     module = sys.modules.get("small_models")
     assert module is not None
     monkeypatch.setattr(module.Attend, "forward", lambda self, x: module.attend(x)[0] * 1.001)
-    result = cli("validate", artifact, "--json", "--threads", 1)
+    original = ("--source", factories.source("small"))
+    result = cli("validate", artifact, *original, "--json", "--threads", 1)
     assert result.code == 3
     assert result.json()["status"] == "parity_failed"
     with pytest.raises(linexport.errors.ParityError):

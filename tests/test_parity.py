@@ -341,7 +341,10 @@ def test_a_failed_conversion_exits_3_and_leaves_the_earlier_artifact(
 
 
 def test_an_artifact_that_cannot_run_at_a_size_fails(
-    converted: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    converted: Callable[..., Path],
+    factories: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     from linexport import targets
 
@@ -362,7 +365,7 @@ def test_an_artifact_that_cannot_run_at_a_size_fails(
         return session
 
     monkeypatch.setitem(targets.loaded, "ort", replace(right, open=open_fragile))
-    manifest = linexport.validate(place, threads=1)
+    manifest = linexport.validate(place, source=factories.source("small"), threads=1)
     assert manifest.status == "parity_failed"
     failures = [c for c in manifest.parity.cases if not c.passed]
     assert {c.length for c in failures} == {37}

@@ -347,7 +347,11 @@ def test_the_printed_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     tiny_model(tmp_path / "model.onnx")
     state = {"past": "past_0", "present": "present_0", "dtype": "float32", "shape": ["batch"]}
     state["op"] = "Sum"
-    manifest = sample() | {"states": [state]}
+    tokens, logits = sample()["inputs"][0], sample()["outputs"][0]
+    past = {"name": "past_0", "dtype": "float32", "shape": ["batch"]}
+    present = past | {"name": "present_0"}
+    carried = {"inputs": [tokens, past], "outputs": [logits, present], "states": [state]}
+    manifest = sample() | carried
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
@@ -357,9 +361,13 @@ def test_the_printed_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     quotes = {"name": 'it\'s "x"', "dtype": "float32", "shape": ["batch", 3]}
     for render in (snippet.with_linexport, snippet.with_onnxruntime):
         for states in ([], [state]):
-            code = render(from_json(sample() | {"inputs": [quotes], "states": states}))
+            streaming = {"passed": None, "reason": "it is a test"}
+            changes = {"inputs": [quotes, past], "outputs": [present], "states": states}
+            dims = {"batch": sample()["dims"]["batch"]}
+            content = sample() | changes | {"streaming": streaming, "dims": dims}
+            code = render(from_json(content))
             compile(code, "snippet", "exec")
-            assert ("past" in code) == (bool(states) and render is snippet.with_onnxruntime)
+            assert ("past =" in code) == (bool(states) and render is snippet.with_onnxruntime)
 
 
 def test_the_summary_reads_without_colour() -> None:

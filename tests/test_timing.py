@@ -67,11 +67,13 @@ def test_a_table_has_a_row_per_length() -> None:
 
 
 @pytest.fixture
-def bench(converted: Callable[..., Path], tmp_path: Path) -> Callable[[str], Bench]:
+def bench(
+    converted: Callable[..., Path], factories: SimpleNamespace, tmp_path: Path
+) -> Callable[[str], Bench]:
     def open_bench(name: str) -> Bench:
         folder = converted(name)
         watch = SimpleNamespace(stage=lambda name: _nothing())
-        manifest, subject = revalidate._reopen(folder, None, 1, False, watch)
+        manifest, subject = revalidate._reopen(folder, factories.source(name), 1, False, watch)
         return Bench(subject, folder / "model.onnx", manifest.target, tmp_path, QUICK)
 
     return open_bench

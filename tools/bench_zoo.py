@@ -24,7 +24,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from linexport import passes, targets, trace
-from linexport.conversion.model_under_test import tensor_records
+from linexport.graph.interface import tensor_records
 from linexport.loaders import load_model
 from linexport.parity.cases import Case, draw
 from linexport.targets.base import OrtSession

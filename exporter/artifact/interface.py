@@ -8,21 +8,23 @@ import onnx
 from onnx import helper
 
 from linexport.errors import UsageError
+from linexport.graph.states import initial_values
 from linexport.manifest import Manifest
 from linexport.manifest.records import Shape, StateRecord, TensorRecord
 
 
-def check_interface(manifest: Manifest, graph: onnx.GraphProto, name: str) -> None:
+def check_interface(manifest: Manifest, model: onnx.ModelProto, name: str) -> None:
     """Compare a manifest with a graph.
 
     Args:
         manifest: of the artifact.
-        graph: of its model.
+        model: its graph; weights may be left out.
         name: the manifest's file, for the error.
 
     Raises:
         UsageError: they differ; says where.
     """
+    graph = model.graph
     stored = {t.name for t in graph.initializer}
     inputs = [_record(i) for i in graph.input if i.name not in stored]
     problems = [
@@ -36,6 +38,7 @@ def check_interface(manifest: Manifest, graph: onnx.GraphProto, name: str) -> No
             problems.append(f"there is no state {state.past} -> {state.present}")
         else:
             problems += _state(state, taken[state.past])
+    problems += _initial(manifest, model)
     if problems:
         raise UsageError(
             f"{name} does not describe the model beside it: {problems[0]}. Convert the model again."
@@ -60,6 +63,8 @@ def _differences(
     said, there = ({r.name: r for r in records} for records in (described, found))
     for name in sorted(said.keys() ^ there.keys()):
         yield f"the {what} {name} is in {'the manifest' if name in said else 'the model'} alone"
+    if said.keys() == there.keys() and list(said) != list(there):
+        yield f"the {what}s are {list(there)}, in this order"
     for name in sorted(said.keys() & there.keys()):
         one, other = said[name], there[name]
         if one.dtype != other.dtype or not _alike(one.shape, other.shape):
@@ -85,3 +90,20 @@ def _state(state: StateRecord, taken: TensorRecord) -> Iterator[str]:
     dynamic = [axis for axis, size in enumerate(taken.shape) if axis and not isinstance(size, int)]
     if dynamic != ([] if state.grows is None else [state.grows]):
         yield f"the state {state.past} is said to grow along axis {state.grows}; it does {dynamic}"
+
+
+def _initial(manifest: Manifest, model: onnx.ModelProto) -> Iterator[str]:
+    """Ops know what their states begin with; caches of softmax layers begin empty."""
+    values = list(initial_values(model))
+    known = {name: initial for group in values for name, initial in group.items()}
+    for state in manifest.states:
+        initial = known.get(state.past, 0.0)
+        if state.initial != initial:
+            yield f"the state {state.past} is said to begin with {state.initial:g}, not {initial:g}"
+    carried = {state.past for state in manifest.states}
+    given = {i.name for i in model.graph.input}
+    for group in values:
+        # All or none: those of none are inputs of the original, which its caller carries.
+        left = sorted((set(group) & given) - carried)
+        if left and carried & set(group):
+            yield f"the state {left[0]} is in the model alone"

@@ -76,7 +76,7 @@ def _load(folder: Path, **options: Any) -> Artifact:
         opening.check_files(folder, manifest)
     target, model = targets.find(manifest.target), folder / manifests.MODEL
     graph = opening.checked_graph(model)
-    check_interface(manifest, graph.graph, str(folder / manifests.MANIFEST))
+    check_interface(manifest, graph, str(folder / manifests.MANIFEST))
     ranges = {i.name: index_range(graph, i.name) for i in manifest.inputs}
     try:
         if options["engine"] and target.deploy:

@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-
-import onnx
+from collections.abc import Callable, Iterable
 
 from linexport import targets
 from linexport.graph.dims import DimRange
 from linexport.graph.states import State
 from linexport.loaders.model import LoadedModel
 from linexport.manifest import Manifest
-from linexport.manifest.records import InputRecord, TensorRecord, named
+from linexport.manifest.records import TensorRecord, named
 from linexport.parity import Subject
 from linexport.parity.tolerances import TOLERANCES, Tolerance
-from linexport.plugins.ops.registry import dim
 from linexport.targets import Session
-
-
-def input_records(
-    infos: Iterable[onnx.ValueInfoProto], defaults: Mapping[str, int] | None = None
-) -> tuple[InputRecord, ...]:
-    """Name, dtype, shape and default of graph inputs."""
-    defaults = defaults or {}
-    return tuple(
-        InputRecord(**vars(t), default=defaults.get(t.name)) for t in tensor_records(infos)
-    )
-
-
-def tensor_records(infos: Iterable[onnx.ValueInfoProto]) -> tuple[TensorRecord, ...]:
-    """Name, dtype and shape of graph inputs or outputs."""
-    return tuple(
-        TensorRecord(
-            info.name,
-            onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type).name,
-            tuple(dim(d) for d in info.type.tensor_type.shape.dim),
-        )
-        for info in infos
-    )
 
 
 def subject_of(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from linexport import manifest as manifests
 from linexport import parity, targets
-from linexport.artifact.opening import checked_graph
+from linexport.artifact import opening
+from linexport.artifact.interface import check_interface
 from linexport.conversion.model_under_test import subject_of
 from linexport.conversion.quantised import with_quantisation_checked
 from linexport.conversion.records import (
@@ -20,7 +21,7 @@ from linexport.conversion.records import (
     write_reports,
 )
 from linexport.errors import UsageError
-from linexport.loaders import LoadedModel, load_model
+from linexport.loaders import LoadedModel, is_factory, load_model
 from linexport.loaders.memory_map import page
 from linexport.manifest import MODEL, Manifest
 from linexport.system.progress import Progress, Silent, Stopwatch
@@ -41,7 +42,7 @@ def validate(
 
     Args:
         artifact: the folder.
-        source: the original, where it is not at the place the manifest names.
+        source: the original, where it is not at the place the manifest names, or is a function.
         seed: of the random inputs.
         threads: 0 for the runtime's choice.
         trust_remote_code: run Python code that the source brings along.
@@ -131,12 +132,9 @@ def _reopen(
 ) -> tuple[Manifest, parity.Subject]:
     manifest = manifests.read(folder)
     with watch.stage("load"):
-        if manifests.digest(folder / MODEL) != manifest.model_sha256:
-            raise UsageError(
-                f"{folder / MODEL} is not the file its manifest describes: it was "
-                "changed or damaged. Convert the model again."
-            )
-        checked_graph(folder / MODEL)
+        opening.check_files(folder, manifest)
+        graph = opening.checked_graph(folder / MODEL)
+        check_interface(manifest, graph, str(folder / manifests.MANIFEST))
         loaded = _original(manifest, source, trust_remote_code)
         target = targets.find(manifest.target)
 
@@ -150,7 +148,18 @@ def _original(
     manifest: Manifest, source: str | Path | None, trust_remote_code: bool
 ) -> LoadedModel:
     recorded = manifest.source
+    if source is None and (recorded.kind == "factory" or is_factory(recorded.location)):
+        raise UsageError(
+            f"The manifest names the function {recorded.location} as the original. An artifact is "
+            "data: nothing it names is called. If you know the function and trust it, name it "
+            f"yourself: --source {recorded.location}."
+        )
     loaded = load_model(source or recorded.location, trust_remote_code=trust_remote_code)
+    if source is None and loaded.source.kind != recorded.kind:
+        raise UsageError(
+            f"{recorded.location} is of the kind {loaded.source.kind}; the manifest says "
+            f"{recorded.kind}. Pass --source."
+        )
     if loaded.source.sha256 != recorded.sha256:
         raise UsageError(
             f"{loaded.source.location} is not the model the artifact was made from: its SHA-256 is "

@@ -14,11 +14,11 @@ import linexport
 from linexport import passes, targets, trace
 from linexport.artifact import write
 from linexport.conversion.job import Job, Original
-from linexport.conversion.model_under_test import input_records, tensor_records
 from linexport.errors import BuildError, StoppedAfterPass, UsageError
 from linexport.graph import sequence_axis, states
 from linexport.graph.dims import DimRange
 from linexport.graph.external_data import externals_as_inputs, with_weights
+from linexport.graph.interface import input_records, tensor_records
 from linexport.manifest import FORMAT, MODEL, Manifest, describe_files
 from linexport.manifest.records import (
     DimRecord,

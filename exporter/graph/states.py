@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 
+from linexport.errors import OpError
 from linexport.manifest.records import StateRecord
-from linexport.plugins.ops.registry import known_shapes, linexport_nodes
+from linexport.plugins.ops.op import DOMAIN, read_node
+from linexport.plugins.ops.registry import all_ops, known_shapes, linexport_nodes
 
 LENGTH = ("past_length", "present_length")
 """The state that counts tokens, where positions are computed from it: int64 of shape (1,)."""
@@ -66,6 +68,25 @@ class State:
     def from_record(cls, record: StateRecord) -> State:
         """Return the state of a record of the manifest."""
         return cls(*vars(record).values())
+
+
+def initial_values(model: onnx.ModelProto) -> Iterator[dict[str, float]]:
+    """Yield, for each linexport op with states, the values they begin with by name of the input.
+
+    An op that does not say, of another version for example, is left out.
+    """
+    casts = {n.output[0]: n.input[0] for n in model.graph.node if n.op_type == "Cast"}
+    shapes = known_shapes(model)
+    for node in model.graph.node:
+        op = all_ops().get(node.op_type) if node.domain == DOMAIN else None
+        if op is None or not op.has_state:
+            continue
+        try:
+            ports = op.states(read_node(node, op, shapes))
+        except (OpError, LookupError, TypeError, AssertionError):
+            continue
+        pasts = [(node.input[p.past], p) for p in ports if p.past < len(node.input)]
+        yield {casts.get(name, name): port.initial_value for name, port in pasts if name}
 
 
 def find(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from linexport import targets, trace
-from linexport.conversion.model_under_test import input_records
 from linexport.errors import LinexportError
 from linexport.graph import dims as dimensions
+from linexport.graph.interface import input_records
 from linexport.linearization.find import Site
 from linexport.linearization.forms import KernelAttention, MemoryAttention
 from linexport.loaders.model import LoadedModel

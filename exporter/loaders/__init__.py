@@ -16,7 +16,7 @@ from linexport.errors import UsageError
 from linexport.loaders.files import check_text
 from linexport.loaders.model import LoadedModel, Source
 
-__all__ = ["LoadedModel", "Source", "load_model"]
+__all__ = ["LoadedModel", "Source", "is_factory", "load_model"]
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +55,10 @@ def load_model(
     check_text(source)
     path = Path(source)
     if not _exists(path):
-        if isinstance(source, str) and ":" in source and not _WINDOWS_DRIVE.match(source):
+        if is_factory(source):
             from linexport.loaders.factory import load_factory
 
-            return load_factory(source, seed=seed, whole=whole)
+            return load_factory(str(source), seed=seed, whole=whole)
         if isinstance(source, str) and _HUB_NAME.fullmatch(source):
             from linexport.loaders.hugging_face import cached_folder
 
@@ -92,6 +92,16 @@ def load_model(
     from linexport.loaders.refuse import refusal
 
     raise refusal(path, kind)
+
+
+def is_factory(source: str | Path) -> bool:
+    """``load_model`` takes the source for a function to call: no path, and it has a colon.
+
+    Raises:
+        UsageError: it is no text that a path could be.
+    """
+    named = isinstance(source, str) and ":" in source and not _WINDOWS_DRIVE.match(source)
+    return named and not _exists(Path(source))
 
 
 def _hugging_face(folder: Path, location: str, trust: bool, whole: bool) -> LoadedModel:

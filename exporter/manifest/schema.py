@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from linexport.errors import UsageError
+from linexport.manifest.consistency import contradictions
 from linexport.manifest.records import FORMAT, Manifest
 from linexport.manifest.text import dumps
 from linexport.manifest.upgrade import upgraded
@@ -52,11 +53,14 @@ def from_json(value: Mapping[str, Any], name: str = "The manifest") -> Manifest:
     if value["format"] == 1:
         value = upgraded(value)
     try:
-        return _adapter().validate_json(json.dumps(value))
+        found = _adapter().validate_json(json.dumps(value))
     except ValidationError as error:
         raise UsageError(f"{name} is damaged: {_first(error.errors())}") from None
     except (RecursionError, ValueError) as error:
         raise UsageError(f"{name} is damaged: {error}. Convert the model again.") from None
+    for problem in contradictions(found):
+        raise UsageError(f"{name} is damaged: {problem}. Convert the model again.")
+    return found
 
 
 @cache

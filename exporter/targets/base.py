@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
-import onnx
+from typing import TYPE_CHECKING, Any, Protocol
 
 from linexport.errors import UsageError
-from linexport.graph.dims import DimRange
 from linexport.manifest import Manifest
 from linexport.manifest.engines import EngineRecord
 from linexport.system import memory
-from linexport.targets.lowering import Candidates
+
+if TYPE_CHECKING:  # help lists the targets, and answers without these
+    import numpy as np
+    import onnx
+
+    from linexport.graph.dims import DimRange
+    from linexport.targets.lowering import Candidates
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """Precisions by the name users choose them by."""

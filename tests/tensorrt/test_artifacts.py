@@ -15,6 +15,7 @@ import linexport
 from linexport import targets
 from linexport.conversion.records import with_engines_timed
 from linexport.errors import EnvironmentProblemError, UsageError
+from linexport.manifest import read
 from linexport.targets.base import OrtSession
 
 
@@ -31,7 +32,7 @@ def test_what_was_not_run_is_said_to_be_not_checked(
 
 
 def test_the_terminal_says_so_too(made: Path, cli: Callable[..., Any]) -> None:
-    done = cli("validate", made)
+    done = cli("validate", made, "--source", read(made).source.location)
     assert done.code == 0
     words = " ".join(done.out.split())
     assert "not checked No NVIDIA driver" in words and "nobody knows this of its engines" in words
@@ -75,7 +76,7 @@ def test_an_engine_that_runs_is_compared_with_the_original(
     right = targets.find("tensorrt-rtx")
     opened = replace(right, deploy=lambda folder, manifest: OnCpu(folder, manifest, error))
     monkeypatch.setitem(targets.loaded, "tensorrt-rtx", opened)
-    manifest = linexport.validate(made, threads=1)
+    manifest = linexport.validate(made, source=read(made).source.location, threads=1)
     (engine,) = manifest.engines
     assert engine.checked is (error == 0.0)
     assert manifest.status == ("ok" if error == 0.0 else "parity_failed")

@@ -18,6 +18,7 @@ import pytest
 
 import linexport
 from linexport.errors import EnvironmentProblemError, UsageError
+from linexport.manifest import read
 from linexport.plugins.tensorrt import flavour
 from linexport.targets.trt import session
 
@@ -96,7 +97,7 @@ def test_without_the_library_its_install_command_is_given(
     monkeypatch.setattr(flavour, "_load", missing)
     with pytest.raises(EnvironmentProblemError, match=r"pip install 'linexport\[tensorrt-rtx\]'"):
         linexport.load(made)
-    done = cli("validate", made)
+    done = cli("validate", made, "--source", read(made).source.location)
     words = " ".join(done.out.split())
     assert done.code == 0 and "not checked TensorRT-RTX is not installed" in words
 
