@@ -186,3 +186,22 @@ print(found.applied, len(found.unavailable))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "'memory up to 8 GiB', 'each file up to 1 GiB') 3" in done.stdout
+
+
+def test_a_confined_process_cannot_go_back_to_the_network() -> None:
+    """Not even one that was started by root and holds the host's namespace open."""
+    code = """
+import ctypes, os, tempfile
+from pathlib import Path
+from linexport.system import sandbox
+host = os.open("/proc/self/ns/net", os.O_RDONLY)
+found = sandbox.confine(sandbox.Limits(), [Path(tempfile.gettempdir())])
+libc = ctypes.CDLL(None, use_errno=True)
+print("no network" in found.applied, libc.setns(host, 0x40000000))
+print(Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    (confined, returned), [capabilities] = (line.split() for line in done.stdout.splitlines())
+    if confined == "False":
+        pytest.skip("this system gives no network namespace")
+    assert returned == "-1" and int(capabilities, 16) == 0

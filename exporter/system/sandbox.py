@@ -24,6 +24,7 @@ GIB = 2**30
 OPEN_FILES = 4096
 
 _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+_CAPABILITY_VERSION = 0x20080522
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
@@ -61,6 +62,8 @@ def confine(limits: Limits, writable: Sequence[Path]) -> Confinement:
     _libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     applied = _limit(limits)
     unavailable: list[str] = []
+    # First: namespaces that are made within it cannot be left with the privileges of a root user.
+    _own_users()
     steps = (
         ("no network", lambda: _unshare(_CLONE_NEWNET)),
         ("processes end with the conversion", lambda: _unshare(_CLONE_NEWPID)),
@@ -68,6 +71,7 @@ def confine(limits: Limits, writable: Sequence[Path]) -> Confinement:
     )
     for name, step in steps:
         (applied if step() else unavailable).append(name)
+    (applied if _drop_capabilities() else unavailable).append("no capabilities")
     if steps[1][0] in applied:
         _become_first()
     return Confinement(tuple(applied), tuple(unavailable))
@@ -95,20 +99,26 @@ def _limit(limits: Limits) -> list[str]:
 
 
 def _unshare(kind: int) -> bool:
-    """Enter a new namespace, within a user namespace of one's own where that takes privileges."""
+    """Enter a new namespace."""
     unshare = getattr(_libc(), "unshare", None)
-    if unshare is None:
-        return False
-    if unshare(kind) == 0:
-        return True
+    return unshare is not None and unshare(kind) == 0
+
+
+def _own_users() -> None:
+    """Enter a user namespace with this user alone, which may make the other namespaces."""
     uid, gid = os.getuid(), os.getgid()
-    if unshare(_CLONE_NEWUSER | kind) != 0:
-        return False
-    with suppress(OSError):
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
-    return True
+    if _unshare(_CLONE_NEWUSER):
+        with suppress(OSError):
+            Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+            Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+
+
+def _drop_capabilities() -> bool:
+    """Give up every privilege of a root user, among them that of entering other namespaces."""
+    capset = getattr(_libc(), "capset", None)
+    header, none = struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24)
+    return capset is not None and capset(header, none) == 0
 
 
 def _landlock(writable: Sequence[Path]) -> bool:
