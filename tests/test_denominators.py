@@ -16,7 +16,7 @@ from linexport.graph.dims import DimRange
 from linexport.loaders import LoadedModel, Source
 from linexport.manifest import Manifest
 from linexport.models.functional import linear_attention
-from linexport.parity.check import Subject
+from linexport.parity.check import ModelUnderTest
 from linexport.parity.compare import compare
 from linexport.parity.original import VANISHED
 from linexport.parity.tolerances import MOST, ROUNDING, TOLERANCES
@@ -43,7 +43,7 @@ class Same:
 def checked(module: Any, change: Any = lambda y: y) -> parity.Parity:
     """Parity of a layer of three inputs with what ``change`` makes of it."""
     example = module.example_inputs(2, 16, 0)
-    subject = Subject(
+    tested = ModelUnderTest(
         LoadedModel(module, example, {}, None, Source("factory", "here", None, "a layer")),
         lambda: Same(module, change),
         ["query", "key", "value"],
@@ -54,7 +54,7 @@ def checked(module: Any, change: Any = lambda y: y) -> parity.Parity:
         {"batch": DimRange(batch=True), "seq": DimRange(1, 16, 60)},
         {"batch": 2, "seq": 16},
     )
-    return parity.check(subject)
+    return parity.check(tested)
 
 
 def layer(**settings: Any) -> Any:

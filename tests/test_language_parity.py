@@ -66,7 +66,7 @@ def check(
 ) -> parity.Parity:
     """Of an artifact without any rounding, but with that error in every logit."""
     table = module.table.numpy() + np.float32(error)
-    subject: Any = SimpleNamespace(
+    tested: Any = SimpleNamespace(
         loaded=SimpleNamespace(module=module, language=Language(VOCABULARY, CONTEXT, ())),
         open=lambda: SimpleNamespace(run=lambda given: {"logits": table[given["input_ids"]]}),
         dims={"batch": DimRange(batch=True), "seq": DimRange()},
@@ -75,7 +75,7 @@ def check(
         tolerance=tolerance,
         initial_state=lambda batch: {},
     )
-    return parity.check_language(subject)
+    return parity.check_language(tested)
 
 
 def test_what_the_original_loses_to_rounding_is_allowed_for_and_said() -> None:

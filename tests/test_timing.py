@@ -73,8 +73,8 @@ def bench(
     def open_bench(name: str) -> Bench:
         folder = converted(name)
         watch = SimpleNamespace(stage=lambda name: _nothing())
-        manifest, subject = revalidate._reopen(folder, factories.source(name), 1, False, watch)
-        return Bench(subject, folder / "model.onnx", manifest.target, tmp_path, QUICK)
+        manifest, tested = revalidate._reopen(folder, factories.source(name), 1, False, watch)
+        return Bench(tested, folder / "model.onnx", manifest.target, tmp_path, QUICK)
 
     return open_bench
 

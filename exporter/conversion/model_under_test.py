@@ -10,20 +10,20 @@ from linexport.graph.states import State
 from linexport.loaders.model import LoadedModel
 from linexport.manifest import Manifest
 from linexport.manifest.records import TensorRecord, named
-from linexport.parity import Subject
+from linexport.parity import ModelUnderTest
 from linexport.parity.tolerances import TOLERANCES, Tolerance
 from linexport.targets import Session
 
 
-def subject_of(
+def model_under_test(
     manifest: Manifest, loaded: LoadedModel, open_session: Callable[[], Session]
-) -> Subject:
+) -> ModelUnderTest:
     """The converted model of a manifest beside its original."""
     pasts = {s.past for s in manifest.states}
     presents = {s.present for s in manifest.states}
     inputs = [i for i in manifest.inputs if i.name not in pasts]
     outputs = [o for o in manifest.outputs if o.name not in presents]
-    return Subject(
+    return ModelUnderTest(
         loaded=loaded,
         open=open_session,
         input_names=[i.name for i in inputs],

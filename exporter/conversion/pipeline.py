@@ -18,7 +18,7 @@ from linexport import parity, passes, targets, trace
 from linexport.artifact import write
 from linexport.conversion import isolated
 from linexport.conversion.job import Job, Original
-from linexport.conversion.model_under_test import subject_of
+from linexport.conversion.model_under_test import model_under_test
 from linexport.conversion.quantize import check_quantisation, quantize
 from linexport.conversion.records import (
     Measuring,
@@ -187,17 +187,17 @@ def job_of(
 def run(job: Job) -> Manifest:
     """Write everything to the job's folder except its reports; return the manifest."""
     original = _trace(job, _load(job))
-    manifest, subject = _proven(job, original)
+    manifest, tested = _proven(job, original)
     if job.target.build:
         with job.watch.stage("build"):
             manifest = _build(job, job.target.build, original.dims, manifest)
-            manifest = with_engines_checked(manifest, subject, job.folder, job.options.seed)
+            manifest = with_engines_checked(manifest, tested, job.folder, job.options.seed)
     if job.options.bench:
         with job.watch.stage("measure"):
             settings = replace(BRIEF, threads=job.options.threads)
             program = original.traced.program
             how = Measuring(job.options.lengths, settings, job.options.seed, program)
-            manifest = with_measurements(manifest, subject, job.folder, how)
+            manifest = with_measurements(manifest, tested, job.folder, how)
     stages = tuple(StageRecord(**stage) for stage in job.watch.stages)
     return with_status(replace(manifest, stages=stages))
 
@@ -217,11 +217,11 @@ def _trace(job: Job, loaded: LoadedModel) -> Original:
         return Original(loaded, traced, dims)
 
 
-def _proven(job: Job, original: Original) -> tuple[Manifest, parity.Subject]:
+def _proven(job: Job, original: Original) -> tuple[Manifest, parity.ModelUnderTest]:
     """The model that equals its original: without the matches to blame, where it would not."""
-    manifest, subject, matches = _checked(job, original, {})
+    manifest, tested, matches = _checked(job, original, {})
     if _passed(manifest) or not matches:
-        return manifest, subject
+        return manifest, tested
     assert manifest.parity is not None
     job = replace(job, dump=None)  # what follows are trials of the same passes
     error = manifest.parity.max_relative_error
@@ -234,8 +234,8 @@ def _proven(job: Job, original: Original) -> tuple[Manifest, parity.Subject]:
         "the two are equal"
     )
     found = blamed(matches, passes)
-    manifest, subject, _ = _checked(job, original, dict.fromkeys(found, reason))
-    return with_warnings(manifest, [f"{where} was {reason}." for where in sorted(found)]), subject
+    manifest, tested, _ = _checked(job, original, dict.fromkeys(found, reason))
+    return with_warnings(manifest, [f"{where} was {reason}." for where in sorted(found)]), tested
 
 
 def _passed(manifest: Manifest) -> bool:
@@ -244,22 +244,22 @@ def _passed(manifest: Manifest) -> bool:
 
 def _checked(
     job: Job, original: Original, withdrawn: Mapping[str, str]
-) -> tuple[Manifest, parity.Subject, Sequence[str]]:
+) -> tuple[Manifest, parity.ModelUnderTest, Sequence[str]]:
     """The model without some matches, what to check it by, and its matches."""
-    manifest, subject, matches = _stream(job, original, withdrawn)
+    manifest, tested, matches = _stream(job, original, withdrawn)
     with job.watch.stage("parity"):
-        manifest = with_parity(manifest, subject, job.options.seed, original.traced, job.model)
-    return manifest, subject, matches
+        manifest = with_parity(manifest, tested, job.options.seed, original.traced, job.model)
+    return manifest, tested, matches
 
 
 def _stream(
     job: Job, original: Original, withdrawn: Mapping[str, str]
-) -> tuple[Manifest, parity.Subject, Sequence[str]]:
+) -> tuple[Manifest, parity.ModelUnderTest, Sequence[str]]:
     """The model with states where it streams, else without; see ``_checked``."""
     model = written(job, original, with_state=True, withdrawn=withdrawn)
-    subject = subject_of(model.manifest, original.loaded, job.open)
+    tested = model_under_test(model.manifest, original.loaded, job.open)
     with job.watch.stage("streaming"):
-        streaming = parity.check_streaming(subject, job.options.seed)
+        streaming = parity.check_streaming(tested, job.options.seed)
     # A model's own states are inputs and outputs: they cannot be left out.
     if streaming.passed is False and original.loaded.decode_module is None:
         reason = f"exported without state: {streaming.reason}"
@@ -267,8 +267,8 @@ def _stream(
             reason += f". What mixes tokens: {', '.join(model.mixing[:NAMED])}"
         streaming = StreamingRecord(None, reason)
         model = written(job, original, with_state=False, withdrawn=withdrawn)
-        subject = subject_of(model.manifest, original.loaded, job.open)
-    return replace(model.manifest, streaming=streaming), subject, model.matches
+        tested = model_under_test(model.manifest, original.loaded, job.open)
+    return replace(model.manifest, streaming=streaming), tested, model.matches
 
 
 def _build(

@@ -21,7 +21,7 @@ from linexport.quantise.rewrite import float_activations
 
 def with_quantisation_checked(
     manifest: Manifest,
-    subject: parity.Subject,
+    tested: parity.ModelUnderTest,
     folder: Path,
     data: Path | None,
     threads: int,
@@ -31,7 +31,7 @@ def with_quantisation_checked(
 
     Args:
         manifest: of the artifact.
-        subject: the artifact beside its original.
+        tested: the artifact beside its original.
         folder: of the artifact.
         data: text to compare on; None for Python's own source.
         threads: 0 for ONNX Runtime's choice.
@@ -39,28 +39,28 @@ def with_quantisation_checked(
     """
     assert manifest.quantisation is not None
     target = targets.find(manifest.target)
-    session = subject.open()
+    session = tested.open()
     artifact = Artifact(folder, manifest, session)
     exact = float_activations(onnx.load_model(str(folder / MODEL)))
     unrounded = target.open(exact.SerializeToString(), threads=threads, taking_turns=True)
-    runs = Runs(_original(subject), session.run, unrounded.run, "the original in PyTorch")
+    runs = Runs(_original(tested), session.run, unrounded.run, "the original in PyTorch")
     inputs = inputs_of(artifact, data, seed)
     record = with_proof(manifest.quantisation, artifact, runs, inputs, seed)
     return replace(manifest, quantisation=record)
 
 
-def _original(subject: parity.Subject) -> Run:
+def _original(tested: parity.ModelUnderTest) -> Run:
     """Return a function from the graph's inputs to the original's outputs, by their names."""
-    reference = Reference(subject.loaded, torch.float32)
-    leaves, structure = pytree.tree_flatten((subject.loaded.args, subject.loaded.kwargs))
+    reference = Reference(tested.loaded, torch.float32)
+    leaves, structure = pytree.tree_flatten((tested.loaded.args, tested.loaded.kwargs))
 
     def run(feeds: Arrays) -> dict[str, object]:
-        names = iter(subject.input_names)
+        names = iter(tested.input_names)
         given = [
             torch.from_numpy(feeds[next(names)]) if isinstance(leaf, torch.Tensor) else leaf
             for leaf in leaves
         ]
         outputs = reference(pytree.tree_unflatten(given, structure))
-        return dict(zip(subject.output_names, outputs, strict=True))
+        return dict(zip(tested.output_names, outputs, strict=True))
 
     return run  # type: ignore[return-value]

@@ -60,16 +60,20 @@ def with_status(manifest: Manifest) -> Manifest:
 
 
 def with_parity(
-    manifest: Manifest, subject: parity.Subject, seed: int, traced: trace.Traced | None, path: Path
+    manifest: Manifest,
+    tested: parity.ModelUnderTest,
+    seed: int,
+    traced: trace.Traced | None,
+    path: Path,
 ) -> Manifest:
     """Compare with the original; a failure is traced to the first value that differs."""
-    language = subject.loaded.language
-    outcome = parity.check_language(subject, seed) if language else parity.check(subject, seed)
+    language = tested.loaded.language
+    outcome = parity.check_language(tested, seed) if language else parity.check(tested, seed)
     if outcome.failed:
         first = parity.first_layer if language else parity.first_divergence
         outcome.first_divergence = first(
-            subject,
-            traced or trace.trace(subject.loaded),
+            tested,
+            traced or trace.trace(tested.loaded),
             path,
             targets.find(manifest.target).open,
             outcome.failed,
@@ -78,7 +82,7 @@ def with_parity(
 
 
 def with_engines_checked(
-    manifest: Manifest, subject: parity.Subject, folder: Path, seed: int
+    manifest: Manifest, tested: parity.ModelUnderTest, folder: Path, seed: int
 ) -> Manifest:
     """Compare each engine with the original where it can be run, else say why it was not."""
     session, problem = _deploy(manifest, folder)
@@ -89,17 +93,17 @@ def with_engines_checked(
         elif engine.file != session.record.file:
             checked.append(replace(engine, checked=None, reason="it is for another GPU"))
         else:
-            checked.append(_checked(engine, session, subject, seed))
+            checked.append(_checked(engine, session, tested, seed))
     return replace(manifest, engines=tuple(checked))
 
 
 def _checked(
-    engine: EngineRecord, session: Any, subject: parity.Subject, seed: int
+    engine: EngineRecord, session: Any, tested: parity.ModelUnderTest, seed: int
 ) -> EngineRecord:
-    deployed = replace(subject, open=lambda: session)
+    deployed = replace(tested, open=lambda: session)
     outcome = parity.check(deployed, seed)
     streaming = parity.check_streaming(deployed, seed)
-    aliased = parity.check_in_place(deployed, session, seed) if subject.states else None
+    aliased = parity.check_in_place(deployed, session, seed) if tested.states else None
     problems = [
         *([] if outcome.passed else [_where(outcome)]),
         *([streaming.reason] if streaming.passed is False and streaming.reason else []),
@@ -129,7 +133,7 @@ def _deploy(manifest: Manifest, folder: Path) -> tuple[Any, str | None]:
 
 
 def with_engines_timed(
-    manifest: Manifest, subject: parity.Subject, folder: Path, seed: int
+    manifest: Manifest, tested: parity.ModelUnderTest, folder: Path, seed: int
 ) -> Manifest:
     """Time the engine that runs here at several lengths, one token included."""
     session, problem = _deploy(manifest, folder)
@@ -141,7 +145,7 @@ def with_engines_timed(
                 f"timed. {problem}"
             ],
         )
-    rows = _engine_latency(session, subject, seed)
+    rows = _engine_latency(session, tested, seed)
     engines = (
         replace(e, latency=rows) if e.file == session.record.file else e for e in manifest.engines
     )
@@ -149,28 +153,28 @@ def with_engines_timed(
 
 
 def _engine_latency(
-    session: Any, subject: parity.Subject, seed: int
+    session: Any, tested: parity.ModelUnderTest, seed: int
 ) -> tuple[EngineLatencyRow, ...]:
-    length = dims.sequence(subject.dims)
-    allowed = [n for n in (1, *LENGTHS) if length and subject.dims[length].allows(n)]
+    length = dims.sequence(tested.dims)
+    allowed = [n for n in (1, *LENGTHS) if length and tested.dims[length].allows(n)]
     rows = []
     for size in allowed or [1]:
-        sizes = {n: limits.nearest(1) for n, limits in subject.dims.items()}
+        sizes = {n: limits.nearest(1) for n, limits in tested.dims.items()}
         if length:
             sizes[length] = size
-        inputs = draw(subject.loaded, subject.input_shapes, Case("timing", sizes, seed))
-        state = subject.initial_state(subject.batch(sizes))
-        fed = {**feeds(inputs, subject.input_names), **state}
+        inputs = draw(tested.loaded, tested.input_shapes, Case("timing", sizes, seed))
+        state = tested.initial_state(tested.batch(sizes))
+        fed = {**feeds(inputs, tested.input_names), **state}
         rows.append(EngineLatencyRow(length=size, **session.time(fed)))
     return tuple(rows)
 
 
 def with_measurements(
-    manifest: Manifest, subject: parity.Subject, folder: Path, how: Measuring
+    manifest: Manifest, tested: parity.ModelUnderTest, folder: Path, how: Measuring
 ) -> Manifest:
     """Measure latency, the decode step and peak memory, and the engine that runs here."""
     with tempfile.TemporaryDirectory() as work:
-        runner = Bench(subject, folder / MODEL, manifest.target, Path(work), how.settings, how.seed)
+        runner = Bench(tested, folder / MODEL, manifest.target, Path(work), how.settings, how.seed)
         runner.export_plainly(how.program)
         rows = runner.latency(how.lengths)
         decode = runner.decode()
@@ -189,7 +193,7 @@ def with_measurements(
         measurement=how.settings.record(),
     )
     manifest = with_warnings(manifest, runner.notes)
-    return with_engines_timed(manifest, subject, folder, how.seed) if manifest.engines else manifest
+    return with_engines_timed(manifest, tested, folder, how.seed) if manifest.engines else manifest
 
 
 def check_place(place: Path, overwrite: bool) -> None:

@@ -10,7 +10,7 @@ from linexport import manifest as manifests
 from linexport import parity, targets
 from linexport.artifact import opening
 from linexport.artifact.interface import check_interface
-from linexport.conversion.model_under_test import subject_of
+from linexport.conversion.model_under_test import model_under_test
 from linexport.conversion.quantised import with_quantisation_checked
 from linexport.conversion.records import (
     Measuring,
@@ -58,23 +58,23 @@ def validate(
     """
     folder = Path(artifact)
     watch = Stopwatch(progress or Silent())
-    manifest, subject = _reopen(folder, source, threads, trust_remote_code, watch)
-    page(subject.loaded)
+    manifest, tested = _reopen(folder, source, threads, trust_remote_code, watch)
+    page(tested.loaded)
     if manifest.quantisation is not None:
-        return _validate_quantised(manifest, subject, folder, data, threads, seed, watch)
+        return _validate_quantised(manifest, tested, folder, data, threads, seed, watch)
     if data is not None:
         raise UsageError(
             "--data is text that a quantised artifact is compared on; this one is not."
         )
     with watch.stage("parity"):
-        manifest = with_parity(manifest, subject, seed, None, folder / MODEL)
+        manifest = with_parity(manifest, tested, seed, None, folder / MODEL)
     with watch.stage("streaming"):
         # Without states nothing streams: the reason recorded at conversion stands.
-        if subject.states:
-            manifest = replace(manifest, streaming=parity.check_streaming(subject, seed))
+        if tested.states:
+            manifest = replace(manifest, streaming=parity.check_streaming(tested, seed))
     if manifest.engines:
         with watch.stage("engines"):
-            manifest = with_engines_checked(manifest, subject, folder, seed)
+            manifest = with_engines_checked(manifest, tested, folder, seed)
     manifest = with_status(replace(manifest, seed=seed))
     write_reports(folder, manifest)
     return manifest
@@ -82,7 +82,7 @@ def validate(
 
 def _validate_quantised(
     manifest: Manifest,
-    subject: parity.Subject,
+    tested: parity.ModelUnderTest,
     folder: Path,
     data: str | Path | None,
     threads: int,
@@ -92,7 +92,7 @@ def _validate_quantised(
     """Compare with the original on text; parity and streaming stay those of the float32 graph."""
     with watch.stage("compare"):
         text = None if data is None else Path(data)
-        manifest = with_quantisation_checked(manifest, subject, folder, text, threads, seed)
+        manifest = with_quantisation_checked(manifest, tested, folder, text, threads, seed)
     manifest = with_status(replace(manifest, seed=seed))
     write_reports(folder, manifest)
     return manifest
@@ -114,11 +114,11 @@ def bench(
     """
     folder = Path(artifact)
     watch = Stopwatch(progress or Silent())
-    manifest, subject = _reopen(folder, source, threads, trust_remote_code, watch)
+    manifest, tested = _reopen(folder, source, threads, trust_remote_code, watch)
     chosen = None if lengths is None else tuple(lengths)
     with watch.stage("measure"):
         how = Measuring(chosen, Settings(threads=threads), seed)
-        manifest = with_measurements(manifest, subject, folder, how)
+        manifest = with_measurements(manifest, tested, folder, how)
     write_reports(folder, manifest)
     return manifest
 
@@ -129,7 +129,7 @@ def _reopen(
     threads: int,
     trust_remote_code: bool,
     watch: Stopwatch,
-) -> tuple[Manifest, parity.Subject]:
+) -> tuple[Manifest, parity.ModelUnderTest]:
     manifest = manifests.read(folder)
     with watch.stage("load"):
         opening.check_files(folder, manifest)
@@ -141,7 +141,7 @@ def _reopen(
     def open_session() -> targets.Session:
         return target.open(folder / MODEL, threads=threads, taking_turns=True, frugal=True)
 
-    return manifest, subject_of(manifest, loaded, open_session)
+    return manifest, model_under_test(manifest, loaded, open_session)
 
 
 def _original(

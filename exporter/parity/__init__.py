@@ -1,14 +1,14 @@
 """Proving that an artifact equals its original: parity over cases, and streaming equivalence."""
 
-from linexport.parity.check import Parity, Subject, check
+from linexport.parity.check import ModelUnderTest, Parity, check
 from linexport.parity.diverge import first_divergence
 from linexport.parity.language import check_language
 from linexport.parity.layers import first_layer
 from linexport.parity.streaming import check_in_place, check_streaming
 
 __all__ = [
+    "ModelUnderTest",
     "Parity",
-    "Subject",
     "check",
     "check_in_place",
     "check_language",

@@ -35,7 +35,7 @@ from linexport.targets import Session
 
 
 @dataclass(frozen=True)
-class Subject:
+class ModelUnderTest:
     """A converted model under test.
 
     Attributes:
@@ -120,23 +120,23 @@ def largest_error(errors: Iterable[float | None]) -> float:
 
 
 @memory.frugal()
-def check(subject: Subject, seed: int = 0) -> Parity:
+def check(tested: ModelUnderTest, seed: int = 0) -> Parity:
     """Run every planned case on the original, in float32 and float64, and on the artifact."""
-    parity = Parity(subject.tolerance)
-    answers = list(_answers(subject, parity, seed))
+    parity = Parity(tested.tolerance)
+    answers = list(_answers(tested, parity, seed))
     memory.give_back()
-    session = subject.open()
+    session = tested.open()
     for case, expected in answers:
-        _run_case(subject, session, parity, case, expected)
+        _run_case(tested, session, parity, case, expected)
         memory.give_back()
     return parity
 
 
 def _answers(
-    subject: Subject, parity: Parity, seed: int
+    tested: ModelUnderTest, parity: Parity, seed: int
 ) -> Iterator[tuple[Case, list[ReferenceOutput]]]:
     """The cases in which there is something to compare with."""
-    loaded = subject.loaded
+    loaded = tested.loaded
     floating = any(
         isinstance(x, torch.Tensor) and x.is_floating_point()
         for x in torch.utils._pytree.tree_leaves((loaded.args, loaded.kwargs))
@@ -146,8 +146,8 @@ def _answers(
         references.append(Reference(loaded, torch.float64))
     except Exception as error:
         parity.notes.append(f"No float64 reference: {error}")
-    for case in plan(subject.dims, subject.traced, floating, seed, subject.input_shapes):
-        inputs = draw(loaded, subject.input_shapes, case)
+    for case in plan(tested.dims, tested.traced, floating, seed, tested.input_shapes):
+        inputs = draw(loaded, tested.input_shapes, case)
         expected = run_reference(references, case, inputs, parity.tolerance, parity.notes)
         if expected:
             yield case, [replace(a, outputs=memory.paged(a.outputs)) for a in expected]
@@ -156,19 +156,23 @@ def _answers(
 
 
 def _run_case(
-    subject: Subject, session: Session, parity: Parity, case: Case, expected: list[ReferenceOutput]
+    tested: ModelUnderTest,
+    session: Session,
+    parity: Parity,
+    case: Case,
+    expected: list[ReferenceOutput],
 ) -> None:
-    inputs = draw(subject.loaded, subject.input_shapes, case)
+    inputs = draw(tested.loaded, tested.input_shapes, case)
     got: dict[str, np.ndarray] | None = None
     failure = None
-    state = subject.initial_state(subject.batch(case.sizes))
+    state = tested.initial_state(tested.batch(case.sizes))
     try:
-        got = session.run({**feeds(inputs, subject.input_names), **state})
+        got = session.run({**feeds(inputs, tested.input_names), **state})
     except Exception as error:
         failure = str(error).splitlines()[0]
     for answer in expected:
-        for position in range(len(subject.output_names)):
-            record = _record(subject, parity, case, answer, position, got)
+        for position in range(len(tested.output_names)):
+            record = _record(tested, parity, case, answer, position, got)
             if got is None:
                 record = replace(record, reason=f"the artifact fails at this size: {failure}")
             parity.cases.append(record)
@@ -177,16 +181,16 @@ def _run_case(
 
 
 def _record(
-    subject: Subject,
+    tested: ModelUnderTest,
     parity: Parity,
     case: Case,
     answer: ReferenceOutput,
     position: int,
     got: dict[str, np.ndarray] | None,
 ) -> CaseRecord:
-    name = subject.output_names[position]
-    length = next((n for d, n in case.sizes.items() if not subject.dims[d].batch), 1)
-    batch = next((n for d, n in case.sizes.items() if subject.dims[d].batch), 1)
+    name = tested.output_names[position]
+    length = next((n for d, n in case.sizes.items() if not tested.dims[d].batch), 1)
+    batch = next((n for d, n in case.sizes.items() if tested.dims[d].batch), 1)
     found = got[name] if got is not None else np.zeros((0,), np.float32)
     rounding = answer.rounding[position]
     result = compare(answer.outputs[position], found, parity.tolerance, rounding)

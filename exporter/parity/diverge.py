@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from linexport.manifest.proof import DivergenceRecord
 from linexport.parity import observe
 from linexport.parity.cases import Case, draw
-from linexport.parity.check import Subject
+from linexport.parity.check import ModelUnderTest
 from linexport.parity.compare import compare
 from linexport.parity.reference import feeds
 from linexport.system import memory
@@ -31,25 +31,25 @@ from linexport.trace import Traced
 
 @memory.frugal()
 def first_divergence(
-    subject: Subject,
+    tested: ModelUnderTest,
     traced: Traced,
     path: Path,
     open_session: Callable[..., Session],
     case: Case,
 ) -> DivergenceRecord | None:
     """Tensor, node, op and error of the first value out of tolerance; None if none can be named."""
-    inputs = draw(subject.loaded, subject.input_shapes, case)
+    inputs = draw(tested.loaded, tested.input_shapes, case)
     try:
-        expected = _expected(traced, inputs, subject)
-        state = subject.initial_state(subject.batch(case.sizes))
-        fed = {**feeds(inputs, subject.input_names), **state}
+        expected = _expected(traced, inputs, tested)
+        state = tested.initial_state(tested.batch(case.sizes))
+        fed = {**feeds(inputs, tested.input_names), **state}
         got, nodes = observe.run(path, expected, fed, open_session)
     except Exception:
         return None  # The failure itself is reported already; this only adds to it.
     for node in nodes:
         for name in node.output:
             if name in expected and name in got:
-                result = compare(expected[name], got[name], subject.tolerance)
+                result = compare(expected[name], got[name], tested.tolerance)
                 if not result.passed:
                     error = result.max_relative_error
                     return DivergenceRecord(name, node.name, node.op_type, error, result.worst)
@@ -57,16 +57,16 @@ def first_divergence(
 
 
 def _expected(
-    traced: Traced, inputs: tuple[Any, ...], subject: Subject
+    traced: Traced, inputs: tuple[Any, ...], tested: ModelUnderTest
 ) -> Mapping[str, np.ndarray]:
     """Values of the original by name."""
     if traced.translated is not None:
-        return _interpret(traced.translated, inputs, subject.output_names)
+        return _interpret(traced.translated, inputs, tested.output_names)
     original = onnx.ModelProto()
     original.CopyFrom(traced.model)
     every = {name for node in original.graph.node for name in node.output}
     original.graph.output.extend(observe.outputs_of(original, every))
-    got = OrtSession(original.SerializeToString()).run(feeds(inputs, subject.input_names))
+    got = OrtSession(original.SerializeToString()).run(feeds(inputs, tested.input_names))
     return {name: value for name, value in got.items() if value.dtype.kind == "f"}
 
 

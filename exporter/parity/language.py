@@ -20,7 +20,7 @@ import torch
 
 from linexport.loaders.model import Language, LoadedModel
 from linexport.manifest.proof import CaseRecord, GreedyRecord
-from linexport.parity.check import Parity, Subject, case_record
+from linexport.parity.check import ModelUnderTest, Parity, case_record
 from linexport.parity.compare import Comparison, compare, largest
 from linexport.parity.prompts import BATCH, LEFT, SEQUENCE, Prompt, Trial, draw_prompt, plan
 from linexport.parity.reference import Reference
@@ -49,14 +49,14 @@ class _Doubt:
 
 
 @memory.frugal()
-def check_language(subject: Subject, seed: int = 0) -> Parity:
+def check_language(tested: ModelUnderTest, seed: int = 0) -> Parity:
     """Run every case on the original, a language model, in float32, and then on the artifact."""
-    language = subject.loaded.language
+    language = tested.loaded.language
     assert language is not None
-    trials = plan(subject.dims, language.context, seed)
-    original = _Original(subject.loaded, torch.float32)
+    trials = plan(tested.dims, language.context, seed)
+    original = _Original(tested.loaded, torch.float32)
     expected = [original.answer(trial.prompt(language.vocabulary)) for trial in trials]
-    checked = _Check(subject, language, Parity(subject.tolerance), subject.open())
+    checked = _Check(tested, language, Parity(tested.tolerance), tested.open())
     for trial, logits in zip(trials, expected, strict=True):
         checked.compare(trial, logits)
         memory.give_back()
@@ -66,7 +66,7 @@ def check_language(subject: Subject, seed: int = 0) -> Parity:
     greedy = _greedy(original, written, length, parity.tolerance)
     if doubts or not greedy.passed:
         try:
-            double = _Original(subject.loaded, torch.float64)
+            double = _Original(tested.loaded, torch.float64)
             _settle(doubts, double, language.vocabulary, parity)
             if not greedy.passed:
                 greedy = _greedy(original, written, length, parity.tolerance, double)
@@ -163,9 +163,9 @@ def _greedy(
 
 class _Check:
     def __init__(
-        self, subject: Subject, language: Language, parity: Parity, session: Session
+        self, tested: ModelUnderTest, language: Language, parity: Parity, session: Session
     ) -> None:
-        self.subject, self.language = subject, language
+        self.tested, self.language = tested, language
         self.parity, self.session = parity, session
         self.doubts: list[_Doubt] = []
 
@@ -178,7 +178,7 @@ class _Check:
         length = min(PROMPT, max(1, limit // 2))
         steps = min(GREEDY_STEPS, limit - length)
         prompt = draw_prompt(self.language.vocabulary, 2, length, LEFT, seed)
-        state = self.subject.initial_state(2)
+        state = self.tested.initial_state(2)
         tokens, mask = prompt.tokens, prompt.mask
         feeds = prompt.part(0, length)
         for _ in range(steps):
@@ -209,7 +209,7 @@ class _Check:
         self.parity.cases.append(record)
 
     def _in_pieces(self, prompt: Prompt, pieces: Sequence[int]) -> np.ndarray:
-        state = self.subject.initial_state(prompt.tokens.shape[0])
+        state = self.tested.initial_state(prompt.tokens.shape[0])
         parts, start = [], 0
         for size in pieces:
             logits, state = self._call(prompt.part(start, start + size), state)
@@ -221,5 +221,5 @@ class _Check:
         self, feeds: dict[str, np.ndarray], state: dict[str, np.ndarray]
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         outputs = self.session.run({**feeds, **state})
-        after = {s.past: outputs[s.present] for s in self.subject.states}
-        return outputs[self.subject.output_names[0]], after
+        after = {s.past: outputs[s.present] for s in self.tested.states}
+        return outputs[self.tested.output_names[0]], after

@@ -18,7 +18,7 @@ import torch
 from linexport.manifest.proof import DivergenceRecord
 from linexport.parity import observe
 from linexport.parity.cases import Case
-from linexport.parity.check import Subject
+from linexport.parity.check import ModelUnderTest
 from linexport.parity.compare import compare
 from linexport.parity.prompts import Prompt, draw_prompt
 from linexport.parity.reference import passing
@@ -32,29 +32,29 @@ AFTER = "after the last layer"
 
 @memory.frugal()
 def first_layer(
-    subject: Subject,
+    tested: ModelUnderTest,
     traced: Traced,
     path: Path,
     open_session: Callable[..., Session],
     case: Case,
 ) -> DivergenceRecord | None:
     """Layer, token, tensor and error of the first layer out of tolerance; None if it fails."""
-    language, sizes = subject.loaded.language, case.sizes
+    language, sizes = tested.loaded.language, case.sizes
     assert language is not None and traced.translated is not None
     prompt = draw_prompt(language.vocabulary, sizes["batch"], sizes["seq"], case.name, case.seed)
     names = _returned_by(traced.translated, language.layers)
     try:
-        expected = _observe(subject.loaded.module, prompt, list(names))
-        fed = {**prompt.part(0, sizes["seq"]), **subject.initial_state(sizes["batch"])}
+        expected = _observe(tested.loaded.module, prompt, list(names))
+        fed = {**prompt.part(0, sizes["seq"]), **tested.initial_state(sizes["batch"])}
         got, nodes = observe.run(path, list(names.values()), fed, open_session)
     except Exception:
         return None  # The failure itself is reported already; this only adds to it.
     real = prompt.mask.astype(bool)
-    logits = subject.output_names[0]
+    logits = tested.output_names[0]
     for layer, name in [*names.items(), (AFTER, logits)]:
         if name not in got or layer not in expected:
             continue
-        result = compare(expected[layer][real], got[name][real], subject.tolerance)
+        result = compare(expected[layer][real], got[name][real], tested.tolerance)
         if not result.passed:
             node = next((n for n in nodes if name in n.output), onnx.NodeProto())
             return DivergenceRecord(
@@ -64,7 +64,7 @@ def first_layer(
                 max_relative_error=result.max_relative_error,
                 worst=result.worst,
                 layer=layer,
-                **first_token(expected[layer], got[name], prompt, subject.tolerance),
+                **first_token(expected[layer], got[name], prompt, tested.tolerance),
             )
     return None
 

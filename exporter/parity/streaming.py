@@ -15,7 +15,7 @@ import torch
 
 from linexport.manifest.proof import StreamingRecord
 from linexport.parity.cases import Case, draw
-from linexport.parity.check import Subject
+from linexport.parity.check import ModelUnderTest
 from linexport.parity.compare import compare
 from linexport.parity.reference import Reference, feeds
 from linexport.parity.rounding import apart
@@ -35,58 +35,58 @@ class InPlace(Protocol):
 
 
 @memory.frugal()
-def check_streaming(subject: Subject, seed: int = 0) -> StreamingRecord:
+def check_streaming(tested: ModelUnderTest, seed: int = 0) -> StreamingRecord:
     """Split a sequence at random places, and once into single tokens, and compare.
 
     States after the last piece must agree as well.
     """
-    if not subject.states:
+    if not tested.states:
         return StreamingRecord(
             None, "the model has no causal operator whose state could be carried"
         )
-    sequence = _sequence_dim(subject)
+    sequence = _sequence_dim(tested)
     if sequence is None:
         return StreamingRecord(False, "no dimension of the inputs is a dynamic sequence")
-    for name, shape in zip(subject.output_names, subject.output_shapes, strict=True):
+    for name, shape in zip(tested.output_names, tested.output_shapes, strict=True):
         if sequence not in shape:
             return StreamingRecord(
                 False, f"the output {name} has no {sequence} axis to join pieces along"
             )
-    session = subject.open()
-    limits = subject.dims[sequence]
+    session = tested.open()
+    limits = tested.dims[sequence]
     length = min(LENGTH, limits.max or LENGTH)
     worst, tried = 0.0, []
     for trial in range(TRIALS):
-        sizes = {d: subject.traced[d] for d in subject.dims}
+        sizes = {d: tested.traced[d] for d in tested.dims}
         sizes[sequence] = length
         case = Case("stream", sizes, seed + trial)
         pieces = _pieces(length, trial, seed)
         tried.append(tuple(pieces))
-        error, reason = _one(subject, session, case, sequence, pieces)
+        error, reason = _one(tested, session, case, sequence, pieces)
         worst = max(worst, error)
         if reason:
             return StreamingRecord(False, reason, worst, tuple(tried))
     return StreamingRecord(True, None, worst, tuple(tried))
 
 
-def check_in_place(subject: Subject, session: InPlace, seed: int = 0) -> str | None:
+def check_in_place(tested: ModelUnderTest, session: InPlace, seed: int = 0) -> str | None:
     """What is wrong when every present state takes the memory of its past; None if nothing is."""
-    sizes = {d: subject.traced[d] for d in subject.dims}
+    sizes = {d: tested.traced[d] for d in tested.dims}
     case = Case("in place", sizes, seed)
-    inputs = feeds(draw(subject.loaded, subject.input_shapes, case), subject.input_names)
-    state = subject.initial_state(subject.batch(sizes))
+    inputs = feeds(draw(tested.loaded, tested.input_shapes, case), tested.input_names)
+    state = tested.initial_state(tested.batch(sizes))
     first = session.run({**inputs, **state})
-    carried = {s.past: first[s.present] for s in subject.states}
+    carried = {s.past: first[s.present] for s in tested.states}
     apart = session.run({**inputs, **carried})
     together = session.run({**inputs, **carried}, in_place=True)
     wrong = [n for n, x in apart.items() if not np.array_equal(x, together[n], equal_nan=True)]
     return f"{wrong[0]} differs when states are updated in place" if wrong else None
 
 
-def _sequence_dim(subject: Subject) -> str | None:
+def _sequence_dim(tested: ModelUnderTest) -> str | None:
     """The dimension along which states are advanced: any but the batch of the states."""
-    batch = subject.states[0].shape[0]
-    named = [d for shape in subject.input_shapes for d in shape if isinstance(d, str)]
+    batch = tested.states[0].shape[0]
+    named = [d for shape in tested.input_shapes for d in shape if isinstance(d, str)]
     return next((d for d in named if d != batch), None)
 
 
@@ -100,10 +100,10 @@ def _pieces(length: int, trial: int, seed: int) -> list[int]:
 
 
 def _one(
-    subject: Subject, session: Session, case: Case, sequence: str, pieces: list[int]
+    tested: ModelUnderTest, session: Session, case: Case, sequence: str, pieces: list[int]
 ) -> tuple[float, str | None]:
-    inputs = feeds(draw(subject.loaded, subject.input_shapes, case), subject.input_names)
-    state = subject.initial_state(subject.batch(case.sizes))
+    inputs = feeds(draw(tested.loaded, tested.input_shapes, case), tested.input_names)
+    state = tested.initial_state(tested.batch(case.sizes))
     try:
         whole = session.run({**inputs, **state})
         parts = []
@@ -111,22 +111,22 @@ def _one(
         for size in pieces:
             piece = {
                 name: _cut(inputs[name], shape, sequence, start, size)
-                for name, shape in zip(subject.input_names, subject.input_shapes, strict=True)
+                for name, shape in zip(tested.input_names, tested.input_shapes, strict=True)
             }
             part = session.run({**piece, **state})
-            state = {s.past: part[s.present] for s in subject.states}
-            parts.append({name: part[name] for name in subject.output_names})
+            state = {s.past: part[s.present] for s in tested.states}
+            parts.append({name: part[name] for name in tested.output_names})
             start += size
     except Exception as error:
         return float("inf"), f"pieces of {_spell(pieces)} tokens: {str(error).splitlines()[0]}"
     worst = 0.0
-    for place, name in enumerate(subject.output_names):
-        axis = list(subject.output_shapes[place]).index(sequence)
+    for place, name in enumerate(tested.output_names):
+        axis = list(tested.output_shapes[place]).index(sequence)
         joined = np.concatenate([p[name] for p in parts], axis=axis)
-        result = compare(whole[name], joined, subject.tolerance)
+        result = compare(whole[name], joined, tested.tolerance)
         if not result.passed:
-            rounding = _rounding(subject, case)
-            result = compare(whole[name], joined, subject.tolerance, rounding[place])
+            rounding = _rounding(tested, case)
+            result = compare(whole[name], joined, tested.tolerance, rounding[place])
         worst = max(worst, result.max_relative_error)
         if not result.passed:
             return worst, (
@@ -134,23 +134,23 @@ def _one(
                 f"pieces of {_spell(pieces)} tokens: an operation besides the fused ones mixes "
                 "tokens, or the model loses that much to rounding"
             )
-    for held in subject.states:
-        result = compare(whole[held.present], state[held.past], subject.tolerance)
+    for held in tested.states:
+        result = compare(whole[held.present], state[held.past], tested.tolerance)
         worst = max(worst, result.max_relative_error)
         if not result.passed:
             return worst, f"the state {held.present} differs by {result.max_relative_error:.1e}"
     return worst, None
 
 
-def _rounding(subject: Subject, case: Case) -> list[float]:
+def _rounding(tested: ModelUnderTest, case: Case) -> list[float]:
     """How far the original's float32 is from its float64, by output; 0 where that is not known."""
-    inputs = draw(subject.loaded, subject.input_shapes, case)
+    inputs = draw(tested.loaded, tested.input_shapes, case)
     try:
         single, double = (
-            Reference(subject.loaded, kind)(inputs) for kind in (torch.float32, torch.float64)
+            Reference(tested.loaded, kind)(inputs) for kind in (torch.float32, torch.float64)
         )
     except Exception:  # not every original can be run in float64
-        return [0.0] * len(subject.output_names)
+        return [0.0] * len(tested.output_names)
     return [apart(a, b) for a, b in zip(single, double, strict=True)]
 
 

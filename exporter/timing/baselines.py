@@ -18,7 +18,7 @@ from linexport.loaders.memory_map import page, unpage
 from linexport.loaders.model import LoadedModel
 from linexport.manifest.measured import DecodeRecord, LatencyRow, MemoryRow
 from linexport.parity.cases import Case, draw
-from linexport.parity.check import Subject
+from linexport.parity.check import ModelUnderTest
 from linexport.parity.compare import compare
 from linexport.parity.reference import feeds
 from linexport.parity.tolerances import TOLERANCES
@@ -36,17 +36,17 @@ BATCHES_WITHOUT_LENGTH = (1, 8, 64)
 
 @dataclass
 class Bench:
-    """Measures a subject beside its baselines: a plain export and the original in PyTorch.
+    """Measures a converted model beside its baselines: a plain export and the original in PyTorch.
 
     Args:
-        subject: the converted model with its original.
+        tested: the converted model with its original.
         model: the artifact's model file.
         target: name of its target.
         work: an existing folder for temporary files.
         settings: of the measurement.
     """
 
-    subject: Subject
+    tested: ModelUnderTest
     model: Path
     target: str
     work: Path
@@ -63,7 +63,7 @@ class Bench:
 
     def export_plainly(self, program: torch.export.ExportedProgram | None = None) -> None:
         """Make the plain export; what stops it becomes the reason of its empty columns."""
-        loaded = self.subject.loaded
+        loaded = self.tested.loaded
         if loaded.graph is not None:
             self.reasons["pytorch"] = "the original is an ONNX file: there is no PyTorch module"
         try:
@@ -76,16 +76,16 @@ class Bench:
 
     def latency(self, lengths: tuple[int, ...] | None = None) -> list[LatencyRow]:
         """A row per length at batch 1, or per batch where the model has no dynamic length."""
-        sequence = dims.sequence(self.subject.dims)
+        sequence = dims.sequence(self.tested.dims)
         if sequence is None:
             return self._latency_by_batch()
-        limits = self.subject.dims[sequence]
+        limits = self.tested.dims[sequence]
         wanted = [n for n in lengths or LENGTHS if limits.allows(n)]
         refused = sorted(set(lengths or ()) - set(wanted))
         if refused:
             self.notes.append(f"Not measured at {refused}: outside the range of {sequence}.")
         return table(
-            wanted or [limits.nearest(self.subject.traced[sequence])],
+            wanted or [limits.nearest(self.tested.traced[sequence])],
             lambda n: self._calls({sequence: n}),
             self.reasons,
             self.settings,
@@ -94,10 +94,10 @@ class Bench:
 
     def _latency_by_batch(self) -> list[LatencyRow]:
         """A row per batch, or the one row of a model all of whose dimensions are fixed."""
-        shapes = (s for s in self.subject.input_shapes if len(s) > 1)
+        shapes = (s for s in self.tested.input_shapes if len(s) > 1)
         length = next((s[1] for s in shapes if isinstance(s[1], int)), 1)
         sizes: list[dict[str, int]] = [{}]
-        for name, limits in self.subject.dims.items():
+        for name, limits in self.tested.dims.items():
             allowed = [n for n in BATCHES_WITHOUT_LENGTH if limits.allows(n)]
             sizes = [{name: n} for n in allowed] or sizes
         return [
@@ -111,12 +111,12 @@ class Bench:
 
     def decode(self) -> DecodeRecord | None:
         """One token with the states carried over; None where the artifact has none."""
-        subject, sequence = self.subject, dims.sequence(self.subject.dims)
-        if not subject.states or sequence is None:
+        tested, sequence = self.tested, dims.sequence(self.tested.dims)
+        if not tested.states or sequence is None:
             return None
         inputs, fed = self._inputs({sequence: 1})
         state, session = self._state({}), self._opened()
-        step = _eager_step(subject.loaded, inputs)
+        step = _eager_step(tested.loaded, inputs)
         reasons = {
             "pytorch": "the module has no step with a state to call",
             **self.reasons,
@@ -140,7 +140,7 @@ class Bench:
         return [self._memory_row(length) for length in lengths]
 
     def _memory_row(self, length: int) -> MemoryRow:
-        sequence = dims.sequence(self.subject.dims)
+        sequence = dims.sequence(self.tested.dims)
         small = {sequence: min(8, length)} if sequence else {}
         files = {}
         for name, sizes in (("small", small), ("inputs", {sequence: length} if sequence else {})):
@@ -153,7 +153,7 @@ class Bench:
         moved = self.moved.get(self._tokens({sequence: length} if sequence else {}))
         peaks: dict[str, float | None] = {}
         reasons: dict[str, str] = {}
-        location = self.subject.loaded.source.location
+        location = self.tested.loaded.source.location
         sessions = {
             "artifact": ("onnx", str(self.model), 1, self.target),
             "plain_export": ("onnx", str(self.plain_path), 0, "ort"),
@@ -174,16 +174,16 @@ class Bench:
         return MemoryRow(length=length, io_mb=moved, **peaks, reasons=reasons)
 
     def _inputs(self, sizes: Mapping[str, int]) -> tuple[tuple[Any, ...], dict[str, np.ndarray]]:
-        subject = self.subject
+        tested = self.tested
         case = Case("timing", self._sizes(sizes), self.seed)
-        inputs = draw(subject.loaded, subject.input_shapes, case)
-        return inputs, feeds(inputs, subject.input_names)
+        inputs = draw(tested.loaded, tested.input_shapes, case)
+        return inputs, feeds(inputs, tested.input_names)
 
     def _sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
         """Sizes as given; else batch 1 and the traced length, or as near as the model takes."""
         found = {
-            name: limits.nearest(1 if limits.batch else self.subject.traced[name])
-            for name, limits in self.subject.dims.items()
+            name: limits.nearest(1 if limits.batch else self.tested.traced[name])
+            for name, limits in self.tested.dims.items()
         }
         return {**found, **sizes}
 
@@ -197,17 +197,17 @@ class Bench:
         return self.artifact
 
     def _batch(self, sizes: Mapping[str, int]) -> int:
-        shape = self.subject.input_shapes[0]
+        shape = self.tested.input_shapes[0]
         fixed = shape[0] if shape and isinstance(shape[0], int) else 1
-        named = (d for d, limits in self.subject.dims.items() if limits.batch)
+        named = (d for d, limits in self.tested.dims.items() if limits.batch)
         return next((self._sizes(sizes)[d] for d in named), fixed)
 
     def _state(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-        return self.subject.initial_state(self.subject.batch(self._sizes(sizes)))
+        return self.tested.initial_state(self.tested.batch(self._sizes(sizes)))
 
     def _calls(self, sizes: Mapping[str, int]) -> dict[str, Call | None]:
-        subject, session, plain = self.subject, self._opened(), self.plain
-        (page if self._too_slow("pytorch", sizes) else unpage)(subject.loaded)
+        tested, session, plain = self.tested, self._opened(), self.plain
+        (page if self._too_slow("pytorch", sizes) else unpage)(tested.loaded)
         (args, kwargs), fed = self._inputs(sizes)
         state = self._state(sizes)
         names = [i.name for i in plain.inner.get_inputs()] if plain else []
@@ -215,7 +215,7 @@ class Bench:
 
         def eager() -> object:
             with torch.no_grad():
-                return subject.loaded.module(*args, **kwargs)
+                return tested.loaded.module(*args, **kwargs)
 
         def artifact() -> dict[str, np.ndarray]:
             return session.run({**fed, **state})
@@ -228,7 +228,7 @@ class Bench:
         moved = sum(a.nbytes for a in [*fed.values(), *ours.outcome.values()])
         self.moved[self._tokens(sizes)] = round(moved / 2**20, 3)
         plain_call = self._once("plain_export", plainly, sizes) if plain else None
-        if subject.loaded.graph is not None:  # the plain export is the original
+        if tested.loaded.graph is not None:  # the plain export is the original
             return {"artifact": ours, "plain_export": plain_call}
         original = self._once("pytorch", eager, sizes)
         if isinstance(original, Called):
@@ -236,7 +236,7 @@ class Bench:
             expected = [x.numpy() for x in leaves if isinstance(x, torch.Tensor)]
         else:
             # It was not waited for: the artifact, which is proven, stands in for it.
-            expected = [ours.outcome[name] for name in subject.output_names]
+            expected = [ours.outcome[name] for name in tested.output_names]
         if isinstance(plain_call, Called):
             plain_call = _if_equal(plain_call, expected)
         return {"artifact": ours, "plain_export": plain_call, "pytorch": original}

@@ -88,15 +88,15 @@ def test_an_engine_that_runs_is_compared_with_the_original(
 def test_an_engine_that_runs_is_timed_by_length_one_token_first(
     made: Path, monkeypatch: pytest.MonkeyPatch, manifest_of: Callable[..., Any]
 ) -> None:
-    from linexport.conversion.model_under_test import subject_of
+    from linexport.conversion.model_under_test import model_under_test
     from linexport.loaders import load_model
 
     right = targets.find("tensorrt-rtx")
     monkeypatch.setitem(targets.loaded, "tensorrt-rtx", replace(right, deploy=OnCpu))
     manifest = manifest_of(made)
     loaded = load_model(manifest.source.location)
-    subject = subject_of(manifest, loaded, lambda: OnCpu(made, manifest))
-    manifest = with_engines_timed(manifest, subject, made, 0)
+    tested = model_under_test(manifest, loaded, lambda: OnCpu(made, manifest))
+    manifest = with_engines_timed(manifest, tested, made, 0)
     assert [row.length for row in manifest.engines[0].latency] == [1, 64]
 
 
