@@ -10,7 +10,9 @@ from pages import ROOT, table
 
 SCHEMA = ROOT / "exporter" / "manifest" / "schema.json"
 
-_ATTRIBUTE = re.compile(r"^    (\w+): (.*?)(?=\n    \w+: |\n\n|\Z)", re.MULTILINE | re.DOTALL)
+_ATTRIBUTE = re.compile(
+    r"^    (\w+(?:, \w+)*): (.*?)(?=\n    \w+(?:, \w+)*: |\n\n|\Z)", re.MULTILINE | re.DOTALL
+)
 
 
 def manifest() -> str:
@@ -18,8 +20,13 @@ def manifest() -> str:
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     parts = [_record(schema)]
     for name, record in sorted(schema["$defs"].items()):
-        parts.append(f"### {name}\n\n{_summary(record)}\n\n{_record(record)}")
+        parts.append(f"### {_shown(name)}\n\n{_summary(record)}\n\n{_record(record)}")
     return "\n\n".join(parts)
+
+
+def _shown(name: str) -> str:
+    """Return the name of a record, with its module's where two have the same."""
+    return name.removeprefix("linexport__manifest__").replace("__", ".")
 
 
 def _summary(record: dict[str, Any]) -> str:
@@ -27,7 +34,8 @@ def _summary(record: dict[str, Any]) -> str:
 
 
 def _record(record: dict[str, Any]) -> str:
-    meanings = dict(_ATTRIBUTE.findall(record.get("description", "")))
+    described = _ATTRIBUTE.findall(record.get("description", ""))
+    meanings = {name: text for names, text in described for name in names.split(", ")}
     rows = [
         [f"`{name}`", _type(field), " ".join(meanings.get(name, "").split())]
         for name, field in record.get("properties", {}).items()
@@ -37,8 +45,8 @@ def _record(record: dict[str, Any]) -> str:
 
 def _type(field: dict[str, Any]) -> str:
     if "$ref" in field:
-        name = field["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
+        name = _shown(field["$ref"].rpartition("/")[2])
+        return f"[{name}](#{name.lower().replace('.', '')})"
     if "anyOf" in field:
         return " or ".join(_type(one) for one in field["anyOf"])
     if "const" in field or "enum" in field:
