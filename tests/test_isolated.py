@@ -185,7 +185,7 @@ found = sandbox.confine(sandbox.Limits(memory=8, file=1), [])
 print(found.applied, len(found.unavailable))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "'memory up to 8 GiB', 'each file up to 1 GiB') 3" in done.stdout
+    assert "'memory up to 8 GiB', 'each file up to 1 GiB', 'no capabilities') 3" in done.stdout
 
 
 def test_a_confined_process_cannot_go_back_to_the_network() -> None:
