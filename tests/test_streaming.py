@@ -55,7 +55,7 @@ class Session:
         return {"out": out, "present": np.concatenate([present, rest], 1).astype(np.float32)}
 
 
-def tested(session: Session, original: type[RunningSum] = RunningSum) -> ModelUnderTest:
+def under_test(session: Session, original: type[RunningSum] = RunningSum) -> ModelUnderTest:
     source = Source("factory", "tests", None, "a running sum")
     loaded = LoadedModel(original(), (torch.randn(1, 16, 4),), {}, None, source)
     held = State("past", "present", "float32", ("batch", 8), "RunningSum")
@@ -73,28 +73,28 @@ def tested(session: Session, original: type[RunningSum] = RunningSum) -> ModelUn
 
 
 def test_a_running_sum_streams() -> None:
-    found = check_streaming(tested(Session()))
+    found = check_streaming(under_test(Session()))
     assert found.passed is True and found.reason is None
     assert found.max_relative_error is not None
     assert found.max_relative_error < 1e-5
 
 
 def test_what_the_original_loses_to_rounding_is_allowed_and_no_more() -> None:
-    found = check_streaming(tested(Session(apart=2e-4), Lossy))
+    found = check_streaming(under_test(Session(apart=2e-4), Lossy))
     assert found.passed is True
-    found = check_streaming(tested(Session(apart=5e-3), Lossy))
+    found = check_streaming(under_test(Session(apart=5e-3), Lossy))
     assert found.passed is False
-    assert check_streaming(tested(Session(apart=2e-4))).passed is False
+    assert check_streaming(under_test(Session(apart=2e-4))).passed is False
 
 
 @pytest.mark.parametrize("wrong", [{"read": 0.0}, {"read": 0.99}, {"apart": 2e-4}])
 def test_what_differs_in_pieces_does_not_pass(wrong: dict[str, float]) -> None:
-    found = check_streaming(tested(Session(**wrong)))
+    found = check_streaming(under_test(Session(**wrong)))
     assert found.passed is False
     assert "out differs" in str(found.reason)
 
 
 def test_states_that_differ_do_not_pass_even_where_no_output_tells() -> None:
-    found = check_streaming(tested(Session(state_off=1.0)))
+    found = check_streaming(under_test(Session(state_off=1.0)))
     assert found.passed is False
     assert "the state present differs by" in str(found.reason)
