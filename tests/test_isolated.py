@@ -166,13 +166,13 @@ def test_a_shared_timing_cache_is_refused(tmp_path: Path) -> None:
 def test_a_host_keeps_its_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     monkeypatch.setattr(memory, "_own_from", calls.append)
-    with memory.frugal():
+    with memory.low_memory():
         pass
     assert calls == []
     monkeypatch.setattr(memory, "_OWN", [True])
-    with memory.frugal():
+    with memory.low_memory():
         pass
-    assert calls == [memory.WORTH, memory._GLIBC_MOST]
+    assert calls == [memory.MIN_MMAP_BYTES, memory._GLIBC_MOST]
 
 
 def test_what_the_system_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import linexport
 from linexport.artifact import write
 from linexport.graph import external_data
 from linexport.loaders import load_model
-from linexport.loaders.memory_map import page, unpage
+from linexport.loaders.memory_map import memory_map_weights, unmap_weights
 from linexport.loaders.model import LoadedModel, Source
 from linexport.parity.reference import Reference
 from linexport.system import memory
@@ -57,27 +57,29 @@ def loaded_model(module: torch.nn.Module) -> LoadedModel:
 
 def test_what_is_paged_is_what_it_was_and_what_is_written_there_stays() -> None:
     values = [np.random.default_rng(0).random((700, 500)), np.zeros((0, 3)), np.arange(4.0)]
-    first, empty, small = memory.paged(values)
+    first, empty, small = memory.memory_mapped(values)
     assert np.array_equal(first, values[0]) and first.dtype == values[0].dtype
     assert empty.shape == (0, 3) and np.array_equal(small, values[2])
-    assert memory.is_paged(first.ctypes.data) and not memory.is_paged(small.ctypes.data)
+    assert memory.is_memory_mapped(first.ctypes.data) and not memory.is_memory_mapped(
+        small.ctypes.data
+    )
     first[3, 4] = 7.0
     memory.release(first.ctypes.data, first.nbytes)
     assert first[3, 4] == 7.0
-    memory.give_back()
+    memory.trim_memory()
     values[0][3, 4] = 7.0
     assert np.array_equal(first, values[0])
 
 
 def test_pages_leave_memory_when_they_are_released() -> None:
     values = np.ones(2**23)
-    [kept] = memory.paged([values])
+    [kept] = memory.memory_mapped([values])
     before = in_files()
     assert kept.sum() == 2**23
     assert in_files() - before > 60
     memory.release(kept[: 2**22].ctypes.data, kept.nbytes // 2)
     assert 28 < in_files() - before < 36
-    memory.give_back()
+    memory.trim_memory()
     assert in_files() - before < 4
 
 
@@ -88,9 +90,9 @@ def test_where_there_is_no_room_for_a_file_values_are_in_memory(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(memory.os, "posix_fallocate", full)
-    [kept] = memory.paged([np.arange(2.0**18)])
-    assert not memory.is_paged(kept.ctypes.data)
-    memory.give_back()
+    [kept] = memory.memory_mapped([np.arange(2.0**18)])
+    assert not memory.is_memory_mapped(kept.ctypes.data)
+    memory.trim_memory()
     assert np.array_equal(kept, np.arange(2.0**18))
 
 
@@ -100,14 +102,18 @@ def test_a_model_computes_the_same_with_its_weights_in_a_file() -> None:
     held = dict(module.named_parameters())
     with torch.no_grad():
         expected = module(*loaded.args)
-    for move, paged in ((page, True), (page, True), (unpage, False)):
+    for move, mapped in (
+        (memory_map_weights, True),
+        (memory_map_weights, True),
+        (unmap_weights, False),
+    ):
         move(loaded)
         assert all(held[name] is p for name, p in module.named_parameters())
         large = (module.first.weight, module.part, module.short, module.table)
-        assert [memory.is_paged(w.data_ptr()) for w in large] == [paged] * 4
+        assert [memory.is_memory_mapped(w.data_ptr()) for w in large] == [mapped] * 4
         assert module.part.data_ptr() == module.first.weight.data_ptr()
         assert module.part.stride() == (2, 600) and module.short.dtype == torch.bfloat16
-        memory.give_back()
+        memory.trim_memory()
         with torch.no_grad():
             assert torch.equal(module(*loaded.args), expected)
 
@@ -117,16 +123,16 @@ def test_an_exported_program_goes_on_with_weights_that_move() -> None:
     loaded = loaded_model(module)
     program = torch.export.export(module, loaded.args)
     expected = program.module()(*loaded.args)
-    page(LoadedModel(module, loaded.args, {}, None, loaded.source, program=program))
-    assert memory.is_paged(program.state_dict["first.weight"].data_ptr())
-    memory.give_back()
+    memory_map_weights(LoadedModel(module, loaded.args, {}, None, loaded.source, program=program))
+    assert memory.is_memory_mapped(program.state_dict["first.weight"].data_ptr())
+    memory.trim_memory()
     assert torch.equal(program.module()(*loaded.args), expected)
 
 
 def test_the_reference_in_float64_is_the_module_in_float64() -> None:
     module = Tied().eval()
     loaded = loaded_model(module)
-    page(loaded)
+    memory_map_weights(loaded)
     reference = Reference(loaded, torch.float64)
     [found] = reference((loaded.args, {}))
     wide = Tied().eval()
@@ -181,5 +187,5 @@ def test_the_structure_of_a_written_model_is_all_but_its_weights(
 def test_a_model_opened_at_all_gives_back_the_same(factories: SimpleNamespace) -> None:
     loaded = load_model(factories.source("small"))
     before = loaded.module(*loaded.args)
-    page(loaded)
+    memory_map_weights(loaded)
     assert torch.equal(loaded.module(*loaded.args), before)

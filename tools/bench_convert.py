@@ -175,7 +175,7 @@ class Watched:
         def run(bench: Bench, lengths: tuple[int, ...]) -> Any:
             self._note_own()
             bench.plain, self.plain = None, 0.0
-            memory.give_back()
+            memory.trim_memory()
             _forget_peak()
             return memory(bench, lengths)
 

@@ -44,7 +44,7 @@ class Job:
     def open(self) -> targets.Session:
         """The model as checks open it: with little memory, and threads that sleep in between."""
         threads = self.options.threads
-        return self.target.open(self.model, threads=threads, taking_turns=True, frugal=True)
+        return self.target.open(self.model, threads=threads, taking_turns=True, low_memory=True)
 
 
 @dataclass(frozen=True)

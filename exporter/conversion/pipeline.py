@@ -36,7 +36,7 @@ from linexport.conversion.written import written
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph import dims as dimensions
 from linexport.loaders import LoadedModel, load_model
-from linexport.loaders.memory_map import page
+from linexport.loaders.memory_map import memory_map_weights
 from linexport.manifest import ConvertOptions, Manifest
 from linexport.manifest.options import FLOAT32, command, described
 from linexport.manifest.proof import StreamingRecord
@@ -206,7 +206,7 @@ def _load(job: Job) -> LoadedModel:
     with job.watch.stage("load"):
         trusted = job.options.trust_remote_code
         loaded = load_model(job.source, seed=job.options.seed, trust_remote_code=trusted)
-        page(loaded)
+        memory_map_weights(loaded)
         return loaded
 
 

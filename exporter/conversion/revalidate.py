@@ -22,7 +22,7 @@ from linexport.conversion.records import (
 )
 from linexport.errors import UsageError
 from linexport.loaders import LoadedModel, is_factory, load_model
-from linexport.loaders.memory_map import page
+from linexport.loaders.memory_map import memory_map_weights
 from linexport.manifest import MODEL, Manifest
 from linexport.system.progress import Progress, Silent, Stopwatch
 from linexport.timing.latency import Settings
@@ -59,7 +59,7 @@ def validate(
     folder = Path(artifact)
     watch = Stopwatch(progress or Silent())
     manifest, tested = _reopen(folder, source, threads, trust_remote_code, watch)
-    page(tested.loaded)
+    memory_map_weights(tested.loaded)
     if manifest.quantisation is not None:
         return _validate_quantised(manifest, tested, folder, data, threads, seed, watch)
     if data is not None:
@@ -139,7 +139,7 @@ def _reopen(
         target = targets.find(manifest.target)
 
     def open_session() -> targets.Session:
-        return target.open(folder / MODEL, threads=threads, taking_turns=True, frugal=True)
+        return target.open(folder / MODEL, threads=threads, taking_turns=True, low_memory=True)
 
     return manifest, model_under_test(manifest, loaded, open_session)
 

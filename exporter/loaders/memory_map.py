@@ -1,4 +1,4 @@
-"""The weights of a model in a file, in the place of memory; see ``linexport.system.memory``."""
+"""Weights of a model moved to a memory-mapped file and back; see ``linexport.system.memory``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     import torch
 
 
-def page(loaded: LoadedModel) -> None:
-    """Move the large weights to a file. Whoever holds a parameter holds it as before."""
-    _move(loaded, memory.is_paged, paged=True)
+def memory_map_weights(loaded: LoadedModel) -> None:
+    """Move the large weights to a memory-mapped file; parameters stay the same objects."""
+    _move(loaded, memory.is_memory_mapped, mapped=True)
 
 
-def unpage(loaded: LoadedModel) -> None:
-    """Move the weights to memory, where a model that is timed has them."""
-    _move(loaded, lambda address: not memory.is_paged(address), paged=False)
+def unmap_weights(loaded: LoadedModel) -> None:
+    """Move the weights back to plain memory, where a model that is timed has them."""
+    _move(loaded, lambda address: not memory.is_memory_mapped(address), mapped=False)
 
 
 def is_plain(weight: object) -> TypeGuard[torch.Tensor]:
-    """A dense tensor in memory, and not of a class that keeps its values elsewhere."""
+    """Return whether this is a dense CPU tensor, not of a class that keeps its values elsewhere."""
     import torch
 
     return (
@@ -34,8 +34,8 @@ def is_plain(weight: object) -> TypeGuard[torch.Tensor]:
     )
 
 
-def _move(loaded: LoadedModel, stays: Callable[[int], bool], paged: bool) -> None:
-    """Every storage that does not stay, and all tensors of the model that are in it.
+def _move(loaded: LoadedModel, stays: Callable[[int], bool], mapped: bool) -> None:
+    """Move every storage that does not stay, with all tensors of the model that view it.
 
     Small ones are moved as well: one of them keeps the whole file mapped that it was loaded from.
     """
@@ -47,9 +47,13 @@ def _move(loaded: LoadedModel, stays: Callable[[int], bool], paged: bool) -> Non
         if address and not stays(address):
             inside.setdefault(address, []).append(tensor)
     sizes = [group[0].untyped_storage().nbytes() for group in inside.values()]
-    files = iter(memory.blocks([n for n in sizes if n >= memory.WORTH])) if paged else iter(())
+    files = (
+        iter(memory.blocks([n for n in sizes if n >= memory.MIN_MMAP_BYTES]))
+        if mapped
+        else iter(())
+    )
     for size, (address, group) in zip(sizes, inside.items(), strict=True):
-        large = paged and size >= memory.WORTH
+        large = mapped and size >= memory.MIN_MMAP_BYTES
         place = torch.from_numpy(next(files)) if large else torch.empty(size, dtype=torch.uint8)
         place.copy_(torch.empty(0, dtype=torch.uint8).set_(group[0].untyped_storage()))
         for tensor in group:
@@ -58,11 +62,11 @@ def _move(loaded: LoadedModel, stays: Callable[[int], bool], paged: bool) -> Non
             tensor.data = whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         memory.release(place.data_ptr(), size)
         memory.release(address, size)
-    memory.give_back()
+    memory.trim_memory()
 
 
 def _tensors(loaded: LoadedModel) -> Iterator[torch.Tensor]:
-    """Dense parameters and buffers, each once."""
+    """Yield dense parameters and buffers, each once."""
     modules = [loaded.module, *([loaded.decode_module.module] if loaded.decode_module else [])]
     found: list[object] = [t for m in modules for t in (*m.parameters(), *m.buffers())]
     if loaded.program is not None:

@@ -119,16 +119,16 @@ def largest_error(errors: Iterable[float | None]) -> float:
     return max((math.inf if e is None else e for e in errors), default=math.inf)
 
 
-@memory.frugal()
+@memory.low_memory()
 def check(tested: ModelUnderTest, seed: int = 0) -> Parity:
     """Run every planned case on the original, in float32 and float64, and on the artifact."""
     parity = Parity(tested.tolerance)
     answers = list(_answers(tested, parity, seed))
-    memory.give_back()
+    memory.trim_memory()
     session = tested.open()
     for case, expected in answers:
         _run_case(tested, session, parity, case, expected)
-        memory.give_back()
+        memory.trim_memory()
     return parity
 
 
@@ -150,9 +150,9 @@ def _answers(
         inputs = draw(loaded, tested.input_shapes, case)
         expected = run_reference(references, case, inputs, parity.tolerance, parity.notes)
         if expected:
-            yield case, [replace(a, outputs=memory.paged(a.outputs)) for a in expected]
+            yield case, [replace(a, outputs=memory.memory_mapped(a.outputs)) for a in expected]
         del expected
-        memory.give_back()
+        memory.trim_memory()
 
 
 def _run_case(

@@ -29,7 +29,7 @@ from linexport.targets.base import OrtSession
 from linexport.trace import Traced
 
 
-@memory.frugal()
+@memory.low_memory()
 def first_divergence(
     tested: ModelUnderTest,
     traced: Traced,
@@ -80,7 +80,7 @@ class _Recorder(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> Any:
         result = super().run_node(n)
         if isinstance(result, torch.Tensor) and result.is_floating_point():
-            self.values[n.name] = memory.paged([result.detach().numpy()])[0]
+            self.values[n.name] = memory.memory_mapped([result.detach().numpy()])[0]
         return result
 
 

@@ -48,7 +48,7 @@ class _Doubt:
     got: np.ndarray
 
 
-@memory.frugal()
+@memory.low_memory()
 def check_language(tested: ModelUnderTest, seed: int = 0) -> Parity:
     """Run every case on the original, a language model, in float32, and then on the artifact."""
     language = tested.loaded.language
@@ -59,10 +59,10 @@ def check_language(tested: ModelUnderTest, seed: int = 0) -> Parity:
     checked = _Check(tested, language, Parity(tested.tolerance), tested.open())
     for trial, logits in zip(trials, expected, strict=True):
         checked.compare(trial, logits)
-        memory.give_back()
+        memory.trim_memory()
     parity, doubts, (written, length) = checked.parity, checked.doubts, checked.write(seed)
     del checked  # and with it the session
-    memory.give_back()
+    memory.trim_memory()
     greedy = _greedy(original, written, length, parity.tolerance)
     if doubts or not greedy.passed:
         try:
@@ -100,7 +100,7 @@ def _settle(doubts: list[_Doubt], double: _Original, vocabulary: int, parity: Pa
         result = compare(reference, doubt.got, parity.tolerance, rounding)
         parity.counts += np.asarray(result.counts)
         parity.cases.append(_record(doubt.trial, "float64", result, rounding))
-        memory.give_back()
+        memory.trim_memory()
     if doubts:
         case = doubts[losses.index(lost)].trial.case
         parity.notes.append(
@@ -132,8 +132,8 @@ class _Original:
 
     def answer(self, prompt: Prompt) -> np.ndarray:
         """(tokens, vocabulary), of those that are not padding."""
-        [kept] = memory.paged([prompt.real(self.logits(prompt))])
-        memory.give_back()
+        [kept] = memory.memory_mapped([prompt.real(self.logits(prompt))])
+        memory.trim_memory()
         return kept
 
 
@@ -202,7 +202,7 @@ class _Check:
         self.parity.counts += np.asarray(result.counts)
         if not result.passed and result.max_relative_error <= MOST:
             place = len(self.parity.cases)
-            self.doubts.append(_Doubt(place, trial, expected, *memory.paged([got])))
+            self.doubts.append(_Doubt(place, trial, expected, *memory.memory_mapped([got])))
         record = _record(trial, "float32", result)
         if reason is not None:
             record = replace(record, reason=reason)

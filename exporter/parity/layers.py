@@ -30,7 +30,7 @@ from linexport.trace import Traced
 AFTER = "after the last layer"
 
 
-@memory.frugal()
+@memory.low_memory()
 def first_layer(
     tested: ModelUnderTest,
     traced: Traced,
@@ -97,7 +97,7 @@ def _observe(module: torch.nn.Module, prompt: Prompt, layers: list[str]) -> dict
     def keep(layer: str) -> Callable[..., None]:
         def hook(_module: Any, _args: Any, output: Any) -> None:
             first = output[0] if isinstance(output, tuple) else output
-            seen[layer] = memory.paged([first.numpy()])[0]
+            seen[layer] = memory.memory_mapped([first.numpy()])[0]
 
         return hook
 
@@ -108,4 +108,4 @@ def _observe(module: torch.nn.Module, prompt: Prompt, layers: list[str]) -> dict
     finally:
         for handle in handles:
             handle.remove()
-    return {**seen, AFTER: memory.paged([logits.numpy()])[0]}
+    return {**seen, AFTER: memory.memory_mapped([logits.numpy()])[0]}

@@ -39,4 +39,4 @@ def run(
             os.link(path.parent / name, copy.parent / name)
         with copy.open("ab") as file:
             file.write(more.SerializeToString())  # joined with what is there
-        return open_session(copy, frugal=True).run(inputs), list(model.graph.node)
+        return open_session(copy, low_memory=True).run(inputs), list(model.graph.node)

@@ -25,7 +25,7 @@ class Reference:
     """A module run on drawn inputs.
 
     In another precision it is a copy, and in float64 what the module says to compute in float32 is
-    computed in float64, too. Weights that are paged, as those of the copy are, leave
+    computed in float64, too. Weights that are memory-mapped, as those of the copy are, leave
     memory when the part of the module that has them is done.
 
     Attributes:
@@ -101,15 +101,15 @@ def passing() -> Iterator[None]:
 
 
 def _copied(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """A copy in this precision, as far as the module has it, whose large weights are paged."""
+    """Return a copy in this precision, where the module has it, with memory-mapped weights."""
     weights = _weights(module)
     made = copy.deepcopy(module, {id(w): _empty(w) for w in weights.values()}).to(dtype)
     mine = _weights(made)
     sources = {id(mine[name]): (mine[name], weight) for name, weight in weights.items()}
     sizes = [weight.numel() * own.itemsize for own, weight in sources.values()]
-    places = iter(memory.blocks([n for n in sizes if n >= memory.WORTH]))
+    places = iter(memory.blocks([n for n in sizes if n >= memory.MIN_MMAP_BYTES]))
     for size, (own, weight) in zip(sizes, sources.values(), strict=True):
-        if size < memory.WORTH:
+        if size < memory.MIN_MMAP_BYTES:
             own.data = weight.detach().to(own.dtype, copy=True)
             continue
         place = torch.from_numpy(next(places))

@@ -34,7 +34,7 @@ class InPlace(Protocol):
         ...
 
 
-@memory.frugal()
+@memory.low_memory()
 def check_streaming(tested: ModelUnderTest, seed: int = 0) -> StreamingRecord:
     """Split a sequence at random places, and once into single tokens, and compare.
 

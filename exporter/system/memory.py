@@ -1,9 +1,9 @@
-"""Memory that nobody needs now, given back to the system.
+"""Unused memory returned to the system, and arrays in memory-mapped files.
 
-The C library keeps what was freed: weights are many, and leave it in holes. And values that are
-read once in a while need not be in memory in between. Those that are *paged* are in a file without
-a name, mapped to memory: the system reads a page when it is touched, and lets go of it when it is
-told to, without losing what was written there.
+The C library keeps freed blocks, and the many weights of a model leave them scattered. Values that
+are read once in a while need not be resident in between: *memory-mapped* ones are in an unnamed
+file, whose pages the system reads when they are touched and drops when it is told to, without
+losing what was written there.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from weakref import WeakKeyDictionary
 if TYPE_CHECKING:  # the command's help comes without it
     import numpy as np
 
-WORTH = 2**20
-"""Bytes from which values are worth a file."""
+MIN_MMAP_BYTES = 2**20
+"""Size in bytes from which an array is put into a memory-mapped file."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _GLIBC_MOST = 2**25
@@ -43,8 +43,8 @@ def own_process() -> None:
     _OWN.append(True)
 
 
-def give_back() -> None:
-    """What was freed, where the C library is glibc, and the pages of all that is paged."""
+def trim_memory() -> None:
+    """Return freed blocks (with glibc) and the pages of every memory-mapped array to the system."""
     for file in list(_MAPS):
         file.madvise(mmap.MADV_DONTNEED)
     try:
@@ -55,17 +55,17 @@ def give_back() -> None:
 
 
 @contextmanager
-def frugal() -> Iterator[None]:
-    """Every large block is memory of its own, which goes back to the system when it is freed.
+def low_memory() -> Iterator[None]:
+    """Have glibc map every block from ``MIN_MMAP_BYTES`` on by itself, to be unmapped when freed.
 
-    The C library, glibc that is, does so with the first ones only, and then keeps blocks of up to
-    32 MB for others to come, in between which holes are left. Afterwards it does that again.
-    Nothing happens in a process that is not linexport's own.
+    By default glibc does so with the first blocks only, and then keeps freed ones of up to 32 MB
+    for later use, which fragments memory. The default returns when the context ends. The context
+    has no effect in a process that is not linexport's own.
     """
     if not _OWN:
         yield
         return
-    _own_from(WORTH)
+    _own_from(MIN_MMAP_BYTES)
     try:
         yield
     finally:
@@ -73,7 +73,7 @@ def frugal() -> Iterator[None]:
 
 
 def _own_from(size: int) -> None:
-    """Blocks of so many bytes are memory of their own."""
+    """Have glibc map blocks of at least ``size`` bytes by themselves."""
     try:
         set_option = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # another C library
@@ -83,7 +83,7 @@ def _own_from(size: int) -> None:
 
 
 def release(address: int, size: int) -> None:
-    """Let go of the pages of these bytes, if they are paged."""
+    """Drop the resident pages of these bytes, if they are memory-mapped."""
     for file, begin in list(_MAPS.items()):
         start, stop = max(address - begin, 0), min(address - begin + size, len(file))
         if start < stop:
@@ -91,15 +91,15 @@ def release(address: int, size: int) -> None:
             file.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
 
-def is_paged(address: int) -> bool:
-    """What is there is paged."""
+def is_memory_mapped(address: int) -> bool:
+    """Return whether an address is inside a memory-mapped file of this module."""
     return any(0 <= address - begin < len(file) for file, begin in list(_MAPS.items()))
 
 
 def blocks(sizes: Sequence[int]) -> list[np.ndarray]:
-    """Paged arrays of so many bytes (at least 1), uint8, each at the start of a page.
+    """Return memory-mapped uint8 arrays of these sizes (at least 1 byte each), aligned to pages.
 
-    They are in memory where there is no room for the file (in TMPDIR), or no such system call.
+    They are in plain memory where TMPDIR has no room for the file, or the system call is missing.
     """
     import numpy as np
 
@@ -115,14 +115,14 @@ def blocks(sizes: Sequence[int]) -> list[np.ndarray]:
     return [whole[a : a + n] for a, n in zip(starts, sizes, strict=False)]
 
 
-def paged(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Copies of the arrays; those that are worth it are paged."""
+def memory_mapped(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return copies of the arrays; those of at least ``MIN_MMAP_BYTES`` are memory-mapped."""
     import numpy as np
 
-    places = iter(blocks([x.nbytes for x in arrays if x.nbytes >= WORTH]))
+    places = iter(blocks([x.nbytes for x in arrays if x.nbytes >= MIN_MMAP_BYTES]))
     copies = []
     for values in arrays:
-        if values.nbytes < WORTH:
+        if values.nbytes < MIN_MMAP_BYTES:
             copies.append(values.copy())
             continue
         block = next(places)
@@ -133,7 +133,7 @@ def paged(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _mapped(size: int) -> mmap.mmap | None:
-    """A file of that size."""
+    """Return a mapped, unnamed file of ``size`` bytes, or None where the system offers none."""
     allocate = getattr(os, "posix_fallocate", None)
     if allocate is None or not hasattr(mmap, "MADV_DONTNEED"):
         return None

@@ -58,5 +58,5 @@ class Stopwatch:
         start = time.perf_counter()
         with self.shown.stage(name):
             yield
-        memory.give_back()
+        memory.trim_memory()
         self.stages.append({"name": name, "seconds": round(time.perf_counter() - start, 3)})

@@ -129,7 +129,7 @@ class OrtSession:
             the next call, and so slow other sessions that take turns with this one: on two cores,
             2.5 ms become 17.
         providers: execution providers; those of the default are the CPU.
-        frugal: take less memory and more time, and keep no memory of a call for the next one.
+        low_memory: take less memory and more time, and keep no memory of a call for the next one.
 
     Raises:
         onnxruntime exceptions: the model does not load.
@@ -141,7 +141,7 @@ class OrtSession:
         threads: int = 0,
         taking_turns: bool = False,
         providers: tuple[str, ...] = ("CPUExecutionProvider",),
-        frugal: bool = False,
+        low_memory: bool = False,
     ) -> None:
         import onnxruntime
 
@@ -150,7 +150,7 @@ class OrtSession:
         options.intra_op_num_threads = threads
         # A plan, and the memory for it, would be kept for every length that is met.
         options.enable_mem_pattern = False
-        if frugal:
+        if low_memory:
             # In the order of the graph: by default what the states need is computed last, and much
             # waits in memory for it. That order, and buffers that serve again, are faster.
             options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
@@ -160,7 +160,7 @@ class OrtSession:
             options.add_session_config_entry("session.force_spinning_stop", "1")
         source: Any = model if isinstance(model, bytes) else str(model)
         self.inner = onnxruntime.InferenceSession(source, options, providers=list(providers))
-        memory.give_back()
+        memory.trim_memory()
         self.output_names = [o.name for o in self.inner.get_outputs()]
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from linexport import targets, trace
 from linexport.graph import dims
-from linexport.loaders.memory_map import page, unpage
+from linexport.loaders.memory_map import memory_map_weights, unmap_weights
 from linexport.loaders.model import LoadedModel
 from linexport.manifest.measured import DecodeRecord, LatencyRow, MemoryRow
 from linexport.parity.cases import Case, draw
@@ -68,7 +68,7 @@ class Bench:
             self.reasons["pytorch"] = "the original is an ONNX file: there is no PyTorch module"
         try:
             self.plain_path, self.plain_nodes = trace.plain_export(loaded, self.work, program)
-            memory.give_back()
+            memory.trim_memory()
             self.plain = OrtSession(self.plain_path, self.settings.threads, taking_turns=True)
         except Exception as error:
             reason = innermost(error)[:200]
@@ -136,7 +136,7 @@ class Bench:
         ``io_mb`` is what goes in and out, where the latency was taken at that length.
         """
         self.artifact = self.plain = None  # what they hold is not held twice
-        memory.give_back()
+        memory.trim_memory()
         return [self._memory_row(length) for length in lengths]
 
     def _memory_row(self, length: int) -> MemoryRow:
@@ -207,7 +207,7 @@ class Bench:
 
     def _calls(self, sizes: Mapping[str, int]) -> dict[str, Call | None]:
         tested, session, plain = self.tested, self._opened(), self.plain
-        (page if self._too_slow("pytorch", sizes) else unpage)(tested.loaded)
+        (memory_map_weights if self._too_slow("pytorch", sizes) else unmap_weights)(tested.loaded)
         (args, kwargs), fed = self._inputs(sizes)
         state = self._state(sizes)
         names = [i.name for i in plain.inner.get_inputs()] if plain else []
@@ -297,7 +297,7 @@ def _eager_step(loaded: LoadedModel, inputs: tuple[Any, ...]) -> Call | None:
     module: Any = loaded.module
     if not (hasattr(module, "step") and hasattr(module, "initial_state")):
         return None
-    unpage(loaded)
+    unmap_weights(loaded)
     args = pytree.tree_leaves(inputs)
     state = module.initial_state(1)
 
