@@ -22,7 +22,7 @@ class PositionDivergence:
 
 
 @dataclass(frozen=True)
-class DivergenceRecord:
+class TokenDivergenceRecord:
     """Next-token distributions of a quantised language model beside those of the float32 one.
 
     Attributes:
@@ -137,7 +137,7 @@ class QuantisationRecord:
     model_bytes: int
     float32_bytes: int
     max_kld: float | None
-    divergence: DivergenceRecord | None
+    divergence: TokenDivergenceRecord | None
     output_error: float | None
     drift: DriftRecord | None
     pareto: tuple[ParetoPoint, ...] = ()

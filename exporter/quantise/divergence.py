@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from linexport.manifest.quantisation import DivergenceRecord, PositionDivergence
+from linexport.manifest.quantisation import PositionDivergence, TokenDivergenceRecord
 
 QUANTILES = (0.5, 0.99, 0.999)
 RANGES = ((0, 64), (64, 512), (512, 4096))
@@ -29,7 +29,7 @@ def log_softmax(logits: NDArray) -> Values:
     return exact - np.log(np.exp(exact).sum(-1, keepdims=True))
 
 
-def compare(pairs: Iterable[tuple[NDArray, NDArray, NDArray]]) -> DivergenceRecord:
+def compare(pairs: Iterable[tuple[NDArray, NDArray, NDArray]]) -> TokenDivergenceRecord:
     """Compare windows of text.
 
     Args:
@@ -53,7 +53,7 @@ def compare(pairs: Iterable[tuple[NDArray, NDArray, NDArray]]) -> DivergenceReco
     gain = float(np.concatenate(gains).mean())
     median, p99, p999 = (float(x) for x in np.quantile(joined, QUANTILES))
     spread = _standard_error([float(g.mean()) for g in gains])
-    return DivergenceRecord(
+    return TokenDivergenceRecord(
         len(joined),
         len(divergences),
         float(joined.mean()),

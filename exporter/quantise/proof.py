@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from linexport.artifact.language_model import LanguageModel
 from linexport.artifact.runtime import Artifact
-from linexport.manifest.quantisation import DivergenceRecord, DriftRecord, QuantisationRecord
+from linexport.manifest.quantisation import DriftRecord, QuantisationRecord, TokenDivergenceRecord
 from linexport.parity.tolerances import TOLERANCES
 from linexport.quantise import drift
 from linexport.quantise.divergence import compare
@@ -44,7 +44,7 @@ def divergence(
     reference: Run,
     quantised: Run,
     windows: Sequence[Window],
-) -> tuple[DivergenceRecord, dict[str, float]]:
+) -> tuple[TokenDivergenceRecord, dict[str, float]]:
     """Compare distributions on windows of text, and states after the longest of them.
 
     Args:
