@@ -61,6 +61,18 @@ def test_a_configuration_that_is_not_that_of_the_weights(
         load_model(folder)
 
 
+def test_tables_that_the_weights_could_not_fill_are_refused_before_memory_is_taken(
+    model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A factor of rotary positions that asks for 68 GB."""
+    place = tmp_path / "model"
+    shutil.copytree(model_folder("qwen3_5_text"), place)
+    rope = json.loads((place / "config.json").read_text())["rope_parameters"]
+    edit(place, rope_parameters={**rope, "partial_rotary_factor": 2**31 - 1})
+    with pytest.raises(UnsupportedModelError, match=r"more than .* values of buffers, which the"):
+        load_model(place)
+
+
 def test_a_configuration_that_only_running_shows_to_be_wrong(
     model_folder: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -75,6 +75,27 @@ def test_names_sizes_and_source_of_a_file(written: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("most", "sizes"),
+    [(512, {"batch": 2, "seq": 64}), (4, {"batch": 1, "seq": 1}), (0, {"batch": 1, "seq": 1})],
+)
+def test_examples_of_many_values_are_tried_at_smaller_sizes(
+    written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, most: int, sizes: dict[str, int]
+) -> None:
+    monkeypatch.setattr("linexport.loaders.onnx_file.sizes.MOST_CHOSEN", most)
+    loaded = load_model(written(f"{HEAD} {RELU}"))
+    assert loaded.graph is not None and loaded.graph.sizes == sizes
+
+
+def test_examples_are_drawn_in_blocks_as_they_are_at_once(
+    written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(f"{HEAD} {RELU}")
+    at_once = load_model(path).args[0]
+    monkeypatch.setattr("linexport.loaders.onnx_file.sizes.BLOCK", 7)
+    assert torch.equal(load_model(path).args[0], at_once)
+
+
+@pytest.mark.parametrize(
     ("shape", "names"),
     [
         ("float[N, T, 4]", {"N": True, "T": False}),
@@ -298,6 +319,15 @@ BAD = [
         }"""
         ),
         "contradict each other.*Rank of input 0",
+    ),
+    (
+        lambda: (
+            HEAD
+            + """ g (float[n, k] x) => (float[n, k] y) {
+            y = Einsum <equation = "ij,jk->ik"> (x, "")
+        }"""
+        ),
+        "Einsum '' lacks one of its inputs: 'x', ''",
     ),
 ]
 

@@ -26,6 +26,12 @@ chunks of a usual size and a multiple of none."""
 MOST_VALUES = 2**28
 """In all example inputs together: 1 GiB of float32."""
 
+MOST_CHOSEN = 2**26
+"""In all example inputs together at the sizes tried here, where smaller ones are left to try."""
+
+BLOCK = 2**20
+"""Values drawn at a time, since NumPy draws float64 whatever the dtype."""
+
 AXES = {0: "batch", 1: "seq"}
 
 
@@ -94,7 +100,7 @@ def examples(
 
     def draw(sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
         random = np.random.default_rng(seed)
-        needed = sum(prod(s if isinstance(s, int) else sizes[s] for s in shape) for shape in shapes)
+        needed = _values(shapes, sizes)
         if needed > MOST_VALUES:
             raise UnsupportedModelError(f"its inputs have {needed} values")
         return tuple(
@@ -103,7 +109,9 @@ def examples(
         )
 
     failure: Exception | None = None
-    for sizes in _sizes(dims):
+    candidates = list(_sizes(dims))
+    small = [sizes for sizes in candidates if _values(shapes, sizes) <= MOST_CHOSEN]
+    for sizes in small or candidates[-1:]:
         try:
             module(*draw(sizes))
         except Exception as error:  # ONNX Runtime has no common error
@@ -114,6 +122,10 @@ def examples(
     raise UnsupportedModelError(
         f"ONNX Runtime runs it at none of the sizes tried ({reason(failure)})"
     )
+
+
+def _values(shapes: Sequence[Shape], sizes: Mapping[str, int]) -> int:
+    return sum(prod(s if isinstance(s, int) else sizes[s] for s in shape) for shape in shapes)
 
 
 def _sizes(dims: Mapping[str, DimRange]) -> Iterator[dict[str, int]]:
@@ -138,4 +150,9 @@ def _array(
         return torch.from_numpy(random.integers(*ranges[position], shape).astype(dtype))
     if kind == TensorProto.BOOL:
         return torch.ones(shape, dtype=torch.bool)
-    return torch.from_numpy(random.standard_normal(shape).astype(dtype))
+    values = np.empty(shape, dtype)
+    flat = values.reshape(-1)
+    for start in range(0, flat.size, BLOCK):
+        block = flat[start : start + BLOCK]
+        block[:] = random.standard_normal(block.size)
+    return torch.from_numpy(values)

@@ -3,7 +3,8 @@
 Names are text and defined once, nodes can be put in order, functions neither call themselves nor
 multiply, and external data lie in the model's folder. Both a source that is converted and the model
 of an artifact that is loaded pass through here: ONNX Runtime ends the process on a function that
-calls itself, and expands functions that call each other twice for as long as it takes.
+calls itself or an input that a list of inputs lacks, and expands functions that call each other
+twice for as long as it takes.
 
     size(f) = sum over nodes n of f:  1 + size(n) if n calls a function, else 1
 """
@@ -18,7 +19,7 @@ import onnx
 
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.onnx_file.external import check_external
-from linexport.loaders.onnx_file.walk import all_texts, nodes_within, reads
+from linexport.loaders.onnx_file.walk import all_nodes, all_texts, nodes_within, reads
 
 MOST_EXPANDED = 2**16
 """Nodes that calls of functions may add to the graph: 60 layers of a thousand nodes. ONNX Runtime
@@ -47,6 +48,7 @@ def check_structure(path: Path, model: onnx.ModelProto) -> None:
     if not all(isinstance(text, str) for text in all_texts(model)):
         raise UnsupportedModelError("it has names that are not UTF-8 text")
     _check_names(model.graph)
+    _check_variadic(model)
     _sort(model.graph)
     _check_functions(model)
     check_external(path, model)
@@ -62,6 +64,23 @@ def _check_names(graph: onnx.GraphProto) -> None:
         raise UnsupportedModelError(
             f"{len(twice)} values have a name that is defined twice: {', '.join(twice[:_LISTED])}"
         )
+
+
+def _check_variadic(model: onnx.ModelProto) -> None:
+    """Refuse an empty name among variadic inputs, on which ONNX Runtime's Einsum crashes.
+
+    The specification lets optional inputs alone be left out; onnx's checker looks at single ones.
+    """
+    for node in all_nodes(model):
+        if "" not in node.input or not onnx.defs.has(node.op_type, node.domain):
+            continue
+        declared = onnx.defs.get_schema(node.op_type, node.domain).inputs
+        variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
+        if declared and declared[-1].option == variadic and "" in node.input[len(declared) - 1 :]:
+            raise UnsupportedModelError(
+                f"the {node.op_type} {node.name!r} lacks one of its inputs: "
+                f"{', '.join(map(repr, node.input[:_LISTED]))}"
+            )
 
 
 def _repeated(names: Iterable[str]) -> list[str]:
