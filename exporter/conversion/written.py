@@ -164,7 +164,7 @@ def _manifest(
         fused=fused,
         refused=(
             *(RejectionRecord(r.where, r.reason) for r in findings.refused),
-            *(RejectionRecord(m.where, m.reason, m.nodes) for m in findings.near_misses),
+            *(RejectionRecord(m.where, m.reason, m.nodes) for m in findings.unmatched),
         ),
         lowerings=tuple(_lowering(choice) for choice in choices),
         engines=(),

@@ -53,7 +53,7 @@ def inspect(path: str | Path, *, drawings: bool = False) -> dict[str, Any]:
             "rewritten": len(rewritten.model.graph.node),
         },
         "matches": [match.json() for match in findings.matches],
-        "near_misses": [miss.json() for miss in findings.near_misses],
+        "near_misses": [miss.json() for miss in findings.unmatched],
         "refused": [refusal.json() for refusal in findings.refused],
         "mixing": sequence_axis.mixing(rewritten.model),
         "ops": _ops(rewritten.model),

@@ -1,13 +1,13 @@
-"""Parity of a causal language model: logits with padding, prefill in pieces, greedy decoding.
+"""Parity of a causal language model: logits with padding, chunked prefill, greedy decoding.
 
 Everything is compared with the original run once over the whole sequence, without a cache. So is
-greedy decoding: that the original's likeliest token after each prefix of what the artifact wrote is
-the token the artifact wrote next means, by induction, that it would have written the same.
+greedy decoding: that the argmax of the original's logits after each prefix of what the artifact
+wrote is the token the artifact wrote next means, by induction, that it would have written the same.
 
 Where the artifact is off by more than the tolerance, the original is run in float64, too: what its
 own float32 loses to rounding there is allowed for, see ``linexport.parity.tolerances``.
 
-Logits of padded tokens are nobody's business and are left out.
+Logits of padded tokens have no meaning and are left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROMPT, GREEDY_STEPS = 16, 128
 
 
 @dataclass(frozen=True)
-class _Doubt:
+class _Suspect:
     """A case that is off by more than the tolerance, but not by more than rounding may explain.
 
     Attributes:
@@ -55,19 +55,19 @@ def check_language(tested: ModelUnderTest, seed: int = 0) -> Parity:
     assert language is not None
     trials = plan(tested.dims, language.context, seed)
     original = _Original(tested.loaded, torch.float32)
-    expected = [original.answer(trial.prompt(language.vocabulary)) for trial in trials]
+    expected = [original.run_reference(trial.prompt(language.vocabulary)) for trial in trials]
     checked = _Check(tested, language, Parity(tested.tolerance), tested.open())
     for trial, logits in zip(trials, expected, strict=True):
         checked.compare(trial, logits)
         memory.trim_memory()
-    parity, doubts, (written, length) = checked.parity, checked.doubts, checked.write(seed)
+    parity, suspects, (written, length) = checked.parity, checked.suspects, checked.write(seed)
     del checked  # and with it the session
     memory.trim_memory()
     greedy = _greedy(original, written, length, parity.tolerance)
-    if doubts or not greedy.passed:
+    if suspects or not greedy.passed:
         try:
             double = _Original(tested.loaded, torch.float64)
-            _settle(doubts, double, language.vocabulary, parity)
+            _recheck_in_float64(suspects, double, language.vocabulary, parity)
             if not greedy.passed:
                 greedy = _greedy(original, written, length, parity.tolerance, double)
         except Exception as error:
@@ -79,30 +79,32 @@ def check_language(tested: ModelUnderTest, seed: int = 0) -> Parity:
     return parity
 
 
-def _settle(doubts: list[_Doubt], double: _Original, vocabulary: int, parity: Parity) -> None:
-    """Allow for what the original loses to rounding, up to a case that fails all the same.
+def _recheck_in_float64(
+    suspects: list[_Suspect], double: _Original, vocabulary: int, parity: Parity
+) -> None:
+    """Compare suspects again, allowing for the rounding that float64 shows; stop at a failure.
 
-    That is its largest loss in any of the cases: where a norm divides by what happens to be nearly
-    nothing, one token has most of it, and in one case it may be lucky there.
+    The allowance is the original's largest loss in any of the cases: where a norm divides by what
+    happens to be nearly nothing, one token has most of it, and in one case it may be lucky there.
     """
-    exact = [double.answer(doubt.trial.prompt(vocabulary)) for doubt in doubts]
+    exact = [double.run_reference(suspect.trial.prompt(vocabulary)) for suspect in suspects]
     losses = [
-        apart(doubt.expected, reference) / (largest(reference) or 1.0)
-        for doubt, reference in zip(doubts, exact, strict=True)
+        apart(suspect.expected, reference) / (largest(reference) or 1.0)
+        for suspect, reference in zip(suspects, exact, strict=True)
     ]
     lost = max(losses, default=0.0)
-    for doubt, reference in zip(doubts, exact, strict=True):
+    for suspect, reference in zip(suspects, exact, strict=True):
         rounding = lost * largest(reference)
-        result = compare(doubt.expected, doubt.got, parity.tolerance, rounding)
-        parity.cases[doubt.place] = _record(doubt.trial, "float32", result, rounding)
+        result = compare(suspect.expected, suspect.got, parity.tolerance, rounding)
+        parity.cases[suspect.place] = _record(suspect.trial, "float32", result, rounding)
         if not result.passed:
             return
-        result = compare(reference, doubt.got, parity.tolerance, rounding)
+        result = compare(reference, suspect.got, parity.tolerance, rounding)
         parity.counts += np.asarray(result.counts)
-        parity.cases.append(_record(doubt.trial, "float64", result, rounding))
+        parity.cases.append(_record(suspect.trial, "float64", result, rounding))
         memory.trim_memory()
-    if doubts:
-        case = doubts[losses.index(lost)].trial.case
+    if suspects:
+        case = suspects[losses.index(lost)].trial.case
         parity.notes.append(
             f"The original itself loses {lost:.0e} to the rounding of float32, on the {case.name} "
             f"inputs of {dict(case.sizes)}: the artifact may be off by {ROUNDING:g} times that "
@@ -121,17 +123,19 @@ def _record(
 
 
 class _Original:
+    """The original language model in one precision."""
+
     def __init__(self, loaded: LoadedModel, dtype: torch.dtype) -> None:
         self.reference = Reference(loaded, dtype)
 
     def logits(self, prompt: Prompt) -> np.ndarray:
-        """(B, T, vocabulary)."""
+        """Return logits (B, T, vocabulary)."""
         given = (torch.from_numpy(prompt.tokens), torch.from_numpy(prompt.mask))
         [logits] = self.reference((given, {}))
         return logits
 
-    def answer(self, prompt: Prompt) -> np.ndarray:
-        """(tokens, vocabulary), of those that are not padding."""
+    def run_reference(self, prompt: Prompt) -> np.ndarray:
+        """Return logits (tokens, vocabulary) of the tokens that are not padding."""
         [kept] = memory.memory_mapped([prompt.real(self.logits(prompt))])
         memory.trim_memory()
         return kept
@@ -144,7 +148,7 @@ def _greedy(
     tolerance: Tolerance,
     double: _Original | None = None,
 ) -> GreedyRecord:
-    """What the artifact wrote after prompts of that length, beside the original's likeliest.
+    """Compare what the artifact wrote after prompts of that length with the original's argmax.
 
     ``double`` is the original in float64, where what it loses to rounding is to be allowed for.
     """
@@ -162,17 +166,20 @@ def _greedy(
 
 
 class _Check:
+    """One run of the artifact over all trials, with the cases that need float64 kept aside."""
+
     def __init__(
         self, tested: ModelUnderTest, language: Language, parity: Parity, session: Session
     ) -> None:
         self.tested, self.language = tested, language
         self.parity, self.session = parity, session
-        self.doubts: list[_Doubt] = []
+        self.suspects: list[_Suspect] = []
 
     def write(self, seed: int) -> tuple[Prompt, int]:
-        """The likeliest token after another, from prompts of which one is padded.
+        """Decode greedily, the argmax of each step, from prompts of which one is padded.
 
-        Returns the prompts with what was written, and the length of the prompts.
+        Returns:
+            The prompts followed by what was written, and the length of the prompts.
         """
         limit = self.language.context or PROMPT + GREEDY_STEPS
         length = min(PROMPT, max(1, limit // 2))
@@ -190,7 +197,7 @@ class _Check:
         return Prompt(tokens, mask), length
 
     def compare(self, trial: Trial, expected: np.ndarray) -> None:
-        """The artifact's logits of tokens that are not padding with those expected."""
+        """Compare the artifact's logits of tokens that are not padding with those expected."""
         prompt = trial.prompt(self.language.vocabulary)
         reason = None
         try:
@@ -202,7 +209,7 @@ class _Check:
         self.parity.counts += np.asarray(result.counts)
         if not result.passed and result.max_relative_error <= MOST:
             place = len(self.parity.cases)
-            self.doubts.append(_Doubt(place, trial, expected, *memory.memory_mapped([got])))
+            self.suspects.append(_Suspect(place, trial, expected, *memory.memory_mapped([got])))
         record = _record(trial, "float32", result)
         if reason is not None:
             record = replace(record, reason=reason)

@@ -3,6 +3,6 @@
 What ``passes`` report: see ``Findings``.
 """
 
-from linexport.recognise.findings import Findings, Match, NearMiss, Proof, Refusal
+from linexport.recognise.findings import Findings, Match, Proof, Refusal, UnmatchedCandidate
 
-__all__ = ["Findings", "Match", "NearMiss", "Proof", "Refusal"]
+__all__ = ["Findings", "Match", "Proof", "Refusal", "UnmatchedCandidate"]

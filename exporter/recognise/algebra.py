@@ -19,7 +19,7 @@ from linexport.recognise.terms import (
     Form,
     Leaf,
     Nested,
-    Order,
+    PositionOrder,
     Term,
 )
 
@@ -73,7 +73,7 @@ def multiplied(a: Term, b: Term) -> Term | None:
     """The product of two terms whose bound labels differ; None if it is zero."""
     factors: list[Factor] = list(a.factors)
     for factor in b.factors:
-        if isinstance(factor, Order):
+        if isinstance(factor, PositionOrder):
             if factor in factors:
                 continue
             if factor.complement() in factors:
@@ -128,10 +128,10 @@ def _exponential(term: Term, form: Form) -> Form | None:
         return constant(math.exp(term.coefficient), form.dims)
     if term.coefficient == -math.inf:
         only = term.factors[0]
-        if len(term.factors) > 1 or not isinstance(only, Order | Leaf):
+        if len(term.factors) > 1 or not isinstance(only, PositionOrder | Leaf):
             return None
         return complement(Form(form.dims, (Term(1.0, (only,)),)))
-    orders = [o for o in term.of(Order) if o.axes <= form.axes]
+    orders = [o for o in term.of(PositionOrder) if o.axes <= form.axes]
     if orders:
         rest = Term(term.coefficient, tuple(f for f in term.factors if f is not orders[0]))
         inside = _exponential(rest, form)

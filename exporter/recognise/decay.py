@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from linexport.recognise.axes import Index
 from linexport.recognise.roles import NotAttentionError, Roles
-from linexport.recognise.terms import Iota, Leaf, Order
+from linexport.recognise.terms import Iota, Leaf, PositionOrder
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def read(roles: Roles, heads: Index) -> Decay:
     if len(others) != 1 or len(leaves) > 1:
         raise NotAttentionError("its decay is neither constant nor a cumulative sum")
     source, time = others[0], roles.query_position
-    if isinstance(source, Order):
+    if isinstance(source, PositionOrder):
         if source.row != roles.query_position or source.offset or not leaves:
             raise NotAttentionError("its decay is a cumulative sum over other positions")
         time = source.column

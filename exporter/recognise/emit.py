@@ -30,7 +30,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
-class Layout:
+class HeadLayout:
     """The order of head labels in each packed input.
 
     Attributes:
@@ -43,7 +43,7 @@ class Layout:
     output: Index
 
 
-def layout(roles: Roles) -> Layout:
+def head_layout(roles: Roles) -> HeadLayout:
     """Heads in consecutive groups: of those that share one, the shared label comes first."""
     order = _seen(roles)
     query, key = roles.heads(roles.query), roles.heads(roles.key)
@@ -59,7 +59,7 @@ def layout(roles: Roles) -> Layout:
     own = tuple(a for a in order if a in query and a not in kv)
     # Heads without a key of their own must be the fastest, or the keys are repeated.
     keys = tuple(a for a in all_kv if a in key)
-    return Layout(
+    return HeadLayout(
         (*common, *own),
         keys if all_kv[: len(keys)] == keys else all_kv,
         all_kv,
@@ -94,7 +94,7 @@ class Writer(Nodes):
     ) -> None:
         super().__init__(root.name, roles.leaves)
         self.root, self.form, self.roles, self.mapped = root, form, roles, mapped
-        self.layout = layout(roles)
+        self.layout = head_layout(roles)
         self.maps: dict[str, str | None] = {}
         self.parameters = [
             gs.Constant(self.name("parameter"), p) for p in (mapped.parameters if mapped else ())

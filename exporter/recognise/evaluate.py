@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 from linexport.recognise import algebra
 from linexport.recognise.axes import Index, fresh, size_of
 from linexport.recognise.sizes import Size, parse
-from linexport.recognise.terms import Form, Iota, Leaf, Order, Term
+from linexport.recognise.terms import Form, Iota, Leaf, PositionOrder, Term
 from linexport.recognise.values import Values
 
 Rule = Callable[["Evaluator", gs.Node], "Form | dict[str, Form] | None"]
@@ -241,5 +241,5 @@ def _triangle(value: np.ndarray, dims: tuple[Index, ...]) -> Form | None:
     offset = int((filled[0] if below else ~filled[0]).sum()) - 1
     if not np.array_equal(filled, np.tri(len(square), k=offset, dtype=bool) == below):
         return None
-    order = Order(dims[-2], dims[-1], offset)
+    order = PositionOrder(dims[-2], dims[-1], offset)
     return Form(dims, (Term(number, (order if below else order.complement(),)),))

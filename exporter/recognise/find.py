@@ -16,8 +16,8 @@ from linexport.recognise import feature_maps, functions, polynomial, rules, soft
 from linexport.recognise.axes import size_of
 from linexport.recognise.emit import Writer
 from linexport.recognise.evaluate import Evaluator
-from linexport.recognise.findings import Findings, Match, NearMiss, Proof, Refusal
-from linexport.recognise.prove import Candidate, ProofFailedError, prove
+from linexport.recognise.findings import Findings, Match, Proof, Refusal, UnmatchedCandidate
+from linexport.recognise.prove import ProofFailedError, RewriteCandidate, prove
 from linexport.recognise.roles import NotAttentionError, Roles, read
 from linexport.recognise.terms import IDENTITY, Form, Leaf
 
@@ -60,7 +60,7 @@ class Search:
         self.imports = {o.domain: o.version for o in graph.import_domains or ()}
         self.imports[""] = graph.opset
         self.covered: set[str] = set()
-        self.near: dict[str, NearMiss] = {}
+        self.unmatched: dict[str, UnmatchedCandidate] = {}
         self.matches: list[Match] = []
         self.refused: list[Refusal] = []
 
@@ -75,15 +75,15 @@ class Search:
                 self._replace(root)
             else:
                 self._refuse(root, reason)
-        near = [n for name, n in self.near.items() if name not in self.covered]
-        near += self._inside(self.graph, self.evaluator)
+        unmatched = [n for name, n in self.unmatched.items() if name not in self.covered]
+        unmatched += self._inside(self.graph, self.evaluator)
         order = {n.outputs[0].name: i for i, n in enumerate(self.graph.nodes) if n.outputs}
         self.matches.sort(key=lambda m: order.get(m.where, 0))
-        return Findings(tuple(self.matches), tuple(self._last(near)), tuple(self.refused))
+        return Findings(tuple(self.matches), tuple(self._last(unmatched)), tuple(self.refused))
 
-    def _inside(self, graph: gs.Graph, evaluator: Evaluator) -> list[NearMiss]:
+    def _inside(self, graph: gs.Graph, evaluator: Evaluator) -> list[UnmatchedCandidate]:
         """Attention in the bodies of If, Loop and Scan."""
-        found: list[NearMiss] = []
+        found: list[UnmatchedCandidate] = []
         for node in graph.nodes:
             if any(o.name in self.covered for o in node.outputs):
                 continue
@@ -95,7 +95,7 @@ class Search:
                         f"it is in a body of {node.op} {node.name}, where it runs as often as that "
                         "says; ops of linexport are put into the main graph only"
                     )
-                    found.append(NearMiss(roots[-1], (node.name,), reason))
+                    found.append(UnmatchedCandidate(roots[-1], (node.name,), reason))
                 found += self._inside(body, inner)
         return found
 
@@ -113,30 +113,30 @@ class Search:
                         _check_quotient(tensor, found[0])
                     roles, mapped = found or (read(form, self.evaluator.is_weight), None)
                 except NotAttentionError as error:
-                    self._miss(node, str(error))
+                    self._reject(node, str(error))
                     continue
                 if roles is None and (reason := softmax.reason(self.evaluator, node, form)):
-                    self._miss(node, reason)
+                    self._reject(node, reason)
                 if roles is not None:
                     region = self._region(tensor, roles)
                     roots[tensor.name] = Root(tensor, form, roles, region, mapped)
         return roots
 
-    def _miss(self, node: gs.Node, reason: str) -> None:
+    def _reject(self, node: gs.Node, reason: str) -> None:
         where = node.outputs[0].name
-        self.near[where] = NearMiss(where, (node.name,), reason)
+        self.unmatched[where] = UnmatchedCandidate(where, (node.name,), reason)
 
-    def _last(self, near: Sequence[NearMiss]) -> list[NearMiss]:
+    def _last(self, unmatched: Sequence[UnmatchedCandidate]) -> list[UnmatchedCandidate]:
         """One for each path: where several values fail for one reason, the last."""
         tensors = {t.name: t for n in self.graph.nodes for t in n.outputs}
-        reasons = {n.where: n.reason for n in near}
+        reasons = {n.where: n.reason for n in unmatched}
 
-        def repeated(miss: NearMiss) -> bool:
-            tensor = tensors.get(miss.where)
+        def repeated(candidate: UnmatchedCandidate) -> bool:
+            tensor = tensors.get(candidate.where)
             readers = tensor.outputs if tensor is not None else []
-            return any(reasons.get(o.name) == miss.reason for r in readers for o in r.outputs)
+            return any(reasons.get(o.name) == candidate.reason for r in readers for o in r.outputs)
 
-        return [n for n in near if not repeated(n)]
+        return [n for n in unmatched if not repeated(n)]
 
     def _region(self, root: gs.Tensor, roles: Roles) -> tuple[gs.Node, ...]:
         stops = {leaf.tensor.name for leaf in roles.leaves}
@@ -183,7 +183,7 @@ class Search:
         writer = Writer(root.tensor, root.form, root.roles, root.mapped)
         problem = self._fused(root, writer)
         if isinstance(problem, NotAttentionError):
-            self._miss(root.tensor.inputs[0], str(problem))
+            self._reject(root.tensor.inputs[0], str(problem))
         elif problem is not None:
             self._refuse(root, str(problem))
 
@@ -217,7 +217,7 @@ class Search:
             last.outputs = [root.tensor if o is result else o for o in last.outputs]
         self.graph.nodes += writer.nodes
 
-    def _candidate(self, root: Root, writer: Writer) -> Candidate:
+    def _candidate(self, root: Root, writer: Writer) -> RewriteCandidate:
         roles, values = root.roles, self.evaluator.values
         inputs = _inputs(root.region, writer.nodes)
         known = {t.name: values.numbers(t) for t in inputs}
@@ -232,7 +232,7 @@ class Search:
             raise ProofFailedError(f"the type of {unknown[0]} is not known")
         names = frozenset(f.tensor.name for f in bare) if roles.normalize else frozenset()
         falling = frozenset(f.tensor.name for f in down)
-        return Candidate(
+        return RewriteCandidate(
             [(t, sizes) for t, sizes in sized if sizes is not None],
             {n: v for n, v in known.items() if v is not None},
             names | falling if rising else names,

@@ -1,4 +1,4 @@
-"""What was found in a graph: matches, near misses with the condition that failed, refusals."""
+"""Findings in a graph: matches, unmatched candidates with their reasons, failed proofs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Match:
 
 
 @dataclass(frozen=True)
-class NearMiss:
+class UnmatchedCandidate:
     """Nodes that compute something like linear attention and were left as they are.
 
     Attributes:
@@ -97,12 +97,12 @@ class Findings:
     """Everything that was found, in graph order."""
 
     matches: tuple[Match, ...] = field(default=())
-    near_misses: tuple[NearMiss, ...] = field(default=())
+    unmatched: tuple[UnmatchedCandidate, ...] = field(default=())
     refused: tuple[Refusal, ...] = field(default=())
 
     def __add__(self, other: Findings) -> Findings:
         return Findings(
             self.matches + other.matches,
-            self.near_misses + other.near_misses,
+            self.unmatched + other.unmatched,
             self.refused + other.refused,
         )

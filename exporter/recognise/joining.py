@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from linexport.recognise.axes import Axis, Index
-from linexport.recognise.terms import Factor, Form, Leaf, Nested, Order, Term
+from linexport.recognise.terms import Factor, Form, Leaf, Nested, PositionOrder, Term
 
 
 def collect(form: Form) -> Form:
@@ -43,7 +43,7 @@ def _joined(a: Term, b: Term, free: frozenset[Axis]) -> list[Term] | None:
 
 def _without(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
     """X - [s <= t] X = [s > t] X, and [s <= t] X + [s > t] X = X."""
-    for order in b.of(Order):
+    for order in b.of(PositionOrder):
         rest = Term(b.coefficient, tuple(f for f in b.factors if f is not order))
         opposite = math.isclose(a.coefficient, -b.coefficient)
         if opposite and same(a, rest, free) and order.axes <= free | a.axes:
@@ -58,7 +58,7 @@ def _without(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
 def _diagonal(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
     """sum_s [s <= t] X_s - X_t = sum_s [s < t] X_s, and the reverse."""
     sign = next((s for s in (-1, 1) if math.isclose(a.coefficient, s * b.coefficient)), 0)
-    for order in a.of(Order):
+    for order in a.of(PositionOrder):
         bound = [x for x in order.column if x not in free]
         if len(bound) != len(order.column) or len(order.row) != len(bound):
             continue
@@ -80,12 +80,12 @@ def _blocks(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
     """
     if not math.isclose(a.coefficient, b.coefficient):
         return None
-    for outer in a.of(Order):
+    for outer in a.of(PositionOrder):
         if outer.offset != -1 or free & set(outer.column) or len(outer.row) != len(outer.column):
             continue
         here = dict(zip(outer.column, ((t,) for t in outer.row), strict=True))
         rest = Term(1.0, tuple(f for f in a.factors if f is not outer))
-        for inner in b.of(Order):
+        for inner in b.of(PositionOrder):
             if inner.offset or free & set(inner.column):
                 continue
             below = Term(1.0, tuple(f for f in b.factors if f is not inner))
@@ -94,7 +94,7 @@ def _blocks(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
                 continue
             back = {v: k for k, v in found.items()}
             column = tuple(back.get(s, s) for s in inner.column)
-            order = Order((*outer.row, *inner.row), (*outer.column, *column))
+            order = PositionOrder((*outer.row, *inner.row), (*outer.column, *column))
             return Term(a.coefficient, (*rest.factors, order))
     return None
 

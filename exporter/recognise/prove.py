@@ -43,7 +43,7 @@ SMALLEST = 1e-12
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RewriteCandidate:
     """A rewrite to be checked.
 
     Attributes:
@@ -74,7 +74,7 @@ class ProofFailedError(Exception):
     """The two sides differ, or could not be compared; the text says how."""
 
 
-def prove(candidate: Candidate) -> Proof:
+def prove(candidate: RewriteCandidate) -> Proof:
     """Compare both sides.
 
     Raises:
@@ -113,7 +113,7 @@ def prove(candidate: Candidate) -> Proof:
 
 
 def _difference(
-    candidate: Candidate,
+    candidate: RewriteCandidate,
     expected: np.ndarray,
     after: onnxruntime.InferenceSession,
     fed: dict[str, np.ndarray],
@@ -151,7 +151,7 @@ def _along(x: np.ndarray, place: int) -> list[int]:
     return [-1 if p == place else 1 for p in range(x.ndim)]
 
 
-def _assignments(candidate: Candidate) -> Iterator[dict[str, int]]:
+def _assignments(candidate: RewriteCandidate) -> Iterator[dict[str, int]]:
     """Values for the symbols: lengths in turn, everything else small and above 1."""
     known = sorted({n for _, shape in candidate.inputs for s in shape for n in names(s)})
     along = [n for n in known if n in names(candidate.length)]
@@ -169,7 +169,7 @@ def _draw(
     tensor: gs.Variable,
     shape: list[int],
     kind: str,
-    candidate: Candidate,
+    candidate: RewriteCandidate,
 ) -> np.ndarray:
     dtype = np.dtype(tensor.dtype)
     if tensor.name in candidate.known:

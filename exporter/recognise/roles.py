@@ -17,7 +17,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.recognise.axes import Axis, Index, size_of
 from linexport.recognise.joining import match
-from linexport.recognise.terms import Count, Factor, Form, Leaf, Nested, Order, Term
+from linexport.recognise.terms import Count, Factor, Form, Leaf, Nested, PositionOrder, Term
 
 Axes = frozenset[Axis]
 
@@ -111,7 +111,7 @@ def _roles(product: Term, form: Form) -> Roles | None:
     free, bound = form.axes, product.axes - form.axes
     if not bound or product.axes & free != free:
         return None
-    orders = product.of(Order)
+    orders = product.of(PositionOrder)
     leaves = [f for f in product.of(Leaf) if f.axes]
     if len(leaves) != len(product.of(Leaf)):
         return None
@@ -122,7 +122,7 @@ def _roles(product: Term, form: Form) -> Roles | None:
 
 
 def _causal(
-    product: Term, orders: list[Order], leaves: list[Leaf], free: Axes, bound: Axes
+    product: Term, orders: list[PositionOrder], leaves: list[Leaf], free: Axes, bound: Axes
 ) -> Roles | None:
     order = orders[0]
     looks = set(order.column) <= bound and set(order.row) <= free

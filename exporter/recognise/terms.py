@@ -4,15 +4,15 @@
 
 A factor is
 
-    Leaf    an entry of a tensor of the graph, with an elementwise function applied
-    Order   1 where one position is not after another, else 0: triangular masks, cumulative sums
-    Iota    the position along an axis itself
-    Count   the size of a dimension
-    Nested  exp of, or one over, another normal form
+    Leaf           an entry of a tensor of the graph, with an elementwise function applied
+    PositionOrder  1 where one position is not after another, else 0: triangles, cumulative sums
+    Iota           the position along an axis itself
+    Count          the size of a dimension
+    Nested         exp of, or one over, another normal form
 
-A cumulative sum is a sum with an Order, a mask is a product with an Order, so every spelling of
-causal linear attention is sum_{s,d} [s <= t] q[t,d] k[s,d] v[s,e], whatever the order in which it
-multiplies, sums, transposes and reshapes.
+A cumulative sum is a sum with a PositionOrder, a mask is a product with one, so every formulation
+of causal linear attention is sum_{s,d} [s <= t] q[t,d] k[s,d] v[s,e], whatever the order in which
+it multiplies, sums, transposes and reshapes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Order:
+class PositionOrder:
     """1 where ``column <= row + offset`` as positions, else 0."""
 
     row: Index
@@ -85,9 +85,11 @@ class Order:
         """Labels it depends on."""
         return frozenset(self.row + self.column)
 
-    def rename(self, renaming: Renaming) -> Order:
+    def rename(self, renaming: Renaming) -> PositionOrder:
         """After a renaming of axes."""
-        return Order(renamed(self.row, renaming), renamed(self.column, renaming), self.offset)
+        return PositionOrder(
+            renamed(self.row, renaming), renamed(self.column, renaming), self.offset
+        )
 
     def key(self) -> tuple[Any, ...]:
         """Equal for factors that are the same up to their labels."""
@@ -97,9 +99,9 @@ class Order:
         """Its labels in a fixed order."""
         return (self.row, self.column)
 
-    def complement(self) -> Order:
+    def complement(self) -> PositionOrder:
         """1 where this is 0."""
-        return Order(self.column, self.row, -self.offset - 1)
+        return PositionOrder(self.column, self.row, -self.offset - 1)
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ class Nested:
         return self.inner.dims
 
 
-Factor = Leaf | Order | Iota | Count | Nested
+Factor = Leaf | PositionOrder | Iota | Count | Nested
 
 
 @dataclass(frozen=True)

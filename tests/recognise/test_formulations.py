@@ -88,7 +88,7 @@ def test_other_attention_stays_as_it_is(other: str, export: Export) -> None:
     kept = passes.run(model, FUSED[:1])
     assert rewritten.model.graph.SerializeToString() == kept.graph.SerializeToString()
     if other != "running_mean":
-        reasons = {n.reason for n in rewritten.findings.near_misses}
+        reasons = {n.reason for n in rewritten.findings.unmatched}
         assert len(reasons) == 1, reasons
 
 

@@ -245,5 +245,5 @@ def test_attention_in_a_body_is_named_and_left_alone(
     model = built(written(), inputs, constants(**given, steps=np.zeros(2, np.float32)))
     rewritten = passes.rewrite(model, ("fuse",))
     assert not rewritten.findings.matches
-    (miss,) = rewritten.findings.near_misses
+    (miss,) = rewritten.findings.unmatched
     assert miss.nodes == ("here",) and "main graph" in miss.reason

@@ -10,7 +10,7 @@ from linexport.recognise import algebra
 from linexport.recognise.axes import Axis, Index
 from linexport.recognise.evaluate import Evaluator, rule
 from linexport.recognise.joining import collect
-from linexport.recognise.terms import Form, Leaf, Order, Term
+from linexport.recognise.terms import Form, Leaf, PositionOrder, Term
 
 
 def contraction(e: Evaluator, a: Form, b: Form, gone: list[int], keep: bool) -> Form | None:
@@ -148,9 +148,9 @@ def cumsum(e: Evaluator, node: gs.Node) -> Form | None:
     column = form.dims[place]
     row = tuple(Axis(a.size) for a in column)
     offset = -1 if node.attrs.get("exclusive", 0) else 0
-    order = Order(row, column, offset)
+    order = PositionOrder(row, column, offset)
     if node.attrs.get("reverse", 0):
-        order = Order(column, row, offset)
+        order = PositionOrder(column, row, offset)
     products = [algebra.multiplied(t, Term(1.0, (order,))) for t in form.terms]
     dims = tuple(row if p == place else i for p, i in enumerate(form.dims))
     return collect(Form(dims, tuple(p for p in products if p is not None)))

@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.recognise import algebra
 from linexport.recognise.evaluate import Evaluator, interesting, rule
-from linexport.recognise.terms import Count, Form, Function, Iota, Leaf, Order, Term
+from linexport.recognise.terms import Count, Form, Function, Iota, Leaf, PositionOrder, Term
 
 UNARY = (
     *("Abs", "Ceil", "Celu", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid"),
@@ -237,7 +237,7 @@ def where(condition: Form, a: Form, b: Form) -> Form | None:
 
 
 def _boolean(form: Form) -> bool:
-    return all(isinstance(f, Order | Leaf) for t in form.terms for f in t.factors)
+    return all(isinstance(f, PositionOrder | Leaf) for t in form.terms for f in t.factors)
 
 
 def compare(a: Form, b: Form, offset: int) -> Form | None:
@@ -260,7 +260,7 @@ def compare(a: Form, b: Form, offset: int) -> Form | None:
             return _threshold(difference, offset)
     if up is None or down is None or shift != int(shift):
         return None
-    order = Order(up.index, down.index, int(shift))
+    order = PositionOrder(up.index, down.index, int(shift))
     return Form(difference.dims, (Term(1.0, (order,)),))
 
 
@@ -269,7 +269,7 @@ def _threshold(difference: Form, offset: int) -> Form | None:
     masks = [t for t in difference.terms if t.factors]
     shift = sum(t.coefficient for t in difference.terms if not t.factors)
     only = masks[0].factors
-    if len(masks) > 1 or len(only) > 1 or not isinstance(only[0], Order):
+    if len(masks) > 1 or len(only) > 1 or not isinstance(only[0], PositionOrder):
         return None
     slack = 0.0 if offset == 0 else -1e-30
     values = [masks[0].coefficient * x + shift + slack >= 0 for x in (0, 1)]
@@ -282,7 +282,7 @@ def _threshold(difference: Form, offset: int) -> Form | None:
 def equal(a: Form, b: Form) -> Form | None:
     """A mask of zeros and ones compared with zero or one."""
     for x, y in ((a, b), (b, a)):
-        orders = [t for t in x.terms if t.of(Order)]
+        orders = [t for t in x.terms if t.of(PositionOrder)]
         if len(x.terms) == 1 and orders and len(orders[0].factors) == 1 and y.scalar is not None:
             if y.scalar == orders[0].coefficient:
                 return replace(x, terms=(Term(1.0, orders[0].factors),))

@@ -14,7 +14,7 @@ from linexport.recognise.evaluate import Evaluator, Pieces, rule
 from linexport.recognise.joining import collect
 from linexport.recognise.rules.padding import unpadded
 from linexport.recognise.sizes import Size, product
-from linexport.recognise.terms import IDENTITY, Form, Function, Iota, Leaf, Order, Term
+from linexport.recognise.terms import IDENTITY, Form, Function, Iota, Leaf, PositionOrder, Term
 from linexport.recognise.values import numpy_type
 
 END = 2**31 - 1
@@ -207,10 +207,10 @@ def _shifted(form: Form, place: int, axis: Axis, start: int, size: Size) -> Form
             if axis not in factor.axes:
                 factors.append(factor)
                 continue
-            if not isinstance(factor, Order | Iota) or (start and isinstance(factor, Iota)):
+            if not isinstance(factor, PositionOrder | Iota) or (start and isinstance(factor, Iota)):
                 return None
             moved = factor.rename({axis: new})
-            if isinstance(moved, Order) and isinstance(factor, Order):
+            if isinstance(moved, PositionOrder) and isinstance(factor, PositionOrder):
                 by = start * ((axis in factor.row) - (axis in factor.column))
                 moved = replace(moved, offset=moved.offset + by)
             factors.append(moved)
@@ -284,9 +284,9 @@ def trilu(e: Evaluator, node: gs.Node) -> Form | None:
     row, column = form.dims[-2:]
     if not row or not column:
         return None
-    order = Order(row, column, offset[0])
+    order = PositionOrder(row, column, offset[0])
     if node.attrs.get("upper", 1):
-        order = Order(column, row, -offset[0])
+        order = PositionOrder(column, row, -offset[0])
     triangle = Form(form.dims, (Term(1.0, (order,)),))
     products = [algebra.multiplied(t, s) for t in form.terms for s in triangle.terms]
     return collect(Form(form.dims, tuple(p for p in products if p is not None)))

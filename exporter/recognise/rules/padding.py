@@ -18,7 +18,16 @@ from linexport.recognise.axes import Axis, Index, fresh, size_of, unify
 from linexport.recognise.evaluate import Evaluator, Padded, Pieces, rule
 from linexport.recognise.joining import collect
 from linexport.recognise.sizes import Size
-from linexport.recognise.terms import IDENTITY, Factor, Form, Iota, Leaf, Nested, Order, Term
+from linexport.recognise.terms import (
+    IDENTITY,
+    Factor,
+    Form,
+    Iota,
+    Leaf,
+    Nested,
+    PositionOrder,
+    Term,
+)
 
 Cuts = Mapping[Index, Index]
 """Padded indices, and what is in their place without the padding."""
@@ -121,8 +130,8 @@ def _factor(e: Evaluator, factor: Factor, cuts: Cuts) -> Term | None:
     indices = [_index(index, cuts) for index in factor.indices()]
     if isinstance(factor, Iota) and indices[0] is not None:
         return Term(1.0, (Iota(indices[0]),))
-    if isinstance(factor, Order) and indices[0] is not None and indices[1] is not None:
-        return Term(1.0, (Order(indices[0], indices[1], factor.offset),))
+    if isinstance(factor, PositionOrder) and indices[0] is not None and indices[1] is not None:
+        return Term(1.0, (PositionOrder(indices[0], indices[1], factor.offset),))
     return None
 
 

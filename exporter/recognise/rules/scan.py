@@ -17,7 +17,7 @@ from linexport.recognise import algebra
 from linexport.recognise.axes import Axis, Index
 from linexport.recognise.evaluate import Evaluator, rule
 from linexport.recognise.joining import collect, without_inverses
-from linexport.recognise.terms import Factor, Form, Iota, Leaf, Nested, Order, Term
+from linexport.recognise.terms import Factor, Form, Iota, Leaf, Nested, PositionOrder, Term
 
 
 @rule("Scan")
@@ -92,7 +92,7 @@ def _closed(form: Form, state: str, time: Axis) -> Form | None:
         return None
     rate = Term(kept[0].coefficient, tuple(f for f in kept[0].factors if f is not own))
     column: Index = (Axis(time.size),)
-    order = Term(1.0, (Order((time,), column, -1),))
+    order = Term(1.0, (PositionOrder((time,), column, -1),))
     earlier = replace(form, terms=added).rename({time: column})
     terms = [algebra.multiplied(t, order) for t in earlier.terms]
     closed = Form(form.dims, tuple(t for t in terms if t is not None))
@@ -139,7 +139,7 @@ def _accumulated(exponent: Term, time: Axis) -> Term:
         return Term(exponent.coefficient, (*exponent.factors, Iota((time,))))
     column: Index = (Axis(time.size),)
     moved = exponent.rename({time: column})
-    return Term(moved.coefficient, (*moved.factors, Order((time,), column)))
+    return Term(moved.coefficient, (*moved.factors, PositionOrder((time,), column)))
 
 
 def _without_states(form: Form, before: dict[str, Form]) -> Form | None:
