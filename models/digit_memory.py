@@ -80,7 +80,7 @@ class DigitMemory(ReferenceModel):
         return self.look_up(images, self.keys, self.values)
 
     def look_up(self, images: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """The same from a memory that is given."""
+        """Logits (B, T, 10) of images, looked up in given keys and values, (H, rows, d) each."""
         rows = (images.shape[0], -1, -1, -1)
         found = F.scaled_dot_product_attention(
             self._split(self.query(images)), keys.expand(rows), values.expand(rows)

@@ -116,7 +116,7 @@ def _fake(op: Op, *args: Any, **kwargs: Any) -> Any:
 
 
 def _dtype(element: str, activation: torch.dtype) -> torch.dtype:
-    """What is float32 in ONNX is at least that here: float64 stays what it is."""
+    """PyTorch dtype of an ONNX element type: float32 is at least that, float64 stays float64."""
     if element == ACTIVATION:
         return activation
     if element == "float32":

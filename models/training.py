@@ -288,7 +288,7 @@ def accuracy(model: nn.Module, held_out: data.Digits, tokens: int = TOKENS) -> f
 
 @torch.inference_mode()
 def share_right(model: nn.Module, pixels: Tensor, held_out: data.Digits) -> float:
-    """The same of any model, given the pixels as it takes them: one image in every row."""
+    """The fraction of images, one a row of ``pixels``, whose digit gets the largest logit."""
     right = model(pixels).argmax(-1).flatten() == held_out.labels
     return right.double().mean().item()
 

@@ -1,0 +1,1 @@
+"""linexport's ops: their schemas and bodies, their kernels, and their TensorRT plugins."""

@@ -112,8 +112,10 @@ def program() -> Callable[..., Result]:
 
 @pytest.fixture
 def miscompile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """``miscompile(target, change)``: that target lowers every LinearAttention node as
-    ``change(node)``, a node that means something else."""
+    """Return ``miscompile(target, change)``, which makes a target wrong.
+
+    It lowers every LinearAttention node as ``change(node)``, a node that means something else.
+    """
     from linexport import targets
 
     def spoil(name: str, change: Callable[[Any], Any]) -> None:

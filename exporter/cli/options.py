@@ -67,7 +67,7 @@ def convert_parameters() -> list[inspect.Parameter]:
 
 
 def convert_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the command line gave for those parameters, as ``ConvertOptions`` takes it.
+    """Convert command-line values of ``convert``'s parameters to those ``ConvertOptions`` takes.
 
     Raises:
         UsageError: a list that is not of positive integers.

@@ -42,7 +42,7 @@ WITHIN = ("HF_MODULES_CACHE", "TMPDIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME")
 
 @dataclass
 class _Heard:
-    """What the child has told so far."""
+    """State of the child process as far as its messages have told it."""
 
     confined: IsolationRecord | None = None
     stage: str = "start"

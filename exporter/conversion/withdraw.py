@@ -30,7 +30,7 @@ def blamed(matches: Sequence[str], passes: Callable[[frozenset[str]], bool]) -> 
         return passes(left_out)
 
     def search(suspects: Sequence[str], left_out: frozenset[str]) -> frozenset[str]:
-        """Those to blame: without ``left_out`` alone it fails, without suspects too it passes."""
+        """Bisect: return the suspects whose removal, beside ``left_out``, makes the model pass."""
         if len(suspects) == 1 or trials[0] >= TRIALS:
             return frozenset(suspects)
         half = len(suspects) // 2

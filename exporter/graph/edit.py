@@ -38,7 +38,7 @@ def consumers(node: gs.Node) -> list[gs.Node]:
 
 
 def is_output(graph: gs.Graph, tensor: gs.Tensor) -> bool:
-    """Whether a tensor is an output of the graph; tensors compare by name, so identity counts."""
+    """Return whether a tensor is a graph output, by identity: tensors compare equal by name."""
     return any(tensor is output for output in graph.outputs)
 
 
@@ -99,7 +99,7 @@ def _times_one(node: gs.Node) -> gs.Tensor | None:
 
 
 def _slices_nothing_off(node: gs.Node) -> bool:
-    """Whether a Slice takes every element, from the first to beyond any last."""
+    """Return whether a Slice takes every element, from the first to beyond any last."""
     starts, ends, *rest = node.inputs[1:]
     if not all(isinstance(tensor, gs.Constant) for tensor in (ends, *rest)):
         return False
@@ -112,7 +112,7 @@ def _slices_nothing_off(node: gs.Node) -> bool:
 
 
 def _starts_a_length_before(node: gs.Node) -> bool:
-    """Whether the start, a value computed in the graph, is minus the size of the sliced axis."""
+    """Return whether a Slice's start, computed in the graph, is minus the sliced axis' size."""
     source, start, axis = node.inputs[0], _unwrapped(node.inputs[1]), node.inputs[3].values.item()
     if start is None or start.op != "Neg" or source.shape is None:
         return False

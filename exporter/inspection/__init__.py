@@ -1,4 +1,4 @@
-"""What linexport finds in a model, or in an artifact: attention fused or nearly so, and ops."""
+"""Inspection of a model or an artifact: matched attention, unmatched candidates, and ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed, what of it really works, and how to get what is missing."""
+"""Check which dependencies are installed and work, and how to get the missing ones."""
 
 from __future__ import annotations
 

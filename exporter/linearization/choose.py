@@ -29,8 +29,9 @@ SIZES = (16, 32, 64, 128, 256, 512)
 
 @dataclass(frozen=True)
 class MapConfig:
-    """Requested maps, by patterns of layer names such as ``*`` or ``blocks.0.*``; later ones
-    overrule earlier ones.
+    """Requested maps by patterns of layer names.
+
+    Patterns are such as ``*`` or ``blocks.0.*``; later ones overrule earlier ones.
 
     Attributes:
         maps: names of feature maps, ``auto`` or ``keep``.

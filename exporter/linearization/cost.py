@@ -57,7 +57,7 @@ def softmax_multiply_adds(site: Site, length: int) -> int:
 
 
 def form_multiply_adds(site: Site, form: nn.Module, length: int) -> int:
-    """The same of a linear form: 2 M (d_v + 1) a token and head, and the map of both sides."""
+    """Multiply-adds of a linear form for one row: 2 M (d_v + 1) a token and head, and both maps."""
     if isinstance(form, MemoryAttention):
         rows = form.memory.keys.shape[1]
         return site.heads * length * rows * (site.head_dim + site.value_dim)

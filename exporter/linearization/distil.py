@@ -63,14 +63,15 @@ def distil(
     seed: int,
     advance: Callable[[int, str], None],
 ) -> Distillation:
-    """Learn in place; the weights with the smallest held-out loss are kept.
+    """Train the linear module in place; keep the weights with the smallest held-out loss.
 
     Args:
-        original: what to be like.
-        linear: the module in linear form.
-        sites: those that were replaced.
-        steps: of the optimiser at most.
-        seed: of the batches.
+        original: the module with softmax attention, the teacher.
+        linear: the module in linear form, the student.
+        sites: the replaced attention calls.
+        data: inputs to train on and to hold out.
+        steps: largest number of optimiser steps.
+        seed: seed of the batches.
         advance: told the steps done and the held-out loss so far.
 
     Raises:

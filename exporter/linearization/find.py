@@ -166,7 +166,7 @@ class _Run:
 
 
 def _kind(call: Call, length: int, keys: int) -> tuple[str, str | None]:
-    """ "keys" or "causal", and the reason against it."""
+    """Return the kind of mask, "keys" or "causal", and the reason against replacing the call."""
     if call.query.dim() != 4:
         return "keys", f"its queries have {call.query.dim()} dimensions instead of 4"
     if call.dropout_p:

@@ -25,7 +25,7 @@ def visible(mask: Tensor) -> Tensor | None:
 
 
 def understood(mask: Tensor, length: int, keys: int) -> str:
-    """ "keys" or "causal", or the reason why the mask is neither.
+    """Return "keys" or "causal", or the reason why the mask is neither.
 
     Args:
         mask: broadcastable to (B, H, T, S), boolean or additive.

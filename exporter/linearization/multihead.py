@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 
 class Multihead(nn.MultiheadAttention):
-    """The same parameters under the same names; in inference mode only."""
+    """``nn.MultiheadAttention`` with its parameters and their names, for inference only."""
 
     def forward(
         self,

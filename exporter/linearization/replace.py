@@ -30,7 +30,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def inference_copy(module: nn.Module) -> nn.Module:
-    """The same modules anew with the very same parameters and buffers, in inference mode."""
+    """Copy the modules, in inference mode, sharing their parameters and buffers."""
     tensors = [*module.parameters(), *module.buffers()]
     memo: dict[int, Any] = {id(x): x for x in tensors}
     with warnings.catch_warnings():

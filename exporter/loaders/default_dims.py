@@ -143,7 +143,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _map(value: Any, function: Callable[[torch.Tensor], Any], *, constants: bool = True) -> Any:
-    """The same nesting with `function` of each tensor; other leaves kept, or None instead."""
+    """Apply ``function`` to each tensor of a nested value; keep other leaves, or make them None."""
     import torch
 
     if isinstance(value, torch.Tensor):

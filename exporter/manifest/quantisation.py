@@ -144,7 +144,7 @@ class QuantisationRecord:
 
     @property
     def passed(self) -> bool:
-        """Whether sequences may be split, and the divergence is within the user's limit."""
+        """True if sequences may be split, and the divergence is within the user's limit."""
         if self.drift is not None and not self.drift.streaming <= self.drift.tolerance:
             return False
         if self.max_kld is None or self.divergence is None:

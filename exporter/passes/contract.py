@@ -31,10 +31,10 @@ M = TypeVar("M")
 
 @dataclass(frozen=True)
 class PassResult:
-    """What a pass did.
+    """Result of a pass.
 
     Attributes:
-        modified: whether the graph is another one now.
+        modified: whether the pass changed the graph.
         findings: matches and unmatched candidates worth reporting to the user.
     """
 

@@ -69,7 +69,7 @@ def _over_last_axis(mean: gs.Node, x: gs.Tensor) -> bool:
 
 
 def _is_scaled(quotient: gs.Tensor, width: int) -> bool:
-    """Whether its only consumer multiplies it by that many numbers."""
+    """Return whether the quotient's only consumer multiplies it by ``width`` stored numbers."""
     return len(quotient.outputs) == 1 and any(
         isinstance(t, gs.Constant) and list(t.shape) == [width]
         for t in quotient.outputs[0].inputs

@@ -53,7 +53,7 @@ def run(graph: gs.Graph) -> PassResult:
 
 
 def _is_position(node: gs.Node, known: Values, counted: Size) -> bool:
-    """Whether a Range counts the tokens, and is not an index into the piece itself."""
+    """Return whether a Range counts the tokens, and is not an index into the chunk itself."""
     if not _counts(node, known, counted):
         log.debug("Range %r is left as it is: it does not count the tokens", node.name)
         return False
@@ -64,7 +64,7 @@ def _is_position(node: gs.Node, known: Values, counted: Size) -> bool:
 
 
 def _counts(node: gs.Node, known: Values, counted: Size) -> bool:
-    """Whether a Range is Range(a, T + a, 1)."""
+    """Return whether a Range is Range(a, T + a, 1)."""
     start, delta = known.numbers(node.inputs[0]), known.numbers(node.inputs[2])
     if start is None or delta is None or start != int(start) or delta != 1:
         return False
@@ -73,7 +73,7 @@ def _counts(node: gs.Node, known: Values, counted: Size) -> bool:
 
 
 def _heads_table(node: gs.Node, known: Values, counted: Size) -> bool:
-    """Whether a Slice takes the first T rows of a constant."""
+    """Return whether a Slice takes the first T rows of a constant."""
     if not isinstance(node.inputs[0], gs.Constant):
         return False
     start = known.numbers(node.inputs[1])
@@ -88,7 +88,7 @@ def _is(value: np.ndarray | None, size: Size) -> bool:
 
 
 def _picks_tokens(node: gs.Node) -> bool:
-    """Whether the positions, through whatever is done to them, index a value that has tokens."""
+    """Return whether positions, also after further ops, index a value with a token axis."""
     reached, todo = set(), list(node.outputs)
     while todo:
         value = todo.pop()

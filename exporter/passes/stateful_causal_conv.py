@@ -60,7 +60,7 @@ def _stored(tensor: gs.Tensor, known: Values) -> gs.Tensor:
 
 
 def _is_depthwise(node: gs.Node) -> bool:
-    """Whether it is a convolution of one axis, one kernel a channel, stride and dilation 1."""
+    """Return whether a node is a depthwise convolution of one axis, stride and dilation 1."""
     if node.op != "Conv":
         return False
     weight = node.inputs[1]

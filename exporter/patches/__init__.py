@@ -110,7 +110,7 @@ def applied(modules: Iterable[ModuleType]) -> Iterator[None]:
 
 @contextmanager
 def original(modules: Iterable[ModuleType]) -> Iterator[None]:
-    """The same functions, and others like them, as plain PyTorch.
+    """Swap the functions that patches name, and others that call kernels, for plain PyTorch.
 
     The library wraps them to call compiled kernels where a package with such is installed, which
     fails without a GPU, and to say so where none is.

@@ -69,13 +69,17 @@ class StateCache:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, layer: str | None = None, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        """``functional.linear_attention`` with the past of the current layer.
-
-        query (B, T, H_q, d_k), key (B, T, H_k, d_k), value (B, T, H_kv, d_v); ``options`` are
-        decay, beta and the attributes of the op. Returns the output (B, T, H, d_v) and the state.
+        """Run ``functional.linear_attention`` with the past of the current layer.
 
         Args:
-            layer: named here where the layer has no convolution to say which it is.
+            query: (B, T, H_q, d_k).
+            key: (B, T, H_k, d_k).
+            value: (B, T, H_kv, d_v).
+            layer: its name, where the layer has no convolution that tells which it is.
+            options: decay, beta and the attributes of the op.
+
+        Returns:
+            The output (B, T, H, d_v) and the state.
         """
         past = self.past.get(f"state_{layer or self._layer}")
         output, state, _ = functional.linear_attention(

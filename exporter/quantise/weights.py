@@ -61,7 +61,7 @@ class Weight:
 
     @property
     def is_table(self) -> bool:
-        """Whether rows of it are looked up."""
+        """True if rows of the weight are looked up, as those of an embedding are."""
         return any(use.activations is None for use in self.uses)
 
     @property

@@ -21,14 +21,14 @@ def render_html(manifest: Manifest) -> str:
 
 
 def render_findings(found: dict[str, Any]) -> str:
-    """What ``inspect`` found, with drawings, as one HTML document that loads nothing."""
+    """Render what ``inspect`` found, with drawings, as one self-contained HTML document."""
     from linexport.report.findings import findings_page
 
     return findings_page(found)
 
 
 def render_summary(manifest: Manifest, console: Console) -> None:
-    """Prints the verdict, what was fused, the checks and a latency table to the console."""
+    """Print the verdict, what was fused, the checks and a latency table to the console."""
     from linexport.report.summary import print_summary
 
     print_summary(manifest, console)

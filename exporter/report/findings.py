@@ -1,4 +1,4 @@
-"""What ``inspect`` found -> one self-contained HTML page with a drawing of each match."""
+"""Findings of ``inspect`` -> one self-contained HTML page with a drawing of each match."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def sentence(found: Mapping[str, Any]) -> str:
 
 
 def streaming(found: Mapping[str, Any]) -> str:
-    """What is known before any split is tried."""
+    """Streaming verdict in words, known before any split is tried."""
     if found["mixing"]:
         return f"prevented by {', '.join(found['mixing'][:NAMED])}"
     causal = any(op["op"] == "LinearAttention" and op.get("causal", 1) for op in found["ops"])

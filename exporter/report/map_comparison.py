@@ -59,7 +59,7 @@ def picture(result: Mapping[str, Any]) -> bytes:
 
 
 def headline(result: Mapping[str, Any]) -> str:
-    """What to take from it, in a sentence or two."""
+    """Conclusion of a comparison of feature maps, in a sentence or two."""
     placed = [r for r in objects(result.get("rows")) if number(r.get("output_error")) is not None]
     if not placed:
         return "No map could be compared."

@@ -173,7 +173,7 @@ def _group(batch: str, rows: Sequence[LatencyRow], groups: int) -> dict[str, Any
 
 
 def drawings(draw: Callable[[str, int], str], ident: str) -> dict[str, Markup]:
-    """The same drawing for a screen and for a phone; the style sheet shows one of them."""
+    """One drawing in two widths, for a screen and a phone; the style sheet shows one of them."""
     drawn = {name: Markup(draw(f"{ident}-{name}", width)) for name, width in WIDTHS.items()}
     return {name: svg for name, svg in drawn.items() if svg}
 

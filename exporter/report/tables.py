@@ -119,7 +119,7 @@ def lowerings(manifest: Manifest) -> Table | None:
 
 
 def any_tuned(manifest: Manifest) -> bool:
-    """Whether the lowerings of some node were timed against each other."""
+    """Return whether the lowerings of some node were timed against each other."""
     return any(node.tuned for node in manifest.lowerings)
 
 
@@ -155,7 +155,7 @@ def engines(manifest: Manifest) -> Table | None:
 
 
 def refused(manifest: Manifest) -> Table | None:
-    """What looked like linear attention and was left as it was."""
+    """Table of candidates that looked like linear attention and were left as they were."""
     rows = [[Cell(one.where, tone="code"), Cell(one.reason)] for one in manifest.refused]
     return build("Refused rewrites", ["Where", "Reason"], rows)
 

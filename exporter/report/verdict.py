@@ -38,7 +38,7 @@ class Check:
 
 
 def parity_failed(manifest: Manifest) -> bool:
-    """Whether the status or the parity record says so; the status may be that of an engine."""
+    """Return whether the status, unless it is an engine's, or the parity record says so."""
     return (manifest.parity is not None and not manifest.parity.passed) or (
         manifest.status == "parity_failed"
         and not engine_failed(manifest)
@@ -47,7 +47,7 @@ def parity_failed(manifest: Manifest) -> bool:
 
 
 def engine_failed(manifest: Manifest) -> bool:
-    """Whether an engine was run and is not equal to the original."""
+    """Return whether an engine was run and is not equal to the original."""
     return any(engine.checked is False for engine in manifest.engines)
 
 

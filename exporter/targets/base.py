@@ -1,4 +1,4 @@
-"""What a target is, and the session its models run in."""
+"""Interface of a target, and the session its models run in."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def unchanged(model: onnx.ModelProto) -> onnx.ModelProto:
 
 @dataclass(frozen=True)
 class Options:
-    """What may be asked of targets that build engines.
+    """Options of targets that build engines.
 
     Attributes:
         precision: of weights and activations, one of ``DTYPES``; states stay in float32.

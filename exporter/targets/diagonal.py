@@ -98,7 +98,7 @@ def _at_once(b: Body, S: str, x: _Tokens) -> list[str]:
 
 
 def _scan(b: Body, S: str, x: _Tokens) -> list[str]:
-    """The same of several tokens, through states (B, G, d_k, H / G)."""
+    """The final state and the outputs of several tokens, by a Scan of states (B, G, d_k, H / G)."""
     sequences = [x.split(b, x.q, 1, x.d_k), x.split(b, x.k, x.d_k, 1), x.split(b, x.v, 1, x.served)]
     rates = ""
     if x.rates:

@@ -56,7 +56,7 @@ class Choice:
     tuned: tuple[dict[str, Any], ...] | None = None
 
     def json(self) -> dict[str, Any]:
-        """As written to the manifest."""
+        """Return the record as written to the manifest."""
         return asdict(self)
 
 

@@ -58,9 +58,10 @@ def observe(
     """Return a typed and shaped entry for every tensor of the graph; none if it does not run so.
 
     Args:
-        model: weights may lie in files of ``folder``.
+        model: the model to run; its external data lies in ``folder``.
+        folder: where the model's external data is.
         feeds: draws inputs at given sizes of the dimensions.
-        sizes: those of the example.
+        sizes: sizes of the dimensions in the example inputs.
     """
     try:
         session = _session(model, folder)

@@ -142,11 +142,11 @@ class FeatureMap(WideBuffers, ABC):
     @classmethod
     @abstractmethod
     def phi(cls, x: Tensor, *frozen: Tensor) -> Tensor:
-        """phi of queries (..., d), as (..., M): differentiable PyTorch."""
+        """Return phi of queries (..., d), as (..., M): differentiable PyTorch."""
 
     @classmethod
     def phi_key(cls, x: Tensor, *frozen: Tensor) -> Tensor:
-        """phi of keys; that of queries unless a map says otherwise."""
+        """Return phi of keys; that of queries unless a map says otherwise."""
         return cls.phi(x, *frozen)
 
     @classmethod
@@ -156,7 +156,7 @@ class FeatureMap(WideBuffers, ABC):
 
     @classmethod
     def phi_key_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
-        """The same for keys."""
+        """Append phi of keys to an ONNX body; that of queries unless a map says otherwise."""
         return cls.phi_onnx(b, x, width, *parameters)
 
     @abstractmethod
@@ -214,21 +214,21 @@ class ExponentialMap(FeatureMap):
     @classmethod
     @abstractmethod
     def log_phi(cls, x: Tensor, *frozen: Tensor) -> Tensor:
-        """log phi of queries."""
+        """Return log phi of queries (..., d), as (..., M)."""
 
     @classmethod
     def log_phi_key(cls, x: Tensor, *frozen: Tensor) -> Tensor:
-        """log phi of keys."""
+        """Return log phi of keys (..., d); that of queries unless a map says otherwise."""
         return cls.log_phi(x, *frozen)
 
     @classmethod
     @abstractmethod
     def log_phi_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
-        """Append log phi of queries to an ONNX body."""
+        """Append log phi of queries to an ONNX body; returns the (..., M) value."""
 
     @classmethod
     def log_phi_key_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
-        """The same for keys."""
+        """Append log phi of keys to an ONNX body; returns the (..., M) value."""
         return cls.log_phi_onnx(b, x, width, *parameters)
 
     @classmethod

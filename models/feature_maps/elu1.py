@@ -15,6 +15,8 @@ from linexport.plugins.ops.feature_map import Parameter
 
 
 class Elu1(FeatureMap):
+    """Feature map elu(x) + 1."""
+
     kind = "elu1"
     kernel = "(elu(q) + 1) . (elu(k) + 1)"
     positive = True

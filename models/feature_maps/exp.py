@@ -14,6 +14,8 @@ from linexport.plugins.ops.feature_map import Parameter
 
 
 class Exp(ExponentialMap):
+    """Feature map exp(x)."""
+
     kind = "exp"
     kernel = "exp(q) . exp(k) = sum_i exp(q_i + k_i)"
     regime = "Peaked attention with M = d; trained from the start, normalised."

@@ -40,6 +40,8 @@ class FavorOptions:
 
 
 class Favor(ExponentialMap):
+    """Feature map ``favor+``: positive random features of softmax's kernel."""
+
     kind = "favor+"
     kernel = "exp(q.k/sqrt(d))"
     exactness = UNBIASED

@@ -61,6 +61,8 @@ class FavorFlatOptions:
 
 
 class FavorFlat(ExponentialMap):
+    """Feature map ``favor+flat``: ``favor+`` of a flatter softmax, and a constant feature."""
+
     kind = "favor+flat"
     kernel = "exp(s q.k/sqrt(d)) + c"
     exactness = UNBIASED

@@ -40,6 +40,8 @@ class FavorHyperbolicOptions:
 
 
 class FavorHyperbolic(ExponentialMap):
+    """Feature map ``favor+hyperbolic``: ``favor+`` with pairs of opposite projections."""
+
     kind = "favor+hyperbolic"
     kernel = "exp(q.k/sqrt(d))"
     exactness = UNBIASED

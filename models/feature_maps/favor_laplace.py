@@ -29,6 +29,8 @@ class FavorLaplaceOptions:
 
 
 class FavorLaplace(ProductMap):
+    """Feature map ``favor+*laplace``: the product of ``favor+`` and ``laplace``."""
+
     kind = "favor+*laplace"
     kernel = "exp(q.k/sqrt(d)) exp(-|q - k|_1/delta)"
     positive = False

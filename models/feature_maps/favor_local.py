@@ -31,6 +31,8 @@ class FavorLocalOptions:
 
 
 class FavorLocal(ProductMap):
+    """Feature map ``favor+*local``: the product of ``favor+`` and ``local``."""
+
     kind = "favor+*local"
     kernel = "exp(q.k/sqrt(d)) P(|q - k + tau g|_1 <= delta), g ~ N(0, I)"
     positive = False

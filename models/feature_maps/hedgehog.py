@@ -15,6 +15,8 @@ from linexport.plugins.ops.feature_map import Parameter
 
 
 class Hedgehog(FeatureMap):
+    """Feature map [softmax(x), softmax(-x)]."""
+
     kind = "hedgehog"
     kernel = "softmax(q) . softmax(k) + softmax(-q) . softmax(-k)"
     positive = True

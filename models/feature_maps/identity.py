@@ -14,6 +14,8 @@ from linexport.plugins.ops.feature_map import Parameter
 
 
 class Identity(FeatureMap):
+    """Feature map phi(x) = x."""
+
     kind = "identity"
     kernel = "q . k"
     positive = False

@@ -40,6 +40,8 @@ class LaplaceOptions:
 
 
 class Laplace(FeatureMap):
+    """Feature map ``laplace``: random features of exp(-|q - k|_1 / delta)."""
+
     kind = "laplace"
     kernel = "exp(-|q - k|_1 / delta)"
     exactness = UNBIASED

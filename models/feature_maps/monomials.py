@@ -41,6 +41,8 @@ class MonomialsOptions:
 
 
 class Monomials(FeatureMap):
+    """Feature map ``monomials``: all monomials of one degree."""
+
     kind = "monomials"
     kernel = "(q.k)^n"
     positive = False

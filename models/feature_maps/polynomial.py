@@ -39,9 +39,11 @@ EXACT_ZERO = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class PolynomialOptions:
-    """Attributes:
-    coefficients: a_0 to a_n; the last is above 0.
-    memory_limit_gib: largest state of one head.
+    """Options of ``polynomial``.
+
+    Attributes:
+        coefficients: a_0 to a_n; the last is above 0.
+        memory_limit_gib: largest state of one head.
     """
 
     coefficients: list[float] = field(default_factory=lambda: [1.0, 1.0, 0.5])
@@ -49,6 +51,8 @@ class PolynomialOptions:
 
 
 class Polynomial(FeatureMap):
+    """Feature map ``polynomial``: the features of any polynomial of q . k."""
+
     kind = "polynomial"
     kernel = "a_0 + a_1 q.k + ... + a_n (q.k)^n"
     positive = False
@@ -133,7 +137,7 @@ def feature_count(width: int, coefficients: Sequence[float]) -> int:
 def parameters(
     width: int, coefficients: Sequence[float]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """What the formulas need for heads of width d, from a_0 to a_n.
+    """Return the tensors that the formulas need for heads of width d, from a_0 to a_n.
 
     Returns:
         Components that are multiplied, (n, M) int64, d for the number 1; the square of the factor

@@ -34,6 +34,8 @@ class QuadraticOptions(PairsOptions):
 
 
 class Quadratic(PairsMap):
+    """Feature map ``quadratic``: the features of (q . k + c)^2."""
+
     kind = "quadratic"
     kernel = "(q.k + c)^2"
     regime = "Sharper than linear attention at exact cost; choose c > 0 to keep the sign of q.k."

@@ -38,6 +38,8 @@ class RandomMonomialsOptions:
 
 
 class RandomMonomials(FeatureMap):
+    """Feature map ``random_monomials``: monomials of components drawn at random."""
+
     kind = "random_monomials"
     kernel = "(q.k)^n"
     exactness = UNBIASED

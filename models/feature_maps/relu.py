@@ -14,6 +14,8 @@ from linexport.plugins.ops.feature_map import Parameter
 
 
 class Relu(FeatureMap):
+    """Feature map max(x, 0)."""
+
     kind = "relu"
     kernel = "relu(q) . relu(k)"
     positive = True

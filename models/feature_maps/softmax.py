@@ -15,6 +15,8 @@ from linexport.plugins.ops.feature_map import Parameter
 
 
 class Softmax(FeatureMap):
+    """Feature map softmax(x)."""
+
     kind = "softmax"
     kernel = "softmax(q) . softmax(k)"
     positive = True

@@ -13,6 +13,8 @@ from linexport.plugins.ops.feature_map import Parameter
 
 
 class Softplus(FeatureMap):
+    """Feature map log(1 + exp(x))."""
+
     kind = "softplus"
     kernel = "log(1 + exp(q)) . log(1 + exp(k))"
     positive = True

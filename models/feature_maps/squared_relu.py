@@ -14,6 +14,8 @@ from linexport.plugins.ops.feature_map import Parameter
 
 
 class SquaredRelu(FeatureMap):
+    """Feature map max(x, 0)^2."""
+
     kind = "squared_relu"
     kernel = "relu(q)^2 . relu(k)^2"
     positive = True

@@ -22,6 +22,8 @@ from linexport.plugins.ops.feature_map import Parameter
 
 
 class Taylor2(PairsMap):
+    """Feature map ``taylor2``: the second-order Taylor polynomial of softmax's kernel."""
+
     kind = "taylor2"
     kernel = "1 + t + t^2/2, t = q.k/sqrt(d)"
     regime = "Close to softmax while |q.k| < 2 sqrt(d); exact, for heads of 16 to 64."

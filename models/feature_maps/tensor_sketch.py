@@ -42,6 +42,8 @@ class TensorSketchOptions:
 
 
 class TensorSketch(FeatureMap):
+    """Feature map ``tensor_sketch``: random features of (q . k)^n."""
+
     kind = "tensor_sketch"
     kernel = "(q.k)^n"
     exactness = UNBIASED

@@ -40,6 +40,8 @@ class TrigonometricOptions:
 
 
 class Trigonometric(FeatureMap):
+    """Feature map ``trigonometric``: random Fourier features of softmax's kernel."""
+
     kind = "trigonometric"
     kernel = "exp(q.k/sqrt(d))"
     exactness = UNBIASED

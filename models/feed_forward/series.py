@@ -33,17 +33,17 @@ def gelu(count: int) -> Array:
 
 
 def tanh(count: int) -> Array:
-    """Coefficients of t, t^3, ..."""
+    """Coefficients of t, t^3, ... in tanh."""
     return _tanh_of(np.array([0.0, 1.0]), count)
 
 
 def silu(count: int) -> Array:
-    """Of t^2, t^4, ..."""
+    """Coefficients of t^2, t^4, ... in SiLU."""
     return np.asarray(tanh(count) * 0.25 ** np.arange(1, count + 1))
 
 
 def gelu_tanh(count: int) -> Array:
-    """Of t^2, t^4, ..."""
+    """Coefficients of t^2, t^4, ... in GELU by tanh."""
     inner = _SCALE * np.array([0.0, 1.0, 0.0, _CUBIC])
     return _tanh_of(inner, count) / 2
 

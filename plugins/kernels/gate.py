@@ -84,7 +84,7 @@ def failures(kernel: Kernel, binary: CompiledKernel, found: BinaryFindings) -> l
 
 
 def multiplies(kernel: Kernel) -> bool:
-    """Whether the kernel multiplies matrices, which belongs on tensor cores."""
+    """Return whether the kernel multiplies matrices, which belongs on tensor cores."""
     on_its_own = kernel.function == "feature_map.apply"
     return kernel.function.endswith(MULTIPLY) or (
         on_its_own and dict(kernel.constants)["MAP"] in WIDENING

@@ -1,0 +1,1 @@
+"""linexport's ops, each whole: schema, shape checks, float64 oracle, standard operators."""

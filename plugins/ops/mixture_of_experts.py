@@ -155,8 +155,10 @@ def eager(
     activation: str,
     gated: int,
 ) -> Tensor:
-    """Return y in differentiable PyTorch, without sizes that depend on values: all tokens go
-    through all experts."""
+    """Return y in differentiable PyTorch.
+
+    No size depends on values: all tokens go through all experts.
+    """
     import torch
     from torch.nn import functional as F
 

@@ -58,7 +58,7 @@ class Flavour:
 
     @property
     def installed(self) -> bool:
-        """Whether the library can be imported here."""
+        """True if the library can be imported here."""
         try:
             self.load()
         except EnvironmentProblemError:

@@ -40,7 +40,10 @@ def describe(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> Description:
     """Describe the node's plugin; compiles its kernel.
 
     Args:
-        op, node, dtype, sms: as of ``contract.describe``.
+        op: the node's op.
+        node: a checked node, with its widths known.
+        dtype: that of the activations, as NumPy calls it.
+        sms: compute capabilities to compile for.
 
     Raises:
         UnsupportedModelError: one kernel does not suffice, or it needs too much shared memory.

@@ -53,8 +53,11 @@ def define(module: ModuleType, package: ModuleType, lazy: bool = False) -> None:
 def signed(
     function: Callable[..., Any], package: ModuleType, inputs: Sequence[str], outputs: int | None
 ) -> Callable[..., Any]:
-    """The function with the signature TensorRT checks: that of a description, where the number of
-    ``outputs`` is given, else that of an ahead-of-time implementation."""
+    """Return the function with the signature that TensorRT checks.
+
+    The signature is that of a description, where the number of ``outputs`` is given, else that of
+    an ahead-of-time implementation.
+    """
     tensor = package.TensorDesc
     kinds: dict[str, Any] = dict.fromkeys(inputs, tensor) | dict.fromkeys(NAMES, str)
     if outputs is None:

@@ -48,8 +48,10 @@ def pt2(program: torch.export.ExportedProgram, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture
 def rewrite(pt2: Path, tmp_path: Path) -> Callable[..., Path]:
-    """`rewrite(members=..., edit=...)`: the tiny program with members replaced or added (None
-    removes one) and its JSON edited in place."""
+    """Return ``rewrite(members=..., edit=...)``, which changes the tiny program.
+
+    Members are replaced or added (None removes one), and its JSON is edited in place.
+    """
     reader = PT2ArchiveReader(str(pt2))
     original = {n: reader.read_bytes(n) for n in reader.get_file_names()}
 

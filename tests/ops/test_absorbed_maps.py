@@ -60,8 +60,10 @@ def features(phi: Any, side: str, packed: np.ndarray, heads: int) -> np.ndarray:
 
 
 def lost(phi: Any, side: str, packed: np.ndarray, heads: int) -> float:
-    """What float32 loses of the features in PyTorch, relative to the largest: waves of steep
-    frequencies lose more than sums do."""
+    """Return the float32 error of the features in PyTorch, relative to the largest.
+
+    Waves of steep frequencies lose more than sums do.
+    """
     exact = features(phi, side, packed, heads)
     single = phi(torch.from_numpy(packed), heads, side).numpy()
     return float(np.abs(single - exact).max() / np.abs(exact).max())

@@ -54,8 +54,10 @@ def package(rtx: Any) -> Iterator[ModuleType]:
 
 
 def tensorrt(rtx: Any) -> ModuleType:
-    """TensorRT-RTX's classes, and stand-ins for what only TensorRT has: a base class of plugins,
-    one of expressions, and how a plugin is asked for."""
+    """Return TensorRT-RTX's classes, with stand-ins for those that only TensorRT has.
+
+    These are a base class of plugins, one of expressions, and how a plugin is asked for.
+    """
 
     class Request(Enum):
         STRICT_AOT, STRICT_JIT, PREFER_AOT, PREFER_JIT, UNKNOWN = range(5)

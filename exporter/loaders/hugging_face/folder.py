@@ -96,7 +96,7 @@ def read_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
 
 
 def _holds(value: object, key: str) -> bool:
-    """Whether a JSON value has an object with this key at any depth."""
+    """Return whether a JSON value has an object with this key at any depth."""
     if isinstance(value, dict):
         return key in value or any(_holds(inner, key) for inner in value.values())
     return isinstance(value, list) and any(_holds(inner, key) for inner in value)
@@ -259,7 +259,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _deeper(value: object, limit: int) -> bool:
-    """Whether lists and objects of a JSON value are nested deeper than this: readers recurse."""
+    """Return whether a JSON value is nested deeper than ``limit``, where readers would recurse."""
     level = [value]
     for _ in range(limit + 1):
         level = [

@@ -1,4 +1,4 @@
-"""What a configuration may ask for, bounded by the weights that are there before memory is taken.
+"""Bound on a configuration's sizes by the weights present, checked before memory is taken.
 
     parameters registered <= 2^24 + 4 (bytes of the weights / 2)
     values of buffers     <= 2^26 + 4 (bytes of the weights / 2)

@@ -62,7 +62,7 @@ def operator(target: str) -> None:
 
 
 def _registered(namespace: str, name: str, overload: str) -> bool:
-    """Whether the dispatcher has it; TorchScript's builtins, such as aten.save, it has not."""
+    """Return whether the dispatcher has an op; it lacks TorchScript's builtins (aten.save)."""
     import torch
 
     try:

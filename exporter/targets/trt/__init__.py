@@ -1,1 +1,1 @@
-"""What the targets ``tensorrt`` and ``tensorrt-rtx`` share: graph, profiles, build, session."""
+"""Parts that ``tensorrt`` and ``tensorrt-rtx`` share: graph, profiles, build, session."""

@@ -101,7 +101,7 @@ def in_place(model: onnx.ModelProto) -> list[str]:
 
 
 def namespaces(model: onnx.ModelProto) -> set[str]:
-    """Of the plugins that nodes are run by."""
+    """Return the namespaces of the plugins that run nodes of the model."""
     found = (a for n in filter(by_plugin, model.graph.node) for a in n.attribute)
     return {a.s.decode() for a in found if a.name == "plugin_namespace"}
 

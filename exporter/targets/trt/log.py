@@ -1,5 +1,6 @@
-"""What TensorRT says while it parses and builds: the only place where, without a GPU, it tells what
-is in an engine.
+"""TensorRT's log while it parses and builds, read for errors, memory and layers.
+
+Without a GPU, the log is the only place where TensorRT tells what is in an engine.
 
     Layer: NAME Host Persistent: N bytes Device Persistent: N bytes Scratch Memory: N bytes
     Max Scratch Memory: N bytes          once for each profile
@@ -41,7 +42,7 @@ class Log:
         return Sink()
 
     def errors(self) -> list[str]:
-        """What went wrong, without the places in TensorRT's source, the first first."""
+        """Error messages in order, without the places in TensorRT's source."""
         return [
             re.sub(r"\s*In \S+ at \S+$", "", message.strip().splitlines()[0])
             for severity, message in self.messages

@@ -191,8 +191,11 @@ class _Rewrite:
 
 
 def open_here(model: Path | bytes, **keywords: Any) -> OrtSession:
-    """Open the ONNX model in ONNX Runtime, as ``OrtSession`` does. That has no kernels of bfloat16
-    for CPUs: such a model is run with its rounded weights in float32."""
+    """Open the ONNX model in ONNX Runtime, as ``OrtSession`` does.
+
+    ONNX Runtime has no CPU kernels of bfloat16: such a model is run with its rounded weights in
+    float32.
+    """
     loaded = (
         onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load_model(str(model))
     )

@@ -173,8 +173,9 @@ class EngineSession:
     def run(
         self, inputs: Mapping[str, np.ndarray], in_place: bool = False
     ) -> dict[str, np.ndarray]:
-        """Outputs by name; ``in_place`` gives present states the memory of their pasts,
-        those whose kernels allow it.
+        """Return the outputs by name.
+
+        ``in_place`` gives present states the memory of their pasts, where their kernels allow it.
 
         Raises:
             UsageError: see ``sizes_of`` and ``profile_for``.

@@ -133,8 +133,11 @@ def _experts(node: Node) -> Sequence[Candidate]:
 
 
 def fixed_chunks(node: Node) -> tuple[Body, list[str]]:
-    """The chunk form with chunks of one size. TensorRT sets memory aside for the largest shapes it
-    can prove: for chunks of any size, scores of T x T, 5 GB where this takes 0.1."""
+    """Write the chunk form with chunks of one size.
+
+    TensorRT sets memory aside for the largest shapes it can prove: for chunks of any size, scores
+    of T x T, 5 GB where this takes 0.1.
+    """
     spec, sizes = linear_attention.view(node)
     inputs = node.inputs[: len(linear_attention.INPUTS)]
     phi = linear_attention.absorbed_map(node)
@@ -174,7 +177,7 @@ def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[
 def _build(
     built: Callable[[Sequence[profiles.Profile]], Engine], chosen: Sequence[profiles.Profile]
 ) -> tuple[Engine, Sequence[profiles.Profile], str | None]:
-    """With all profiles, or where TensorRT refuses several in one engine, with the widest."""
+    """Build with all profiles, or with the widest where TensorRT refuses several in one engine."""
     try:
         return built(chosen), chosen, None
     except BuildError as error:

@@ -138,7 +138,7 @@ def _wide(
 def _narrow(
     b: Body, spec: LinearAttentionSpec, sizes: Sizes, of: tuple[str, str, str, str]
 ) -> tuple[str, str]:
-    """The same from q and v (B, H, d, T)."""
+    """Packed output and S, as of ``_wide``, from q and v (B, H, d, T)."""
     q, k, v, z = of
     swapped = [0, 1, 3, 2]
     S = b.MatMul(v, b.Transpose(k, perm=swapped))

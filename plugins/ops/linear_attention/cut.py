@@ -1,4 +1,4 @@
-"""What the chunked lowerings share: operands in float32, cut into chunks of tokens, joined again.
+"""Operands of the chunked lowerings: in float32, cut into chunks of tokens, joined again.
 
 The normaliser is a column of the state: values have a last column of ones, and so the state has
 one that is z and an output one that is its denominator. It is zero, as the values are, where a

@@ -101,7 +101,7 @@ class Order:
 
     @classmethod
     def of(cls, phi: AbsorbedMap) -> Order:
-        """Of the map's width; pairs are ordered by i, then j, as in the op's state."""
+        """Return the order for a map's width; pairs go by i, then j, as in the op's state."""
         d, first = phi.width, phi.features - phi.width * (phi.width + 1) // 2
         blocks = tuple((start, min(start + ROWS, d)) for start in range(0, d, ROWS))
         feature, weight = [np.arange(first)], [np.ones(first)]

@@ -106,7 +106,7 @@ class LinearAttentionSpec:
         return max(self.q_num_heads, self.kv_num_heads)
 
     def attributes(self) -> dict[str, Any]:
-        """As ONNX attributes: ints for the flags."""
+        """Return the spec as ONNX attributes: ints for the flags."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {k: int(v) if isinstance(v, bool) else v for k, v in values.items()}
 
