@@ -72,7 +72,7 @@ def plan(
 
 
 def _longest(dims: Mapping[str, DimRange], shapes: Sequence[Sequence[int | str]]) -> int:
-    """What to try as the longest length, where the range allows it; odd in any case."""
+    """Return the longest length to try, where the range allows it; odd in any case."""
     lengths = {name for name, limits in dims.items() if not limits.batch}
     together = max((len(lengths.intersection(shape)) for shape in shapes), default=1)
     return LONG if together < 2 else int(AREA ** (1 / together)) - 1 | 1

@@ -95,7 +95,7 @@ def compare(
 
 
 def largest(values: np.ndarray) -> float:
-    """Of the finite magnitudes; 0 if there are none."""
+    """Return the largest finite magnitude; 0 if there is none."""
     sizes = (np.max(np.abs(x), initial=0.0) for x in _finite_blocks(values))
     return float(max(sizes, default=0.0))
 

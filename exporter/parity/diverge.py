@@ -1,4 +1,4 @@
-"""Where a converted model first differs from its original.
+"""The place where a converted model first differs from its original.
 
 Values of the ONNX graph keep the names of the traced program's, so the program is interpreted node
 by node on the failing inputs (or, where the original is a graph, that graph is run with all its

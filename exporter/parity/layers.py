@@ -1,4 +1,4 @@
-"""Where a converted language model first differs from its original: which token, which layer.
+"""The token and the layer at which a converted language model first differs from its original.
 
 The original is run with its layers observed, and the graph with the value that each layer returns
 as an extra output: values of the graph keep the names of the traced program's, whose nodes know the
@@ -91,7 +91,7 @@ def _returned_by(program: torch.export.ExportedProgram, layers: Sequence[str]) -
 
 
 def _observe(module: torch.nn.Module, prompt: Prompt, layers: list[str]) -> dict[str, np.ndarray]:
-    """What the original's layers return, and its logits."""
+    """Return the outputs of the original's layers, and its logits."""
     seen: dict[str, np.ndarray] = {}
 
     def keep(layer: str) -> Callable[..., None]:

@@ -16,7 +16,7 @@ from linexport.targets import Session
 
 
 def outputs_of(model: onnx.ModelProto, wanted: Collection[str]) -> list[onnx.ValueInfoProto]:
-    """What to add to the outputs of a model so that it returns every wanted value it computes."""
+    """Return the outputs to add to a model so that it gives every wanted value it computes."""
     there = {o.name for o in model.graph.output}
     computed = (name for node in model.graph.node for name in node.output if name)
     return [onnx.ValueInfoProto(name=n) for n in computed if n in wanted and n not in there]

@@ -1,4 +1,4 @@
-"""What the original answers on the inputs of a case, and how far its own rounding goes."""
+"""The original's outputs on the inputs of a case, and how far its own rounding goes."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def run_reference(
 
     A float64 reference that fails is dropped from ``references``; one that would take long is left
     out, so that the float32 one alone is compared with, and no rounding is allowed for. Of large
-    or tiny inputs nothing is returned where the original overflows, is mostly rounding, or is
-    nobody knows how much of it, having no float64; but for denominators that vanish.
+    or tiny inputs nothing is returned where the original overflows, is mostly rounding, or cannot
+    be run in float64 to find out; except where denominators vanish.
     """
     found: list[ReferenceOutput] = []
     seconds = 0.0

@@ -35,7 +35,7 @@ class Prompt:
         }
 
     def real(self, logits: np.ndarray) -> np.ndarray:
-        """Those (tokens, vocabulary) of tokens that are not padding; if none is, not a copy."""
+        """Return logits (tokens, vocabulary) of what is not padding; without padding no copy."""
         if self.mask.all():
             return logits.reshape(-1, logits.shape[-1])
         kept: np.ndarray = logits[self.mask.astype(bool)]
@@ -51,7 +51,7 @@ class Trial:
     pieces: tuple[int, ...]
 
     def prompt(self, vocabulary: int) -> Prompt:
-        """The same at every call."""
+        """Draw the prompt, the same at every call."""
         sizes = self.case.sizes
         return draw_prompt(vocabulary, sizes[BATCH], sizes[SEQUENCE], self.padding, self.case.seed)
 

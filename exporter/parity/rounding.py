@@ -1,4 +1,4 @@
-"""How far the original's float32 is from its own float64, and what is said of it."""
+"""The distance of the original's float32 from its own float64, and the note on it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_nothing_else(distance: float, output: np.ndarray, case: Case) -> bool:
 
 
 def note(distance: float, output: np.ndarray, case: Case, tolerance: Tolerance) -> str | None:
-    """What to say of an original that is this far from its output in float64, if anything is."""
+    """Return the note on an original this far from its output in float64; None if it is near."""
     magnitude = largest(output)
     if ROUNDING * distance <= tolerance.limit(magnitude):
         return None

@@ -70,7 +70,7 @@ def check_streaming(tested: ModelUnderTest, seed: int = 0) -> StreamingRecord:
 
 
 def check_in_place(tested: ModelUnderTest, session: InPlace, seed: int = 0) -> str | None:
-    """What is wrong when every present state takes the memory of its past; None if nothing is."""
+    """Return the fault when every present state takes the memory of its past; None without."""
     sizes = {d: tested.traced[d] for d in tested.dims}
     case = Case("in place", sizes, seed)
     inputs = feeds(draw(tested.loaded, tested.input_shapes, case), tested.input_names)
@@ -143,7 +143,7 @@ def _one(
 
 
 def _rounding(tested: ModelUnderTest, case: Case) -> list[float]:
-    """How far the original's float32 is from its float64, by output; 0 where that is not known."""
+    """Return the distance of the original's float32 from its float64, by output; 0 if unknown."""
     inputs = draw(tested.loaded, tested.input_shapes, case)
     try:
         single, double = (

@@ -1,4 +1,4 @@
-"""How far a converted model may be from its original, and why: the one place that says it.
+"""The distance a converted model may be from its original, and why: the one place for it.
 
 Errors are measured against the largest magnitude of the reference output: with r the reference and
 a the artifact's output, max|a - r| <= absolute + relative * max|r|.
@@ -47,7 +47,7 @@ ROUNDING = 4.0
 """Distances between the original in float32 and in float64 that an artifact may be off."""
 
 MOST = 0.02
-"""Of the largest value: beyond it, how much the original loses is no excuse."""
+"""Share of the largest value beyond which rounding of the original excuses nothing."""
 
 TOLERANCES = {
     "float32": Tolerance(

@@ -25,24 +25,27 @@ from linexport.recognise.terms import (
 
 
 def leaf_form(tensor: gs.Tensor, shape: Sequence[Size]) -> Form:
-    """A tensor of the graph as it is."""
+    """Return the form of a tensor of the graph: one leaf, every dim a label of its own."""
     dims = tuple(fresh(size) for size in shape)
     return Form(dims, (Term(1.0, (Leaf(tensor, dims),)),))
 
 
 def constant(value: float, dims: tuple[Index, ...] = ()) -> Form:
-    """One number everywhere."""
+    """Return the form that is one number everywhere."""
     return Form(dims, (Term(value),) if value else ())
 
 
 def broadcast(a: Form, b: Form) -> tuple[Form, Form, tuple[Index, ...]] | None:
     """Two forms with their labels shared, as NumPy aligns their dims, and the dims of a result."""
+    # NumPy aligns dims at the end; a dim of size 1, such as a missing one, is the empty index.
     rank = max(len(a.dims), len(b.dims))
     a = replace(a, dims=((),) * (rank - len(a.dims)) + a.dims)
     b = replace(b, dims=((),) * (rank - len(b.dims)) + b.dims)
     for place in range(rank):
         x, y = a.dims[place], b.dims[place]
         if x and y:
+            # Both run over one position at a time, so they are one label. Labels of a form have no
+            # meaning outside it, so renaming them changes neither tensor.
             shared = unify(x, y)
             if shared is None:
                 return None
@@ -65,6 +68,8 @@ def times(a: Form, b: Form) -> Form | None:
     if aligned is None:
         return None
     x, y, dims = aligned
+    # (sum_i S_i) (sum_j T_j) = sum_ij S_i T_j: what the two sum over has different labels, so the
+    # sums of a product are the product of the sums.
     products = [multiplied(s, t) for s in x.terms for t in y.terms]
     return collect(Form(dims, tuple(p for p in products if p is not None)))
 
@@ -74,10 +79,13 @@ def multiplied(a: Term, b: Term) -> Term | None:
     factors: list[Factor] = list(a.factors)
     for factor in b.factors:
         if isinstance(factor, PositionOrder):
+            # [s <= t] is 0 or 1, so its square is itself.
             if factor in factors:
                 continue
+            # No position is both up to t and after it: [s <= t] [s > t] = 0.
             if factor.complement() in factors:
                 return None
+        # A size times one over it is 1.
         if isinstance(factor, Count) and replace(factor, power=-factor.power) in factors:
             factors.remove(replace(factor, power=-factor.power))
             continue
@@ -86,11 +94,13 @@ def multiplied(a: Term, b: Term) -> Term | None:
 
 
 def summed(form: Form, places: Sequence[int], keep: bool) -> Form:
-    """Sum over dims."""
+    """Return the sum over the dims at these places, which ``keep`` leaves with size 1."""
     gone = frozenset(a for p in places for a in form.dims[p])
     terms = []
     for term in form.terms:
         lost = [a for a in gone if a not in term.axes]
+        # The sum of n equal numbers is n times one of them. Any other label is summed over from now
+        # on because it is no longer a dim, which is what a term means.
         for axis in lost:
             known = axis.size.known
             count = Term(float(known)) if known is not None else Term(1.0, (Count(axis.size),))
@@ -107,7 +117,7 @@ def summed(form: Form, places: Sequence[int], keep: bool) -> Form:
 
 
 def reasonable(form: Form) -> bool:
-    """Small enough to be worth following."""
+    """Return whether a form is small enough to be worth following."""
     return len(form.terms) <= MAX_TERMS and all(len(t.factors) <= MAX_FACTORS for t in form.terms)
 
 
@@ -115,6 +125,7 @@ def exponential(form: Form) -> Form | None:
     """exp of a sum as the product of exps; where a term is -inf times a mask, zero."""
     result = constant(1.0, form.dims)
     for term in form.terms:
+        # exp(x + y) = exp(x) exp(y).
         factor = _exponential(term, form)
         joined = None if factor is None else times(result, factor)
         if joined is None:
@@ -127,12 +138,15 @@ def _exponential(term: Term, form: Form) -> Form | None:
     if not term.factors:
         return constant(math.exp(term.coefficient), form.dims)
     if term.coefficient == -math.inf:
+        # exp(-inf m) is 0 where the mask m is 1 and, with 0 inf = 0, 1 where m is 0: that is 1 - m.
         only = term.factors[0]
         if len(term.factors) > 1 or not isinstance(only, PositionOrder | Leaf):
             return None
         return complement(Form(form.dims, (Term(1.0, (only,)),)))
     orders = [o for o in term.of(PositionOrder) if o.axes <= form.axes]
     if orders:
+        # With m = [s <= t]: exp(m x) = m exp(x) + (1 - m), as m is 1 or 0. Allowed only where both
+        # positions are dims: one that is summed over is inside the exponent.
         rest = Term(term.coefficient, tuple(f for f in term.factors if f is not orders[0]))
         inside = _exponential(rest, form)
         kept = inside and times(inside, Form(form.dims, (Term(1.0, (orders[0],)),)))
@@ -142,52 +156,58 @@ def _exponential(term: Term, form: Form) -> Form | None:
 
 
 def exponent(term: Term, free: frozenset[Axis]) -> Nested:
-    """exp of one term, some labels of which are free."""
+    """Return exp of one term; of its labels those that are not free are summed over inside."""
     return nested("exp", Form(tuple((a,) for a in free), (term,)))
 
 
 def nested(kind: str, inner: Form) -> Nested:
-    """A nested factor whose dims are the labels it really depends on."""
+    """Return a nested factor whose dims are the labels that its terms depend on."""
     used = frozenset().union(*(t.axes for t in inner.terms))
     return Nested(kind, Form(tuple((a,) for a in inner.axes & used), inner.terms))
 
 
 def logarithm(leaf: Leaf) -> Leaf:
-    """log of an entry; log of exp is nothing."""
+    """Return log of an entry; log(exp(x)) is x."""
+    # log is the inverse of exp for every real number.
     if leaf.function[0] == "Exp":
         return replace(leaf, function=leaf.function[2])
     return replace(leaf, function=("Log", (), leaf.function))
 
 
 def one_over(form: Form) -> Form | None:
-    """The reciprocal."""
+    """Return 1 / X; None where X is 0."""
     if not form.terms:
         return None
+    # 1 / (a + b) is not a sum of products, and 1 / sum_s is not either: it stays one nested factor.
     if len(form.terms) > 1 or not form.terms[0].axes <= form.axes:
         return Form(form.dims, (Term(1.0, (nested("one over", form),)),))
     term, factors = form.terms[0], list[Factor]()
+    # 1 / (a b) = (1 / a) (1 / b), factor by factor.
     for factor in term.factors:
         if isinstance(factor, Leaf):
             factors.append(replace(factor, function=("Reciprocal", (), factor.function)))
         elif isinstance(factor, Count):
             factors.append(replace(factor, power=-factor.power))
         elif isinstance(factor, Nested) and factor.kind == "exp":
+            # 1 / exp(x) = exp(-x).
             negated = tuple(t.scaled(-1.0) for t in factor.inner.terms)
             factors.append(replace(factor, inner=replace(factor.inner, terms=negated)))
         else:
+            # A mask is 0 somewhere, so that it has no reciprocal of its own.
             return Form(form.dims, (Term(1.0, (nested("one over", form),)),))
     return Form(form.dims, (Term(1 / term.coefficient, tuple(factors)),))
 
 
 def complement(form: Form) -> Form | None:
-    """1 - X, where X is 0 or 1."""
+    """Return 1 - X, where X is 0 or 1."""
     truth = form.leaf.truth if form.leaf is not None else None
     if form.leaf is not None and truth is not None:
+        # Of one boolean tensor 1 - x is Not x: a leaf still, which can be a key mask.
         opposite = truth[2] if truth[0] == "Not" else ("Not", (), truth)
         return replace(form, terms=(Term(1.0, (replace(form.leaf, function=opposite),)),))
     return plus(constant(1.0, form.dims), Form(form.dims, tuple(t.scaled(-1) for t in form.terms)))
 
 
 def counted(size: Size) -> Form:
-    """A size as a number."""
+    """Return the form of a size used as a number."""
     return Form((), (Term(1.0, (Count(size),)),))

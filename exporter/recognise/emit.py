@@ -102,7 +102,7 @@ class Writer(Nodes):
 
     @property
     def applies_map(self) -> bool:
-        """Whether the fused node applies the map itself."""
+        """Return whether the fused node applies the map itself."""
         return self.mapped is not None and formulas(self.mapped.kind).kappa is not None
 
     @property
@@ -113,7 +113,7 @@ class Writer(Nodes):
         return LARGEST if any(self.maps.values()) else None
 
     def write(self) -> gs.Node:
-        """All of it; returns the fused node.
+        """Write all nodes and return the fused one.
 
         Raises:
             NotAttentionError: it cannot be written with the op.
@@ -178,6 +178,7 @@ class Writer(Nodes):
         roles, order = self.roles, self.layout
         if roles.value:
             return self._packed("value", roles.value, order.value, roles.widths, dtype)
+        # sum_s q . k_s is attention whose values are all one, of width 1.
         ones = np.ones((1, 1, _count(order.value)), dtype)
         return self._everywhere(ones, order.value, roles.key_position)
 
@@ -203,7 +204,7 @@ class Writer(Nodes):
         heads: Index,
         dtype: np.dtype[np.generic],
     ) -> gs.Variable:
-        """Of several factors, with the dims of the groups."""
+        """Return the product of several factors, with the dims of the groups."""
         axes = [(a,) for group in groups for a in group]
         product: gs.Variable | None = None
         for leaf in leaves:
@@ -328,7 +329,7 @@ class Writer(Nodes):
         return self.add("Mul", [x, factor], dtype, shape=x.shape)
 
     def _post(self, output: gs.Variable) -> gs.Variable:
-        """Times the factors that the op has no attribute for."""
+        """Multiply the output with the factors that the op has no attribute for."""
         dtype, shape = np.dtype(output.dtype), output.shape
         if self.roles.post != 1.0:
             factor = gs.Constant(self.name("factor"), np.asarray(self.roles.post, dtype))
@@ -341,7 +342,10 @@ class Writer(Nodes):
         return output
 
     def _weighted(self, output: gs.Variable, packed: tuple[Index, ...]) -> gs.Variable:
-        """Times the factors of the output that differ from query to query."""
+        """Multiply the output with the factors that differ from query to query.
+
+        They do not depend on the key, so they may be moved out of the sum over keys.
+        """
         if not self.roles.weights:
             return output
         leaves = (Leaf(output, packed), *self.roles.weights)

@@ -97,7 +97,7 @@ class Evaluator:
         return None if found is None else found.fresh()
 
     def forms(self, tensors: Iterable[gs.Tensor]) -> list[Form] | None:
-        """Those of several tensors, or None if one is unknown."""
+        """Return the forms of several tensors, or None if one is unknown."""
         found = [self.form(t) for t in tensors]
         return None if any(f is None for f in found) else [f for f in found if f is not None]
 
@@ -123,13 +123,13 @@ class Evaluator:
         return [parse(d) for d in tensor.shape]
 
     def is_weight(self, tensor: gs.Tensor) -> bool:
-        """A tensor stored in the model, or made of such ones alone."""
+        """Return whether a tensor is stored in the model, or made of stored ones alone."""
         if isinstance(tensor, gs.Constant) or tensor.name in self._weights:
             return True
         return self.outer is not None and self.outer.is_weight(tensor)
 
     def is_constant(self, tensor: gs.Tensor) -> bool:
-        """Its value does not depend on the inputs."""
+        """Return whether the value does not depend on the inputs."""
         return self.values.numbers(tensor) is not None
 
     def _visit(self, node: gs.Node) -> None:
@@ -161,7 +161,7 @@ class Evaluator:
         self._forms[output.name] = self._source(output) or self._shaped(node, output)
 
     def _shaped(self, node: gs.Node, output: gs.Tensor) -> Form | None:
-        """A leaf whose sizes the graph does not state, where they follow from the inputs'."""
+        """Return a leaf whose sizes follow from the inputs' where the graph does not state them."""
         forms = self.forms([t for t in node.inputs if not t.is_empty()])
         if not forms or output is not node.outputs[0]:
             return None
@@ -195,7 +195,7 @@ class Evaluator:
 
 
 def interesting(form: Form) -> bool:
-    """More than one entry of one tensor: a product, a sum, a mask."""
+    """Return whether a form is more than one entry of one tensor: a product, a sum, a mask."""
     return len(form.terms) > 1 or any(_compound(t, form) for t in form.terms)
 
 
@@ -211,7 +211,7 @@ def _unknown(tensor: gs.Tensor, place: int) -> Size:
 
 
 def _of_value(tensor: gs.Tensor, value: np.ndarray) -> Form:
-    """Constants that mean something: one number, a triangle, positions."""
+    """Return the form of a constant: one number, positions, a triangle, or else a leaf."""
     dims = tuple(fresh(Size(n)) for n in value.shape)
     plain = Form(dims, (Term(1.0, (Leaf(tensor, dims),)),))
     if value.size == 0 or value.dtype.kind not in "fiub":
@@ -228,7 +228,7 @@ def _of_value(tensor: gs.Tensor, value: np.ndarray) -> Form:
 
 
 def _triangle(value: np.ndarray, dims: tuple[Index, ...]) -> Form | None:
-    """c below a diagonal and 0 above, or the reverse."""
+    """Return c [s <= t + k] for a matrix of c on one side of a diagonal and 0 on the other."""
     if value.ndim < 2 or value.shape[-1] != value.shape[-2] or value.size != value.shape[-1] ** 2:
         return None
     square = value.reshape(value.shape[-2:])
@@ -237,7 +237,8 @@ def _triangle(value: np.ndarray, dims: tuple[Index, ...]) -> Form | None:
     if not number or not bool((square[filled] == number).all()):
         return None
     below = square[-1, 0] != 0
-    # In row 0, the last column that is not zero, or the last that is.
+    # Row 0 alone gives k: its last column that is not zero or, upside down, that is. All other
+    # rows are then compared with that triangle.
     offset = int((filled[0] if below else ~filled[0]).sum()) - 1
     if not np.array_equal(filled, np.tri(len(square), k=offset, dtype=bool) == below):
         return None

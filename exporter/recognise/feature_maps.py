@@ -31,7 +31,7 @@ DEEPEST = 40
 """Nodes of the longest map looked for."""
 
 SIZES = (5, 7)
-"""Of dynamic dims, in turn."""
+"""Sizes given to dynamic dims, in turn."""
 
 TOKENS = 16
 """Products are compared of so many."""
@@ -182,7 +182,7 @@ def _sources(e: Evaluator, tensor: gs.Tensor) -> Iterator[tuple[gs.Variable, lis
 
 
 def _given(e: Evaluator, tensor: gs.Tensor) -> bool:
-    """It is no function of the queries: absent, stored, or a shape."""
+    """Return whether a tensor does not depend on queries: absent, stored, or a shape."""
     return tensor.is_empty() or e.is_weight(tensor) or e.values.get(tensor) is not None
 
 

@@ -153,9 +153,9 @@ class Search:
         return tuple(sorted(found.values(), key=lambda n: self.place[id(n)]))
 
     def _split(self, root: Root, roots: dict[str, Root]) -> bool:
-        """A value on the way is an attention as well, and something outside reads it.
+        """Return whether an attention on the way must be fused by itself instead.
 
-        Or it is this attention before its weights.
+        Something outside reads it as well, or it is this attention before its weights.
         """
         inside = {id(n) for n in root.region}
         for node in root.region:
@@ -272,7 +272,7 @@ def _check_quotient(tensor: gs.Tensor, roles: Roles) -> None:
 
 
 def _divided(tensor: gs.Tensor) -> bool:
-    """Whether a tensor or the same values in another shape are divided."""
+    """Return whether a tensor or the same values in another shape are divided."""
     return any(
         node.op == "Div" or (node.op in LAYOUT and any(map(_divided, node.outputs)))
         for node in tensor.outputs
@@ -298,7 +298,7 @@ def reads(node: gs.Node) -> list[gs.Tensor]:
 
 
 def _inputs(*sides: Sequence[gs.Node]) -> list[gs.Variable]:
-    """What the nodes of several sides read and do not make."""
+    """Return the tensors that the nodes of several sides read and do not make."""
     found: dict[str, gs.Variable] = {}
     for nodes in sides:
         made = {o.name for n in nodes for o in n.outputs}

@@ -57,7 +57,7 @@ class Match:
     proof: Proof
 
     def json(self) -> dict[str, Any]:
-        """As printed by ``inspect --json``."""
+        """Return the JSON value that ``inspect --json`` prints."""
         return asdict(self)
 
 
@@ -76,7 +76,7 @@ class UnmatchedCandidate:
     reason: str
 
     def json(self) -> dict[str, Any]:
-        """As printed by ``inspect --json``."""
+        """Return the JSON value that ``inspect --json`` prints."""
         return asdict(self)
 
 
@@ -88,7 +88,7 @@ class Refusal:
     reason: str
 
     def json(self) -> dict[str, Any]:
-        """As written to the manifest."""
+        """Return the JSON value that the manifest holds."""
         return asdict(self)
 
 

@@ -69,7 +69,7 @@ def _formula(kind: str) -> Exact:
 
 @cache
 def keeps_sign(function: Function) -> bool:
-    """Positive where x is, and negative somewhere: the sign of a sum of such is the inputs'."""
+    """Return whether a function is not negative for x > 0, but is somewhere for x < 0."""
     found = _exact(function)
     if found is None:
         return False
@@ -79,7 +79,7 @@ def keeps_sign(function: Function) -> bool:
 
 @cache
 def never_negative(function: Function, argument_is: bool) -> bool:
-    """Whether a function never is below 0; ``argument_is``: its argument is not either."""
+    """Return whether a function never is below 0; ``argument_is``: nor is its argument."""
     found = _exact(function)
     if found is None:
         return False

@@ -11,7 +11,7 @@ from linexport.recognise.terms import Factor, Form, Leaf, Nested, PositionOrder,
 
 
 def collect(form: Form) -> Form:
-    """Like terms added, and sums that are one term in disguise put together."""
+    """Add like terms, and write sums that equal one term as that term; repeat while any is left."""
     terms: list[Term] = []
     for term in form.terms:
         for place, other in enumerate(terms):
@@ -27,12 +27,14 @@ def collect(form: Form) -> Form:
 
 
 def _joined(a: Term, b: Term, free: frozenset[Axis]) -> list[Term] | None:
-    """Two terms as fewer, if that is possible."""
+    """Return the sum of two terms as one term or none; None where it needs both."""
+    # a X + b X = (a + b) X, and nothing where that is 0. inf - inf has no value.
     if same(a, b, free):
         total = a.coefficient + b.coefficient
         if math.isnan(total):
             return None
         return [Term(total, a.factors)] if total else []
+    # A sum does not depend on the order of its terms, so each rule is tried both ways.
     for x, y in ((a, b), (b, a)):
         for rule in (_without, _diagonal, _blocks):
             joined = rule(x, y, free)
@@ -46,9 +48,12 @@ def _without(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
     for order in b.of(PositionOrder):
         rest = Term(b.coefficient, tuple(f for f in b.factors if f is not order))
         opposite = math.isclose(a.coefficient, -b.coefficient)
+        # X - [s <= t] X keeps the rest of X: [s > t] X. The term must have both positions already,
+        # or the sum over one of them would count X more than once.
         if opposite and same(a, rest, free) and order.axes <= free | a.axes:
             return Term(a.coefficient, (*rest.factors, order.complement()))
         if math.isclose(a.coefficient, b.coefficient):
+            # Every pair of positions is on one side of the diagonal, so the halves make the whole.
             flipped = Term(b.coefficient, (*rest.factors, order.complement()))
             if same(a, flipped, free):
                 return rest
@@ -59,15 +64,19 @@ def _diagonal(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
     """sum_s [s <= t] X_s - X_t = sum_s [s < t] X_s, and the reverse."""
     sign = next((s for s in (-1, 1) if math.isclose(a.coefficient, s * b.coefficient)), 0)
     for order in a.of(PositionOrder):
+        # s must be summed over, or there is no diagonal to add; row and column must have as
+        # many labels each, or s = t says nothing.
         bound = [x for x in order.column if x not in free]
         if len(bound) != len(order.column) or len(order.row) != len(bound):
             continue
         if (order.offset, sign) not in ((0, -1), (-1, 1)):
             continue
+        # The entry on the diagonal is the summand with t for s; decays exp(G_t - G_s) are 1 there.
         at_row = {s: (t,) for s, t in zip(order.column, order.row, strict=True)}
         others = tuple(f for f in a.factors if f is not order)
         rest = without_inverses(Term(1.0, others).rename(at_row))
         if same(rest, b, free):
+            # [s <= t] and [s < t] = [s <= t - 1] differ in that entry only.
             moved = replace(order, offset=order.offset + sign)
             return Term(a.coefficient, (*others, moved))
     return None
@@ -83,15 +92,21 @@ def _blocks(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
     for outer in a.of(PositionOrder):
         if outer.offset != -1 or free & set(outer.column) or len(outer.row) != len(outer.column):
             continue
+        # The first sum is over strictly earlier blocks m < n; with n for m its summand is that of
+        # the block the query is in.
         here = dict(zip(outer.column, ((t,) for t in outer.row), strict=True))
         rest = Term(1.0, tuple(f for f in a.factors if f is not outer))
         for inner in b.of(PositionOrder):
+            # Within the block, up to and including the diagonal.
             if inner.offset or free & set(inner.column):
                 continue
             below = Term(1.0, tuple(f for f in b.factors if f is not inner))
+            # Only if both sums have the same summand, one inside and one before the block.
             found = match(rest.rename(here), below, free)
             if found is None:
                 continue
+            # Positions (block, place) are ordered by block first, so (m, s) <= (n, t) is m < n, or
+            # m = n and s <= t: the two sums have no pair in common and miss none.
             back = {v: k for k, v in found.items()}
             column = tuple(back.get(s, s) for s in inner.column)
             order = PositionOrder((*outer.row, *inner.row), (*outer.column, *column))
@@ -100,7 +115,7 @@ def _blocks(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
 
 
 def without_inverses(term: Term) -> Term:
-    """Without exps that cancel."""
+    """Drop pairs of factors whose product is 1, such as exp(a) exp(-a)."""
     exps = [f for f in term.of(Nested) if f.kind == "exp" and len(f.inner.terms) == 1]
     for first in exps:
         for second in (*exps, *term.of(Leaf)):
@@ -111,7 +126,7 @@ def without_inverses(term: Term) -> Term:
 
 
 def _inverse(exp: Nested, other: Nested | Leaf) -> bool:
-    """exp(a) exp(-a) = 1, and x exp(-log x) = 1."""
+    """Return whether a product is 1: exp(a) exp(-a), or x exp(-log x)."""
     a = exp.inner.terms[0]
     if isinstance(other, Leaf):
         logarithm = replace(other, function=("Log", (), other.function))
@@ -121,7 +136,7 @@ def _inverse(exp: Nested, other: Nested | Leaf) -> bool:
 
 
 def same(a: Term, b: Term, free: frozenset[Axis]) -> bool:
-    """Equal up to coefficients and the names of what is summed over."""
+    """Return whether terms are equal up to coefficients and names of what is summed over."""
     return match(a, b, free) is not None
 
 
@@ -130,6 +145,7 @@ def match(a: Term, b: Term, free: frozenset[Axis]) -> dict[Axis, Axis] | None:
 
     Free labels stand for themselves.
     """
+    # Keys leave labels out: different keys need no search.
     if len(a.factors) != len(b.factors) or a.key() != b.key():
         return None
     return next(_matches(list(a.factors), list(b.factors), {x: x for x in free}), None)
@@ -141,6 +157,7 @@ def _matches(
     if not a:
         yield known
         return
+    # A product does not depend on the order of its factors: the first may pair with any.
     first, rest = a[0], a[1:]
     for place, other in enumerate(b):
         if first.key() != other.key():
@@ -161,7 +178,7 @@ def _one(a: Factor, b: Factor, known: dict[Axis, Axis]) -> Iterator[dict[Axis, A
 def _sums(
     a: list[Term], b: list[Term], known: dict[Axis, Axis], free: frozenset[Axis]
 ) -> Iterator[dict[Axis, Axis]]:
-    """Inner sums: what they sum over has no meaning outside, so only free labels are kept."""
+    """Pair the terms of two inner sums; labels summed over inside have no meaning outside."""
     if not a or not b:
         if not a and not b:
             yield known
@@ -189,6 +206,7 @@ def _paired(
             if p in result:
                 if result[p] is not q:
                     return None
+            # A pairing is one to one, and between labels that run over as many positions.
             elif q in taken or p.size != q.size:
                 return None
             else:

@@ -180,7 +180,7 @@ def _blocks(source: Sequence[Index], target: Sequence[Index]) -> list[Index]:
 
 
 def _sources(leaves: Sequence[Leaf]) -> dict[Size, tuple[gs.Tensor, int]]:
-    """Where each dynamic size can be read."""
+    """Return the tensor and dim from which each dynamic size can be read."""
     return {
         size_of(index): (leaf.tensor, place)
         for leaf in reversed(leaves)
@@ -190,7 +190,7 @@ def _sources(leaves: Sequence[Leaf]) -> dict[Size, tuple[gs.Tensor, int]]:
 
 
 def dim(size: Size) -> int | str:
-    """As the graph states a size."""
+    """Return a size as a graph states it."""
     return str(size) if size.known is None else size.known
 
 

@@ -54,6 +54,7 @@ def read(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> tuple[Roles, Map
     overs = [[f for f in t.of(Nested) if f.kind == "one over"] for t in form.terms]
     if any(len(o) > 1 or [f.key() for f in o] != [f.key() for f in overs[0]] for o in overs):
         return None
+    # All terms are over one denominator, so a / c + b / c = (a + b) / c: it is looked at by itself.
     terms = [
         Term(t.coefficient, tuple(f for f in t.factors if f not in o))
         for t, o in zip(form.terms, overs, strict=True)
@@ -63,10 +64,13 @@ def read(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> tuple[Roles, Map
         return None
     term, linear = found
     query, key = linear.query[0], linear.key[0]
+    # Every power of the scores meets the same values and masks: what is left of the first power
+    # without its query and key is a factor of all of them.
     rest = tuple(f for f in term.factors if f is not query and f is not key)
     numbers = _coefficients(terms, _powers(rest, linear), form.axes)
     if numbers is None:
         return None
+    # The degree is that of the highest power there is.
     while not numbers[-1]:
         numbers.pop()
     _check_signs(numbers)
@@ -97,11 +101,12 @@ def _repeated(term: Term, free: Axes) -> list[list[Leaf]]:
 
 
 def _first_power(term: Term, free: Axes) -> Term:
-    """With one query and one key, where it has several of each that are the same."""
+    """Return the term with one query and one key, where it has several equal ones of each."""
     repeated = _repeated(term, free)
     if len(repeated) != 2:
         return term
     first = repeated[0][0]
+    # Of the keys, the one that is summed over the channels of this query.
     other = max(repeated[1], key=lambda leaf: len(leaf.axes & first.axes))
     copies = [f for group in repeated for f in group if f is not first and f is not other]
     kept = tuple(f for f in term.factors if not any(f is copy for copy in copies))
@@ -132,7 +137,11 @@ def _coefficients(terms: Sequence[Term], powers: list[Term], free: Axes) -> list
 
 
 def _check_signs(numbers: Sequence[float]) -> None:
-    """A feature map has the square root of every coefficient, up to one common factor."""
+    """Reject a polynomial that is not a kernel: features are scaled by roots of coefficients.
+
+    Raises:
+        NotAttentionError: coefficients have different signs.
+    """
     sign = math.copysign(1.0, numbers[-1])
     if any(sign * number < 0 for number in numbers):
         raise NotAttentionError(
@@ -142,15 +151,17 @@ def _check_signs(numbers: Sequence[float]) -> None:
 
 
 def _cancels(numbers: Sequence[float], linear: Roles) -> bool:
-    """Whether a sum of p(x) may be a small sum of large terms.
+    """Return whether a sum of p(x) may be a small sum of large terms.
 
     Features of degree n have products as large as (|q| |k|)^n, which add up to p(x). Where p is
     never negative, its sum over many keys is of that size, too, and over few the op computes it
     from the scores. Where p changes its sign, it may sum up to nearly nothing.
     """
+    # q . k >= 0 for all of them, and with coefficients of one sign p(x) >= 0 for x >= 0.
     if all(_never_negative(leaf) for leaf in (*linear.query, *linear.key)):
         return False
     a = np.polynomial.Polynomial(np.asarray(numbers) * math.copysign(1.0, numbers[-1]))
+    # A smallest value of p lies where its derivative is 0; of odd degree it has none.
     roots = [complex(x) for x in a.deriv().roots()]
     turns = [x.real for x in roots if abs(x.imag) <= EQUAL * abs(x)]
     size = np.polynomial.Polynomial(np.abs(numbers))
@@ -169,6 +180,7 @@ def _denominator(
 ) -> tuple[float, float]:
     """r and eps of the denominator r sum p(x) + eps."""
     values = set(map(id, linear.value))
+    # The denominator is the numerator with a value of one.
     masks = tuple(f for f in rest if id(f) not in values)
     powers, keys = _powers(masks, linear), size_of(linear.key_position)
     if not masks:
@@ -177,6 +189,7 @@ def _denominator(
     eps = sum(t.coefficient for t in inner.terms if not t.factors)
     found = _coefficients([t for t in inner.terms if t.factors], powers, inner.axes)
     last = len(numbers) - 1
+    # r p(x) has r times every coefficient of p.
     ratio = found[last] / numbers[last] if found else 0.0
     if found and not masks and keys.known is not None:
         # How many there are is a number, that eps was added to.
@@ -219,10 +232,13 @@ def _kind(numbers: Sequence[float], width: int) -> tuple[str, tuple[np.ndarray, 
     """The map of p / unit: its kind, parameters, the unit, and a factor of queries and keys."""
     if len(numbers) == 3:
         constant, first, second = numbers
+        # c0 (1 + c x + (c x)^2 / 2) has c0, c0 c, c0 c^2 / 2: the square of the second is twice the
+        # product of the others.
         if constant and math.isclose(first * first, 2 * constant * second, rel_tol=EQUAL):
             factor = (first / constant * width**0.5) ** 0.5
             factor = 1.0 if math.isclose(factor, 1.0, rel_tol=EQUAL) else factor
             return "taylor2", (), constant, factor
+        # a (x + c)^2 = a x^2 + 2 a c x + a c^2: no discriminant.
         if math.isclose(first * first, 4 * constant * second, rel_tol=EQUAL):
             c = first / (2 * second)
             return "quadratic", (np.asarray([c], np.float32),) if c else (), second, 1.0

@@ -27,9 +27,9 @@ WANTED = 2
 """Lengths that must be compared, where the length is not fixed."""
 
 RELATIVE, ABSOLUTE = {"float32": 5e-5, "float16": 5e-3, "bfloat16": 4e-2}, 1e-30
-"""Of the largest value. float32: sums in another order differ by 6e-8 a term, 1e-5 over 1e4 terms;
-half precisions carry 11 and 8 bits. A wrong mask, epsilon or scale gives 1e-3 and more where the
-denominator is small."""
+"""Differences allowed, of the largest value. float32: sums in another order differ by 6e-8 a term,
+1e-5 over 1e4 terms; half precisions carry 11 and 8 bits. A wrong mask, epsilon or scale gives 1e-3
+and more where the denominator is small."""
 
 LOW = 40
 """Times that where features are small: elu(x) + 1 in float32 is off by 6e-8, which at features of

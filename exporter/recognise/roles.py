@@ -1,4 +1,4 @@
-"""Which factor of a normal form is the query, which the key, which the value.
+"""Roles of the factors of a normal form: the query, the key, the value, the mask, the decay.
 
     sum_{s,d} [s <= t] q[b,h,t,d] k[b,h,s,d] v[b,h,s,e]  /  (scale sum [s <= t] q k + eps)
 
@@ -91,12 +91,15 @@ def read(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | None:
     if len(form.terms) != 1:
         return None
     term = form.terms[0]
+    # a x / (b n), with a number a and sizes n: these do not depend on positions, so they are moved
+    # out of the sum, and the product that is left is the numerator.
     over = [f for f in term.of(Nested) if f.kind == "one over"]
     counts = tuple(term.of(Count))
     product = Term(1.0, tuple(f for f in term.factors if f not in over and f not in counts))
     roles = _roles(product, form)
     if roles is None or len(over) > 1:
         return None
+    # A product with a stored tensor is a projection, not a query times a key.
     if any(is_weight(f.tensor) for f in (*roles.query, *roles.key, *roles.value)):
         return None
     roles = replace(roles, post=term.coefficient, post_counts=counts)
@@ -124,6 +127,8 @@ def _roles(product: Term, form: Form) -> Roles | None:
 def _causal(
     product: Term, orders: list[PositionOrder], leaves: list[Leaf], free: Axes, bound: Axes
 ) -> Roles | None:
+    # sum_s [s <= t] looks back from a query t that is a dim to keys s that are summed over;
+    # [t <= s], with the two exchanged, looks ahead.
     order = orders[0]
     looks = set(order.column) <= bound and set(order.row) <= free
     reverse = set(order.row) <= bound and set(order.column) <= free
@@ -146,6 +151,8 @@ def _causal(
 
 
 def _bidirectional(product: Term, leaves: list[Leaf], free: Axes, bound: Axes) -> Iterator[Roles]:
+    # Without a triangle nothing names the positions: labels that are summed over are put together
+    # by the factors that have them, and each group is tried as the positions of the keys.
     patterns: dict[frozenset[int], list[Axis]] = {}
     for axis in _ordered(leaves, bound):
         readers = frozenset(i for i, f in enumerate(leaves) if axis in f.axes)
@@ -177,7 +184,7 @@ def _positions(own: list[Axis], key_position: Index) -> Index:
 
 
 def _ambiguity_rank(roles: Roles) -> tuple[bool, bool, bool]:
-    """Of several readings, positions are dynamic and as many for keys as for queries."""
+    """Rank a reading, the best first: dynamic positions, as many for keys as for queries."""
     query_position, key_position = size_of(roles.query_position), size_of(roles.key_position)
     fixed = query_position.known is not None or key_position.known is not None
     return fixed, query_position != key_position, not roles.value
@@ -198,6 +205,9 @@ def _sides(
     free: Axes,
 ) -> Roles | None:
     """Sort factors into query, key, value and mask."""
+    # A factor with t moves out of the sum over s, one with s stays inside. Of the former those with
+    # channels d are the query, the others weigh the output; of the latter those with channels are
+    # the key, truth values the mask, the others the value. One with both t and s is a full mask.
     t, s = set(query_position), set(key_position)
     query, key, value, mask = list[Leaf](), list[Leaf](), list[Leaf](), list[Leaf]()
     weights, masklike = list[Leaf](), list[Leaf]()
@@ -219,6 +229,7 @@ def _sides(
         raise NotAttentionError(
             f"{masklike[0].tensor.name} multiplies the scores and is not known to be triangular"
         )
+    # Heads are shared with queries or keys, so what the value alone has is its width.
     inside = {*query_position, *key_position, *channels}
     elsewhere = set().union(*(f.axes for f in (*query, *key))) | inside
     widths = tuple(a for a in _ordered(value, free) if a not in elsewhere)
@@ -245,7 +256,7 @@ def _sides(
 
 
 def _decay(product: Term, query_position: Index, key_position: Index) -> Term | None:
-    """X where exp(X_t) and exp(-X_s) are factors."""
+    """Return X where exp(X_t) and exp(-X_s) are factors; None without exps."""
     exps = [f for f in product.of(Nested) if f.kind == "exp"]
     if not exps:
         return None
@@ -258,6 +269,8 @@ def _decay(product: Term, query_position: Index, key_position: Index) -> Term | 
     at_column = [f.inner.terms[0] for f in exps if f.axes & set(key_position)]
     if len(at_row) != 1 or len(at_column) != 1 or len(exps) != 2:
         raise NotAttentionError("its decay is not one factor for queries and its inverse for keys")
+    # exp(X_t - X_s) is a product of decays between s and t only if both sides have the same X: the
+    # key's exponent, with t for s and the other sign, must be the query's.
     moved = (
         at_column[0]
         .scaled(-1.0)
@@ -271,7 +284,7 @@ def _decay(product: Term, query_position: Index, key_position: Index) -> Term | 
 
 
 def _batch(roles: Roles) -> Index:
-    """Shared labels that are no heads: of dynamic size, or else the first of several."""
+    """Return shared labels that are not heads: of dynamic size, or else the first of several."""
     groups = [g for g in (roles.query, roles.key, roles.value) if g]
     shared = _ordered(roles.leaves, frozenset(roles.heads(groups[0])))
     shared = [a for a in shared if all(a in roles.heads(g) for g in groups)]
@@ -286,21 +299,26 @@ def _batch(roles: Roles) -> Index:
 
 
 def _normalised(roles: Roles, product: Term, over: Nested) -> Roles:
-    """With the denominator that a nested factor is."""
+    """Return the roles with the denominator ``over`` stands for, as normaliser, scale and eps."""
     eps = sum(t.coefficient for t in over.inner.terms if not t.factors)
     sums = [t for t in over.inner.terms if t.factors]
     if len(sums) != 1:
         raise NotAttentionError("its denominator is not one sum over keys plus a number")
+    # A size n divides out of numerator and denominator: x / (z / n) = n x / z. Not with an epsilon,
+    # as z / n + eps is not (z + eps) / n.
     counts = tuple(sums[0].of(Count))
     if counts and eps:
         raise NotAttentionError("its epsilon is added to a denominator that a length divides")
     factors: list[Factor] = [f for f in sums[0].factors if f not in counts]
+    # The denominator is the numerator with a value of one: every other factor must be there, too.
+    # Factors of the query position alone are outside both sums.
     outside = {*map(id, roles.value), *map(id, roles.weights)}
     wanted = Term(1.0, tuple(f for f in product.factors if id(f) not in outside))
     if match(wanted, Term(1.0, tuple(factors)), over.inner.axes) is None:
         raise NotAttentionError(
             "its denominator is not the sum over the same queries and keys as its numerator"
         )
+    # x / (c z + eps) = (1 / c) (c x) / (c z + eps): the op scales its scores by c in both sums.
     scale = sums[0].coefficient
     inverse = tuple(replace(c, power=-c.power) for c in counts)
     return replace(
@@ -314,6 +332,7 @@ def _normalised(roles: Roles, product: Term, over: Nested) -> Roles:
 
 
 def _cancelled(counts: tuple[Count, ...]) -> tuple[Count, ...]:
+    # n (1 / n) = 1.
     left: list[Count] = []
     for count in counts:
         opposite = replace(count, power=-count.power)
@@ -325,7 +344,11 @@ def _cancelled(counts: tuple[Count, ...]) -> tuple[Count, ...]:
 
 
 def _sensible(roles: Roles) -> None:
-    """What the algebra allows and the op does not, and chains of products that are no attention."""
+    """Reject what the op cannot compute, and chains of products that are not attention.
+
+    Raises:
+        NotAttentionError: the roles are such.
+    """
     queries, keys = size_of(roles.query_position), size_of(roles.key_position)
     if roles.causal and queries != keys:
         raise NotAttentionError(
@@ -349,6 +372,6 @@ def _sensible(roles: Roles) -> None:
 
 
 def _is_map(leaf: Leaf) -> bool:
-    """What makes the tensor is itself no linear function."""
+    """Return whether the tensor is the output of a feature map, by its operator."""
     producer = leaf.tensor.inputs[0] if leaf.tensor.inputs else None
     return producer is not None and producer.op in ("Softmax", "Relu", "Exp", "Elu", "Softplus")

@@ -71,7 +71,7 @@ ONE = Size(1)
 
 
 def parse(size: int | str) -> Size:
-    """A size as a graph states it."""
+    """Return the size that a graph states as a number or as text."""
     if isinstance(size, int):
         return Size(size)
     text = size.strip()
@@ -84,7 +84,7 @@ def parse(size: int | str) -> Size:
 
 
 def product(sizes: list[Size]) -> Size:
-    """Of all of them; 1 of none."""
+    """Return the product of sizes; 1 of none."""
     result = ONE
     for size in sizes:
         result = result * size

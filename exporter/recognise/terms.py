@@ -137,7 +137,7 @@ class Count:
     axes: frozenset[Axis] = frozenset()
 
     def rename(self, renaming: Renaming) -> Count:
-        """It has no axes."""
+        """Return the same: a size has no axes."""
         return self
 
     def key(self) -> tuple[Any, ...]:
@@ -145,7 +145,7 @@ class Count:
         return ("count", str(self.size), self.power)
 
     def indices(self) -> tuple[Index, ...]:
-        """None."""
+        """Return no labels."""
         return ()
 
 
@@ -198,7 +198,7 @@ class Term:
         return tuple(sorted((f.key() for f in self.factors), key=repr))
 
     def scaled(self, by: float) -> Term:
-        """Times a number."""
+        """Return the term times a number."""
         return Term(self.coefficient * by, self.factors)
 
     def of(self, kind: type[Any]) -> list[Any]:

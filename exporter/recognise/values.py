@@ -36,7 +36,7 @@ class Values:
         self._known: dict[str, np.ndarray] = {}
 
     def get(self, tensor: gs.Tensor) -> np.ndarray | None:
-        """Its value: numbers, or an object array of ``Size``."""
+        """Return a tensor's value, numbers or an object array of ``Size``; None if unknown."""
         if isinstance(tensor, gs.Constant):
             # Of large ones only squares are of interest, as masks: weights need not be loaded.
             square = len(tensor.shape) > 1 and tensor.shape[-1] == tensor.shape[-2]
@@ -45,7 +45,7 @@ class Values:
         return self._known.get(tensor.name)
 
     def numbers(self, tensor: gs.Tensor) -> np.ndarray | None:
-        """Its value, if all of it are numbers."""
+        """Return a tensor's value if all of it are numbers."""
         value = self.get(tensor)
         return None if value is None or value.dtype == object else value
 
@@ -165,5 +165,5 @@ def _settled(value: Any) -> np.ndarray:
 
 
 def numpy_type(node: gs.Node) -> np.dtype[Any]:
-    """What a Cast makes."""
+    """Return the dtype that a Cast node makes."""
     return np.dtype(helper.tensor_dtype_to_np_dtype(node.attrs["to"]))

@@ -1,4 +1,4 @@
-"""How operators act on normal forms: one family of operators a file, found by scanning here."""
+"""Rules of operators on normal forms: one family of operators a file, found by scanning here."""
 
 from __future__ import annotations
 

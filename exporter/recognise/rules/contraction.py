@@ -14,7 +14,7 @@ from linexport.recognise.terms import Form, Leaf, PositionOrder, Term
 
 
 def contraction(e: Evaluator, a: Form, b: Form, gone: list[int], keep: bool) -> Form | None:
-    """Multiplied as NumPy broadcasts, then summed over dims.
+    """Return the product, as NumPy broadcasts, summed over dims.
 
     A product with a weight is a projection: it stays as it is, in front of the attention.
     """
@@ -31,11 +31,12 @@ def contraction(e: Evaluator, a: Form, b: Form, gone: list[int], keep: bool) -> 
 
 @rule("MatMul")
 def matmul(e: Evaluator, node: gs.Node) -> Form | None:
-    """sum_j a[..., i, j] b[..., j, k]."""
+    """Return sum_j a[..., i, j] b[..., j, k]."""
     forms = e.forms(node.inputs)
     if forms is None or any(len(f.dims) < 2 for f in forms):
         return None
     a, b = forms
+    # a[..., i, j, 1] b[..., 1, j, k] has dims (..., i, j, k), of which j is summed over.
     a = replace(a, dims=(*a.dims, ()))
     b = replace(b, dims=(*b.dims[:-2], (), *b.dims[-2:]))
     rank = max(len(a.dims), len(b.dims))
@@ -44,7 +45,7 @@ def matmul(e: Evaluator, node: gs.Node) -> Form | None:
 
 @rule("Gemm")
 def gemm(e: Evaluator, node: gs.Node) -> Form | None:
-    """alpha a b, where nothing is added."""
+    """Return alpha a b, where nothing is added."""
     if len(node.inputs) > 2 and not node.inputs[2].is_empty():
         return None
     forms = e.forms(node.inputs[:2])
@@ -62,7 +63,7 @@ def gemm(e: Evaluator, node: gs.Node) -> Form | None:
 
 @rule("Einsum")
 def einsum(e: Evaluator, node: gs.Node) -> Form | None:
-    """Its own notation; an ellipsis stands for leading dims."""
+    """Return the sum of products that the equation states; an ellipsis stands for leading dims."""
     forms = e.forms(node.inputs)
     if forms is None:
         return None
@@ -76,6 +77,7 @@ def einsum(e: Evaluator, node: gs.Node) -> Form | None:
     if len(spread) == 1:
         return algebra.summed(result, gone, keep=False)
     for position, other in enumerate(spread[1:], start=2):
+        # Summed over once all factors are in: a sum taken earlier could not include the later ones.
         last = position == len(spread)
         if other is None or result is None:
             return None
@@ -103,7 +105,7 @@ def _letters(equation: str, ranks: list[int]) -> tuple[list[str], str]:
 
 
 def _spread(form: Form, source: str, letters: list[str]) -> Form | None:
-    """With a dim for every letter of the equation; a letter used twice is a diagonal."""
+    """Return a form with a dim for every letter; None for a diagonal, one letter used twice."""
     if len(set(source)) != len(source):
         return None
     dims: list[Index] = [
@@ -114,7 +116,7 @@ def _spread(form: Form, source: str, letters: list[str]) -> Form | None:
 
 @rule("ReduceSum", "ReduceMean")
 def reduce(e: Evaluator, node: gs.Node) -> Form | None:
-    """A sum over dims, or that over their size."""
+    """Return the sum over dims, or the mean: the sum times one over their size."""
     form, axes = e.form(node.inputs[0]), e.ints(node, 1, "axes")
     if form is None:
         return None
@@ -140,16 +142,18 @@ def reduce(e: Evaluator, node: gs.Node) -> Form | None:
 
 @rule("CumSum")
 def cumsum(e: Evaluator, node: gs.Node) -> Form | None:
-    """sum_s [s <= t] x_s, with < if exclusive and >= if reverse."""
+    """Return sum_s [s <= t] x_s, with < if exclusive and >= if reverse."""
     form, axis = e.form(node.inputs[0]), e.values.numbers(node.inputs[1])
     if form is None or axis is None:
         return None
     place = int(axis.item()) % len(form.dims)
+    # The dim's labels are summed over from now on; a new label takes the dim's place.
     column = form.dims[place]
     row = tuple(Axis(a.size) for a in column)
     offset = -1 if node.attrs.get("exclusive", 0) else 0
     order = PositionOrder(row, column, offset)
     if node.attrs.get("reverse", 0):
+        # [t <= s + offset]: the same order read from the other side.
         order = PositionOrder(column, row, offset)
     products = [algebra.multiplied(t, Term(1.0, (order,))) for t in form.terms]
     dims = tuple(row if p == place else i for p, i in enumerate(form.dims))

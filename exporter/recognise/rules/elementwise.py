@@ -47,7 +47,7 @@ def elementwise(e: Evaluator, node: gs.Node) -> Form | None:
 
 
 def pointwise(e: Evaluator, node: gs.Node, forms: list[Form]) -> Form | None:
-    """A function of the entries of one tensor and of constants."""
+    """Return a function of the entries of one tensor and of constants, as one leaf."""
     base: Form | None = None
     for form in forms:
         if form.leaf is None and form.scalar is None:
@@ -60,6 +60,7 @@ def pointwise(e: Evaluator, node: gs.Node, forms: list[Form]) -> Form | None:
         aligned = algebra.broadcast(base, form)
         if aligned is None:
             return None
+        # Two arguments are one number only if they are the same entry of the same tensor.
         base, other, _ = aligned
         assert base.leaf is not None and other.leaf is not None
         if (base.leaf.tensor, base.leaf.dims, base.dims) != (
@@ -123,7 +124,7 @@ def _nested(a: Form, b: Form) -> bool:
 
 
 def multiply(a: Form, b: Form) -> Form | None:
-    """A product; one of a tensor with a mask or a gate in front of the attention stays opaque."""
+    """Return a b; a tensor times a mask or a gate in front of the attention stays opaque."""
     for x, y in ((a, b), (b, a)):
         if x.scalar is not None or _number(x):
             if x.scalar is not None and math.isinf(x.scalar):
@@ -135,12 +136,12 @@ def multiply(a: Form, b: Form) -> Form | None:
 
 
 def _number(form: Form) -> bool:
-    """A size, or one over it."""
+    """Return whether a form is a size, or one over it."""
     return all(isinstance(f, Count) for t in form.terms for f in t.factors)
 
 
 def divide(a: Form, b: Form) -> Form | None:
-    """a (1 / b)."""
+    """Return a (1 / b)."""
     if b.scalar is not None:
         return None if b.scalar == 0 else multiply(a, algebra.constant(1 / b.scalar))
     if not _number(b) and _single(b) and not interesting(a) and a.scalar is None:
@@ -150,7 +151,7 @@ def divide(a: Form, b: Form) -> Form | None:
 
 
 def add(a: Form, b: Form) -> Form | None:
-    """A sum, where one side is of interest or both are numbers."""
+    """Return a + b, where one side is of interest or both are numbers."""
     if a.scalar is not None and b.scalar is not None:
         return algebra.plus(a, b)
     if interesting(a) or interesting(b):
@@ -165,17 +166,17 @@ def _negated(form: Form) -> Form:
 
 
 def subtract(a: Form, b: Form) -> Form | None:
-    """a + (-1) b."""
+    """Return a + (-1) b."""
     return add(a, _negated(b))
 
 
 def negate(a: Form) -> Form | None:
-    """(-1) a."""
+    """Return (-1) a."""
     return _negated(a)
 
 
 def reciprocal(a: Form) -> Form | None:
-    """1 / a."""
+    """Return 1 / a."""
     return None if _single(a) else divide(algebra.constant(1.0), a)
 
 
@@ -189,7 +190,7 @@ def exp(a: Form) -> Form | None:
 
 
 def _mixes(term: Term) -> bool:
-    """A term with positions, a mask, or a product of several tensors."""
+    """Return whether a term has positions, a mask, or a product of several tensors."""
     leaves = term.of(Leaf)
     return math.isinf(term.coefficient) or len(leaves) > 1 or len(leaves) < len(term.factors)
 
@@ -199,11 +200,12 @@ def power(a: Form, b: Form) -> Form | None:
     if b.scalar in WHOLE and a.leaf is None and any(t.axes - a.axes for t in a.terms):
         result: Form | None = a
         for _ in range(int(b.scalar or 0) - 1):
-            # The sums of every factor run over labels of their own.
+            # (sum_i x_i)^2 = sum_ij x_i x_j: the sums of every factor run over labels of their own.
             result = result and algebra.times(result, a.fresh())
         return result
     if not interesting(b):
         return None
+    # exp and log are inverse for positive numbers.
     if a.scalar is not None and a.scalar > 0:
         exponent = algebra.times(b, algebra.constant(math.log(a.scalar)))
     elif a.leaf is not None and a.terms[0].coefficient == 1:
@@ -215,7 +217,7 @@ def power(a: Form, b: Form) -> Form | None:
 
 
 def where(condition: Form, a: Form, b: Form) -> Form | None:
-    """c a + (1 - c) b, where one of them is a number."""
+    """Return c a + (1 - c) b, where one of them is a number."""
     if not _boolean(condition):
         return None
     opposite = algebra.complement(condition)
@@ -224,10 +226,13 @@ def where(condition: Form, a: Form, b: Form) -> Form | None:
     sides = ((condition, a, b), (opposite, b, a))
     for kept, x, y in sides:
         if y.scalar is not None and math.isinf(y.scalar):
+            # x + (-inf) (1 - c): where c is 1 nothing is added, as the algebra takes 0 inf for 0,
+            # and where c is 0 the sum is infinite whatever x is.
             gone = algebra.complement(kept)
             filled = gone and algebra.times(algebra.constant(y.scalar), gone)
             return filled and algebra.plus(x, filled)
     for kept, x, y in sides:
+        # c x + (1 - c) 0 = c x.
         if y.scalar == 0:
             return multiply(x, kept) if len(kept.terms) == 1 else None
     if a.scalar is not None and b.scalar is not None:
@@ -241,10 +246,12 @@ def _boolean(form: Form) -> bool:
 
 
 def compare(a: Form, b: Form, offset: int) -> Form | None:
-    """a - b + offset >= 0 as an order of positions, or a mask compared with a number."""
+    """Return a - b + offset >= 0 as an order of positions, or of a mask and a number."""
     difference = algebra.plus(a, _negated(b))
     if difference is None:
         return None
+    # t - s + c >= 0 is s <= t + c: an order of two positions. Positions are whole numbers, so
+    # a > b is a - 1 >= b.
     up, down, shift = None, None, float(offset)
     for term in difference.terms:
         if not term.factors:
@@ -265,13 +272,15 @@ def compare(a: Form, b: Form, offset: int) -> Form | None:
 
 
 def _threshold(difference: Form, offset: int) -> Form | None:
-    """A mask of zeros and ones compared with a number."""
+    """Return [c m + shift >= 0] for a mask m of zeros and ones."""
     masks = [t for t in difference.terms if t.factors]
     shift = sum(t.coefficient for t in difference.terms if not t.factors)
     only = masks[0].factors
     if len(masks) > 1 or len(only) > 1 or not isinstance(only[0], PositionOrder):
         return None
     slack = 0.0 if offset == 0 else -1e-30
+    # m has two values, so the comparison does: both outcomes the same is a constant; otherwise it
+    # is m or 1 - m.
     values = [masks[0].coefficient * x + shift + slack >= 0 for x in (0, 1)]
     if values[0] == values[1]:
         return algebra.constant(float(values[0]), difference.dims)
@@ -280,7 +289,7 @@ def _threshold(difference: Form, offset: int) -> Form | None:
 
 
 def equal(a: Form, b: Form) -> Form | None:
-    """A mask of zeros and ones compared with zero or one."""
+    """Return [c m = y] for a mask m of zeros and ones: m where y is c, 1 - m where y is 0."""
     for x, y in ((a, b), (b, a)):
         orders = [t for t in x.terms if t.of(PositionOrder)]
         if len(x.terms) == 1 and orders and len(orders[0].factors) == 1 and y.scalar is not None:
@@ -292,17 +301,17 @@ def equal(a: Form, b: Form) -> Form | None:
 
 
 def invert(a: Form) -> Form | None:
-    """1 - a."""
+    """Return 1 - a."""
     return algebra.complement(a) if not _single(a) else None
 
 
 def both(a: Form, b: Form) -> Form | None:
-    """A product of masks."""
+    """Return a b, which for masks is a and b."""
     return multiply(a, b) if _boolean(a) and _boolean(b) else None
 
 
 def rectify(a: Form) -> Form | None:
-    """max(t - s, 0) = [s <= t] (t - s), for positions."""
+    """Return max(t - s, 0) = [s <= t] (t - s), for positions."""
     if len(a.terms) != 2 or a.leaf is not None:
         return None
     above = compare(a, algebra.constant(0.0), 0)
@@ -310,7 +319,7 @@ def rectify(a: Form) -> Form | None:
 
 
 def clip(a: Form, *limits: Form) -> Form | None:
-    """Of positions, at zero."""
+    """Return max(t - s, 0) of positions clipped at zero from below."""
     return rectify(a) if len(limits) == 1 and limits[0].scalar == 0 else None
 
 

@@ -23,7 +23,7 @@ END = 2**31 - 1
 
 @rule("Identity", "Dropout")
 def identity(e: Evaluator, node: gs.Node) -> Form | None:
-    """The same; dropout in inference."""
+    """Return the form of the input; dropout is none in inference."""
     training = e.ints(node, 2, "training_mode") if node.op == "Dropout" else None
     return None if training and training[0] else e.form(node.inputs[0])
 
@@ -198,7 +198,7 @@ def _sliced(e: Evaluator, form: Form, place: int, start: int, end: Size) -> Form
 
 
 def _shifted(form: Form, place: int, axis: Axis, start: int, size: Size) -> Form | None:
-    """A slice of what depends on the axis by its position only."""
+    """Return a slice where every factor depends on the axis by its position only."""
     new: Index = (Axis(size),)
     terms = []
     for term in form.terms:
@@ -211,6 +211,8 @@ def _shifted(form: Form, place: int, axis: Axis, start: int, size: Size) -> Form
                 return None
             moved = factor.rename({axis: new})
             if isinstance(moved, PositionOrder) and isinstance(factor, PositionOrder):
+                # Position i of the slice is position i + start of the whole: [s <= t + c] becomes
+                # [s <= t + start + c] for a sliced t, and [s + start <= t + c] for a sliced s.
                 by = start * ((axis in factor.row) - (axis in factor.column))
                 moved = replace(moved, offset=moved.offset + by)
             factors.append(moved)
@@ -276,7 +278,7 @@ def concat(e: Evaluator, node: gs.Node) -> Form | None:
 
 @rule("Trilu")
 def trilu(e: Evaluator, node: gs.Node) -> Form | None:
-    """A product with a triangle."""
+    """Return the product with a triangle."""
     form, offset = e.form(node.inputs[0]), e.ints(node, 1, "k") or [0]
     given = len(node.inputs) > 1 and not node.inputs[1].is_empty()
     if form is None or (given and not e.is_constant(node.inputs[1])):
@@ -286,6 +288,7 @@ def trilu(e: Evaluator, node: gs.Node) -> Form | None:
         return None
     order = PositionOrder(row, column, offset[0])
     if node.attrs.get("upper", 1):
+        # Triu keeps s >= t + k, which is t <= s - k.
         order = PositionOrder(column, row, -offset[0])
     triangle = Form(form.dims, (Term(1.0, (order,)),))
     products = [algebra.multiplied(t, s) for t in form.terms for s in triangle.terms]

@@ -55,7 +55,7 @@ def pad(e: Evaluator, node: gs.Node) -> Form | None:
 
 
 def _ends(e: Evaluator, node: gs.Node) -> dict[int, Size]:
-    """What is put behind the dims that something is put behind; none if anything is in front."""
+    """Return the padding behind each padded dim; nothing if there is any in front of one."""
     form = e.form(node.inputs[0])
     given = e.ints(node, 1, "pads") if "pads" in node.attrs else e.values.get(node.inputs[1])
     if form is None or given is None or node.attrs.get("mode", "constant") != "constant":
@@ -70,6 +70,7 @@ def _ends(e: Evaluator, node: gs.Node) -> dict[int, Size]:
 
 def unpadded(e: Evaluator, form: Form, place: int, size: Size) -> Form | None:
     """The first positions of a dim, where all others are padding; None if they are not."""
+    # Cuts are made in all padded dims at once: in a sum over s and a dim t both are padded.
     padded = list(dict.fromkeys(_padded(e, form, size)))
     apart = len({a for index in padded for a in index}) == sum(map(len, padded))
     if form.dims[place] not in padded or not apart:
@@ -99,21 +100,25 @@ def _terms(e: Evaluator, form: Form, cuts: Cuts) -> tuple[Term, ...] | None:
 
 
 def _term(e: Evaluator, term: Term, outer: frozenset[Axis], cuts: Cuts) -> Term | None:
-    """It must be zero at every position that is left out of a sum."""
+    """Return a term after the cuts; None where it may not be zero at what they leave out."""
     result, zero = Term(term.coefficient), set[Index]()
     for factor in term.factors:
         if isinstance(factor, Leaf) and factor.tensor.name in e.padded:
+            # One factor that is zero from T on makes the product zero there.
             zero.add(factor.dims[e.padded[factor.tensor.name].place])
         cut = _factor(e, factor, cuts)
         product = None if cut is None else algebra.multiplied(result, cut)
         if product is None:
             return None
         result = product
+    # Terms that are zero contribute nothing, so a sum over all positions may run over the first T
+    # alone. Dims need no such zero: the slice takes the other positions away.
     summed = [index for index in cuts if set(index) & term.axes and not set(index) & outer]
     return result if all(index in zero for index in summed) else None
 
 
 def _factor(e: Evaluator, factor: Factor, cuts: Cuts) -> Term | None:
+    """Return a factor after the cuts; None where it cannot be cut."""
     touched = [index for index in cuts if set(index) & factor.axes]
     if not touched:
         return Term(1.0, (factor,))
@@ -127,6 +132,7 @@ def _factor(e: Evaluator, factor: Factor, cuts: Cuts) -> Term | None:
         free |= {a for index in touched for a in cuts[index]}
         inner = None if terms is None else Form(tuple((a,) for a in free), terms)
         return None if inner is None else Term(1.0, (algebra.nested(factor.kind, inner),))
+    # Cut at the end, positions keep their numbers, and so their order.
     indices = [_index(index, cuts) for index in factor.indices()]
     if isinstance(factor, Iota) and indices[0] is not None:
         return Term(1.0, (Iota(indices[0]),))
@@ -136,7 +142,7 @@ def _factor(e: Evaluator, factor: Factor, cuts: Cuts) -> Term | None:
 
 
 def _leaf(e: Evaluator, leaf: Leaf, cuts: Cuts) -> Term | None:
-    """What was padded, in place of the padded tensor."""
+    """Return the tensor that was padded in place of the padded one: equal where it is kept."""
     found = e.padded.get(leaf.tensor.name)
     if found is None or leaf.function != IDENTITY or leaf.dims[found.place] not in cuts:
         return None

@@ -36,7 +36,7 @@ def scan(e: Evaluator, node: gs.Node) -> dict[str, Form] | None:
         return None
     bound = dict(zip((t.name for t in body.inputs[states:]), given, strict=True))
     for tensor, start in zip(body.inputs[:states], starts, strict=True):
-        # The step is one more label of the state: it changes from step to step.
+        # The state before the step is a leaf; the step is one more label of it, as it changes.
         own = Leaf(tensor, (*start.dims, (time,)))
         bound[tensor.name] = replace(start, terms=(Term(1.0, (own,)),))
     inside = Evaluator(body, bound, outer=e)
@@ -56,6 +56,7 @@ def scan(e: Evaluator, node: gs.Node) -> dict[str, Form] | None:
         if form is None:
             continue
         place = axis % (len(form.dims) + 1)
+        # Outputs of all steps are stacked: the parameter becomes a dim.
         row: Index = (Axis(time.size),)
         stacked = form.rename({time: row})
         dims = (*stacked.dims[:place], row, *stacked.dims[place:])
@@ -83,14 +84,18 @@ def _steps(e: Evaluator, node: gs.Node, states: int, count: int) -> tuple[Axis, 
 
 def _closed(form: Form, state: str, time: Axis) -> Form | None:
     """The state before a step, from the form of the state after it."""
+    # S_t = a S_{t-1} + U: a term with the state, and terms without. Of two terms with the state
+    # the rate would be a sum, whose logarithm is not a sum of logarithms.
     kept = [t for t in form.terms if any(f.tensor.name == state for f in t.of(Leaf))]
     added = tuple(t for t in form.terms if t not in kept)
     if len(kept) != 1 or not added:
         return None
     own = next(f for f in kept[0].of(Leaf) if f.tensor.name == state)
+    # The state must come back entry by entry; a product with a matrix is another recurrence.
     if own.dims[:-1] != form.dims or own.function != ("x",):
         return None
     rate = Term(kept[0].coefficient, tuple(f for f in kept[0].factors if f is not own))
+    # S_0 = 0, so the state is the sum of what earlier steps added: sum_s [s < t] U_s.
     column: Index = (Axis(time.size),)
     order = Term(1.0, (PositionOrder((time,), column, -1),))
     earlier = replace(form, terms=added).rename({time: column})
@@ -99,9 +104,11 @@ def _closed(form: Form, state: str, time: Axis) -> Form | None:
     growth = _logarithm(rate)
     if growth is None:
         return None
+    # A rate of 1: nothing that was added decays.
     if not growth:
         return closed
-    # exp(G_{t-1} - G_s), as exp(G_t) exp(-g_t) exp(-G_s).
+    # What step s added has met the rates of the steps s + 1 to t - 1, whose product is
+    # exp(G_{t-1} - G_s), as exp(G_t) exp(-g_t) exp(-G_s): exp of a sum is a product of exps.
     for exponent in growth:
         summed = _accumulated(exponent, time)
         at_column = summed.rename({time: column}).scaled(-1.0)
@@ -119,7 +126,8 @@ def _closed(form: Form, state: str, time: Axis) -> Form | None:
 
 
 def _logarithm(rate: Term) -> list[Term] | None:
-    """The terms of the logarithm of a product."""
+    """Return the terms of the logarithm of a product; None where it may not be positive."""
+    # log(a b) = log a + log b.
     if rate.coefficient <= 0:
         return None
     terms = [Term(math.log(rate.coefficient))] if rate.coefficient != 1 else []
@@ -134,7 +142,7 @@ def _logarithm(rate: Term) -> list[Term] | None:
 
 
 def _accumulated(exponent: Term, time: Axis) -> Term:
-    """The cumulative sum over steps; of what is the same at every step, a multiple."""
+    """Return the cumulative sum over steps; of what is the same at every step, a multiple."""
     if time not in exponent.axes:
         return Term(exponent.coefficient, (*exponent.factors, Iota((time,))))
     column: Index = (Axis(time.size),)
@@ -143,7 +151,7 @@ def _accumulated(exponent: Term, time: Axis) -> Term:
 
 
 def _without_states(form: Form, before: dict[str, Form]) -> Form | None:
-    """With the closed form in the place of every state."""
+    """Return a form with closed forms in place of states; None where a term has two of them."""
     result = algebra.constant(0.0, form.dims)
     for given in form.terms:
         term = _inside_states(given, before)
@@ -156,6 +164,7 @@ def _without_states(form: Form, before: dict[str, Form]) -> Form | None:
             result = collect(Form(form.dims, (*result.terms, term)))
             continue
         state = states[0]
+        # What the closed form sums over gets labels of its own; its dims become the state's.
         closed = before[state.tensor.name].fresh()
         renaming = {}
         for own, index in zip(closed.dims, state.dims[:-1], strict=True):
@@ -164,6 +173,7 @@ def _without_states(form: Form, before: dict[str, Form]) -> Form | None:
             renaming.update({a: (b,) for a, b in zip(own, index, strict=True)})
         inside = closed.rename(renaming)
         rest: tuple[Factor, ...] = tuple(f for f in term.factors if f is not state)
+        # A factor times a sum is the sum of the products.
         products = [algebra.multiplied(Term(term.coefficient, rest), t) for t in inside.terms]
         joined = (*result.terms, *(without_inverses(p) for p in products if p is not None))
         result = collect(Form(form.dims, joined))
@@ -171,7 +181,7 @@ def _without_states(form: Form, before: dict[str, Form]) -> Form | None:
 
 
 def _inside_states(term: Term, before: dict[str, Form]) -> Term | None:
-    """States within nested factors replaced."""
+    """Replace states within nested factors."""
     factors: list[Factor] = []
     for factor in term.factors:
         if isinstance(factor, Nested):
