@@ -104,7 +104,7 @@ def inputs(length: int, width: int = WIDTH) -> dict[str, np.ndarray]:
 
 
 def zero_state(width: int = WIDTH) -> dict[str, np.ndarray]:
-    """What the artifact's states begin with."""
+    """Return the artifact's past states of an empty sequence, all zero."""
     return {
         "past_state_0": np.zeros((1, HEADS, width, width), np.float32),
         "past_normalizer_0": np.zeros((1, HEADS, width), np.float32),

@@ -123,7 +123,7 @@ def tiny() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 class Watched:
-    """What every stage takes, and how much of it is the original's or a plain export's."""
+    """Time and memory of every stage, and the share of the original and of a plain export."""
 
     def __init__(self, weights: float) -> None:
         self.before, self.weights = _resident("VmRSS"), weights

@@ -126,7 +126,7 @@ def _overheads(times: dict[str, float]) -> dict[str, float]:
 
 
 class Fused:
-    """What ``convert`` writes, without its checks."""
+    """The artifact that ``convert`` writes, made without its checks."""
 
     def __init__(self, folder: Path, work: Path, tokens: np.ndarray, threads: int) -> None:
         from linexport import passes, targets, trace
@@ -206,9 +206,9 @@ class Eager:
         self.original.model.set_experts_implementation(option[1])
 
     def weights(self, tokens: int) -> list[tuple[np.ndarray, int]]:
-        """Of every matrix product, and how many tokens it is done for.
+        """Return the weight of every matrix product, and how many tokens it is done for.
 
-        Of experts each gets its share of the tokens, as many as are hit where there are fewer.
+        Every expert gets its share of the tokens; where there are fewer, only those hit count.
         """
         import torch
 

@@ -117,7 +117,7 @@ def bandwidth() -> float:
 
 
 def peer(case: Attention) -> Callable[[], object]:
-    """The same operation by flash-linear-attention.
+    """Return a call of the case's operation in flash-linear-attention.
 
     Raises:
         ImportError: it is not installed, or does not have it.
@@ -203,7 +203,7 @@ def timed(case: Case, sm: int, bytes_per_second: float) -> dict[str, Any]:
 
 
 def plans(case: Case, sm: int) -> LaunchPlan:
-    """Of a case for one compute capability."""
+    """Return the launch plan of a case for one compute capability."""
     return plan(case.node(), case.dtype, sm)
 
 
@@ -223,7 +223,7 @@ def findings(sm: int, cases: tuple[Case, ...]) -> list[dict[str, Any]]:
 
 
 def machine() -> dict[str, Any]:
-    """Of the run."""
+    """Describe the machine of the run: its software and its GPU."""
     found = {**environment.describe(), "triton": environment.version("triton")}
     found["flash-linear-attention"] = environment.version("flash-linear-attention")
     if torch.cuda.is_available():
@@ -234,7 +234,7 @@ def machine() -> dict[str, Any]:
 
 
 def without_gpu(sm: int, cases: tuple[Case, ...]) -> dict[str, Any]:
-    """What can be done here: compile, and count spills and tensor-core instructions."""
+    """Compile without a GPU, and count spills and tensor-core instructions."""
     rows = findings(sm, cases)
     for row in rows:
         print(
@@ -289,7 +289,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def number(value: float | None, digits: int) -> str:
-    """As written in the table."""
+    """Format a number for the table."""
     return "unmeasured" if value is None else f"{value:.{digits}f}"
 
 

@@ -90,7 +90,7 @@ class Own(torch.nn.Module):
         return out
 
     def rotated(self, x: torch.Tensor) -> torch.Tensor:
-        """What stands in front of the attention in that spelling, as it is there."""
+        """Return phi of x, rotated, with merged heads: the input of the attention."""
         s = self.spellings
         rotated: torch.Tensor = s.merge(s.rotate(s.phi(s.heads_first(x))))
         return rotated

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the assembler makes of every shipped kernel: one row a kernel, and the gate it must pass.
+"""Assemble every shipped kernel: one row a kernel, and the gate it must pass.
 
     python tools/gate_kernels.py [--sm 80 87 89 90 100 120] [--width 64 128]
                                  [--dtype float32 float16 bfloat16] [--precision tf32x3]
@@ -139,7 +139,7 @@ def nodes(width: int) -> dict[str, Node]:
 def rows(
     cases: dict[str, Node], width: int, dtype: str, sm: int, precision: str = SHIPPED
 ) -> Iterator[dict[str, Any]]:
-    """Of each kernel once, under the first case that has it."""
+    """Yield the row of each kernel once, under the first case that has it."""
     first: dict[str, str] = {}
     kernels = {}
     for case, node in cases.items():

@@ -40,11 +40,11 @@ class Case:
         return torch.finfo(getattr(torch, self.dtype)).bits // 8
 
     def node(self) -> Node:
-        """As the plugins see it."""
+        """Return the node as the plugins see it."""
         raise NotImplementedError
 
     def results(self, given: Tensors, in_place: tuple[str, ...]) -> Tensors:
-        """What is written: the output, poisoned, and the present, in place where it may be."""
+        """Return tensors to write: a poisoned output, and the present, in place if allowed."""
         raise NotImplementedError
 
     def wanted(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -192,7 +192,7 @@ class Map(Case):
 
     @property
     def features(self) -> int:
-        """Of one head."""
+        """Number of features of one head."""
         width = self.width
         return width if self.kind == "favor+" else 1 + width + width * (width + 1) // 2
 
@@ -213,7 +213,7 @@ class Map(Case):
 
 
 def small(case: Case, dtype: str) -> Case:
-    """The same node at sizes the float64 oracle takes, long enough to be cut into segments."""
+    """Shrink a case to sizes the float64 oracle takes, long enough to be cut into segments."""
     length = 1 if case.length == 1 else 2077
     return replace(case, batch=1, length=length, heads=2, dtype=dtype, target=None)
 

@@ -45,7 +45,7 @@ _ROWS = 16
 
 
 class Claims:
-    """What is said to hold, printed as it is found."""
+    """Claims that are checked, and printed as they are found."""
 
     def __init__(self) -> None:
         self.failed = 0
@@ -112,7 +112,7 @@ def show_least_squares(claims: Claims, network: DigitNetwork, seed: int) -> None
 
 
 def show_bias(claims: Claims, network: DigitNetwork, seed: int) -> None:
-    """Of Bernstein polynomials over the calibration data, at the exact B_n f(W x)."""
+    """Show the bias of Bernstein polynomials on the calibration data, at the exact B_n f(W x)."""
     train, _ = _pixels(network)
     given = problem.state(network.hidden, "gelu", train, seed)
     width = 2 * float(given.half.max())
@@ -131,7 +131,7 @@ def show_bias(claims: Claims, network: DigitNetwork, seed: int) -> None:
 
 
 def show_refusals(claims: Claims, network: DigitNetwork, seed: int) -> None:
-    """What the forms with a proof cost here, before anything is built."""
+    """Show what the forms with a proof cost here, before anything is built."""
     train, _ = _pixels(network)
     for form, target in (("bernstein", 0.5), ("bernstein", 8.0), ("taylor", 1.0)):
         try:
@@ -158,7 +158,7 @@ def show_bernstein(claims: Claims, network: DigitNetwork, seed: int, draws: int)
 
 
 def show_taylor(claims: Claims, network: DigitNetwork, seed: int, draws: int) -> None:
-    """The same of the unbiased composition, and the mean of K."""
+    """Show mean and variance of the unbiased Taylor composition, and the mean of K."""
     train, held_out = _pixels(network)
     _, report = _replaced(network, "taylor", TAYLOR_ERROR, seed)
     print(report.table)

@@ -221,7 +221,7 @@ class Form:
         )
 
     def fresh(self) -> Form:
-        """The same with new labels: the labels of a form have no meaning outside it."""
+        """Relabel every dim and sum: the labels of a form have no meaning outside it."""
         axes = {a for index in self.dims for a in index}.union(*(t.axes for t in self.terms))
         return self.rename({a: (Axis(a.size),) for a in axes if not a.parameter})
 
