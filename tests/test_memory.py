@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from linexport.loaders.memory_map import memory_map_weights, unmap_weights
 from linexport.loaders.model import LoadedModel, Source
 from linexport.parity.reference import Reference
 from linexport.system import memory
+from linexport.system.progress import Silent
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages are those of Linux")
 
@@ -162,11 +164,19 @@ def test_the_original_is_asked_before_the_artifact_is_opened(
 
     from linexport.targets.base import OrtSession
 
+    class Stages(Silent):
+        @contextmanager
+        def stage(self, name: str) -> Iterator[None]:
+            order.append(name)
+            yield
+
     noted(Reference, "__call__", "original")
     noted(OrtSession, "__init__", "open")
-    linexport.convert(factories.source("small"), tmp_path / "out", bench=False, threads=1)
-    assert "open" in order
-    assert "original" not in order[order.index("open") :]
+    settings: dict[str, Any] = {"bench": False, "threads": 1, "progress": Stages()}
+    linexport.convert(factories.source("small"), tmp_path / "out", **settings)
+    parity = order[order.index("parity") :]
+    assert "original" in parity
+    assert "original" not in parity[parity.index("open") :]
 
 
 def test_the_structure_of_a_written_model_is_all_but_its_weights(

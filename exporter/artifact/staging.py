@@ -38,12 +38,12 @@ def staged(output: Path) -> Iterator[Path]:
     """
     parent = output.absolute().parent
     _remove_abandoned(output)
+    named: list[Path] = []
     try:
-        folder, descriptor = _make_locked(parent, _prefix(output))
+        folder, descriptor = _make_locked(parent, _prefix(output), named)
         try:
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
             os.close(descriptor)
     except OSError as error:
         if error.errno not in _UNWRITABLE:
@@ -52,6 +52,9 @@ def staged(output: Path) -> Iterator[Path]:
             f"Cannot write the artifact to {parent}: {error.strerror}. "
             "What was there before is unchanged."
         ) from error
+    finally:
+        for folder in named:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _prefix(output: Path) -> str:
@@ -75,13 +78,15 @@ def _remove_abandoned(output: Path) -> None:
                 os.close(descriptor)
 
 
-def _make_locked(parent: Path, start: str) -> tuple[Path, int]:
+def _make_locked(parent: Path, start: str, named: list[Path]) -> tuple[Path, int]:
     """Make a folder of a random name; return it and the descriptor that holds its lock.
 
+    Its name is added to ``named`` before it is made: an interruption may come at any moment.
     Another run may take it for abandoned before it is locked, and remove it: then the next is made.
     """
     while True:
         folder = parent / f"{start}{secrets.token_hex(8)}"
+        named.append(folder)
         folder.mkdir()
         try:
             descriptor = os.open(folder, os.O_RDONLY)

@@ -400,7 +400,7 @@ def test_a_kind_belongs_to_one_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "_maps", dict(base._maps))
     monkeypatch.setattr(op, "_formulas", dict(op._formulas))
     first = find("relu")
-    with pytest.raises(ValueError, match="'relu' is defined twice"):
+    with pytest.raises(UsageError, match="Again defines a feature map 'relu', and so does"):
         type("Again", (first,), {"kind": "relu", "__module__": __name__})
     assert find("relu") is first
     assert op.formulas("relu").module == first.__module__

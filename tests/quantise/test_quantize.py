@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -112,11 +113,15 @@ def test_a_tied_table_is_stored_once(quantised: Callable[[str], Path], exact: Pa
 
 
 def test_validate_compares_with_the_original(
-    cli: Callable[..., Result], quantised: Callable[[str], Path], tmp_path: Path
+    cli: Callable[..., Result],
+    factories: SimpleNamespace,
+    quantised: Callable[[str], Path],
+    tmp_path: Path,
 ) -> None:
     copy = shutil.copytree(quantised("int8"), tmp_path / "copy")
     (tmp_path / "text.txt").write_text("A text of one's own. " * 200)
-    result = cli("validate", copy, "--data", tmp_path / "text.txt", "--json")
+    source = ("--source", factories.source("language_model"))
+    result = cli("validate", copy, *source, "--data", tmp_path / "text.txt", "--json")
     assert result.code == 0, result.err
     record = json.loads(result.out)["quantisation"]
     assert record["reference"] == "the original in PyTorch"
@@ -125,9 +130,9 @@ def test_validate_compares_with_the_original(
 
 
 def test_convert_quantises_what_it_has_proven(
-    cli: Callable[..., Result], factories: object, tmp_path: Path
+    cli: Callable[..., Result], factories: SimpleNamespace, tmp_path: Path
 ) -> None:
-    source = factories.source("language_model")  # type: ignore[attr-defined]
+    source = factories.source("language_model")
     result = cli("convert", source, "-o", tmp_path / "q", "--weights", "int8", "--no-bench")
     assert result.code == 0, result.err
     assert "Weights in int8: mean KL divergence" in result.out
