@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,9 @@ from typing import Any
 
 from linexport.system import memory, sandbox
 from linexport.system.progress import Silent
+
+_OUT_OF_MEMORY = re.compile("an(not|'t) allocate memory|bad_alloc|bad allocation")
+"""In messages of the system, of PyTorch and of C++."""
 
 
 class _Told(Silent):
@@ -53,9 +57,10 @@ def main() -> None:
     memory.own_process()
     try:
         _convert(asked["source"], options, folder, told)
-    except MemoryError:
-        told.tell(error="MemoryError", message="")
     except BaseException as error:
+        if _out_of_memory(error):
+            told.tell(error="MemoryError", message="")
+            return
         lines = str(error).strip().splitlines() or ["no message"]
         known = _is_ours(error)
         told.tell(error=type(error).__name__, message=str(error) if known else lines[0])
@@ -71,6 +76,15 @@ def _convert(source: str, given: dict[str, Any], folder: Path, told: _Told) -> N
 
     job = pipeline.job_of(source, Path(given.pop("output")), ConvertOptions(**given), folder, told)
     write_reports(folder, pipeline.run(job))
+
+
+def _out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory was lacking; what a model's own code raises is the cause of another error."""
+    while error is not None:
+        if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _is_ours(error: BaseException) -> bool:
