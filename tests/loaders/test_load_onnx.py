@@ -57,6 +57,17 @@ def linear(location: str | None = None, dims: tuple[int, int] = (4, 4)) -> onnx.
     return model
 
 
+def axes_of_type(data_type: int) -> onnx.ModelProto:
+    """y = Unsqueeze(x, axes), the axes a constant of this data type."""
+    model = parser.parse_model(
+        f"{HEAD} g (float[n] x) => (float[m, n] y) "
+        "{ axes = Constant <value = int64[1] {0}> () y = Unsqueeze (x, axes) }"
+    )
+    stored = TensorProto(dims=[1], data_type=data_type, raw_data=bytes(8))
+    model.graph.node[0].attribute[0].t.CopyFrom(stored)
+    return model
+
+
 # What is read
 
 
@@ -320,6 +331,7 @@ BAD = [
         ),
         "contradict each other.*Rank of input 0",
     ),
+    (lambda: axes_of_type(2**31 - 1), "invalid ONNX model: .*data type 2147483647"),
     (
         lambda: (
             HEAD

@@ -116,3 +116,5 @@ def _check_ranks(model: onnx.ModelProto) -> None:
         wrong = [line for line in str(error).splitlines() if "op_type:Einsum" in line]
         if wrong:
             raise UnsupportedModelError(f"its shapes contradict each other: {wrong[0]}") from error
+    except ValueError as error:  # a constant of a data type that ONNX does not have
+        raise UnsupportedModelError(first_line(error)) from error
