@@ -57,7 +57,7 @@ def loaded_model(module: torch.nn.Module) -> LoadedModel:
     return LoadedModel(module, (torch.randn(2, 600),), {}, None, Source("factory", "", None, ""))
 
 
-def test_what_is_paged_is_what_it_was_and_what_is_written_there_stays() -> None:
+def test_memory_mapped_arrays_keep_their_values_and_what_is_written_there() -> None:
     values = [np.random.default_rng(0).random((700, 500)), np.zeros((0, 3)), np.arange(4.0)]
     first, empty, small = memory.memory_mapped(values)
     assert np.array_equal(first, values[0]) and first.dtype == values[0].dtype

@@ -79,7 +79,7 @@ def _convert(source: str, given: dict[str, Any], folder: Path, told: _Told) -> N
 
 
 def _out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory was lacking; what a model's own code raises is the cause of another error."""
+    """Return whether an error, or the model's own error that caused it, is of lacking memory."""
     while error is not None:
         if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
             return True
