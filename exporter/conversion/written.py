@@ -163,7 +163,7 @@ def _manifest(
         },
         fused=fused,
         refused=(
-            *(RejectionRecord(r.where, r.reason) for r in findings.refused),
+            *(RejectionRecord(r.where, r.reason) for r in findings.rejected),
             *(RejectionRecord(m.where, m.reason, m.nodes) for m in findings.unmatched),
         ),
         lowerings=tuple(_lowering(choice) for choice in choices),

@@ -54,7 +54,7 @@ def inspect(path: str | Path, *, drawings: bool = False) -> dict[str, Any]:
         },
         "matches": [match.json() for match in findings.matches],
         "near_misses": [miss.json() for miss in findings.unmatched],
-        "refused": [refusal.json() for refusal in findings.refused],
+        "refused": [refusal.json() for refusal in findings.rejected],
         "mixing": sequence_axis.mixing(rewritten.model),
         "ops": _ops(rewritten.model),
         "warnings": list(loaded.warnings),

@@ -89,8 +89,8 @@ def _lengths(
     # In a range that leaves those out, its optimum, its middle and its ends take their place.
     tried = (*NEVER_TRACED, limits.opt, (limits.min + longest) // 2, limits.min, longest)
     inside = dict.fromkeys(n for n in tried if n and n != traced[first] and limits.allows(n))
-    wanted = [1, traced[first], *list(inside)[:2], longest]
-    return list(dict.fromkeys(n for n in wanted if limits.allows(n)))
+    target = [1, traced[first], *list(inside)[:2], longest]
+    return list(dict.fromkeys(n for n in target if limits.allows(n)))
 
 
 def _sizes(dims: Mapping[str, DimRange], batch: int, length: int) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Parity: the artifact's outputs against the original's, over planned cases.
 
-The original answers all of them before the artifact is opened: neither waits in memory for the
-other, nor do the answers.
+The original is run on all of them before the artifact is opened: neither waits in memory for the
+other, nor do the outputs.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Parity:
 
 
 def largest_error(errors: Iterable[float | None]) -> float:
-    """The largest of them; infinite if one is unknown or there is none."""
+    """Return the largest error; infinite if one is unknown or there is none."""
     return max((math.inf if e is None else e for e in errors), default=math.inf)
 
 
@@ -123,19 +123,19 @@ def largest_error(errors: Iterable[float | None]) -> float:
 def check(tested: ModelUnderTest, seed: int = 0) -> Parity:
     """Run every planned case on the original, in float32 and float64, and on the artifact."""
     parity = Parity(tested.tolerance)
-    answers = list(_answers(tested, parity, seed))
+    outputs = list(_reference_outputs(tested, parity, seed))
     memory.trim_memory()
     session = tested.open()
-    for case, expected in answers:
+    for case, expected in outputs:
         _run_case(tested, session, parity, case, expected)
         memory.trim_memory()
     return parity
 
 
-def _answers(
+def _reference_outputs(
     tested: ModelUnderTest, parity: Parity, seed: int
 ) -> Iterator[tuple[Case, list[ReferenceOutput]]]:
-    """The cases in which there is something to compare with."""
+    """Yield each case with the original's outputs, where there are any to compare with."""
     loaded = tested.loaded
     floating = any(
         isinstance(x, torch.Tensor) and x.is_floating_point()
@@ -170,9 +170,9 @@ def _run_case(
         got = session.run({**feeds(inputs, tested.input_names), **state})
     except Exception as error:
         failure = str(error).splitlines()[0]
-    for answer in expected:
+    for reference in expected:
         for position in range(len(tested.output_names)):
-            record = _record(tested, parity, case, answer, position, got)
+            record = _record(tested, parity, case, reference, position, got)
             if got is None:
                 record = replace(record, reason=f"the artifact fails at this size: {failure}")
             parity.cases.append(record)
@@ -184,7 +184,7 @@ def _record(
     tested: ModelUnderTest,
     parity: Parity,
     case: Case,
-    answer: ReferenceOutput,
+    reference: ReferenceOutput,
     position: int,
     got: dict[str, np.ndarray] | None,
 ) -> CaseRecord:
@@ -192,12 +192,14 @@ def _record(
     length = next((n for d, n in case.sizes.items() if not tested.dims[d].batch), 1)
     batch = next((n for d, n in case.sizes.items() if tested.dims[d].batch), 1)
     found = got[name] if got is not None else np.zeros((0,), np.float32)
-    rounding = answer.rounding[position]
-    result = compare(answer.outputs[position], found, parity.tolerance, rounding)
-    if answer.vanished and not np.isfinite(found).all():
+    rounding = reference.rounding[position]
+    result = compare(reference.outputs[position], found, parity.tolerance, rounding)
+    if reference.vanished and not np.isfinite(found).all():
         result = replace(result, passed=False, reason=VANISHED)
     parity.counts += np.asarray(result.counts)
-    return case_record(case, result, batch, length, answer.name, name, rounding, answer.denominator)
+    return case_record(
+        case, result, batch, length, reference.name, name, rounding, reference.denominator
+    )
 
 
 def case_record(

@@ -15,23 +15,23 @@ from linexport.graph import external_data
 from linexport.targets import Session
 
 
-def outputs_of(model: onnx.ModelProto, wanted: Collection[str]) -> list[onnx.ValueInfoProto]:
-    """Return the outputs to add to a model so that it gives every wanted value it computes."""
+def outputs_of(model: onnx.ModelProto, targets: Collection[str]) -> list[onnx.ValueInfoProto]:
+    """Return the outputs to add to a model so that it gives each of these values it computes."""
     there = {o.name for o in model.graph.output}
     computed = (name for node in model.graph.node for name in node.output if name)
-    return [onnx.ValueInfoProto(name=n) for n in computed if n in wanted and n not in there]
+    return [onnx.ValueInfoProto(name=n) for n in computed if n in targets and n not in there]
 
 
 def run(
     path: Path,
-    wanted: Collection[str],
+    targets: Collection[str],
     inputs: Mapping[str, np.ndarray],
     open_session: Callable[..., Session],
 ) -> tuple[dict[str, np.ndarray], list[onnx.NodeProto]]:
-    """Outputs of the model in that file and the wanted values, by name; and its nodes."""
+    """Outputs of the model in that file and these values, by name; and its nodes."""
     model = external_data.read_graph(path)
     more = onnx.ModelProto()
-    more.graph.output.extend(outputs_of(model, wanted))
+    more.graph.output.extend(outputs_of(model, targets))
     with tempfile.TemporaryDirectory(dir=path.parent) as work:
         copy = Path(work) / path.name
         shutil.copyfile(path, copy)

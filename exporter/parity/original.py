@@ -80,8 +80,8 @@ def run_reference(
         seconds = time.perf_counter() - start
         none = [0.0] * len(outputs)
         found.append(ReferenceOutput(reference.name, outputs, none, reference.denominator))
-    for answer in found[-1:]:
-        notes.extend(_not_finite(answer, case))
+    for last in found[-1:]:
+        notes.extend(_not_finite(last, case))
     scaled = case.magnitude not in (0, 1) and not any(a.vanished for a in found)
     if scaled and found and len(references) == 1:
         notes.append(
@@ -106,17 +106,17 @@ def run_reference(
             notes.append(lost)
         if is_nothing_else(distance, output, case):
             return []
-    return [replace(answer, rounding=rounding) for answer in found]
+    return [replace(output, rounding=rounding) for output in found]
 
 
-def _not_finite(answer: ReferenceOutput, case: Case) -> list[str]:
+def _not_finite(output: ReferenceOutput, case: Case) -> list[str]:
     nan, infinite = (
-        sum(int(test(x).sum()) for x in answer.outputs if x.dtype.kind == "f")
+        sum(int(test(x).sum()) for x in output.outputs if x.dtype.kind == "f")
         for test in (np.isnan, np.isinf)
     )
     if not nan + infinite:
         return []
     return [
-        f"The original itself gives {nan} NaN and {infinite} infinite values in {answer.name} on "
+        f"The original itself gives {nan} NaN and {infinite} infinite values in {output.name} on "
         f"the {case.name} inputs of {dict(case.sizes)}."
     ]

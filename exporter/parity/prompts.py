@@ -57,7 +57,7 @@ class Trial:
 
 
 def plan(dims: Mapping[str, DimRange], context: int | None, seed: int) -> list[Trial]:
-    """Every case. ``context`` is the number of tokens the model was made for, if anything is."""
+    """Return every case. ``context``: how many tokens the model was made for, None if unlimited."""
     return [*_whole(dims, context, seed), *_continued(context, seed)]
 
 

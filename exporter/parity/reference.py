@@ -65,7 +65,7 @@ class Reference:
 
 
 class Widened(TorchFunctionMode):
-    """Within it float64 is computed where float32 is asked for by name.
+    """A context in which float64 is computed where code names float32.
 
     Libraries do so for what half precision would lose: sums, norms, softmax, recurrences. In a
     reference it would be what float32 loses.

@@ -27,7 +27,7 @@ def run(graph: gs.Graph, withdrawn: Mapping[str, str] | None = None) -> PassResu
     findings = Search(graph, withdrawn).run()
     for match in findings.matches:
         log.info("%s: %d nodes fused, %s", match.where, len(match.replaced), match.update_rule)
-    rejected = [(found.where, found.reason) for found in findings.refused]
+    rejected = [(found.where, found.reason) for found in findings.rejected]
     rejected += [(found.where, found.reason) for found in findings.unmatched]
     for where, reason in rejected:
         log.debug("%s is left as it is: %s", where, reason)

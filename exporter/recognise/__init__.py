@@ -3,6 +3,6 @@
 What ``passes`` report: see ``Findings``.
 """
 
-from linexport.recognise.findings import Findings, Match, Proof, Refusal, UnmatchedCandidate
+from linexport.recognise.findings import Findings, Match, Proof, RejectedMatch, UnmatchedCandidate
 
-__all__ = ["Findings", "Match", "Proof", "Refusal", "UnmatchedCandidate"]
+__all__ = ["Findings", "Match", "Proof", "RejectedMatch", "UnmatchedCandidate"]

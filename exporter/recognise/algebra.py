@@ -122,7 +122,7 @@ def reasonable(form: Form) -> bool:
 
 
 def exponential(form: Form) -> Form | None:
-    """exp of a sum as the product of exps; where a term is -inf times a mask, zero."""
+    """Return exp of a sum as the product of exps; zero where a term is -inf times a mask."""
     result = constant(1.0, form.dims)
     for term in form.terms:
         # exp(x + y) = exp(x) exp(y).

@@ -357,8 +357,8 @@ class Writer(Nodes):
         groups = (self.roles.batch, self.roles.query_position, heads)
         leaf = Leaf(output, groups)
         result = self.grouped(leaf, self.form.dims)
-        wanted = np.dtype(self.root.dtype or output.dtype)
-        self.result = self.cast(result, wanted)
+        dtype = np.dtype(self.root.dtype or output.dtype)
+        self.result = self.cast(result, dtype)
 
 
 def _kind(inputs: Sequence[gs.Tensor], default: np.dtype[np.generic]) -> np.dtype[np.generic]:

@@ -290,11 +290,11 @@ def _features(
 
 
 def _factor(features: np.ndarray, y: np.ndarray) -> float | None:
-    """c where y . y = c phi . phi, as nearly as can be; None where they are not proportional."""
-    wanted, got = _products(y), _products(features)
+    """Return c where y . y = c phi . phi, as nearly as can be; None if not proportional."""
+    target, got = _products(y), _products(features)
     with np.errstate(over="ignore", invalid="ignore"):  # another map may be far too large
-        factor = float((wanted * got).sum() / max((got * got).sum(), 1e-300))
-        close = np.abs(wanted - factor * got).max() <= EQUAL * np.abs(wanted).max()
+        factor = float((target * got).sum() / max((got * got).sum(), 1e-300))
+        close = np.abs(target - factor * got).max() <= EQUAL * np.abs(target).max()
     if not close or factor <= 0:
         return None
     return 1.0 if abs(factor - 1) < EQUAL else factor
@@ -319,9 +319,9 @@ def _compared(
             return None  # bounded where the map is not
         if ends.any():
             break  # larger inputs overflow as well
-        wanted, got = _products(y), _products(features)
+        target, got = _products(y), _products(features)
         limit = EQUAL * _products(np.abs(features)) + SMALLEST
-        if (np.abs(wanted - got) > limit).any():
+        if (np.abs(target - got) > limit).any():
             log.debug("not %s at |x| = %g: its features differ", kind, np.abs(x).max())
             return None
         largest = float(np.abs(x).max())

@@ -16,7 +16,7 @@ from linexport.recognise import feature_maps, functions, polynomial, rules, soft
 from linexport.recognise.axes import size_of
 from linexport.recognise.emit import Writer
 from linexport.recognise.evaluate import Evaluator
-from linexport.recognise.findings import Findings, Match, Proof, Refusal, UnmatchedCandidate
+from linexport.recognise.findings import Findings, Match, Proof, RejectedMatch, UnmatchedCandidate
 from linexport.recognise.prove import ProofFailedError, RewriteCandidate, prove
 from linexport.recognise.roles import NotAttentionError, Roles, read
 from linexport.recognise.terms import IDENTITY, Form, Leaf
@@ -62,7 +62,7 @@ class Search:
         self.covered: set[str] = set()
         self.unmatched: dict[str, UnmatchedCandidate] = {}
         self.matches: list[Match] = []
-        self.refused: list[Refusal] = []
+        self.rejected: list[RejectedMatch] = []
 
     def run(self) -> Findings:
         """Replace all that can be proven."""
@@ -74,12 +74,12 @@ class Search:
             if reason is None:
                 self._replace(root)
             else:
-                self._refuse(root, reason)
+                self._reject_match(root, reason)
         unmatched = [n for name, n in self.unmatched.items() if name not in self.covered]
         unmatched += self._inside(self.graph, self.evaluator)
         order = {n.outputs[0].name: i for i, n in enumerate(self.graph.nodes) if n.outputs}
         self.matches.sort(key=lambda m: order.get(m.where, 0))
-        return Findings(tuple(self.matches), tuple(self._last(unmatched)), tuple(self.refused))
+        return Findings(tuple(self.matches), tuple(self._last(unmatched)), tuple(self.rejected))
 
     def _inside(self, graph: gs.Graph, evaluator: Evaluator) -> list[UnmatchedCandidate]:
         """Attention in the bodies of If, Loop and Scan."""
@@ -133,8 +133,10 @@ class Search:
 
         def repeated(candidate: UnmatchedCandidate) -> bool:
             tensor = tensors.get(candidate.where)
-            readers = tensor.outputs if tensor is not None else []
-            return any(reasons.get(o.name) == candidate.reason for r in readers for o in r.outputs)
+            consumers = tensor.outputs if tensor is not None else []
+            return any(
+                reasons.get(o.name) == candidate.reason for r in consumers for o in r.outputs
+            )
 
         return [n for n in unmatched if not repeated(n)]
 
@@ -185,11 +187,11 @@ class Search:
         if isinstance(problem, NotAttentionError):
             self._reject(root.tensor.inputs[0], str(problem))
         elif problem is not None:
-            self._refuse(root, str(problem))
+            self._reject_match(root, str(problem))
 
-    def _refuse(self, root: Root, reason: str) -> None:
+    def _reject_match(self, root: Root, reason: str) -> None:
         """Leave a root and everything inside it as it is."""
-        self.refused.append(Refusal(root.tensor.name, reason))
+        self.rejected.append(RejectedMatch(root.tensor.name, reason))
         self.covered |= {t.name for n in root.region for t in n.outputs}
 
     def _fused(self, root: Root, writer: Writer) -> Exception | None:
@@ -315,7 +317,7 @@ def _coarsest(region: Sequence[gs.Node]) -> str:
 
 
 def _withdraw(writer: Writer) -> None:
-    """Tensors know who reads them: take the readers back."""
+    """Detach nodes that were written from the graph, whose tensors list their consumers."""
     for node in writer.nodes:
         node.inputs.clear()
         node.outputs.clear()
@@ -325,8 +327,8 @@ def _dead(region: Sequence[gs.Node], kept: set[int]) -> list[gs.Node]:
     """Nodes of a region that nothing reads any more."""
     dead: dict[int, gs.Node] = {}
     for node in reversed(region):
-        readers = [r for o in node.outputs for r in o.outputs]
-        if all(id(r) in dead for r in readers) and not any(id(o) in kept for o in node.outputs):
+        consumers = [r for o in node.outputs for r in o.outputs]
+        if all(id(r) in dead for r in consumers) and not any(id(o) in kept for o in node.outputs):
             dead[id(node)] = node
     return [n for n in region if id(n) in dead]
 

@@ -81,8 +81,8 @@ class UnmatchedCandidate:
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """A match whose proof failed: its nodes are what they were."""
+class RejectedMatch:
+    """A match whose proof failed or that was withdrawn: its nodes are what they were."""
 
     where: str
     reason: str
@@ -98,11 +98,11 @@ class Findings:
 
     matches: tuple[Match, ...] = field(default=())
     unmatched: tuple[UnmatchedCandidate, ...] = field(default=())
-    refused: tuple[Refusal, ...] = field(default=())
+    rejected: tuple[RejectedMatch, ...] = field(default=())
 
     def __add__(self, other: Findings) -> Findings:
         return Findings(
             self.matches + other.matches,
             self.unmatched + other.unmatched,
-            self.refused + other.refused,
+            self.rejected + other.rejected,
         )

@@ -81,6 +81,7 @@ class Nodes:
         return self.reshape(x, axes, groups)
 
     def reshape(self, x: gs.Tensor, dims: Sequence[Index], groups: Sequence[Index]) -> gs.Tensor:
+        """Bring a tensor of these dims to others of the same labels in the same order."""
         if [size_of(i) for i in dims] == [size_of(g) for g in groups]:
             return x
         shape = [dim(size_of(g)) for g in groups]
@@ -99,9 +100,9 @@ class Nodes:
         copied: Sequence[Index] | None = None,
     ) -> gs.Tensor:
         """Sizes as a tensor: a constant if they are known or, in a Reshape, can be copied."""
-        wanted = [size_of(g) for g in groups] if sizes is None else list(sizes)
+        target = [size_of(g) for g in groups] if sizes is None else list(sizes)
         entries: list[int | None] = []
-        for place, size in enumerate(wanted):
+        for place, size in enumerate(target):
             same = copied is not None and place < len(copied) and size_of(copied[place]) == size
             entries.append(size.known if size.known is not None else 0 if same else None)
         if copied is not None and entries.count(None) == 1:
@@ -111,7 +112,7 @@ class Nodes:
         parts = [
             gs.Constant(self.name("size"), np.asarray([n], np.int64))
             if n is not None and n > 0
-            else self.size(wanted[p])
+            else self.size(target[p])
             for p, n in enumerate(entries)
         ]
         if len(parts) == 1:
@@ -138,6 +139,7 @@ class Nodes:
         raise NotAttentionError(f"no input has the size {size}")
 
     def cast(self, x: gs.Tensor, dtype: np.dtype[np.generic]) -> gs.Tensor:
+        """Cast a tensor, where it has another dtype."""
         if np.dtype(x.dtype) == dtype:
             return x
         return self.add("Cast", [x], dtype, attrs={"to": element(dtype)}, shape=x.shape)
@@ -152,6 +154,7 @@ class Nodes:
         shape: Sequence[int | str] | None = None,
         name: str | None = None,
     ) -> gs.Variable:
+        """Write a node of one output, with that dtype and shape, and return the output."""
         output = gs.Variable(self.name(op.lower()), dtype=dtype, shape=list(shape or ()))
         domain = DOMAIN if op == feature_map.OP.name else None
         name = name or f"{output.name}/{op}"
@@ -159,6 +162,7 @@ class Nodes:
         return output
 
     def name(self, hint: str) -> str:
+        """Return a new name."""
         self._made += 1
         return f"{self._prefix}/{hint}_{self._made}"
 

@@ -178,7 +178,7 @@ def _never_negative(leaf: Leaf) -> bool:
 def _denominator(
     linear: Roles, rest: tuple[Factor, ...], numbers: Sequence[float], inner: Form
 ) -> tuple[float, float]:
-    """r and eps of the denominator r sum p(x) + eps."""
+    """Return r and eps of the denominator r sum p(x) + eps."""
     values = set(map(id, linear.value))
     # The denominator is the numerator with a value of one.
     masks = tuple(f for f in rest if id(f) not in values)

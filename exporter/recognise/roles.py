@@ -155,14 +155,14 @@ def _bidirectional(product: Term, leaves: list[Leaf], free: Axes, bound: Axes) -
     # by the factors that have them, and each group is tried as the positions of the keys.
     patterns: dict[frozenset[int], list[Axis]] = {}
     for axis in _ordered(leaves, bound):
-        readers = frozenset(i for i, f in enumerate(leaves) if axis in f.axes)
-        patterns.setdefault(readers, []).append(axis)
-    for readers in patterns:
-        key_position = tuple(patterns[readers])
+        members = frozenset(i for i, f in enumerate(leaves) if axis in f.axes)
+        patterns.setdefault(members, []).append(axis)
+    for members in patterns:
+        key_position = tuple(patterns[members])
         channels = bound - set(key_position)
-        queries = {i for i, f in enumerate(leaves) if f.axes & channels and i not in readers}
+        queries = {i for i, f in enumerate(leaves) if f.axes & channels and i not in members}
         own = _ordered([leaves[i] for i in sorted(queries)], free)
-        keys = [f for i, f in enumerate(leaves) if i in readers and f.axes & channels]
+        keys = [f for i, f in enumerate(leaves) if i in members and f.axes & channels]
         elsewhere = set().union(*(f.axes for f in keys))
         query_position = _positions([a for a in own if a not in elsewhere], key_position)
         if channels and query_position:
@@ -313,8 +313,8 @@ def _normalised(roles: Roles, product: Term, over: Nested) -> Roles:
     # The denominator is the numerator with a value of one: every other factor must be there, too.
     # Factors of the query position alone are outside both sums.
     outside = {*map(id, roles.value), *map(id, roles.weights)}
-    wanted = Term(1.0, tuple(f for f in product.factors if id(f) not in outside))
-    if match(wanted, Term(1.0, tuple(factors)), over.inner.axes) is None:
+    numerator = Term(1.0, tuple(f for f in product.factors if id(f) not in outside))
+    if match(numerator, Term(1.0, tuple(factors)), over.inner.axes) is None:
         raise NotAttentionError(
             "its denominator is not the sum over the same queries and keys as its numerator"
         )

@@ -51,15 +51,15 @@ class Leaf:
         return frozenset(a for index in self.dims for a in index)
 
     def rename(self, renaming: Renaming) -> Leaf:
-        """After a renaming of axes."""
+        """Return the same with its axes renamed."""
         return replace(self, dims=tuple(renamed(i, renaming) for i in self.dims))
 
     def key(self) -> tuple[Any, ...]:
-        """Equal for factors that are the same up to their labels."""
+        """Return a key that is equal for factors that are the same up to their labels."""
         return ("leaf", self.tensor.name, self.function, tuple(len(i) for i in self.dims))
 
     def indices(self) -> tuple[Index, ...]:
-        """Its labels in a fixed order."""
+        """Return its labels in a fixed order."""
         return self.dims
 
     @property
@@ -86,17 +86,17 @@ class PositionOrder:
         return frozenset(self.row + self.column)
 
     def rename(self, renaming: Renaming) -> PositionOrder:
-        """After a renaming of axes."""
+        """Return the same with its axes renamed."""
         return PositionOrder(
             renamed(self.row, renaming), renamed(self.column, renaming), self.offset
         )
 
     def key(self) -> tuple[Any, ...]:
-        """Equal for factors that are the same up to their labels."""
+        """Return a key that is equal for factors that are the same up to their labels."""
         return ("order", len(self.row), len(self.column), self.offset)
 
     def indices(self) -> tuple[Index, ...]:
-        """Its labels in a fixed order."""
+        """Return its labels in a fixed order."""
         return (self.row, self.column)
 
     def complement(self) -> PositionOrder:
@@ -116,15 +116,15 @@ class Iota:
         return frozenset(self.index)
 
     def rename(self, renaming: Renaming) -> Iota:
-        """After a renaming of axes."""
+        """Return the same with its axes renamed."""
         return Iota(renamed(self.index, renaming))
 
     def key(self) -> tuple[Any, ...]:
-        """Equal for factors that are the same up to their labels."""
+        """Return a key that is equal for factors that are the same up to their labels."""
         return ("iota", len(self.index))
 
     def indices(self) -> tuple[Index, ...]:
-        """Its labels in a fixed order."""
+        """Return its labels in a fixed order."""
         return (self.index,)
 
 
@@ -141,7 +141,7 @@ class Count:
         return self
 
     def key(self) -> tuple[Any, ...]:
-        """Equal for factors that are the same up to their labels."""
+        """Return a key that is equal for factors that are the same up to their labels."""
         return ("count", str(self.size), self.power)
 
     def indices(self) -> tuple[Index, ...]:
@@ -162,15 +162,15 @@ class Nested:
         return frozenset(a for index in self.inner.dims for a in index)
 
     def rename(self, renaming: Renaming) -> Nested:
-        """After a renaming of axes."""
+        """Return the same with its axes renamed."""
         return Nested(self.kind, self.inner.rename(renaming))
 
     def key(self) -> tuple[Any, ...]:
-        """Equal for factors that are the same up to their labels."""
+        """Return a key that is equal for factors that are the same up to their labels."""
         return (self.kind, *sorted((t.key() for t in self.inner.terms), key=repr))
 
     def indices(self) -> tuple[Index, ...]:
-        """Its labels in a fixed order."""
+        """Return its labels in a fixed order."""
         return self.inner.dims
 
 
@@ -190,11 +190,11 @@ class Term:
         return frozenset().union(*(f.axes for f in self.factors))
 
     def rename(self, renaming: Renaming) -> Term:
-        """After a renaming of axes."""
+        """Return the same with its axes renamed."""
         return Term(self.coefficient, tuple(f.rename(renaming) for f in self.factors))
 
     def key(self) -> tuple[Any, ...]:
-        """Equal for terms that are the same up to their labels and coefficients."""
+        """Return a key that is equal for terms the same up to labels and coefficients."""
         return tuple(sorted((f.key() for f in self.factors), key=repr))
 
     def scaled(self, by: float) -> Term:
@@ -214,7 +214,7 @@ class Form:
     terms: tuple[Term, ...]
 
     def rename(self, renaming: Renaming) -> Form:
-        """After a renaming of axes."""
+        """Return the same with its axes renamed."""
         return Form(
             tuple(renamed(i, renaming) for i in self.dims),
             tuple(t.rename(renaming) for t in self.terms),
@@ -242,7 +242,7 @@ class Form:
 
     @property
     def leaf(self) -> Leaf | None:
-        """Its only factor, if that is a leaf and nothing is summed over."""
+        """The only factor, if that is a leaf and nothing is summed over."""
         if len(self.terms) != 1 or len(self.terms[0].factors) != 1:
             return None
         only = self.terms[0].factors[0]

@@ -49,7 +49,7 @@ def check(name: str, export: Export, causal: bool) -> onnx.ModelProto:
     module, model = export(name)
     rewritten = passes.rewrite(model, FUSED)
     found = rewritten.findings
-    assert not found.refused
+    assert not found.rejected
     assert len(found.matches) == module.spelling.nodes
     for match in found.matches:
         assert match.causal is causal
@@ -84,7 +84,7 @@ def test_numerator_and_denominator_that_differ_are_two(separate: str, export: Ex
 def test_other_attention_stays_as_it_is(other: str, export: Export) -> None:
     _, model = export(other)
     rewritten = passes.rewrite(model, FUSED)
-    assert not rewritten.findings.matches and not rewritten.findings.refused
+    assert not rewritten.findings.matches and not rewritten.findings.rejected
     kept = passes.run(model, FUSED[:1])
     assert rewritten.model.graph.SerializeToString() == kept.graph.SerializeToString()
     if other != "running_mean":
@@ -96,7 +96,7 @@ def test_passes_run_twice_find_nothing_more(spelling: str, export: Export) -> No
     _, model = export(spelling)
     once = passes.rewrite(model, FUSED)
     twice = passes.rewrite(once.model, FUSED)
-    assert not twice.findings.matches and not twice.findings.refused
+    assert not twice.findings.matches and not twice.findings.rejected
     # Sorting nodes again may put independent ones in another order.
     before, after = (
         sorted(n.SerializeToString() for n in m.graph.node) for m in (once.model, twice.model)
@@ -159,7 +159,7 @@ def test_a_wrong_reading_is_refused(
     monkeypatch.setattr(find, "read", mistaken)
     rewritten = passes.rewrite(model, FUSED)
     assert not rewritten.findings.matches
-    assert "output" in {r.where for r in rewritten.findings.refused}
-    assert all("inputs at" in r.reason for r in rewritten.findings.refused)
+    assert "output" in {r.where for r in rewritten.findings.rejected}
+    assert all("inputs at" in r.reason for r in rewritten.findings.rejected)
     kept = passes.run(model, FUSED[:1])
     assert rewritten.model.graph.SerializeToString() == kept.graph.SerializeToString()

@@ -71,7 +71,7 @@ def test_padding(before: Pad, after: Pad, ordered: bool, kept: bool) -> None:
     example = (torch.randn(2, 20, 3 * HEADS * D),)
     traced = to_onnx(torch.export.export(module, example, dynamic_shapes=dynamic, strict=False), {})
     rewritten = passes.rewrite(traced, passes.STATELESS)
-    assert len(rewritten.findings.matches) == 1 and not rewritten.findings.refused
+    assert len(rewritten.findings.matches) == 1 and not rewritten.findings.rejected
     operators = [n.op_type for n in rewritten.model.graph.node]
     assert ("Pad" in operators) == kept
     assert kept or operators == [

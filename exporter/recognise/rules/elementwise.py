@@ -181,7 +181,7 @@ def reciprocal(a: Form) -> Form | None:
 
 
 def exp(a: Form) -> Form | None:
-    """exp of sums as products of exps, where they may be a decay, a mask or scores.
+    """Return exp of sums as products of exps, where they may be a decay, a mask or scores.
 
     Other sums are those of a feature map, such as w . x - |x|^2 / 2: one opaque factor.
     """

@@ -111,12 +111,12 @@ def reshape(e: Evaluator, node: gs.Node) -> Form | None:
 
 
 def _target(e: Evaluator, node: gs.Node, sizes: list[Size]) -> list[Size] | None:
-    wanted = e.values.get(node.inputs[1])
-    if wanted is None:
+    shape = e.values.get(node.inputs[1])
+    if shape is None:
         return None
     copies = not node.attrs.get("allowzero", 0)
     target: list[Size | None] = []
-    for place, entry in enumerate(np.atleast_1d(wanted)):
+    for place, entry in enumerate(np.atleast_1d(shape)):
         size = entry if isinstance(entry, Size) else Size(int(entry))
         if size == Size(-1):
             target.append(None)
@@ -131,14 +131,14 @@ def _target(e: Evaluator, node: gs.Node, sizes: list[Size]) -> list[Size] | None
 @rule("Expand")
 def expand(e: Evaluator, node: gs.Node) -> Form | None:
     """Repeated along dims of size 1."""
-    form, wanted = e.form(node.inputs[0]), e.values.get(node.inputs[1])
+    form, shape = e.form(node.inputs[0]), e.values.get(node.inputs[1])
     if form is None:
         return None
-    if wanted is None:
+    if shape is None:
         stated = e.stated(node.outputs[0])
         target = None if stated is None else tuple(fresh(s) for s in stated)
     else:
-        sizes = [n if isinstance(n, Size) else Size(int(n)) for n in wanted]
+        sizes = [n if isinstance(n, Size) else Size(int(n)) for n in shape]
         target = tuple(fresh(s) for s in sizes)
     if target is None:
         return None

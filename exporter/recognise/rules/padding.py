@@ -149,9 +149,9 @@ def _leaf(e: Evaluator, leaf: Leaf, cuts: Cuts) -> Term | None:
     form = found.form.fresh()
     for place, index in enumerate(leaf.dims):
         own = form.dims[place]
-        wanted = cuts[index] if place == found.place else index
-        shared = unify(wanted, own) if own or wanted else {}
-        if shared is None or any(a in leaf.axes or a in wanted for a in shared):
+        target = cuts[index] if place == found.place else index
+        shared = unify(target, own) if own or target else {}
+        if shared is None or any(a in leaf.axes or a in target for a in shared):
             return None
         form = form.rename(shared)
     return form.terms[0]
