@@ -205,7 +205,12 @@ def complement(form: Form) -> Form | None:
         # Of one boolean tensor 1 - x is Not x: a leaf still, which can be a key mask.
         opposite = truth[2] if truth[0] == "Not" else ("Not", (), truth)
         return replace(form, terms=(Term(1.0, (replace(form.leaf, function=opposite),)),))
-    return plus(constant(1.0, form.dims), Form(form.dims, tuple(t.scaled(-1) for t in form.terms)))
+    return plus(constant(1.0, form.dims), negated(form))
+
+
+def negated(form: Form) -> Form:
+    """Return -X."""
+    return Form(form.dims, tuple(t.scaled(-1.0) for t in form.terms))
 
 
 def counted(size: Size) -> Form:

@@ -10,7 +10,8 @@ import onnx_graphsurgeon as gs
 
 from linexport.recognise import algebra
 from linexport.recognise.evaluate import Evaluator, interesting, rule
-from linexport.recognise.terms import Count, Form, Function, Iota, Leaf, PositionOrder, Term
+from linexport.recognise.rules.positions import clip, compare, equal, rectify
+from linexport.recognise.terms import Count, Form, Function, Leaf, PositionOrder, Term
 
 UNARY = (
     *("Abs", "Ceil", "Celu", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid"),
@@ -161,18 +162,14 @@ def add(a: Form, b: Form) -> Form | None:
     return None
 
 
-def _negated(form: Form) -> Form:
-    return Form(form.dims, tuple(t.scaled(-1.0) for t in form.terms))
-
-
 def subtract(a: Form, b: Form) -> Form | None:
     """Return a + (-1) b."""
-    return add(a, _negated(b))
+    return add(a, algebra.negated(b))
 
 
 def negate(a: Form) -> Form | None:
     """Return (-1) a."""
-    return _negated(a)
+    return algebra.negated(a)
 
 
 def reciprocal(a: Form) -> Form | None:
@@ -245,61 +242,6 @@ def _boolean(form: Form) -> bool:
     return all(isinstance(f, PositionOrder | Leaf) for t in form.terms for f in t.factors)
 
 
-def compare(a: Form, b: Form, offset: int) -> Form | None:
-    """Return a - b + offset >= 0 as an order of positions, or of a mask and a number."""
-    difference = algebra.plus(a, _negated(b))
-    if difference is None:
-        return None
-    # t - s + c >= 0 is s <= t + c: an order of two positions. Positions are whole numbers, so
-    # a > b is a - 1 >= b.
-    up, down, shift = None, None, float(offset)
-    for term in difference.terms:
-        if not term.factors:
-            shift += term.coefficient
-        elif isinstance(term.factors[0], Iota) and len(term.factors) == 1:
-            if term.coefficient == 1 and up is None:
-                up = term.factors[0]
-            elif term.coefficient == -1 and down is None:
-                down = term.factors[0]
-            else:
-                return None
-        else:
-            return _threshold(difference, offset)
-    if up is None or down is None or shift != int(shift):
-        return None
-    order = PositionOrder(up.index, down.index, int(shift))
-    return Form(difference.dims, (Term(1.0, (order,)),))
-
-
-def _threshold(difference: Form, offset: int) -> Form | None:
-    """Return [c m + shift >= 0] for a mask m of zeros and ones."""
-    masks = [t for t in difference.terms if t.factors]
-    shift = sum(t.coefficient for t in difference.terms if not t.factors)
-    only = masks[0].factors
-    if len(masks) > 1 or len(only) > 1 or not isinstance(only[0], PositionOrder):
-        return None
-    slack = 0.0 if offset == 0 else -1e-30
-    # m has two values, so the comparison does: both outcomes the same is a constant; otherwise it
-    # is m or 1 - m.
-    values = [masks[0].coefficient * x + shift + slack >= 0 for x in (0, 1)]
-    if values[0] == values[1]:
-        return algebra.constant(float(values[0]), difference.dims)
-    order = only[0] if values[1] else only[0].complement()
-    return Form(difference.dims, (Term(1.0, (order,)),))
-
-
-def equal(a: Form, b: Form) -> Form | None:
-    """Return [c m = y] for a mask m of zeros and ones: m where y is c, 1 - m where y is 0."""
-    for x, y in ((a, b), (b, a)):
-        orders = [t for t in x.terms if t.of(PositionOrder)]
-        if len(x.terms) == 1 and orders and len(orders[0].factors) == 1 and y.scalar is not None:
-            if y.scalar == orders[0].coefficient:
-                return replace(x, terms=(Term(1.0, orders[0].factors),))
-            if y.scalar == 0:
-                return algebra.complement(replace(x, terms=(Term(1.0, orders[0].factors),)))
-    return None
-
-
 def invert(a: Form) -> Form | None:
     """Return 1 - a."""
     return algebra.complement(a) if not _single(a) else None
@@ -308,19 +250,6 @@ def invert(a: Form) -> Form | None:
 def both(a: Form, b: Form) -> Form | None:
     """Return a b, which for masks is a and b."""
     return multiply(a, b) if _boolean(a) and _boolean(b) else None
-
-
-def rectify(a: Form) -> Form | None:
-    """Return max(t - s, 0) = [s <= t] (t - s), for positions."""
-    if len(a.terms) != 2 or a.leaf is not None:
-        return None
-    above = compare(a, algebra.constant(0.0), 0)
-    return above and algebra.times(above, a)
-
-
-def clip(a: Form, *limits: Form) -> Form | None:
-    """Return max(t - s, 0) of positions clipped at zero from below."""
-    return rectify(a) if len(limits) == 1 and limits[0].scalar == 0 else None
 
 
 SPECIAL: dict[str, Any] = {
