@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 import linexport
 from linexport.artifact import Artifact
 from linexport.artifact.language_model import LanguageModel, language_model
-from linexport.artifact.sampling import Sampling, continuation
+from linexport.artifact.sampling import Sampling, continuation, log_probabilities
 from linexport.artifact.text import end_tokens, find_tokenizer
 from linexport.errors import EnvironmentProblemError, ParityError, UsageError
 from linexport.loaders import load_model
@@ -54,21 +57,34 @@ def test_without_temperature_the_argmax_and_of_equals_the_first() -> None:
     assert [choose(np.array(x)) for x in ([1.0, 3.0, 2.0], [2.0, 2.0, -np.inf])] == [1, 0]
 
 
-@pytest.mark.parametrize(("temperature", "top_k"), [(1.0, 0), (0.5, 0), (2.0, 3), (1.0, 99)])
-def test_draws_follow_the_softmax(temperature: float, top_k: int) -> None:
+LOGITS = np.array([0.3, 2.0, 1.0, -1.0, 0.9, 1.5], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "left_out"),
+    [
+        (Sampling(1.0, seed=5), []),
+        (Sampling(0.5, seed=5), []),
+        (Sampling(2.0, 3, seed=5), [0, 3, 4]),
+        (Sampling(1.0, 99, seed=5), []),
+        (Sampling(1.0, top_p=0.7, seed=5), [0, 3, 4]),  # 0.41 + 0.25 < 0.7 <= 0.41 + 0.25 + 0.15
+        (Sampling(1.0, top_p=0.01, seed=5), [0, 2, 3, 4, 5]),
+        (Sampling(1.0, min_p=0.35, seed=5), [0, 3, 4]),  # exp(0.9 - 2) < 0.35 <= exp(1 - 2)
+    ],
+)
+def test_draws_follow_the_softmax(sampling: Sampling, left_out: list[int]) -> None:
     """Chi-squared over 20,000 draws: a right sampler fails once in a million seeds."""
-    logits, draws = np.array([0.3, 2.0, 1.0, -1.0, 0.9, 1.5], np.float32), 20_000
-    weights = np.exp(logits.astype(np.float64) / temperature)
-    if top_k == 3:
-        weights[[0, 3, 4]] = 0
+    logits, draws = LOGITS, 20_000
+    weights = np.exp(logits.astype(np.float64) / sampling.temperature)
+    weights[left_out] = 0
     expected = draws * weights / weights.sum()
-    choose = Sampling(temperature, top_k, seed=5).chooser()
+    choose = sampling.chooser()
     counts = Counter(choose(logits) for _ in range(draws))
     found = np.array([counts[i] for i in range(6)])
     possible = expected > 0
     assert not found[~possible].any()
     statistic = ((found - expected)[possible] ** 2 / expected[possible]).sum()
-    limit = {5: 36.0, 2: 27.7}[possible.sum() - 1]  # 1e-6 quantiles, by degrees of freedom
+    limit = {5: 36.0, 2: 27.7, 0: 1e-9}[possible.sum() - 1]  # 1e-6 quantiles, by degrees of freedom
     assert statistic < limit
 
 
@@ -86,6 +102,26 @@ def test_a_seed_fixes_the_draws() -> None:
     assert draw(1) == draw(1) != draw(2)
 
 
+def test_a_chooser_goes_on_where_another_ended() -> None:
+    one, other = Sampling(1.0, seed=3).chooser(), Sampling(1.0, seed=3).chooser(skip=7)
+    assert [one(LOGITS) for _ in range(20)][7:] == [other(LOGITS) for _ in range(13)]
+
+
+@given(arrays(np.float32, st.integers(1, 40), elements=st.floats(-20, 20, width=32)), st.data())
+def test_a_nucleus_is_the_fewest_tokens_of_its_share(logits: np.ndarray, data: Any) -> None:
+    share = data.draw(st.floats(0.01, 0.99))
+    p = Sampling(1.0).probabilities(logits)
+    kept = np.sort(p[Sampling(1.0, top_p=share).probabilities(logits) > 0])
+    assert kept.sum() >= share - 1e-12 > kept[1:].sum() - 1e-9
+    assert kept[0] >= np.sort(p)[::-1][len(kept) - 1]
+
+
+def test_log_probabilities_are_those_of_the_softmax() -> None:
+    expected = torch.log_softmax(torch.from_numpy(LOGITS).double(), 0).numpy()
+    np.testing.assert_allclose(log_probabilities(LOGITS), expected, rtol=1e-12)
+    assert np.isfinite(log_probabilities(np.array([1e4, 0.0], np.float32))).all()
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_logits_that_are_not_finite_are_reported(bad: float) -> None:
     with pytest.raises(ParityError, match="not finite"):
@@ -94,7 +130,13 @@ def test_logits_that_are_not_finite_are_reported(bad: float) -> None:
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [((-1.0,), "temperature is -1"), ((np.nan,), "temperature is nan"), ((1.0, -1), "top_k is -1")],
+    [
+        ((-1.0,), "temperature is -1"),
+        ((np.nan,), "temperature is nan"),
+        ((1.0, -1), "top_k is -1"),
+        ((1.0, 0, 0, 0.0), "top_p is 0"),
+        ((1.0, 0, 0, 1.0, np.nan), "min_p is nan"),
+    ],
 )
 def test_settings_without_meaning_are_refused(values: tuple[Any, ...], words: str) -> None:
     with pytest.raises(UsageError, match=words):
@@ -197,6 +239,8 @@ def test_bytes_become_characters_when_they_are_whole(tmp_path: Path) -> None:
     assert ids == [0xC3, 0xA9, 0xE2, 0x88, 0x91, 0xFF]
     decode = tokenizer.decoder()
     assert [decode(i) for i in ids] == ["", "é", "", "", "∑", "\N{REPLACEMENT CHARACTER}"]
+    assert decode(0xE2) + decode(0x88) + decode.end() == "\N{REPLACEMENT CHARACTER}"
+    assert decode.end() == ""
 
 
 def test_without_a_tokenizer_other_vocabularies_are_refused(tmp_path: Path) -> None:
@@ -230,6 +274,7 @@ def test_a_copied_tokenizer_goes_there_and_back(tokenizer_file: Path, text: str)
     decode, ids = tokenizer.decoder(), tokenizer.encode(text)
     assert "".join(decode(i) for i in ids) == text
     assert decode(0) == ""  # the end-of-text token has no text
+    assert (decode.end(), tokenizer.token_text(0)) == ("", "<end>")
 
 
 def test_bytes_that_are_no_character_do_not_hold_the_text_back(tokenizer_file: Path) -> None:
@@ -237,6 +282,8 @@ def test_bytes_that_are_no_character_do_not_hold_the_text_back(tokenizer_file: P
     half, decode = tokenizer.encode("∑")[0], tokenizer.decoder()
     shown = "".join(decode(i) for i in [half] * 9 + tokenizer.encode("then the day"))
     assert shown.strip("\N{REPLACEMENT CHARACTER}") == "then the day"
+    decode = tokenizer.decoder()
+    assert (decode(half), decode.end()) == ("", "\N{REPLACEMENT CHARACTER}")
 
 
 def test_a_prompt_that_is_no_text_is_refused(tokenizer_file: Path) -> None:
@@ -292,9 +339,10 @@ def test_the_command_streams_prompt_and_continuation(
 
 
 def test_the_command_in_json(cli: Callable[..., Any], model: Artifact) -> None:
-    options = ("--max-tokens", 9, "--temperature", 0.7, "--top-k", 20, "--seed", 4)
+    settings: Any = {"max_tokens": 9, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "seed": 4}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     found = cli("generate", model.path, "--prompt", PROMPT, *options, "--json").json()
-    written = model.generate(PROMPT.encode(), max_tokens=9, temperature=0.7, top_k=20, seed=4)
+    written = model.generate(PROMPT.encode(), **settings)
     assert found["tokens"] == list(written)
     assert (found["status"], found["stopped"], found["prompt_tokens"]) == ("ok", "length", 17)
 

@@ -155,6 +155,8 @@ class Artifact(Model):
         max_tokens: int | None = None,
         temperature: float = 0.0,
         top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
         seed: int = 0,
         stop: Collection[int] | None = None,
     ) -> Iterator[int]:
@@ -167,6 +169,8 @@ class Artifact(Model):
             max_tokens: None goes on for ever, or until the model ends the text.
             temperature: 0 takes the argmax; more samples from softmax(logits / temperature).
             top_k: sample from that many tokens of the largest logits; 0 from all.
+            top_p: sample from the fewest likeliest tokens that have this probability together.
+            min_p: sample from tokens that have this share of the largest probability, or more.
             seed: of the samples.
             stop: tokens that end the text, and are not returned; None for the model's own.
 
@@ -175,7 +179,8 @@ class Artifact(Model):
                 model's context, or a bad argument.
         """
         model = language_model(self.manifest)
-        ids, sampling = model.checked(prompt), Sampling(temperature, top_k, seed)
+        ids = model.checked(prompt)
+        sampling = Sampling(temperature, top_k, seed, top_p, min_p)
         ends = text.end_tokens(self.path) if stop is None else frozenset(stop)
         limit = text.context(self.path)
         if limit is not None:

@@ -24,15 +24,36 @@ UNFINISHED, LONGEST = "\N{REPLACEMENT CHARACTER}", 4
 """The text of bytes that are not a whole character, and the most bytes of one in UTF-8."""
 
 
+class Decoder(Protocol):
+    """Tokens to text, one after another."""
+
+    def __call__(self, token: int) -> str:
+        """Return the text that a further token completes, which may be none yet."""
+        ...
+
+    def end(self) -> str:
+        """Return the text of bytes that still lack others."""
+        ...
+
+
 class Tokenizer(Protocol):
     """Both directions between text and tokens."""
 
-    def encode(self, text: str) -> list[int]:
-        """Tokens of a prompt."""
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the tokens of a prompt.
+
+        Args:
+            text: of any length.
+            special: begin and end it as the tokenizer says, with a token of the beginning say.
+        """
         ...
 
-    def decoder(self) -> Callable[[int], str]:
-        """A function from each further token to the text it completes, which may be none yet."""
+    def decoder(self) -> Decoder:
+        """Return a decoder of one text."""
+        ...
+
+    def token_text(self, token: int) -> str:
+        """Return the text of one token alone; bytes that are not a character are U+FFFD."""
         ...
 
 
@@ -108,13 +129,26 @@ def _read(path: Path) -> dict[str, Any]:
 class _Bytes:
     """UTF-8: a character of several bytes is shown when its last one has come."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
         # Bytes of the command line that were not UTF-8 come as surrogates, and go as they came.
         return list(text.encode("utf-8", "surrogateescape"))
 
-    def decoder(self) -> Callable[[int], str]:
-        inner = codecs.getincrementaldecoder("utf-8")("replace")
-        return lambda token: inner.decode(bytes([token]))
+    def decoder(self) -> Decoder:
+        return _ByteDecoder()
+
+    def token_text(self, token: int) -> str:
+        return bytes([token]).decode("utf-8", "replace")
+
+
+class _ByteDecoder:
+    def __init__(self) -> None:
+        self._inner = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def __call__(self, token: int) -> str:
+        return self._inner.decode(bytes([token]))
+
+    def end(self) -> str:
+        return self._inner.decode(b"", final=True)
 
 
 class _HuggingFace:
@@ -132,27 +166,41 @@ class _HuggingFace:
         except Exception as error:
             raise UsageError(f"{path} cannot be read: {error}. Convert the model again.") from None
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
         try:
-            ids: list[int] = self._inner.encode(text).ids
+            ids: list[int] = self._inner.encode(text, add_special_tokens=special).ids
         except (TypeError, UnicodeEncodeError):
             raise UsageError("The prompt is not valid UTF-8.") from None
         return ids
 
-    def decoder(self) -> Callable[[int], str]:
-        """Decode each token with the one before it, on which it depends; the rest is new."""
-        ids: list[int] = []
-        before = shown = 0
+    def decoder(self) -> Decoder:
+        return _HuggingFaceDecoder(self._inner.decode)
 
-        def decode(token: int) -> str:
-            nonlocal before, shown
-            ids.append(token)
-            known = self._inner.decode(ids[before:shown])
-            text: str = self._inner.decode(ids[before:])
-            # A character may still lack bytes, but never waits for more tokens than it has bytes.
-            if text.endswith(UNFINISHED) and len(ids) - shown < LONGEST:
-                return ""
-            before, shown = shown, len(ids)
-            return text[len(known) :]
+    def token_text(self, token: int) -> str:
+        text: str = self._inner.decode([token], skip_special_tokens=False)
+        return text
 
-        return decode
+
+class _HuggingFaceDecoder:
+    """Decodes each token with the one before it, on which it depends; the rest is new."""
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._ids: list[int] = []
+        self._before = self._shown = 0
+
+    def __call__(self, token: int) -> str:
+        self._ids.append(token)
+        # A character may still lack bytes, but never waits for more tokens than it has bytes.
+        text = self._rest()
+        if text.endswith(UNFINISHED) and len(self._ids) - self._shown < LONGEST:
+            return ""
+        self._before, self._shown = self._shown, len(self._ids)
+        return text
+
+    def end(self) -> str:
+        return self._rest()
+
+    def _rest(self) -> str:
+        known = self._decode(self._ids[self._before : self._shown])
+        return self._decode(self._ids[self._before :])[len(known) :]

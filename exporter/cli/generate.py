@@ -6,12 +6,15 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import ArtifactPath, Json, Threads
+
+if TYPE_CHECKING:
+    from linexport.artifact.text import Decoder
 
 
 def generate(
@@ -24,6 +27,22 @@ def generate(
     top_k: Annotated[
         int, typer.Option(min=0, help="Sample from that many largest logits; 0 from all.")
     ] = 0,
+    top_p: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Sample from the fewest likeliest tokens that have this probability together.",
+        ),
+    ] = 1.0,
+    min_p: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Sample from tokens that have this share of the largest probability, or more.",
+        ),
+    ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 0,
     threads: Threads = 0,
     json: Json = False,
@@ -38,7 +57,13 @@ def generate(
         tokenizer = find_tokenizer(artifact, language_model(model.manifest).vocabulary)
         ids = tokenizer.encode(prompt)
         tokens = model.generate(
-            ids, max_tokens=max_tokens, temperature=temperature, top_k=top_k, seed=seed
+            ids,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
         )
         show = _discard if json else _show
         show(prompt)
@@ -87,15 +112,15 @@ class _Written:
         return 1e3 * (ends[0] - start), 1e3 * (ends[-1] - ends[0]) / max(1, len(ends) - 1)
 
 
-def _write(
-    tokens: Iterable[int], decode: Callable[[int], str], show: Callable[[str], None]
-) -> _Written:
+def _write(tokens: Iterable[int], decode: Decoder, show: Callable[[str], None]) -> _Written:
     written, pieces, times = [], [], [time.perf_counter()]
     for token in tokens:
         times.append(time.perf_counter())
         written.append(token)
         pieces.append(decode(token))
         show(pieces[-1])
+    pieces.append(decode.end())
+    show(pieces[-1])
     return _Written(written, "".join(pieces), times)
 
 
