@@ -3,6 +3,7 @@
     linexport.convert("model.pt", "artifact")   convert, prove equal, measure
     linexport.load("artifact").run(x)           run it
     linexport.load("artifact").stream()         run it piece by piece
+    linexport.load("artifact").pool(slots=16)   many sequences that share its calls
     linexport.quantize("artifact", "small")     weights in 8 or 4 bits, and what that changes
     linexport.validate("artifact"), linexport.bench("artifact")
     linexport.compare_maps(d=64)                which feature map for which queries and keys
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from linexport.conversion.revalidate import bench, validate
     from linexport.linearization import Linearization, linearize
     from linexport.maps import compare_maps
+    from linexport.serving import Pool
 
 __all__ = [
     "Artifact",
     "Linearization",
+    "Pool",
     "Stream",
     "__version__",
     "bench",
@@ -42,6 +45,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Artifact": "linexport.artifact",
     "Linearization": "linexport.linearization",
+    "Pool": "linexport.serving",
     "Stream": "linexport.artifact",
     "load": "linexport.artifact",
     "bench": "linexport.conversion.revalidate",

@@ -28,6 +28,10 @@ class UsageError(LinexportError):
     exit_code = 2
 
 
+class NoFreeSlotError(UsageError):
+    """Every slot of a pool holds an open session."""
+
+
 class ParityError(LinexportError):
     """The converted model does not equal the original."""
 

@@ -34,7 +34,7 @@ ORDER = [
     {"report"},
     {"quantise"},
     {"conversion"},
-    {"inspection", "maps", "linearization"},
+    {"inspection", "maps", "linearization", "serving"},
     {"cli"},
     {"__main__"},
 ]

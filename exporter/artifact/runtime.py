@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import linexport
 from linexport import manifest as manifests
 from linexport import targets
 from linexport.artifact import opening, signature, text
@@ -147,6 +148,13 @@ class Artifact(Model):
         if not self.states:
             raise UsageError(f"{self.path} does not stream: {self.manifest.why_stateless}")
         return Stream(self, finite=finite)
+
+    def pool(self, **options: Any) -> linexport.Pool:
+        """Return a pool of sessions that share calls of the model.
+
+        Options and errors are those of ``linexport.Pool``.
+        """
+        return linexport.Pool(self, **options)
 
     def generate(
         self,

@@ -1,0 +1,137 @@
+"""Axes of the batch and of the tokens, and which sessions a call of the model may join.
+
+    (1, ...) of each session  --stack-->  (B, ...)  --model-->  (B, ...)  --row-->  (1, ...)
+
+Sessions share a call if their pieces have one length T and their states agree in what has no
+batch axis: the tokens counted (``past_length``), or the length of a state that grows. Where the
+model has a padding mask, states that grow may differ in length: the shorter ones begin with rows
+of zeros, and zeros in the mask say that these are padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+import numpy as np
+
+from linexport.artifact.inputs import Arrays
+from linexport.artifact.model import PADDING
+from linexport.artifact.runtime import Artifact
+from linexport.errors import UsageError
+from linexport.graph.states import LENGTH
+
+
+class Layout:
+    """Cutting, stacking and splitting for one model.
+
+    Attributes:
+        most: number of sessions a call may join at most.
+        longest: tokens of a call at most; None where nothing bounds them.
+
+    Raises:
+        UsageError: the batch of the model is fixed at more than one.
+    """
+
+    def __init__(self, model: Artifact) -> None:
+        states, dims = list(model.states.values()), model.manifest.dims
+        held = {name for s in states for name in (s.past, s.present)}
+        batch = states[0].shape[0]
+        if isinstance(batch, int) and batch != 1:
+            raise UsageError(
+                f"{model.path} takes {batch} rows in every call; a pool needs one row a session. "
+                "Convert the model with a dynamic batch."
+            )
+        inputs = {i.name: i.shape for i in model.manifest.inputs if i.name not in held}
+        outputs = {o.name: o.shape for o in model.manifest.outputs if o.name not in held}
+        sequence = next(d for s in inputs.values() for d in s if isinstance(d, str) and d != batch)
+        self._states = model.states
+        self._tokens = {n: s.index(sequence) for n, s in inputs.items() if sequence in s}
+        shapes = {**inputs, **outputs}
+        self._rows = {n: s.index(batch) for n, s in shapes.items() if batch in s}
+        self._masked = any(s.op == PADDING for s in states)
+        self.longest = dims[sequence].max
+        alone = isinstance(batch, int) or len(self._rows) < len(shapes)
+        limit = 1 if alone else dims[str(batch)].max
+        self.most = limit or 2**31
+
+    def length(self, feeds: Mapping[str, np.ndarray]) -> int:
+        """Return the number of tokens of a piece."""
+        name, axis = next(iter(self._tokens.items()))
+        return feeds[name].shape[axis]
+
+    def cut(self, feeds: Mapping[str, np.ndarray], start: int, end: int) -> Arrays:
+        """Return tokens ``start`` to ``end`` of a piece; inputs without tokens stay whole."""
+        return {
+            name: values[(slice(None),) * self._tokens[name] + (slice(start, end),)]
+            if name in self._tokens
+            else values
+            for name, values in feeds.items()
+        }
+
+    def joins(self, state: Mapping[str, np.ndarray]) -> Hashable:
+        """Return what must be equal in the states of sessions that share a call."""
+        counted = [int(state[LENGTH[0]][0])] if LENGTH[0] in state else []
+        return *counted, *([] if self._masked else self._lengths(state))
+
+    def stack_inputs(self, feeds: Sequence[Arrays]) -> Arrays:
+        """Return the inputs of a call of these sessions."""
+        if len(feeds) == 1:
+            return feeds[0]
+        return {n: np.concatenate([f[n] for f in feeds], self._rows[n]) for n in feeds[0]}
+
+    def stack_states(self, states: Sequence[Arrays]) -> Arrays:
+        """Return the states of a call of these sessions, padded to the longest."""
+        if len(states) == 1:
+            return states[0]
+        return {name: self._stacked(name, [s[name] for s in states]) for name in self._states}
+
+    def outputs(self, outputs: Arrays, rows: int) -> list[Arrays]:
+        """Return the outputs of each session of a call."""
+        if rows == 1:
+            return [outputs]
+        parts = {n: np.split(values, rows, self._rows[n]) for n, values in outputs.items()}
+        return [{n: part[row].copy() for n, part in parts.items()} for row in range(rows)]
+
+    def states(self, after: Arrays, before: Sequence[Arrays], tokens: int) -> list[Arrays]:
+        """Return the state of each session after a call, without the padding of ``stack``."""
+        if len(before) == 1:
+            return [after]
+        return [
+            {name: self._row(name, values, row, state, tokens) for name, values in after.items()}
+            for row, state in enumerate(before)
+        ]
+
+    def _lengths(self, state: Mapping[str, np.ndarray]) -> list[int]:
+        return [
+            state[name].shape[s.growing_axis]
+            for name, s in self._states.items()
+            if s.growing_axis is not None
+        ]
+
+    def _stacked(self, name: str, values: Sequence[np.ndarray]) -> np.ndarray:
+        axis = self._states[name].growing_axis
+        if name == LENGTH[0]:
+            return values[0]
+        if axis is None:
+            return np.concatenate(values)
+        longest = max(v.shape[axis] for v in values)
+        shape = list(values[0].shape)
+        shape[0], shape[axis] = len(values), longest
+        joined = np.zeros(shape, values[0].dtype)
+        for row, value in enumerate(values):
+            np.moveaxis(joined[row : row + 1], axis, 0)[longest - value.shape[axis] :] = (
+                np.moveaxis(value, axis, 0)
+            )
+        return joined
+
+    def _row(
+        self, name: str, values: np.ndarray, row: int, before: Arrays, tokens: int
+    ) -> np.ndarray:
+        axis = self._states[name].growing_axis
+        if name == LENGTH[0]:
+            return values
+        own = values[row : row + 1]
+        if axis is not None:
+            padding = own.shape[axis] - before[name].shape[axis] - tokens
+            own = own[(slice(None),) * axis + (slice(padding, None),)]
+        return own.copy()

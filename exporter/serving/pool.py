@@ -1,0 +1,376 @@
+"""Continuous batching: one call of the model advances every session that has something queued.
+
+    advance:  one token of each session that has just one to come    one call for all of them
+              a chunk of the prompt whose turn it is                 one call
+
+Sessions join and leave between calls. Prompts take turns, a chunk each, so that neither the
+sessions that decode nor a short prompt wait for a long one. A state belongs to its session alone:
+a row of a call depends on no other row.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from linexport.artifact.finite import non_finite_rows
+from linexport.artifact.inputs import Arrays, Input, check_finite
+from linexport.artifact.runtime import Artifact
+from linexport.artifact.state import StreamState
+from linexport.errors import (
+    EnvironmentProblemError,
+    LinexportError,
+    NoFreeSlotError,
+    NonFiniteError,
+    UsageError,
+)
+from linexport.graph.states import LENGTH
+from linexport.serving.layout import Layout
+
+log = logging.getLogger(__name__)
+
+Outcome = Arrays | LinexportError
+"""Outputs by name, or the error that ended the sequence of a session."""
+
+CHUNK = 64
+"""Tokens of a prompt in one call."""
+
+
+class Pool:
+    """Up to ``slots`` sessions on one artifact.
+
+    One thread calls ``advance``; any thread may open, feed, read and close sessions meanwhile.
+
+    Args:
+        model: an artifact that streams.
+        slots: number of sessions that may be open at a time.
+        chunk: tokens of a prompt that one call takes; fewer delay the other sessions less.
+
+    Raises:
+        UsageError: the model does not stream, its batch is fixed, or a number is below 1.
+    """
+
+    def __init__(self, model: Artifact, *, slots: int = 16, chunk: int = CHUNK) -> None:
+        if not model.states:
+            raise UsageError(f"{model.path} does not stream: {model.manifest.why_stateless}")
+        for name, value in (("slots", slots), ("chunk", chunk)):
+            if value < 1:
+                raise UsageError(f"{name} is {value}; expected 1 or more.")
+        self.model, self.slots = model, slots
+        self._layout = Layout(model)
+        self._chunk = min(chunk, self._layout.longest or chunk)
+        self._sessions: list[Session] = []
+        self._turns: deque[Session] = deque()
+        self._changed = threading.Condition()
+        self._advancing = threading.Lock()
+        self._closed = False
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Session]:
+        """Iterate over the open sessions, oldest first."""
+        return iter(list(self._sessions))
+
+    def __len__(self) -> int:
+        """Return the number of open sessions."""
+        return len(self._sessions)
+
+    def open(self, state: StreamState | None = None) -> Session:
+        """Return a session that begins a sequence, or goes on from a state.
+
+        Raises:
+            NoFreeSlotError: all slots are taken.
+            UsageError: the pool is closed, or the state is of another model, has NaN or infinity,
+                or has more than one row.
+        """
+        if state is not None:
+            self.model.check_state(state, "The state")
+            rows = next((len(v) for n, v in state.arrays.items() if n != LENGTH[0]), 1)
+            if rows != 1:
+                raise UsageError(f"The state has {rows} rows; a session has one.")
+        with self._changed:
+            if self._closed:
+                raise UsageError("The pool is closed.")
+            if len(self._sessions) == self.slots:
+                raise NoFreeSlotError(
+                    f"All {self.slots} slots are taken. Close a session, or open a pool with more."
+                )
+            session = Session(self, state)
+            self._sessions.append(session)
+        return session
+
+    def close(self) -> None:
+        """Close every session, and end what waits for the pool."""
+        with self._changed:
+            self._closed = True
+            for session in list(self._sessions):
+                self._leave(session)
+            self._changed.notify_all()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until a session has something queued, and return whether one has.
+
+        Returns False when ``timeout`` seconds have passed or the pool is closed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._queued(), timeout)
+            return not self._closed and self._queued()
+
+    def advance(self) -> dict[Session, Outcome]:
+        """Advance every session that has one token queued, and the prompts whose turn it is.
+
+        Returns:
+            Outputs of the tokens taken, by session: of a prompt, of one chunk, which is the last
+            when ``session.queued`` is 0. An error, where a session's state became NaN or infinite
+            or the model refused its input: that session alone has lost its state, goes on only
+            after ``reset()``, and the others were advanced.
+        """
+        with self._advancing:
+            with self._changed:
+                groups = self._groups()
+            found: dict[Session, Outcome] = {}
+            for group in groups:
+                found |= self._run(group)
+        return found
+
+    def _queued(self) -> bool:
+        return any(s._pieces for s in self._sessions)
+
+    def _groups(self) -> list[list[_Part]]:
+        """Take what this call of ``advance`` computes from the queues, by call of the model."""
+        single = [s for s in self._sessions if s._remaining() == 1]
+        groups = self._joined([self._take(s, 1) for s in single])
+        waiting = [s for s in self._turns if s._pieces and s not in single]
+        if waiting:
+            length = min(self._chunk, waiting[0]._remaining())
+            alike = [s for s in waiting if min(self._chunk, s._remaining()) == length]
+            chosen = alike[: max(1, self._chunk // length)]
+            groups += self._joined([self._take(s, length) for s in chosen])
+            for session in chosen:
+                self._turns.remove(session)
+                self._turns.append(session)
+        return groups
+
+    def _take(self, session: Session, tokens: int) -> _Part:
+        piece = session._pieces[0]
+        feeds = self._layout.cut(piece.feeds, piece.start, piece.start + tokens)
+        piece.start += tokens
+        if piece.start == piece.length:
+            session._pieces.popleft()
+        return _Part(session, session._version, feeds, session._current(), tokens)
+
+    def _joined(self, parts: Iterable[_Part]) -> list[list[_Part]]:
+        """Split parts of one length into those that may share a call."""
+        found = defaultdict(list)
+        for part in parts:
+            found[self._layout.joins(part.state)].append(part)
+        most = self._layout.most
+        return [g[at : at + most] for g in found.values() for at in range(0, len(g), most)]
+
+    def _run(self, group: list[_Part]) -> dict[Session, Outcome]:
+        """Advance sessions by one call; where the call fails, one by one."""
+        feeds = self._layout.stack_inputs([p.feeds for p in group])
+        before = [p.state for p in group]
+        try:
+            outputs, after = self.model.call(feeds, self._layout.stack_states(before))
+        except Exception as error:
+            if len(group) > 1:
+                log.debug("a call of %d sessions failed; they are advanced alone", len(group))
+                return {s: o for part in group for s, o in self._run([part]).items()}
+            return self._keep(group, [_refused(error)], before)
+        states = self._layout.states(after, before, group[0].tokens)
+        results = self._layout.outputs(outputs, len(group))
+        outcomes = [
+            self._lost(state, part.state) or result
+            for state, part, result in zip(states, group, results, strict=True)
+        ]
+        return self._keep(group, outcomes, states)
+
+    def _keep(
+        self, group: Sequence[_Part], outcomes: Sequence[Outcome], states: Sequence[Arrays]
+    ) -> dict[Session, Outcome]:
+        """Give sessions their new states; of those that left meanwhile nothing is kept."""
+        found: dict[Session, Outcome] = {}
+        with self._changed:
+            for part, outcome, state in zip(group, outcomes, states, strict=True):
+                session = part.session
+                if session._version != part.version:
+                    continue
+                found[session] = outcome
+                if isinstance(outcome, LinexportError):
+                    session._error, session._state = outcome, None
+                    session._pieces.clear()
+                else:
+                    session._state = state
+        return found
+
+    def _lost(self, after: Arrays, before: Arrays) -> NonFiniteError | None:
+        """Find NaN and infinity in a state; of one that grows, in what was added."""
+        wrong = []
+        for name, state in self.model.states.items():
+            axis, values = state.growing_axis, after[name]
+            if axis is not None:
+                values = values[(slice(None),) * axis + (slice(before[name].shape[axis], None),)]
+            if len(non_finite_rows(values)):
+                wrong.append(name)
+        if not wrong:
+            return None
+        return NonFiniteError(
+            f"The state {', '.join(wrong)} of this session became NaN or infinite. Call reset() "
+            "to begin anew.",
+            tuple(wrong),
+            (0,),
+        )
+
+    def _leave(self, session: Session) -> None:
+        session._pieces.clear()
+        session._version += 1
+        session._state, session._open = None, False
+        self._sessions.remove(session)
+        if session in self._turns:
+            self._turns.remove(session)
+
+
+class Session:
+    """A sequence of a pool: ``push`` queues what comes next, ``Pool.advance`` computes it."""
+
+    def __init__(self, pool: Pool, state: StreamState | None) -> None:
+        self.pool = pool
+        self._state: Arrays | None = dict(state.arrays) if state and state.arrays else None
+        self._pieces: deque[_Piece] = deque()
+        self._error: LinexportError | None = None
+        self._open = True
+        self._version = 0
+        """Raised by what makes a result that is being computed void."""
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session has left its pool."""
+        return not self._open
+
+    @property
+    def queued(self) -> int:
+        """Number of tokens that no call has taken yet."""
+        with self.pool._changed:
+            return sum(p.length - p.start for p in self._pieces)
+
+    def push(self, *args: Input, **inputs: np.ndarray) -> None:
+        """Queue the next piece of the sequence, of one row and one token or many.
+
+        Arguments are those of ``Stream.step``. Arrays are copied.
+
+        Raises:
+            UsageError: see ``Artifact.run``; there is more than one row; or the session is closed
+                or has lost its state. Nothing was queued.
+            NonFiniteError: NaN or infinity in an input. Nothing was queued.
+        """
+        feeds, rows = self.pool.model.inputs.bind(args, inputs)
+        if rows != 1:
+            raise UsageError(f"The piece has {rows} rows; a session has one.")
+        check_finite(feeds, frozenset())
+        copied = {name: values.copy() for name, values in feeds.items()}
+        piece = _Piece(copied, self.pool._layout.length(copied))
+        with self.pool._changed:
+            self._check()
+            self._pieces.append(piece)
+            if self not in self.pool._turns:
+                self.pool._turns.append(self)
+            self.pool._changed.notify_all()
+
+    def state(self) -> StreamState:
+        """Return the state after the tokens computed so far, as a value.
+
+        Raises:
+            UsageError: the session is closed, or has lost its state.
+        """
+        with self.pool._changed:
+            self._check()
+            return StreamState(self.pool.model.model_sha256, self._state or {})
+
+    def fork(self) -> Session:
+        """Return another session that goes on from the tokens computed so far.
+
+        Nothing is queued in it.
+
+        Raises:
+            NoFreeSlotError: all slots are taken.
+            UsageError: see ``state``.
+        """
+        return self.pool.open(self.state())
+
+    def reset(self) -> None:
+        """Begin a new sequence; what is queued is dropped.
+
+        Raises:
+            UsageError: the session is closed.
+        """
+        with self.pool._changed:
+            self._error = None
+            self._check()
+            self._pieces.clear()
+            self._version += 1
+            self._state = None
+
+    def close(self) -> None:
+        """Free the slot; what is queued is dropped. Closing twice does nothing."""
+        with self.pool._changed:
+            if self._open:
+                self.pool._leave(self)
+
+    def _check(self) -> None:
+        if not self._open:
+            raise UsageError("The session is closed.")
+        if self._error is not None:
+            raise UsageError(f"The session has ended: {self._error}")
+
+    def _remaining(self) -> int:
+        """Tokens of the first piece in the queue that no call has taken."""
+        return self._pieces[0].length - self._pieces[0].start if self._pieces else 0
+
+    def _current(self) -> Arrays:
+        return self.pool.model.initial_state(1) if self._state is None else self._state
+
+
+@dataclass
+class _Piece:
+    """Inputs of a piece in a queue; calls have taken its tokens before ``start``."""
+
+    feeds: Arrays
+    length: int
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A session's share of a call: its inputs, the state before, and the number of tokens."""
+
+    session: Session
+    version: int
+    feeds: Arrays
+    state: Arrays
+    tokens: int
+
+
+def _refused(error: Exception) -> LinexportError:
+    if isinstance(error, LinexportError):
+        return error
+    text: Any = str(error).splitlines() or [type(error).__name__]
+    return EnvironmentProblemError(
+        f"The runtime could not compute this session: {text[0]} Call reset() to begin anew."
+    )
