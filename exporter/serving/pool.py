@@ -261,7 +261,7 @@ class Session:
 
     @property
     def closed(self) -> bool:
-        """Whether the session has left its pool."""
+        """True once the session has left its pool."""
         return not self._open
 
     @property
