@@ -17,7 +17,7 @@ from torch.export import Dim
 from torch.nn import functional as F
 
 from linexport.models.classifier import CLASSES
-from linexport.models.options import bounded
+from linexport.models.config import bounded
 from linexport.models.registry import ReferenceModel
 
 

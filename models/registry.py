@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from linexport.errors import UsageError
-from linexport.models.options import nearest, parse
+from linexport.models.config import nearest, parse
 
 _models: dict[str, type[ReferenceModel]] = {}
 

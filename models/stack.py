@@ -7,7 +7,7 @@ from typing import Any
 
 from linexport.errors import UsageError
 from linexport.models.attention import AttentionConfig, LinearAttention
-from linexport.models.options import parse
+from linexport.models.config import parse
 from linexport.models.softmax_attention import SoftmaxAttention
 
 Attention = LinearAttention | SoftmaxAttention

@@ -21,7 +21,7 @@ import typer
 
 from linexport.errors import LinexportError, UsageError
 from linexport.models import checkpoint, data, samples, training
-from linexport.models.options import from_text
+from linexport.models.config import from_text
 from linexport.models.registry import ReferenceModel
 
 # Tensors are small: two threads save a third of the time on an idle machine, and on a busy one
@@ -47,7 +47,7 @@ MapOption = Annotated[
 Heads = Annotated[
     int, typer.Option(min=1, help="Of attention; a width of 96 or 64 is divided among them.")
 ]
-Attention = Annotated[
+AttentionKind = Annotated[
     str, typer.Option(help="linear, or softmax: what linexport linearize starts from.")
 ]
 
@@ -64,7 +64,7 @@ def language_model(
     features: Features = None,
     map_option: MapOption = None,
     heads: Heads = training.LANGUAGE_MODEL_HEADS,
-    attention: Attention = "linear",
+    attention: AttentionKind = "linear",
 ) -> None:
     """A byte-level language model of the standard library's source text."""
     _check_folder(out)
@@ -99,7 +99,7 @@ def digits(
     features: Features = None,
     map_option: MapOption = None,
     heads: Heads = training.DIGITS_HEADS,
-    attention: Attention = "linear",
+    attention: AttentionKind = "linear",
 ) -> None:
     """A classifier of scikit-learn's handwritten digits."""
     _check_folder(out)

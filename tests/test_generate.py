@@ -21,9 +21,9 @@ from hypothesis.extra.numpy import arrays
 
 import linexport
 from linexport.artifact import Artifact
-from linexport.artifact.language_model import LanguageModel, language_model
+from linexport.artifact.language_interface import LanguageInterface, language_interface
 from linexport.artifact.sampling import Sampling, continuation, log_probabilities
-from linexport.artifact.text import end_tokens, find_tokenizer
+from linexport.artifact.tokenizer import end_tokens, find_tokenizer
 from linexport.errors import EnvironmentProblemError, ParityError, UsageError
 from linexport.loaders import load_model
 from linexport.manifest import Manifest
@@ -223,11 +223,11 @@ def test_inputs_with_a_default_are_left_to_it(sample_manifest: Manifest) -> None
         ),
         states=(StateRecord("past_state_0", "present_state_0", "float32", state, "Sum"),),
     )
-    assert language_model(manifest) == LanguageModel("input_ids", "logits", 50)
+    assert language_interface(manifest) == LanguageInterface("input_ids", "logits", 50)
     pixels = InputRecord("pixels", "float32", ("batch", 3, 8, 8))
     manifest = replace(manifest, inputs=(*manifest.inputs, pixels))
     with pytest.raises(UsageError, match="pixels"):
-        language_model(manifest)
+        language_interface(manifest)
 
 
 # Tokenizers --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from linexport import parity
 from linexport.graph.dims import DimRange
-from linexport.loaders.model import Language
+from linexport.loaders.loaded_model import Language
 from linexport.parity.tolerances import TOLERANCES, Tolerance
 
 VOCABULARY, CONTEXT = 16, 100

@@ -17,7 +17,15 @@ from linexport import targets
 from linexport.cli import app
 from linexport.cli import options as cli_options
 from linexport.errors import UsageError
-from linexport.manifest import ConvertOptions, Manifest, from_json, options, schema, text, to_json
+from linexport.manifest import (
+    ConvertOptions,
+    Manifest,
+    from_json,
+    json_text,
+    options,
+    schema,
+    to_json,
+)
 from linexport.manifest.records import FileRecord
 
 FORMAT_1 = Path(__file__).with_name("test_manifest_format_1.json")
@@ -92,7 +100,7 @@ def test_the_error_names_place_found_and_expected(
 )
 def test_text_that_is_no_standard_json_is_one_error(damaged: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        text.loads(damaged)
+        json_text.loads(damaged)
 
 
 # Options -----------------------------------------------------------------------------------------

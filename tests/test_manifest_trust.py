@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import linexport
-from linexport.artifact.interface import check_interface
 from linexport.errors import UsageError
+from linexport.graph.interface import check_interface
 from linexport.loaders.onnx_file.skeleton import skeleton
-from linexport.manifest import describe_files, from_json, read, text, to_json
+from linexport.manifest import describe_files, from_json, json_text, read, to_json
 
 SEED = 20261122
 VALUES = (
@@ -68,7 +68,7 @@ def test_every_mutation_loads_or_is_one_error(converted: Callable[..., Path], na
     counts = {"loaded": 0, "refused": 0}
     for what, written in mutants(to_json(read(folder))):
         try:
-            found = from_json(text.loads(written))
+            found = from_json(json_text.loads(written))
             check_interface(found, graph, "it")
         except (UsageError, ValueError):
             counts["refused"] += 1

@@ -18,7 +18,7 @@ import torch
 import linexport
 from linexport import models
 from linexport.errors import UsageError
-from linexport.maps import accuracy, catalogue, compare_maps, files, samples
+from linexport.maps import accuracy, attention_samples, catalogue, compare_maps, output_files
 from linexport.models import feature_maps
 from linexport.models.feature_maps import draws
 from linexport.report import figures, map_charts
@@ -60,7 +60,7 @@ def test_each_map_is_measured_at_each_number_of_features(result: dict[str, Any])
 
 def test_the_output_error_is_that_of_attention_by_its_definition(result: dict[str, Any]) -> None:
     """One token after another, for elu1, on the same samples."""
-    given = samples.random_samples(8, 96, 0)
+    given = attention_samples.random_samples(8, 96, 0)
     squares, sizes, uniform = 0.0, 0.0, 0.0
     for q, k, v in zip(given.queries, given.keys, given.values, strict=True):
         phi_q, phi_k = (np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))) for x in (q, k))
@@ -92,8 +92,8 @@ def test_denominators_show_what_cancels(result: dict[str, Any]) -> None:
 
 
 def test_exponential_maps_are_judged_without_overflow() -> None:
-    given = samples.random_samples(8, 32, 0)
-    large = samples.HeadSamples(
+    given = attention_samples.random_samples(8, 32, 0)
+    large = attention_samples.HeadSamples(
         100 * given.queries,
         100 * given.keys,
         given.values,
@@ -109,8 +109,8 @@ def test_exponential_maps_are_judged_without_overflow() -> None:
 
 
 def test_what_is_not_finite_is_null_and_said() -> None:
-    given = samples.random_samples(8, 32, 0)
-    large = samples.HeadSamples(
+    given = attention_samples.random_samples(8, 32, 0)
+    large = attention_samples.HeadSamples(
         100 * given.queries,
         100 * given.keys,
         given.values,
@@ -168,7 +168,7 @@ SMALL = {"dim": 24, "num_heads": 3, "layers": 2}
 
 def test_a_models_own_queries_and_keys(tmp_path: Path) -> None:
     path = saved(tmp_path, "language_model", **SMALL, kv_heads=1)
-    found = samples.model_samples(path, 40, 0, None)
+    found = attention_samples.model_samples(path, 40, 0, None)
     assert found.queries.shape == found.keys.shape == found.values.shape == (6, 40, 8)
     assert found.causal and found.layer_heads == 3
     assert "3 of" not in found.source and "6 of 6 heads in 2 layers" in found.source
@@ -361,11 +361,11 @@ def test_the_picture_shows_both_charts(result: dict[str, Any]) -> None:
 
 
 def test_files_by_their_ending(result: dict[str, Any], tmp_path: Path) -> None:
-    assert files.write_comparison(result, None) == []
+    assert output_files.write_comparison(result, None) == []
     for name in ("a.html", "a.png", "a.json"):
-        assert files.write_comparison(result, tmp_path / name) == [tmp_path / name]
+        assert output_files.write_comparison(result, tmp_path / name) == [tmp_path / name]
     assert json.loads((tmp_path / "a.json").read_text())["rows"] == result["rows"]
-    written = files.write_comparison(result, tmp_path / "all")
+    written = output_files.write_comparison(result, tmp_path / "all")
     assert sorted(p.name for p in written) == ["maps.html", "maps.json", "maps.png"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.html", "a.json", "a.png", "all"]
 
@@ -380,7 +380,7 @@ def test_outputs_that_cannot_be_are_refused_first(tmp_path: Path) -> None:
         ("x.png", "is a folder"),
     ):
         with pytest.raises(UsageError, match=message):
-            files.check_output(tmp_path / name)
+            output_files.check_output(tmp_path / name)
     assert (tmp_path / "file").read_text() == "mine"
 
 

@@ -18,8 +18,8 @@ import linexport
 from linexport.artifact import write
 from linexport.graph import external_data
 from linexport.loaders import load_model
+from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.loaders.memory_map import memory_map_weights, unmap_weights
-from linexport.loaders.model import LoadedModel, Source
 from linexport.parity.reference import Reference
 from linexport.system import memory
 from linexport.system.progress import Silent

@@ -16,7 +16,7 @@ from linexport.manifest.measured import RUNNERS
 from linexport.timing import baselines
 from linexport.timing.baselines import Bench
 from linexport.timing.latency import Settings, interleaved, measure, table
-from linexport.timing.memory import peak_megabytes
+from linexport.timing.peak_memory import peak_megabytes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -23,7 +23,7 @@ import linexport
 from linexport import models
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Settings, interleaved
-from linexport.timing.memory import peak_megabytes
+from linexport.timing.peak_memory import peak_megabytes
 
 HEADS, WIDTH = 8, 64
 SETTINGS = Settings(warmup=3, repeats=15, seconds=4.0)

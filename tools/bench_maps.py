@@ -36,7 +36,7 @@ from linexport.models.linear_attention_layer import (
 )
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Settings, interleaved
-from linexport.timing.memory import peak_megabytes
+from linexport.timing.peak_memory import peak_megabytes
 
 WIDTH, FEATURES, SEEDS = 64, 256, 10
 HEADS = 8

@@ -28,9 +28,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from linexport import manifest as manifests
 from linexport.artifact import opening, write
-from linexport.artifact.language_model import language_model
+from linexport.artifact.language_interface import language_interface
 from linexport.artifact.signature import SIGNATURE
-from linexport.artifact.text import end_tokens, model_config
+from linexport.artifact.tokenizer import end_tokens, model_config
 from linexport.errors import ParityError, UsageError
 from linexport.graph.states import State
 
@@ -71,7 +71,7 @@ def write_genai(artifact: str | Path, output: str | Path) -> Path:
     states = [State.from_record(s) for s in manifest.states]
     _check_rows(source, states)
     model = onnx.load_model(str(source / manifests.MODEL))
-    _Rewiring(model, language_model(manifest).tokens).run(states)
+    _Rewiring(model, language_interface(manifest).tokens).run(states)
     onnx.checker.check_model(model)
     with write.staged(place) as folder:
         write.save_model(model, folder)
@@ -221,7 +221,7 @@ class _Rewiring:
 
 def _config(manifest: manifests.Manifest, states: Sequence[State], source: Path) -> dict[str, Any]:
     """genai_config.json."""
-    language = language_model(manifest)
+    language = language_interface(manifest)
     keys = [s for s in states if _kind(s) == "key"]
     heads, width = (keys[0].shape[1], keys[0].shape[3]) if keys else (1, 1)
     settings = model_config(source)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from linexport.artifact.call_inputs import Arrays, CallInputs, Range, count_rows
 from linexport.artifact.finite import non_finite_rows
-from linexport.artifact.inputs import Arrays, Inputs, Range, count_rows
 from linexport.artifact.state import StreamState
 from linexport.errors import UsageError
 from linexport.graph.states import LENGTH, State
@@ -31,7 +31,7 @@ class Model:
         held = [State.from_record(s) for s in manifest.states]
         self.model_sha256 = manifest.model_sha256
         self.states = {s.past: s for s in held}
-        self.inputs = Inputs(manifest, self.states, ranges)
+        self.inputs = CallInputs(manifest, self.states, ranges)
         self._session = session
         self._presents = {s.present: s.past for s in held}
 

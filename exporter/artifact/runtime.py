@@ -12,15 +12,15 @@ import numpy as np
 import linexport
 from linexport import manifest as manifests
 from linexport import targets
-from linexport.artifact import opening, signature, text
-from linexport.artifact.inputs import Arrays, Input, Range
-from linexport.artifact.interface import check_interface
-from linexport.artifact.language_model import Prompt, language_model
+from linexport.artifact import opening, signature, tokenizer
+from linexport.artifact.call_inputs import Arrays, Input, Range
+from linexport.artifact.language_interface import Prompt, language_interface
 from linexport.artifact.model import Model
 from linexport.artifact.sampling import Sampling, continuation
 from linexport.artifact.stream import Stream
 from linexport.errors import EnvironmentProblemError, LinexportError, ParityError, UsageError
-from linexport.loaders.onnx_file.tables import index_range
+from linexport.graph.interface import check_interface
+from linexport.loaders.onnx_file.index_ranges import index_range
 from linexport.manifest import Manifest
 
 
@@ -186,11 +186,11 @@ class Artifact(Model):
             UsageError: not a language model, no states to continue from, a prompt longer than the
                 model's context, or a bad argument.
         """
-        model = language_model(self.manifest)
+        model = language_interface(self.manifest)
         ids = model.checked(prompt)
         sampling = Sampling(temperature, top_k, seed, top_p, min_p)
-        ends = text.end_tokens(self.path) if stop is None else frozenset(stop)
-        limit = text.context(self.path)
+        ends = tokenizer.end_tokens(self.path) if stop is None else frozenset(stop)
+        limit = tokenizer.context(self.path)
         if limit is not None:
             if ids.size > limit:
                 raise UsageError(

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from linexport.artifact.call_inputs import Arrays, Input, check_finite, count_rows
 from linexport.artifact.finite import non_finite_rows
-from linexport.artifact.inputs import Arrays, Input, check_finite, count_rows
 from linexport.artifact.model import Model
 from linexport.artifact.state import StreamState
 from linexport.errors import NonFiniteError, UsageError

@@ -50,11 +50,11 @@ def generate(
     """Continue a text with a language model, token by token, from its state."""
     with guarded(json):
         from linexport.artifact import load
-        from linexport.artifact.language_model import language_model
-        from linexport.artifact.text import context, find_tokenizer
+        from linexport.artifact.language_interface import language_interface
+        from linexport.artifact.tokenizer import context, find_tokenizer
 
         model = load(artifact, threads=threads)
-        tokenizer = find_tokenizer(artifact, language_model(model.manifest).vocabulary)
+        tokenizer = find_tokenizer(artifact, language_interface(model.manifest).vocabulary)
         ids = tokenizer.encode(prompt)
         tokens = model.generate(
             ids,

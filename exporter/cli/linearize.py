@@ -114,22 +114,22 @@ def linearize(
 ) -> None:
     """Replace trained softmax attention by linear forms; exit 3 where it is not worth it."""
     with guarded(json):
-        from linexport.linearization import inputs
+        from linexport.linearization import sources
         from linexport.linearization.metric import find_metric
         from linexport.linearization.pipeline import linearize as run
         from linexport.linearization.replace import rebuildable
         from linexport.linearization.save import check_output
+        from linexport.models.config import from_text
         from linexport.models.feed_forward import MAX_COST
-        from linexport.models.options import from_text
 
         if max_drop is not None and evaluate is None:
             raise UsageError("--max-drop needs --evaluate, the score that may drop.")
         metric = None if evaluate is None else find_metric(evaluate, lower_is_better)
         spinner = Spinner(quiet=json)
         with spinner.stage("load"):
-            loaded = inputs.source(source, seed)
+            loaded = sources.source(source, seed)
             check_output(output, rebuildable(loaded.module), overwrite)
-            rows = inputs.rows(data)
+            rows = sources.rows(data)
         result = run(
             loaded,
             rows,

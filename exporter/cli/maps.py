@@ -72,7 +72,7 @@ def compare(
     """Measure maps: error beside softmax and theory, denominators, time and memory."""
     with guarded(json):
         from linexport.maps import compare_maps
-        from linexport.maps.files import check_output, write_comparison
+        from linexport.maps.output_files import check_output, write_comparison
 
         check_output(output)
         result = compare_maps(

@@ -71,7 +71,7 @@ def main() -> None:
 def _convert(source: str, given: dict[str, Any], folder: Path, told: _Told) -> None:
     # Imported here: namespaces want a process with one thread.
     from linexport.conversion import pipeline
-    from linexport.conversion.records import write_reports
+    from linexport.conversion.add_records import write_reports
     from linexport.manifest import ConvertOptions
 
     job = pipeline.job_of(source, Path(given.pop("output")), ConvertOptions(**given), folder, told)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from linexport import targets
 from linexport.graph.dims import DimRange
 from linexport.graph.states import State
-from linexport.loaders.model import LoadedModel
+from linexport.loaders.loaded_model import LoadedModel
 from linexport.manifest import Manifest
 from linexport.manifest.records import TensorRecord, named
 from linexport.parity import ModelUnderTest

@@ -17,10 +17,7 @@ from typing import Any
 from linexport import parity, passes, targets, trace
 from linexport.artifact import write
 from linexport.conversion import isolated
-from linexport.conversion.job import Job, Original
-from linexport.conversion.model_under_test import model_under_test
-from linexport.conversion.quantize import check_quantisation, quantize
-from linexport.conversion.records import (
+from linexport.conversion.add_records import (
     Measuring,
     check_place,
     publish,
@@ -30,7 +27,10 @@ from linexport.conversion.records import (
     with_status,
     with_warnings,
 )
+from linexport.conversion.model_under_test import model_under_test
+from linexport.conversion.quantize import check_quantisation, quantize
 from linexport.conversion.revalidate import bench
+from linexport.conversion.stages import Job, TracedOriginal
 from linexport.conversion.withdraw import blamed
 from linexport.conversion.written import written
 from linexport.errors import EnvironmentProblemError, UsageError
@@ -210,14 +210,14 @@ def _load(job: Job) -> LoadedModel:
         return loaded
 
 
-def _trace(job: Job, loaded: LoadedModel) -> Original:
+def _trace(job: Job, loaded: LoadedModel) -> TracedOriginal:
     with job.watch.stage("trace"):
         traced = trace.trace(loaded)
         dims = job.target.bound(dimensions.merge(traced.dims, job.ranges))
-        return Original(loaded, traced, dims)
+        return TracedOriginal(loaded, traced, dims)
 
 
-def _proven(job: Job, original: Original) -> tuple[Manifest, parity.ModelUnderTest]:
+def _proven(job: Job, original: TracedOriginal) -> tuple[Manifest, parity.ModelUnderTest]:
     """The model that equals its original: without the matches to blame, where it would not."""
     manifest, tested, matches = _checked(job, original, {})
     if _passed(manifest) or not matches:
@@ -243,7 +243,7 @@ def _passed(manifest: Manifest) -> bool:
 
 
 def _checked(
-    job: Job, original: Original, withdrawn: Mapping[str, str]
+    job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]
 ) -> tuple[Manifest, parity.ModelUnderTest, Sequence[str]]:
     """The model without some matches, what to check it by, and its matches."""
     manifest, tested, matches = _stream(job, original, withdrawn)
@@ -253,7 +253,7 @@ def _checked(
 
 
 def _stream(
-    job: Job, original: Original, withdrawn: Mapping[str, str]
+    job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]
 ) -> tuple[Manifest, parity.ModelUnderTest, Sequence[str]]:
     """The model with states where it streams, else without; see ``_checked``."""
     model = written(job, original, with_state=True, withdrawn=withdrawn)

@@ -13,7 +13,7 @@ from linexport import parity, targets
 from linexport.artifact.runtime import Artifact
 from linexport.manifest import MODEL, Manifest
 from linexport.parity.reference import Reference
-from linexport.quantise.inputs import inputs_of
+from linexport.quantise.calibration_inputs import inputs_of
 from linexport.quantise.opened import Arrays, Run
 from linexport.quantise.proof import Runs, with_proof
 from linexport.quantise.rewrite import float_activations

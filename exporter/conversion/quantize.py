@@ -15,7 +15,7 @@ import onnx
 from linexport import targets
 from linexport.artifact import load, write
 from linexport.artifact.runtime import Artifact
-from linexport.conversion.records import check_place, publish, with_status
+from linexport.conversion.add_records import check_place, publish, with_status
 from linexport.errors import UsageError
 from linexport.manifest import DATA, MODEL, ConvertOptions, Manifest, describe_files
 from linexport.manifest.options import FLOAT32
@@ -26,8 +26,8 @@ from linexport.manifest.quantisation import (
     QuantisedTensorRecord,
 )
 from linexport.manifest.records import FileRecord, NodesRecord, StageRecord
-from linexport.quantise.choose import AUTO, BITS, CHOICES, Chosen, Quantiser
-from linexport.quantise.inputs import Inputs, inputs_of
+from linexport.quantise.calibration_inputs import CalibrationInputs, inputs_of
+from linexport.quantise.choose_bits import AUTO, BITS, CHOICES, Chosen, Quantiser
 from linexport.quantise.opened import FloatModel
 from linexport.quantise.proof import Runs, divergence, with_proof
 from linexport.quantise.rewrite import float_activations, quantised_model
@@ -157,7 +157,7 @@ def _choose(
     limit: float | None,
     model: FloatModel,
     quantiser: Quantiser,
-    inputs: Inputs,
+    inputs: CalibrationInputs,
     watch: Stopwatch,
 ) -> _Found:
     total = len(quantiser.weights)
@@ -183,7 +183,7 @@ def _within(
     alone: dict[str, float],
     model: FloatModel,
     quantiser: Quantiser,
-    inputs: Inputs,
+    inputs: CalibrationInputs,
 ) -> _Found:
     """Take the smallest choice that is measured to be within the limit, else the largest."""
     assert inputs.language is not None and inputs.windows is not None

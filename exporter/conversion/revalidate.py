@@ -9,10 +9,7 @@ from pathlib import Path
 from linexport import manifest as manifests
 from linexport import parity, targets
 from linexport.artifact import opening
-from linexport.artifact.interface import check_interface
-from linexport.conversion.model_under_test import model_under_test
-from linexport.conversion.quantised import with_quantisation_checked
-from linexport.conversion.records import (
+from linexport.conversion.add_records import (
     Measuring,
     with_engines_checked,
     with_measurements,
@@ -20,7 +17,10 @@ from linexport.conversion.records import (
     with_status,
     write_reports,
 )
+from linexport.conversion.model_under_test import model_under_test
+from linexport.conversion.quantised import with_quantisation_checked
 from linexport.errors import UsageError
+from linexport.graph.interface import check_interface
 from linexport.loaders import LoadedModel, is_factory, load_model
 from linexport.loaders.memory_map import memory_map_weights
 from linexport.manifest import MODEL, Manifest

@@ -13,7 +13,7 @@ import onnx
 import linexport
 from linexport import passes, targets, trace
 from linexport.artifact import write
-from linexport.conversion.job import Job, Original
+from linexport.conversion.stages import Job, TracedOriginal
 from linexport.errors import BuildError, StoppedAfterPass, UsageError
 from linexport.graph import sequence_axis, states
 from linexport.graph.dims import DimRange
@@ -53,7 +53,7 @@ class Written:
 
 
 def written(
-    job: Job, original: Original, with_state: bool, withdrawn: Mapping[str, str]
+    job: Job, original: TracedOriginal, with_state: bool, withdrawn: Mapping[str, str]
 ) -> Written:
     """Rewrite, lower and write a model.
 
@@ -133,7 +133,7 @@ def _tune_sizes(dims: Mapping[str, DimRange]) -> dict[str, int]:
 
 def _manifest(
     job: Job,
-    original: Original,
+    original: TracedOriginal,
     model: onnx.ModelProto,
     rewritten: passes.Rewritten,
     choices: Sequence[Choice],

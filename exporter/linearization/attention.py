@@ -10,13 +10,13 @@ from torch import nn
 
 from linexport.errors import UsageError
 from linexport.linearization.calibration import Rows
-from linexport.linearization.choose import AUTO, KEEP, MapConfig, chosen, requested
-from linexport.linearization.find import Site
+from linexport.linearization.choose_forms import AUTO, KEEP, MapConfig, chosen, requested
+from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention
 from linexport.linearization.judge import judge, refuse_vanishing
-from linexport.linearization.memory import fit_memory
 from linexport.linearization.replace import rebuildable
-from linexport.linearization.sampling import sample
+from linexport.linearization.samples import sample
+from linexport.linearization.static_memory import fit_memory
 
 
 @dataclass

@@ -21,16 +21,16 @@ from linexport import targets, trace
 from linexport.errors import LinexportError
 from linexport.graph import dims as dimensions
 from linexport.graph.interface import input_records
-from linexport.linearization.find import Site
+from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention, MemoryAttention
-from linexport.loaders.model import LoadedModel
+from linexport.loaders.loaded_model import LoadedModel
 from linexport.manifest.records import named
 from linexport.parity.cases import Case, draw
 from linexport.parity.reference import feeds
 from linexport.targets import Session
 from linexport.timing.export import TARGET, export
 from linexport.timing.latency import Call, Settings, interleaved
-from linexport.timing.memory import peak_megabytes
+from linexport.timing.peak_memory import peak_megabytes
 
 LENGTHS = (64, 256, 1024, 4096)
 MEMORY_FROM = 1024

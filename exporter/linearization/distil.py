@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from linexport.errors import UsageError
 from linexport.linearization.calibration import Calibration, Rows, batches
-from linexport.linearization.calls import Projecting
-from linexport.linearization.find import Site
+from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention
 from linexport.linearization.replace import stem
+from linexport.linearization.softmax_calls import Projecting
 from linexport.models.attention import LinearAttention
 
 RATE = 5e-3

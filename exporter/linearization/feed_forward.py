@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from linexport.errors import UnsupportedModelError, UsageError
-from linexport.linearization.activations import Activated, Activating
+from linexport.linearization.activation_calls import Activated, Activating
 from linexport.linearization.calibration import Rows
-from linexport.linearization.choose import KEEP, check_patterns, last
-from linexport.linearization.find import numbered, run
+from linexport.linearization.choose_forms import KEEP, check_patterns, last
+from linexport.linearization.find_softmax import numbered, run
 from linexport.linearization.replace import WithForms, stem
 from linexport.models.feed_forward import (
     ACTIVATIONS,

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from linexport.linearization import masks
-from linexport.linearization.calls import Call
-from linexport.linearization.find import Site
+from linexport.linearization.find_softmax import Site
+from linexport.linearization.softmax_calls import Call
 from linexport.models.feature_maps import FeatureMap
 from linexport.models.mapped_attention import check, mapped_attention
 from linexport.models.static_memory import StaticMemory
@@ -129,7 +129,7 @@ class Forms(nn.Module):
         self.by_site = nn.ModuleDict({str(index): form for index, form in forms.items()})
 
     def answer(self, index: int, call: Call) -> Tensor:
-        """See ``calls.Answer``."""
+        """See ``softmax_calls.ComputeAttention``."""
         if str(index) not in self.by_site:
             return call.softmax()
         found: Tensor = self.by_site[str(index)](call)

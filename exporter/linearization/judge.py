@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from linexport.errors import ParityError
 from linexport.linearization import masks
 from linexport.linearization.calibration import Rows
-from linexport.linearization.calls import Attending, Call
-from linexport.linearization.find import Site, run
+from linexport.linearization.find_softmax import Site, run
 from linexport.linearization.forms import KernelAttention
 from linexport.linearization.locality import masked
+from linexport.linearization.softmax_calls import Attending, Call
 
 
 @dataclass

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from linexport.linearization.calls import Call
 from linexport.linearization.masks import visible
+from linexport.linearization.softmax_calls import Call
 
 LOCAL = "favor+*local"
 

@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 import linexport
 from linexport.errors import UnsupportedModelError, UsageError
-from linexport.linearization import compare, cost, find
+from linexport.linearization import compare_models, cost, find_softmax
 from linexport.linearization import distil as distillation
 from linexport.linearization.attention import FittedForms, replace_attention
 from linexport.linearization.calibration import Calibration, batches, calibration
-from linexport.linearization.choose import EVERY, MapConfig, local
+from linexport.linearization.choose_forms import EVERY, MapConfig, local
 from linexport.linearization.feed_forward import FeedForwardConfig, replace_feed_forward
 from linexport.linearization.metric import Evaluate, Metric
 from linexport.linearization.replace import inference_copy, shared_copy, with_forms
 from linexport.linearization.save import save
 from linexport.linearization.verdict import verdict
 from linexport.loaders.default_dims import default_dims
-from linexport.loaders.model import LoadedModel, Source
+from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.loaders.weights import describe
 from linexport.models.feed_forward import MAX_COST
 from linexport.models.registry import ReferenceModel
@@ -127,7 +127,7 @@ def linearize(
         config = local(config, locality)
     with watch.stage("find"):
         fit, held_out = (list(batches(x))[:FITTED] for x in (data.fit, data.held_out))
-        sites = find.find(original, [*fit, *held_out], required=feed_forward is None)
+        sites = find_softmax.find(original, [*fit, *held_out], required=feed_forward is None)
     with watch.stage("fit"):
         made = FittedForms()
         if sites:
@@ -135,7 +135,7 @@ def linearize(
         if feed_forward is None and not made.forms:
             why = "; ".join(f"{row['name']}: {row['reason']}" for row in made.records)
             raise UnsupportedModelError(f"No softmax attention was replaced. {why}")
-    rest_error = compare.rest_error(loaded.module, with_forms(original, {}), held_out)
+    rest_error = compare_models.rest_error(loaded.module, with_forms(original, {}), held_out)
     linear = with_forms(original, made.forms)
     replaced = [site for site in sites if site.index in made.forms]
     distilled = None
@@ -148,9 +148,11 @@ def linearize(
         with watch.stage("feed-forward"):
             dense = replace_feed_forward(linear, fit, feed_forward_config, watch.shown.note)
     with watch.stage("compare"):
-        for index, error in compare.layer_errors(original, linear, replaced, held_out).items():
+        for index, error in compare_models.layer_errors(
+            original, linear, replaced, held_out
+        ).items():
             made.records[index]["layer_error"] = error
-        output_error = compare.output_error(original, linear, held_out)
+        output_error = compare_models.output_error(original, linear, held_out)
         scores = None if metric is None else _scores(metric, loaded.module, linear)
     result = replace(loaded, module=linear, program=None, decode_module=None, language=None)
     measured: dict[str, Any] = dict.fromkeys(("latency", "memory", "crossover", "reason"))
@@ -205,7 +207,7 @@ def _scores(metric: Metric, original: nn.Module, linear: nn.Module) -> dict[str,
 
 
 def _with_costs(
-    made: FittedForms, sites: Sequence[find.Site], lengths: Sequence[int]
+    made: FittedForms, sites: Sequence[find_softmax.Site], lengths: Sequence[int]
 ) -> list[dict[str, Any]]:
     """Multiply-adds of the attention of each layer, at the calibration's length and those timed."""
     for site, record in zip(sites, made.records, strict=True):

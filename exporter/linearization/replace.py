@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from torch import nn
 
 from linexport.linearization import multihead
-from linexport.linearization.activations import Activating, Answer, Layers
-from linexport.linearization.calls import Attending
+from linexport.linearization.activation_calls import Activating, ComputeActivation, Layers
 from linexport.linearization.forms import Forms, KernelAttention
+from linexport.linearization.softmax_calls import Attending
 from linexport.models.attention import LinearAttention
 from linexport.models.registry import ReferenceModel, build
 from linexport.models.softmax_attention import SoftmaxAttention
@@ -82,7 +82,7 @@ class WithForms(nn.Module):
         self.inner, self.forms, self.layers = inner, forms, Layers()
 
     @contextmanager
-    def answered(self, answer: Answer) -> Iterator[None]:
+    def answered(self, answer: ComputeActivation) -> Iterator[None]:
         """Runs of ``inner`` are in linear form, with activations handed to ``answer``."""
         # Activations of the module itself: those inside forms stay as they are.
         with Attending(self.forms.answer), Activating(answer):

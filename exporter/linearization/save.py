@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from linexport.errors import UsageError
-from linexport.loaders.model import LoadedModel
+from linexport.loaders.loaded_model import LoadedModel
 from linexport.models import checkpoint
 from linexport.models.registry import ReferenceModel
 from linexport.trace import export_program

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from linexport.errors import UsageError
 from linexport.loaders.files import check_text
-from linexport.loaders.model import LoadedModel, Source
+from linexport.loaders.loaded_model import LoadedModel, Source
 
 __all__ = ["LoadedModel", "Source", "is_factory", "load_model"]
 

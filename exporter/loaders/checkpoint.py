@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from linexport.errors import LinexportError, UnsupportedModelError
 from linexport.loaders.archive import TorchArchive
 from linexport.loaders.files import FACTORY_ADVICE, first_line, refuse, sha256, unreadable
-from linexport.loaders.model import LoadedModel, Source
+from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.loaders.pickles import UnsafePickleError, load_plain
 from linexport.loaders.weights import describe, named_tensors, non_finite_warnings
 

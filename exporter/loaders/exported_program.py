@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.archive import TorchArchive
 from linexport.loaders.files import FACTORY_ADVICE, first_line, refuse, sha256, unreadable
-from linexport.loaders.model import LoadedModel, Source
+from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.loaders.pt2 import verify
 from linexport.loaders.weights import non_finite_warnings
 

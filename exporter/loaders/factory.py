@@ -14,7 +14,7 @@ from linexport.errors import UsageError
 from linexport.loaders.callables import find_callable, user_code
 from linexport.loaders.default_dims import default_dims, repeat_ones_where
 from linexport.loaders.hugging_face import adopt, is_language_model, is_of_transformers
-from linexport.loaders.model import LoadedModel, Source
+from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.loaders.weights import describe, named_tensors, non_finite_warnings
 
 _RETURNS = "It must return (module, args) or (module, args, dynamic_shapes)"

@@ -1,11 +1,11 @@
 """The manifest of an artifact: typed records, their JSON, its schema, and options beside them."""
 
+from linexport.manifest.file_names import DATA, MANIFEST, MODEL, REPORT
 from linexport.manifest.folder import describe_files, digest, is_artifact, read
-from linexport.manifest.names import DATA, MANIFEST, MODEL, REPORT
+from linexport.manifest.json_text import dumps
 from linexport.manifest.options import ConvertOptions
 from linexport.manifest.records import FORMAT, Manifest
 from linexport.manifest.schema import from_json, to_json
-from linexport.manifest.text import dumps
 
 __all__ = [
     "DATA",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from linexport.manifest.names import MANIFEST, MODEL, REPORT
+from linexport.manifest.file_names import MANIFEST, MODEL, REPORT
 from linexport.manifest.records import FileRecord, Manifest, SourceRecord, StateRecord
 
 SHA256 = re.compile(r"[0-9a-f]{64}")

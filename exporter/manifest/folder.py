@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 
 from linexport.errors import UsageError
-from linexport.manifest import text
-from linexport.manifest.names import MANIFEST, REPORT
+from linexport.manifest import json_text
+from linexport.manifest.file_names import MANIFEST, REPORT
 from linexport.manifest.records import FileRecord, Manifest
 from linexport.manifest.schema import from_json
 
@@ -38,7 +38,7 @@ def read(folder: Path) -> Manifest:
             )
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
-        value = text.loads(path.read_text(encoding="utf-8"))
+        value = json_text.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(
             f"{folder} has no {MANIFEST}; expected an artifact made by linexport convert."

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 HOW = "option"
-"""Key of a field's metadata under which its ``Option`` is kept."""
+"""Key of a field's metadata under which its ``CommandLineOption`` is kept."""
 
 Form = Literal["single", "commas", "repeated"]
 
@@ -22,7 +22,7 @@ FLOAT32 = "float32"
 
 
 @dataclass(frozen=True)
-class Option:
+class CommandLineOption:
     """The command line's side of a field.
 
     Attributes:
@@ -41,7 +41,7 @@ class Option:
 
 
 def _option(default: Any, flag: str, help: str, **more: Any) -> Any:
-    return field(default=default, metadata={HOW: Option(flag, help, **more)})
+    return field(default=default, metadata={HOW: CommandLineOption(flag, help, **more)})
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def defaults() -> dict[str, Any]:
     return {one.name: one.default for one in fields(ConvertOptions)}
 
 
-def declared() -> dict[str, Option]:
+def declared() -> dict[str, CommandLineOption]:
     """The command line's side of every field, by the field's name."""
     return {one.name: one.metadata[HOW] for one in fields(ConvertOptions)}
 
@@ -184,7 +184,7 @@ def command(source: str, output: str, options: ConvertOptions) -> str:
     return shlex.join(words)
 
 
-def _words(option: Option, value: Any) -> list[str]:
+def _words(option: CommandLineOption, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [option.flag if value else f"--no-{option.flag.removeprefix('--')}"]
     if option.form == "repeated":

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from linexport.errors import UsageError
 from linexport.manifest.consistency import contradictions
+from linexport.manifest.json_text import dumps
 from linexport.manifest.records import FORMAT, Manifest
-from linexport.manifest.text import dumps
 from linexport.manifest.upgrade import upgraded
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from linexport.manifest.names import MODEL
+from linexport.manifest.file_names import MODEL
 
 ABSENT: dict[str, Any] = {
     "options": None,

@@ -5,6 +5,6 @@ linexport.compare_maps(data="model.pt", length=512)  on a model's own
 """
 
 from linexport.maps.catalogue import catalogue
-from linexport.maps.compare import compare_maps
+from linexport.maps.comparison import compare_maps
 
 __all__ = ["catalogue", "compare_maps"]

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from linexport.maps.samples import HeadSamples
+from linexport.maps.attention_samples import HeadSamples
 from linexport.models.feature_maps import FeatureMap
 from linexport.models.feature_maps.base import ExponentialMap
 

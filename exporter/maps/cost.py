@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from linexport import targets, trace
-from linexport.loaders.model import LoadedModel, Source
+from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.models.linear_attention_layer import (
     LinearAttentionLayer,
     LinearAttentionLayerConfig,
@@ -17,7 +17,7 @@ from linexport.targets import Session
 from linexport.timing import export as timing
 from linexport.timing.export import TARGET
 from linexport.timing.latency import Call, Settings, interleaved
-from linexport.timing.memory import peak_megabytes
+from linexport.timing.peak_memory import peak_megabytes
 
 TRACED = 100
 """Tokens of the traced example: several chunks."""

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from linexport.graph.dims import DimRange, sequence
-from linexport.loaders.model import LoadedModel
+from linexport.loaders.loaded_model import LoadedModel
 
 NEVER_TRACED = (37, 150, 101)
 """Lengths tried beside the traced one; none is a multiple of a usual chunk."""

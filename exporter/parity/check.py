@@ -15,7 +15,7 @@ import torch
 
 from linexport.graph.dims import DimRange
 from linexport.graph.states import State
-from linexport.loaders.model import LoadedModel
+from linexport.loaders.loaded_model import LoadedModel
 from linexport.manifest.proof import (
     CaseRecord,
     DenominatorRecord,

@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from linexport.manifest.proof import DivergenceRecord
-from linexport.parity import observe
+from linexport.parity import observed
 from linexport.parity.cases import Case, draw
 from linexport.parity.check import ModelUnderTest
 from linexport.parity.compare import compare
@@ -43,7 +43,7 @@ def first_divergence(
         expected = _expected(traced, inputs, tested)
         state = tested.initial_state(tested.batch(case.sizes))
         fed = {**feeds(inputs, tested.input_names), **state}
-        got, nodes = observe.run(path, expected, fed, open_session)
+        got, nodes = observed.run(path, expected, fed, open_session)
     except Exception:
         return None  # The failure itself is reported already; this only adds to it.
     for node in nodes:
@@ -65,7 +65,7 @@ def _expected(
     original = onnx.ModelProto()
     original.CopyFrom(traced.model)
     every = {name for node in original.graph.node for name in node.output}
-    original.graph.output.extend(observe.outputs_of(original, every))
+    original.graph.output.extend(observed.outputs_of(original, every))
     got = OrtSession(original.SerializeToString()).run(feeds(inputs, tested.input_names))
     return {name: value for name, value in got.items() if value.dtype.kind == "f"}
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from linexport.loaders.model import Language, LoadedModel
+from linexport.loaders.loaded_model import Language, LoadedModel
 from linexport.manifest.proof import CaseRecord, GreedyRecord
 from linexport.parity.check import ModelUnderTest, Parity, case_record
 from linexport.parity.compare import Comparison, compare, largest

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from linexport.parity.cases import Case
-from linexport.parity.reference import Inputs, Reference
+from linexport.parity.reference import Arguments, Reference
 from linexport.parity.rounding import apart, is_nothing_else, note
 from linexport.parity.tolerances import Tolerance
 
@@ -48,7 +48,7 @@ class ReferenceOutput:
 def run_reference(
     references: list[Reference],
     case: Case,
-    inputs: Inputs,
+    inputs: Arguments,
     tolerance: Tolerance,
     notes: list[str],
 ) -> list[ReferenceOutput]:

@@ -13,12 +13,12 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from linexport.loaders.loaded_model import LoadedModel
 from linexport.loaders.memory_map import is_plain
-from linexport.loaders.model import LoadedModel
 from linexport.plugins.ops.linear_attention.chunk_torch import watch_denominators
 from linexport.system import memory
 
-Inputs = tuple[tuple[object, ...], dict[str, object]]
+Arguments = tuple[tuple[object, ...], dict[str, object]]
 
 
 class Reference:
@@ -43,7 +43,7 @@ class Reference:
         self.denominator: float | None = None
         self.module = loaded.module if dtype == torch.float32 else _copied(loaded.module, dtype)
 
-    def __call__(self, inputs: Inputs) -> list[np.ndarray]:
+    def __call__(self, inputs: Arguments) -> list[np.ndarray]:
         """Flattened outputs.
 
         Raises:
@@ -135,7 +135,7 @@ def _empty(weight: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def feeds(inputs: Inputs, names: Sequence[str]) -> dict[str, np.ndarray]:
+def feeds(inputs: Arguments, names: Sequence[str]) -> dict[str, np.ndarray]:
     """The tensors of drawn inputs by the names of the graph's inputs."""
     leaves: list[Any] = [x for x in pytree.tree_leaves(inputs) if isinstance(x, torch.Tensor)]
     return {name: leaf.numpy() for name, leaf in zip(names, leaves, strict=True)}

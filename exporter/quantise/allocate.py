@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Option:
+class StorageOption:
     """One way to store a weight.
 
     Attributes:
@@ -43,7 +43,7 @@ class Allocation:
     predicted: float
 
 
-def allocations(options: Sequence[Sequence[Option]]) -> Iterator[Allocation]:
+def allocations(options: Sequence[Sequence[StorageOption]]) -> Iterator[Allocation]:
     """Yield allocations from the smallest to the one that no byte improves.
 
     Args:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from linexport.artifact.inputs import Arrays
+from linexport.artifact.call_inputs import Arrays
 from linexport.artifact.runtime import Artifact
 from linexport.quantise.opened import Run
 

@@ -20,7 +20,7 @@ from linexport import targets
 from linexport.artifact import write
 from linexport.artifact.runtime import Artifact
 from linexport.graph import external_data
-from linexport.quantise.weights import floating_matrices
+from linexport.quantise.quantisable import floating_matrices
 
 Arrays = Mapping[str, NDArray]
 Run = Callable[[Arrays], dict[str, NDArray]]

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from linexport.artifact.language_model import LanguageModel
+from linexport.artifact.language_interface import LanguageInterface
 from linexport.artifact.runtime import Artifact
 from linexport.manifest.quantisation import DriftRecord, QuantisationRecord, TokenDivergenceRecord
 from linexport.parity.tolerances import TOLERANCES
 from linexport.quantise import drift
+from linexport.quantise.calibration_inputs import CalibrationInputs
 from linexport.quantise.divergence import compare
-from linexport.quantise.inputs import Inputs
 from linexport.quantise.opened import Arrays, Run
 
 Logits = Mapping[str, NDArray]
@@ -40,7 +40,7 @@ class Runs:
 
 def divergence(
     artifact: Artifact,
-    language: LanguageModel,
+    language: LanguageInterface,
     reference: Run,
     quantised: Run,
     windows: Sequence[Window],
@@ -90,7 +90,7 @@ def output_error(
 
 
 def with_proof(
-    record: QuantisationRecord, artifact: Artifact, runs: Runs, inputs: Inputs, seed: int
+    record: QuantisationRecord, artifact: Artifact, runs: Runs, inputs: CalibrationInputs, seed: int
 ) -> QuantisationRecord:
     """Return the record with what a comparison found.
 

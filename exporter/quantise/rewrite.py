@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from linexport.quantise.blocks import Quantised
-from linexport.quantise.weights import Use, Weight
+from linexport.quantise.block_quantisation import Quantised
+from linexport.quantise.quantisable import Use, Weight
 
 MICROSOFT = "com.microsoft"
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from linexport.quantise.blocks import Matrix
+from linexport.quantise.block_quantisation import Matrix
 from linexport.quantise.divergence import compare
 from linexport.quantise.opened import Arrays, FloatModel
-from linexport.quantise.weights import Weight
+from linexport.quantise.quantisable import Weight
 
 WINDOWS = 4
 """Windows of calibration text that every weight is tried on."""

@@ -24,9 +24,9 @@ from linexport.plugins.ops.linear_attention import (
     absorbed_map,
     view,
 )
-from linexport.plugins.ops.linear_attention.spec import Sizes
+from linexport.plugins.ops.linear_attention.spec import AttentionSizes
 from linexport.plugins.ops.op import Node
-from linexport.targets.blocks import blocked
+from linexport.targets.token_blocks import blocked
 
 KEY_MULTIPLE, VALUE_MULTIPLE = 16, 32
 """ONNX Runtime's CPU kernel is fast for key and value widths that are multiples of these."""
@@ -71,19 +71,19 @@ def by_kappa(node: Node) -> bool:
 def native(node: Node, dialect: Dialect = ONNX_RUNTIME) -> tuple[Body, list[str]]:
     """The kernel on the widths as they are."""
     b = Body()
-    return b, _native(b, _Call.of(node), node.inputs[: len(INPUTS)], dialect)
+    return b, _native(b, _KernelCall.of(node), node.inputs[: len(INPUTS)], dialect)
 
 
 def native_bounded(node: Node) -> tuple[Body, list[str]]:
     """``native_blocked`` where anything surrounds the kernel, else ``native``."""
-    call = _Call.of(node)
+    call = _KernelCall.of(node)
     surrounded = call.phi is not None or call.spec.normalize or "key_mask" in node.shapes
     return native_blocked(node) if surrounded else native(node)
 
 
 def native_blocked(node: Node) -> tuple[Body, list[str]]:
     """ONNX Runtime's kernel and what surrounds it, a block of tokens at a time."""
-    return _blocked(_Call.of(node), node)
+    return _blocked(_KernelCall.of(node), node)
 
 
 def native_padded(node: Node) -> tuple[Body, list[str]]:
@@ -91,28 +91,28 @@ def native_padded(node: Node) -> tuple[Body, list[str]]:
 
     A zero key channel stays zero in the state, and a zero value channel is cut off again.
     """
-    call = _Call.of(node)
+    call = _KernelCall.of(node)
     d_k = -(-call.sizes.d_k // KEY_MULTIPLE) * KEY_MULTIPLE
     d_v = -(-call.sizes.d_v // VALUE_MULTIPLE) * VALUE_MULTIPLE
     return _blocked(replace(call, padded=(d_k, d_v)), node)
 
 
 @dataclass(frozen=True)
-class _Call:
+class _KernelCall:
     """A node, and the widths of heads that the kernel sees."""
 
     spec: LinearAttentionSpec
-    sizes: Sizes
+    sizes: AttentionSizes
     phi: AbsorbedMap | None
     padded: tuple[int, int]
 
     @classmethod
-    def of(cls, node: Node) -> _Call:
+    def of(cls, node: Node) -> _KernelCall:
         spec, sizes = view(node)
         return cls(spec, sizes, absorbed_map(node), (sizes.d_k, sizes.d_v))
 
 
-def _blocked(call: _Call, node: Node) -> tuple[Body, list[str]]:
+def _blocked(call: _KernelCall, node: Node) -> tuple[Body, list[str]]:
     return blocked(
         node.inputs[: len(INPUTS)],
         call.spec,
@@ -121,7 +121,7 @@ def _blocked(call: _Call, node: Node) -> tuple[Body, list[str]]:
     )
 
 
-def _native(b: Body, call: _Call, inputs: Sequence[str], dialect: Dialect) -> list[str]:
+def _native(b: Body, call: _KernelCall, inputs: Sequence[str], dialect: Dialect) -> list[str]:
     """Output, state and normalizer."""
     spec, sizes, (d_k, d_v) = call.spec, call.sizes, call.padded
     _, _, value, past_state, past_normalizer, _, beta, _ = inputs
@@ -168,7 +168,7 @@ def _native(b: Body, call: _Call, inputs: Sequence[str], dialect: Dialect) -> li
     return [_cut_heads(b, output, spec.output_heads, sizes.d_v, d_v), state, normalizer]
 
 
-def _mapped(b: Body, call: _Call, inputs: Sequence[str]) -> tuple[str, str, str]:
+def _mapped(b: Body, call: _KernelCall, inputs: Sequence[str]) -> tuple[str, str, str]:
     """Query and key behind the map, key and decay of what counts."""
     query, key, *_, decay, _, key_mask = inputs
     if call.phi is not None:
@@ -192,7 +192,7 @@ def running_sum(node: Node) -> tuple[Body, list[str]]:
 
     That is what a normaliser is, and users who do not divide by it at once have it as a value.
     """
-    call = _Call.of(node)
+    call = _KernelCall.of(node)
     return blocked(
         node.inputs[: len(INPUTS)],
         call.spec,
@@ -201,7 +201,7 @@ def running_sum(node: Node) -> tuple[Body, list[str]]:
     )
 
 
-def _running_sum(b: Body, call: _Call, inputs: Sequence[str]) -> list[str]:
+def _running_sum(b: Body, call: _KernelCall, inputs: Sequence[str]) -> list[str]:
     spec, sizes, heads = call.spec, call.sizes, call.spec.kv_num_heads
     query, key, _ = _mapped(b, call, inputs)
     if sizes.key_heads != heads:

@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 
 from linexport import targets, trace
 from linexport.graph import dims
+from linexport.loaders.loaded_model import LoadedModel
 from linexport.loaders.memory_map import memory_map_weights, unmap_weights
-from linexport.loaders.model import LoadedModel
 from linexport.manifest.measured import DecodeRecord, LatencyRow, MemoryRow
 from linexport.parity.cases import Case, draw
 from linexport.parity.check import ModelUnderTest
@@ -26,7 +26,7 @@ from linexport.system import memory
 from linexport.targets import Session
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Call, Called, Settings, measure, table
-from linexport.timing.memory import peak_megabytes
+from linexport.timing.peak_memory import peak_megabytes
 from linexport.trace.messages import innermost
 
 LENGTHS = (64, 256, 1024, 4096)

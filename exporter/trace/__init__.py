@@ -21,10 +21,10 @@ from linexport.errors import BuildError, UnsupportedModelError
 from linexport.graph import states
 from linexport.graph.dims import DimRange
 from linexport.graph.external_data import Weights, detach, with_weights
-from linexport.loaders.model import DecodeModule, LoadedModel
+from linexport.loaders.loaded_model import DecodeModule, LoadedModel
 from linexport.plugins.ops.registry import all_ops
+from linexport.trace.dim_names import name_symbols
 from linexport.trace.graph import plain_onnx, to_graph
-from linexport.trace.names import name_symbols
 from linexport.trace.normalise import normalise
 from linexport.trace.program import export_program
 from linexport.trace.random_ops import reject_nondeterminism

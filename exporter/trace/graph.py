@@ -21,9 +21,9 @@ from linexport.graph.external_data import LARGE, LOCATION, Weights, with_weights
 from linexport.models import torch_ops
 from linexport.plugins.ops import registry
 from linexport.plugins.ops.op import DOMAIN, VERSION, Op
+from linexport.trace.dim_names import rename_symbols
 from linexport.trace.messages import innermost
 from linexport.trace.metadata import drop_metadata
-from linexport.trace.names import rename_symbols
 from linexport.trace.quiet import quiet
 
 OPSET = 20

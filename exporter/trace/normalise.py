@@ -15,10 +15,10 @@ import onnx
 from onnx import inliner, shape_inference, version_converter
 
 from linexport.errors import UnsupportedModelError
-from linexport.loaders.model import OnnxGraph
+from linexport.loaders.loaded_model import OnnxGraph
 from linexport.loaders.onnx_file.document import read
+from linexport.loaders.onnx_file.dynamic_shapes import inputs
 from linexport.loaders.onnx_file.external import attach
-from linexport.loaders.onnx_file.sizes import inputs
 from linexport.plugins.ops.body import OPSET
 from linexport.plugins.ops.op import DOMAIN
 from linexport.trace.messages import first_line

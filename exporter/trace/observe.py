@@ -41,7 +41,7 @@ BY_CONTENT = ("NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit
 
 SHAPE_OF = "shape of "
 
-Sizes = Mapping[str, int]
+DimSizes = Mapping[str, int]
 Shape = tuple[int | str | None, ...]
 Found = dict[str, tuple[np.dtype, tuple[int, ...]]]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -52,8 +52,8 @@ Changes = Mapping[str, tuple[int, Shapes]]
 def observe(
     model: onnx.ModelProto,
     folder: Path,
-    feeds: Callable[[Sizes], dict[str, np.ndarray]],
-    sizes: Sizes,
+    feeds: Callable[[DimSizes], dict[str, np.ndarray]],
+    sizes: DimSizes,
 ) -> list[onnx.ValueInfoProto]:
     """Return a typed and shaped entry for every tensor of the graph; none if it does not run so.
 
@@ -131,8 +131,8 @@ def _run(session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]) ->
 
 def _near(
     session: onnxruntime.InferenceSession,
-    feeds: Callable[[Sizes], dict[str, np.ndarray]],
-    sizes: Sizes,
+    feeds: Callable[[DimSizes], dict[str, np.ndarray]],
+    sizes: DimSizes,
     name: str,
 ) -> tuple[int, Shapes] | None:
     """Change one dimension a little; None if it takes no other size."""
@@ -149,8 +149,8 @@ def _near(
 def _far(
     model: onnx.ModelProto,
     folder: Path,
-    feeds: Callable[[Sizes], dict[str, np.ndarray]],
-    sizes: Sizes,
+    feeds: Callable[[DimSizes], dict[str, np.ndarray]],
+    sizes: DimSizes,
     values: Sequence[str],
 ) -> Changes:
     """Change every dimension that allows it by a large factor."""
@@ -168,7 +168,7 @@ def _far(
 
 
 def _shape(
-    value: str, shape: Sequence[int], changes: Changes, sizes: Sizes
+    value: str, shape: Sequence[int], changes: Changes, sizes: DimSizes
 ) -> list[int | str | None] | None:
     """Return the shape in names; None where the rank itself changes."""
     if any(len(found[value]) != len(shape) for _, found in changes.values()):
@@ -188,7 +188,7 @@ def _agreed(
     return [a if a == b else None for a, b in zip(near, far, strict=True)]
 
 
-def _size(size: int, changes: Mapping[str, tuple[int, int]], sizes: Sizes) -> int | str | None:
+def _size(size: int, changes: Mapping[str, tuple[int, int]], sizes: DimSizes) -> int | str | None:
     """Return one size in names; None where it depends on the dimensions in another way."""
     follows = [name for name, (_, after) in changes.items() if after != size]
     if not follows:

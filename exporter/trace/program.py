@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from linexport.errors import BuildError, LinexportError, UnsupportedModelError
-from linexport.loaders.model import LoadedModel
+from linexport.loaders.loaded_model import LoadedModel
 from linexport.models import torch_ops
 from linexport.trace.messages import first_line
 from linexport.trace.quiet import quiet

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linexport.errors import OpError, UsageError
-from linexport.models.options import parse
+from linexport.models.config import parse
 from linexport.models.wide import HALF, WideBuffers
 from linexport.plugins.ops import feature_map as op
 from linexport.plugins.ops.body import Body

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
 from linexport.models.feature_maps.base import UNBIASED, Array, ExponentialMap
-from linexport.models.options import bounded
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
 

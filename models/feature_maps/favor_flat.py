@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from linexport.errors import UsageError
+from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
 from linexport.models.feature_maps.base import UNBIASED, Array, ExponentialMap
 from linexport.models.feature_maps.favor import Favor, FavorOptions, squared_error
-from linexport.models.options import bounded
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
 

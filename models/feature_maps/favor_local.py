@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from linexport.models.config import bounded
 from linexport.models.feature_maps.favor import Favor, FavorOptions
 from linexport.models.feature_maps.local import Local, LocalOptions
 from linexport.models.feature_maps.product import ProductMap
-from linexport.models.options import bounded
 
 
 @dataclass(frozen=True, kw_only=True)

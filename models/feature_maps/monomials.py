@@ -19,10 +19,10 @@ import torch
 from onnx import TensorProto
 from torch import Tensor
 
+from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
 from linexport.models.feature_maps.base import Array, FeatureMap
 from linexport.models.feature_maps.pairs import check_memory
-from linexport.models.options import bounded
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
 

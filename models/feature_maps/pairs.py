@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from linexport.errors import UsageError
+from linexport.models.config import bounded
 from linexport.models.feature_maps.base import FeatureMap
-from linexport.models.options import bounded
 from linexport.plugins.ops import feature_map as op
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter

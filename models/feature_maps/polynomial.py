@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linexport.errors import UsageError
+from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
 from linexport.models.feature_maps.base import Array, FeatureMap
 from linexport.models.feature_maps.monomials import components, count, multiplicities
 from linexport.models.feature_maps.pairs import check_memory
-from linexport.models.options import bounded
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
 

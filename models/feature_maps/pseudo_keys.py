@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from linexport.errors import UsageError
+from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
 from linexport.models.feature_maps.base import FITTED, Array, FeatureMap
-from linexport.models.options import bounded
 from linexport.models.static_memory.kmeans import kmeans
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from linexport.models.config import bounded
 from linexport.models.feature_maps.base import Array
 from linexport.models.feature_maps.pairs import PairsMap, PairsOptions, check_memory, count, pairs
-from linexport.models.options import bounded
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
 

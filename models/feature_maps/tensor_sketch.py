@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
 from linexport.models.feature_maps.base import UNBIASED, Array, FeatureMap
-from linexport.models.options import bounded
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
 

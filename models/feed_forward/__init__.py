@@ -9,13 +9,13 @@ docs/math.md, "Feed-forward layers".
 from linexport.models.feed_forward.activations import ACTIVATIONS, Activation
 from linexport.models.feed_forward.block import feed_forward
 from linexport.models.feed_forward.layer import KernelFeedForward, KernelFeedForwardConfig
+from linexport.models.feed_forward.linear_activation import Pair, pairs, substitute
 from linexport.models.feed_forward.linearize import (
     FORMS,
     MAX_COST,
     FeedForwardReport,
     linearize_feed_forward,
 )
-from linexport.models.feed_forward.pairs import Pair, pairs, substitute
 from linexport.models.feed_forward.powers import Power
 
 __all__ = [

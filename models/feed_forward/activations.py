@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linexport.errors import UsageError
+from linexport.models.config import nearest
 from linexport.models.feature_maps.base import Array
 from linexport.models.feed_forward import series
-from linexport.models.options import nearest
 
 
 @dataclass(frozen=True)

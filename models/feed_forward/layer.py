@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from linexport.models.config import parse
 from linexport.models.feature_maps import make
 from linexport.models.feature_maps.base import Array
 from linexport.models.feed_forward.polynomials import Polynomials
-from linexport.models.options import parse
 from linexport.models.wide import WideBuffers
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from linexport.errors import UnsupportedModelError
+from linexport.models.config import parse
 from linexport.models.functional import linear_attention
-from linexport.models.options import parse
 
 
 @dataclass(frozen=True, kw_only=True)

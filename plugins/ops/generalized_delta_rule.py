@@ -59,7 +59,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Sizes:
+class DeltaRuleSizes:
     """Heads and their widths."""
 
     heads: int
@@ -77,8 +77,8 @@ def check(
     b: Shape,
     past_state: Shape | None = None,
     key_mask: Shape | None = None,
-) -> Sizes:
-    """Sizes implied by the shapes of the inputs.
+) -> DeltaRuleSizes:
+    """DeltaRuleSizes implied by the shapes of the inputs.
 
     Raises:
         OpError: a shape contradicts another one or the number of heads.
@@ -101,7 +101,7 @@ def check(
             ("batch", "heads", "key width", "value width"), past_state, expected, strict=True
         ):
             same("past_state", what, found, wanted)
-    return Sizes(num_heads, d_k, d_v)
+    return DeltaRuleSizes(num_heads, d_k, d_v)
 
 
 def generalized_delta_rule(
@@ -190,7 +190,7 @@ def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, .
     return generalized_delta_rule(attributes["num_heads"], attributes.get("scale", 1.0), **inputs)
 
 
-def view(node: Node) -> Sizes:
+def view(node: Node) -> DeltaRuleSizes:
     """The sizes of a node, checked.
 
     Raises:

@@ -54,7 +54,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Activation:
+class ExpertActivation:
     """act, as a definition and as a body."""
 
     define: Callable[[Array], Array]
@@ -66,9 +66,11 @@ def _erf(x: Array) -> Array:
 
 
 ACTIVATIONS = {
-    "silu": Activation(lambda x: x / (1 + np.exp(-x)), lambda b, x: b.Mul(x, b.Sigmoid(x))),
-    "relu2": Activation(lambda x: np.maximum(x, 0) ** 2, lambda b, x: b.Mul(b.Relu(x), b.Relu(x))),
-    "gelu": Activation(
+    "silu": ExpertActivation(lambda x: x / (1 + np.exp(-x)), lambda b, x: b.Mul(x, b.Sigmoid(x))),
+    "relu2": ExpertActivation(
+        lambda x: np.maximum(x, 0) ** 2, lambda b, x: b.Mul(b.Relu(x), b.Relu(x))
+    ),
+    "gelu": ExpertActivation(
         lambda x: x / 2 * (1 + _erf(x / 2**0.5)),
         lambda b, x: b.Mul(
             b.Mul(x, b.CastLike(b.const(0.5), x)),
@@ -80,7 +82,7 @@ ACTIVATIONS = {
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ExpertSizes:
     """Fixed sizes of a node: experts, experts a token, and widths."""
 
     experts: int
@@ -90,8 +92,8 @@ class Sizes:
 
 def check(
     activation: str, gated: bool, x: Shape, index: Shape, weight: Shape, up: Shape, down: Shape
-) -> Sizes:
-    """Sizes implied by the shapes of the inputs.
+) -> ExpertSizes:
+    """ExpertSizes implied by the shapes of the inputs.
 
     Raises:
         OpError: unknown activation, or shapes that contradict each other.
@@ -113,7 +115,7 @@ def check(
     same("up", "experts", up[0], experts)
     same("up", "rows", up[1], inner * (2 if gated else 1))
     same("up", "columns", up[2], x[1])
-    return Sizes(experts, chosen, width_out)
+    return ExpertSizes(experts, chosen, width_out)
 
 
 def mixture_of_experts(
@@ -199,7 +201,7 @@ def _describe(node: Node) -> str:
     return f"{sizes.chosen} of {sizes.experts} experts a token, {kind}"
 
 
-def view(node: Node) -> Sizes:
+def view(node: Node) -> ExpertSizes:
     """The sizes of a node, checked.
 
     Raises:

@@ -22,7 +22,7 @@ from torch import nn
 from linexport import passes, targets, trace
 from linexport.artifact import write
 from linexport.errors import UsageError
-from linexport.loaders.model import LoadedModel, Source
+from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.models import feature_maps
 from linexport.models.feed_forward import (
     KernelFeedForward,

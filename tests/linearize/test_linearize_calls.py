@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.linearization import masks
-from linexport.linearization.calls import Attending
-from linexport.linearization.find import Site, find
+from linexport.linearization.find_softmax import Site, find
 from linexport.linearization.multihead import Multihead
 from linexport.linearization.replace import shared_copy
+from linexport.linearization.softmax_calls import Attending
 
 DIM, HEADS, LENGTH = 16, 2, 6
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import linexport
 from linexport.errors import ParityError
-from linexport.linearization.calls import Call
-from linexport.linearization.find import Site
+from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention
 from linexport.linearization.locality import masked
+from linexport.linearization.softmax_calls import Call
 from linexport.loaders import load_model
 from linexport.models import feature_maps
 

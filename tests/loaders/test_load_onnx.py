@@ -92,7 +92,7 @@ def test_names_sizes_and_source_of_a_file(written: Callable[..., Path]) -> None:
 def test_examples_of_many_values_are_tried_at_smaller_sizes(
     written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, most: int, sizes: dict[str, int]
 ) -> None:
-    monkeypatch.setattr("linexport.loaders.onnx_file.sizes.MOST_CHOSEN", most)
+    monkeypatch.setattr("linexport.loaders.onnx_file.dynamic_shapes.MOST_CHOSEN", most)
     loaded = load_model(written(f"{HEAD} {RELU}"))
     assert loaded.graph is not None and loaded.graph.sizes == sizes
 
@@ -102,7 +102,7 @@ def test_examples_are_drawn_in_blocks_as_they_are_at_once(
 ) -> None:
     path = written(f"{HEAD} {RELU}")
     at_once = load_model(path).args[0]
-    monkeypatch.setattr("linexport.loaders.onnx_file.sizes.BLOCK", 7)
+    monkeypatch.setattr("linexport.loaders.onnx_file.dynamic_shapes.BLOCK", 7)
     assert torch.equal(load_model(path).args[0], at_once)
 
 

@@ -12,7 +12,7 @@ import torch
 from linexport.models import feature_maps
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.linear_attention import OP, LinearAttentionSpec, linear_attention
-from linexport.targets import blocks, kernels
+from linexport.targets import kernels, token_blocks
 from tests.support import runtimes
 from tests.support.comparison import assert_close
 from tests.support.layouts import mapped_model
@@ -78,8 +78,8 @@ LOWERINGS = {"portable": OP.portable, "kernel": kernels.native_blocked}
 def test_equals_the_oracle_on_features(
     kind: str, name: str, lowering: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "SMALLEST", 8)
-    monkeypatch.setattr(blocks, "CACHED", 1)
+    monkeypatch.setattr(token_blocks, "SMALLEST", 8)
+    monkeypatch.setattr(token_blocks, "CACHED", 1)
     spec, phi = SPECS[name], feature_maps.find(kind)(WIDTH)
     choice = {"choose": lambda *_: LOWERINGS[lowering]}
     run = runtimes.on_onnxruntime(mapped_model(spec, phi, shapes(spec), **choice))

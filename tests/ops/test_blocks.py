@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
-from linexport.targets import blocks, kernels
+from linexport.targets import kernels, token_blocks
 from tests.support import runtimes
 from tests.support.comparison import assert_close
 from tests.support.layouts import Layout
@@ -20,8 +20,8 @@ RULES = ("linear", "gated", "delta", "gated_delta")
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "SMALLEST", BLOCK)
-    monkeypatch.setattr(blocks, "CACHED", 1)
+    monkeypatch.setattr(token_blocks, "SMALLEST", BLOCK)
+    monkeypatch.setattr(token_blocks, "CACHED", 1)
 
 
 @pytest.mark.parametrize("lowering", [kernels.native_blocked, kernels.native_padded])
@@ -57,7 +57,15 @@ def test_half_precision_keeps_sums_in_float32(rule: str, past: bool) -> None:
 
 def test_a_block_is_what_stays_in_cache() -> None:
     narrow, wide = (
-        blocks.tokens_per_block(LinearAttentionSpec(8, 8), blocks.Sizes(8, d, d)) for d in (64, 512)
+        token_blocks.tokens_per_block(
+            LinearAttentionSpec(8, 8), token_blocks.AttentionSizes(8, d, d)
+        )
+        for d in (64, 512)
     )
     assert (narrow, wide) == (256, 128)
-    assert blocks.tokens_per_block(LinearAttentionSpec(8, 8), blocks.Sizes(8, 9999, 1)) == 128
+    assert (
+        token_blocks.tokens_per_block(
+            LinearAttentionSpec(8, 8), token_blocks.AttentionSizes(8, 9999, 1)
+        )
+        == 128
+    )

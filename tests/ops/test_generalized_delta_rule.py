@@ -20,7 +20,7 @@ from linexport.models.functional import generalized_delta_rule as in_pytorch
 from linexport.plugins.ops.generalized_delta_rule import (
     INPUTS,
     OP,
-    Sizes,
+    DeltaRuleSizes,
     check,
     generalized_delta_rule,
     view,
@@ -188,7 +188,7 @@ def test_wrong_nodes_are_refused() -> None:
     without = {n: s for n, s in SHAPES.items() if n != "decay"}
     with pytest.raises(OpError, match="lacks the input decay"):
         OP.shapes(Node(OP.name, {"num_heads": 2}, INPUTS, without))
-    assert view(Node(OP.name, {"num_heads": 2}, INPUTS, SHAPES)) == Sizes(2, 4, 3)
+    assert view(Node(OP.name, {"num_heads": 2}, INPUTS, SHAPES)) == DeltaRuleSizes(2, 4, 3)
 
 
 # The body ----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from linexport.errors import OpError
 from linexport.models import feature_maps
 from linexport.plugins.ops import causal_conv, feature_map
 from linexport.plugins.ops.linear_attention import OP, LinearAttentionSpec, view
-from linexport.plugins.ops.linear_attention.spec import Sizes
+from linexport.plugins.ops.linear_attention.spec import AttentionSizes
 from linexport.plugins.ops.op import Node, read_node
 from linexport.plugins.ops.registry import all_ops, attach_functions
 from tests.support.layouts import one_op_model
@@ -134,26 +134,32 @@ def test_shapes(rule: str, shapes: dict[str, tuple[Any, ...]], words: list[str])
 @pytest.mark.parametrize(
     ("shapes", "sizes"),
     [
-        ({}, Sizes(2, 3, 5)),
-        ({"key": (2, 7, 3)}, Sizes(1, 3, 5)),
-        ({"query": ("B", "T", 12), "decay": (None, 7, 6)}, Sizes(2, 3, 5, decay_per_channel=True)),
-        ({"beta": (2, 7, 1), "key_mask": ("B", None)}, Sizes(2, 3, 5, beta_per_head=False)),
-        ({"past_state": (None, 2, "d", 5)}, Sizes(2, 3, 5)),
+        ({}, AttentionSizes(2, 3, 5)),
+        ({"key": (2, 7, 3)}, AttentionSizes(1, 3, 5)),
+        (
+            {"query": ("B", "T", 12), "decay": (None, 7, 6)},
+            AttentionSizes(2, 3, 5, decay_per_channel=True),
+        ),
+        (
+            {"beta": (2, 7, 1), "key_mask": ("B", None)},
+            AttentionSizes(2, 3, 5, beta_per_head=False),
+        ),
+        ({"past_state": (None, 2, "d", 5)}, AttentionSizes(2, 3, 5)),
         ({"query": (2, 0, 12), "key": (2, 0, 6), "value": (2, 0, 10)}, None),
     ],
 )
 def test_what_is_not_known_is_accepted(
-    shapes: dict[str, tuple[Any, ...]], sizes: Sizes | None
+    shapes: dict[str, tuple[Any, ...]], sizes: AttentionSizes | None
 ) -> None:
     if sizes is None:
         shapes = {**shapes, "decay": (2, 0, 2), "beta": (2, 0, 2)}
     found = LinearAttentionSpec(4, 2, "gated_delta").check(**{**GATED, **shapes})
-    assert found == (sizes or Sizes(2, 3, 5))
+    assert found == (sizes or AttentionSizes(2, 3, 5))
 
 
 def test_cross_attention_has_two_lengths() -> None:
     shapes = {**SHAPES, "query": (2, 9, 12), "key_mask": (2, 7)}
-    assert LinearAttentionSpec(4, 2, causal=False).check(**shapes) == Sizes(2, 3, 5)
+    assert LinearAttentionSpec(4, 2, causal=False).check(**shapes) == AttentionSizes(2, 3, 5)
 
 
 def test_one_channel_per_head_is_decay_per_head() -> None:
@@ -226,7 +232,7 @@ def test_view_reads_a_node() -> None:
     seen = read_node(node, OP, dict.fromkeys("abc", (1, "T", 4)))
     assert seen.inputs[:4] == ("query", "key", "value", "")
     assert len(seen.inputs) == len(OP.schema.inputs)
-    assert view(seen) == (LinearAttentionSpec(2, 2, normalize=True), Sizes(2, 2, 2))
+    assert view(seen) == (LinearAttentionSpec(2, 2, normalize=True), AttentionSizes(2, 2, 2))
 
 
 def test_attaching_reports_the_first_wrong_node() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from linexport.quantise.blocks import Grid, Quantised, gptq, nearest
+from linexport.quantise.block_quantisation import Grid, Quantised, gptq, nearest
 
 GRIDS = [Grid(bits, block) for bits in (4, 8) for block in (16, 32, 64)]
 

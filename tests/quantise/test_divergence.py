@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from linexport.quantise.allocate import Option, allocations
+from linexport.quantise.allocate import StorageOption, allocations
 from linexport.quantise.divergence import compare
 
 
@@ -80,9 +80,9 @@ def test_a_model_does_not_diverge_from_itself() -> None:
 
 def test_bits_are_raised_where_a_byte_buys_most() -> None:
     options = [
-        [Option(4, 100, 1e-3), Option(8, 200, 1e-5)],
-        [Option(4, 100, 4e-3), Option(8, 200, 1e-5)],
-        [Option(4, 10, 1e-3), Option(8, 20, 1e-5)],
+        [StorageOption(4, 100, 1e-3), StorageOption(8, 200, 1e-5)],
+        [StorageOption(4, 100, 4e-3), StorageOption(8, 200, 1e-5)],
+        [StorageOption(4, 10, 1e-3), StorageOption(8, 20, 1e-5)],
     ]
     path = list(allocations(options))
     assert [a.choice for a in path] == [(0, 0, 0), (0, 0, 1), (0, 1, 1), (1, 1, 1)]

@@ -16,7 +16,7 @@ from onnx import numpy_helper
 import linexport
 from linexport.errors import ParityError, UsageError
 from linexport.manifest import Manifest, read
-from linexport.quantise import weights
+from linexport.quantise import quantisable
 from tests.support.command_line import Result
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -101,8 +101,8 @@ def test_token_ids_beyond_a_quantised_table_are_refused(quantised: Callable[[str
 def test_a_tied_table_is_stored_once(quantised: Callable[[str], Path], exact: Path) -> None:
     model = onnx.load_model(str(quantised("int4") / "model.onnx"))
     before = onnx.load_model(str(exact / "model.onnx"))
-    values = {t.name: numpy_helper.to_array(t) for t in weights.floating_matrices(before)}
-    found, _ = weights.find(before, values)
+    values = {t.name: numpy_helper.to_array(t) for t in quantisable.floating_matrices(before)}
+    found, _ = quantisable.find(before, values)
     table = next(w for w in found if w.is_table)
     assert len(table.uses) == 2
     stored = [t for t in model.graph.initializer if t.name.startswith(f"{table.name}/")]

@@ -92,9 +92,9 @@ def node_model(
         eps=1e-6,
     )
     between = [value(f"phi_{x}", *tokens, size) for x in ("q", "k")]
-    graph = helper.make_graph([*maps, attention], "one", inputs, outputs, value_info=between)
+    parser_form = helper.make_graph([*maps, attention], "one", inputs, outputs, value_info=between)
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("linexport", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return helper.make_model(parser_form, opset_imports=opsets, ir_version=10)
 
 
 def convolution_model() -> onnx.ModelProto:
@@ -104,9 +104,9 @@ def convolution_model() -> onnx.ModelProto:
     node = helper.make_node(
         "CausalConvWithState", ["x", "w"], ["y"], "conv", domain="linexport", activation="silu"
     )
-    graph = helper.make_graph([node], "one", [infos["x"], infos["w"]], [infos["y"]])
+    parser_form = helper.make_graph([node], "one", [infos["x"], infos["w"]], [infos["y"]])
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("linexport", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return helper.make_model(parser_form, opset_imports=opsets, ir_version=10)
 
 
 def feature_map_model() -> onnx.ModelProto:
@@ -118,9 +118,9 @@ def feature_map_model() -> onnx.ModelProto:
     node = helper.make_node(
         "FeatureMap", ["x"], ["y"], "map", domain="linexport", kind="taylor2", num_heads=2
     )
-    graph = helper.make_graph([node], "one", [infos["x"]], [infos["y"]])
+    parser_form = helper.make_graph([node], "one", [infos["x"]], [infos["y"]])
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("linexport", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return helper.make_model(parser_form, opset_imports=opsets, ir_version=10)
 
 
 def cumsum_model(heads: int = 8, width: int = 64) -> onnx.ModelProto:
@@ -148,8 +148,10 @@ def cumsum_model(heads: int = 8, width: int = 64) -> onnx.ModelProto:
     nodes.append(helper.make_node("Identity", [packed], ["output"]))
     shape = ["batch", "seq", heads * width]
     infos = [helper.make_tensor_value_info(n, FLOAT, shape) for n in ("q", "k", "v", "output")]
-    graph = helper.make_graph(nodes, "cumsum", infos[:3], infos[3:])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    parser_form = helper.make_graph(nodes, "cumsum", infos[:3], infos[3:])
+    return helper.make_model(
+        parser_form, opset_imports=[helper.make_opsetid("", 20)], ir_version=10
+    )
 
 
 @pytest.fixture(scope="session")
@@ -165,7 +167,7 @@ def engines(rtx: Any) -> SimpleNamespace:
     """``engine(model, sm, **options)`` builds once; ``lowered`` gives the model and choices."""
     from linexport import passes, targets
     from linexport.graph import states
-    from linexport.targets.trt import graph
+    from linexport.targets.trt import parser_form
     from linexport.targets.trt.build import build
     from linexport.targets.trt.profiles import profiles
 
@@ -188,7 +190,7 @@ def engines(rtx: Any) -> SimpleNamespace:
             low, _ = lowered(model, **options)
             chosen = profiles(DIMS, decode and bool(states.find(low)))
             made[key] = build(
-                RTX, graph.only(graph.parsable(low), sm), Path("model.onnx"), chosen, sm
+                RTX, parser_form.only(parser_form.parsable(low), sm), Path("model.onnx"), chosen, sm
             )
         return made[key]
 

@@ -13,7 +13,7 @@ import pytest
 
 import linexport
 from linexport import targets
-from linexport.conversion.records import with_engines_timed
+from linexport.conversion.add_records import with_engines_timed
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.manifest import read
 from linexport.targets.base import OrtSession

@@ -55,7 +55,7 @@ def test_an_engine_carries_its_kernels_and_only_those_of_its_gpu(
 def test_only_what_the_kernels_allow_is_updated_in_place(
     engines: SimpleNamespace, models: SimpleNamespace, description: Callable[..., Any]
 ) -> None:
-    from linexport.targets.trt.graph import in_place
+    from linexport.targets.trt.parser_form import in_place
 
     low, _ = engines.lowered(models.node())
     allowed = {name for plan in description().plans.values() for name in plan.in_place}
@@ -99,11 +99,11 @@ def test_an_empty_input_before_another_is_refused_by_tensorrt_itself(
     rtx: Any, engines: SimpleNamespace, models: SimpleNamespace
 ) -> None:
     """The trap that ``absent_inputs`` is for; the parser says so, and nothing aborts."""
-    from linexport.targets.trt import graph
+    from linexport.targets.trt import parser_form
     from linexport.targets.trt.build import register
     from linexport.targets.trt.log import Log
 
-    low = graph.parsable(engines.lowered(models.node(**RULES["gated delta"]))[0])
+    low = parser_form.parsable(engines.lowered(models.node(**RULES["gated delta"]))[0])
     node = next(n for n in low.graph.node if n.op_type == "LinearAttention")
     node.input[4] = ""
     register(RTX)
@@ -178,12 +178,12 @@ def rebuilt(low: onnx.ModelProto) -> object:
     from pathlib import Path
 
     from linexport.graph.dims import DimRange
-    from linexport.targets.trt import graph
+    from linexport.targets.trt import parser_form
     from linexport.targets.trt.build import build
     from linexport.targets.trt.profiles import profiles
 
     dims = {"batch": DimRange(1, 1, 1, batch=True), "seq": DimRange(1, 64, 64)}
-    return build(RTX, graph.parsable(low), Path("model.onnx"), profiles(dims, True), 89)
+    return build(RTX, parser_form.parsable(low), Path("model.onnx"), profiles(dims, True), 89)
 
 
 @pytest.mark.parametrize("how", ["raw", "provided"])
@@ -191,9 +191,9 @@ def test_the_library_name_that_ends_the_process_is_provided(
     how: str, rtx: Any, engines: SimpleNamespace, models: SimpleNamespace, tmp_path: Any
 ) -> None:
     """Parsing a plugin's node ends the process by a signal where libtensorrt_rtx.so is missing."""
-    from linexport.targets.trt import graph
+    from linexport.targets.trt import parser_form
 
-    low = graph.parsable(engines.lowered(models.node())[0])
+    low = parser_form.parsable(engines.lowered(models.node())[0])
     path = tmp_path / "model.onnx"
     onnx.save_model(low, str(path))
     done = subprocess.run(

@@ -274,9 +274,9 @@ def parse_something(rtx: Any, models: SimpleNamespace) -> None:
     from linexport.plugins.tensorrt import contract
     from linexport.plugins.tensorrt.flavour import RTX
     from linexport.plugins.tensorrt.plugin import register
-    from linexport.targets.trt import graph
+    from linexport.targets.trt import parser_form
 
-    marked = graph.mark_plugins(
+    marked = parser_form.mark_plugins(
         models.feature_map(), lambda op, node: contract.describe(op, node, "float32", [89])
     )
     register(RTX)
@@ -293,14 +293,14 @@ def test_a_marked_node_runs_by_its_body_elsewhere(models: SimpleNamespace) -> No
     from linexport.targets import Options
     from linexport.targets.base import OrtSession
     from linexport.targets.lowering import lower
-    from linexport.targets.trt import graph, target
+    from linexport.targets.trt import parser_form, target
 
     options = Options(sms=(89, 120), quick=True)
     plain = attention(models, "linear")
     low, choices = lower(target.prepare(options, plain), lambda *a: target.candidates(options, *a))
     onnx.checker.check_model(low)
     assert {c.op: c.reason for c in choices}["LinearAttention"].endswith("launched by TensorRT")
-    assert graph.namespaces(low) == {quick.NAMESPACE}
+    assert parser_form.namespaces(low) == {quick.NAMESPACE}
     node = next(n for n in low.graph.node if n.op_type == "LinearAttention")
     assert len(node.input) == len(all_ops()["LinearAttention"].schema.inputs)
     assert [a.i for a in node.attribute if a.name == "aot"] == [1]
@@ -319,8 +319,8 @@ def test_what_one_kernel_cannot_run_keeps_the_plugin_of_the_library(
 ) -> None:
     from linexport.plugins.tensorrt import contract
     from linexport.targets import Options
-    from linexport.targets.trt import graph, target
+    from linexport.targets.trt import parser_form, target
 
     options = Options(sms=(89,), quick=True)
     made = target.prepare(options, attention(models, "gated_delta"))
-    assert graph.namespaces(made) == {contract.NAMESPACE}
+    assert parser_form.namespaces(made) == {contract.NAMESPACE}

@@ -22,7 +22,7 @@ from linexport.loaders import load_model
 from linexport.plugins.tensorrt.flavour import RTX
 from linexport.targets import Options
 from linexport.targets.lowering import lower
-from linexport.targets.trt import graph
+from linexport.targets.trt import parser_form
 from linexport.targets.trt.build import Engine, build
 from linexport.targets.trt.profiles import profiles
 
@@ -68,7 +68,7 @@ def reference(rtx: Any) -> Callable[..., SimpleNamespace]:
 
 
 def built(found: SimpleNamespace, sm: int, model: onnx.ModelProto | None = None) -> Engine:
-    one = graph.only(graph.parsable(model or found.model), sm)
+    one = parser_form.only(parser_form.parsable(model or found.model), sm)
     return build(RTX, one, Path("model.onnx"), found.profiles, sm)
 
 

@@ -22,7 +22,7 @@ from linexport.loaders.hugging_face.folder import (
     weight_files,
 )
 from linexport.loaders.hugging_face.pretrained import causal_language_model, supported
-from linexport.loaders.model import Language, LoadedModel, Source
+from linexport.loaders.loaded_model import Language, LoadedModel, Source
 from linexport.loaders.weights import describe, named_tensors, non_finite_warnings
 
 __all__ = [
@@ -92,10 +92,10 @@ def adopt(model: Any, source: Source) -> LoadedModel:
     Raises:
         UnsupportedModelError: layers no patch stands in for.
     """
-    from linexport.loaders.hugging_face.language_model import Original, decode_module
+    from linexport.loaders.hugging_face.causal_model import OriginalCausalModel, decode_module
 
     model.set_attn_implementation("eager")
-    original = Original(model.eval()).eval()
+    original = OriginalCausalModel(model.eval()).eval()
     step = decode_module(model)
     text = model.config.get_text_config(decoder=True)
     vocabulary = int(text.vocab_size)

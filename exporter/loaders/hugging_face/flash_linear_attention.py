@@ -17,8 +17,8 @@ from linexport.loaders.hugging_face.folder import (
     digest,
     missing,
 )
-from linexport.loaders.hugging_face.sizes import bounded
-from linexport.loaders.model import Language, LoadedModel, Source
+from linexport.loaders.hugging_face.size_limits import bounded
+from linexport.loaders.loaded_model import Language, LoadedModel, Source
 from linexport.loaders.weights import describe, named_tensors, non_finite_warnings
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 
 from linexport.errors import EnvironmentProblemError, UnsupportedModelError, UsageError
 from linexport.loaders.files import check_link, refuse, sha256, unreadable
-from linexport.loaders.hugging_face.sizes import check_layers
+from linexport.loaders.hugging_face.size_limits import check_layers
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

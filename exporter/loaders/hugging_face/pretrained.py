@@ -12,7 +12,7 @@ from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import first_line, refuse
 from linexport.loaders.hugging_face.folder import CONFIG, check_weights, missing
-from linexport.loaders.hugging_face.sizes import bounded
+from linexport.loaders.hugging_face.size_limits import bounded
 
 
 def causal_language_model(

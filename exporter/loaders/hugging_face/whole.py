@@ -21,7 +21,7 @@ from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import refuse
 from linexport.loaders.hugging_face.folder import CONFIG, digest, read_config, weight_files
 from linexport.loaders.hugging_face.pretrained import as_published
-from linexport.loaders.model import LoadedModel, Source
+from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.loaders.weights import describe, named_tensors, non_finite_warnings
 
 EXAMPLE = (2, 8)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import refuse
-from linexport.loaders.model import LoadedModel, OnnxGraph, Source
+from linexport.loaders.loaded_model import LoadedModel, OnnxGraph, Source
 from linexport.loaders.onnx_file.document import counts, custom_operators, read
 from linexport.loaders.onnx_file.external import data_files, digest
 from linexport.loaders.onnx_file.random_ops import reject_nondeterminism
@@ -40,8 +40,8 @@ def load_onnx_file(path: Path, *, seed: int, run: bool = True) -> LoadedModel:
     except UnsupportedModelError as error:
         raise refuse(path, f"an ONNX model that is not converted: {error}", _FREEZE) from error
 
+    from linexport.loaders.onnx_file.dynamic_shapes import examples, interface
     from linexport.loaders.onnx_file.module import OnnxModule, Unrunnable
-    from linexport.loaders.onnx_file.sizes import examples, interface
 
     unknown = custom_operators(model)
     try:

@@ -30,7 +30,7 @@ DEEPEST = 100
 
 _LISTED = 4
 
-Function = tuple[str, str, str]
+FunctionKey = tuple[str, str, str]
 """Domain, name and overload."""
 
 
@@ -121,8 +121,8 @@ def _check_functions(model: onnx.ModelProto) -> None:
     }
     if len(bodies) != len(model.functions):
         raise UnsupportedModelError("it has two functions of the same domain and name")
-    sizes: dict[Function, int] = {}
-    depths: dict[Function, int] = {}
+    sizes: dict[FunctionKey, int] = {}
+    depths: dict[FunctionKey, int] = {}
     for function in _callees_first(bodies):
         calls = [callee for callee in bodies[function] if callee in sizes]
         sizes[function] = len(bodies[function]) + sum(sizes[callee] for callee in calls)
@@ -139,11 +139,11 @@ def _check_functions(model: onnx.ModelProto) -> None:
         )
 
 
-def _called(node: onnx.NodeProto) -> Function:
+def _called(node: onnx.NodeProto) -> FunctionKey:
     return node.domain, node.op_type, node.overload
 
 
-def _callees_first(bodies: dict[Function, list[Function]]) -> list[Function]:
+def _callees_first(bodies: dict[FunctionKey, list[FunctionKey]]) -> list[FunctionKey]:
     """Order functions so that each follows those it calls.
 
     Raises:

@@ -21,7 +21,7 @@ from linexport.errors import UnsupportedModelError
 from linexport.loaders.archive import TorchArchive
 from linexport.loaders.files import first_line
 from linexport.loaders.pt2.document import check_program
-from linexport.loaders.pt2.inputs import check_example_inputs
+from linexport.loaders.pt2.example_inputs import check_example_inputs
 from linexport.loaders.pt2.members import EXAMPLE_INPUTS, PROGRAM, check_members
 from linexport.loaders.pt2.payloads import check_payloads
 

@@ -15,7 +15,8 @@ from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import first_line
 from linexport.loaders.pt2.expressions import expression
 from linexport.loaders.pt2.guards import guard
-from linexport.loaders.pt2.names import (
+from linexport.loaders.pt2.operators import operator
+from linexport.loaders.pt2.source_strings import (
     identifier,
     identifier_or_empty,
     label,
@@ -23,10 +24,9 @@ from linexport.loaders.pt2.names import (
     symbol,
     text,
 )
-from linexport.loaders.pt2.operators import operator
 from linexport.loaders.pt2.treespecs import treespec
 
-Rule = Callable[[str], None]
+StringCheck = Callable[[str], None]
 
 
 def device(name: str) -> None:
@@ -38,7 +38,7 @@ def device(name: str) -> None:
         )
 
 
-VALUES: dict[tuple[str, str], Rule] = {
+VALUES: dict[tuple[str, str], StringCheck] = {
     ("Device", "type"): device,
     ("SymExpr", "expr_str"): expression,
     ("SymIntArgument", "as_name"): identifier,
@@ -75,7 +75,7 @@ VALUES: dict[tuple[str, str], Rule] = {
     ("ExportedProgram", "guards_code"): guard,
     ("PayloadMeta", "path_name"): label,
 }
-KEYS: dict[tuple[str, str], Rule] = {
+KEYS: dict[tuple[str, str], StringCheck] = {
     ("ExportedProgram", "range_constraints"): symbol,
     ("GraphModule", "treespec_namedtuple_fields"): label,
     ("PayloadConfig", "config"): label,
@@ -135,7 +135,7 @@ def check_strings(root: Any) -> None:
 
 def _strings(
     value: Any, place: tuple[str, str]
-) -> Iterator[tuple[Rule | None, tuple[str, str], str]]:
+) -> Iterator[tuple[StringCheck | None, tuple[str, str], str]]:
     if isinstance(value, str):
         yield VALUES.get(place), place, value
     elif isinstance(value, list | tuple):

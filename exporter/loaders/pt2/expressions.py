@@ -13,7 +13,7 @@ import functools
 import re
 
 from linexport.errors import UnsupportedModelError
-from linexport.loaders.pt2.names import shorten, symbol
+from linexport.loaders.pt2.source_strings import shorten, symbol
 
 _CHARACTERS = re.compile(r"[A-Za-z0-9_ ()+\-*/%.,=<>!'&|~]{1,20000}")
 _TORCH_FUNCTIONS = {

@@ -11,7 +11,7 @@ import ast
 import re
 
 from linexport.errors import UnsupportedModelError
-from linexport.loaders.pt2.names import label, shorten
+from linexport.loaders.pt2.source_strings import label, shorten
 
 # One line and one kind of quote: torch puts the guard between double quotes too.
 _CHARACTERS = re.compile(r"[A-Za-z0-9_ ()\[\]+\-*/%.,=<>!'@:]{1,200000}")

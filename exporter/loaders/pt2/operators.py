@@ -11,7 +11,7 @@ import importlib
 import re
 
 from linexport.errors import UnsupportedModelError
-from linexport.loaders.pt2.names import shorten
+from linexport.loaders.pt2.source_strings import shorten
 
 _OVERLOAD = re.compile(r"torch\.ops\.([a-z_]+)\.([A-Za-z0-9_]+)\.([A-Za-z0-9_]+)")
 _NAMESPACES = ("aten", "prims", "linexport")

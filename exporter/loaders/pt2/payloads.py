@@ -14,7 +14,7 @@ from linexport.errors import UnsupportedModelError
 from linexport.loaders.archive import TorchArchive
 from linexport.loaders.pt2.document import check_strings, parse
 from linexport.loaders.pt2.members import CONSTANTS_TABLE, WEIGHTS_TABLE
-from linexport.loaders.pt2.names import shorten
+from linexport.loaders.pt2.source_strings import shorten
 
 if TYPE_CHECKING:
     from torch._export.serde.schema import TensorMeta

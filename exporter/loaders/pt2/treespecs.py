@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from linexport.errors import UnsupportedModelError
-from linexport.loaders.pt2.names import label, shorten
+from linexport.loaders.pt2.source_strings import label, shorten
 
 _SEQUENCES = {"builtins.tuple", "builtins.list"}
 _MAPPINGS = {"builtins.dict", "collections.OrderedDict"}

@@ -17,8 +17,8 @@ from linexport.plugins.ops.registry import dim
 from linexport.plugins.tensorrt import quick, quick_plugin
 from linexport.plugins.tensorrt.flavour import Flavour
 from linexport.plugins.tensorrt.plugin import register
-from linexport.targets.trt.graph import by_plugin, namespaces
 from linexport.targets.trt.log import Log
+from linexport.targets.trt.parser_form import by_plugin, namespaces
 from linexport.targets.trt.profiles import Profile
 from linexport.targets.trt.timing_cache import timing_cache
 

@@ -181,18 +181,18 @@ class EngineSession:
             UsageError: see ``sizes_of`` and ``profile_for``.
             EnvironmentProblemError: the GPU reports an error.
         """
-        with _Call(self, inputs, in_place) as call:
+        with _EngineCall(self, inputs, in_place) as call:
             call.enqueue()
             self.device.wait()
             return call.results()
 
     def time(self, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Milliseconds of a call with its data on the GPU, states in place; see ``Device.time``."""
-        with _Call(self, inputs, in_place=True) as call:
+        with _EngineCall(self, inputs, in_place=True) as call:
             return self.device.time(call.enqueue)
 
 
-class _Call:
+class _EngineCall:
     """Buffers of one call."""
 
     def __init__(
@@ -205,7 +205,7 @@ class _Call:
         self.pairs = session.pairs if in_place else {}
         self.owned: list[int] = []
 
-    def __enter__(self) -> _Call:
+    def __enter__(self) -> _EngineCall:
         places: dict[str, int] = {}
         for name, array in self.inputs.items():
             self.context.set_input_shape(name, tuple(array.shape))

@@ -23,7 +23,7 @@ from linexport.plugins.tensorrt.description import LAUNCH, Description
 from linexport.plugins.tensorrt.flavour import Flavour
 from linexport.targets.base import DTYPES, Converted, Options, Target
 from linexport.targets.lowering import Candidate, Rules, by_rules
-from linexport.targets.trt import graph, profiles
+from linexport.targets.trt import parser_form, profiles
 from linexport.targets.trt.build import Engine, build
 from linexport.targets.trt.decays import multiply_out
 from linexport.targets.trt.device import Device
@@ -92,8 +92,10 @@ def _check(flavour: Flavour, options: Options) -> None:
 
 def prepare(options: Options, model: onnx.ModelProto) -> onnx.ModelProto:
     """Constants folded, decays multiplied out, precision applied, plugins' nodes marked."""
-    model = half(multiply_out(graph.fold_constants(model)), options.precision)
-    return graph.mark_plugins(model, partial(_describe, options)) if options.plugins else model
+    model = half(multiply_out(parser_form.fold_constants(model)), options.precision)
+    return (
+        parser_form.mark_plugins(model, partial(_describe, options)) if options.plugins else model
+    )
 
 
 def _describe(options: Options, op: Op, node: Node) -> Description | None:
@@ -151,15 +153,15 @@ def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[
     Raises:
         BuildError: see ``build``.
     """
-    model = graph.parsable(onnx.load_model(str(converted.model), load_external_data=False))
-    grown = sorted(graph.symbols(model) - set(converted.dims))
+    model = parser_form.parsable(onnx.load_model(str(converted.model), load_external_data=False))
+    grown = sorted(parser_form.symbols(model) - set(converted.dims))
     chosen = profiles.profiles(converted.dims, bool(converted.states), grown)
     records = []
     for sm in options.sms:
         built = partial(
             build,
             flavour,
-            graph.only(model, sm),
+            parser_form.only(model, sm),
             converted.model,
             sm=sm,
             cache=options.timing_cache,
@@ -168,8 +170,8 @@ def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[
         file = converted.model.with_name(f"model.sm{sm}.engine")
         file.write_bytes(engine.plan)
         made = record(flavour, options, engine, file, sm, used)
-        needs = contract.NAMESPACE in graph.namespaces(model)
-        in_place = tuple(graph.in_place(model))
+        needs = contract.NAMESPACE in parser_form.namespaces(model)
+        in_place = tuple(parser_form.in_place(model))
         records.append(replace(made, plugin_library=needs, in_place=in_place, note=note))
     return records
 

@@ -13,7 +13,7 @@ from linexport.plugins.ops.linear_attention import bidirectional, chunk, pair_bl
 from linexport.plugins.ops.linear_attention.absorbed import AbsorbedMap, absorbed_map
 from linexport.plugins.ops.linear_attention.decay_scale import SCALE, multiplied_out
 from linexport.plugins.ops.linear_attention.oracle import linear_attention
-from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec, Sizes
+from linexport.plugins.ops.linear_attention.spec import AttentionSizes, LinearAttentionSpec
 from linexport.plugins.ops.op import (
     DOMAIN,
     VERSION,
@@ -51,7 +51,7 @@ INPUTS = (
 """What a lowering reads, by position; the parameters of a map follow, and SCALE."""
 
 
-def view(node: Node) -> tuple[LinearAttentionSpec, Sizes]:
+def view(node: Node) -> tuple[LinearAttentionSpec, AttentionSizes]:
     """The checked attributes of a node and the sizes its input shapes imply.
 
     Where the node applies a feature map itself, d_k is the width behind it.

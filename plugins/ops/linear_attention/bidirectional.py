@@ -26,7 +26,7 @@ from onnx import TensorProto
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention.absorbed import AbsorbedMap
 from linexport.plugins.ops.linear_attention.cut import columns
-from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec, Sizes
+from linexport.plugins.ops.linear_attention.spec import AttentionSizes, LinearAttentionSpec
 
 NARROW = 32
 """Widest head computed with channels before tokens. In ONNX Runtime on two cores that takes 0.46 of
@@ -41,7 +41,7 @@ DIRECT = 64
 def write(
     b: Body,
     spec: LinearAttentionSpec,
-    sizes: Sizes,
+    sizes: AttentionSizes,
     inputs: Sequence[str],
     phi: AbsorbedMap | None = None,
 ) -> list[str]:
@@ -77,7 +77,7 @@ def write(
 def _by_kappa(
     b: Body,
     spec: LinearAttentionSpec,
-    sizes: Sizes,
+    sizes: AttentionSizes,
     of: tuple[str, str, str, str],
     phi: AbsorbedMap,
 ) -> tuple[str, str, str]:
@@ -122,7 +122,7 @@ def _by_kappa(
 
 
 def _wide(
-    b: Body, spec: LinearAttentionSpec, sizes: Sizes, of: tuple[str, str, str, str]
+    b: Body, spec: LinearAttentionSpec, sizes: AttentionSizes, of: tuple[str, str, str, str]
 ) -> tuple[str, str]:
     """Packed output and S of q and v (B, H, T, d), k (B, H, d, T) and z (B, H, d, 1)."""
     q, k, v, z = of
@@ -136,7 +136,7 @@ def _wide(
 
 
 def _narrow(
-    b: Body, spec: LinearAttentionSpec, sizes: Sizes, of: tuple[str, str, str, str]
+    b: Body, spec: LinearAttentionSpec, sizes: AttentionSizes, of: tuple[str, str, str, str]
 ) -> tuple[str, str]:
     """Packed output and S, as of ``_wide``, from q and v (B, H, d, T)."""
     q, k, v, z = of

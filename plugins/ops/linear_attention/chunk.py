@@ -31,7 +31,7 @@ from onnx import TensorProto
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention.absorbed import AbsorbedMap
 from linexport.plugins.ops.linear_attention.cut import Cutter, columns, operands, transposed
-from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec, Sizes
+from linexport.plugins.ops.linear_attention.spec import AttentionSizes, LinearAttentionSpec
 
 PER_CHANNEL_CHUNK = 16
 """Tokens a chunk where decay differs per key channel: D is then (C, C, d_k) and must stay small."""
@@ -40,7 +40,7 @@ PER_CHANNEL_CHUNK = 16
 def write(
     b: Body,
     spec: LinearAttentionSpec,
-    sizes: Sizes,
+    sizes: AttentionSizes,
     inputs: Sequence[str],
     phi: AbsorbedMap | None = None,
     balanced: bool = True,
@@ -83,7 +83,11 @@ def _row_sums(b: Body, x: str) -> str:
 
 
 def _cell(
-    outer: Body, spec: LinearAttentionSpec, sizes: Sizes, phi: AbsorbedMap | None, scanned: int
+    outer: Body,
+    spec: LinearAttentionSpec,
+    sizes: AttentionSizes,
+    phi: AbsorbedMap | None,
+    scanned: int,
 ) -> object:
     """The Scan body: one chunk, tensors (B, H_kv, G, C, d) and state (B, H_kv, 1, d_k, d_v + 1)."""
     b = Body(outer)

@@ -14,7 +14,7 @@ import numpy as np
 from onnx import TensorProto
 
 from linexport.plugins.ops.body import Body
-from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec, Sizes
+from linexport.plugins.ops.linear_attention.spec import AttentionSizes, LinearAttentionSpec
 
 
 class Operands(NamedTuple):
@@ -34,7 +34,9 @@ class Operands(NamedTuple):
     past: str
 
 
-def operands(b: Body, spec: LinearAttentionSpec, sizes: Sizes, inputs: Sequence[str]) -> Operands:
+def operands(
+    b: Body, spec: LinearAttentionSpec, sizes: AttentionSizes, inputs: Sequence[str]
+) -> Operands:
     """From the op's eight inputs, "" for an absent one."""
     query, key, value, past_state, past_normalizer, decay, beta, key_mask = inputs
     batch, heads = b.Shape(query, start=0, end=1), spec.kv_num_heads
@@ -53,7 +55,7 @@ def operands(b: Body, spec: LinearAttentionSpec, sizes: Sizes, inputs: Sequence[
     return Operands(q, k, v, decay, beta, b.Concat(*states, axis=3))
 
 
-def columns(b: Body, extended: str, sizes: Sizes, axis: int = -1) -> tuple[str, str]:
+def columns(b: Body, extended: str, sizes: AttentionSizes, axis: int = -1) -> tuple[str, str]:
     """The columns of the values and the one behind them that sums weights."""
     axes, width = b.const([axis]), b.const([sizes.d_v])
     value = b.Slice(extended, b.const([0]), width, axes)
@@ -82,7 +84,7 @@ class Cutter:
         self,
         b: Body,
         spec: LinearAttentionSpec,
-        sizes: Sizes,
+        sizes: AttentionSizes,
         query: str,
         largest: int,
         balanced: bool = True,

@@ -29,7 +29,7 @@ from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention import chunk
 from linexport.plugins.ops.linear_attention.absorbed import AbsorbedMap
 from linexport.plugins.ops.linear_attention.cut import Cutter, columns, operands, transposed
-from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec, Sizes
+from linexport.plugins.ops.linear_attention.spec import AttentionSizes, LinearAttentionSpec
 
 TOKENS = 128
 """In a chunk at most: products of a block then stay in cache."""
@@ -47,7 +47,11 @@ def fits(spec: LinearAttentionSpec, phi: AbsorbedMap) -> bool:
 
 
 def write(
-    b: Body, spec: LinearAttentionSpec, sizes: Sizes, inputs: Sequence[str], phi: AbsorbedMap
+    b: Body,
+    spec: LinearAttentionSpec,
+    sizes: AttentionSizes,
+    inputs: Sequence[str],
+    phi: AbsorbedMap,
 ) -> list[str]:
     """Append output, present_state and present_normalizer computed from the op's eight inputs."""
     length = b.Shape(inputs[0], start=1, end=2)
@@ -62,7 +66,11 @@ def write(
 
 
 def _scan(
-    b: Body, spec: LinearAttentionSpec, sizes: Sizes, inputs: Sequence[str], phi: AbsorbedMap
+    b: Body,
+    spec: LinearAttentionSpec,
+    sizes: AttentionSizes,
+    inputs: Sequence[str],
+    phi: AbsorbedMap,
 ) -> list[str]:
     given = operands(b, spec, sizes, inputs)
     cut = Cutter(b, spec, sizes, inputs[0], TOKENS)
@@ -142,7 +150,7 @@ class Order:
 
 
 def _cell(
-    outer: Body, spec: LinearAttentionSpec, sizes: Sizes, phi: AbsorbedMap, order: Order
+    outer: Body, spec: LinearAttentionSpec, sizes: AttentionSizes, phi: AbsorbedMap, order: Order
 ) -> object:
     """The Scan body: one chunk, tensors (B, H_kv, G, d, C) and states (B, H_kv, 1, d_v + 1, .)."""
     b = Body(outer)

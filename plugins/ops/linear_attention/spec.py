@@ -38,7 +38,7 @@ UPDATE_RULES = ("linear", "gated", "delta", "gated_delta")
 
 
 @dataclass(frozen=True)
-class Sizes:
+class AttentionSizes:
     """Head counts and widths that the packed inputs imply."""
 
     key_heads: int
@@ -134,8 +134,8 @@ class LinearAttentionSpec:
         beta: Shape | None = None,
         key_mask: Shape | None = None,
         decay_scale: Shape | None = None,
-    ) -> Sizes:
-        """Sizes implied by the shapes of the inputs.
+    ) -> AttentionSizes:
+        """AttentionSizes implied by the shapes of the inputs.
 
         Raises:
             OpError: a shape contradicts another one or the attributes, an input the rule needs is
@@ -193,7 +193,7 @@ class LinearAttentionSpec:
                 if any(isinstance(d, int) and d != e for d, e in zip(past[1:], tail, strict=True)):
                     fits = ", ".join(map(str, ("B", *tail)))
                     raise OpError(f"{name} has shape {tuple(past)}; expected ({fits}).")
-        return Sizes(
+        return AttentionSizes(
             key_heads,
             d_k,
             d_v,

@@ -36,7 +36,7 @@ def peak_megabytes(
         "target": target,
     }
     done = subprocess.run(
-        [sys.executable, "-m", "linexport.timing.memory", json.dumps(request)],
+        [sys.executable, "-m", "linexport.timing.peak_memory", json.dumps(request)],
         capture_output=True,
         text=True,
         timeout=600,

@@ -48,7 +48,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Original:
+class TracedOriginal:
     """A loaded and traced model, with the ranges its dimensions may take in the artifact."""
 
     loaded: LoadedModel

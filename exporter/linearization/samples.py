@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from linexport.linearization.calibration import Rows
-from linexport.linearization.calls import Attending, Call
-from linexport.linearization.find import Site, run
+from linexport.linearization.find_softmax import Site, run
+from linexport.linearization.softmax_calls import Attending, Call
 
 MOST = 4096
 """Rows of a head that are kept, drawn evenly."""

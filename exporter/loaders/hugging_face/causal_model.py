@@ -1,6 +1,6 @@
 """A causal language model of transformers as two modules: the original, and the one to trace.
 
-    Original   input_ids (B, T), attention_mask (B, T) -> logits (B, T, vocabulary)
+    OriginalCausalModel   input_ids (B, T), attention_mask (B, T) -> logits (B, T, vocabulary)
     Streaming  the same and the past states -> the same and the present states
 
 The mask of the tokens before is a state like the others, so a caller only ever gives the mask of
@@ -26,7 +26,7 @@ from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.graph.states import State
 from linexport.loaders.hugging_face.cache import KEYS, VALUES, make_cache, presents
-from linexport.loaders.model import DecodeModule
+from linexport.loaders.loaded_model import DecodeModule
 from linexport.patches import experts
 from linexport.patches.state_cache import StateCache, using_states
 from linexport.plugins.ops import causal_conv, linear_attention
@@ -78,10 +78,10 @@ class _CausalModel(nn.Module):
         return {"position_ids": positions[:, positions.shape[1] - length :]}
 
 
-class Original(_CausalModel):
+class OriginalCausalModel(_CausalModel):
     """The model as its library runs it, in plain PyTorch."""
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Original:
+    def _apply(self, fn: Any, recurse: bool = True) -> OriginalCausalModel:
         moved = super()._apply(fn, recurse)
         if self.model.dtype == torch.float64:  # which faster forms of experts refuse
             self.model.set_experts_implementation("eager")

@@ -13,7 +13,7 @@ from torch import Tensor
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.loaders import load_model
 from linexport.loaders.callables import find_callable, user_code
-from linexport.loaders.model import LoadedModel
+from linexport.loaders.loaded_model import LoadedModel
 
 
 def source(name: str, seed: int) -> LoadedModel:

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
-from linexport.plugins.ops.linear_attention.spec import Sizes
+from linexport.plugins.ops.linear_attention.spec import AttentionSizes
 
 CACHED = 2**17
 """Elements of the widest tensor of a block, 512 KiB in float32: several of them stay in the cache
@@ -34,7 +34,7 @@ Write = Callable[[Body, Sequence[str]], list[str]]
 
 
 def blocked(
-    inputs: Sequence[str], spec: LinearAttentionSpec, sizes: Sizes, write: Write
+    inputs: Sequence[str], spec: LinearAttentionSpec, sizes: AttentionSizes, write: Write
 ) -> tuple[Body, list[str]]:
     """A body of the op's eight inputs ("" for an absent one) that applies ``write`` in blocks."""
     b = Body()
@@ -52,7 +52,7 @@ def blocked(
     return b, list(outputs)
 
 
-def tokens_per_block(spec: LinearAttentionSpec, sizes: Sizes) -> int:
+def tokens_per_block(spec: LinearAttentionSpec, sizes: AttentionSizes) -> int:
     """How many tokens stay in cache."""
     widths = (spec.q_num_heads * sizes.d_k, spec.kv_num_heads * sizes.d_k)
     return max(SMALLEST, CACHED // max(*widths, spec.output_heads * sizes.d_v))
@@ -62,7 +62,7 @@ def _loop(
     b: Body,
     inputs: Sequence[str],
     spec: LinearAttentionSpec,
-    sizes: Sizes,
+    sizes: AttentionSizes,
     tokens: str,
     length: str,
     write: Write,

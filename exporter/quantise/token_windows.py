@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from linexport.artifact.text import context, find_tokenizer
+from linexport.artifact.tokenizer import context, find_tokenizer
 from linexport.errors import UsageError
 from linexport.models.data import library_text
 

@@ -13,7 +13,7 @@ from linexport.errors import UnsupportedModelError
 from linexport.loaders.archive import TorchArchive
 from linexport.loaders.files import first_line
 from linexport.loaders.pickles import UnsafePickleError, load_plain
-from linexport.loaders.pt2.names import label, shorten
+from linexport.loaders.pt2.source_strings import label, shorten
 
 _MISSING = (
     "it has no example inputs, which every check needs; export it with torch.export.export(module, "

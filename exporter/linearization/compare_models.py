@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from linexport.errors import ParityError
 from linexport.linearization.calibration import Rows
 from linexport.linearization.distil import layer_outputs
-from linexport.linearization.find import Site
+from linexport.linearization.find_softmax import Site
 
 REST = 1e-5
 """Relative rounding between ways of PyTorch to compute the same attention."""

@@ -7,17 +7,18 @@ auto         4 or 8 bits for each, 8 where it buys most, until a limit of diverg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from linexport.errors import UnsupportedModelError
-from linexport.quantise.allocate import Allocation, Option, allocations
-from linexport.quantise.blocks import Grid, Quantised, gptq, nearest
+from linexport.quantise.allocate import Allocation, StorageOption, allocations
+from linexport.quantise.block_quantisation import Grid, Quantised, gptq, nearest
 from linexport.quantise.opened import Arrays, FloatModel, second_moments
-from linexport.quantise.weights import Weight, find
+from linexport.quantise.quantisable import Weight, find
+from linexport.system.progress import Advance
 
 BITS = {"int8": 8, "int4": 4}
 AUTO = "auto"
@@ -29,8 +30,6 @@ TABLE_BITS = 8
 
 MOMENTS_AT_ONCE = 16
 """Inputs of products that are measured in one run over the data."""
-
-Advance = Callable[[int, str], None]
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,9 @@ class Quantiser:
         """
         options = [
             [
-                Option(bits, self.quantise(w, bits).bytes, divergences[w.name] * 4.0 ** (4 - bits))
+                StorageOption(
+                    bits, self.quantise(w, bits).bytes, divergences[w.name] * 4.0 ** (4 - bits)
+                )
                 for bits in (4, 8)
             ]
             for w in self.weights

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.linearization import masks, multihead
 from linexport.linearization.calibration import Rows
-from linexport.linearization.calls import Attending, Call, Projecting
+from linexport.linearization.softmax_calls import Attending, Call, Projecting
 
 
 @dataclass(frozen=True)

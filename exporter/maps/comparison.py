@@ -12,8 +12,8 @@ from typing import Any
 import linexport
 from linexport.errors import LinexportError, UsageError
 from linexport.maps import accuracy, cost
+from linexport.maps.attention_samples import HeadSamples, model_samples, random_samples
 from linexport.maps.catalogue import catalogue
-from linexport.maps.samples import HeadSamples, model_samples, random_samples
 from linexport.models import feature_maps
 from linexport.models.feature_maps import FeatureMap
 from linexport.models.feature_maps.base import UNBIASED

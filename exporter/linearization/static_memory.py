@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from linexport.errors import UsageError
-from linexport.linearization.find import Site
+from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import MemoryAttention
-from linexport.linearization.sampling import SiteSamples
+from linexport.linearization.samples import SiteSamples
 from linexport.models.static_memory import PseudoMemory, StaticMemory, fit_pseudo_keys
 
 SHARE = 16

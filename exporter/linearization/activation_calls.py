@@ -55,14 +55,14 @@ class Activated:
         return layer
 
 
-Answer = Callable[[int, Activated], Tensor]
+ComputeActivation = Callable[[int, Activated], Tensor]
 """What takes the place of an activation, by its number in the order of calls."""
 
 
 class Activating(TorchFunctionMode):
     """Hands every activation of a linear layer to ``answer``."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: ComputeActivation) -> None:
         super().__init__()
         self.answer, self.count = answer, 0
         self.products: Any = WeakIdKeyDictionary()
@@ -108,7 +108,7 @@ class Layers(nn.Module):
         self.by_place.update({str(index): layer for index, layer in places.items()})
 
     def answer(self, index: int, activated: Activated) -> Tensor:
-        """See ``Answer``."""
+        """See ``ComputeActivation``."""
         if str(index) not in self.by_place:
             return activated.plain()
         found: Tensor = self.by_place[str(index)](activated.input)

@@ -12,11 +12,11 @@ from torch import nn
 
 from linexport.errors import ParityError, UsageError
 from linexport.linearization.calibration import Rows
-from linexport.linearization.find import Site
+from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention
 from linexport.linearization.judge import judge
 from linexport.linearization.locality import LOCAL
-from linexport.linearization.sampling import SiteSamples
+from linexport.linearization.samples import SiteSamples
 from linexport.models import feature_maps
 
 AUTO, KEEP = "auto", "keep"

@@ -18,7 +18,7 @@ Prompt = Sequence[int] | np.ndarray | bytes
 
 
 @dataclass(frozen=True)
-class LanguageModel:
+class LanguageInterface:
     """Names of the inputs and the output, states excluded.
 
     Attributes:
@@ -52,7 +52,7 @@ class LanguageModel:
         return ids.astype(np.int64)
 
 
-def language_model(manifest: Manifest) -> LanguageModel:
+def language_interface(manifest: Manifest) -> LanguageInterface:
     """Return the language model that a manifest describes.
 
     Raises:
@@ -75,4 +75,4 @@ def language_model(manifest: Manifest) -> LanguageModel:
             f"{manifest.artifact} is not a language model: it has {', '.join(found)}. Expected "
             "token ids (batch, length) in int64 and logits (batch, length, vocabulary)."
         )
-    return LanguageModel(tokens[0].name, outputs[0].name, vocabulary)
+    return LanguageInterface(tokens[0].name, outputs[0].name, vocabulary)

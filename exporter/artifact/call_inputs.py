@@ -17,7 +17,7 @@ Input = np.ndarray | Mapping[str, np.ndarray]
 Range = tuple[int, int]
 
 
-class Inputs:
+class CallInputs:
     """The inputs that a caller gives, those that hold states excluded.
 
     Args:

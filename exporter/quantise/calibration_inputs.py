@@ -7,18 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from linexport.artifact.language_model import LanguageModel, language_model
+from linexport.artifact.language_interface import LanguageInterface, language_interface
 from linexport.artifact.runtime import Artifact
 from linexport.errors import UnsupportedModelError, UsageError
-from linexport.quantise.data import LENGTH, TextWindows, text_windows
 from linexport.quantise.opened import Arrays
+from linexport.quantise.token_windows import LENGTH, TextWindows, text_windows
 
 DRAWN = 16
 """Inputs drawn for models that read numbers; half of them are compared on."""
 
 
 @dataclass(frozen=True)
-class Inputs:
+class CalibrationInputs:
     """Inputs to calibrate with and to compare on.
 
     Attributes:
@@ -28,14 +28,14 @@ class Inputs:
         description: where they come from, in words.
     """
 
-    language: LanguageModel | None
+    language: LanguageInterface | None
     windows: TextWindows | None
     calibration: tuple[Arrays, ...]
     compared: tuple[Arrays, ...]
     description: str
 
 
-def inputs_of(artifact: Artifact, data: Path | None, seed: int) -> Inputs:
+def inputs_of(artifact: Artifact, data: Path | None, seed: int) -> CalibrationInputs:
     """Read text for a language model, or draw inputs for another.
 
     Args:
@@ -48,16 +48,16 @@ def inputs_of(artifact: Artifact, data: Path | None, seed: int) -> Inputs:
         UnsupportedModelError: the model reads integers and is no language model.
     """
     try:
-        language = language_model(artifact.manifest)
+        language = language_interface(artifact.manifest)
     except UsageError:
         if data is not None:
             raise UsageError("--data is text for language models; this artifact is none.") from None
         drawn = _drawn(artifact, seed)
         half = len(drawn) // 2
-        return Inputs(None, None, drawn[:half], drawn[half:], "standard normal inputs")
+        return CalibrationInputs(None, None, drawn[:half], drawn[half:], "standard normal inputs")
     windows = text_windows(artifact.path, language.vocabulary, data, seed)
     calibration = tuple(artifact.feeds(ids[None]) for ids in windows.calibration)
-    return Inputs(language, windows, calibration, (), windows.description)
+    return CalibrationInputs(language, windows, calibration, (), windows.description)
 
 
 def _drawn(artifact: Artifact, seed: int) -> tuple[Arrays, ...]:

@@ -48,14 +48,14 @@ class Call:
         return F.scaled_dot_product_attention(**vars(self))
 
 
-Answer = Callable[[int, Call], Tensor]
+ComputeAttention = Callable[[int, Call], Tensor]
 """What takes the place of a call, by its number in the order of calls."""
 
 
 class Attending(TorchFunctionMode):
     """Hands every call of softmax attention to ``answer``."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: ComputeAttention) -> None:
         super().__init__()
         self.answer, self.count = answer, 0
 

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper
 
 from linexport.errors import UnsupportedModelError
 from linexport.graph.dims import DimRange, batches
+from linexport.loaders.onnx_file.index_ranges import index_range
 from linexport.loaders.onnx_file.module import reason
-from linexport.loaders.onnx_file.tables import index_range
 
 Shape = tuple[int | str, ...]
 

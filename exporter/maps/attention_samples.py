@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from linexport.errors import UsageError
 from linexport.loaders import load_model
-from linexport.loaders.model import LoadedModel
+from linexport.loaders.loaded_model import LoadedModel
 from linexport.models.attention import LinearAttention
 from linexport.models.linear_attention_layer import LinearAttentionLayer
 from linexport.models.registry import ReferenceModel

@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from linexport.quantise.blocks import Matrix
+from linexport.quantise.block_quantisation import Matrix
 
 LEAST_OUTPUTS = 32
 """Products with fewer outputs stay: gates and decays of a few heads, whose errors a recurrence
