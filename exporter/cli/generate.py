@@ -14,7 +14,7 @@ from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import ArtifactPath, Json, Threads
 
 if TYPE_CHECKING:
-    from linexport.artifact.text import Decoder
+    from linexport.artifact.tokenizer import Decoder
 
 
 def generate(
