@@ -14,7 +14,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
-from linexport.artifact.inputs import Arrays
+from linexport.artifact.call_inputs import Arrays
 from linexport.artifact.model import PADDING
 from linexport.artifact.runtime import Artifact
 from linexport.errors import UsageError

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from linexport.artifact.call_inputs import Arrays, Input, check_finite
 from linexport.artifact.finite import non_finite_rows
-from linexport.artifact.inputs import Arrays, Input, check_finite
 from linexport.artifact.runtime import Artifact
 from linexport.artifact.state import StreamState
 from linexport.errors import (
