@@ -16,16 +16,14 @@ from numpy.typing import NDArray
 from linexport.errors import UnsupportedModelError
 from linexport.quantise.allocate import Allocation, StorageOption, allocations
 from linexport.quantise.block_quantisation import Grid, Quantised, gptq, nearest
-from linexport.quantise.opened import Arrays, FloatModel, second_moments
-from linexport.quantise.quantisable import Weight, find
+from linexport.quantise.experts import find_experts
+from linexport.quantise.opened import Arrays, FloatModel, second_moments, smallest
+from linexport.quantise.quantisable import Kept, Weight, find
 from linexport.system.progress import Advance
 
 BITS = {"int8": 8, "int4": 4}
 AUTO = "auto"
 CHOICES = (*BITS, AUTO)
-BLOCK = 32
-"""Weights that share a scale: small enough for 4 bits, and fast in ONNX Runtime's kernels."""
-
 TABLE_BITS = 8
 
 MOMENTS_AT_ONCE = 16
@@ -65,7 +63,9 @@ class Quantiser:
     """
 
     def __init__(self, model: FloatModel) -> None:
-        self.weights, self.kept = find(model.graph, model.values)
+        products, kept = find(model.graph, model.values)
+        experts, others = find_experts(model.graph, model.values)
+        self.weights, self.kept = [*products, *experts], [*kept, *others]
         if not self.weights:
             reasons = "; ".join(f"{k.name}: {k.reason}" for k in self.kept[:3]) or "it has none"
             raise UnsupportedModelError(
@@ -82,7 +82,17 @@ class Quantiser:
         self._done: dict[tuple[str, int], Chosen] = {}
 
     def calibrate(self, data: Sequence[Arrays]) -> None:
-        """Measure how the inputs of all products vary together."""
+        """Measure how the inputs of all products vary together.
+
+        Experts whose router gives negative weights stay: their kernel leaves those out.
+        """
+        shares = {w.experts.share for w in self.weights if w.experts}
+        if shares:
+            found = smallest(self._model, shares, data[0])
+            reason = "its router gives negative weights, which the kernel for experts leaves out"
+            wrong = [w for w in self.weights if w.experts and found[w.experts.share] < 0]
+            self.kept += [Kept(w.name, reason) for w in wrong]
+            self.weights = [w for w in self.weights if w not in wrong]
         names = sorted({w.activations[0] for w in self.weights if w.activations})
         for start in range(0, len(names), MOMENTS_AT_ONCE):
             part = names[start : start + MOMENTS_AT_ONCE]
@@ -92,7 +102,7 @@ class Quantiser:
         """Quantise one weight; kept for later calls."""
         if (weight.name, bits) not in self._done:
             matrix = weight.matrix(self._model.values[weight.name])
-            grid = Grid(bits, BLOCK)
+            grid = Grid(bits, weight.block)
             moment = self._moments.get(weight.activations[0]) if weight.activations else None
             if moment is None:
                 made = Chosen(weight, nearest(matrix, grid), "nearest")
@@ -116,20 +126,32 @@ class Quantiser:
         Args:
             divergences: of each weight alone in 4 bits, nats.
         """
+        groups = self._groups()
         options = [
             [
                 StorageOption(
-                    bits, self.quantise(w, bits).bytes, divergences[w.name] * 4.0 ** (4 - bits)
+                    bits,
+                    sum(self.quantise(w, bits).bytes for w in group),
+                    sum(divergences[w.name] for w in group) * 4.0 ** (4 - bits),
                 )
                 for bits in (4, 8)
             ]
-            for w in self.weights
+            for group in groups
         ]
         for allocation in allocations(options):
             yield (
                 allocation,
                 [
                     self.quantise(w, own[index].bits)
-                    for w, own, index in zip(self.weights, options, allocation.choice, strict=True)
+                    for group, own, index in zip(groups, options, allocation.choice, strict=True)
+                    for w in group
                 ],
             )
+
+    def _groups(self) -> list[list[Weight]]:
+        """Weights that have the same bits: those of one mixture of experts, any other alone."""
+        groups: dict[str | int, list[Weight]] = {}
+        for weight in self.weights:
+            key = weight.uses[0].node if weight.experts else weight.name
+            groups.setdefault(key, []).append(weight)
+        return list(groups.values())

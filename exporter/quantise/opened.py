@@ -20,7 +20,7 @@ from linexport import targets
 from linexport.artifact import write
 from linexport.artifact.runtime import Artifact
 from linexport.graph import external_data
-from linexport.quantise.quantisable import floating_matrices
+from linexport.quantise.quantisable import floating_weights
 
 Arrays = Mapping[str, NDArray]
 Run = Callable[[Arrays], dict[str, NDArray]]
@@ -46,8 +46,8 @@ class FloatModel:
     def of(cls, artifact: Artifact, model: Path, threads: int) -> FloatModel:
         """Read the model file of an opened artifact."""
         graph = onnx.load_model(str(model))
-        values = {t.name: numpy_helper.to_array(t) for t in floating_matrices(graph)}
-        for tensor in floating_matrices(graph):
+        values = {t.name: numpy_helper.to_array(t) for t in floating_weights(graph)}
+        for tensor in floating_weights(graph):
             tensor.CopyFrom(external_data.external_initializer(tensor.name, values[tensor.name]))
         return cls(artifact, graph, values, threads)
 
@@ -110,3 +110,8 @@ def second_moments(
             sums[name] = sums[name] + product if name in sums else product
             counts[name] += len(rows)
     return {name: total / counts[name] for name, total in sums.items()}
+
+
+def smallest(model: FloatModel, names: Collection[str], feeds: Arrays) -> dict[str, float]:
+    """Return the smallest number in each of the named values, for one input."""
+    return {n: float(v.min()) for n, v in model.run(model.with_outputs(names))(feeds).items()}

@@ -3,6 +3,7 @@
     MatMul(x, W)               W (K, N), stored with one row an input
     MatMul(x, Transpose(W))    W (N, K), stored with one row an output
     Gather(W, index)           W (V, D), a table such as a token embedding
+    MixtureOfExperts           W (E, F, K), see ``experts``
 
 A table whose values are also those of a product, as a tied output layer has them, is one weight.
 """
@@ -26,6 +27,11 @@ carries on, and which take next to no memory."""
 LEAST_INPUTS = 16
 """Rows shorter than the smallest block stay."""
 
+BLOCK = 32
+"""Weights that share a scale: small enough for 4 bits, and fast in ONNX Runtime's kernels."""
+
+OTHER_READERS = "other operators read it as well"
+
 
 @dataclass(frozen=True)
 class Use:
@@ -35,7 +41,8 @@ class Use:
         node: its position in the graph.
         weight: name of the initializer.
         rows_are_inputs: the initializer is (K, N).
-        activations: the value a product multiplies; None for a table.
+        activations: the value a product multiplies; None for a table, and where it is inside of
+            an operator.
     """
 
     node: int
@@ -45,24 +52,50 @@ class Use:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """A weight of a mixture of experts.
+
+    Attributes:
+        count: experts.
+        chosen: experts of a token.
+        alternates: rows of gates and of values alternate where the weight is quantised.
+        share: the value of the graph that says how much each expert of a token counts.
+    """
+
+    count: int
+    chosen: int
+    alternates: bool
+    share: str
+
+
+@dataclass(frozen=True)
 class Weight:
     """A weight that can be quantised, with all its uses.
 
     Attributes:
         name: of the initializer.
         uses: nodes that read it, or an initializer of the same values.
-        outputs, inputs: N and K.
+        outputs, inputs: N and K; N is of all experts together.
+        block: inputs that share a scale.
+        experts: None for weights of other operators.
     """
 
     name: str
     uses: tuple[Use, ...]
     outputs: int
     inputs: int
+    block: int = BLOCK
+    experts: Experts | None = None
 
     @property
     def is_table(self) -> bool:
         """True if rows of the weight are looked up, as those of an embedding are."""
-        return any(use.activations is None for use in self.uses)
+        return self.experts is None and any(use.activations is None for use in self.uses)
+
+    @property
+    def parts(self) -> tuple[str, str, str]:
+        """Names of its values, scales and zero points where it is quantised."""
+        return f"{self.name}/values", f"{self.name}/scales", f"{self.name}/zeros"
 
     @property
     def activations(self) -> tuple[str, ...]:
@@ -72,7 +105,8 @@ class Weight:
     def matrix(self, stored: NDArray) -> Matrix:
         """Return the initializer's values with one row an output, float32 (N, K)."""
         rows_are_inputs = self.uses[0].rows_are_inputs
-        return np.ascontiguousarray(stored.T if rows_are_inputs else stored, np.float32)
+        rows = stored.T if rows_are_inputs else stored.reshape(-1, stored.shape[-1])
+        return np.ascontiguousarray(rows, np.float32)
 
 
 @dataclass(frozen=True)
@@ -93,8 +127,9 @@ def find(model: onnx.ModelProto, values: Mapping[str, NDArray]) -> tuple[list[We
 
     Args:
         model: a model; its values may be apart from it.
-        values: floating-point values of its two-dimensional initializers, by name.
+        values: floating-point values of its initializers of two dimensions or more, by name.
     """
+    values = {name: array for name, array in values.items() if array.ndim == 2}
     uses: dict[str, list[Use]] = {}
     for use in _uses(model, values):
         uses.setdefault(use.weight, []).append(use)
@@ -147,7 +182,7 @@ def _readers(model: onnx.ModelProto) -> dict[str, int]:
 def _reason(uses: list[Use], readers: int, outputs: int, inputs: int) -> str | None:
     """Return why a weight stays as it is, or None."""
     if len(uses) != readers or len({use.rows_are_inputs for use in uses}) > 1:
-        return "other operators read it as well"
+        return OTHER_READERS
     if outputs < LEAST_OUTPUTS:
         return f"{outputs} outputs, such as a gate or a decay of a few heads"
     if inputs < LEAST_INPUTS:
@@ -178,7 +213,7 @@ def _tied(found: list[Weight], values: Mapping[str, NDArray]) -> list[Weight]:
     return [*tables.values(), *rest]
 
 
-def floating_matrices(model: onnx.ModelProto) -> list[TensorProto]:
-    """Return the two-dimensional floating-point initializers."""
+def floating_weights(model: onnx.ModelProto) -> list[TensorProto]:
+    """Return the floating-point initializers of two dimensions or more."""
     kinds = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-    return [t for t in model.graph.initializer if len(t.dims) == 2 and t.data_type in kinds]
+    return [t for t in model.graph.initializer if len(t.dims) > 1 and t.data_type in kinds]

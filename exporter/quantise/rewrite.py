@@ -2,6 +2,7 @@
 
     MatMul(x, W)       ->  com.microsoft.MatMulNBits(x, q, s, z)
     Gather(W, index)   ->  com.microsoft.GatherBlockQuantized(q, index, s, z)
+    MixtureOfExperts   ->  com.microsoft.QMoE, see ``experts``
 
 A weight with both uses is stored once: the product reads the table through a Reshape, which ONNX
 Runtime computes when it opens the model.
@@ -9,17 +10,18 @@ Runtime computes when it opens the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from linexport.plugins.ops.body import MICROSOFT
+from linexport.quantise import experts
 from linexport.quantise.block_quantisation import Quantised
 from linexport.quantise.quantisable import Use, Weight
-
-MICROSOFT = "com.microsoft"
 
 INTEGER_ACTIVATIONS = 4
 """accuracy_level of MatMulNBits at which activations are rounded to int8, block by block. Without
@@ -56,12 +58,14 @@ def quantised_model(
     """
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    by_node = {use.node: (use, made) for made in chosen.values() for use in made.weight.uses}
+    by_node: dict[int, list[tuple[Use, WithValues]]] = {}
+    for made in chosen.values():
+        for use in made.weight.uses:
+            by_node.setdefault(use.node, []).append((use, made))
     nodes: list[onnx.NodeProto] = []
     for index, node in enumerate(model.graph.node):
         if index in by_node:
-            use, made = by_node[index]
-            nodes.extend(_replacement(node, use, made.weight, made.quantised))
+            nodes.extend(_replaced(node, by_node[index]))
         else:
             nodes.append(node)
     gone = {use.weight for made in chosen.values() for use in made.weight.uses}
@@ -78,30 +82,51 @@ def quantised_model(
     return result
 
 
+def _replaced(
+    node: onnx.NodeProto, read: Sequence[tuple[Use, WithValues]]
+) -> Iterator[onnx.NodeProto]:
+    if len(read) == 1:
+        [(use, made)] = read
+        return _replacement(node, use, made.weight, made.quantised)
+    up, down = ((made.weight, made.quantised) for _, made in read)
+    return experts.replacement(node, up, down, INTEGER_ACTIVATIONS)
+
+
 def float_activations(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of a quantised model that multiplies float32 activations."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
-    for node in result.graph.node:
+    shapes = {t.name: tuple(t.dims) for t in model.graph.initializer}
+    del result.graph.node[:]
+    for original in model.graph.node:
+        node = onnx.NodeProto()
+        node.CopyFrom(original)
         for attribute in node.attribute:
-            if node.op_type == "MatMulNBits" and attribute.name == "accuracy_level":
+            if node.domain == MICROSOFT and attribute.name == "accuracy_level":
                 attribute.i = FLOAT_ACTIVATIONS
+        own = experts.in_float32(node, shapes) if experts.needs_int8(node) else [node]
+        result.graph.node.extend(own)
     return result
 
 
 def _initializers(weight: Weight, quantised: Quantised) -> Iterator[TensorProto]:
-    """Yield values (N, blocks, bytes), or (N, bytes) of a table, scales and zero points."""
+    """Yield values, scales and zero points.
+
+    Values are (N, blocks, bytes), those of a table (N, bytes), those of experts (E, F, bytes).
+    """
     values, zeros = quantised.packed()
-    if weight.is_table:
+    if weight.is_table or weight.experts:
         values = values.reshape(len(values), -1)
-    for part, array in (("values", values), ("scales", quantised.scales), ("zeros", zeros)):
-        yield numpy_helper.from_array(array, f"{weight.name}/{part}")
+    arrays: tuple[NDArray, ...] = (values, quantised.scales, zeros)
+    for name, array in zip(weight.parts, arrays, strict=True):
+        ordered = experts.by_expert(array, weight.experts) if weight.experts else array
+        yield numpy_helper.from_array(ordered, name)
 
 
 def _replacement(
     node: onnx.NodeProto, use: Use, weight: Weight, quantised: Quantised
 ) -> Iterator[onnx.NodeProto]:
-    values, scales, zeros = (f"{weight.name}/{part}" for part in ("values", "scales", "zeros"))
+    values, scales, zeros = weight.parts
     bits, block = quantised.grid.bits, quantised.grid.block
     if use.activations is None:
         yield helper.make_node(

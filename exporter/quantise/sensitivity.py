@@ -58,6 +58,6 @@ def _stored(weight: Weight, matrix: Matrix, values: Mapping[str, NDArray]) -> di
     return {
         use.weight: np.ascontiguousarray(
             matrix.T if use.rows_are_inputs else matrix, values[use.weight].dtype
-        )
+        ).reshape(values[use.weight].shape)
         for use in weight.uses
     }

@@ -101,7 +101,7 @@ def test_token_ids_beyond_a_quantised_table_are_refused(quantised: Callable[[str
 def test_a_tied_table_is_stored_once(quantised: Callable[[str], Path], exact: Path) -> None:
     model = onnx.load_model(str(quantised("int4") / "model.onnx"))
     before = onnx.load_model(str(exact / "model.onnx"))
-    values = {t.name: numpy_helper.to_array(t) for t in quantisable.floating_matrices(before)}
+    values = {t.name: numpy_helper.to_array(t) for t in quantisable.floating_weights(before)}
     found, _ = quantisable.find(before, values)
     table = next(w for w in found if w.is_table)
     assert len(table.uses) == 2

@@ -1,0 +1,104 @@
+"""Quantised experts: ONNX Runtime's kernel against the op's definition with the same matrices."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from linexport.plugins.ops.mixture_of_experts import INPUTS, mixture_of_experts
+from linexport.plugins.ops.op import DOMAIN
+from linexport.quantise.block_quantisation import Grid, nearest
+from linexport.quantise.choose_bits import Chosen
+from linexport.quantise.experts import find_experts
+from linexport.quantise.rewrite import float_activations, quantised_model
+
+E, K = 6, 2
+Arrays = dict[str, np.ndarray]
+
+
+def model_of(weights: Arrays, activation: str, gated: bool) -> onnx.ModelProto:
+    """One node of experts; its weights are initializers without values."""
+    node = helper.make_node(
+        "MixtureOfExperts",
+        list(INPUTS),
+        ["y"],
+        domain=DOMAIN,
+        activation=activation,
+        gated=int(gated),
+    )
+    kinds = {"x": TensorProto.FLOAT, "index": TensorProto.INT64, "weight": TensorProto.FLOAT}
+    sizes = {"x": weights["up"].shape[2], "index": K, "weight": K}
+    typed = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [node],
+        "experts",
+        [typed(name, kinds[name], ["n", sizes[name]]) for name in kinds],
+        [typed("y", TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def drawn(width: int, inner: int, gated: bool) -> Arrays:
+    random = np.random.default_rng(width + inner)
+    shapes = {"up": (E, inner * (1 + gated), width), "down": (E, width, inner)}
+    return {
+        name: (random.standard_normal(shape) / shape[2] ** 0.5).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def routed(width: int, tokens: int = 9) -> Arrays:
+    random = np.random.default_rng(tokens)
+    return {
+        "x": random.standard_normal((tokens, width)).astype(np.float32),
+        "index": random.random((tokens, E)).argsort(1)[:, :K].astype(np.int64),
+        "weight": random.random((tokens, K)).astype(np.float32),
+    }
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("width", "inner", "gated"), [(64, 96, True), (64, 48, True), (32, 32, False)]
+)
+def test_the_kernel_computes_the_op_with_the_quantised_matrices(
+    width: int, inner: int, gated: bool, bits: int
+) -> None:
+    weights, given = drawn(width, inner, gated), routed(width)
+    model = model_of(weights, "silu", gated)
+    found, kept = find_experts(model, weights)
+    assert not kept and [w.name for w in found] == ["up", "down"]
+    assert {w.block for w in found} == {16 if inner % 32 else 32}
+    made = {
+        w.name: Chosen(w, nearest(w.matrix(weights[w.name]), Grid(bits, w.block)), "nearest")
+        for w in found
+    }
+    matrices = {n: c.quantised.matrix().reshape(weights[n].shape) for n, c in made.items()}
+    wide = {n: a if n == "index" else a.astype(np.float64) for n, a in given.items()}
+    expected = mixture_of_experts("silu", gated, **wide, **matrices)
+    quantised = quantised_model(model, made)
+    for written, limit in ((float_activations(quantised), 1e-5), (quantised, 0.03)):
+        session = onnxruntime.InferenceSession(written.SerializeToString())
+        [y] = session.run(None, given)
+        assert np.abs(y - expected).max() < limit * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("width", "inner", "activation", "gated", "reason"),
+    [
+        (32, 32, "relu2", False, "has no relu2"),
+        (32, 32, "gelu", True, "has no gated gelu"),
+        (32, 24, "silu", True, "widths 32 and 24, which no block divides"),
+    ],
+)
+def test_experts_that_the_kernel_does_not_have_stay(
+    width: int, inner: int, activation: str, gated: bool, reason: str
+) -> None:
+    weights = drawn(width, inner, gated)
+    found, kept = find_experts(model_of(weights, activation, gated), weights)
+    assert not found and [k.name for k in kept] == ["up", "down"]
+    assert all(reason in k.reason for k in kept)
