@@ -13,6 +13,7 @@ from linexport.errors import UsageError
 from linexport.graph.states import LENGTH, State
 from linexport.manifest import Manifest
 from linexport.targets import Session
+from linexport.targets.base import run_into
 
 PADDING = "PaddingMask"
 """Op of the state that says which of the past tokens count."""
@@ -40,12 +41,20 @@ class Model:
         return {name: s.start(batch) for name, s in self.states.items()}
 
     def call(
-        self, feeds: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]
+        self,
+        feeds: Mapping[str, np.ndarray],
+        state: Mapping[str, np.ndarray],
+        into: Mapping[str, np.ndarray] | None = None,
     ) -> tuple[Arrays, Arrays]:
-        """Return the outputs and the next state, both by name, for inputs that were checked."""
-        outputs = self._session.run({**feeds, **state})
-        after = {past: outputs.pop(present) for present, past in self._presents.items()}
-        return outputs, after
+        """Return the outputs and the next state, both by name, for inputs that were checked.
+
+        Next states of ``into`` are written to its arrays, which share no memory with ``state``.
+        """
+        inputs, taken = {**feeds, **state}, into or {}
+        arrays = {p: taken[past] for p, past in self._presents.items() if past in taken}
+        outputs = run_into(self._session, inputs, arrays) if arrays else self._session.run(inputs)
+        rest = {past: outputs.pop(p) for p, past in self._presents.items() if p not in arrays}
+        return outputs, {**rest, **taken}
 
     def run_graph(self, feeds: Mapping[str, np.ndarray]) -> Arrays:
         """Run the graph on all its inputs; returns all outputs, states among them."""

@@ -1,6 +1,6 @@
 """Axes of the batch and of the tokens, and which sessions a call of the model may join.
 
-    (1, ...) of each session  --stack-->  (B, ...)  --model-->  (B, ...)  --row-->  (1, ...)
+    (1, ...) of each session  --stack-->  (B, ...)  --model-->  (B, ...)  --own-->  (1, ...)
 
 Sessions share a call if their pieces have one length T and their states agree in what has no
 batch axis: the tokens counted (``past_length``), or the length of a state that grows. Where the
@@ -79,11 +79,31 @@ class Layout:
             return feeds[0]
         return {n: np.concatenate([f[n] for f in feeds], self._rows[n]) for n in feeds[0]}
 
-    def stack_states(self, states: Sequence[Arrays]) -> Arrays:
-        """Return the states of a call of these sessions, padded to the longest."""
+    def is_row(self, name: str) -> bool:
+        """Return whether a state has one row a session, of a fixed size."""
+        return name != LENGTH[0] and self._states[name].growing_axis is None
+
+    def rows(self, rest: Mapping[str, np.ndarray]) -> int:
+        """Return the length of the states that grow."""
+        return max(self._lengths(rest), default=0)
+
+    def stack_rest(self, states: Sequence[Arrays]) -> Arrays:
+        """Return the states that are no rows of sessions, stacked and padded to the longest."""
         if len(states) == 1:
             return states[0]
-        return {name: self._stacked(name, [s[name] for s in states]) for name in self._states}
+        return {name: self._stacked(name, [s[name] for s in states]) for name in states[0]}
+
+    def own(self, stacked: Arrays, index: int, length: int) -> Arrays:
+        """Return a view of the states of one session in ``stack_rest``, without padding."""
+        found = {}
+        for name, values in stacked.items():
+            axis = self._states[name].growing_axis
+            if axis is not None:
+                padding = values.shape[axis] - length
+                values = values[index : index + 1]
+                values = values[(slice(None),) * axis + (slice(padding, None),)]
+            found[name] = values
+        return found
 
     def outputs(self, outputs: Arrays, rows: int) -> list[Arrays]:
         """Return the outputs of each session of a call."""
@@ -92,28 +112,18 @@ class Layout:
         parts = {n: np.split(values, rows, self._rows[n]) for n, values in outputs.items()}
         return [{n: part[row].copy() for n, part in parts.items()} for row in range(rows)]
 
-    def states(self, after: Arrays, before: Sequence[Arrays], tokens: int) -> list[Arrays]:
-        """Return the state of each session after a call, without the padding of ``stack``."""
-        if len(before) == 1:
-            return [after]
-        return [
-            {name: self._row(name, values, row, state, tokens) for name, values in after.items()}
-            for row, state in enumerate(before)
-        ]
-
     def _lengths(self, state: Mapping[str, np.ndarray]) -> list[int]:
         return [
             state[name].shape[s.growing_axis]
             for name, s in self._states.items()
-            if s.growing_axis is not None
+            if s.growing_axis is not None and name in state
         ]
 
     def _stacked(self, name: str, values: Sequence[np.ndarray]) -> np.ndarray:
         axis = self._states[name].growing_axis
         if name == LENGTH[0]:
             return values[0]
-        if axis is None:
-            return np.concatenate(values)
+        assert axis is not None
         longest = max(v.shape[axis] for v in values)
         shape = list(values[0].shape)
         shape[0], shape[axis] = len(values), longest
@@ -123,15 +133,3 @@ class Layout:
                 np.moveaxis(value, axis, 0)
             )
         return joined
-
-    def _row(
-        self, name: str, values: np.ndarray, row: int, before: Arrays, tokens: int
-    ) -> np.ndarray:
-        axis = self._states[name].growing_axis
-        if name == LENGTH[0]:
-            return values
-        own = values[row : row + 1]
-        if axis is not None:
-            padding = own.shape[axis] - before[name].shape[axis] - tokens
-            own = own[(slice(None),) * axis + (slice(padding, None),)]
-        return own.copy()

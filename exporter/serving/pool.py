@@ -32,6 +32,7 @@ from linexport.errors import (
 )
 from linexport.graph.states import LENGTH
 from linexport.serving.layout import Layout
+from linexport.serving.store import Place, Stack, Store
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class Pool:
                 raise UsageError(f"{name} is {value}; expected 1 or more.")
         self.model, self.slots = model, slots
         self._layout = Layout(model)
+        self._store = Store(model, self._layout, slots)
         self._chunk = min(chunk, self._layout.longest or chunk)
         self._sessions: list[Session] = []
         self._turns: deque[Session] = deque()
@@ -167,75 +169,76 @@ class Pool:
         piece.start += tokens
         if piece.start == piece.length:
             session._pieces.popleft()
-        return _Part(session, session._version, feeds, session._current(), tokens)
+        return _Part(session, session._version, feeds, session._place, tokens)
 
     def _joined(self, parts: Iterable[_Part]) -> list[list[_Part]]:
         """Split parts of one length into those that may share a call."""
         found = defaultdict(list)
         for part in parts:
-            found[self._layout.joins(part.state)].append(part)
+            found[self._layout.joins(self._store.lengths(part.place))].append(part)
         most = self._layout.most
         return [g[at : at + most] for g in found.values() for at in range(0, len(g), most)]
 
-    def _run(self, group: list[_Part]) -> dict[Session, Outcome]:
+    def _run(self, parts: list[_Part]) -> dict[Session, Outcome]:
         """Advance sessions by one call; where the call fails, one by one."""
+        with self._changed:
+            parts = [p for p in parts if p.version == p.session._version]
+            if not parts:
+                return {}
+            stack = self._store.gather([p.place for p in parts])
+        by_place = {id(p.place): p for p in parts}
+        group = [by_place[id(place)] for place in stack.places]
         feeds = self._layout.stack_inputs([p.feeds for p in group])
-        before = [p.state for p in group]
         try:
-            outputs, after = self.model.call(feeds, self._layout.stack_states(before))
+            outputs, after = self.model.call(feeds, stack.past, stack.into)
         except Exception as error:
             if len(group) > 1:
                 log.debug("a call of %d sessions failed; they are advanced alone", len(group))
                 return {s: o for part in group for s, o in self._run([part]).items()}
-            return self._keep(group, [_refused(error)], before)
-        states = self._layout.states(after, before, group[0].tokens)
-        results = self._layout.outputs(outputs, len(group))
-        outcomes = [
-            self._lost(state, part.state) or result
-            for state, part, result in zip(states, group, results, strict=True)
-        ]
-        return self._keep(group, outcomes, states)
+            return self._keep(group, [_refused(error)], stack, {})
+        lost = self._lost(after, group[0].tokens)
+        results: list[Outcome] = list(self._layout.outputs(outputs, len(group)))
+        for row, names in lost.items():
+            results[row] = _ended(names)
+        rest = {name: values for name, values in after.items() if name not in stack.into}
+        return self._keep(group, results, stack, rest)
 
     def _keep(
-        self, group: Sequence[_Part], outcomes: Sequence[Outcome], states: Sequence[Arrays]
+        self, group: Sequence[_Part], outcomes: Sequence[Outcome], stack: Stack, rest: Arrays
     ) -> dict[Session, Outcome]:
         """Give sessions their new states; of those that left meanwhile nothing is kept."""
         found: dict[Session, Outcome] = {}
         with self._changed:
-            for part, outcome, state in zip(group, outcomes, states, strict=True):
+            kept = []
+            for part, outcome in zip(group, outcomes, strict=True):
                 session = part.session
-                if session._version != part.version:
-                    continue
-                found[session] = outcome
-                if isinstance(outcome, LinexportError):
-                    session._error, session._state = outcome, None
+                there = session._version == part.version
+                kept.append(there and not isinstance(outcome, LinexportError))
+                if there:
+                    found[session] = outcome
+                if there and isinstance(outcome, LinexportError):
+                    session._error = outcome
                     session._pieces.clear()
-                else:
-                    session._state = state
+                    self._store.drop(session._place)
+            self._store.commit(stack, rest, group[0].tokens, kept)
         return found
 
-    def _lost(self, after: Arrays, before: Arrays) -> NonFiniteError | None:
-        """Find NaN and infinity in a state; of one that grows, in what was added."""
-        wrong = []
+    def _lost(self, after: Arrays, tokens: int) -> dict[int, list[str]]:
+        """Find NaN and infinity in states, by row; of one that grows, in what was added."""
+        found = defaultdict(list)
         for name, state in self.model.states.items():
             axis, values = state.growing_axis, after[name]
             if axis is not None:
-                values = values[(slice(None),) * axis + (slice(before[name].shape[axis], None),)]
-            if len(non_finite_rows(values)):
-                wrong.append(name)
-        if not wrong:
-            return None
-        return NonFiniteError(
-            f"The state {', '.join(wrong)} of this session became NaN or infinite. Call reset() "
-            "to begin anew.",
-            tuple(wrong),
-            (0,),
-        )
+                values = values[(slice(None),) * axis + (slice(-tokens, None),)]
+            for row in non_finite_rows(values):
+                found[int(row)].append(name)
+        return found
 
     def _leave(self, session: Session) -> None:
         session._pieces.clear()
         session._version += 1
-        session._state, session._open = None, False
+        session._open = False
+        self._store.drop(session._place)
         self._sessions.remove(session)
         if session in self._turns:
             self._turns.remove(session)
@@ -246,7 +249,7 @@ class Session:
 
     def __init__(self, pool: Pool, state: StreamState | None) -> None:
         self.pool = pool
-        self._state: Arrays | None = dict(state.arrays) if state and state.arrays else None
+        self._place = pool._store.place(dict(state.arrays) if state else {})
         self._pieces: deque[_Piece] = deque()
         self._error: LinexportError | None = None
         self._open = True
@@ -301,7 +304,8 @@ class Session:
         """
         with self.pool._changed:
             self._check()
-            return StreamState(self.pool.model.model_sha256, self._state or {})
+            arrays = self.pool._store.read(self._place)
+            return StreamState(self.pool.model.model_sha256, arrays)
 
     def fork(self) -> Session:
         """Return another session that goes on from the tokens computed so far.
@@ -325,7 +329,8 @@ class Session:
             self._check()
             self._pieces.clear()
             self._version += 1
-            self._state = None
+            self.pool._store.drop(self._place)
+            self._place = self.pool._store.place({})
 
     def close(self) -> None:
         """Free the slot; what is queued is dropped. Closing twice does nothing."""
@@ -343,9 +348,6 @@ class Session:
         """Tokens of the first piece in the queue that no call has taken."""
         return self._pieces[0].length - self._pieces[0].start if self._pieces else 0
 
-    def _current(self) -> Arrays:
-        return self.pool.model.initial_state(1) if self._state is None else self._state
-
 
 @dataclass
 class _Piece:
@@ -358,13 +360,22 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Part:
-    """A session's share of a call: its inputs, the state before, and the number of tokens."""
+    """A session's share of a call: its inputs, its state, and the number of tokens."""
 
     session: Session
     version: int
     feeds: Arrays
-    state: Arrays
+    place: Place
     tokens: int
+
+
+def _ended(names: Sequence[str]) -> NonFiniteError:
+    return NonFiniteError(
+        f"The state {', '.join(names)} of this session became NaN or infinite. Call reset() to "
+        "begin anew.",
+        tuple(names),
+        (0,),
+    )
 
 
 def _refused(error: Exception) -> LinexportError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -79,7 +80,7 @@ def test_one_call_advances_all_that_decode(
     model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, call = [], model.call
-    monkeypatch.setattr(model, "call", lambda f, s: calls.append(f["tokens"].shape) or call(f, s))
+    monkeypatch.setattr(model, "call", lambda f, *s: calls.append(f["tokens"].shape) or call(f, *s))
     with model.pool(slots=5) as pool:
         sessions = [pool.open() for _ in range(5)]
         for seed, session in enumerate(sessions):
@@ -90,7 +91,7 @@ def test_one_call_advances_all_that_decode(
 
 def test_a_long_prompt_delays_nobody(model: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, call = [], model.call
-    monkeypatch.setattr(model, "call", lambda f, s: calls.append(f["tokens"].shape) or call(f, s))
+    monkeypatch.setattr(model, "call", lambda f, *s: calls.append(f["tokens"].shape) or call(f, *s))
     with model.pool(slots=4, chunk=16) as pool:
         long, short, one, two = (pool.open() for _ in range(4))
         long.push(tokens(100))
@@ -110,12 +111,34 @@ def test_equal_chunks_share_a_call_up_to_the_length_of_one(
     model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, call = [], model.call
-    monkeypatch.setattr(model, "call", lambda f, s: calls.append(f["tokens"].shape) or call(f, s))
+    monkeypatch.setattr(model, "call", lambda f, *s: calls.append(f["tokens"].shape) or call(f, *s))
     with model.pool(slots=8, chunk=16) as pool:
         for _ in range(8):
             pool.open().push(tokens(5))
         assert len(drain(pool)) == 8
     assert calls == [(3, 5), (3, 5), (2, 5)]
+
+
+def test_states_stay_where_they_are_while_the_same_sessions_decode(
+    model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runtime reads what it wrote in the call before."""
+    calls: list[tuple[Any, Any]] = []
+    call = model.call
+    with model.pool(slots=6, chunk=4) as pool:
+        sessions = [pool.open() for _ in range(5)]
+        for session in sessions:
+            session.push(tokens(3))
+        drain(pool)
+        monkeypatch.setattr(model, "call", lambda f, *s: calls.append(s) or call(f, *s))
+        for _ in range(4):
+            for session in sessions[::2]:
+                session.push(tokens(1))
+            pool.advance()
+    for (_, written), (read, into) in itertools.pairwise(calls):
+        for name in model.states:
+            assert read[name].ctypes.data == written[name].ctypes.data
+            assert not np.shares_memory(read[name], into[name])
 
 
 # States
@@ -235,10 +258,10 @@ def test_a_call_that_fails_is_an_error_of_the_session_it_fails_for(
 ) -> None:
     call = model.call
 
-    def failing(feeds: Any, state: Any) -> Any:
+    def failing(feeds: Any, *states: Any) -> Any:
         if (feeds["tokens"] == 66).any():
             raise RuntimeError("out of the table\nat node 7")
-        return call(feeds, state)
+        return call(feeds, *states)
 
     monkeypatch.setattr(model, "call", failing)
     with model.pool() as pool:
@@ -299,10 +322,10 @@ def test_a_session_closed_during_a_call_leaves_nothing_behind(
     with model.pool(slots=2) as pool:
         first, second = pool.open(), pool.open()
 
-        def closing(feeds: Any, state: Any) -> Any:
+        def closing(feeds: Any, *states: Any) -> Any:
             first.close()
             second.reset()
-            return call(feeds, state)
+            return call(feeds, *states)
 
         monkeypatch.setattr(model, "call", closing)
         for session in (first, second):
