@@ -1,6 +1,6 @@
 """Sessions of a pool that decode together, beside one session alone, and beside taking turns.
 
-    python tools/bench_pool.py [--sessions 16] [--dim 512] [--threads 0] [--seconds 20] [--json FILE]
+    python tools/bench_pool.py [--sessions 16] [--dim 512] [--threads 0] [--seconds 20]
 
 Total tokens a second, and the time between two tokens of a session, its median and its 99th
 percentile. One round of each after another, so that all meet the same load of the machine.

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from linexport.artifact.inputs import Arrays
+from linexport.artifact.call_inputs import Arrays
 from linexport.artifact.model import Model
 from linexport.serving.layout import Layout
 
