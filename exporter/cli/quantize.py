@@ -21,8 +21,8 @@ def quantize(
     weights: Annotated[
         str,
         typer.Option(
-            help="int8, int4, or auto: 4 or 8 bits for each weight, 8 where they buy most, until "
-            "--max-kld holds."
+            help="fp16 or bf16, stored so and computed with in float32; int8 or int4; or auto, 4 "
+            "or 8 bits for each weight, 8 where they buy most, until --max-kld holds."
         ),
     ] = "int4",
     data: Annotated[
@@ -46,7 +46,7 @@ def quantize(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Store an artifact's weights in 8 or 4 bits, and prove what that changes.
+    """Store an artifact's weights in 16, 8 or 4 bits, and prove what that changes.
 
     The float32 artifact was compared with its original; the new one is compared with the float32
     one on text: KL divergence of next-token distributions, by position, same top token, perplexity,

@@ -41,6 +41,7 @@ from linexport.manifest import ConvertOptions, Manifest
 from linexport.manifest.options import FLOAT32, command, described
 from linexport.manifest.proof import StreamingRecord
 from linexport.manifest.records import FileRecord, StageRecord
+from linexport.quantise.half import HALF
 from linexport.system.progress import Progress, Silent, Stopwatch
 from linexport.timing.latency import BRIEF
 
@@ -117,6 +118,7 @@ def _quantised(
             overwrite=asked.overwrite,
             progress=progress,
             options=asked,
+            original=_in_half(source, asked),
         )
     if not asked.bench:
         return manifest
@@ -129,6 +131,15 @@ def _quantised(
         trust_remote_code=asked.trust_remote_code,
         progress=progress,
     )
+
+
+def _in_half(source: str | Path, asked: ConvertOptions) -> LoadedModel | None:
+    """The original where its own half precision is what weights are judged by."""
+    if asked.weights not in HALF:
+        return None
+    loaded = load_model(source, seed=asked.seed, trust_remote_code=asked.trust_remote_code)
+    memory_map_weights(loaded)
+    return loaded
 
 
 def _signature() -> inspect.Signature:

@@ -7,16 +7,20 @@ from pathlib import Path
 
 import onnx
 import torch
+from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
-from linexport import parity, targets
+from linexport import parity
 from linexport.artifact.runtime import Artifact
 from linexport.manifest import MODEL, Manifest
 from linexport.parity.reference import Reference
 from linexport.quantise.calibration_inputs import inputs_of
-from linexport.quantise.opened import Arrays, Run
+from linexport.quantise.half import HALF
+from linexport.quantise.opened import Arrays, Run, open_written
 from linexport.quantise.proof import Runs, with_proof
 from linexport.quantise.rewrite import float_activations
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def with_quantisation_checked(
@@ -37,24 +41,31 @@ def with_quantisation_checked(
         threads: 0 for ONNX Runtime's choice.
         seed: of drawn inputs and of the places to split sequences at.
     """
-    assert manifest.quantisation is not None
-    target = targets.find(manifest.target)
+    record = manifest.quantisation
+    assert record is not None
     session = tested.open()
     artifact = Artifact(folder, manifest, session)
-    exact = float_activations(onnx.load_model(str(folder / MODEL)))
-    unrounded = target.open(exact.SerializeToString(), threads=threads, taking_turns=True)
-    runs = Runs(_original(tested), session.run, unrounded.run, "the original in PyTorch")
+    exact: Run = session.run
+    if record.weights not in HALF:
+        model = float_activations(onnx.load_model(str(folder / MODEL)))
+        exact = open_written(model, {}, threads)
+    original, name = run_original(tested, torch.float32), "the original in PyTorch"
+    runs = Runs(original, session.run, exact, name, run_in_half(tested, record.weights))
     inputs = inputs_of(artifact, data, seed)
-    record = with_proof(manifest.quantisation, artifact, runs, inputs, seed)
-    return replace(manifest, quantisation=record)
+    return replace(manifest, quantisation=with_proof(record, artifact, runs, inputs, seed))
 
 
-def _original(tested: parity.ModelUnderTest) -> Run:
+def run_in_half(tested: parity.ModelUnderTest, weights: str) -> Run | None:
+    """Return the original in the half precision of the weights; None for others."""
+    return run_original(tested, DTYPES[weights]) if weights in DTYPES else None
+
+
+def run_original(tested: parity.ModelUnderTest, dtype: torch.dtype) -> Run:
     """Return a function from the graph's inputs to the original's outputs, by their names."""
-    reference = Reference(tested.loaded, torch.float32)
+    reference = Reference(tested.loaded, dtype)
     leaves, structure = pytree.tree_flatten((tested.loaded.args, tested.loaded.kwargs))
 
-    def run(feeds: Arrays) -> dict[str, object]:
+    def run(feeds: Arrays) -> dict[str, NDArray]:
         names = iter(tested.input_names)
         given = [
             torch.from_numpy(feeds[next(names)]) if isinstance(leaf, torch.Tensor) else leaf
@@ -63,4 +74,4 @@ def _original(tested: parity.ModelUnderTest) -> Run:
         outputs = reference(pytree.tree_unflatten(given, structure))
         return dict(zip(tested.output_names, outputs, strict=True))
 
-    return run  # type: ignore[return-value]
+    return run

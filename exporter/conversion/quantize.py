@@ -6,29 +6,37 @@ read -> calibrate -> choose bits -> quantise -> write -> compare -> report
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
+from numpy.typing import NDArray
 
 from linexport import targets
 from linexport.artifact import load, write
 from linexport.artifact.runtime import Artifact
 from linexport.conversion.add_records import check_place, publish, with_status
+from linexport.conversion.model_under_test import model_under_test
+from linexport.conversion.quantisation_record import (
+    half_tensor,
+    integer_tensor,
+    model_bytes,
+    record_of,
+)
+from linexport.conversion.quantised import run_in_half
 from linexport.errors import UsageError
+from linexport.loaders import LoadedModel
 from linexport.manifest import DATA, MODEL, ConvertOptions, Manifest, describe_files
 from linexport.manifest.options import FLOAT32
 from linexport.manifest.quantisation import (
-    KeptTensorRecord,
     ParetoPoint,
-    QuantisationRecord,
-    QuantisedTensorRecord,
 )
-from linexport.manifest.records import FileRecord, NodesRecord, StageRecord
+from linexport.manifest.records import NodesRecord, StageRecord
 from linexport.quantise.calibration_inputs import CalibrationInputs, inputs_of
 from linexport.quantise.choose_bits import AUTO, BITS, CHOICES, Chosen, Quantiser
-from linexport.quantise.opened import FloatModel
+from linexport.quantise.half import HALF, half_model
+from linexport.quantise.opened import FloatModel, Run
 from linexport.quantise.proof import Runs, divergence, with_proof
 from linexport.quantise.rewrite import float_activations, quantised_model
 from linexport.quantise.sensitivity import divergences
@@ -58,13 +66,14 @@ def quantize(
     overwrite: bool = False,
     progress: Progress | None = None,
     options: ConvertOptions | None = None,
+    original: LoadedModel | None = None,
 ) -> Manifest:
     """Write a copy of a checked float32 artifact whose weights take fewer bits.
 
     Args:
         artifact: folder that ``linexport convert`` wrote for target ort.
         output: the folder to make.
-        weights: int8, int4, or auto: 4 or 8 bits for each, until ``max_kld`` holds.
+        weights: fp16 or bf16; int8, int4, or auto: 4 or 8 bits for each, until ``max_kld`` holds.
         data: text to choose values by and to compare on: a file or a folder of ``.txt`` files.
             None: the source of Python's standard library.
         max_kld: largest mean KL divergence from the float32 model, nats; more is a failure. None:
@@ -74,6 +83,7 @@ def quantize(
         overwrite: replace an artifact that is there, once the new one is complete.
         progress: shown the stages.
         options: those of the conversion that this is part of, for the manifest.
+        original: the model in PyTorch; half precision is compared with its own, too.
 
     Returns:
         The manifest of the new artifact, with a ``quantisation`` record. Its ``status`` is
@@ -91,27 +101,42 @@ def quantize(
         opened = load(source, threads=threads)
         _check(opened)
         model = FloatModel.of(opened, source / MODEL, threads)
-        quantiser = Quantiser(model)
+        quantiser = Quantiser(model, integers=weights not in HALF)
         inputs = inputs_of(opened, None if data is None else Path(data), seed)
     if weights == AUTO and inputs.language is None:
         raise UsageError(
             "--weights auto compares distributions of tokens; this is no language model."
         )
-    with watch.stage("calibrate"):
-        quantiser.calibrate(inputs.calibration)
     limit = MAX_KLD if weights == AUTO and max_kld is None else max_kld
-    found = _choose(weights, limit, model, quantiser, inputs, watch)
+    found = None
+    if weights not in HALF:
+        with watch.stage("calibrate"):
+            quantiser.calibrate(inputs.calibration)
+        found = _choose(weights, limit, model, quantiser, inputs, watch)
     with write.staged(place) as folder:
         with watch.stage("write"):
-            manifest = _write(opened, model, found.chosen, folder)
-            record = replace(
-                _record(weights, limit, found, quantiser, model),
-                model_bytes=_model_bytes(manifest.files),
-            )
+            if found is None:
+                made = half_model(model.graph, model.values, quantiser.weights, weights)
+                manifest = _write(opened, model, made.graph, made.values, folder)
+                tensors = tuple(half_tensor(w, weights) for w in quantiser.weights)
+                record = record_of(weights, limit, tensors, quantiser, model)
+            else:
+                graph = quantised_model(model.graph, {c.weight.name: c for c in found.chosen})
+                manifest = _write(opened, model, graph, {}, folder)
+                alone = found.divergences
+                tensors = tuple(integer_tensor(c, alone.get(c.weight.name)) for c in found.chosen)
+                record = record_of(weights, limit, tensors, quantiser, model, found.pareto)
+            record = replace(record, model_bytes=model_bytes(manifest.files))
         with watch.stage("compare"):
             session = _open(manifest, folder, threads)
-            exact = model.run(float_activations(onnx.load_model(str(folder / MODEL))))
-            runs = Runs(opened.run_graph, session.run, exact, "the float32 artifact")
+            exact: Run = session.run
+            half = None
+            if found is not None:
+                exact = model.run(float_activations(onnx.load_model(str(folder / MODEL))))
+            elif original is not None:
+                tested = model_under_test(manifest, original, lambda: session)
+                half = run_in_half(tested, weights)
+            runs = Runs(opened.run_graph, session.run, exact, "the float32 artifact", half)
             record = with_proof(record, opened, runs, inputs, seed)
         stages = (*manifest.stages, *(StageRecord(**stage) for stage in watch.stages))
         manifest = replace(
@@ -206,12 +231,18 @@ def _within(
     return _Found(chosen, alone, points)
 
 
-def _write(opened: Artifact, model: FloatModel, chosen: Sequence[Chosen], folder: Path) -> Manifest:
+def _write(
+    opened: Artifact,
+    model: FloatModel,
+    graph: onnx.ModelProto,
+    values: Mapping[str, NDArray],
+    folder: Path,
+) -> Manifest:
     """Write the model and copy what belongs to it; returns its manifest, nothing compared yet."""
-    graph = quantised_model(model.graph, {c.weight.name: c for c in chosen})
     left = {t.name for t in graph.graph.initializer}
     nodes = len(graph.graph.node)
-    write.save_model(graph, folder, {n: v for n, v in model.values.items() if n in left})
+    same = {n: v for n, v in model.values.items() if n in left}
+    write.save_model(graph, folder, {**same, **values})
     manifest = opened.manifest
     write.copy_files(
         [opened.path / name for name in manifest.files if name not in (MODEL, DATA)], folder
@@ -230,54 +261,9 @@ def _write(opened: Artifact, model: FloatModel, chosen: Sequence[Chosen], folder
     )
 
 
-def _record(
-    weights: str, limit: float | None, found: _Found, quantiser: Quantiser, model: FloatModel
-) -> QuantisationRecord:
-    """Say how weights are stored; nothing compared yet."""
-    stored = sum(c.bytes for c in found.chosen)
-    count = sum(c.weight.outputs * c.weight.inputs for c in found.chosen)
-    float32_bytes = _model_bytes(model.artifact.manifest.files)
-    return QuantisationRecord(
-        weights=weights,
-        data="",
-        reference="",
-        tensors=tuple(_tensor(c, found.divergences.get(c.weight.name)) for c in found.chosen),
-        kept=tuple(
-            KeptTensorRecord(k.name, int(model.values[k.name].nbytes), k.reason)
-            for k in quantiser.kept
-        ),
-        bits_per_weight=8 * stored / count,
-        model_bytes=float32_bytes,
-        float32_bytes=float32_bytes,
-        max_kld=limit,
-        divergence=None,
-        output_error=None,
-        drift=None,
-        pareto=found.pareto,
-    )
-
-
-def _tensor(chosen: Chosen, divergence: float | None) -> QuantisedTensorRecord:
-    weight, grid = chosen.weight, chosen.quantised.grid
-    return QuantisedTensorRecord(
-        weight.name,
-        weight.outputs,
-        weight.inputs,
-        grid.bits,
-        grid.block,
-        chosen.method,
-        chosen.bytes,
-        divergence,
-    )
-
-
 def _open(manifest: Manifest, folder: Path, threads: int) -> targets.Session:
     model = folder / MODEL
     return targets.find(manifest.target).open(model, threads=threads, taking_turns=True)
-
-
-def _model_bytes(files: Mapping[str, FileRecord]) -> int:
-    return sum(record.bytes for name, record in files.items() if name in (MODEL, DATA))
 
 
 def _check(artifact: Artifact) -> None:

@@ -76,7 +76,7 @@ class QuantisedTensorRecord:
         name: of the initializer it replaces.
         outputs, inputs: its shape.
         bits: of a value.
-        block: values that share a scale and a zero point.
+        block: values that share a scale and a zero point; None in half precision, without either.
         method: how its values were rounded.
         bytes: values, scales and zero points.
         divergence: of the model with this weight alone quantised; None if not measured.
@@ -86,7 +86,7 @@ class QuantisedTensorRecord:
     outputs: int
     inputs: int
     bits: int
-    block: int
+    block: int | None
     method: str
     bytes: int
     divergence: float | None
@@ -114,7 +114,7 @@ class QuantisationRecord:
     """Weights in fewer bits, and the proof of what that changes.
 
     Attributes:
-        weights: the choice of the user: int8, int4 or auto.
+        weights: the choice of the user: fp16, bf16, int8, int4 or auto.
         data: the text or inputs that were used, in words.
         reference: the model compared with, in words.
         tensors: quantised weights.
@@ -126,6 +126,9 @@ class QuantisationRecord:
         output_error: relative root mean square error of other models' outputs.
         drift: of states and streams; None where the model has no states.
         pareto: sizes and predicted divergences that ``auto`` went through.
+        original_divergence: of the original computed in the half precision of the weights; None
+            for other weights, where it was not run, and for other models than language models.
+        original_output_error: the same for other models.
     """
 
     weights: str
@@ -141,11 +144,25 @@ class QuantisationRecord:
     output_error: float | None
     drift: DriftRecord | None
     pareto: tuple[ParetoPoint, ...] = ()
+    original_divergence: TokenDivergenceRecord | None = None
+    original_output_error: float | None = None
+
+    @property
+    def worse_than_original(self) -> bool:
+        """True if it is further from float32 than the original itself in that half precision."""
+        ours, theirs = self.divergence, self.original_divergence
+        if ours is not None and theirs is not None:
+            return not ours.mean <= theirs.mean
+        if self.output_error is None or self.original_output_error is None:
+            return False
+        return not self.output_error <= self.original_output_error
 
     @property
     def passed(self) -> bool:
-        """True if sequences may be split, and the divergence is within the user's limit."""
+        """True if sequences may be split, and errors are within the limits."""
         if self.drift is not None and not self.drift.streaming <= self.drift.tolerance:
+            return False
+        if self.worse_than_original:
             return False
         if self.max_kld is None or self.divergence is None:
             return True

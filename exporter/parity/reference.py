@@ -44,7 +44,7 @@ class Reference:
         self.module = loaded.module if dtype == torch.float32 else _copied(loaded.module, dtype)
 
     def __call__(self, inputs: Arguments) -> list[np.ndarray]:
-        """Flattened outputs.
+        """Flattened outputs; those in bfloat16, which numpy does not have, as float32.
 
         Raises:
             Exception: whatever the module raises.
@@ -56,7 +56,7 @@ class Reference:
         # min of Python takes a NaN only where it comes first.
         self.denominator = float(torch.stack([x.double() for x in seen]).min()) if seen else None
         leaves = [x for x in pytree.tree_leaves(outputs) if isinstance(x, torch.Tensor)]
-        return [x.numpy() for x in leaves]
+        return [x.float().numpy() if x.dtype == torch.bfloat16 else x.numpy() for x in leaves]
 
     def _convert(self, leaf: object) -> object:
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():

@@ -17,13 +17,14 @@ from linexport.errors import UnsupportedModelError
 from linexport.quantise.allocate import Allocation, StorageOption, allocations
 from linexport.quantise.block_quantisation import Grid, Quantised, gptq, nearest
 from linexport.quantise.experts import find_experts
+from linexport.quantise.half import HALF
 from linexport.quantise.opened import Arrays, FloatModel, second_moments, smallest
 from linexport.quantise.quantisable import Kept, Weight, find
 from linexport.system.progress import Advance
 
 BITS = {"int8": 8, "int4": 4}
 AUTO = "auto"
-CHOICES = (*BITS, AUTO)
+CHOICES = (*HALF, *BITS, AUTO)
 TABLE_BITS = 8
 
 MOMENTS_AT_ONCE = 16
@@ -54,6 +55,10 @@ class Chosen:
 class Quantiser:
     """Weights of one model and what is known of their inputs.
 
+    Args:
+        model: the float32 model.
+        integers: kernels for integer weights must have what is found.
+
     Attributes:
         weights: weights that can be quantised.
         kept: those that stay, with the reason.
@@ -62,9 +67,9 @@ class Quantiser:
         UnsupportedModelError: nothing can be quantised, or a weight is not finite.
     """
 
-    def __init__(self, model: FloatModel) -> None:
+    def __init__(self, model: FloatModel, integers: bool = True) -> None:
         products, kept = find(model.graph, model.values)
-        experts, others = find_experts(model.graph, model.values)
+        experts, others = find_experts(model.graph, model.values, integers)
         self.weights, self.kept = [*products, *experts], [*kept, *others]
         if not self.weights:
             reasons = "; ".join(f"{k.name}: {k.reason}" for k in self.kept[:3]) or "it has none"

@@ -39,12 +39,12 @@ def states(
 ) -> dict[str, float]:
     """Return the error of each floating-point state after the same sequence, by its past's name.
 
-    States that the other model does not give are left out.
+    States that one of the models does not give are left out.
     """
     return {
         s.past: error(got[s.present], expected[s.present])
         for s in artifact.manifest.states
-        if s.present in expected and expected[s.present].dtype.kind == "f"
+        if s.present in expected and s.present in got and expected[s.present].dtype.kind == "f"
     }
 
 

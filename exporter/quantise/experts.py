@@ -49,13 +49,14 @@ INDEX, SHARE, UP = 1, 2, 3
 
 
 def find_experts(
-    model: onnx.ModelProto, values: Mapping[str, NDArray]
+    model: onnx.ModelProto, values: Mapping[str, NDArray], integers: bool = True
 ) -> tuple[list[Weight], list[Kept]]:
     """Return the weights of experts that can be quantised, and those that stay.
 
     Args:
         model: a model; its values may be external.
         values: floating-point values of its initializers, by name.
+        integers: the kernel for integer weights must have the node.
     """
     found: list[Weight] = []
     kept: list[Kept] = []
@@ -67,12 +68,12 @@ def find_experts(
             continue
         up, down = (values[name].shape for name in names)
         reason = _reason(node, up, down, max(readers[name] for name in names))
-        if reason:
+        if reason and integers:
             kept += [Kept(name, reason) for name in names]
             continue
-        chosen, block = sizes[node.input[INDEX]][-1], _block(up, down)
+        chosen, block = sizes[node.input[INDEX]][-1], _block(up, down) or BLOCK
         share = node.input[SHARE]
-        assert isinstance(chosen, int) and block is not None
+        assert isinstance(chosen, int)
         uses = (Use(index, names[0], False, node.input[0]), Use(index, names[1], False, None))
         alternates = (activation(node)[1], False)
         found += [

@@ -53,14 +53,7 @@ class FloatModel:
 
     def run(self, model: onnx.ModelProto) -> Run:
         """Open a changed graph; matrices it still has get their float32 values."""
-        named = {t.name for t in model.graph.initializer}
-        apart = {name: v for name, v in self.values.items() if name in named}
-        with tempfile.TemporaryDirectory() as folder:
-            copy = onnx.ModelProto()
-            copy.CopyFrom(model)
-            path = write.save_model(copy, Path(folder), apart)
-            session = targets.find("ort").open(path, threads=self.threads, taking_turns=True)
-        return lambda feeds: session.run(feeds)
+        return open_written(model, self.values, self.threads)
 
     def fed(self, names: Collection[str]) -> onnx.ModelProto:
         """Return the graph with the named matrices as inputs, so that values can be tried."""
@@ -88,6 +81,24 @@ class FloatModel:
             helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names
         )
         return model
+
+
+def open_written(model: onnx.ModelProto, values: Mapping[str, NDArray], threads: int) -> Run:
+    """Open a graph from a temporary file, which it may be too large to be opened without.
+
+    Args:
+        model: not changed.
+        values: of external initializers, by name; others are left out.
+        threads: 0 for ONNX Runtime's choice.
+    """
+    named = {t.name for t in model.graph.initializer}
+    external = {name: value for name, value in values.items() if name in named}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        path = write.save_model(copy, Path(folder), external)
+        session = targets.find("ort").open(path, threads=threads, taking_turns=True)
+    return lambda feeds: session.run(feeds)
 
 
 def second_moments(

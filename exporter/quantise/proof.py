@@ -30,12 +30,15 @@ class Runs:
         quantised: the artifact as it is deployed.
         exact: the same weights with activations in float32.
         name: the reference in words.
+        half: the original in the half precision of the weights; None for other weights, and where
+            it is not at hand.
     """
 
     reference: Run
     quantised: Run
     exact: Run
     name: str
+    half: Run | None = None
 
 
 def divergence(
@@ -104,10 +107,17 @@ def with_proof(
     record = replace(record, data=inputs.description, reference=runs.name)
     if inputs.language is None or inputs.windows is None:
         error = output_error(artifact, runs.reference, runs.quantised, inputs.compared)
-        return replace(record, output_error=error)
+        record = replace(record, output_error=error)
+        if runs.half is None:
+            return record
+        theirs = output_error(artifact, runs.reference, runs.half, inputs.compared)
+        return replace(record, original_output_error=theirs)
     windows = inputs.windows.compared
     found, states = divergence(artifact, inputs.language, runs.reference, runs.quantised, windows)
     record = replace(record, divergence=found)
+    if runs.half is not None:
+        half, _ = divergence(artifact, inputs.language, runs.reference, runs.half, windows)
+        record = replace(record, original_divergence=half)
     if not artifact.manifest.states:
         return record
     exact, rounded = (

@@ -43,12 +43,14 @@ class Use:
         rows_are_inputs: the initializer is (K, N).
         activations: the value a product multiplies; None for a table, and where it is inside of
             an operator.
+        is_lookup: the node looks up rows of a table.
     """
 
     node: int
     weight: str
     rows_are_inputs: bool
     activations: str | None
+    is_lookup: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Weight:
     @property
     def is_table(self) -> bool:
         """True if rows of the weight are looked up, as those of an embedding are."""
-        return self.experts is None and any(use.activations is None for use in self.uses)
+        return any(use.is_lookup for use in self.uses)
 
     @property
     def parts(self) -> tuple[str, str, str]:
@@ -160,7 +162,7 @@ def _uses(model: onnx.ModelProto, values: Mapping[str, NDArray]) -> Iterator[Use
         elif node.op_type == "MatMul" and node.input[1] in transposed:
             yield Use(index, transposed[node.input[1]], False, node.input[0])
         elif node.op_type == "Gather" and node.input[0] in values and not _axis(node):
-            yield Use(index, node.input[0], False, None)
+            yield Use(index, node.input[0], False, None, is_lookup=True)
 
 
 def _axis(node: onnx.NodeProto) -> int:

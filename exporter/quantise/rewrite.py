@@ -128,7 +128,7 @@ def _replacement(
 ) -> Iterator[onnx.NodeProto]:
     values, scales, zeros = weight.parts
     bits, block = quantised.grid.bits, quantised.grid.block
-    if use.activations is None:
+    if use.is_lookup:
         yield helper.make_node(
             "GatherBlockQuantized",
             [values, node.input[1], scales, zeros],

@@ -63,6 +63,12 @@ def numbers(record: QuantisationRecord) -> Table | None:
         ]
     if record.output_error is not None:
         rows.append(("Relative output error (root mean square)", error(record.output_error)))
+    theirs = record.original_divergence
+    if theirs is not None:
+        mean = f"{error(theirs.mean)} ± {error(theirs.standard_error)} nats"
+        rows.append((f"The original in {record.weights}: mean", mean))
+    if record.original_output_error is not None:
+        rows.append((f"The original in {record.weights}", error(record.original_output_error)))
     drift = record.drift
     if drift is not None:
         rows += [
@@ -84,7 +90,7 @@ def tensors(record: QuantisationRecord) -> Table | None:
             Cell(count(t.outputs)),
             Cell(count(t.inputs)),
             Cell(str(t.bits)),
-            Cell(f"{t.method}, blocks of {t.block}"),
+            Cell(t.method if t.block is None else f"{t.method}, blocks of {t.block}"),
             Cell(count(t.bytes)),
             Cell(ABSENT if t.divergence is None else error(t.divergence)),
         ]

@@ -140,6 +140,10 @@ def _quantised(record: QuantisationRecord, fast: str) -> Verdict:
         return Verdict(
             "bad", f"{sentence}; fed in pieces it differs from itself by {error(drift.streaming)}."
         )
+    if record.worse_than_original:
+        return Verdict(
+            "bad", f"{sentence}; the original itself in {record.weights} is nearer to float32."
+        )
     if not record.passed:
         return Verdict("bad", f"{sentence}, above the {error(record.max_kld)} allowed.")
     return Verdict("good", f"{sentence}; {fast}.")

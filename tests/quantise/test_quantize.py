@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
+import torch
 from onnx import numpy_helper
 
 import linexport
-from linexport.errors import ParityError, UsageError
+from linexport.errors import ParityError, UnsupportedModelError, UsageError
 from linexport.manifest import Manifest, read
 from linexport.quantise import quantisable
+from linexport.quantise.half import half_model
+from linexport.report.verdict import verdict
 from tests.support.command_line import Result
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -56,6 +61,58 @@ def test_the_record_holds_every_number_of_the_proof(
     assert {p.first for p in record.divergence.by_position} == {0, 64, 512}
     assert {t.bits for t in record.tensors} <= {"int8": {8}, "int4": {4, 8}}.get(choice, {4, 8})
     assert manifest.latency is None
+
+
+@pytest.mark.parametrize("choice", ["fp16", "bf16"])
+def test_half_precision_is_the_float32_graph_with_rounded_weights(
+    choice: str, exact: Path, quantised: Callable[[str], Path]
+) -> None:
+    """Independently: the values of every matrix are rounded in the file of the float32 artifact."""
+    record = read(quantised(choice)).quantisation
+    assert record and record.divergence and record.drift and record.passed
+    assert record.model_bytes < 0.6 * record.float32_bytes
+    assert {(t.bits, t.block, t.method) for t in record.tensors} == {(16, None, choice)}
+    model = onnx.load_model(str(exact / "model.onnx"))
+    kind = torch.float16 if choice == "fp16" else torch.bfloat16
+    names = {t.name for t in record.tensors}
+    values = {t.name: numpy_helper.to_array(t) for t in quantisable.floating_weights(model)}
+    found, _ = quantisable.find(model, values)
+    names = {use.weight for w in found for use in w.uses if w.name in names}
+    for tensor in model.graph.initializer:
+        if tensor.name in names:
+            rounded = torch.from_numpy(values[tensor.name].copy()).to(kind).float().numpy()
+            tensor.CopyFrom(numpy_helper.from_array(rounded, tensor.name))
+    expected = onnxruntime.InferenceSession(model.SerializeToString())
+    given = linexport.load(quantised(choice), threads=1)
+    feeds = given.feeds(np.arange(40, dtype=np.int64)[None])
+    got = given.run_graph(feeds)
+    for output, value in zip(expected.get_outputs(), expected.run(None, feeds), strict=True):
+        np.testing.assert_allclose(got[output.name], value, atol=1e-5 * np.abs(value).max())
+
+
+def test_convert_judges_half_precision_by_that_of_the_original(
+    cli: Callable[..., Result], factories: SimpleNamespace, tmp_path: Path
+) -> None:
+    source = factories.source("language_model")
+    result = cli("convert", source, "-o", tmp_path / "h", "--weights", "bf16", "--no-bench")
+    assert result.code == 0, result.err
+    record = read(tmp_path / "h").quantisation
+    assert record and record.divergence and record.original_divergence
+    assert 0 < record.divergence.mean < record.original_divergence.mean
+    worse = replace(record, divergence=replace(record.divergence, mean=1.0))
+    assert not worse.passed and worse.worse_than_original
+    header = verdict(replace(read(tmp_path / "h"), quantisation=worse))
+    assert header.tone == "bad" and "the original itself in bf16 is nearer" in header.sentence
+
+
+def test_weights_beyond_the_range_of_half_precision_are_named(exact: Path, tmp_path: Path) -> None:
+    model = onnx.load_model(str(exact / "model.onnx"))
+    values = {t.name: numpy_helper.to_array(t) for t in quantisable.floating_weights(model)}
+    found, _ = quantisable.find(model, values)
+    large = {name: value * np.float32(1e6) for name, value in values.items()}
+    with pytest.raises(UnsupportedModelError, match=r"values up to .*; fp16 ends at 6.55e\+04"):
+        half_model(model, large, found, "fp16")
+    assert half_model(model, large, found, "bf16").values
 
 
 def test_fewer_bits_diverge_more(quantised: Callable[[str], Path]) -> None:
@@ -161,7 +218,10 @@ def test_a_limit_that_cannot_be_met_fails_and_keeps_the_earlier_artifact(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--weights", "int3"), "--weights is 'int3'; expected one of float32, int8, int4, auto."),
+        (
+            ("--weights", "int3"),
+            "--weights is 'int3'; expected one of float32, fp16, bf16, int8, int4, auto.",
+        ),
         (("--max-kld", "0"), "--max-kld is 0.0; expected a positive number of nats."),
         (("--data", "nowhere.txt"), "--data nowhere.txt cannot be read"),
     ],
