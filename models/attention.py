@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from linexport.errors import UsageError
 from linexport.models import feature_maps
 from linexport.models.mapped_attention import AttentionState as AttentionState
-from linexport.models.mapped_attention import check, initial_state, mapped_attention
+from linexport.models.mapped_attention import check_map, initial_state, mapped_attention
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 
 # exp(log sigmoid 4) = 0.98: a fresh layer forgets over some 50 tokens, not over 2.
@@ -99,7 +99,7 @@ class LinearAttention(nn.Module):
         self.feature_map = feature_maps.make(
             config.feature_map, head_dim, config.feature_map_options
         )
-        check(self.feature_map, self.spec)
+        check_map(self.feature_map, self.spec)
         self.value_dim = value_dim
         self.query = nn.Linear(config.dim, config.num_heads * head_dim, bias=False)
         self.key = nn.Linear(config.dim, heads * head_dim, bias=False)

@@ -41,7 +41,7 @@ def parse(kind: type[C], values: Mapping[str, Any], owner: str) -> C:
     """
     known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     hints = get_type_hints(kind)
-    problems = [f"unknown key {k!r}.{nearest(k, known)}" for k in values if k not in known]
+    problems = [f"unknown key {k!r}.{did_you_mean(k, known)}" for k in values if k not in known]
     problems += [
         f"missing key {k!r}."
         for k, f in known.items()
@@ -75,7 +75,7 @@ def from_text(given: Iterable[str], example: str) -> dict[str, Any]:
     return options
 
 
-def nearest(name: Any, known: Any) -> str:
+def did_you_mean(name: Any, known: Any) -> str:
     """A sentence that suggests the known name closest to ``name``, or nothing."""
     near = difflib.get_close_matches(str(name), known, n=1)
     return f" Did you mean {near[0]!r}?" if near else ""

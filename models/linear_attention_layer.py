@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from linexport.models import feature_maps
-from linexport.models.mapped_attention import check, mapped_attention
+from linexport.models.mapped_attention import check_map, mapped_attention
 from linexport.models.registry import ReferenceModel
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 
@@ -56,7 +56,7 @@ class LinearAttentionLayer(ReferenceModel):
         self.feature_map = feature_maps.make(
             config.feature_map, config.head_dim, config.feature_map_options
         )
-        check(self.feature_map, self.spec)
+        check_map(self.feature_map, self.spec)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """(B, T, max(num_heads, kv_heads) * value_dim), of as many keys as queries."""

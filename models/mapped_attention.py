@@ -47,7 +47,7 @@ def stabilizes(feature_map: FeatureMap, spec: LinearAttentionSpec) -> bool:
     return feature_map.exponential and spec.normalize
 
 
-def check(feature_map: FeatureMap, spec: LinearAttentionSpec) -> None:
+def check_map(feature_map: FeatureMap, spec: LinearAttentionSpec) -> None:
     """Refuse a map that does not fit the attention.
 
     Raises:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from linexport.errors import UsageError
-from linexport.models.config import nearest, parse
+from linexport.models.config import did_you_mean, parse
 
 _models: dict[str, type[ReferenceModel]] = {}
 
@@ -74,6 +74,7 @@ def build(name: str, config: Mapping[str, Any]) -> ReferenceModel:
     known = [name] if name in _models else names()
     if name not in known:
         raise UsageError(
-            f"Unknown model {name!r}; expected one of {', '.join(known)}.{nearest(name, known)}"
+            f"Unknown model {name!r}; expected one of {', '.join(known)}."
+            f"{did_you_mean(name, known)}"
         )
     return _models[name](parse(_models[name].Config, config, name))

@@ -69,7 +69,7 @@ class TrainingPlan:
         return self.rate * warm * (0.05 + 0.95 * (1 + math.cos(math.pi * done)) / 2)
 
 
-def fit(
+def train_on_batches(
     model: nn.Module,
     loss_of_batch: Callable[[], Tensor],
     plan: TrainingPlan,
@@ -130,7 +130,7 @@ def train_language_model(
         layers=2,
         feature_map=feature_map,
         feature_map_options=dict(options) if options else None,
-        normalize=feature_maps.find(feature_map).kernel_positive,
+        normalize=feature_maps.find_map(feature_map).kernel_positive,
         attention=attention,
     )
     text = data.library_text().train
@@ -142,7 +142,7 @@ def train_language_model(
         starts = torch.randint(len(text) - _LENGTH, (_TEXT_BATCH, 1), generator=generator)
         return _next_byte_loss(model, text[starts + window], "mean")
 
-    fit(model, loss_of_batch, TrainingPlan(steps, 8e-3, seconds), say)
+    train_on_batches(model, loss_of_batch, TrainingPlan(steps, 8e-3, seconds), say)
     return model
 
 
@@ -185,7 +185,7 @@ def train_digits(
         tokens=TOKENS,
         feature_map=feature_map,
         feature_map_options=dict(options) if options else None,
-        normalize=feature_maps.find(feature_map).kernel_positive,
+        normalize=feature_maps.find_map(feature_map).kernel_positive,
         attention=attention,
     )
     train, _ = data.digits()
@@ -201,7 +201,7 @@ def train_digits(
             {"params": rest},
             {"params": [*scored.values()], "weight_decay": SOFTMAX_DECAY},
         ]
-    fit(model, loss_of_batch, TrainingPlan(steps, 3e-3, seconds), say, groups)
+    train_on_batches(model, loss_of_batch, TrainingPlan(steps, 3e-3, seconds), say, groups)
     return model
 
 
@@ -233,7 +233,7 @@ def train_digit_network(
         {"params": [*model.hidden.parameters()], "weight_decay": decay},
         {"params": [*model.classes.parameters()], "weight_decay": 0.0},
     ]
-    fit(model, loss_of_batch, TrainingPlan(steps, 5e-3, seconds), say, groups)
+    train_on_batches(model, loss_of_batch, TrainingPlan(steps, 5e-3, seconds), say, groups)
     return model
 
 
@@ -259,7 +259,7 @@ def train_digit_memory(
     loss_of_batch = _loss_of_drawn(logits, queries, asked.labels, seed)
     # Decay would keep the scores so small that every image looks like all others.
     groups = [{"params": [*model.parameters()], "weight_decay": 0.0}]
-    fit(model, loss_of_batch, TrainingPlan(steps, 3e-2, seconds), say, groups)
+    train_on_batches(model, loss_of_batch, TrainingPlan(steps, 3e-2, seconds), say, groups)
     model.store(rows, stored.labels)
     return model
 

@@ -119,7 +119,7 @@ def miscompile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     from linexport import targets
 
     def spoil(name: str, change: Callable[[Any], Any]) -> None:
-        right = targets.find(name)
+        right = targets.find_target(name)
 
         def candidates(op: Any, node: Any) -> Any:
             found = right.candidates(op, node)

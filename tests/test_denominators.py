@@ -17,7 +17,7 @@ from linexport.loaders import LoadedModel, Source
 from linexport.manifest import Manifest
 from linexport.models.functional import linear_attention
 from linexport.parity.check import ModelUnderTest
-from linexport.parity.compare import compare
+from linexport.parity.compare import compare_arrays
 from linexport.parity.original import VANISHED
 from linexport.parity.tolerances import MOST, ROUNDING, TOLERANCES
 from linexport.plugins.ops.linear_attention.chunk_torch import watch_denominators
@@ -104,7 +104,7 @@ def test_a_vanished_denominator_is_a_failure_with_its_reason(
 def test_values_finite_on_one_side_only_are_a_reason() -> None:
     expected = np.ones(4)
     got = np.array([1.0, np.nan, np.inf, 1.0])
-    assert compare(expected, got, FLOAT32).reason == (
+    assert compare_arrays(expected, got, FLOAT32).reason == (
         "2 values are NaN or infinite on one side only"
     )
     found = checked(layer(), lambda y: np.where(y == y.max(), np.nan, y))
@@ -118,16 +118,16 @@ def test_rounding_of_the_original_widens_the_limit_only_where_it_is_larger() -> 
     assert FLOAT32.limit(2.0, limit / ROUNDING / 2) == limit
     assert FLOAT32.limit(2.0, limit) == ROUNDING * limit
     off = expected + 2 * limit
-    assert not compare(expected, off, FLOAT32).passed
-    assert compare(expected, off, FLOAT32, rounding=limit).passed
-    assert not compare(expected, expected + 5 * limit, FLOAT32, rounding=limit).passed
+    assert not compare_arrays(expected, off, FLOAT32).passed
+    assert compare_arrays(expected, off, FLOAT32, rounding=limit).passed
+    assert not compare_arrays(expected, expected + 5 * limit, FLOAT32, rounding=limit).passed
 
 
 def test_an_original_that_is_mostly_rounding_proves_nothing() -> None:
     expected = np.array([1.0, -2.0])
     assert FLOAT32.limit(2.0, 1.0) == MOST * 2.0
-    assert compare(expected, expected + 0.9 * MOST * 2, FLOAT32, rounding=1.0).passed
-    found = compare(expected, expected + 1.1 * MOST * 2, FLOAT32, rounding=1.0)
+    assert compare_arrays(expected, expected + 0.9 * MOST * 2, FLOAT32, rounding=1.0).passed
+    found = compare_arrays(expected, expected + 1.1 * MOST * 2, FLOAT32, rounding=1.0)
     assert not found.passed
     assert "the original itself loses 5e-01 of its largest value" in str(found.reason)
 

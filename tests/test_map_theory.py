@@ -35,7 +35,7 @@ Z = NormalDist().inv_cdf(1 - 1e-6 / CHECKS / 2)
 DRAWS = 1200
 WIDTH = 4
 
-RANDOM = [k for k in feature_maps.kinds() if feature_maps.find(k).exactness == UNBIASED]
+RANDOM = [k for k in feature_maps.kinds() if feature_maps.find_map(k).exactness == UNBIASED]
 
 
 def quantile(sample: np.ndarray) -> float:

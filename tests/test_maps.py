@@ -318,26 +318,26 @@ def test_maps_off_the_chart_are_listed_below_it(result: dict[str, Any]) -> None:
     rows(far, "trigonometric")[0]["output_error"] = 55.0
     rows(far, "trigonometric")[1]["output_error"] = 8.0
     sentence = r"Off the chart, with an error above 1.9: .*trigonometric 8.00 to 55.0"
-    assert re.search(sentence, report.page(far))
+    assert re.search(sentence, report.comparison_page(far))
     assert "trigonometric" not in map_charts.error_chart(far, "us_per_token", "a")
 
 
 def test_nothing_to_draw_is_no_chart(result: dict[str, Any]) -> None:
     empty = {**result, "rows": rows(result, "softmax_time")}
     assert map_charts.error_chart(empty, "us_per_token", "a") == ""
-    assert "No map could be compared" in report.page(empty)
+    assert "No map could be compared" in report.comparison_page(empty)
     assert report.picture(empty)[:4] == b"\x89PNG"
 
 
 def test_the_page_is_whole_by_itself(result: dict[str, Any]) -> None:
-    page = report.page(result)
+    page = report.comparison_page(result)
     assert "http" not in page.replace("http-equiv", "")
     assert "default-src 'none'" in page
     assert report.headline(result).split(";")[0].split(",")[0] in page
     for row in result["rows"]:
         assert row["map"] in page
     hostile = {**result, "source": "<script>alert(1)</script>"}
-    assert "<script>" not in report.page(hostile)
+    assert "<script>" not in report.comparison_page(hostile)
 
 
 def test_the_headline_names_the_nearest_and_the_fastest_of_use(result: dict[str, Any]) -> None:
@@ -380,7 +380,7 @@ def test_outputs_that_cannot_be_are_refused_first(tmp_path: Path) -> None:
         ("x.png", "is a folder"),
     ):
         with pytest.raises(UsageError, match=message):
-            output_files.check_output(tmp_path / name)
+            output_files.check_report_paths(tmp_path / name)
     assert (tmp_path / "file").read_text() == "mine"
 
 

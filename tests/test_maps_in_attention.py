@@ -22,7 +22,7 @@ from linexport.errors import UsageError
 from linexport.graph import states
 from linexport.loaders import LoadedModel, Source
 from linexport.models.attention import AttentionConfig, LinearAttention
-from linexport.models.feature_maps import find, kinds
+from linexport.models.feature_maps import find_map, kinds
 from linexport.models.linear_attention_layer import LinearAttentionLayer
 from linexport.plugins.ops.stabilized_exp import LOWEST
 from linexport.targets.lowering import lower
@@ -33,14 +33,14 @@ pytestmark = [
 ]
 
 KINDS = kinds()
-CAUSAL = [kind for kind in KINDS if not find(kind).over_time]
-EXPONENTIAL = [kind for kind in KINDS if find(kind).exponential]
+CAUSAL = [kind for kind in KINDS if not find_map(kind).over_time]
+EXPONENTIAL = [kind for kind in KINDS if find_map(kind).exponential]
 WIDTH = 4
 
 
 def options(kind: str) -> dict[str, Any] | None:
     """Few features, where there is a choice."""
-    known = {f.name for f in fields(find(kind).Options)}
+    known = {f.name for f in fields(find_map(kind).Options)}
     return {"features": 12} if "features" in known else None
 
 
@@ -54,9 +54,9 @@ def layer(kind: str, causal: bool = True, **changes: Any) -> LinearAttentionLaye
         "feature_map": kind,
         "feature_map_options": options(kind),
         "causal": causal,
-        "normalize": find(kind).kernel_positive,
+        "normalize": find_map(kind).kernel_positive,
         # Relative to the largest feature, not to 1, where exponents are stabilised.
-        "eps": 0.0 if find(kind).exponential else 1e-6,
+        "eps": 0.0 if find_map(kind).exponential else 1e-6,
     }
     made = models.build("linear_attention_layer", {**settings, **changes})
     assert isinstance(made, LinearAttentionLayer)
@@ -88,7 +88,7 @@ def assert_near(got: Tensor, want: Tensor, tolerance: float) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("causal", [True, False])
 def test_layer_equals_all_pairs(kind: str, causal: bool) -> None:
-    if causal and find(kind).over_time:
+    if causal and find_map(kind).over_time:
         pytest.skip("not a causal map")
     made = layer(kind, causal).double()
     for length in (1, 37, 130):
@@ -108,7 +108,7 @@ def test_whole_is_recurrent_is_chunked_is_streamed(kind: str) -> None:
         value_dim=3,
         feature_map=kind,
         feature_map_options=options(kind),
-        normalize=find(kind).kernel_positive,
+        normalize=find_map(kind).kernel_positive,
     )
     attention = LinearAttention(config).double()
     x = torch.randn(2, 90, 8, dtype=torch.float64)
@@ -176,10 +176,10 @@ class Exported:
 
     def __init__(self, kind: str, causal: bool, target: str) -> None:
         self.layer, model = traced(kind, causal)
-        chosen = targets.find(target)
+        chosen = targets.find_target(target)
         self.model, _ = lower(chosen.prepare(model), chosen.candidates)
         onnx.checker.check_model(self.model, full_check=True)
-        self.states = states.find(self.model)
+        self.states = states.find_states(self.model)
         self.session = chosen.open(self.model.SerializeToString(), threads=1)
 
     def start(self, batch: int) -> dict[str, np.ndarray]:
@@ -205,7 +205,7 @@ def allowed(made: LinearAttentionLayer, x: tuple[Tensor, ...]) -> tuple[Tensor, 
 @pytest.mark.parametrize("target", ["onnx", "ort"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_exported_layer(kind: str, target: str) -> None:
-    causal = not find(kind).over_time
+    causal = not find_map(kind).over_time
     exported = Exported(kind, causal, target)
     made = exported.layer
     assert bool(exported.states) is causal
@@ -325,10 +325,10 @@ def test_models_take_any_map(kind: str) -> None:
         "layers": 1,
         "feature_map": kind,
         "feature_map_options": options(kind),
-        "normalize": find(kind).kernel_positive,
+        "normalize": find_map(kind).kernel_positive,
     }
     for name in ("language_model", "digit_classifier"):
-        if name == "language_model" and find(kind).over_time:
+        if name == "language_model" and find_map(kind).over_time:
             with pytest.raises(UsageError, match=r"'softmax_time'.*causal=False"):
                 models.build(name, settings)
             continue

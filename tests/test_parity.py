@@ -20,8 +20,8 @@ import linexport
 from linexport.errors import ParityError
 from linexport.graph.dims import DimRange
 from linexport.loaders import LoadedModel, Source
-from linexport.parity.cases import LONG, Case, draw, plan
-from linexport.parity.compare import EDGES, compare
+from linexport.parity.cases import LONG, Case, draw_inputs, plan_cases
+from linexport.parity.compare import EDGES, compare_arrays
 from linexport.parity.streaming import _pieces
 from linexport.parity.tolerances import TOLERANCES
 
@@ -37,7 +37,7 @@ TRACED = {"batch": 2, "seq": 16}
 
 def test_equal_arrays_pass_with_no_error() -> None:
     x = np.random.default_rng(0).normal(size=(3, 4))
-    found = compare(x, x.copy(), FLOAT32)
+    found = compare_arrays(x, x.copy(), FLOAT32)
     assert found.passed and found.max_absolute_error == found.max_relative_error == 0
     assert sum(found.counts) == 12
 
@@ -49,7 +49,7 @@ def test_the_largest_error_is_found_and_measured_against_the_largest_value(
     expected = np.linspace(-size, size / 2, 24).reshape(2, 3, 4)
     got = expected.copy()
     got.flat[place] += 0.25 * size
-    found = compare(expected, got, FLOAT32)
+    found = compare_arrays(expected, got, FLOAT32)
     assert not found.passed
     assert found.worst is not None
     assert found.worst.index == tuple(np.unravel_index(place, (2, 3, 4)))
@@ -64,18 +64,18 @@ def test_the_limit_is_absolute_plus_relative(factor: float, passes: bool) -> Non
     expected = np.array([2.0, -4.0])
     got = expected.copy()
     got[0] += factor * (FLOAT32.absolute + 4 * FLOAT32.relative)
-    assert compare(expected, got, FLOAT32).passed is passes
+    assert compare_arrays(expected, got, FLOAT32).passed is passes
 
 
 def test_shapes_that_differ_do_not_pass() -> None:
-    found = compare(np.zeros((2, 3)), np.zeros((2, 1)), FLOAT32)
+    found = compare_arrays(np.zeros((2, 3)), np.zeros((2, 1)), FLOAT32)
     assert not found.passed
     assert found.reason == "shape (2, 1); expected (2, 3)"
     assert found.max_relative_error == float("inf") and found.worst is None
 
 
 def test_empty_arrays_pass() -> None:
-    assert compare(np.zeros((2, 0)), np.zeros((2, 0)), FLOAT32).passed
+    assert compare_arrays(np.zeros((2, 0)), np.zeros((2, 0)), FLOAT32).passed
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -83,42 +83,42 @@ def test_a_value_that_is_not_finite_passes_only_in_the_same_place(value: float) 
     expected, got = np.ones(4), np.ones(4)
     got[2] = value
     for pair in ((expected, got), (got, expected)):
-        found = compare(*pair, FLOAT32)
+        found = compare_arrays(*pair, FLOAT32)
         assert not found.passed
         assert found.max_absolute_error == float("inf")
         assert found.worst is not None and found.worst.index == (2,)
     expected[2] = value
-    assert compare(expected, got, FLOAT32).passed
+    assert compare_arrays(expected, got, FLOAT32).passed
     expected[2] = -value if np.isinf(value) else np.inf
-    assert not compare(expected, got, FLOAT32).passed
+    assert not compare_arrays(expected, got, FLOAT32).passed
 
 
 def test_values_that_are_not_finite_are_counted_on_both_sides() -> None:
     expected = np.array([np.nan, np.inf, -np.inf, 1.0])
     got = np.array([np.nan, np.nan, 1.0, np.inf])
-    found = compare(expected, got, FLOAT32)
+    found = compare_arrays(expected, got, FLOAT32)
     assert (found.nan.expected, found.nan.got) == (1, 2)
     assert (found.inf.expected, found.inf.got) == (2, 1)
 
 
 def test_a_reference_of_zeros_allows_the_absolute_limit_alone() -> None:
     zeros = np.zeros(3)
-    assert compare(zeros, zeros, FLOAT32).max_relative_error == 0
-    near = compare(zeros, zeros + 0.5 * FLOAT32.absolute, FLOAT32)
+    assert compare_arrays(zeros, zeros, FLOAT32).max_relative_error == 0
+    near = compare_arrays(zeros, zeros + 0.5 * FLOAT32.absolute, FLOAT32)
     assert near.passed and near.max_relative_error == float("inf")
-    assert not compare(zeros, zeros + 2 * FLOAT32.absolute, FLOAT32).passed
+    assert not compare_arrays(zeros, zeros + 2 * FLOAT32.absolute, FLOAT32).passed
 
 
 def test_integers_and_truth_values_are_compared_exactly() -> None:
-    assert compare(np.arange(4), np.arange(4), FLOAT32).passed
-    assert not compare(np.arange(4), np.array([0, 1, 2, 4]), FLOAT32).passed
-    assert not compare(np.array([True, False]), np.array([True, True]), FLOAT32).passed
+    assert compare_arrays(np.arange(4), np.arange(4), FLOAT32).passed
+    assert not compare_arrays(np.arange(4), np.array([0, 1, 2, 4]), FLOAT32).passed
+    assert not compare_arrays(np.array([True, False]), np.array([True, True]), FLOAT32).passed
 
 
 def test_the_histogram_counts_every_value() -> None:
     expected = np.ones(5)
     got = expected + np.array([0, 1e-30, 1e-7, 1e-3, 10])
-    counts = np.asarray(compare(expected, got, FLOAT32).counts)
+    counts = np.asarray(compare_arrays(expected, got, FLOAT32).counts)
     assert counts.sum() == 5
     assert counts[0] == 2 and counts[-1] == 1
     assert counts[np.searchsorted(EDGES, -7) - 1 : np.searchsorted(EDGES, -7) + 1].sum() == 1
@@ -132,7 +132,7 @@ def lengths(cases: list[Case], name: str = "seq") -> set[int]:
 
 
 def test_lengths_batches_and_seeds_are_many() -> None:
-    cases = plan(DIMS, TRACED, floating=True, seed=7)
+    cases = plan_cases(DIMS, TRACED, floating=True, seed=7)
     found = lengths(cases)
     assert {1, 16} <= found
     assert max(found) >= 4096
@@ -150,7 +150,7 @@ def test_lengths_batches_and_seeds_are_many() -> None:
 
 
 def test_magnitudes_are_for_floating_inputs() -> None:
-    assert {c.name for c in plan(DIMS, TRACED, floating=False, seed=0)} == {"random"}
+    assert {c.name for c in plan_cases(DIMS, TRACED, floating=False, seed=0)} == {"random"}
 
 
 @pytest.mark.parametrize(
@@ -164,36 +164,36 @@ def test_magnitudes_are_for_floating_inputs() -> None:
     ],
 )
 def test_a_range_is_kept_and_tried_to_its_end(limits: DimRange, expected: set[int]) -> None:
-    cases = plan({**DIMS, "seq": limits}, TRACED, floating=True, seed=0)
+    cases = plan_cases({**DIMS, "seq": limits}, TRACED, floating=True, seed=0)
     assert lengths(cases) == expected
 
 
 def test_a_traced_length_among_the_usual_ones_is_replaced() -> None:
-    assert lengths(plan(DIMS, {"batch": 2, "seq": 37}, False, 0)) == {1, 37, 150, 101, LONG}
+    assert lengths(plan_cases(DIMS, {"batch": 2, "seq": 37}, False, 0)) == {1, 37, 150, 101, LONG}
 
 
 def test_batches_keep_to_their_range() -> None:
     dims = {**DIMS, "batch": DimRange(4, None, 8, batch=True)}
-    assert lengths(plan(dims, TRACED, True, 0), "batch") == {4}
+    assert lengths(plan_cases(dims, TRACED, True, 0), "batch") == {4}
 
 
 def test_what_is_a_batch_is_not_a_matter_of_its_name() -> None:
     dims = {"N": DimRange(batch=True), "T": DimRange()}
-    cases = plan(dims, {"N": 2, "T": 16}, False, 0)
+    cases = plan_cases(dims, {"N": 2, "T": 16}, False, 0)
     assert lengths(cases, "N") == {1, 3}
     assert max(lengths(cases, "T")) == LONG
 
 
 def test_a_second_sequence_has_another_length() -> None:
     dims = {**DIMS, "seq_2": DimRange()}
-    cases = plan(dims, {**TRACED, "seq_2": 9}, True, 0)
+    cases = plan_cases(dims, {**TRACED, "seq_2": 9}, True, 0)
     assert all(c.sizes["seq"] != c.sizes["seq_2"] for c in cases)
 
 
 def test_a_model_without_dynamic_length_has_its_batches() -> None:
     dims = {"batch": DimRange(batch=True)}
-    assert lengths(plan(dims, {"batch": 2}, False, 0), "batch") == {1, 3}
-    assert [dict(c.sizes) for c in plan({}, {}, False, 0)] == [{}]
+    assert lengths(plan_cases(dims, {"batch": 2}, False, 0), "batch") == {1, 3}
+    assert [dict(c.sizes) for c in plan_cases({}, {}, False, 0)] == [{}]
 
 
 def test_inputs_are_drawn_within_their_ranges_and_the_same_again() -> None:
@@ -207,16 +207,16 @@ def test_inputs_are_drawn_within_their_ranges_and_the_same_again() -> None:
     )
     shapes = [["batch", "seq"]] * 3
     case = Case("random", {"batch": 3, "seq": 200}, 5, 2.0)
-    args, kwargs = draw(loaded, shapes, case)
+    args, kwargs = draw_inputs(loaded, shapes, case)
     tokens, nest = args
     assert tokens.shape == (3, 200) and set(tokens.unique().tolist()) == {10, 11}
     assert nest["n"] == 5 and nest["mask"].dtype == torch.bool and nest["mask"].any()
     assert 1.8 < kwargs["x"].std() < 2.2
-    again, _ = draw(loaded, shapes, case)
+    again, _ = draw_inputs(loaded, shapes, case)
     assert torch.equal(again[0], tokens)
-    other, _ = draw(loaded, shapes, replace(case, seed=6))
+    other, _ = draw_inputs(loaded, shapes, replace(case, seed=6))
     assert not torch.equal(other[0], tokens)
-    seen, _ = draw(replace(loaded, integer_ranges={}), shapes, case)
+    seen, _ = draw_inputs(replace(loaded, integer_ranges={}), shapes, case)
     assert set(seen[0].unique().tolist()) == set(range(3, 10))
 
 
@@ -350,7 +350,7 @@ def test_an_artifact_that_cannot_run_at_a_size_fails(
 
     place = tmp_path / "copy"
     shutil.copytree(converted("small"), place)
-    right = targets.find("ort")
+    right = targets.find_target("ort")
 
     def open_fragile(*args: Any, **options: Any) -> Any:
         session = copy.copy(right.open(*args, **options))

@@ -17,7 +17,7 @@ from linexport import passes
 from linexport.errors import BuildError, UsageError
 from linexport.graph.external_data import LARGE
 from linexport.passes import GraphDump, Pass, PassResult
-from linexport.passes.diff import difference
+from linexport.passes.diff import graph_diff
 from linexport.passes.manager import run_passes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -110,7 +110,7 @@ def test_a_diff_names_inputs_outputs_initializers_and_attributes() -> None:
         f"{head} g (float[a, 4] x, float[a] p) => (float[a, 4] y) "
         "{ [t] y = Transpose <perm = [1, 0]> (x)  [new] z = Neg (p) }"
     )
-    text = difference(before, after)
+    text = graph_diff(before, after)
     assert "inputs added (1)\n+ p float[a]\n" in text
     assert "initializers removed (1)\n- c float[1]\n" in text
     assert '+ Neg "new" (p) -> (z)\n' in text
@@ -119,7 +119,7 @@ def test_a_diff_names_inputs_outputs_initializers_and_attributes() -> None:
 
 
 def test_equal_graphs_differ_in_nothing(model: onnx.ModelProto) -> None:
-    assert difference(model, model) == "nodes 6 -> 6, initializers 2 -> 2\n"
+    assert graph_diff(model, model) == "nodes 6 -> 6, initializers 2 -> 2\n"
 
 
 def test_the_pipeline_stops_after_a_pass(model: onnx.ModelProto, tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_a_traced_chunk_and_split_become_splits(models: Models) -> None:
 
 def test_every_causal_node_gets_its_states(models: Models) -> None:
     model = passes.run(models("language_model"))
-    assert [(s.past, s.present, s.op, s.shape) for s in states.find(model)] == [
+    assert [(s.past, s.present, s.op, s.shape) for s in states.find_states(model)] == [
         (f"past_{name}_{i}", f"present_{name}_{i}", op, ("batch", *shape))
         for i, name, op, shape in (
             (0, "conv", "CausalConvWithState", (32, 3)),
@@ -210,7 +210,7 @@ def test_every_causal_node_gets_its_states(models: Models) -> None:
 
 
 def test_without_normaliser_there_is_only_the_state(models: Models) -> None:
-    assert [s.past for s in states.find(passes.run(models("masked")))] == ["past_state_0"]
+    assert [s.past for s in states.find_states(passes.run(models("masked")))] == ["past_state_0"]
 
 
 def test_a_given_past_is_left_alone_and_its_name_not_taken(
@@ -223,7 +223,10 @@ def test_a_given_past_is_left_alone_and_its_name_not_taken(
     names = [i.name for i in model.graph.input]
     assert names == ["x", "past_state_0", "past_state_1", "past_normalizer_1"]
     given = [i.name for i in models("own_state").graph.input]
-    assert [s.past for s in states.find(model, given)] == ["past_state_1", "past_normalizer_1"]
+    assert [s.past for s in states.find_states(model, given)] == [
+        "past_state_1",
+        "past_normalizer_1",
+    ]
 
 
 def test_a_state_the_model_uses_itself_stays_its_own(
@@ -252,7 +255,7 @@ def test_a_bidirectional_node_has_no_state() -> None:
 
 def test_stages_can_be_left_out(models: Models) -> None:
     model = passes.run(models("language_model"), passes.STATELESS)
-    assert not states.find(model)
+    assert not states.find_states(model)
     assert [i.name for i in model.graph.input] == ["tokens"]
 
 

@@ -92,7 +92,7 @@ def test_the_target_of_an_entry_point_must_be_one_of_that_name(
 
 def test_every_target_says_its_name_and_summary_in_its_first_line() -> None:
     for name, listing in targets.listings().items():
-        assert targets.find(name).name == name
+        assert targets.find_target(name).name == name
         assert listing.summary[0].isupper() and listing.summary.endswith(".")
 
 

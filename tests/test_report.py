@@ -24,7 +24,7 @@ from linexport.errors import UsageError
 from linexport.manifest import from_json
 from linexport.report import page as report_page
 from linexport.report import snippet
-from linexport.report.text import amount, error, split, times
+from linexport.report.text import amount, error, format_speedup, split
 from linexport.report.verdict import Verdict
 from linexport.report.verdict import verdict as verdict_of
 
@@ -239,7 +239,7 @@ def test_every_number_of_the_tables_is_on_the_page() -> None:
             for name in (f"{key}_ms", f"{key}_p90_ms"):
                 assert row[name] is None or f" {amount(row[name])} " in text
             if row[f"{key}_ms"] is not None and key != "artifact":
-                assert f" {times(row[f'{key}_ms'], row['artifact_ms'])} " in text
+                assert f" {format_speedup(row[f'{key}_ms'], row['artifact_ms'])} " in text
     for row in manifest["memory"]:
         for key in ("io_mb", "artifact_mb", "plain_export_mb", "pytorch_mb"):
             assert row[key] is None or f" {amount(row[key])} " in text

@@ -181,12 +181,12 @@ def language_model() -> tuple[LanguageModel, onnx.ModelProto]:
 
 
 def lowered(model: onnx.ModelProto, target: str) -> tuple[onnx.ModelProto, list[Choice]]:
-    chosen = targets.find(target)
+    chosen = targets.find_target(target)
     return lower(chosen.prepare(model), chosen.candidates)
 
 
 def feeds(model: onnx.ModelProto, inputs: Sequence[Tensor]) -> dict[str, np.ndarray]:
-    held = states.find(model)
+    held = states.find_states(model)
     pasts = {s.past for s in held}
     used = [i.name for i in model.graph.input if i.name not in pasts]
     zeros = {s.past: np.zeros((inputs[0].shape[0], *s.shape[1:]), s.dtype) for s in held}
@@ -230,7 +230,7 @@ def test_every_layer_equals_pytorch_here_and_in_plain_onnxruntime(
     }
     path = tmp_path / "model.onnx"
     onnx.save_model(made, str(path))
-    assert wrong(targets.find(target).open(path, threads=1), model, module) == {}
+    assert wrong(targets.find_target(target).open(path, threads=1), model, module) == {}
     inputs = layer_inputs(2, 67, 1)
     errors_there = run_plainly(path, feeds(model, inputs), module(*inputs), target)
     assert max(errors_there) <= TOLERANCE
@@ -247,7 +247,7 @@ def test_a_language_model_equals_pytorch_here_and_in_plain_onnxruntime(
     assert {c.lowering for c in choices if c.op == "CausalConvWithState"} == {conv}
     path = tmp_path / "model.onnx"
     onnx.save_model(made, str(path))
-    session = targets.find(target).open(path, threads=1)
+    session = targets.find_target(target).open(path, threads=1)
     for batch, length in ((1, 1), (3, 150)):
         tokens = module.example_inputs(batch, length, length)
         with torch.no_grad():
@@ -306,11 +306,11 @@ def test_opset_27_needs_its_environment_variable(
     onnx.save_model(model, str(path))
     monkeypatch.delenv(UNRELEASED, raising=False)
     with pytest.raises(Exception, match=r"Opset 27"):
-        targets.find("ort").open(path)
-    targets.find("onnx27").open(path)
+        targets.find_target("ort").open(path)
+    targets.find_target("onnx27").open(path)
     assert UNRELEASED not in os.environ
     monkeypatch.setenv(UNRELEASED, "1")
-    targets.find("onnx27").open(path)
+    targets.find_target("onnx27").open(path)
     assert os.environ[UNRELEASED] == "1"
 
 
@@ -324,7 +324,7 @@ def test_an_operator_that_opset_27_changed_is_refused(monkeypatch: pytest.Monkey
 
 def test_an_unknown_target_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"'cuda'.*onnx.*ort"):
-        targets.find("cuda")
+        targets.find_target("cuda")
     assert set(targets.listings()) >= set(TARGETS)
     assert targets.DEFAULT == "ort"
 
@@ -332,7 +332,7 @@ def test_an_unknown_target_is_refused_with_the_known_ones() -> None:
 def test_tuning_takes_the_fastest_and_records_every_number() -> None:
     """A runner whose models take as long as it says: the last candidate is the fastest."""
     _, model = layers("width 63")
-    chosen = targets.find("ort")
+    chosen = targets.find_target("ort")
     seen: list[Mapping[str, np.ndarray]] = []
     waits = {"native_padded": 0.006, "native": 0.004, "portable": 0.001}
     opened: list[str] = []
@@ -367,9 +367,11 @@ def test_tuning_measures_equal_nodes_once() -> None:
 
     def runner(alone: onnx.ModelProto) -> Callable[[Mapping[str, np.ndarray]], object]:
         opened.append(alone.graph.node[0].op_type)
-        return targets.find("ort").open(alone.SerializeToString(), threads=1).run
+        return targets.find_target("ort").open(alone.SerializeToString(), threads=1).run
 
-    _, choices = lower(model, targets.find("ort").candidates, runner, {"batch": 1, "seq": 32})
+    _, choices = lower(
+        model, targets.find_target("ort").candidates, runner, {"batch": 1, "seq": 32}
+    )
     several = [c for c in choices if c.op != "FeatureMap"]
     assert len(several) == 4 and all(c.tuned for c in several)
     assert len(opened) == sum(len(c.tuned or ()) for c in several[:2])
@@ -381,7 +383,7 @@ def test_tuning_measures_equal_nodes_once() -> None:
 @pytest.mark.parametrize("place", [1, 2])
 def test_every_candidate_is_correct_not_only_the_first(place: int) -> None:
     module, model = layers()
-    right = targets.find("ort")
+    right = targets.find_target("ort")
 
     def pick(op: Any, node: Any) -> list[Candidate]:
         found = list(right.candidates(op, node))

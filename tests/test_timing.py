@@ -15,7 +15,7 @@ from linexport.conversion import revalidate
 from linexport.manifest.measured import RUNNERS
 from linexport.timing import baselines
 from linexport.timing.baselines import Bench
-from linexport.timing.latency import Settings, interleaved, measure, table
+from linexport.timing.latency import Settings, interleaved, latency_table, measure
 from linexport.timing.peak_memory import peak_megabytes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,7 +62,7 @@ def test_what_cannot_run_gets_a_reason_in_place_of_numbers() -> None:
 
 
 def test_a_table_has_a_row_per_length() -> None:
-    rows = table((4, 9), lambda n: {"artifact": lambda: None}, {}, QUICK, batch=2)
+    rows = latency_table((4, 9), lambda n: {"artifact": lambda: None}, {}, QUICK, batch=2)
     assert [(r.length, r.batch) for r in rows] == [(4, 2), (9, 2)]
 
 

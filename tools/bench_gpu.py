@@ -29,7 +29,7 @@ from linexport.errors import EnvironmentProblemError, LinexportError
 from linexport.plugins.kernels.compile import compile_kernels
 from linexport.plugins.kernels.gate import inspect
 from linexport.plugins.kernels.launch import LaunchPlan
-from linexport.plugins.kernels.plan import plan
+from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.ops.registry import all_ops
 from linexport.plugins.tensorrt.contract import architectures, describe
 from linexport.plugins.tensorrt.launcher import Launcher, capability
@@ -204,7 +204,7 @@ def timed(case: Case, sm: int, bytes_per_second: float) -> dict[str, Any]:
 
 def plans(case: Case, sm: int) -> LaunchPlan:
     """Return the launch plan of a case for one compute capability."""
-    return plan(case.node(), case.dtype, sm)
+    return plan_launches(case.node(), case.dtype, sm)
 
 
 def findings(sm: int, cases: tuple[Case, ...]) -> list[dict[str, Any]]:

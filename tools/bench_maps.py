@@ -199,7 +199,7 @@ def _beside_eager(kind: str, length: int, folder: Path) -> dict[str, Any]:
         num_heads=HEADS,
         head_dim=width,
         feature_map=kind,
-        causal=not feature_maps.find(kind).over_time,
+        causal=not feature_maps.find_map(kind).over_time,
     )
     module = LinearAttentionLayer(config).eval()
     path = cost.export(config, folder / kind.replace("*", "-"))

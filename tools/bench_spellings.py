@@ -56,7 +56,7 @@ class Own(torch.nn.Module):
         super().__init__()
         self.match, self.spellings, self.name = match, spellings, name
         self.maps = [
-            feature_maps.find(kind or "identity")(WIDTH)
+            feature_maps.find_map(kind or "identity")(WIDTH)
             for kind in (match.query_map, match.key_map)
         ]
         self.gate = torch.nn.Linear(HEADS * WIDTH, HEADS)
@@ -118,7 +118,7 @@ def lowered(module: torch.nn.Module, inputs: int) -> tuple[onnx.ModelProto, tupl
         )
     traced = to_onnx(program, {})
     rewritten = passes.rewrite(traced)
-    target = targets.find(targets.DEFAULT)
+    target = targets.find_target(targets.DEFAULT)
     model, _ = lower(target.prepare(rewritten.model), target.candidates, None, {})
     return model, rewritten.findings.matches
 
@@ -139,7 +139,7 @@ def measured(name: str, spellings: ModuleType, length: int) -> dict[str, Any]:
     x = torch.randn(1, length, spelling.inputs * HEADS * WIDTH)
     for who, proto in (("spelling", model), ("own", reference)):
         session = OrtSession(proto.SerializeToString(), taking_turns=True)
-        kept = {s.past: s for s in states.find(proto)}
+        kept = {s.past: s for s in states.find_states(proto)}
         fed = {n: np.zeros([1, *s.shape[1:]], s.dtype) for n, s in kept.items()}
         first = next(i.name for i in session.inner.get_inputs() if i.name not in kept)
         positions = [i.name for i in session.inner.get_inputs() if i.name not in {*kept, first}]

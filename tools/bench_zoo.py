@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from linexport import passes, targets, trace
 from linexport.graph.interface import tensor_records
 from linexport.loaders import load_model
-from linexport.parity.cases import Case, draw
+from linexport.parity.cases import Case, draw_inputs
 from linexport.targets.base import OrtSession
 from linexport.targets.lowering import lower
 
@@ -69,7 +69,7 @@ def _row(name: str, factor: int, work: Path) -> dict[str, Any]:
     loaded = load_model(source)
     traced = trace.trace(loaded)
     rewritten = passes.rewrite(traced.model, passes.STATELESS)
-    target = targets.find(targets.DEFAULT)
+    target = targets.find_target(targets.DEFAULT)
     model, _ = lower(target.prepare(rewritten.model), target.candidates, None, {})
     ours = OrtSession(model.SerializeToString(), taking_turns=True)
     sizes = {
@@ -77,7 +77,7 @@ def _row(name: str, factor: int, work: Path) -> dict[str, Any]:
         for n, limits in traced.dims.items()
     }
     shapes = [i.shape for i in tensor_records(traced.model.graph.input)]
-    args, _ = draw(loaded, shapes, Case("timing", sizes, 0))
+    args, _ = draw_inputs(loaded, shapes, Case("timing", sizes, 0))
     leaves = [x.numpy() for x in pytree.tree_leaves(args)]
     feeds = dict(zip((i.name for i in ours.inner.get_inputs()), leaves, strict=True))
     with torch.no_grad():

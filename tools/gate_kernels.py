@@ -25,7 +25,7 @@ from linexport.models import feature_maps as feature_maps  # registers their for
 from linexport.plugins.kernels.compile import compile_kernels
 from linexport.plugins.kernels.gate import LARGEST_SHARED, failures, inspect
 from linexport.plugins.kernels.launch import TYPES
-from linexport.plugins.kernels.plan import ARCHITECTURES, plan
+from linexport.plugins.kernels.plan import ARCHITECTURES, plan_launches
 from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec
 from linexport.plugins.ops.op import Node
 
@@ -143,7 +143,7 @@ def rows(
     first: dict[str, str] = {}
     kernels = {}
     for case, node in cases.items():
-        for kernel in plan(node, dtype, sm, precision).kernels():
+        for kernel in plan_launches(node, dtype, sm, precision).kernels():
             kernels[kernel.name] = kernel
             first.setdefault(kernel.name, case)
     binaries = compile_kernels(kernels.values(), sm)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from linexport.models.feature_maps import find
+from linexport.models.feature_maps import find_map
 from linexport.plugins.ops.causal_conv import causal_conv
 from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec, linear_attention
 from linexport.plugins.ops.op import Node
@@ -130,7 +130,7 @@ class Attention(Case):
     def wanted(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         arrays = dict(arrays)
         if self.feature_map:
-            phi = find(self.feature_map).phi
+            phi = find_map(self.feature_map).phi
             for name in ("query", "key"):
                 heads = torch.from_numpy(arrays[name]).unflatten(-1, (self.heads, self.width))
                 arrays[name] = phi(heads).flatten(-2).numpy()
@@ -206,7 +206,7 @@ class Map(Case):
     def wanted(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         heads = torch.from_numpy(arrays["x"]).unflatten(-1, (self.heads, self.width))
         frozen = (torch.from_numpy(arrays[n]) for n in arrays if n != "x")
-        return {"y": find(self.kind).phi(heads, *frozen).flatten(-2).numpy()}
+        return {"y": find_map(self.kind).phi(heads, *frozen).flatten(-2).numpy()}
 
     def bytes(self) -> int:
         return self.batch * self.length * self.heads * (self.width + self.features) * self.wide

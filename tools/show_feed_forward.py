@@ -114,7 +114,7 @@ def show_least_squares(claims: Claims, network: DigitNetwork, seed: int) -> None
 def show_bias(claims: Claims, network: DigitNetwork, seed: int) -> None:
     """Show the bias of Bernstein polynomials on the calibration data, at the exact B_n f(W x)."""
     train, _ = _pixels(network)
-    given = problem.state(network.hidden, "gelu", train, seed)
+    given = problem.checked_problem(network.hidden, "gelu", train, seed)
     width = 2 * float(given.half.max())
     print("degree  largest bias  corrected bound  half of it, uncorrected")
     below, above = True, False
@@ -149,7 +149,7 @@ def show_bernstein(claims: Claims, network: DigitNetwork, seed: int, draws: int)
     train, held_out = _pixels(network)
     _, report = _replaced(network, "bernstein", BERNSTEIN_ERROR, seed)
     print(report.table)
-    given = problem.state(network.hidden, "gelu", train, seed)
+    given = problem.checked_problem(network.hidden, "gelu", train, seed)
     stated = sum(power.error for power in report.powers)
     planned = plan(given, "bernstein", BERNSTEIN_ERROR, seed)
     layer = partial(_drawn, given, planned)
@@ -162,7 +162,7 @@ def show_taylor(claims: Claims, network: DigitNetwork, seed: int, draws: int) ->
     train, held_out = _pixels(network)
     _, report = _replaced(network, "taylor", TAYLOR_ERROR, seed)
     print(report.table)
-    given = problem.state(network.hidden, "gelu", train, seed)
+    given = problem.checked_problem(network.hidden, "gelu", train, seed)
     rho, single = taylor.best(given)
     count = math.ceil(single / TAYLOR_ERROR)
     sample = taylor.draw(rho, count * draws, seed)

@@ -75,7 +75,7 @@ def _load(folder: Path, **options: Any) -> Artifact:
         )
     if options["verify"]:
         opening.check_files(folder, manifest)
-    target, model = targets.find(manifest.target), folder / manifests.MODEL
+    target, model = targets.find_target(manifest.target), folder / manifests.MODEL
     graph = opening.checked_graph(model)
     check_interface(manifest, graph, str(folder / manifests.MANIFEST))
     ranges = {i.name: index_range(graph, i.name) for i in manifest.inputs}

@@ -118,7 +118,7 @@ def linearize(
         from linexport.linearization.metric import find_metric
         from linexport.linearization.pipeline import linearize as run
         from linexport.linearization.replace import rebuildable
-        from linexport.linearization.save import check_output
+        from linexport.linearization.save import check_checkpoint_path
         from linexport.models.config import from_text
         from linexport.models.feed_forward import MAX_COST
 
@@ -128,7 +128,7 @@ def linearize(
         spinner = Spinner(quiet=json)
         with spinner.stage("load"):
             loaded = sources.source(source, seed)
-            check_output(output, rebuildable(loaded.module), overwrite)
+            check_checkpoint_path(output, rebuildable(loaded.module), overwrite)
             rows = sources.rows(data)
         result = run(
             loaded,
@@ -162,10 +162,10 @@ def linearize(
 def _show(report: dict[str, Any], html: Path | None, json: bool) -> None:
     if html is not None:
         from linexport.artifact.write import replace_text
-        from linexport.report.linearization import page
+        from linexport.report.linearization import linearization_page
 
         try:
-            replace_text(html, page(report))
+            replace_text(html, linearization_page(report))
         except OSError as error:
             raise UsageError(f"Cannot write {html}: {error.strerror}.") from None
     if json:

@@ -72,9 +72,9 @@ def compare(
     """Measure maps: error beside softmax and theory, denominators, time and memory."""
     with guarded(json):
         from linexport.maps import compare_maps
-        from linexport.maps.output_files import check_output, write_comparison
+        from linexport.maps.output_files import check_report_paths, write_comparison
 
-        check_output(output)
+        check_report_paths(output)
         result = compare_maps(
             d,
             length,

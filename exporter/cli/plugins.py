@@ -33,7 +33,7 @@ def build(
     with guarded(json):
         from linexport.plugins.tensorrt import library
 
-        made = library.build(output, include, cuda_include)
+        made = library.build_library(output, include, cuda_include)
         if json:
             print_json({"status": "ok", "library": str(made)})
         else:

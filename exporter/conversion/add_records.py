@@ -17,7 +17,7 @@ from linexport.errors import EnvironmentProblemError
 from linexport.graph import dims
 from linexport.manifest import MANIFEST, MODEL, REPORT, Manifest, dumps, to_json
 from linexport.manifest.engines import EngineLatencyRow, EngineRecord
-from linexport.parity.cases import Case, draw
+from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.reference import feeds
 from linexport.report import render_html
 from linexport.timing.baselines import LENGTHS, Bench
@@ -75,7 +75,7 @@ def with_parity(
             tested,
             traced or trace.trace(tested.loaded),
             path,
-            targets.find(manifest.target).open,
+            targets.find_target(manifest.target).open,
             outcome.failed,
         )
     return with_warnings(replace(manifest, parity=outcome.record()), outcome.notes)
@@ -124,7 +124,7 @@ def _where(outcome: parity.Parity) -> str:
 
 def _deploy(manifest: Manifest, folder: Path) -> tuple[Any, str | None]:
     """The engine opened here, or None and the reason it cannot be."""
-    deploy = targets.find(manifest.target).deploy
+    deploy = targets.find_target(manifest.target).deploy
     assert deploy is not None
     try:
         return deploy(folder, manifest), None
@@ -162,7 +162,7 @@ def _engine_latency(
         sizes = {n: limits.nearest(1) for n, limits in tested.dims.items()}
         if length:
             sizes[length] = size
-        inputs = draw(tested.loaded, tested.input_shapes, Case("timing", sizes, seed))
+        inputs = draw_inputs(tested.loaded, tested.input_shapes, Case("timing", sizes, seed))
         state = tested.initial_state(tested.batch(sizes))
         fed = {**feeds(inputs, tested.input_names), **state}
         rows.append(EngineLatencyRow(length=size, **session.time(fed)))

@@ -161,7 +161,7 @@ convert.__doc__ = (convert.__doc__ or "").format(options=described(12))
 
 def _configured(source: str, output: Path, asked: ConvertOptions) -> targets.Target:
     """The target with its options; what it lacks here comes with the command for elsewhere."""
-    target = targets.find(asked.target)
+    target = targets.find_target(asked.target)
     cache = None if asked.timing_cache is None else Path(asked.timing_cache)
     try:
         return target.configure(

@@ -263,7 +263,7 @@ def _write(
 
 def _open(manifest: Manifest, folder: Path, threads: int) -> targets.Session:
     model = folder / MODEL
-    return targets.find(manifest.target).open(model, threads=threads, taking_turns=True)
+    return targets.find_target(manifest.target).open(model, threads=threads, taking_turns=True)
 
 
 def _check(artifact: Artifact) -> None:

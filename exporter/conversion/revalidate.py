@@ -136,7 +136,7 @@ def _reopen(
         graph = opening.checked_graph(folder / MODEL)
         check_interface(manifest, graph, str(folder / manifests.MANIFEST))
         loaded = _original(manifest, source, trust_remote_code)
-        target = targets.find(manifest.target)
+        target = targets.find_target(manifest.target)
 
     def open_session() -> targets.Session:
         return target.open(folder / MODEL, threads=threads, taking_turns=True, low_memory=True)

@@ -156,7 +156,7 @@ def _manifest(
         warnings=(*loaded.warnings, *_warnings(fused)),
         inputs=input_records(graph.input, loaded.defaults),
         outputs=tensor_records(graph.output),
-        states=tuple(s.record() for s in (*own, *states.find(model, given))),
+        states=tuple(s.record() for s in (*own, *states.find_states(model, given))),
         dims={
             name: DimRecord(**vars(limits), traced=traced.example_sizes[name])
             for name, limits in original.dims.items()

@@ -35,7 +35,7 @@ def sequence(dims: Mapping[str, DimRange]) -> str | None:
     return next((name for name, limits in dims.items() if not limits.batch), None)
 
 
-def batches(axes: Mapping[str, Collection[int]]) -> set[str]:
+def batch_dims(axes: Mapping[str, Collection[int]]) -> set[str]:
     """Return the dimensions called batch; if none is, those that lead where others follow.
 
     ``axes`` are the places each dimension has in the shapes of the inputs.

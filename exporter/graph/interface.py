@@ -10,7 +10,7 @@ from linexport.errors import UsageError
 from linexport.graph.states import initial_values
 from linexport.manifest import Manifest
 from linexport.manifest.records import InputRecord, Shape, StateRecord, TensorRecord
-from linexport.plugins.ops.registry import dim
+from linexport.plugins.ops.registry import dim_of
 
 
 def input_records(
@@ -27,7 +27,7 @@ def tensor_records(infos: Iterable[onnx.ValueInfoProto]) -> tuple[TensorRecord, 
         TensorRecord(
             info.name,
             _dtype(info.type.tensor_type.elem_type),
-            tuple(dim(d) for d in info.type.tensor_type.shape.dim),
+            tuple(dim_of(d) for d in info.type.tensor_type.shape.dim),
         )
         for info in infos
     )

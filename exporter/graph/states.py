@@ -89,7 +89,7 @@ def initial_values(model: onnx.ModelProto) -> Iterator[dict[str, float]]:
         yield {casts.get(name, name): port.initial_value for name, port in pasts if name}
 
 
-def find(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:
+def find_states(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:
     """Return the states whose past is an input and whose present is an output of the graph.
 
     A Cast may lie between them and the node. ``given`` are inputs of the original model: a past

@@ -13,7 +13,7 @@ from linexport.linearization.calibration import Rows
 from linexport.linearization.choose_forms import AUTO, KEEP, MapConfig, chosen, requested
 from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention
-from linexport.linearization.judge import judge, refuse_vanishing
+from linexport.linearization.judge import judge_forms, refuse_vanishing
 from linexport.linearization.replace import rebuildable
 from linexport.linearization.samples import sample
 from linexport.linearization.static_memory import fit_memory
@@ -92,8 +92,8 @@ def _record(
     details: dict[int, dict[str, Any]],
 ) -> None:
     forms = {index: [form] for index, form in made.forms.items()}
-    judged = judge(module, held_out, forms)
-    local = {} if locality is None else judge(module, held_out, forms, locality)
+    judged = judge_forms(module, held_out, forms)
+    local = {} if locality is None else judge_forms(module, held_out, forms, locality)
     for site in sites:
         form = made.forms.get(site.index)
         record = {

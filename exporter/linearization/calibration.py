@@ -79,6 +79,6 @@ def calibration(data: Tensor | Sequence[Tensor], seed: int) -> Calibration:
     )
 
 
-def batches(rows: Rows, size: int = BATCH) -> Iterator[Rows]:
+def row_batches(rows: Rows, size: int = BATCH) -> Iterator[Rows]:
     """Rows in their order, ``size`` at a time."""
     yield from zip(*(x.split(size) for x in rows), strict=True)

@@ -14,7 +14,7 @@ from linexport.errors import ParityError, UsageError
 from linexport.linearization.calibration import Rows
 from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention
-from linexport.linearization.judge import judge
+from linexport.linearization.judge import judge_forms
 from linexport.linearization.locality import LOCAL
 from linexport.linearization.samples import SiteSamples
 from linexport.models import feature_maps
@@ -50,7 +50,7 @@ class MapConfig:
     def map_of(self, name: str) -> str:
         """The map of one layer, by its own name."""
         kind = last(self.maps, name) or KEEP
-        return kind if kind in (AUTO, KEEP) else feature_maps.find(kind.replace("-", "_")).kind
+        return kind if kind in (AUTO, KEEP) else feature_maps.find_map(kind.replace("-", "_")).kind
 
     def features_of(self, name: str) -> int | None:
         """M of one layer, where it was asked for.
@@ -140,7 +140,7 @@ def chosen(
         ParityError: there is none for any.
     """
     tried = {s.index: list(_candidates(s, config, samples[s.index])) for s in sites}
-    judged = judge(module, batches, tried)
+    judged = judge_forms(module, batches, tried)
     found, nearest = {}, []
     for site in sites:
         pairs = zip(tried[site.index], judged[site.index], strict=True)
@@ -163,7 +163,7 @@ def _candidates(site: Site, config: MapConfig, samples: SiteSamples) -> Iterator
     """All maps whose kernel is positive, which no denominator can vanish for."""
     wanted = config.features_of(site.name)
     for kind in feature_maps.kinds():
-        found = feature_maps.find(kind)
+        found = feature_maps.find_map(kind)
         if not found.kernel_positive or (found.over_time and site.causal):
             continue
         sized = _sized(kind)
@@ -178,13 +178,13 @@ def _candidates(site: Site, config: MapConfig, samples: SiteSamples) -> Iterator
 
 def _sized(kind: str) -> bool:
     """The map has the choice of M."""
-    return "features" in {f.name for f in fields(feature_maps.find(kind).Options)}
+    return "features" in {f.name for f in fields(feature_maps.find_map(kind).Options)}
 
 
 def _form(
     site: Site, kind: str, features: int | None, config: MapConfig, samples: SiteSamples
 ) -> KernelAttention:
-    known = {f.name for f in fields(feature_maps.find(kind).Options)}
+    known = {f.name for f in fields(feature_maps.find_map(kind).Options)}
     options = dict(config.options)
     if "seed" in known:
         options.setdefault("seed", config.seed)

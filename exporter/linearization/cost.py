@@ -25,7 +25,7 @@ from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention, MemoryAttention
 from linexport.loaders.loaded_model import LoadedModel
 from linexport.manifest.records import named
-from linexport.parity.cases import Case, draw
+from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.reference import feeds
 from linexport.targets import Session
 from linexport.timing.export import TARGET, export
@@ -87,7 +87,7 @@ class Curves:
             "original": export(traced, folder / "original"),
             "linear": export(trace.trace(linear), folder / "linear"),
         }
-        target = targets.find(TARGET)
+        target = targets.find_target(TARGET)
         self.sessions = {
             name: target.open(path, threads=threads, taking_turns=True)
             for name, path in self.paths.items()
@@ -141,7 +141,7 @@ class Curves:
         if self.sequence is not None:
             sizes[self.sequence] = length
         case = Case("timing", sizes, self.seed)
-        inputs = draw(self.original, [named(i.shape) for i in self.inputs], case)
+        inputs = draw_inputs(self.original, [named(i.shape) for i in self.inputs], case)
         return inputs, feeds(inputs, [i.name for i in self.inputs])
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from linexport.errors import UsageError
-from linexport.linearization.calibration import Calibration, Rows, batches
+from linexport.linearization.calibration import Calibration, Rows, row_batches
 from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention
 from linexport.linearization.replace import stem
@@ -136,7 +136,7 @@ class _Loss:
 
     @torch.no_grad()
     def value(self, rows: Rows) -> float:
-        parts = batches(rows, BATCH)
+        parts = row_batches(rows, BATCH)
         return sum(float(self(part)) * len(part[0]) for part in parts) / len(rows[0])
 
 

@@ -18,8 +18,8 @@ from linexport.linearization.replace import WithForms, stem
 from linexport.models.feed_forward import (
     ACTIVATIONS,
     KernelFeedForward,
+    linear_activation_pairs,
     linearize_feed_forward,
-    pairs,
 )
 from linexport.models.registry import ReferenceModel
 
@@ -66,7 +66,7 @@ class Place:
         return f"its activation is {self.first.name}; forms are of {', '.join(ACTIVATIONS)}"
 
 
-def find(linear: nn.Module, batches: Sequence[Rows]) -> list[Place]:
+def find_pairs(linear: nn.Module, batches: Sequence[Rows]) -> list[Place]:
     """Every linear layer whose output goes into an activation, in the order of calls.
 
     Args:
@@ -135,7 +135,7 @@ def replace_feed_forward(
         UsageError: a pattern that fits no layer; and what ``linearize_feed_forward`` refuses.
         UnsupportedModelError: there is no layer to replace.
     """
-    places = find(linear, batches)
+    places = find_pairs(linear, batches)
     check_patterns(config.forms, [place.name for place in places])
     records: list[dict[str, Any]] = []
     layers: dict[int, KernelFeedForward] = {}
@@ -182,7 +182,7 @@ def _fitted(
 
 def _put(linear: ReferenceModel, layers: Mapping[str, KernelFeedForward]) -> None:
     """Into a stack of linexport's layers, whose config then has them."""
-    for pair in pairs(linear):
+    for pair in linear_activation_pairs(linear):
         if pair.name in layers:
             pair.replace(layers[pair.name])
     linear.config["kernel_feed_forward"] = {

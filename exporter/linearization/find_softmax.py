@@ -61,7 +61,7 @@ class Site:
         return self.reason is None
 
 
-def find(module: nn.Module, batches: Iterable[Rows], required: bool = True) -> list[Site]:
+def find_sites(module: nn.Module, batches: Iterable[Rows], required: bool = True) -> list[Site]:
     """Every call of softmax attention, in order; the module runs on all batches.
 
     Args:

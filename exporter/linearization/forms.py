@@ -19,7 +19,7 @@ from linexport.linearization import masks
 from linexport.linearization.find_softmax import Site
 from linexport.linearization.softmax_calls import Call
 from linexport.models.feature_maps import FeatureMap
-from linexport.models.mapped_attention import check, mapped_attention
+from linexport.models.mapped_attention import check_map, mapped_attention
 from linexport.models.static_memory import StaticMemory
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 
@@ -42,7 +42,7 @@ class KernelAttention(nn.Module):
             normalize=True,
             eps=EPS,
         )
-        check(feature_map, self.spec)
+        check_map(feature_map, self.spec)
         self.cross = site.cross
         self.feature_map = feature_map
         gain = site.scale * math.sqrt(site.head_dim)

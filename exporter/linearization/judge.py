@@ -60,7 +60,7 @@ class ErrorSums:
 Forms = Mapping[int, Sequence[nn.Module]]
 
 
-def judge(
+def judge_forms(
     module: nn.Module, batches: Iterable[Rows], forms: Forms, locality: float | None = None
 ) -> dict[int, list[ErrorSums]]:
     """Every form of every site, by its index; the module itself goes on with softmax attention.

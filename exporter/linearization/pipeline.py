@@ -14,7 +14,7 @@ from linexport.errors import UnsupportedModelError, UsageError
 from linexport.linearization import compare_models, cost, find_softmax
 from linexport.linearization import distil as distillation
 from linexport.linearization.attention import FittedForms, replace_attention
-from linexport.linearization.calibration import Calibration, batches, calibration
+from linexport.linearization.calibration import Calibration, calibration, row_batches
 from linexport.linearization.choose_forms import EVERY, MapConfig, local
 from linexport.linearization.feed_forward import FeedForwardConfig, replace_feed_forward
 from linexport.linearization.metric import Evaluate, Metric
@@ -126,8 +126,8 @@ def linearize(
     if locality is not None:
         config = local(config, locality)
     with watch.stage("find"):
-        fit, held_out = (list(batches(x))[:FITTED] for x in (data.fit, data.held_out))
-        sites = find_softmax.find(original, [*fit, *held_out], required=feed_forward is None)
+        fit, held_out = (list(row_batches(x))[:FITTED] for x in (data.fit, data.held_out))
+        sites = find_softmax.find_sites(original, [*fit, *held_out], required=feed_forward is None)
     with watch.stage("fit"):
         made = FittedForms()
         if sites:

@@ -20,7 +20,7 @@ from linexport.trace import export_program
 CHECKPOINT, PROGRAM = ".pt", ".pt2"
 
 
-def check_output(path: Path, reference: bool, overwrite: bool) -> None:
+def check_checkpoint_path(path: Path, reference: bool, overwrite: bool) -> None:
     """Before minutes are spent on what cannot be written.
 
     Raises:

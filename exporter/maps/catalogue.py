@@ -24,7 +24,7 @@ def catalogue(d: int) -> list[dict[str, Any]]:
 
 
 def _entry(kind: str, d: int) -> dict[str, Any]:
-    found = feature_maps.find(kind)
+    found = feature_maps.find_map(kind)
     features, note = None, None
     # Nothing is drawn on the meta device: M is wanted, not the draws of wide heads.
     with warnings.catch_warnings(record=True) as said, torch.device("meta"):

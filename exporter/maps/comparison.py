@@ -35,7 +35,7 @@ class MapChoice:
 
     def draws(self, d: int, samples: HeadSamples, seed: int) -> list[FeatureMap]:
         """The map, with several seeds where it is random, fitted where it can be."""
-        random = feature_maps.find(self.kind).exactness == UNBIASED
+        random = feature_maps.find_map(self.kind).exactness == UNBIASED
         found = []
         for draw in range(DRAWS if random else 1):
             extra = {"seed": seed + draw} if random else {}
@@ -137,7 +137,7 @@ def _choices(maps: Sequence[str] | None, features: Sequence[int]) -> list[MapCho
     """Each map once, or once per number of features where it has the choice."""
     found = []
     for kind in dict.fromkeys(maps or feature_maps.kinds()):
-        names = {f.name for f in fields(feature_maps.find(kind).Options)}
+        names = {f.name for f in fields(feature_maps.find_map(kind).Options)}
         sizes: Iterable[dict[str, Any]] = [{}]
         if "features" in names:
             sizes = [{"features": size} for size in sorted(set(features))]
@@ -146,7 +146,7 @@ def _choices(maps: Sequence[str] | None, features: Sequence[int]) -> list[MapCho
 
 
 def _judge(choice: MapChoice, against: accuracy.SoftmaxReference, seed: int) -> dict[str, Any]:
-    found = feature_maps.find(choice.kind)
+    found = feature_maps.find_map(choice.kind)
     row: dict[str, Any] = {
         "map": choice.kind,
         "options": choice.options,

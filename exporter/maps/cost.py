@@ -50,7 +50,7 @@ def times(
     models: Mapping[str, Path], fed: Mapping[str, np.ndarray], threads: int
 ) -> dict[str, float]:
     """Microseconds a token, the median of calls in which all take turns."""
-    target = targets.find(TARGET)
+    target = targets.find_target(TARGET)
     sessions: dict[str, Session] = {
         name: target.open(path, threads=threads, taking_turns=True) for name, path in models.items()
     }

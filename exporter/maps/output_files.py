@@ -14,7 +14,7 @@ NAME = "maps"
 KINDS = (".html", ".png", ".json")
 
 
-def check_output(output: Path | None) -> None:
+def check_report_paths(output: Path | None) -> None:
     """Before minutes are spent on what cannot be written.
 
     Raises:
@@ -51,7 +51,7 @@ def write_comparison(result: dict[str, Any], output: Path | None) -> list[Path]:
 def _content(result: dict[str, Any], kind: str) -> bytes:
     if kind == ".png":
         return report.picture(result)
-    return (report.page(result) if kind == ".html" else dumps(result)).encode("utf-8")
+    return (report.comparison_page(result) if kind == ".html" else dumps(result)).encode("utf-8")
 
 
 def _write(path: Path, content: bytes) -> None:

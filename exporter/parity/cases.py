@@ -41,7 +41,7 @@ class Case:
     magnitude: float = 1.0
 
 
-def plan(
+def plan_cases(
     dims: Mapping[str, DimRange],
     traced: Mapping[str, int],
     floating: bool,
@@ -103,7 +103,7 @@ def _sizes(dims: Mapping[str, DimRange], batch: int, length: int) -> dict[str, i
     return sizes
 
 
-def draw(
+def draw_inputs(
     loaded: LoadedModel, shapes: Sequence[Sequence[int | str]], case: Case
 ) -> tuple[tuple[object, ...], dict[str, object]]:
     """Inputs of a case, nested as the model takes them.

@@ -25,8 +25,8 @@ from linexport.manifest.proof import (
     ParityRecord,
     ToleranceRecord,
 )
-from linexport.parity.cases import Case, draw, plan
-from linexport.parity.compare import EDGES, Comparison, compare
+from linexport.parity.cases import Case, draw_inputs, plan_cases
+from linexport.parity.compare import EDGES, Comparison, compare_arrays
 from linexport.parity.original import VANISHED, ReferenceOutput, run_reference
 from linexport.parity.reference import Reference, feeds
 from linexport.parity.tolerances import TOLERANCES, Tolerance
@@ -146,8 +146,8 @@ def _reference_outputs(
         references.append(Reference(loaded, torch.float64))
     except Exception as error:
         parity.notes.append(f"No float64 reference: {error}")
-    for case in plan(tested.dims, tested.traced, floating, seed, tested.input_shapes):
-        inputs = draw(loaded, tested.input_shapes, case)
+    for case in plan_cases(tested.dims, tested.traced, floating, seed, tested.input_shapes):
+        inputs = draw_inputs(loaded, tested.input_shapes, case)
         expected = run_reference(references, case, inputs, parity.tolerance, parity.notes)
         if expected:
             yield case, [replace(a, outputs=memory.memory_mapped(a.outputs)) for a in expected]
@@ -162,7 +162,7 @@ def _run_case(
     case: Case,
     expected: list[ReferenceOutput],
 ) -> None:
-    inputs = draw(tested.loaded, tested.input_shapes, case)
+    inputs = draw_inputs(tested.loaded, tested.input_shapes, case)
     got: dict[str, np.ndarray] | None = None
     failure = None
     state = tested.initial_state(tested.batch(case.sizes))
@@ -193,7 +193,7 @@ def _record(
     batch = next((n for d, n in case.sizes.items() if tested.dims[d].batch), 1)
     found = got[name] if got is not None else np.zeros((0,), np.float32)
     rounding = reference.rounding[position]
-    result = compare(reference.outputs[position], found, parity.tolerance, rounding)
+    result = compare_arrays(reference.outputs[position], found, parity.tolerance, rounding)
     if reference.vanished and not np.isfinite(found).all():
         result = replace(result, passed=False, reason=VANISHED)
     parity.counts += np.asarray(result.counts)

@@ -42,7 +42,7 @@ class Comparison:
     counts: tuple[int, ...]
 
 
-def compare(
+def compare_arrays(
     expected: np.ndarray, got: np.ndarray, tolerance: Tolerance, rounding: float = 0.0
 ) -> Comparison:
     """``got`` against ``expected``; see ``Comparison``.

@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 
 from linexport.manifest.proof import DivergenceRecord
 from linexport.parity import observed
-from linexport.parity.cases import Case, draw
+from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.check import ModelUnderTest
-from linexport.parity.compare import compare
+from linexport.parity.compare import compare_arrays
 from linexport.parity.reference import feeds
 from linexport.system import memory
 from linexport.targets import Session
@@ -38,7 +38,7 @@ def first_divergence(
     case: Case,
 ) -> DivergenceRecord | None:
     """Tensor, node, op and error of the first value out of tolerance; None if none can be named."""
-    inputs = draw(tested.loaded, tested.input_shapes, case)
+    inputs = draw_inputs(tested.loaded, tested.input_shapes, case)
     try:
         expected = _expected(traced, inputs, tested)
         state = tested.initial_state(tested.batch(case.sizes))
@@ -49,7 +49,7 @@ def first_divergence(
     for node in nodes:
         for name in node.output:
             if name in expected and name in got:
-                result = compare(expected[name], got[name], tested.tolerance)
+                result = compare_arrays(expected[name], got[name], tested.tolerance)
                 if not result.passed:
                     error = result.max_relative_error
                     return DivergenceRecord(name, node.name, node.op_type, error, result.worst)

@@ -21,8 +21,8 @@ import torch
 from linexport.loaders.loaded_model import Language, LoadedModel
 from linexport.manifest.proof import CaseRecord, GreedyRecord
 from linexport.parity.check import ModelUnderTest, Parity, case_record
-from linexport.parity.compare import Comparison, compare, largest
-from linexport.parity.prompts import BATCH, LEFT, SEQUENCE, Prompt, Trial, draw_prompt, plan
+from linexport.parity.compare import Comparison, compare_arrays, largest
+from linexport.parity.prompts import BATCH, LEFT, SEQUENCE, Prompt, Trial, draw_prompt, plan_prompts
 from linexport.parity.reference import Reference
 from linexport.parity.rounding import apart
 from linexport.parity.tolerances import MOST, ROUNDING, Tolerance
@@ -53,7 +53,7 @@ def check_language(tested: ModelUnderTest, seed: int = 0) -> Parity:
     """Run every case on the original, a language model, in float32, and then on the artifact."""
     language = tested.loaded.language
     assert language is not None
-    trials = plan(tested.dims, language.context, seed)
+    trials = plan_prompts(tested.dims, language.context, seed)
     original = _Original(tested.loaded, torch.float32)
     expected = [original.run_reference(trial.prompt(language.vocabulary)) for trial in trials]
     checked = _Check(tested, language, Parity(tested.tolerance), tested.open())
@@ -95,11 +95,11 @@ def _recheck_in_float64(
     lost = max(losses, default=0.0)
     for suspect, reference in zip(suspects, exact, strict=True):
         rounding = lost * largest(reference)
-        result = compare(suspect.expected, suspect.got, parity.tolerance, rounding)
+        result = compare_arrays(suspect.expected, suspect.got, parity.tolerance, rounding)
         parity.cases[suspect.place] = _record(suspect.trial, "float32", result, rounding)
         if not result.passed:
             return
-        result = compare(reference, suspect.got, parity.tolerance, rounding)
+        result = compare_arrays(reference, suspect.got, parity.tolerance, rounding)
         parity.counts += np.asarray(result.counts)
         parity.cases.append(_record(suspect.trial, "float64", result, rounding))
         memory.trim_memory()
@@ -205,7 +205,7 @@ class _Check:
         except Exception as error:
             got = np.zeros((0,), np.float32)
             reason = f"the artifact fails at this size: {str(error).splitlines()[0]}"
-        result = compare(expected, got, self.parity.tolerance)
+        result = compare_arrays(expected, got, self.parity.tolerance)
         self.parity.counts += np.asarray(result.counts)
         if not result.passed and result.max_relative_error <= MOST:
             place = len(self.parity.cases)

@@ -19,7 +19,7 @@ from linexport.manifest.proof import DivergenceRecord
 from linexport.parity import observed
 from linexport.parity.cases import Case
 from linexport.parity.check import ModelUnderTest
-from linexport.parity.compare import compare
+from linexport.parity.compare import compare_arrays
 from linexport.parity.prompts import Prompt, draw_prompt
 from linexport.parity.reference import passing
 from linexport.parity.tolerances import Tolerance
@@ -54,7 +54,7 @@ def first_layer(
     for layer, name in [*names.items(), (AFTER, logits)]:
         if name not in got or layer not in expected:
             continue
-        result = compare(expected[layer][real], got[name][real], tested.tolerance)
+        result = compare_arrays(expected[layer][real], got[name][real], tested.tolerance)
         if not result.passed:
             node = next((n for n in nodes if name in n.output), onnx.NodeProto())
             return DivergenceRecord(

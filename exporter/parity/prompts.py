@@ -56,7 +56,7 @@ class Trial:
         return draw_prompt(vocabulary, sizes[BATCH], sizes[SEQUENCE], self.padding, self.case.seed)
 
 
-def plan(dims: Mapping[str, DimRange], context: int | None, seed: int) -> list[Trial]:
+def plan_prompts(dims: Mapping[str, DimRange], context: int | None, seed: int) -> list[Trial]:
     """Return every case. ``context``: how many tokens the model was made for, None if unlimited."""
     return [*_whole(dims, context, seed), *_continued(context, seed)]
 

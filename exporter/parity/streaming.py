@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from linexport.manifest.proof import StreamingRecord
-from linexport.parity.cases import Case, draw
+from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.check import ModelUnderTest
-from linexport.parity.compare import compare
+from linexport.parity.compare import compare_arrays
 from linexport.parity.reference import Reference, feeds
 from linexport.parity.rounding import apart
 from linexport.system import memory
@@ -73,7 +73,7 @@ def check_in_place(tested: ModelUnderTest, session: InPlace, seed: int = 0) -> s
     """Return the fault when every present state takes the memory of its past; None without."""
     sizes = {d: tested.traced[d] for d in tested.dims}
     case = Case("in place", sizes, seed)
-    inputs = feeds(draw(tested.loaded, tested.input_shapes, case), tested.input_names)
+    inputs = feeds(draw_inputs(tested.loaded, tested.input_shapes, case), tested.input_names)
     state = tested.initial_state(tested.batch(sizes))
     first = session.run({**inputs, **state})
     carried = {s.past: first[s.present] for s in tested.states}
@@ -102,7 +102,7 @@ def _pieces(length: int, trial: int, seed: int) -> list[int]:
 def _one(
     tested: ModelUnderTest, session: Session, case: Case, sequence: str, pieces: list[int]
 ) -> tuple[float, str | None]:
-    inputs = feeds(draw(tested.loaded, tested.input_shapes, case), tested.input_names)
+    inputs = feeds(draw_inputs(tested.loaded, tested.input_shapes, case), tested.input_names)
     state = tested.initial_state(tested.batch(case.sizes))
     try:
         whole = session.run({**inputs, **state})
@@ -123,10 +123,10 @@ def _one(
     for place, name in enumerate(tested.output_names):
         axis = list(tested.output_shapes[place]).index(sequence)
         joined = np.concatenate([p[name] for p in parts], axis=axis)
-        result = compare(whole[name], joined, tested.tolerance)
+        result = compare_arrays(whole[name], joined, tested.tolerance)
         if not result.passed:
             rounding = _rounding(tested, case)
-            result = compare(whole[name], joined, tested.tolerance, rounding[place])
+            result = compare_arrays(whole[name], joined, tested.tolerance, rounding[place])
         worst = max(worst, result.max_relative_error)
         if not result.passed:
             return worst, (
@@ -135,7 +135,7 @@ def _one(
                 "tokens, or the model loses that much to rounding"
             )
     for held in tested.states:
-        result = compare(whole[held.present], state[held.past], tested.tolerance)
+        result = compare_arrays(whole[held.present], state[held.past], tested.tolerance)
         worst = max(worst, result.max_relative_error)
         if not result.passed:
             return worst, f"the state {held.present} differs by {result.max_relative_error:.1e}"
@@ -144,7 +144,7 @@ def _one(
 
 def _rounding(tested: ModelUnderTest, case: Case) -> list[float]:
     """Return the distance of the original's float32 from its float64, by output; 0 if unknown."""
-    inputs = draw(tested.loaded, tested.input_shapes, case)
+    inputs = draw_inputs(tested.loaded, tested.input_shapes, case)
     try:
         single, double = (
             Reference(tested.loaded, kind)(inputs) for kind in (torch.float32, torch.float64)

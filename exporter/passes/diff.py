@@ -22,7 +22,7 @@ from typing import TypeVar
 import onnx
 from onnx import helper
 
-from linexport.plugins.ops.registry import dim
+from linexport.plugins.ops.registry import dim_of
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ WIDEST = 60
 """Characters of an attribute's value that are shown."""
 
 
-def difference(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
+def graph_diff(before: onnx.ModelProto, after: onnx.ModelProto) -> str:
     """Return the difference of two graphs, of which values of initializers are not compared."""
     old, new = before.graph, after.graph
     lines = [
@@ -109,7 +109,7 @@ def _attributes(node: onnx.NodeProto) -> dict[str, str]:
 
 def _value(value: onnx.ValueInfoProto) -> str:
     tensor = value.type.tensor_type
-    sizes = ", ".join(str(dim(d)) for d in tensor.shape.dim)
+    sizes = ", ".join(str(dim_of(d)) for d in tensor.shape.dim)
     return f"{value.name} {_dtype(tensor.elem_type)}[{sizes}]"
 
 

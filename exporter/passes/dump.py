@@ -22,7 +22,7 @@ import onnx_graphsurgeon as gs
 from linexport.errors import UsageError
 from linexport.graph import surgeon
 from linexport.passes.contract import Pass
-from linexport.passes.diff import difference
+from linexport.passes.diff import graph_diff
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class GraphDump:
         self._save(f"{stem}.before.onnx", self._before)
         self._save(f"{stem}.after.onnx", after)
         heading = f"{found.name} (stage {found.stage})\nensures that {found.ensures}\n\n"
-        text = heading + difference(self._before, after)
+        text = heading + graph_diff(self._before, after)
         (self.folder / f"{stem}.diff").write_text(text, encoding="utf-8")
         self._before = after
         log.info("written: %s", self.folder / f"{stem}.diff")

@@ -97,7 +97,7 @@ def open_written(model: onnx.ModelProto, values: Mapping[str, NDArray], threads:
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
         path = write.save_model(copy, Path(folder), external)
-        session = targets.find("ort").open(path, threads=threads, taking_turns=True)
+        session = targets.find_target("ort").open(path, threads=threads, taking_turns=True)
     return lambda feeds: session.run(feeds)
 
 

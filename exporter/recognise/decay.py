@@ -26,7 +26,7 @@ class Decay:
     coefficient: float
 
 
-def read(roles: Roles, heads: Index) -> Decay:
+def read_decay(roles: Roles, heads: Index) -> Decay:
     """The decay of the roles, for keys and values of these heads.
 
     Raises:

@@ -22,7 +22,7 @@ from linexport.recognise import decay, functions
 from linexport.recognise.axes import Axis, Index, size_of
 from linexport.recognise.exact import LARGEST
 from linexport.recognise.feature_maps import Mapped
-from linexport.recognise.nodes import Nodes, dim, element
+from linexport.recognise.nodes import Nodes, element_type, written_size
 from linexport.recognise.roles import NotAttentionError, Roles
 from linexport.recognise.terms import BOOLEAN, IDENTITY, Form, Leaf
 
@@ -137,7 +137,7 @@ class Writer(Nodes):
             roles.query_position,
             (*order.output, *roles.widths),
         )
-        shape = [dim(size_of(group)) for group in packed]
+        shape = [written_size(size_of(group)) for group in packed]
         output = gs.Variable(self.name("output"), dtype=dtype, shape=shape)
         fused = gs.Node(
             linear_attention.OP.name,
@@ -301,7 +301,7 @@ class Writer(Nodes):
     def _everywhere(self, row: np.ndarray, heads: Index, time: Index) -> gs.Variable:
         """Numbers of the heads, (1, 1, heads), repeated for every token."""
         x, groups = gs.Constant(self.name("row"), row), (self.roles.batch, time, heads)
-        shape = [dim(size_of(group)) for group in groups]
+        shape = [written_size(size_of(group)) for group in groups]
         return self.add("Expand", [x, self.shape_of(groups)], row.dtype, shape=shape)
 
     def _mask(self, leaf: Leaf) -> gs.Tensor:
@@ -317,7 +317,7 @@ class Writer(Nodes):
     def _decay(self, dtype: np.dtype[np.generic]) -> gs.Variable:
         """(B, T, heads) or (B, T, heads * channels)."""
         heads = self.layout.value
-        found = decay.read(self.roles, heads)
+        found = decay.read_decay(self.roles, heads)
         if found.leaf is None:
             row = np.full((1, 1, _count(heads)), found.coefficient, dtype)
             return self._everywhere(row, heads, self.roles.query_position)
@@ -336,7 +336,7 @@ class Writer(Nodes):
             output = self.add("Mul", [output, factor], dtype, shape=shape)
         for count in self.roles.post_counts:
             whole = self.shape_of([], [count.size])
-            number = self.add("Cast", [whole], dtype, attrs={"to": element(dtype)}, shape=[1])
+            number = self.add("Cast", [whole], dtype, attrs={"to": element_type(dtype)}, shape=[1])
             op = "Mul" if count.power > 0 else "Div"
             output = self.add(op, [output, number], dtype, shape=shape)
         return output

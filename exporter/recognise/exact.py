@@ -250,7 +250,7 @@ class Exact:
         return values
 
 
-def difference(function: Exact, other: Exact, probes: Sequence[float]) -> float | None:
+def first_difference(function: Exact, other: Exact, probes: Sequence[float]) -> float | None:
     """The first probe at which two functions differ; None if there is none."""
     with mpmath.workdps(DIGITS):
         return next((x for x in probes if not _agree(function(x), other(x))), None)

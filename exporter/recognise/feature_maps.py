@@ -21,7 +21,7 @@ from linexport.models import feature_maps
 from linexport.recognise.axes import Axis, Index, size_of
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.roles import Roles
-from linexport.recognise.running import names, number, session
+from linexport.recognise.running import session, size_value, symbols_in
 from linexport.recognise.sizes import Size
 from linexport.recognise.terms import IDENTITY, Leaf
 
@@ -101,7 +101,7 @@ class _Side:
     width: Axis
 
 
-def read(e: Evaluator, roles: Roles, imports: dict[str, int]) -> tuple[Roles, Mapped] | None:
+def read_map(e: Evaluator, roles: Roles, imports: dict[str, int]) -> tuple[Roles, Mapped] | None:
     """The roles in front of a known map, and the map; None where there is none."""
     if len(roles.query) != 1 or len(roles.key) != 1 or len(roles.channels) != 1:
         return None
@@ -202,12 +202,14 @@ def _samples(
     if any(v is None for v in counted.values()):
         return None
     sizes = [*shape, *(s for v in counted.values() for s in _sizes(v))]
-    symbols = {n: SIZES[i % 2] for i, n in enumerate(sorted({m for s in sizes for m in names(s)}))}
+    symbols = {
+        n: SIZES[i % 2] for i, n in enumerate(sorted({m for s in sizes for m in symbols_in(s)}))
+    }
     try:
         fed = {n: _numbers(v, symbols) for n, v in counted.items()}
         with _typed(others, fed):
             run = session([source, *others.values()], nodes, result, imports)
-        drawn = np.random.default_rng(0).standard_normal([number(s, symbols) for s in shape])
+        drawn = np.random.default_rng(0).standard_normal([size_value(s, symbols) for s in shape])
         samples = []
         for magnitude in EXPONENTIAL if any(n.op in EXPONENTS for n in nodes) else MAGNITUDES:
             fed[source.name] = (magnitude * drawn).astype(np.dtype(source.dtype or np.float32))
@@ -241,7 +243,7 @@ def _numbers(value: np.ndarray | None, symbols: dict[str, int]) -> np.ndarray:
     assert value is not None
     if value.dtype != object:
         return value
-    flat = [number(v, symbols) if isinstance(v, Size) else int(v) for v in value.ravel()]
+    flat = [size_value(v, symbols) if isinstance(v, Size) else int(v) for v in value.ravel()]
     return np.asarray(flat, np.int64).reshape(value.shape)
 
 
@@ -260,7 +262,7 @@ def _known(side: str, samples: Sequence[_Sample], nodes: Sequence[gs.Node]) -> I
     width = samples[0][0].shape[-1]
     matrices = [m for a in _stored(nodes) for m in (a, a.T) if m.shape[0] == width]
     for kind in feature_maps.kinds():
-        if feature_maps.find(kind).elementwise:
+        if feature_maps.find_map(kind).elementwise:
             continue
         for parameters in [(), *((np.ascontiguousarray(m),) for m in matrices)]:
             for scale in (1.0, width**0.25):
@@ -280,7 +282,7 @@ def _features(
     kind: str, side: str, x: np.ndarray, parameters: Sequence[np.ndarray]
 ) -> np.ndarray | None:
     """phi(x) in float64; None where the map takes other parameters."""
-    found = feature_maps.find(kind)
+    found = feature_maps.find_map(kind)
     frozen = [torch.from_numpy(p.astype(np.float64)) for p in parameters]
     try:
         phi = found.phi if side == "query" else found.phi_key

@@ -18,7 +18,7 @@ from linexport.recognise.emit import Writer
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.findings import Findings, Match, Proof, RejectedMatch, UnmatchedCandidate
 from linexport.recognise.prove import ProofFailedError, RewriteCandidate, prove
-from linexport.recognise.roles import NotAttentionError, Roles, read
+from linexport.recognise.roles import NotAttentionError, Roles, read_roles
 from linexport.recognise.terms import IDENTITY, Form, Leaf
 
 rules.load()
@@ -108,14 +108,16 @@ class Search:
                     continue
                 mapped = None
                 try:
-                    found = polynomial.read(form, self.evaluator.is_weight)
+                    found = polynomial.read_polynomial(form, self.evaluator.is_weight)
                     if found is not None and found[1].cancels:
                         _check_quotient(tensor, found[0])
-                    roles, mapped = found or (read(form, self.evaluator.is_weight), None)
+                    roles, mapped = found or (read_roles(form, self.evaluator.is_weight), None)
                 except NotAttentionError as error:
                     self._reject(node, str(error))
                     continue
-                if roles is None and (reason := softmax.reason(self.evaluator, node, form)):
+                if roles is None and (
+                    reason := softmax.not_linear_reason(self.evaluator, node, form)
+                ):
                     self._reject(node, reason)
                 if roles is not None:
                     region = self._region(tensor, roles)
@@ -175,7 +177,7 @@ class Search:
 
     def _replace(self, root: Root) -> None:
         mapped = (
-            None if root.mapped else feature_maps.read(self.evaluator, root.roles, self.imports)
+            None if root.mapped else feature_maps.read_map(self.evaluator, root.roles, self.imports)
         )
         if mapped is not None:
             roles, in_front = mapped
@@ -284,7 +286,7 @@ def _divided(tensor: gs.Tensor) -> bool:
 def _reads(evaluator: Evaluator, tensor: gs.Tensor) -> bool:
     form = None if tensor.is_empty() else evaluator.form(tensor)
     try:
-        return form is not None and read(form, evaluator.is_weight) is not None
+        return form is not None and read_roles(form, evaluator.is_weight) is not None
     except NotAttentionError:
         return False
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from linexport.models import feature_maps
 from linexport.plugins.ops.body import Body
-from linexport.recognise.exact import GRID, Exact, difference
+from linexport.recognise.exact import GRID, Exact, first_difference
 from linexport.recognise.terms import IDENTITY, Function
 
 log = logging.getLogger("linexport.recognise")
@@ -50,8 +50,8 @@ def kind_of(function: Function) -> str | None:
     probes = sorted(found.probes(), key=abs)
     differs: dict[str, float] = {}
     for kind in feature_maps.kinds():
-        if feature_maps.find(kind).elementwise and kind != "identity":
-            x = difference(found, _formula(kind), probes)
+        if feature_maps.find_map(kind).elementwise and kind != "identity":
+            x = first_difference(found, _formula(kind), probes)
             if x is None:
                 return kind
             differs[kind] = x
@@ -63,7 +63,7 @@ def kind_of(function: Function) -> str | None:
 @cache
 def _formula(kind: str) -> Exact:
     b = Body()
-    result = feature_maps.find(kind).phi_onnx(b, "x", 1)
+    result = feature_maps.find_map(kind).phi_onnx(b, "x", 1)
     return Exact(b.nodes, result)
 
 

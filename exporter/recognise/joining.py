@@ -29,7 +29,7 @@ def collect(form: Form) -> Form:
 def _joined(a: Term, b: Term, free: frozenset[Axis]) -> list[Term] | None:
     """Return the sum of two terms as one term or none; None where it needs both."""
     # a X + b X = (a + b) X, and nothing where that is 0. inf - inf has no value.
-    if same(a, b, free):
+    if equal_up_to_names(a, b, free):
         total = a.coefficient + b.coefficient
         if math.isnan(total):
             return None
@@ -50,12 +50,12 @@ def _without(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
         opposite = math.isclose(a.coefficient, -b.coefficient)
         # X - [s <= t] X keeps the rest of X: [s > t] X. The term must have both positions already,
         # or the sum over one of them would count X more than once.
-        if opposite and same(a, rest, free) and order.axes <= free | a.axes:
+        if opposite and equal_up_to_names(a, rest, free) and order.axes <= free | a.axes:
             return Term(a.coefficient, (*rest.factors, order.complement()))
         if math.isclose(a.coefficient, b.coefficient):
             # Every pair of positions is on one side of the diagonal, so the halves make the whole.
             flipped = Term(b.coefficient, (*rest.factors, order.complement()))
-            if same(a, flipped, free):
+            if equal_up_to_names(a, flipped, free):
                 return rest
     return None
 
@@ -75,7 +75,7 @@ def _diagonal(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
         at_row = {s: (t,) for s, t in zip(order.column, order.row, strict=True)}
         others = tuple(f for f in a.factors if f is not order)
         rest = without_inverses(Term(1.0, others).rename(at_row))
-        if same(rest, b, free):
+        if equal_up_to_names(rest, b, free):
             # [s <= t] and [s < t] = [s <= t - 1] differ in that entry only.
             moved = replace(order, offset=order.offset + sign)
             return Term(a.coefficient, (*others, moved))
@@ -132,10 +132,10 @@ def _inverse(exp: Nested, other: Nested | Leaf) -> bool:
         logarithm = replace(other, function=("Log", (), other.function))
         return a == Term(-1.0, (logarithm,))
     b = other.inner.terms[0]
-    return a.coefficient == -b.coefficient and same(a, b, exp.axes | other.axes)
+    return a.coefficient == -b.coefficient and equal_up_to_names(a, b, exp.axes | other.axes)
 
 
-def same(a: Term, b: Term, free: frozenset[Axis]) -> bool:
+def equal_up_to_names(a: Term, b: Term, free: frozenset[Axis]) -> bool:
     """Return whether terms are equal up to coefficients and names of what is summed over."""
     return match(a, b, free) is not None
 

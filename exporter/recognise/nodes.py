@@ -51,7 +51,10 @@ class Nodes:
         if source == blocks:
             return self.reshape(leaf.tensor, leaf.dims, groups)
         x = self.reshape(leaf.tensor, leaf.dims, source)
-        order, shape = [source.index(index) for index in blocks], [dim(size_of(i)) for i in blocks]
+        order, shape = (
+            [source.index(index) for index in blocks],
+            [written_size(size_of(i)) for i in blocks],
+        )
         x = self.add("Transpose", [x], np.dtype(x.dtype), attrs={"perm": order}, shape=shape)
         return self.reshape(x, blocks, groups)
 
@@ -61,12 +64,12 @@ class Nodes:
         x = self.reshape(leaf.tensor, leaf.dims, [(a,) for a in own])
         order = [own.index(a) for (a,) in axes if a in own]
         if order != sorted(order):
-            shape = [dim(own[p].size) for p in order]
+            shape = [written_size(own[p].size) for p in order]
             x = self.add("Transpose", [x], np.dtype(x.dtype), attrs={"perm": order}, shape=shape)
         missing = [p for p, (a,) in enumerate(axes) if a not in own]
         if missing:
             places = gs.Constant(self.name("axes"), np.asarray(missing, np.int64))
-            shape = [dim(a.size) if a in own else 1 for (a,) in axes]
+            shape = [written_size(a.size) if a in own else 1 for (a,) in axes]
             x = self.add("Unsqueeze", [x, places], np.dtype(x.dtype), shape=shape)
         return x
 
@@ -77,14 +80,14 @@ class Nodes:
         dtype = np.dtype(x.dtype)
         if any(a not in present for (a,) in axes):
             shape = self.shape_of(axes)
-            x = self.add("Expand", [x, shape], dtype, shape=[dim(a.size) for (a,) in axes])
+            x = self.add("Expand", [x, shape], dtype, shape=[written_size(a.size) for (a,) in axes])
         return self.reshape(x, axes, groups)
 
     def reshape(self, x: gs.Tensor, dims: Sequence[Index], groups: Sequence[Index]) -> gs.Tensor:
         """Bring a tensor of these dims to others of the same labels in the same order."""
         if [size_of(i) for i in dims] == [size_of(g) for g in groups]:
             return x
-        shape = [dim(size_of(g)) for g in groups]
+        shape = [written_size(size_of(g)) for g in groups]
         if [g for g in groups if g] == list(dims):
             # Runtimes move transposes through an Unsqueeze, not through a Reshape.
             new = [place for place, g in enumerate(groups) if not g]
@@ -142,7 +145,7 @@ class Nodes:
         """Cast a tensor, where it has another dtype."""
         if np.dtype(x.dtype) == dtype:
             return x
-        return self.add("Cast", [x], dtype, attrs={"to": element(dtype)}, shape=x.shape)
+        return self.add("Cast", [x], dtype, attrs={"to": element_type(dtype)}, shape=x.shape)
 
     def add(
         self,
@@ -193,11 +196,11 @@ def _sources(leaves: Sequence[Leaf]) -> dict[Size, tuple[gs.Tensor, int]]:
     }
 
 
-def dim(size: Size) -> int | str:
+def written_size(size: Size) -> int | str:
     """Return a size as a graph states it."""
     return str(size) if size.known is None else size.known
 
 
-def element(dtype: np.dtype[np.generic]) -> int:
+def element_type(dtype: np.dtype[np.generic]) -> int:
     """The number ONNX has for a dtype."""
     return int(helper.np_dtype_to_tensor_dtype(dtype))

@@ -43,7 +43,9 @@ NON_NEGATIVE = {"Relu", "Exp", "Softmax", "Sigmoid", "Softplus", "Abs"}
 Axes = frozenset[Axis]
 
 
-def read(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> tuple[Roles, Mapped] | None:
+def read_polynomial(
+    form: Form, is_weight: Callable[[gs.Tensor], bool]
+) -> tuple[Roles, Mapped] | None:
     """Return the roles and the map in a form; None where it has no polynomial of scores.
 
     Raises:
@@ -84,7 +86,7 @@ def _linear(
     """The first power of the scores, which some term has, or a power of it, and its roles."""
     for term in (_first_power(term, form.axes) for term in terms):
         try:
-            found = roles.read(replace(form, terms=(term,)), is_weight)
+            found = roles.read_roles(replace(form, terms=(term,)), is_weight)
         except NotAttentionError:
             continue
         if found and len(found.query) == len(found.key) == len(found.channels) == 1:
@@ -213,7 +215,7 @@ def _mapped(
     width = linear.channels[0].size.known or 0
     kind, parameters, unit, factor = _kind(numbers, width)
     shapes = [p.shape for p in parameters]
-    features = feature_maps.find(kind).feature_count(width, *shapes)
+    features = feature_maps.find_map(kind).feature_count(width, *shapes)
     if len(numbers) > 3 and features > WIDEST:
         raise NotAttentionError(
             f"its scores x pass through {_text(numbers)}, the kernel of {features:,} features for "

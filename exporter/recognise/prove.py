@@ -17,7 +17,7 @@ import onnx_graphsurgeon as gs
 import onnxruntime
 
 from linexport.recognise.findings import Proof
-from linexport.recognise.running import NotRunnableError, names, number, session
+from linexport.recognise.running import NotRunnableError, session, size_value, symbols_in
 from linexport.recognise.sizes import Size
 
 LENGTHS = (5, 70, 64, 128, 192, 16, 36, 8, 1)
@@ -92,7 +92,7 @@ def prove(candidate: RewriteCandidate) -> Proof:
     for symbols in _assignments(candidate):
         for kind in ("normal", "low", "tiny", *(["orthogonal"] if candidate.channels else [])):
             fed = {
-                t.name: _draw(random, t, [number(s, symbols) for s in shape], kind, candidate)
+                t.name: _draw(random, t, [size_value(s, symbols) for s in shape], kind, candidate)
                 for t, shape in candidate.inputs
             }
             try:
@@ -153,8 +153,8 @@ def _along(x: np.ndarray, place: int) -> list[int]:
 
 def _assignments(candidate: RewriteCandidate) -> Iterator[dict[str, int]]:
     """Values for the symbols: lengths in turn, everything else small and above 1."""
-    known = sorted({n for _, shape in candidate.inputs for s in shape for n in names(s)})
-    along = [n for n in known if n in names(candidate.length)]
+    known = sorted({n for _, shape in candidate.inputs for s in shape for n in symbols_in(s)})
+    along = [n for n in known if n in symbols_in(candidate.length)]
     for count, length in enumerate(LENGTHS):
         symbols = {n: 2 + (i + count) % 2 for i, n in enumerate(known)}
         if along:

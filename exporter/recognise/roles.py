@@ -82,7 +82,7 @@ class NotAttentionError(Exception):
     """A condition failed on what looked like attention; the text says which."""
 
 
-def read(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | None:
+def read_roles(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | None:
     """The roles in a form; None where it has nothing of attention.
 
     Raises:

@@ -53,7 +53,7 @@ def session(
         ) from None
 
 
-def names(size: Size) -> set[str]:
+def symbols_in(size: Size) -> set[str]:
     """The symbols in a size."""
     found: set[str] = set()
     for atom in size.atoms:
@@ -71,7 +71,7 @@ def names(size: Size) -> set[str]:
     return found
 
 
-def number(size: Size, symbols: Mapping[str, int]) -> int:
+def size_value(size: Size, symbols: Mapping[str, int]) -> int:
     """The number a size is, for these values of the symbols."""
     result = size.coefficient
     for atom in size.atoms:

@@ -18,7 +18,7 @@ ATTENTION = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
 """Operators that are softmax attention as a whole."""
 
 
-def reason(e: Evaluator, node: gs.Node, form: Form) -> str | None:
+def not_linear_reason(e: Evaluator, node: gs.Node, form: Form) -> str | None:
     """Why the output of a node is attention, but no linear one; None where it is neither."""
     if node.op in ATTENTION:
         return f"{node.op} is softmax attention"

@@ -15,9 +15,9 @@ __all__ = ["render_findings", "render_html", "render_summary"]
 def render_html(manifest: Manifest) -> str:
     """The whole report as one HTML document that loads nothing from outside itself."""
     # Imported here because the command line imports this package to print its help.
-    from linexport.report.page import page
+    from linexport.report.page import artifact_page
 
-    return page(manifest)
+    return artifact_page(manifest)
 
 
 def render_findings(found: dict[str, Any]) -> str:

@@ -98,7 +98,10 @@ def facts(match: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Feature map", kinds),
         ("Key mask", "yes" if match["masked"] else "none"),
         ("Nodes", f"{len(match['replaced'])} became {len(match['added'])}"),
-        ("Proof", f"largest relative error {error(proof['max_relative_error'])}, at {sizes}"),
+        (
+            "Proof",
+            f"largest relative error {error(proof['max_relative_error'])}, at {sizes}",
+        ),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from linexport.report import tables
 from linexport.report.length_chart import LATENCY, MEMORY, Point, Series, length_chart
 from linexport.report.page import drawings, template
-from linexport.report.tables import Cell, Table, build
+from linexport.report.tables import Cell, Table, make_table
 from linexport.report.text import (
     amount,
     count,
@@ -29,7 +29,7 @@ BASELINES = {
 }
 
 
-def page(report: Mapping[str, Any]) -> str:
+def linearization_page(report: Mapping[str, Any]) -> str:
     """One self-contained HTML document."""
     return (
         template("linearization.html")
@@ -121,7 +121,7 @@ def _layers(report: Mapping[str, Any]) -> Table | None:
     rows = [_layer(row) for row in objects(report.get("layers")) if not row.get("reason")]
     labels = ["Layer", "Attention", "Form", "#M", "#Error alone", "#All keys alike"]
     labels += ["#Error in the model", "#Multiply-adds", "#Before"]
-    return build("Layers", labels, rows)
+    return make_table("Layers", labels, rows)
 
 
 def _layer(row: Mapping[str, Any]) -> list[Cell]:
@@ -146,7 +146,10 @@ def _layer(row: Mapping[str, Any]) -> list[Cell]:
         Cell(_tiny(row.get("attention_error"))),
         Cell(_tiny(row.get("uniform_error"))),
         Cell(_tiny(row.get("layer_error"))),
-        Cell(count(last.get("linear")), f"at {count(last.get('length'))} tokens" if last else ""),
+        Cell(
+            count(last.get("linear")),
+            f"at {count(last.get('length'))} tokens" if last else "",
+        ),
         Cell(count(last.get("original"))),
     ]
 
@@ -167,7 +170,7 @@ def _feed_forward(report: Mapping[str, Any]) -> Table | None:
         if not row.get("reason")
     ]
     labels = ["Layer", "Form", "#Degree", "#M", "#Relative error", "#Squared error"]
-    return build("Feed-forward layers", [*labels, "#Multiply-adds", "#Before"], rows)
+    return make_table("Feed-forward layers", [*labels, "#Multiply-adds", "#Before"], rows)
 
 
 def _promised(row: Mapping[str, Any]) -> str:
@@ -185,7 +188,7 @@ def _kept(report: Mapping[str, Any]) -> Table | None:
         [Cell(plain(row.get("name")), tone="code"), Cell(plain(row["reason"]))]
         for row in _left(report)
     ]
-    return build("Left as they are", ["Layer", "Why"], rows)
+    return make_table("Left as they are", ["Layer", "Why"], rows)
 
 
 def _distillation(report: Mapping[str, Any]) -> str:
@@ -221,7 +224,7 @@ def _costs(report: Mapping[str, Any]) -> Table | None:
         )
     labels = ["#Length", "#Linear, ms", "#Linear in PyTorch, ms", "#Original, ms"]
     labels += ["#Original in PyTorch, ms", "#Gain"]
-    return build("Cost by length", [*labels, "#Linear, MB", "#Original, MB"], rows)
+    return make_table("Cost by length", [*labels, "#Linear, MB", "#Original, MB"], rows)
 
 
 def _series(report: Mapping[str, Any], rows: str, unit: str) -> list[Series]:

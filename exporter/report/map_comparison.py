@@ -12,13 +12,13 @@ from markupsafe import Markup
 from linexport.report import map_charts, tables
 from linexport.report.figures import chart_style, png_sheet
 from linexport.report.page import drawings, template
-from linexport.report.tables import Cell, Table, build
+from linexport.report.tables import Cell, Table, make_table
 from linexport.report.text import amount, count, mapping, number, objects, plain, printable
 
 NONE = "–"
 
 
-def page(result: Mapping[str, Any]) -> str:
+def comparison_page(result: Mapping[str, Any]) -> str:
     """One self-contained HTML document."""
     return (
         template("maps.html")
@@ -174,8 +174,8 @@ def _table(result: Mapping[str, Any]) -> Table:
     labels += ["#Denom\u00adinator", "#µs / token", "#KB / token", "#State, KB"]
     rows = [r for r in objects(result.get("rows")) if r.get("state_bytes") is not None]
     rows.sort(key=lambda r: (r["output_error"] is None, r["output_error"] or 0.0))
-    found = build("Measured", labels, [_row(r) for r in rows])
-    return found or Table("Measured", tables.columns(*labels), ())
+    found = make_table("Measured", labels, [_row(r) for r in rows])
+    return found or Table("Measured", tables.headings(*labels), ())
 
 
 def _row(row: Mapping[str, Any]) -> list[Cell]:
@@ -198,7 +198,7 @@ def _row(row: Mapping[str, Any]) -> list[Cell]:
 def _refused(result: Mapping[str, Any]) -> Table | None:
     found = map_charts.refused(result)
     rows = [[Cell(name, tone="fixed"), Cell(reason)] for name, reason in found.items()]
-    return build("Not compared", ["Map", "Why"], rows)
+    return make_table("Not compared", ["Map", "Why"], rows)
 
 
 def _described(result: Mapping[str, Any]) -> Table | None:
@@ -211,7 +211,7 @@ def _described(result: Mapping[str, Any]) -> Table | None:
         ]
         for m in objects(result.get("maps"))
     ]
-    return build("Maps", ["Map", "Kernel", "When to use it", "How it fails"], rows)
+    return make_table("Maps", ["Map", "Kernel", "When to use it", "How it fails"], rows)
 
 
 def _named(row: Mapping[str, Any]) -> str:

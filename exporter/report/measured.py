@@ -7,8 +7,17 @@ from collections.abc import Sequence
 from linexport.manifest.measured import DecodeRecord, LatencyRow, MemoryRow
 from linexport.manifest.proof import CaseRecord, CountRecord, ParityRecord, StreamingRecord
 from linexport.report.length_chart import Point, Series
-from linexport.report.tables import Cell, Table, build, columns
-from linexport.report.text import ABSENT, amount, count, error, exact, positive, split, times
+from linexport.report.tables import Cell, Table, headings, make_table
+from linexport.report.text import (
+    ABSENT,
+    amount,
+    count,
+    error,
+    exact,
+    format_speedup,
+    positive,
+    split,
+)
 
 NAMES = {"artifact": "artifact", "plain_export": "plain export", "pytorch": "PyTorch"}
 
@@ -17,7 +26,7 @@ def cases(parity: ParityRecord) -> Table | None:
     """Every comparison with the original; one that failed is marked."""
     labels = ["Case", "#Batch", "#Length", "#Magnitude", "Reference", "#Max relative"]
     labels += ["#Max absolute", "Worst element", "NaN", "Inf", "Result"]
-    return build("Parity, case by case", labels, [_case(case) for case in parity.cases])
+    return make_table("Parity, case by case", labels, [_case(case) for case in parity.cases])
 
 
 def _case(case: CaseRecord) -> list[Cell]:
@@ -49,10 +58,14 @@ def histogram(edges: Sequence[float], counts: Sequence[float]) -> Table | None:
     filled = [index for index, much in enumerate(counts) if much > 0]
     inside = range(filled[0], filled[-1] + 1) if filled else range(0)
     rows = [
-        [Cell(f"{10 ** edges[i]:.1e}"), Cell(f"{10 ** edges[i + 1]:.1e}"), Cell(count(counts[i]))]
+        [
+            Cell(f"{10 ** edges[i]:.1e}"),
+            Cell(f"{10 ** edges[i + 1]:.1e}"),
+            Cell(count(counts[i])),
+        ]
         for i in inside
     ]
-    return build("Elements by relative error", ["#From", "#To", "#Elements"], rows, even=True)
+    return make_table("Elements by relative error", ["#From", "#To", "#Elements"], rows, even=True)
 
 
 def splits(streaming: StreamingRecord) -> Table | None:
@@ -61,7 +74,7 @@ def splits(streaming: StreamingRecord) -> Table | None:
         [Cell(split(sizes)), Cell(count(sum(sizes))), Cell(count(len(sizes)))]
         for sizes in streaming.splits
     ]
-    return build("Splits tried", ["Pieces, in tokens", "#Tokens", "#Calls"], rows)
+    return make_table("Splits tried", ["Pieces, in tokens", "#Tokens", "#Calls"], rows)
 
 
 def by_batch(rows: Sequence[LatencyRow]) -> dict[str, list[LatencyRow]]:
@@ -92,7 +105,7 @@ def latency(rows: Sequence[LatencyRow]) -> Table | None:
     labels = ["#Length", "#p50", "#p90", "#p50", "#p90", "#Speedup", "#p50", "#p90", "#Speedup"]
     groups = (("", 1), ("Artifact, ms", 2), ("Plain export, ms", 3), ("PyTorch eager, ms", 3))
     body = [(Cell(count(row.length)), *_runners(row)) for row in rows]
-    return Table("Latency by length", columns(*labels), tuple(body), groups, even=True)
+    return Table("Latency by length", headings(*labels), tuple(body), groups, even=True)
 
 
 def _runners(row: LatencyRow) -> list[Cell]:
@@ -104,7 +117,7 @@ def _runners(row: LatencyRow) -> list[Cell]:
             continue
         cells += [Cell(amount(p50), tone="strong" if ours else ""), _spread(row.p90(key))]
         if not ours:
-            cells.append(Cell(times(p50, row.artifact_ms), tone="strong"))
+            cells.append(Cell(format_speedup(p50, row.artifact_ms), tone="strong"))
     return cells
 
 
@@ -127,12 +140,12 @@ def decode(step: DecodeRecord | None) -> Table | None:
         if p50 is None:
             rows.append([Cell(name), _missing(step, key, 3)])
             continue
-        gain = "" if key == "artifact" else times(p50, step.artifact_ms)
+        gain = "" if key == "artifact" else format_speedup(p50, step.artifact_ms)
         rows.append(
             [Cell(name), Cell(amount(p50), tone="strong"), _spread(step.p90(key)), Cell(gain)]
         )
     labels = ["Runner", "#p50, ms", "#p90, ms", "#Speedup of the artifact"]
-    return build("One decode step", labels, rows, even=True)
+    return make_table("One decode step", labels, rows, even=True)
 
 
 def memory(found: Sequence[MemoryRow]) -> Table | None:
@@ -145,4 +158,4 @@ def memory(found: Sequence[MemoryRow]) -> Table | None:
             cells.append(_missing(row, key) if peak is None else Cell(amount(peak), tone=tone))
         rows.append(cells)
     labels = ["#Length", "#Inputs and outputs, MB", "#Artifact, MB", "#Plain export, MB"]
-    return build("Peak memory", [*labels, "#PyTorch, MB"], rows, even=True)
+    return make_table("Peak memory", [*labels, "#PyTorch, MB"], rows, even=True)

@@ -18,7 +18,7 @@ from linexport.report import measured, quantisation, snippet, tables
 from linexport.report.error_histogram import error_histogram
 from linexport.report.figures import WIDTHS
 from linexport.report.length_chart import LATENCY, length_chart
-from linexport.report.text import ABSENT, count, error, positive, target
+from linexport.report.text import ABSENT, count, error, positive, target_name
 from linexport.report.verdict import SKIPPED, checks, parity_failed, streaming_check, verdict
 
 NO_BENCH = f"not measured: {SKIPPED}"
@@ -44,7 +44,7 @@ GLOSSARY = {
 }
 
 
-def page(manifest: Manifest) -> str:
+def artifact_page(manifest: Manifest) -> str:
     """The document as text."""
     context = _described(manifest) | _checked(manifest) | _timed(manifest)
     return template("conversion.html").render(context).lstrip()
@@ -88,7 +88,7 @@ def _described(manifest: Manifest) -> dict[str, Any]:
         "verdict": verdict(manifest),
         "checks": checks(manifest),
         "source": manifest.source.description,
-        "target": target(manifest.target),
+        "target": target_name(manifest.target),
         "facts": tables.facts(manifest),
         "warnings": manifest.warnings,
         "fused": tables.fused(manifest),

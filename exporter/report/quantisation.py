@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from linexport.manifest.quantisation import QuantisationRecord
-from linexport.report.tables import Cell, Table, build
+from linexport.report.tables import Cell, Table, make_table
 from linexport.report.text import ABSENT, count, error
 
 MEGABYTE = 1e6
@@ -42,7 +42,10 @@ def numbers(record: QuantisationRecord) -> Table | None:
     if found is not None:
         rows += [
             ("Tokens", f"{count(found.tokens)} in {count(found.windows)} windows"),
-            ("KL divergence, mean", f"{error(found.mean)} ± {error(found.standard_error)} nats"),
+            (
+                "KL divergence, mean",
+                f"{error(found.mean)} ± {error(found.standard_error)} nats",
+            ),
             ("Median", error(found.median)),
             ("99 %", error(found.p99)),
             ("99.9 %", error(found.p999)),
@@ -76,7 +79,7 @@ def numbers(record: QuantisationRecord) -> Table | None:
             ("Split sequences, activations in int8", error(drift.streaming_integer)),
         ]
         rows += [(f"State {name}", error(value)) for name, value in drift.states.items()]
-    return build(
+    return make_table(
         "What quantisation changed", ["Quantity", "Value"], [[Cell(a), Cell(b)] for a, b in rows]
     )
 
@@ -105,7 +108,7 @@ def tensors(record: QuantisationRecord) -> Table | None:
         ]
         for k in record.kept
     ]
-    return build("Weights of matrix products and tables", labels, rows)
+    return make_table("Weights of matrix products and tables", labels, rows)
 
 
 def pareto(record: QuantisationRecord) -> Table | None:
@@ -113,8 +116,15 @@ def pareto(record: QuantisationRecord) -> Table | None:
     rows = [[Cell(count(p.bytes)), Cell(error(p.predicted))] for p in record.pareto]
     taken = sum(t.bytes for t in record.tensors)
     if rows and record.divergence is not None:
-        rows.append([Cell(count(taken), "chosen"), Cell(error(record.divergence.mean), "measured")])
-    return build("Size and divergence", ["#Bytes of weights", "#Mean divergence, predicted"], rows)
+        rows.append(
+            [
+                Cell(count(taken), "chosen"),
+                Cell(error(record.divergence.mean), "measured"),
+            ]
+        )
+    return make_table(
+        "Size and divergence", ["#Bytes of weights", "#Mean divergence, predicted"], rows
+    )
 
 
 def bits(record: QuantisationRecord) -> str:

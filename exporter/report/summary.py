@@ -10,7 +10,7 @@ from rich.text import Text
 
 from linexport.manifest import Manifest
 from linexport.manifest.measured import LatencyRow
-from linexport.report.text import amount, count, printable, times
+from linexport.report.text import amount, count, format_speedup, printable
 from linexport.report.verdict import Check, checks, verdict
 
 STYLES = {"good": "bold green", "bad": "bold red", "open": "yellow", "plain": "bold"}
@@ -81,4 +81,4 @@ def _time(row: LatencyRow, key: str) -> Text:
     value = Text(amount(median), style="bold" if key == "artifact" else "")
     if key == "artifact":
         return value
-    return value.append(f"{times(median, row.artifact_ms):>7}", style="green")
+    return value.append(f"{format_speedup(median, row.artifact_ms):>7}", style="green")

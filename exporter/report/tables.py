@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from linexport.manifest import Manifest
 from linexport.manifest.records import IsolationRecord, LoweringRecord, StateRecord, TensorRecord
-from linexport.report.text import ABSENT, NO_REASON, amount, count, moment, shape, target
+from linexport.report.text import (
+    ABSENT,
+    NO_REASON,
+    amount,
+    count,
+    moment,
+    shape,
+    target_name,
+)
 
 OPS = {
     "LinearAttention": "Attention as a running sum: the cost grows in step with the length.",
@@ -51,18 +59,18 @@ class Table:
     even: bool = False
 
 
-def columns(*labels: str) -> tuple[Column, ...]:
+def headings(*labels: str) -> tuple[Column, ...]:
     """Headings; one that begins with # is of numbers."""
     return tuple(Column(label.removeprefix("#"), label.startswith("#")) for label in labels)
 
 
-def build(
+def make_table(
     caption: str, labels: Sequence[str], rows: Sequence[Sequence[Cell]], even: bool = False
 ) -> Table | None:
     """A table, or None where it would have no rows."""
     if not rows:
         return None
-    return Table(caption, columns(*labels), tuple(tuple(row) for row in rows), even=even)
+    return Table(caption, headings(*labels), tuple(tuple(row) for row in rows), even=even)
 
 
 def facts(manifest: Manifest) -> list[tuple[str, Cell]]:
@@ -72,7 +80,7 @@ def facts(manifest: Manifest) -> list[tuple[str, Cell]]:
     digest = Cell(source.sha256, tone="code") if source.sha256 else Cell(unhashed)
     return [
         ("Model", Cell(source.description)),
-        ("Target", Cell(target(manifest.target))),
+        ("Target", Cell(target_name(manifest.target))),
         ("Source", Cell(source.location, source.kind.replace("_", " "), tone="code")),
         ("SHA-256", digest),
         ("Files", Cell("model.onnx, manifest.json, report.html", "this page is report.html")),
@@ -102,7 +110,7 @@ def fused(manifest: Manifest) -> Table | None:
         [Cell(op, tone="code"), Cell(count(much)), Cell(OPS.get(op, ""))]
         for op, much in manifest.fused.items()
     ]
-    return build("Fused ops", ["Op", "#Count", "What it is"], rows)
+    return make_table("Fused ops", ["Op", "#Count", "What it is"], rows)
 
 
 def lowerings(manifest: Manifest) -> Table | None:
@@ -115,7 +123,7 @@ def lowerings(manifest: Manifest) -> Table | None:
         if tuned:
             rows[-1].append(_tuned(node))
     labels = ["Node", "Lowering", "Why", *["Tuning"] * tuned]
-    return build("Lowering of each fused node", labels, rows)
+    return make_table("Lowering of each fused node", labels, rows)
 
 
 def any_tuned(manifest: Manifest) -> bool:
@@ -151,13 +159,13 @@ def engines(manifest: Manifest) -> Table | None:
             ]
         )
     labels = ["File", "#Compute capability", "Profiles", "#Plugins", "#Layers", "#Scratch, MB"]
-    return build("Engines", [*labels, "Compared with the original"], rows)
+    return make_table("Engines", [*labels, "Compared with the original"], rows)
 
 
 def refused(manifest: Manifest) -> Table | None:
     """Table of candidates that looked like linear attention and were left as they were."""
     rows = [[Cell(one.where, tone="code"), Cell(one.reason)] for one in manifest.refused]
-    return build("Refused rewrites", ["Where", "Reason"], rows)
+    return make_table("Refused rewrites", ["Where", "Reason"], rows)
 
 
 def interface(manifest: Manifest) -> Table | None:
@@ -170,7 +178,7 @@ def interface(manifest: Manifest) -> Table | None:
     for state in manifest.states:
         names = Cell(f"{state.past} → {state.present}", tone="code")
         rows.append([Cell("state", state.op), names, *_tensor(state)])
-    return build("Inputs, outputs and states", ["Role", "Name", "Type", "Shape"], rows)
+    return make_table("Inputs, outputs and states", ["Role", "Name", "Type", "Shape"], rows)
 
 
 def _tensor(one: TensorRecord | StateRecord) -> list[Cell]:
@@ -184,7 +192,7 @@ def dims(manifest: Manifest) -> Table | None:
         top = "no limit" if limits.max is None else count(limits.max)
         opt = ABSENT if limits.opt is None else count(limits.opt)
         rows.append([Cell(name, tone="code"), Cell(count(limits.min)), Cell(opt), Cell(top)])
-    return build("Dimensions that vary", ["Name", "#Smallest", "#Tuned for", "#Largest"], rows)
+    return make_table("Dimensions that vary", ["Name", "#Smallest", "#Tuned for", "#Largest"], rows)
 
 
 def environment(found: Mapping[str, object]) -> Table | None:
@@ -193,4 +201,4 @@ def environment(found: Mapping[str, object]) -> Table | None:
         [Cell(name.replace("_", " ")), Cell(ABSENT if value is None else str(value))]
         for name, value in found.items()
     ]
-    return build("Environment", ["What", "Value"], rows)
+    return make_table("Environment", ["What", "Value"], rows)

@@ -82,7 +82,7 @@ def amount(value: Any) -> str:
     return f"{found:,.{digits}f}"
 
 
-def times(slower: Any, faster: Any) -> str:
+def format_speedup(slower: Any, faster: Any) -> str:
     """How many times the second fits into the first: 9.1 and 2.4 -> 3.8×."""
     above, below = positive(slower), positive(faster)
     if above is None or below is None:
@@ -116,7 +116,7 @@ def moment(value: Any) -> str:
     return f"{when.day} {when:%B %Y, %H:%M}{zone}"
 
 
-def target(name: str) -> str:
+def target_name(name: str) -> str:
     """The runtime's own name."""
     return TARGETS.get(name, name)
 

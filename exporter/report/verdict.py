@@ -11,7 +11,7 @@ from linexport.manifest.measured import LatencyRow
 from linexport.manifest.proof import CaseRecord, ParityRecord, ToleranceRecord
 from linexport.manifest.quantisation import QuantisationRecord
 from linexport.report import quantisation
-from linexport.report.text import NO_REASON, amount, count, error, times
+from linexport.report.text import NO_REASON, amount, count, error, format_speedup
 
 # The harder baseline first: it is the one worth quoting.
 BASELINES = (("plain_export", "a plain export"), ("pytorch", "eager PyTorch"))
@@ -98,8 +98,8 @@ def speed(row: LatencyRow) -> str:
         if 0.95 <= theirs / ours <= 1.05:
             return f"runs about as fast as {name} {where}"
         if theirs > ours:
-            return f"runs {times(theirs, ours)} as fast as {name} {where}"
-        return f"takes {times(ours, theirs)} as long as {name} {where}"
+            return f"runs {format_speedup(theirs, ours)} as fast as {name} {where}"
+        return f"takes {format_speedup(ours, theirs)} as long as {name} {where}"
     return f"takes {amount(ours)} ms {where}"
 
 
@@ -138,7 +138,8 @@ def _quantised(record: QuantisationRecord, fast: str) -> Verdict:
     drift = record.drift
     if drift is not None and not drift.streaming <= drift.tolerance:
         return Verdict(
-            "bad", f"{sentence}; fed in pieces it differs from itself by {error(drift.streaming)}."
+            "bad",
+            f"{sentence}; fed in pieces it differs from itself by {error(drift.streaming)}.",
         )
     if record.worse_than_original:
         return Verdict(

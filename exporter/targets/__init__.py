@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from linexport.targets.registry import DEFAULT, Listing, find, listings, loaded
+from linexport.targets.registry import DEFAULT, Listing, find_target, listings, loaded
 
 if TYPE_CHECKING:
     from linexport.targets.base import DTYPES, Build, Converted, Options, Session, Target, unchanged
@@ -22,7 +22,7 @@ __all__ = [
     "Options",
     "Session",
     "Target",
-    "find",
+    "find_target",
     "listings",
     "loaded",
     "unchanged",

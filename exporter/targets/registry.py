@@ -75,7 +75,7 @@ def listings(others: bool = True) -> dict[str, Listing]:
     return found
 
 
-def find(name: str) -> Target:
+def find_target(name: str) -> Target:
     """Import and return the target of that name.
 
     Raises:

@@ -17,15 +17,15 @@ from linexport.graph import dims
 from linexport.loaders.loaded_model import LoadedModel
 from linexport.loaders.memory_map import memory_map_weights, unmap_weights
 from linexport.manifest.measured import DecodeRecord, LatencyRow, MemoryRow
-from linexport.parity.cases import Case, draw
+from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.check import ModelUnderTest
-from linexport.parity.compare import compare
+from linexport.parity.compare import compare_arrays
 from linexport.parity.reference import feeds
 from linexport.parity.tolerances import TOLERANCES
 from linexport.system import memory
 from linexport.targets import Session
 from linexport.targets.base import OrtSession
-from linexport.timing.latency import Call, Called, Settings, measure, table
+from linexport.timing.latency import Call, Called, Settings, latency_table, measure
 from linexport.timing.peak_memory import peak_megabytes
 from linexport.trace.messages import innermost
 
@@ -84,7 +84,7 @@ class Bench:
         refused = sorted(set(lengths or ()) - set(wanted))
         if refused:
             self.notes.append(f"Not measured at {refused}: outside the range of {sequence}.")
-        return table(
+        return latency_table(
             wanted or [limits.nearest(self.tested.traced[sequence])],
             lambda n: self._calls({sequence: n}),
             self.reasons,
@@ -176,7 +176,7 @@ class Bench:
     def _inputs(self, sizes: Mapping[str, int]) -> tuple[tuple[Any, ...], dict[str, np.ndarray]]:
         tested = self.tested
         case = Case("timing", self._sizes(sizes), self.seed)
-        inputs = draw(tested.loaded, tested.input_shapes, case)
+        inputs = draw_inputs(tested.loaded, tested.input_shapes, case)
         return inputs, feeds(inputs, tested.input_names)
 
     def _sizes(self, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -190,7 +190,7 @@ class Bench:
     def _opened(self) -> Session:
         """The artifact, as it is deployed."""
         if self.artifact is None:
-            target = targets.find(self.target)
+            target = targets.find_target(self.target)
             self.artifact = target.open(
                 self.model, threads=self.settings.threads, taking_turns=True
             )
@@ -285,7 +285,9 @@ def _if_equal(call: Called, expected: Sequence[np.ndarray]) -> Call:
     got = list(call.take().values())
     if len(got) != len(expected):
         return _refusing(f"it has {len(got)} outputs, the original {len(expected)}")
-    results = [compare(e, g, TOLERANCES["float32"]) for e, g in zip(expected, got, strict=True)]
+    results = [
+        compare_arrays(e, g, TOLERANCES["float32"]) for e, g in zip(expected, got, strict=True)
+    ]
     worst = max((r.max_relative_error for r in results if not r.passed), default=None)
     if worst is None:
         return call

@@ -18,7 +18,7 @@ def export(traced: Traced, folder: Path) -> Path:
     Raises:
         LinexportError: it cannot be lowered.
     """
-    target = targets.find(TARGET)
+    target = targets.find_target(TARGET)
     model = target.prepare(passes.run(traced.model, passes.STATELESS))
     lowered, _ = lower(model, target.candidates)
     folder.mkdir()

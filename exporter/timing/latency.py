@@ -142,7 +142,7 @@ def measure(
     return Times(**row)
 
 
-def table(
+def latency_table(
     lengths: Sequence[int],
     prepare: Callable[[int], Mapping[str, Call | None]],
     reasons: Mapping[str, str],

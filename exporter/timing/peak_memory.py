@@ -57,7 +57,7 @@ def _probe(request: dict[str, str]) -> float:
     if request["baseline"] == "onnx":
         from linexport import targets
 
-        session: Any = targets.find(request["target"]).open(Path(request["model"]))
+        session: Any = targets.find_target(request["target"]).open(Path(request["model"]))
         names = [i.name for i in session.inner.get_inputs()]
 
         def run(values: list[Any]) -> object:

@@ -108,7 +108,7 @@ def plain_export(
 
 def _check_fused(model: onnx.ModelProto, step: DecodeModule) -> None:
     """Check that every state of an op is one that a node of that op continues."""
-    fused = {(state.past, state.present) for state in states.find(model)}
+    fused = {(state.past, state.present) for state in states.find_states(model)}
     for state in step.states:
         if state.op in all_ops() and (state.past, state.present) not in fused:
             raise UnsupportedModelError(

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import torch
 
-from linexport.graph.dims import DimRange, batches
+from linexport.graph.dims import DimRange, batch_dims
 
 SYMBOL = re.compile(r"\b[su]\d+\b")
 
@@ -51,7 +51,7 @@ def name_symbols(
             finite = isinstance(high, int) or getattr(high, "is_Integer", False)
             bound = int(str(high)) if finite else None
             dims[name] = DimRange(1 if low <= 2 else int(low), None, bound)
-    batch = batches({name: axes[symbol] for symbol, name in names.items()})
+    batch = batch_dims({name: axes[symbol] for symbol, name in names.items()})
     return names, {n: replace(d, batch=n in batch) for n, d in dims.items()}, sizes
 
 

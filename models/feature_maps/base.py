@@ -264,7 +264,7 @@ def apply_packed(
     Raises:
         OpError: see ``FeatureMap.forward``.
     """
-    found = find(kind)
+    found = find_map(kind)
     op.formulas(kind).side(side, log)
     for tensor in frozen:
         if tensor.dtype in HALF:
@@ -312,7 +312,7 @@ def _load_all() -> None:
             raise unusable(point, f"is the class {found.__name__}; expected a FeatureMap")
 
 
-def find(kind: str) -> type[FeatureMap]:
+def find_map(kind: str) -> type[FeatureMap]:
     """The map of that name.
 
     Raises:
@@ -333,5 +333,5 @@ def make(kind: str, head_dim: int, options: Mapping[str, Any] | None = None) -> 
     Raises:
         UsageError: no such map, or options it does not have or cannot take.
     """
-    found = find(kind)
+    found = find_map(kind)
     return found(head_dim, parse(found.Options, options or {}, f"feature map {kind!r}"))

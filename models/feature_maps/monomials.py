@@ -55,7 +55,7 @@ class Monomials(FeatureMap):
     def __init__(self, head_dim: int, options: MonomialsOptions | None = None) -> None:
         super().__init__(head_dim, options)
         degree = self.options.degree
-        features = count(head_dim, degree)
+        features = count_monomials(head_dim, degree)
         check_memory(self.kind, head_dim, features, self.options.memory_limit_gib)
         self.components: Tensor
         self.multiplicities: Tensor
@@ -101,7 +101,7 @@ class Monomials(FeatureMap):
         return np.asarray((query * key).sum(-1) ** self.options.degree)
 
 
-def count(width: int, degree: int) -> int:
+def count_monomials(width: int, degree: int) -> int:
     """Number of monomials of a degree."""
     return math.comb(width + degree - 1, degree)
 

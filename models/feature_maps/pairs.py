@@ -28,7 +28,7 @@ GIBI = 1024**3
 _FLOAT_BYTES = 4
 
 
-def count(width: int) -> int:
+def count_pairs(width: int) -> int:
     """Number of monomials, d (d + 1) / 2."""
     return width * (width + 1) // 2
 
@@ -92,7 +92,7 @@ class PairsMap(FeatureMap):
     @classmethod
     def phi_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
         pieces = pairs_onnx(b, x, width, cls.pair_scale(width))
-        if cls.feature_count(width, *(p.shape for p in parameters)) > count(width):
+        if cls.feature_count(width, *(p.shape for p in parameters)) > count_pairs(width):
             pieces.insert(0, cls.first_onnx(b, x, width, *parameters))
         return str(b.Concat(*pieces, axis=-1))
 

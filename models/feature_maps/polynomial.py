@@ -28,7 +28,7 @@ from linexport.errors import UsageError
 from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
 from linexport.models.feature_maps.base import Array, FeatureMap
-from linexport.models.feature_maps.monomials import components, count, multiplicities
+from linexport.models.feature_maps.monomials import components, count_monomials, multiplicities
 from linexport.models.feature_maps.pairs import check_memory
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
@@ -131,7 +131,7 @@ def _checked(coefficients: Sequence[float]) -> Sequence[float]:
 
 def feature_count(width: int, coefficients: Sequence[float]) -> int:
     """M, from the coefficients a_0 to a_n."""
-    return sum(count(width, m) for m, a in enumerate(coefficients) if a)
+    return sum(count_monomials(width, m) for m, a in enumerate(coefficients) if a)
 
 
 def parameters(
@@ -146,7 +146,7 @@ def parameters(
     degree, chosen, squares = len(coefficients) - 1, [], []
     for m, a in enumerate(coefficients):
         if a:
-            ones = np.full((degree - m, count(width, m)), width)
+            ones = np.full((degree - m, count_monomials(width, m)), width)
             chosen.append(np.concatenate([ones, components(width, m)]))
             squares.append(a * multiplicities(width, m))
     squared = np.concatenate(squares).astype(np.float32)

@@ -17,7 +17,13 @@ from torch import Tensor
 
 from linexport.models.config import bounded
 from linexport.models.feature_maps.base import Array
-from linexport.models.feature_maps.pairs import PairsMap, PairsOptions, check_memory, count, pairs
+from linexport.models.feature_maps.pairs import (
+    PairsMap,
+    PairsOptions,
+    check_memory,
+    count_pairs,
+    pairs,
+)
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
 
@@ -54,7 +60,7 @@ class Quadratic(PairsMap):
 
     @classmethod
     def feature_count(cls, width: int, *shapes: tuple[int, ...]) -> int:
-        return count(width) + (1 + width if shapes else 0)
+        return count_pairs(width) + (1 + width if shapes else 0)
 
     @classmethod
     def phi(cls, x: Tensor, *frozen: Tensor) -> Tensor:

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 
 from linexport.models.feature_maps.base import Array
-from linexport.models.feature_maps.pairs import PairsMap, PairsOptions, check_memory, count, pairs
+from linexport.models.feature_maps.pairs import (
+    PairsMap,
+    PairsOptions,
+    check_memory,
+    count_pairs,
+    pairs,
+)
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
 
@@ -35,7 +41,7 @@ class Taylor2(PairsMap):
 
     @classmethod
     def feature_count(cls, width: int, *shapes: tuple[int, ...]) -> int:
-        return 1 + width + count(width)
+        return 1 + width + count_pairs(width)
 
     @classmethod
     def phi(cls, x: Tensor, *frozen: Tensor) -> Tensor:

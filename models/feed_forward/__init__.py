@@ -9,7 +9,11 @@ docs/math.md, "Feed-forward layers".
 from linexport.models.feed_forward.activations import ACTIVATIONS, Activation
 from linexport.models.feed_forward.block import feed_forward
 from linexport.models.feed_forward.layer import KernelFeedForward, KernelFeedForwardConfig
-from linexport.models.feed_forward.linear_activation import Pair, pairs, substitute
+from linexport.models.feed_forward.linear_activation import (
+    Pair,
+    linear_activation_pairs,
+    substitute,
+)
 from linexport.models.feed_forward.linearize import (
     FORMS,
     MAX_COST,
@@ -29,7 +33,7 @@ __all__ = [
     "Pair",
     "Power",
     "feed_forward",
+    "linear_activation_pairs",
     "linearize_feed_forward",
-    "pairs",
     "substitute",
 ]

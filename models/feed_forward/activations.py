@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linexport.errors import UsageError
-from linexport.models.config import nearest
+from linexport.models.config import did_you_mean
 from linexport.models.feature_maps.base import Array
 from linexport.models.feed_forward import series
 
@@ -91,7 +91,7 @@ ACTIVATIONS = {activation.name: activation for activation in _ALL}
 """By name."""
 
 
-def find(activation: str | nn.Module) -> Activation:
+def find_activation(activation: str | nn.Module) -> Activation:
     """The activation of a name or of a module such as ``nn.GELU()``.
 
     Raises:
@@ -101,7 +101,7 @@ def find(activation: str | nn.Module) -> Activation:
     if name not in ACTIVATIONS:
         raise UsageError(
             f"Unknown activation {name!r}; expected {', '.join(ACTIVATIONS)}."
-            f"{nearest(name, ACTIVATIONS)}"
+            f"{did_you_mean(name, ACTIVATIONS)}"
         )
     return ACTIVATIONS[name]
 

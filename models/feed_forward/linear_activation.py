@@ -43,7 +43,7 @@ class Pair:
         setattr(self.owner, self.second, nn.Identity())
 
 
-def pairs(module: nn.Module) -> list[Pair]:
+def linear_activation_pairs(module: nn.Module) -> list[Pair]:
     """Every linear layer that an activation follows in an ``nn.Sequential``."""
     found = []
     for path, owner in module.named_modules():
@@ -65,7 +65,7 @@ def substitute(module: nn.Module, configs: Mapping[str, Any] | None) -> None:
     Raises:
         UsageError: there is no such pair, or its sizes are not those of the config.
     """
-    found = {pair.name: pair for pair in pairs(module)} if configs else {}
+    found = {pair.name: pair for pair in linear_activation_pairs(module)} if configs else {}
     for name, config in (configs or {}).items():
         if name not in found or not isinstance(config, dict):
             raise UsageError(

@@ -15,7 +15,7 @@ from linexport.models.feed_forward import bernstein, least_squares, taylor
 from linexport.models.feed_forward.layer import KernelFeedForward, KernelFeedForwardConfig
 from linexport.models.feed_forward.polynomials import Polynomials
 from linexport.models.feed_forward.powers import Cost, Power, choose
-from linexport.models.feed_forward.problem import FeedForwardProblem, state
+from linexport.models.feed_forward.problem import FeedForwardProblem, checked_problem
 
 FORMS = ("least-squares", "bernstein", "taylor")
 
@@ -123,7 +123,7 @@ def linearize_feed_forward(
             ``max_cost``, with the table; an unknown form or activation.
     """
     _check(form, target_error, max_cost)
-    problem = state(linear, activation, calibration, seed)
+    problem = checked_problem(linear, activation, calibration, seed)
     planned = plan(problem, form, target_error, seed)
     cost = Cost(problem.rows.shape[1], len(problem.vectors), planned.powers)
     say(cost.table())

@@ -65,7 +65,7 @@ class Power:
 
 def exact(degree: int, width: int) -> Power:
     """All monomials of x', ``width`` wide."""
-    features = monomials.count(width, degree)
+    features = monomials.count_monomials(width, degree)
     kind = "quadratic" if degree == 2 else "monomials"
     return Power(degree, kind, features, degree * features)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from linexport.errors import UsageError
 from linexport.models.feature_maps.base import Array
-from linexport.models.feed_forward.activations import Activation, find
+from linexport.models.feed_forward.activations import Activation, find_activation
 
 HELD_OUT = 0.25
 """Share of the calibration rows that nothing is fitted to."""
@@ -70,7 +70,7 @@ class FeedForwardProblem:
         return self.activation(rows @ self.vectors.T)
 
 
-def state(
+def checked_problem(
     linear: nn.Linear, activation: str | nn.Module, calibration: Tensor, seed: int
 ) -> FeedForwardProblem:
     """Check what is given, and set some of the calibration data aside.
@@ -80,7 +80,7 @@ def state(
     """
     if not isinstance(linear, nn.Linear):
         raise UsageError(f"Only an nn.Linear can be linearised; found {type(linear).__name__}.")
-    found = find(activation)
+    found = find_activation(activation)
     x = _rows(calibration, linear.in_features)
     weight, bias = _weights(linear)
     order = np.random.default_rng(seed).permutation(len(x))

@@ -17,11 +17,11 @@ from linexport.models.flash_linear_attention.layers import (
     GatedBlock,
     GatedRMSNorm,
     ShortConvolution,
+    expanded_width,
+    gated_output,
     l2_norm,
-    output,
     projected,
     rms_norm,
-    whole,
 )
 from linexport.models.functional import linear_attention
 
@@ -56,8 +56,8 @@ class DeltaNet(nn.Module):
     def __init__(self, s: DeltaNetSettings) -> None:
         super().__init__()
         self.settings = s
-        keys = whole(s.hidden_size * s.expand_k, "key width")
-        values = whole(s.hidden_size * s.expand_v, "value width")
+        keys = expanded_width(s.hidden_size * s.expand_k, "key width")
+        values = expanded_width(s.hidden_size * s.expand_v, "value width")
         self.scale = (keys // s.num_heads) ** -0.5
         self.q_proj = nn.Linear(s.hidden_size, keys, bias=False)
         self.k_proj = nn.Linear(s.hidden_size, keys, bias=False)
@@ -94,7 +94,7 @@ class DeltaNet(nn.Module):
             update_rule="delta",
             scale=self.scale,
         )
-        return output(self, self.o_norm, o, x, s.num_heads)
+        return gated_output(self, self.o_norm, o, x, s.num_heads)
 
     def _normalise(self, x: Tensor) -> Tensor:
         heads = self.settings.num_heads

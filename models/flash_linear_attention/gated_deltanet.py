@@ -17,11 +17,11 @@ from linexport.models.flash_linear_attention.layers import (
     GatedBlock,
     GatedRMSNorm,
     ShortConvolution,
+    expanded_width,
+    gated_output,
     l2_norm,
-    output,
     projected,
     rms_norm,
-    whole,
 )
 from linexport.models.functional import linear_attention
 
@@ -48,7 +48,7 @@ class GatedDeltaNet(nn.Module):
     def __init__(self, s: GatedDeltaNetSettings) -> None:
         super().__init__()
         self.settings, self.value_heads = s, s.num_v_heads or s.num_heads
-        d_v = whole(s.head_dim * s.expand_v, "value width")
+        d_v = expanded_width(s.head_dim * s.expand_v, "value width")
         keys, values = s.num_heads * s.head_dim, self.value_heads * d_v
         self.q_proj = nn.Linear(s.hidden_size, keys, bias=False)
         self.k_proj = nn.Linear(s.hidden_size, keys, bias=False)
@@ -84,7 +84,7 @@ class GatedDeltaNet(nn.Module):
             update_rule="gated_delta",
             scale=s.head_dim**-0.5,
         )
-        return output(self, self.o_norm, o, x, self.value_heads)
+        return gated_output(self, self.o_norm, o, x, self.value_heads)
 
 
 LAYOUT = Layout(

@@ -16,10 +16,10 @@ from linexport.models.flash_linear_attention.layers import (
     GatedBlock,
     GatedRMSNorm,
     ShortConvolution,
-    output,
+    expanded_width,
+    gated_output,
     projected,
     rms_norm,
-    whole,
 )
 from linexport.models.functional import linear_attention
 
@@ -47,8 +47,8 @@ class GatedLinearAttention(nn.Module):
     def __init__(self, s: GLASettings) -> None:
         super().__init__()
         self.settings, self.kv_heads = s, s.num_kv_heads or s.num_heads
-        d_k = whole(s.hidden_size * s.expand_k / s.num_heads, "key width")
-        d_v = whole(s.hidden_size * s.expand_v / s.num_heads, "value width")
+        d_k = expanded_width(s.hidden_size * s.expand_k / s.num_heads, "key width")
+        d_v = expanded_width(s.hidden_size * s.expand_v / s.num_heads, "value width")
         self.scale = d_k**-0.5
         keys, values = self.kv_heads * d_k, self.kv_heads * d_v
         self.q_proj = nn.Linear(s.hidden_size, s.num_heads * d_k, bias=False)
@@ -86,7 +86,7 @@ class GatedLinearAttention(nn.Module):
             scale=self.scale,
         )
         norm = getattr(self, self.norm_name)
-        return output(self, norm, o, x, self.settings.num_heads)
+        return gated_output(self, norm, o, x, self.settings.num_heads)
 
 
 LAYOUT = Layout(

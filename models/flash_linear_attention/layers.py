@@ -119,7 +119,7 @@ def projected(attn: Any, name: str, x: Tensor) -> Tensor:
     return y if convolution is None else convolution(y)
 
 
-def output(attn: Any, norm: nn.Module, o: Tensor, x: Tensor, heads: int) -> Tensor:
+def gated_output(attn: Any, norm: nn.Module, o: Tensor, x: Tensor, heads: int) -> Tensor:
     """``o_proj`` of the normalised heads of o (B, T, H*d), gated where there is a ``g_proj``."""
     gate = getattr(attn, "g_proj", None)
     g = None if gate is None else gate(x).unflatten(-1, (heads, -1))
@@ -133,7 +133,7 @@ def l2_norm(x: Tensor, heads: int) -> Tensor:
     return (split * torch.rsqrt(split.square().sum(-1, keepdim=True) + L2_EPSILON)).flatten(-2)
 
 
-def whole(size: float, what: str) -> int:
+def expanded_width(size: float, what: str) -> int:
     """A width that an expansion ratio gives.
 
     Raises:

@@ -17,9 +17,9 @@ from linexport.models.flash_linear_attention.base import Context, Layout, Layout
 from linexport.models.flash_linear_attention.layers import (
     GatedBlock,
     GatedRMSNorm,
-    output,
+    expanded_width,
+    gated_output,
     rms_norm,
-    whole,
 )
 from linexport.models.functional import linear_attention
 
@@ -48,8 +48,8 @@ class Retention(nn.Module):
     def __init__(self, s: RetNetSettings) -> None:
         super().__init__()
         self.settings, self.kv_heads = s, s.num_kv_heads or s.num_heads
-        self.d_k = whole(s.hidden_size * s.expand_k / s.num_heads, "key width")
-        d_v = whole(s.hidden_size * s.expand_v / s.num_heads, "value width")
+        self.d_k = expanded_width(s.hidden_size * s.expand_k / s.num_heads, "key width")
+        d_v = expanded_width(s.hidden_size * s.expand_v / s.num_heads, "value width")
         self.q_proj = nn.Linear(s.hidden_size, s.num_heads * self.d_k, bias=False)
         self.k_proj = nn.Linear(s.hidden_size, self.kv_heads * self.d_k, bias=False)
         self.v_proj = nn.Linear(s.hidden_size, self.kv_heads * d_v, bias=False)
@@ -81,7 +81,7 @@ class Retention(nn.Module):
             scale=self.d_k**-0.5,
         )
         norm = getattr(self, self.norm_name)
-        return output(self, norm, o, x, self.settings.num_heads)
+        return gated_output(self, norm, o, x, self.settings.num_heads)
 
 
 def _rotate(x: Tensor, angles: Tensor) -> Tensor:

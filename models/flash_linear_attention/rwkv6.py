@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linexport.models.flash_linear_attention.base import Context, Layout
-from linexport.models.flash_linear_attention.layers import HeadNorm, TokenShift, whole
+from linexport.models.flash_linear_attention.layers import HeadNorm, TokenShift, expanded_width
 from linexport.models.flash_linear_attention.rwkv import LoRA, RWKVBlock, RWKVSettings, layer_norm
 from linexport.models.functional import linear_attention
 
@@ -55,8 +55,8 @@ class RWKV6Attention(nn.Module):
     def __init__(self, s: RWKV6Settings) -> None:
         super().__init__()
         self.settings, hidden, rank = s, s.hidden_size, s.proj_low_rank_dim
-        keys = whole(hidden * s.expand_k, "key width")
-        values = whole(hidden * s.expand_v, "value width")
+        keys = expanded_width(hidden * s.expand_k, "key width")
+        values = expanded_width(hidden * s.expand_v, "value width")
         self.x_proj = nn.Sequential(
             Mixed(nn.Linear(hidden, MIXED * rank, bias=False), hidden),
             nn.Tanh(),

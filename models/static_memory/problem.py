@@ -68,7 +68,7 @@ class StaticMemoryProblem:
         )
 
 
-def state(
+def checked_problem(
     queries: Array,
     keys: Array,
     values: Array,

@@ -21,9 +21,9 @@ from linexport.models.static_memory.problem import (
     Array,
     Fit,
     StaticMemoryProblem,
+    checked_problem,
     full_rank,
     softmax,
-    state,
 )
 
 RIDGE = 1e-6
@@ -84,7 +84,7 @@ def fit_pseudo_keys(
     """
     if ridge < 0 or refine_steps < 0:
         raise UsageError(f"ridge {ridge} and refine_steps {refine_steps} cannot be negative.")
-    problem = state(queries, keys, values, count, scale, held_out, seed)
+    problem = checked_problem(queries, keys, values, count, scale, held_out, seed)
     clusters = kmeans(problem.keys, count, seed)
     bias = np.log(clusters.sizes)
     fitted = _least_squares(

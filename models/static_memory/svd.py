@@ -18,10 +18,10 @@ import numpy as np
 from linexport.models.static_memory.problem import (
     Array,
     Fit,
+    checked_problem,
     full_rank,
     relative_error,
     softmax,
-    state,
 )
 
 
@@ -63,7 +63,7 @@ def fit_svd(
 
     Here a fit is rank-deficient where the queries are: K^ is a linear function of them.
     """
-    problem = state(queries, keys, values, count, scale, held_out, seed)
+    problem = checked_problem(queries, keys, values, count, scale, held_out, seed)
     full_rank(problem.queries, "The matrix of sample queries")
     weights = softmax(scale * problem.queries @ problem.keys.T)
     left, singular, right = np.linalg.svd(weights, full_matrices=False)

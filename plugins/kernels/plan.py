@@ -25,7 +25,7 @@ PRECISIONS = ("tf32", "tf32x3", "ieee")
 Planner = Callable[[Node, str, int, str], LaunchPlan]
 
 
-def plan(node: Node, dtype: str, sm: int, precision: str = "tf32x3") -> LaunchPlan:
+def plan_launches(node: Node, dtype: str, sm: int, precision: str = "tf32x3") -> LaunchPlan:
     """The launches for a node.
 
     Args:

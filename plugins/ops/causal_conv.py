@@ -28,7 +28,7 @@ from linexport.plugins.ops.op import (
     activations,
     parameter,
 )
-from linexport.plugins.ops.shapes import Shape, rank, same
+from linexport.plugins.ops.shapes import Shape, rank, same_dim
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,19 +54,19 @@ def check(
         raise OpError(f"activation is {activation!r}; expected one of {', '.join(ACTIVATIONS)}.")
     rank("input", input, 3)
     rank("weight", weight, 3)
-    same("weight", "channels", weight[0], input[1])
-    same("weight", "middle dimension", weight[1], 1)
+    same_dim("weight", "channels", weight[0], input[1])
+    same_dim("weight", "middle dimension", weight[1], 1)
     size = weight[2]
     if not isinstance(size, int) or size < 1:
         raise OpError(f"weight has kernel size {size}; expected a fixed size of at least 1.")
     if bias is not None:
         rank("bias", bias, 1)
-        same("bias", "channels", bias[0], input[1])
+        same_dim("bias", "channels", bias[0], input[1])
     if past_state is not None:
         rank("past_state", past_state, 3)
         for what, axis, expected in (("batch", 0, input[0]), ("channels", 1, input[1])):
-            same("past_state", what, past_state[axis], expected)
-        same("past_state", "length", past_state[2], size - 1)
+            same_dim("past_state", what, past_state[axis], expected)
+        same_dim("past_state", "length", past_state[2], size - 1)
     return size
 
 

@@ -44,7 +44,7 @@ from linexport.plugins.ops.op import (
 from linexport.plugins.ops.shapes import (
     Shape,
     rank,
-    same,
+    same_dim,
     same_sequence,
     static_width,
     width_per_head,
@@ -88,7 +88,7 @@ def check(
     d_k = width_per_head("query", query, num_heads)
     d_v = width_per_head("value", value, num_heads)
     for name, shape in (("key", key), ("decay", decay), ("a", a), ("b", b)):
-        same(name, "width", static_width(name, shape), num_heads * d_k)
+        same_dim(name, "width", static_width(name, shape), num_heads * d_k)
     batch, length, _ = query
     for name, shape in (("key", key), ("value", value), ("decay", decay), ("a", a), ("b", b)):
         same_sequence(name, shape, batch, length)
@@ -100,7 +100,7 @@ def check(
         for what, found, wanted in zip(
             ("batch", "heads", "key width", "value width"), past_state, expected, strict=True
         ):
-            same("past_state", what, found, wanted)
+            same_dim("past_state", what, found, wanted)
     return DeltaRuleSizes(num_heads, d_k, d_v)
 
 

@@ -40,7 +40,7 @@ from linexport.plugins.ops.op import (
     activations,
     parameter,
 )
-from linexport.plugins.ops.shapes import Shape, rank, same
+from linexport.plugins.ops.shapes import Shape, rank, same_dim
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,11 +110,11 @@ def check(
     assert isinstance(experts, int) and isinstance(chosen, int)
     assert isinstance(width_out, int) and isinstance(inner, int)
     for name, shape in (("index", index), ("weight", weight)):
-        same(name, "tokens", shape[0], x[0])
-    same("weight", "experts a token", weight[1], chosen)
-    same("up", "experts", up[0], experts)
-    same("up", "rows", up[1], inner * (2 if gated else 1))
-    same("up", "columns", up[2], x[1])
+        same_dim(name, "tokens", shape[0], x[0])
+    same_dim("weight", "experts a token", weight[1], chosen)
+    same_dim("up", "experts", up[0], experts)
+    same_dim("up", "rows", up[1], inner * (2 if gated else 1))
+    same_dim("up", "columns", up[2], x[1])
     return ExpertSizes(experts, chosen, width_out)
 
 

@@ -111,7 +111,7 @@ def _infer(op: Op, context: Any) -> None:
         return
     found = ((name, context.get_attribute(name)) for name in op.schema.attributes)
     attributes = {name: attribute_value(value) for name, value in found if value is not None}
-    shapes = {n: tuple(map(dim, t.tensor_type.shape.dim)) for n, t in given.items()}
+    shapes = {n: tuple(map(dim_of, t.tensor_type.shape.dim)) for n, t in given.items()}
     present = tuple(name if name in given else "" for name in op.input_names)
     try:
         outputs = op.shapes(Node(op.name, attributes, present, shapes))
@@ -183,11 +183,11 @@ def known_shapes(model: onnx.ModelProto) -> dict[str, tuple[Dim, ...]]:
     shapes: dict[str, tuple[Dim, ...]] = {t.name: tuple(t.dims) for t in graph.initializer}
     for info in [*graph.input, *graph.value_info, *graph.output]:
         if info.type.tensor_type.HasField("shape"):
-            shapes[info.name] = tuple(map(dim, info.type.tensor_type.shape.dim))
+            shapes[info.name] = tuple(map(dim_of, info.type.tensor_type.shape.dim))
     return shapes
 
 
-def dim(size: onnx.TensorShapeProto.Dimension) -> Dim:
+def dim_of(size: onnx.TensorShapeProto.Dimension) -> Dim:
     """A size of a tensor type: an int, a symbol, or None."""
     if size.HasField("dim_value"):
         return int(size.dim_value)

@@ -21,7 +21,7 @@ def rank(name: str, shape: Shape, expected: int) -> None:
         raise OpError(f"{name} has shape {tuple(shape)}; expected {expected} dimensions.")
 
 
-def same(name: str, what: str, found: Dim, expected: Dim) -> None:
+def same_dim(name: str, what: str, found: Dim, expected: Dim) -> None:
     """``found`` equals ``expected``, unless one of them is unknown."""
     if any(size is None or isinstance(size, str) for size in (found, expected)):
         return
@@ -38,8 +38,8 @@ def same(name: str, what: str, found: Dim, expected: Dim) -> None:
 def same_sequence(name: str, shape: Shape, batch: Dim, length: Dim, dims: int = 3) -> None:
     """``shape`` has ``dims`` dimensions, of which the first are ``batch`` and ``length``."""
     rank(name, shape, dims)
-    same(name, "batch", shape[0], batch)
-    same(name, "length", shape[1], length)
+    same_dim(name, "batch", shape[0], batch)
+    same_dim(name, "length", shape[1], length)
 
 
 def static_width(name: str, shape: Shape) -> int:

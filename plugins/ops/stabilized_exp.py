@@ -44,7 +44,7 @@ from linexport.plugins.ops.shapes import (
     Shape,
     one_of,
     rank,
-    same,
+    same_dim,
     same_sequence,
     static_width,
     width_per_head,
@@ -95,9 +95,9 @@ def check(
             same_sequence(name, other, batch, length, dims)
     if past_key_max is not None:
         rank("past_key_max", past_key_max, 3)
-        same("past_key_max", "batch", past_key_max[0], batch)
-        same("past_key_max", "heads", past_key_max[1], k_num_heads)
-        same("past_key_max", "features", past_key_max[2], features)
+        same_dim("past_key_max", "batch", past_key_max[0], batch)
+        same_dim("past_key_max", "heads", past_key_max[1], k_num_heads)
+        same_dim("past_key_max", "features", past_key_max[2], features)
     if decay is not None:
         widths = (k_num_heads, k_num_heads * features)
         one_of("decay", static_width("decay", decay), widths)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from linexport.errors import OpError, UnsupportedModelError
 from linexport.plugins.kernels.compile import compile_kernels
 from linexport.plugins.kernels.launch import TYPES, LaunchPlan
-from linexport.plugins.kernels.plan import ARCHITECTURES, plan
+from linexport.plugins.kernels.plan import ARCHITECTURES, plan_launches
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.op import Node, Op
 from linexport.plugins.tensorrt.description import Binary, Description, Tensor, compatible
@@ -35,7 +35,7 @@ def unsupported(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> str | Non
     try:
         _shapes(op, node)
         for sm in architectures(sms):
-            plan(node, dtype, sm)
+            plan_launches(node, dtype, sm)
     except (UnsupportedModelError, OpError) as error:
         return str(error)
     return None
@@ -63,7 +63,7 @@ def describe(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> Description:
         UnsupportedModelError, OpError, UsageError: see ``unsupported``.
         EnvironmentProblemError: kernels cannot be compiled here.
     """
-    plans = {sm: plan(node, dtype, sm) for sm in architectures(sms)}
+    plans = {sm: plan_launches(node, dtype, sm) for sm in architectures(sms)}
     return Description(
         node.op_type,
         *tensors(op, node, dtype),

@@ -29,7 +29,7 @@ TENSORRT_FOLDERS = (
 CUDA_FOLDERS = ("/usr/local/cuda/include", "/usr/include")
 
 
-def build(output: Path, tensorrt: Path | None = None, cuda: Path | None = None) -> Path:
+def build_library(output: Path, tensorrt: Path | None = None, cuda: Path | None = None) -> Path:
     """Compile the library.
 
     Args:

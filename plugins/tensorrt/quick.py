@@ -21,7 +21,7 @@ from dataclasses import replace
 from linexport.errors import BuildError, UnsupportedModelError
 from linexport.plugins.kernels.compile import compile_kernels
 from linexport.plugins.kernels.launch import Kernel, Launch, LaunchPlan
-from linexport.plugins.kernels.plan import plan
+from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.ops.op import Node, Op
 from linexport.plugins.tensorrt import contract
 from linexport.plugins.tensorrt.description import Binary, Description
@@ -52,7 +52,7 @@ def describe(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> Description:
     first = node.inputs[0]
     length = node.shapes[first][op.token_axis[first]]
     plans = {
-        sm: single(plan(node, dtype, sm), length == 1, node.op_type)
+        sm: single(plan_launches(node, dtype, sm), length == 1, node.op_type)
         for sm in contract.architectures(sms)
     }
     inputs, outputs = contract.tensors(op, node, dtype)

@@ -35,7 +35,7 @@ from linexport.models.feed_forward import (
 from linexport.models.feed_forward.linearize import FeedForwardPlan, build, plan
 from linexport.models.feed_forward.polynomials import Polynomials
 from linexport.models.feed_forward.powers import Cost, Variance
-from linexport.models.feed_forward.problem import FeedForwardProblem, state
+from linexport.models.feed_forward.problem import FeedForwardProblem, checked_problem
 from linexport.targets.lowering import lower
 
 ERRORS = 6.0
@@ -65,7 +65,7 @@ def replaced(form: str, seed: int = 0, **more: Any) -> Any:
 
 
 def given() -> FeedForwardProblem:
-    return state(linear(), "gelu", inputs(), 0)
+    return checked_problem(linear(), "gelu", inputs(), 0)
 
 
 # The powers
@@ -175,7 +175,7 @@ def check_moments(sample: np.ndarray, mean: np.ndarray, stated: float) -> None:
 
 
 def test_the_composition_is_unbiased_and_of_the_stated_variance() -> None:
-    problem = state(linear(0.6), "gelu", inputs(), 0)
+    problem = checked_problem(linear(0.6), "gelu", inputs(), 0)
     rows = problem.rows[:10]
     rho, single = taylor.best(problem)
     count, sample = 600, []
@@ -270,7 +270,7 @@ def test_what_is_exported_is_equal(form: str, tmp_path: Path) -> None:
         dynamic_shapes=({0: dynamic, 1: dynamic},),
         source=Source("factory", "tests", None, form),
     )
-    target = targets.find("ort")
+    target = targets.find_target("ort")
     model = target.prepare(passes.run(trace.trace(loaded).model, passes.STATELESS))
     mapped = [node for node in model.graph.node if node.op_type == "FeatureMap"]
     assert len(mapped) == len(layer.maps)

@@ -12,9 +12,9 @@ from torch import nn
 
 from linexport.errors import UsageError
 from linexport.models.feed_forward import ACTIVATIONS, bernstein, least_squares, taylor
-from linexport.models.feed_forward.activations import Activation, find
+from linexport.models.feed_forward.activations import Activation, find_activation
 from linexport.models.feed_forward.polynomials import Polynomials
-from linexport.models.feed_forward.problem import HELD_OUT, FeedForwardProblem, state
+from linexport.models.feed_forward.problem import HELD_OUT, FeedForwardProblem, checked_problem
 
 ALL = list(ACTIVATIONS.values())
 SMOOTH = [f for f in ALL if not f.kink]
@@ -30,7 +30,7 @@ def bernstein_values(f: Activation, a: float, b: float, n: int, t: np.ndarray) -
 
 def given(f: str = "gelu", out: int = 5, width: int = 3, scale: float = 1.0) -> FeedForwardProblem:
     torch.manual_seed(3)
-    return state(nn.Linear(width, out), f, torch.randn(400, width) * scale, 0)
+    return checked_problem(nn.Linear(width, out), f, torch.randn(400, width) * scale, 0)
 
 
 # Activations
@@ -81,15 +81,15 @@ def test_the_radius_is_where_the_terms_stop_to_fall(f: Activation) -> None:
 )
 def test_modules_are_known(module: nn.Module, name: str) -> None:
     t = torch.linspace(-4, 4, 41, dtype=torch.float64)
-    np.testing.assert_array_equal(find(module)(t.numpy()), module(t).numpy())
-    assert find(module) is ACTIVATIONS[name]
+    np.testing.assert_array_equal(find_activation(module)(t.numpy()), module(t).numpy())
+    assert find_activation(module) is ACTIVATIONS[name]
 
 
 def test_an_unknown_activation_is_refused() -> None:
     with pytest.raises(UsageError, match="'Softplus'; expected gelu, gelu-tanh, silu, relu, tanh"):
-        find(nn.Softplus())
+        find_activation(nn.Softplus())
     with pytest.raises(UsageError, match="Did you mean 'gelu'"):
-        find("gelo")
+        find_activation("gelo")
 
 
 # Bernstein

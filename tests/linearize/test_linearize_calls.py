@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.linearization import masks
-from linexport.linearization.find_softmax import Site, find
+from linexport.linearization.find_softmax import Site, find_sites
 from linexport.linearization.multihead import Multihead
 from linexport.linearization.replace import shared_copy
 from linexport.linearization.softmax_calls import Attending
@@ -38,7 +38,7 @@ def rows(count: int = 4) -> Tensor:
 
 
 def one(module: nn.Module, *args: Tensor) -> Site:
-    (site,) = find(shared_copy(module.eval()), [args or (rows(),)])
+    (site,) = find_sites(shared_copy(module.eval()), [args or (rows(),)])
     return site
 
 
@@ -53,7 +53,7 @@ def test_a_call_in_any_module_is_found_with_its_sizes_and_projection() -> None:
 def test_it_is_found_in_an_exported_program() -> None:
     shapes = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
     program = torch.export.export(Attend().eval(), (rows(),), dynamic_shapes=shapes)
-    (site,) = find(shared_copy(program.module()), [(rows(),)])
+    (site,) = find_sites(shared_copy(program.module()), [(rows(),)])
     assert site.projection == "out.weight" and site.replaceable
 
 

@@ -17,7 +17,7 @@ from linexport.models import DigitClassifier, LanguageModel, save
 from linexport.models.classifier import DigitClassifierConfig
 from linexport.models.language_model import LanguageModelConfig
 from linexport.models.training import train_digit_memory, train_digit_network
-from linexport.report.linearization import page
+from linexport.report.linearization import linearization_page
 
 Cli = Callable[..., Any]
 
@@ -143,4 +143,4 @@ def test_a_form_that_is_never_faster_ends_with_3_and_is_drawn(folder: Path, cli:
     assert found["memory"][0]["linear_mb"] is not None and Path("linear.pt").exists()
     text = Path("page.html").read_text()
     assert "<svg" in text and "blocks.0.attention" in text and "src=" not in text
-    assert page({**found, "latency": None, "memory": None}).count("Not measured") == 2
+    assert linearization_page({**found, "latency": None, "memory": None}).count("Not measured") == 2

@@ -80,7 +80,7 @@ def test_equals_the_oracle_on_features(
 ) -> None:
     monkeypatch.setattr(token_blocks, "SMALLEST", 8)
     monkeypatch.setattr(token_blocks, "CACHED", 1)
-    spec, phi = SPECS[name], feature_maps.find(kind)(WIDTH)
+    spec, phi = SPECS[name], feature_maps.find_map(kind)(WIDTH)
     choice = {"choose": lambda *_: LOWERINGS[lowering]}
     run = runtimes.on_onnxruntime(mapped_model(spec, phi, shapes(spec), **choice))
     for length in (1, 7, 8, 9, 30):

@@ -17,7 +17,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from linexport.errors import OpError, UsageError
-from linexport.models.feature_maps import FeatureMap, base, find, kinds, make
+from linexport.models.feature_maps import FeatureMap, base, find_map, kinds, make
 from linexport.plugins.ops import feature_map as op
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.registry import attach_functions
@@ -27,16 +27,16 @@ from tests.support.layouts import ELEMENT, one_op_model
 pytestmark = pytest.mark.filterwarnings("ignore:Feature map")
 
 KINDS = kinds()
-EXACT = [kind for kind in KINDS if find(kind).exactness == base.EXACT]
-SCALAR = [kind for kind in KINDS if find(kind).kappa_onnx is not None]
-RANDOM = [kind for kind in KINDS if "seed" in {f.name for f in fields(find(kind).Options)}]
+EXACT = [kind for kind in KINDS if find_map(kind).exactness == base.EXACT]
+SCALAR = [kind for kind in KINDS if find_map(kind).kappa_onnx is not None]
+RANDOM = [kind for kind in KINDS if "seed" in {f.name for f in fields(find_map(kind).Options)}]
 WIDTH = 4
 SIDES = ("query", "key")
 
 
 def small(kind: str, width: int = WIDTH, **options: Any) -> FeatureMap:
     """A map with few features, where it has a choice."""
-    known = {f.name for f in fields(find(kind).Options)}
+    known = {f.name for f in fields(find_map(kind).Options)}
     return make(kind, width, {"features": 12, **options} if "features" in known else options)
 
 
@@ -74,7 +74,7 @@ def test_inner_products_are_the_kernel(kind: str, scale: float, width: int) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_declared_properties(kind: str) -> None:
-    cls = find(kind)
+    cls = find_map(kind)
     module = small(kind)
     assert cls.kind == kind
     for text in (cls.kernel, cls.error, cls.regime, cls.failure):
@@ -139,7 +139,7 @@ def one_map_model(
 
 def forms(kind: str) -> list[dict[str, Any]]:
     """Attributes of all the formulas a kind has."""
-    logs = (0, 1) if find(kind).exponential else (0,)
+    logs = (0, 1) if find_map(kind).exponential else (0,)
     return [{"side": side, "log": log} for side, log in product(SIDES, logs)]
 
 
@@ -342,7 +342,7 @@ def test_orthogonal_blocks() -> None:
 )
 def test_unknown_name_suggests_the_nearest(wrong: str, meant: str) -> None:
     with pytest.raises(UsageError) as error:
-        find(wrong)
+        find_map(wrong)
     message = str(error.value)
     assert repr(wrong) in message
     assert f"Did you mean {meant!r}?" in message
@@ -351,7 +351,7 @@ def test_unknown_name_suggests_the_nearest(wrong: str, meant: str) -> None:
 
 def test_nothing_near_suggests_nothing() -> None:
     with pytest.raises(UsageError) as error:
-        find("zzzzzzzz")
+        find_map("zzzzzzzz")
     assert "Did you mean" not in str(error.value)
 
 
@@ -399,10 +399,10 @@ def test_a_kind_belongs_to_one_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second definition elsewhere raises and leaves the first in place."""
     monkeypatch.setattr(base, "_maps", dict(base._maps))
     monkeypatch.setattr(op, "_formulas", dict(op._formulas))
-    first = find("relu")
+    first = find_map("relu")
     with pytest.raises(UsageError, match="Again defines a feature map 'relu', and so does"):
         type("Again", (first,), {"kind": "relu", "__module__": __name__})
-    assert find("relu") is first
+    assert find_map("relu") is first
     assert op.formulas("relu").module == first.__module__
     with pytest.raises(ValueError, match="'relu' is defined twice"):
         op.register("relu", replace(op.formulas("relu"), module=__name__))
@@ -412,7 +412,7 @@ def test_a_kind_belongs_to_one_module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_subclass_without_a_kind_registers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "_maps", dict(base._maps))
-    type("Steeper", (find("elu1"),), {})
+    type("Steeper", (find_map("elu1"),), {})
     assert kinds() == KINDS
 
 

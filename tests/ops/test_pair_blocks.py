@@ -23,7 +23,7 @@ HEADS, KV_HEADS, VALUE_WIDTH = 4, 2, 6
 
 
 def made(name: str, width: int) -> Any:
-    return feature_maps.find(name.split()[0])(width, MAPS[name])
+    return feature_maps.find_map(name.split()[0])(width, MAPS[name])
 
 
 def shapes(phi: Any, normalize: bool = True) -> dict[str, tuple[Any, ...]]:

@@ -14,7 +14,7 @@ from torch.profiler import profile
 
 from linexport.errors import OpError
 from linexport.models import functional
-from linexport.models.feature_maps import find, kinds
+from linexport.models.feature_maps import find_map, kinds
 from linexport.plugins.ops.causal_conv import causal_conv
 from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec
 from tests.support.comparison import assert_close
@@ -128,7 +128,7 @@ def operator_cases() -> list[Any]:
     half, past = torch.randn(2, 5, 8).half(), torch.randn(2, 4, 2)
     conv, maps = torch.ops.linexport.causal_conv.default, torch.ops.linexport.feature_map.default
     sides = [(kind, side) for kind in kinds() for side in ((), ("key", False))]
-    sides += [(kind, ("key", True)) for kind in kinds() if find(kind).exponential]
+    sides += [(kind, ("key", True)) for kind in kinds() if find_map(kind).exponential]
     exponents = torch.ops.linexport.stabilized_exp.default
     return [
         (conv, (x, w, None, None, "none"), {}),
@@ -140,7 +140,7 @@ def operator_cases() -> list[Any]:
 
 
 def _parameters(kind: str) -> list[torch.Tensor]:
-    return list(find(kind)(4).frozen())
+    return list(find_map(kind)(4).frozen())
 
 
 def _exponents() -> list[Any]:
@@ -253,7 +253,7 @@ class Block(torch.nn.Module):
     def __init__(self, rule: str) -> None:
         super().__init__()
         self.rule = rule
-        self.phi = find("elu1")(4)
+        self.phi = find_map("elu1")(4)
         self.weight = torch.nn.Parameter(torch.randn(8, 1, 3))
 
     def forward(self, x: torch.Tensor, gate: torch.Tensor) -> tuple[torch.Tensor, ...]:

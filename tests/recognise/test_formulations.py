@@ -125,7 +125,7 @@ def test_causal_spellings_stream(causal: str, export: Export) -> None:
     if causal == "chunks_of_a_multiple":
         pytest.skip("it computes with whole chunks")
     streaming = passes.run(model)
-    found = states.find(streaming)
+    found = states.find_states(streaming)
     assert found
     x = module.example(2, 11).numpy()
     whole = run(streaming, x, **{s.past: s.start(2) for s in found})
@@ -150,13 +150,13 @@ def test_a_wrong_reading_is_refused(
 ) -> None:
     """The proof alone stands between a mistake of the algebra and the user."""
     _, model = export("tril_scores")
-    right = find.read
+    right = find.read_roles
 
     def mistaken(*arguments: Any) -> Any:
         roles = right(*arguments)
         return roles and replace(roles, **wrong)
 
-    monkeypatch.setattr(find, "read", mistaken)
+    monkeypatch.setattr(find, "read_roles", mistaken)
     rewritten = passes.rewrite(model, FUSED)
     assert not rewritten.findings.matches
     assert "output" in {r.where for r in rewritten.findings.rejected}

@@ -58,7 +58,7 @@ def tally(seeds: Iterable[int]) -> Streams:
         graph = Generator(seed).draw()
         model = passes.run(graph.model)
         result.graphs += 1
-        if not states.find(model):
+        if not states.find_states(model):
             continue
         result.stateful += 1
         errors = {name: error(model, pieces, seed) for name, pieces in PIECES.items()}
@@ -80,7 +80,7 @@ def error(model: onnx.ModelProto, pieces: Sequence[int], seed: int) -> float:
     session = onnxruntime.InferenceSession(
         attached.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    random, found = np.random.default_rng(seed), states.find(model)
+    random, found = np.random.default_rng(seed), states.find_states(model)
     given = {i.name: i.shape for i in session.get_inputs() if i.name in "qkv"}
     sizes = {"B": 2, "T": sum(pieces)}
     whole = {

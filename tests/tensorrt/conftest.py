@@ -168,10 +168,10 @@ def engines(rtx: Any) -> SimpleNamespace:
     from linexport import passes, targets
     from linexport.graph import states
     from linexport.targets.trt import parser_form
-    from linexport.targets.trt.build import build
+    from linexport.targets.trt.build import build_engine
     from linexport.targets.trt.profiles import profiles
 
-    target = targets.find("tensorrt-rtx")
+    target = targets.find_target("tensorrt-rtx")
     made: dict[Any, Any] = {}
 
     def lowered(model: onnx.ModelProto, **options: Any) -> tuple[onnx.ModelProto, list[Any]]:
@@ -188,8 +188,8 @@ def engines(rtx: Any) -> SimpleNamespace:
         key = (model.SerializeToString(deterministic=True), sm, again, decode, str(options))
         if key not in made:
             low, _ = lowered(model, **options)
-            chosen = profiles(DIMS, decode and bool(states.find(low)))
-            made[key] = build(
+            chosen = profiles(DIMS, decode and bool(states.find_states(low)))
+            made[key] = build_engine(
                 RTX, parser_form.only(parser_form.parsable(low), sm), Path("model.onnx"), chosen, sm
             )
         return made[key]

@@ -73,7 +73,7 @@ class OnCpu:
 def test_an_engine_that_runs_is_compared_with_the_original(
     made: Path, error: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = targets.find("tensorrt-rtx")
+    right = targets.find_target("tensorrt-rtx")
     opened = replace(right, deploy=lambda folder, manifest: OnCpu(folder, manifest, error))
     monkeypatch.setitem(targets.loaded, "tensorrt-rtx", opened)
     manifest = linexport.validate(made, source=read(made).source.location, threads=1)
@@ -91,7 +91,7 @@ def test_an_engine_that_runs_is_timed_by_length_one_token_first(
     from linexport.conversion.model_under_test import model_under_test
     from linexport.loaders import load_model
 
-    right = targets.find("tensorrt-rtx")
+    right = targets.find_target("tensorrt-rtx")
     monkeypatch.setitem(targets.loaded, "tensorrt-rtx", replace(right, deploy=OnCpu))
     manifest = manifest_of(made)
     loaded = load_model(manifest.source.location)

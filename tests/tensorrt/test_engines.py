@@ -179,11 +179,12 @@ def rebuilt(low: onnx.ModelProto) -> object:
 
     from linexport.graph.dims import DimRange
     from linexport.targets.trt import parser_form
-    from linexport.targets.trt.build import build
+    from linexport.targets.trt.build import build_engine
     from linexport.targets.trt.profiles import profiles
 
     dims = {"batch": DimRange(1, 1, 1, batch=True), "seq": DimRange(1, 64, 64)}
-    return build(RTX, parser_form.parsable(low), Path("model.onnx"), profiles(dims, True), 89)
+    form = parser_form.parsable(low)
+    return build_engine(RTX, form, Path("model.onnx"), profiles(dims, True), 89)
 
 
 @pytest.mark.parametrize("how", ["raw", "provided"])

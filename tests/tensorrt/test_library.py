@@ -35,7 +35,7 @@ def test_code_that_does_not_compile_is_a_build_error(tmp_path: Path) -> None:
     for name in ("NvInferRuntime.h", "cuda.h"):
         (tmp_path / name).write_text("#error these are not the headers\n")
     with pytest.raises(BuildError, match="not the headers"):
-        library.build(tmp_path / "x.so", tmp_path, tmp_path)
+        library.build_library(tmp_path / "x.so", tmp_path, tmp_path)
     assert not (tmp_path / "x.so").exists()
 
 
@@ -44,7 +44,7 @@ def test_a_machine_without_cmake_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pa
         (tmp_path / name).touch()
     monkeypatch.setattr(library.shutil, "which", lambda name: None)
     with pytest.raises(EnvironmentProblemError, match="pip install cmake"):
-        library.build(tmp_path / "x.so", tmp_path, tmp_path)
+        library.build_library(tmp_path / "x.so", tmp_path, tmp_path)
 
 
 @pytest.mark.skipif(HEADERS not in os.environ, reason=f"{HEADERS} names no headers of TensorRT")
@@ -53,7 +53,7 @@ def test_the_library_builds_the_engines_that_python_builds(
     case: str, rtx: Any, engines: SimpleNamespace, models: SimpleNamespace, tmp_path: Path
 ) -> None:
     """Plugin layers and scratch memory, which the plugin computes, are the same."""
-    made = library.build(tmp_path / "lib" / library.NAME, Path(os.environ[HEADERS]))
+    made = library.build_library(tmp_path / "lib" / library.NAME, Path(os.environ[HEADERS]))
     model = {"convolution": models.convolution, "feature_map": models.feature_map}.get(
         case, lambda: models.node(rule=case, normalize=case == "linear")
     )()

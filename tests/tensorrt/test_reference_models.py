@@ -23,7 +23,7 @@ from linexport.plugins.tensorrt.flavour import RTX
 from linexport.targets import Options
 from linexport.targets.lowering import lower
 from linexport.targets.trt import parser_form
-from linexport.targets.trt.build import Engine, build
+from linexport.targets.trt.build import Engine, build_engine
 from linexport.targets.trt.profiles import profiles
 
 ATTENTION, CONV, MAP = "LinearAttention", "CausalConvWithState", "FeatureMap"
@@ -56,11 +56,11 @@ def reference(rtx: Any) -> Callable[..., SimpleNamespace]:
             traced[name] = found, passes.rewrite(found.model, passes.STAGES).model
         if (name, precision) not in made:
             found, rewritten = traced[name]
-            target = targets.find("tensorrt-rtx")
+            target = targets.find_target("tensorrt-rtx")
             target = target.configure(target, Options(precision=precision, sms=(89, 120)))
             model, _ = lower(target.prepare(rewritten), target.candidates)
             dims = target.bound(dimensions.merge(found.dims, {}))
-            chosen = profiles(dims, bool(states.find(model)))
+            chosen = profiles(dims, bool(states.find_states(model)))
             made[name, precision] = SimpleNamespace(model=model, profiles=chosen)
         return made[name, precision]
 
@@ -69,7 +69,7 @@ def reference(rtx: Any) -> Callable[..., SimpleNamespace]:
 
 def built(found: SimpleNamespace, sm: int, model: onnx.ModelProto | None = None) -> Engine:
     one = parser_form.only(parser_form.parsable(model or found.model), sm)
-    return build(RTX, one, Path("model.onnx"), found.profiles, sm)
+    return build_engine(RTX, one, Path("model.onnx"), found.profiles, sm)
 
 
 def check(engine: Engine, name: str) -> None:
@@ -98,7 +98,7 @@ def test_engines_of_every_precision_have_them_too(
 ) -> None:
     found = reference(name, precision)
     onnx.checker.check_model(found.model)
-    targets.find("tensorrt-rtx").open(found.model.SerializeToString())
+    targets.find_target("tensorrt-rtx").open(found.model.SerializeToString())
     check(built(found, sm), name)
 
 

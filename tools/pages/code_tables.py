@@ -24,7 +24,7 @@ def feature_maps() -> str:
 
     rows = []
     for kind in sorted(feature_maps.kinds()):
-        found = feature_maps.find(kind)
+        found = feature_maps.find_map(kind)
         rows.append([f"`{kind}`", found.kernel, found.exactness, found.regime, found.failure])
     return table(["map", "kernel it represents", "relation", "use it for", "how it fails"], rows)
 

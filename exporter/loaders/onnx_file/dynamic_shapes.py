@@ -12,7 +12,7 @@ import torch
 from onnx import TensorProto, helper
 
 from linexport.errors import UnsupportedModelError
-from linexport.graph.dims import DimRange, batches
+from linexport.graph.dims import DimRange, batch_dims
 from linexport.loaders.onnx_file.index_ranges import index_range
 from linexport.loaders.onnx_file.module import reason
 
@@ -68,7 +68,7 @@ def interface(model: onnx.ModelProto) -> tuple[list[Shape], dict[str, DimRange]]
             axes.setdefault(name, set()).add(axis)
             shape.append(name)
         shapes.append(tuple(shape))
-    leading = batches(axes)
+    leading = batch_dims(axes)
     return shapes, {name: DimRange(batch=name in leading) for name in axes}
 
 

@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.recognise import algebra
 from linexport.recognise.evaluate import Evaluator, interesting, rule
-from linexport.recognise.rules.positions import clip, compare, equal, rectify
+from linexport.recognise.rules.positions import clip, equal, position_order, rectify
 from linexport.recognise.terms import Count, Form, Function, Leaf, PositionOrder, Term
 
 UNARY = (
@@ -262,10 +262,10 @@ SPECIAL: dict[str, Any] = {
     "Exp": exp,
     "Pow": power,
     "Where": where,
-    "GreaterOrEqual": lambda a, b: compare(a, b, 0),
-    "Greater": lambda a, b: compare(a, b, -1),
-    "LessOrEqual": lambda a, b: compare(b, a, 0),
-    "Less": lambda a, b: compare(b, a, -1),
+    "GreaterOrEqual": lambda a, b: position_order(a, b, 0),
+    "Greater": lambda a, b: position_order(a, b, -1),
+    "LessOrEqual": lambda a, b: position_order(b, a, 0),
+    "Less": lambda a, b: position_order(b, a, -1),
     "Equal": equal,
     "Not": invert,
     "And": both,

@@ -12,7 +12,7 @@ from linexport.recognise import algebra
 from linexport.recognise.terms import Form, Iota, PositionOrder, Term
 
 
-def compare(a: Form, b: Form, offset: int) -> Form | None:
+def position_order(a: Form, b: Form, offset: int) -> Form | None:
     """Return a - b + offset >= 0 as an order of positions, or of a mask and a number."""
     difference = algebra.plus(a, algebra.negated(b))
     if difference is None:
@@ -71,7 +71,7 @@ def rectify(a: Form) -> Form | None:
     """Return max(t - s, 0) = [s <= t] (t - s), for positions."""
     if len(a.terms) != 2 or a.leaf is not None:
         return None
-    above = compare(a, algebra.constant(0.0), 0)
+    above = position_order(a, algebra.constant(0.0), 0)
     return above and algebra.times(above, a)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 
 from linexport.errors import BuildError
-from linexport.plugins.ops.registry import dim
+from linexport.plugins.ops.registry import dim_of
 from linexport.plugins.tensorrt import quick, quick_plugin
 from linexport.plugins.tensorrt.flavour import Flavour
 from linexport.plugins.tensorrt.plugin import register
@@ -44,7 +44,7 @@ class Engine:
     activations: int
 
 
-def build(
+def build_engine(
     flavour: Flavour,
     model: onnx.ModelProto,
     place: Path,
@@ -135,7 +135,7 @@ def _config(flavour: Flavour, builder: Any, sm: int) -> Any:
 def _add_profiles(
     builder: Any, config: Any, network: Any, model: onnx.ModelProto, profiles: Sequence[Profile]
 ) -> None:
-    shapes = {i.name: [dim(d) for d in i.type.tensor_type.shape.dim] for i in model.graph.input}
+    shapes = {i.name: [dim_of(d) for d in i.type.tensor_type.shape.dim] for i in model.graph.input}
     kept = [network.get_input(i).name for i in range(network.num_inputs)]
     for profile in profiles:
         made = builder.create_optimization_profile()

@@ -24,7 +24,7 @@ from linexport.plugins.tensorrt.flavour import Flavour
 from linexport.targets.base import DTYPES, Converted, Options, Target
 from linexport.targets.lowering import Candidate, Rules, by_rules
 from linexport.targets.trt import parser_form, profiles
-from linexport.targets.trt.build import Engine, build
+from linexport.targets.trt.build import Engine, build_engine
 from linexport.targets.trt.decays import multiply_out
 from linexport.targets.trt.device import Device
 from linexport.targets.trt.precision import half, open_here
@@ -159,7 +159,7 @@ def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[
     records = []
     for sm in options.sms:
         built = partial(
-            build,
+            build_engine,
             flavour,
             parser_form.only(model, sm),
             converted.model,

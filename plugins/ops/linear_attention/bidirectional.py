@@ -25,7 +25,7 @@ from onnx import TensorProto
 
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention.absorbed import AbsorbedMap
-from linexport.plugins.ops.linear_attention.cut import columns
+from linexport.plugins.ops.linear_attention.cut import value_columns
 from linexport.plugins.ops.linear_attention.spec import AttentionSizes, LinearAttentionSpec
 
 NARROW = 32
@@ -112,12 +112,12 @@ def _by_kappa(
     sums = b.Add(b.MatMul(weights, v_1), b.MatMul(phi.apply(b, "query", q), S))
     if spec.scale != 1.0:
         sums = b.Mul(sums, b.const(float(spec.scale)))
-    output, denominator = columns(b, sums, sizes)
+    output, denominator = value_columns(b, sums, sizes)
     if spec.normalize:
         output = b.Div(output, b.Add(denominator, b.const(float(spec.eps))))
     output = b.Transpose(output, perm=[0, 2, 1, 3])
     output = b.Reshape(output, b.const([0, 0, spec.output_heads * sizes.d_v]))
-    S, z = columns(b, b.Add(before, after), sizes)
+    S, z = value_columns(b, b.Add(before, after), sizes)
     return output, S, b.Squeeze(z, b.const([3]))
 
 

@@ -30,7 +30,7 @@ from onnx import TensorProto
 
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention.absorbed import AbsorbedMap
-from linexport.plugins.ops.linear_attention.cut import Cutter, columns, operands, transposed
+from linexport.plugins.ops.linear_attention.cut import Cutter, operands, transposed, value_columns
 from linexport.plugins.ops.linear_attention.spec import AttentionSizes, LinearAttentionSpec
 
 PER_CHANNEL_CHUNK = 16
@@ -74,7 +74,7 @@ def write(
     cell = _cell(b, spec, sizes, phi, len(chunks))
     shared = b.Unsqueeze(given.past, b.const([2]))
     last, output = b.Scan(shared, *chunks, outputs=2, body=cell, num_scan_inputs=len(chunks))
-    S, z = columns(b, b.Squeeze(last, b.const([2])), sizes)
+    S, z = value_columns(b, b.Squeeze(last, b.const([2])), sizes)
     return [cut.join(output), S, b.Squeeze(z, b.const([3]))]
 
 
@@ -125,14 +125,14 @@ def _cell(
         keys = b.MatMul(k, k_t) if beta else ""
 
     if beta:
-        value, ones = columns(b, v, sizes)
-        stored, _ = columns(b, S, sizes)
+        value, ones = value_columns(b, v, sizes)
+        stored, _ = value_columns(b, S, sizes)
         target = b.Mul(beta, b.Sub(value, b.MatMul(k_decayed, stored)))
         below = b.Trilu(b.Mul(beta, keys), b.const(-1), upper=0)
         update = b.MatMul(_unit_lower_inverse(b, below, spec.chunk_size), target)
         v = b.Concat(update, ones, axis=-1)
     sums = b.Add(b.MatMul(q_decayed, S), b.MatMul(scores, v))
-    output, denominator = columns(b, sums, sizes)
+    output, denominator = value_columns(b, sums, sizes)
     if spec.normalize:
         output = b.Div(output, b.Add(denominator, b.const(float(spec.eps))))
     S_next = b.Add(S_end, b.MatMul(k_rest, v))

@@ -55,7 +55,7 @@ def operands(
     return Operands(q, k, v, decay, beta, b.Concat(*states, axis=3))
 
 
-def columns(b: Body, extended: str, sizes: AttentionSizes, axis: int = -1) -> tuple[str, str]:
+def value_columns(b: Body, extended: str, sizes: AttentionSizes, axis: int = -1) -> tuple[str, str]:
     """The columns of the values and the one behind them that sums weights."""
     axes, width = b.const([axis]), b.const([sizes.d_v])
     value = b.Slice(extended, b.const([0]), width, axes)

@@ -28,7 +28,7 @@ import numpy as np
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention import chunk
 from linexport.plugins.ops.linear_attention.absorbed import AbsorbedMap
-from linexport.plugins.ops.linear_attention.cut import Cutter, columns, operands, transposed
+from linexport.plugins.ops.linear_attention.cut import Cutter, operands, transposed, value_columns
 from linexport.plugins.ops.linear_attention.spec import AttentionSizes, LinearAttentionSpec
 
 TOKENS = 128
@@ -83,7 +83,7 @@ def _scan(
     past = order.to_blocks(b, given.past)
     cell = _cell(b, spec, sizes, phi, order)
     *states, output = b.Scan(*past, *chunks, outputs=len(past) + 1, body=cell, num_scan_inputs=3)
-    S, z = columns(b, order.to_features(b, states), sizes)
+    S, z = value_columns(b, order.to_features(b, states), sizes)
     return [cut.join(output, tokens_last=True), S, b.Squeeze(z, b.const([3]))]
 
 
@@ -167,7 +167,7 @@ def _cell(
     sums = b.Sum(*terms)
     if spec.scale != 1.0:
         sums = b.Mul(sums, b.const(float(spec.scale)))
-    output, denominator = columns(b, sums, sizes, axis=-2)
+    output, denominator = value_columns(b, sums, sizes, axis=-2)
     if spec.normalize:
         output = b.Div(output, b.Add(denominator, b.const(float(spec.eps))))
     return b.subgraph("chunk", [*states, *chunked], [*after, output])

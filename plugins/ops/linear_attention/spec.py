@@ -28,7 +28,7 @@ from linexport.plugins.ops.shapes import (
     Shape,
     one_of,
     rank,
-    same,
+    same_dim,
     same_sequence,
     static_width,
     width_per_head,
@@ -189,7 +189,7 @@ class LinearAttentionSpec:
         ):
             if past is not None:
                 rank(name, past, 1 + len(tail))
-                same(name, "batch", past[0], batch)
+                same_dim(name, "batch", past[0], batch)
                 if any(isinstance(d, int) and d != e for d, e in zip(past[1:], tail, strict=True)):
                     fits = ", ".join(map(str, ("B", *tail)))
                     raise OpError(f"{name} has shape {tuple(past)}; expected ({fits}).")

@@ -24,8 +24,8 @@ pytest.importorskip("triton", reason="kernels are written in Triton: pip install
 import triton.language as tl
 from triton.runtime import interpreter
 
-from linexport.models.feature_maps import find
-from linexport.plugins.kernels.plan import plan
+from linexport.models.feature_maps import find_map
+from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.kernels.run import run
 from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec
 from linexport.plugins.ops.op import Node
@@ -131,7 +131,7 @@ class Case:
             shapes["parameter_0"] = self.parameter.shape
             names.append("parameter_0")
         node = Node("LinearAttention", attributes, tuple(names), shapes)
-        return plan(node, self.layout.dtype, self.sm, self.precision)
+        return plan_launches(node, self.layout.dtype, self.sm, self.precision)
 
     def inputs(self, rng: np.random.Generator, batch: int, length: int) -> dict[str, torch.Tensor]:
         """Random tensors in the dtypes of the node."""
@@ -238,7 +238,7 @@ def maps() -> dict[str, Any]:
 
     def phi(kind: str, parameter: np.ndarray | None) -> Callable[[np.ndarray], np.ndarray]:
         frozen = () if parameter is None else (torch.from_numpy(parameter),)
-        made = find(kind.removesuffix("+c"))
+        made = find_map(kind.removesuffix("+c"))
         return lambda x: np.asarray(made.phi(torch.from_numpy(x), *frozen))
 
     return {

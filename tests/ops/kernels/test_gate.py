@@ -22,7 +22,7 @@ from linexport.errors import BuildError
 from linexport.plugins.kernels.compile import CompiledKernel, compile_kernels
 from linexport.plugins.kernels.gate import LARGEST_SHARED, BinaryFindings, failures
 from linexport.plugins.kernels.launch import Argument, Kernel
-from linexport.plugins.kernels.plan import ARCHITECTURES, plan
+from linexport.plugins.kernels.plan import ARCHITECTURES, plan_launches
 
 VARIANTS = ("linear", "elu1", "gated", "channel", "delta", "gated_delta", "kda", "bidirectional")
 QUICK = [("elu1", 64, 90), ("gated_delta", 64, 120)]
@@ -76,7 +76,7 @@ def test_every_kernel_passes_the_gate(
 
 
 def test_the_gate_names_what_is_wrong(kernels: Any) -> None:
-    kernel = plan(kernels.node("linear", 64), "bfloat16", 90).single.launches[0].kernel
+    kernel = plan_launches(kernels.node("linear", 64), "bfloat16", 90).single.launches[0].kernel
     binary = CompiledKernel(kernel.name, 90, "f", LARGEST_SHARED[90], 4, b"", "")
     right = BinaryFindings(255, 0, (), {"HGMMA": 2})
     assert failures(kernel, binary, right) == []
@@ -98,7 +98,7 @@ def test_every_kernel_compiles_and_fits(
     kernels: Any, variant: str, width: int, sm: int, dtype: str
 ) -> None:
     for binary in compile_kernels(
-        plan(kernels.node(variant, width), dtype, sm).kernels(), sm
+        plan_launches(kernels.node(variant, width), dtype, sm).kernels(), sm
     ).values():
         assert binary.shared <= LARGEST_SHARED[sm]
 
@@ -109,13 +109,13 @@ def test_every_kernel_compiles_and_fits(
 def test_widening_maps_compile(kernels: Any, kind: str, sm: int) -> None:
     width, _, _, parameter = kernels.maps[kind]
     for op in ("LinearAttention", "FeatureMap"):
-        chosen = plan(kernels.mapped(op, kind, width, parameter), "bfloat16", sm)
+        chosen = plan_launches(kernels.mapped(op, kind, width, parameter), "bfloat16", sm)
         compile_kernels(chosen.kernels(), sm)
 
 
 def test_the_binary_takes_what_the_plan_says(kernels: Any) -> None:
     """Pointers of 64 bits and integers of 32 in order, and two pointers more."""
-    chosen = plan(kernels.node("elu1", 64), "bfloat16", 90).kernels()
+    chosen = plan_launches(kernels.node("elu1", 64), "bfloat16", 90).kernels()
     for kernel in chosen:
         binary = compile_kernels([kernel], 90)[kernel.name]
         entry = re.search(rf"\.entry {binary.entry}\((.*?)\n\)", binary.ptx, re.S)
@@ -128,7 +128,7 @@ def test_the_binary_takes_what_the_plan_says(kernels: Any) -> None:
 
 def test_loads_are_sixteen_bytes_wide(kernels: Any) -> None:
     """Since pointers are promised to be aligned."""
-    chosen = plan(kernels.node("elu1", 64), "bfloat16", 90).kernels()
+    chosen = plan_launches(kernels.node("elu1", 64), "bfloat16", 90).kernels()
     wide = r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10"
     for kernel in chosen:
         if kernel.function == "linear.segment_output":
@@ -139,14 +139,14 @@ def test_loads_are_sixteen_bytes_wide(kernels: Any) -> None:
 
 def test_binaries_hold_no_path_of_this_machine(kernels: Any) -> None:
     for variant, width, sm in QUICK:
-        chosen = plan(kernels.node(variant, width), "bfloat16", sm).kernels()[:1]
+        chosen = plan_launches(kernels.node(variant, width), "bfloat16", sm).kernels()[:1]
         (binary,) = compile_kernels(chosen, sm).values()
         assert str(Path.home()).encode() not in binary.cubin
         assert b".py" not in binary.cubin
 
 
 def test_the_cache_is_used_and_gives_the_same(kernels: Any, cache: Path) -> None:
-    chosen = plan(kernels.node("elu1", 64), "bfloat16", 90).kernels()[:1]
+    chosen = plan_launches(kernels.node("elu1", 64), "bfloat16", 90).kernels()[:1]
     first = compile_kernels(chosen, 90)
     (path,) = cache.rglob(f"sm90/{chosen[0].name}.cubin")
     stamp = path.stat().st_mtime_ns

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from linexport.plugins.kernels.plan import plan
+from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.kernels.run import run
 from linexport.plugins.ops.causal_conv import causal_conv
 from linexport.plugins.ops.op import Node
@@ -23,7 +23,7 @@ def conv_plan(x: dict[str, torch.Tensor], dtype: str, silu: bool) -> Any:
     shapes: dict[str, Any] = {n: tuple(x[n].shape) for n in names if n in x}
     attributes = {"activation": "silu" if silu else "none"}
     inputs = tuple(n if n in x else "" for n in names)
-    return plan(Node("CausalConvWithState", attributes, inputs, shapes), dtype, 90)
+    return plan_launches(Node("CausalConvWithState", attributes, inputs, shapes), dtype, 90)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -96,7 +96,7 @@ def test_feature_map_equals_its_formula(kernels: Any, kind: str, dtype: str) -> 
     attributes = {"kind": kind.removesuffix("+c"), "num_heads": heads}
     node = Node("FeatureMap", attributes, tuple(names), shapes)
     tensors["y"] = torch.full((batch, length, heads * features), np.nan, dtype=x.dtype)
-    run(plan(node, dtype, 90, "ieee"), tensors, batch, length, 1)
+    run(plan_launches(node, dtype, 90, "ieee"), tensors, batch, length, 1)
     split = kernels.wide(x).reshape(batch, length, heads, width)
     wanted = phi(split).reshape(batch, length, -1)
     kernels.assert_close(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from linexport.errors import UnsupportedModelError
 from linexport.plugins.kernels.launch import Extent, LaunchPlan, Scratch
-from linexport.plugins.kernels.plan import ARCHITECTURES, plan
+from linexport.plugins.kernels.plan import ARCHITECTURES, plan_launches
 from linexport.plugins.kernels.sources import function
 from linexport.plugins.ops.op import Node
 
@@ -24,7 +24,7 @@ def test_arguments_are_in_the_order_the_kernel_declares(
     kernels: Any, variant: str, width: int, sm: int
 ) -> None:
     """What is no argument is a constant, and the two make up the parameters."""
-    for kernel in plan(kernels.node(variant, width), "bfloat16", sm).kernels():
+    for kernel in plan_launches(kernels.node(variant, width), "bfloat16", sm).kernels():
         declared = function(kernel).arg_names
         passed = {a.name for a in kernel.arguments}
         constants = dict(kernel.constants)
@@ -36,7 +36,7 @@ def test_arguments_are_in_the_order_the_kernel_declares(
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_pointer_is_a_tensor_of_the_node_or_scratch(kernels: Any, variant: str) -> None:
     node = kernels.node(variant, 64)
-    chosen = plan(node, "float16", 90)
+    chosen = plan_launches(node, "float16", 90)
     outputs = {"output", "present_state", "present_normalizer"}
     for route in (chosen.single, chosen.segmented, chosen.decode):
         if route:
@@ -63,7 +63,7 @@ def test_segments_cover_the_sequence(
 
 
 def test_one_long_sequence_fills_a_gpu_and_a_large_batch_needs_no_segments(kernels: Any) -> None:
-    chosen = plan(kernels.node("linear", 128, heads=16), "bfloat16", 90)
+    chosen = plan_launches(kernels.node("linear", 128, heads=16), "bfloat16", 90)
     assert chosen.symbols(8, 8192, 132)["segments"] == 1
     assert chosen.symbols(1, 131072, 132)["segments"] * chosen.blocks >= 132
     assert chosen.route(256, 1, 132) is chosen.decode
@@ -73,7 +73,7 @@ def test_one_long_sequence_fills_a_gpu_and_a_large_batch_needs_no_segments(kerne
 
 def test_scratch_is_a_small_part_of_what_the_decomposition_takes(kernels: Any) -> None:
     """elu+1, H = 8, d = 64, T up to 1024: a cumulative sum of outer products takes 273 MB."""
-    chosen = plan(kernels.node("elu1", 64, heads=8), "float32", 89)
+    chosen = plan_launches(kernels.node("elu1", 64, heads=8), "float32", 89)
     most = max(chosen.scratch_bytes(1, length, 128) for length in range(1, 1025))
     assert most < 5e6
 
@@ -85,12 +85,12 @@ def test_an_extent_is_a_product() -> None:
 
 
 def test_names_tell_kernels_apart(kernels: Any) -> None:
-    one, other = (plan(kernels.node("elu1", width), "float16", 90) for width in (64, 128))
+    one, other = (plan_launches(kernels.node("elu1", width), "float16", 90) for width in (64, 128))
     names = [k.name for k in (*one.kernels(), *other.kernels())]
     assert len(set(names)) == len(names)
-    assert [k.name for k in plan(kernels.node("elu1", 64), "float16", 90).kernels()] == names[
-        : len(one.kernels())
-    ]
+    assert [
+        k.name for k in plan_launches(kernels.node("elu1", 64), "float16", 90).kernels()
+    ] == names[: len(one.kernels())]
 
 
 @pytest.mark.parametrize(
@@ -108,30 +108,30 @@ def test_what_there_is_no_kernel_for_is_refused(
     arguments = {"dtype": "float16", "sm": 90, "precision": "tf32", "width": 64, **change}
     node = kernels.node("linear", arguments.pop("width"))
     with pytest.raises(UnsupportedModelError, match=words):
-        plan(node, **arguments)
+        plan_launches(node, **arguments)
 
 
 @pytest.mark.parametrize("variant", ["elu1", "gated", "kda", "bidirectional"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_precision_is_of_float32_alone(kernels: Any, variant: str, dtype: str) -> None:
     node = kernels.node(variant, 128)
-    one, three = (plan(node, dtype, 87, precision) for precision in ("tf32", "tf32x3"))
+    one, three = (plan_launches(node, dtype, 87, precision) for precision in ("tf32", "tf32x3"))
     assert one == three
-    one, three = (plan(node, "float32", 87, precision) for precision in ("tf32", "tf32x3"))
+    one, three = (plan_launches(node, "float32", 87, precision) for precision in ("tf32", "tf32x3"))
     assert one != three
 
 
 def test_an_op_without_kernels_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="No kernel computes Softmax; there are"):
-        plan(Node("Softmax", {}, (), {}), "float16", 90)
+        plan_launches(Node("Softmax", {}, (), {}), "float16", 90)
 
 
 def test_only_what_one_block_owns_is_updated_in_place(kernels: Any) -> None:
     """Blocks that share a normaliser may read it after another has written it."""
-    assert plan(kernels.node("linear", 128), "bfloat16", 90).in_place == ("present_state",)
+    assert plan_launches(kernels.node("linear", 128), "bfloat16", 90).in_place == ("present_state",)
     for width in (16, 128):
-        chosen = plan(kernels.node("elu1", width), "bfloat16", 90)
+        chosen = plan_launches(kernels.node("elu1", width), "bfloat16", 90)
         tiles = {dict(k.constants).get("BLOCK_V", width) for k in chosen.kernels()}
         alone = width <= min(t for t in tiles if t)
         assert ("present_normalizer" in chosen.in_place) == alone
-    assert plan(kernels.node("bidirectional", 64), "bfloat16", 90).in_place == ()
+    assert plan_launches(kernels.node("bidirectional", 64), "bfloat16", 90).in_place == ()

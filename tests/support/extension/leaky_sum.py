@@ -12,7 +12,7 @@ from onnx import defs, helper
 from linexport.models.torch_ops import call
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.op import DOMAIN, VERSION, Op, StatePort, activations, parameter
-from linexport.plugins.ops.shapes import rank, same
+from linexport.plugins.ops.shapes import rank, same_dim
 
 
 def infer(node):
@@ -20,8 +20,8 @@ def infer(node):
     rank("x", x, 3)
     if past is not None:
         rank("past_sum", past, 2)
-        same("past_sum", "batch", past[0], x[0])
-        same("past_sum", "channels", past[1], x[2])
+        same_dim("past_sum", "batch", past[0], x[0])
+        same_dim("past_sum", "channels", past[1], x[2])
     return [x, (x[0], x[2])]
 
 

@@ -16,5 +16,5 @@ if sys.argv[2] != "python":
     module.register = lambda flavour: registry.load_library(sys.argv[2]) and ()
 model = parser_form.only(parser_form.parsable(onnx.load_model(sys.argv[1])), 89)
 dims = {"batch": DimRange(1, 1, 3, batch=True), "seq": DimRange(1, 64, 4096)}
-made = module.build(RTX, model, Path(sys.argv[1]), profiles(dims, True), 89)
+made = module.build_engine(RTX, model, Path(sys.argv[1]), profiles(dims, True), 89)
 print(made.plugins, made.scratch, made.activations, sorted(made.layer_scratch.items()))
