@@ -35,7 +35,9 @@ def load(
 ) -> Artifact:
     """Open an artifact folder.
 
-    An artifact that is replaced meanwhile is opened as it was before, or as it is after.
+    An artifact that is replaced meanwhile is opened as it was before, or as it is after. Where the
+    CPU library is built, it runs the linexport ops that it has, unless the environment variable
+    LINEXPORT_CPU_LIBRARY is 0.
 
     Args:
         path: the folder ``linexport convert`` wrote.
@@ -83,7 +85,7 @@ def _load(folder: Path, **options: Any) -> Artifact:
         if options["engine"] and target.deploy:
             session = target.deploy(folder, manifest)
         else:
-            session = target.open(model, threads=options["threads"])
+            session = target.open(model, threads=options["threads"], native=True)
     except LinexportError:
         raise
     except Exception as error:

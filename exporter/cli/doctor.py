@@ -40,7 +40,11 @@ def _print(report: dict[str, Any]) -> None:
     for provider in report["providers"]:
         text = "opened and run" if provider["works"] else provider["error"]
         table.add_row(provider["name"], _mark(provider["works"]), text)
-    for name, module in {**report["tensorrt"], **report["extras"]}.items():
+    for name, module in {
+        **report["libraries"],
+        **report["tensorrt"],
+        **report["extras"],
+    }.items():
         table.add_row(
             name, _mark(module["version"] is not None), module["version"] or module["error"]
         )

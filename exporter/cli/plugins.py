@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,12 +11,14 @@ import typer
 from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import Json
 
-plugins = typer.Typer(help="The TensorRT plugins as a library.", no_args_is_help=True)
+plugins = typer.Typer(
+    help="linexport's operators as libraries for other programs.", no_args_is_help=True
+)
 
 
 @plugins.callback()
 def group() -> None:
-    """The TensorRT plugins as a library."""
+    """linexport's operators as libraries for other programs."""
 
 
 @plugins.command()
@@ -29,7 +32,7 @@ def build(
     cuda_include: Annotated[Path | None, typer.Option(help="Folder of CUDA's cuda.h.")] = None,
     json: Json = False,
 ) -> None:
-    """Compile them, for trtexec, C++ programs and Triton Inference Server."""
+    """Compile the TensorRT plugins, for trtexec, C++ programs and Triton Inference Server."""
     with guarded(json):
         from linexport.plugins.tensorrt import library
 
@@ -38,6 +41,28 @@ def build(
             print_json({"status": "ok", "library": str(made)})
         else:
             typer.echo(f"library  {made}")
+
+
+class Library(enum.StrEnum):
+    """Libraries that are built when linexport is installed."""
+
+    CPU = "cpu"
+
+
+@plugins.command()
+def path(
+    library: Annotated[Library, typer.Argument(help="Which one.")],
+    json: Json = False,
+) -> None:
+    """Print the file of the operators for ONNX Runtime, which any program can register."""
+    with guarded(json):
+        from linexport.plugins.cpu import library as cpu
+
+        found = {Library.CPU: cpu.path}[library]()
+        if json:
+            print_json({"status": "ok", "library": str(found)})
+        else:
+            typer.echo(str(found))
 
 
 def register(app: typer.Typer) -> None:

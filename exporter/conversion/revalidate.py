@@ -139,7 +139,9 @@ def _reopen(
         target = targets.find_target(manifest.target)
 
     def open_session() -> targets.Session:
-        return target.open(folder / MODEL, threads=threads, taking_turns=True, low_memory=True)
+        return target.open(
+            folder / MODEL, threads=threads, taking_turns=True, low_memory=True, native=True
+        )
 
     return manifest, model_under_test(manifest, loaded, open_session)
 

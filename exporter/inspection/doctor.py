@@ -9,6 +9,7 @@ import subprocess
 from typing import Any
 
 from linexport.errors import EnvironmentProblemError
+from linexport.plugins.cpu import library
 from linexport.plugins.tensorrt.flavour import FLAVOURS, Flavour
 from linexport.system import environment
 
@@ -25,12 +26,14 @@ def examine() -> dict[str, Any]:
         "environment": environment.describe(),
         "required": {name: environment.version(name) for name in REQUIRED},
         "providers": _providers(),
+        "libraries": {"CPU library": _cpu_library()},
         "tensorrt": {name: _flavour(flavour) for name, flavour in FLAVOURS.items()},
         "extras": {name: _module(name) for name in EXTRAS},
         "gpu": _gpu(),
     }
     missing = {
         **{n: f"pip install {n}" for n, v in report["required"].items() if v is None},
+        **{n: m["install"] for n, m in report["libraries"].items() if m["version"] is None},
         **{n: FLAVOURS[n].install for n, m in report["tensorrt"].items() if m["version"] is None},
         **{n: EXTRAS[n] for n, m in report["extras"].items() if m["version"] is None},
     }
@@ -38,6 +41,13 @@ def examine() -> dict[str, Any]:
     cpu = next((p for p in report["providers"] if p["name"] == "CPUExecutionProvider"), None)
     report["ok"] = all(report["required"].values()) and bool(cpu and cpu["works"])
     return report
+
+
+def _cpu_library() -> dict[str, Any]:
+    try:
+        return {"version": library.instruction_set(), "error": None, "install": library.INSTALL}
+    except EnvironmentProblemError as error:
+        return {"version": None, "error": str(error), "install": library.INSTALL}
 
 
 def _flavour(flavour: Flavour) -> dict[str, Any]:

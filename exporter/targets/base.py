@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from linexport.errors import UsageError
 from linexport.manifest import Manifest
 from linexport.manifest.engines import EngineRecord
+from linexport.plugins.cpu import library
 from linexport.system import memory
 
 if TYPE_CHECKING:  # help lists the targets, and answers without these
@@ -18,6 +20,8 @@ if TYPE_CHECKING:  # help lists the targets, and answers without these
 
     from linexport.graph.dims import DimRange
     from linexport.targets.lowering import Candidates
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """Precisions by the name users choose them by."""
@@ -145,6 +149,11 @@ class OrtSession:
             2.5 ms become 17.
         providers: execution providers; those of the default are the CPU.
         low_memory: take less memory and more time, and keep no memory of a call for the next one.
+        native: run linexport ops by the CPU library, where it is built and runs all of the model's;
+            otherwise, as by default, by the functions that their nodes carry.
+
+    Attributes:
+        native: whether the CPU library runs them.
 
     Raises:
         onnxruntime exceptions: the model does not load.
@@ -157,24 +166,25 @@ class OrtSession:
         taking_turns: bool = False,
         providers: tuple[str, ...] = ("CPUExecutionProvider",),
         low_memory: bool = False,
+        native: bool = False,
     ) -> None:
         import onnxruntime
 
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = threads
-        # A plan, and the memory for it, would be kept for every length that is met.
-        options.enable_mem_pattern = False
-        if low_memory:
-            # In the order of the graph: by default what the states need is computed last, and much
-            # waits in memory for it. That order, and buffers that serve again, are faster.
-            options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-            options.enable_mem_reuse = False
-            options.enable_cpu_mem_arena = False
-        if taking_turns:
-            options.add_session_config_entry("session.force_spinning_stop", "1")
-        source: Any = model if isinstance(model, bytes) else str(model)
-        self.inner = onnxruntime.InferenceSession(source, options, providers=list(providers))
+        def opened(native: bool) -> Any:
+            options = _session_options(threads, taking_turns, low_memory)
+            if native and not library.register(options, threads):
+                return None
+            source: Any = model if isinstance(model, bytes) else str(model)
+            return onnxruntime.InferenceSession(source, options, providers=list(providers))
+
+        inner = None
+        if native:
+            try:
+                inner = opened(native=True)
+            except Exception as error:  # ONNX Runtime has no class for its own
+                log.info("The CPU library does not run this model: %s", error)
+        self.native = inner is not None
+        self.inner = inner or opened(native=False)
         memory.trim_memory()
         self.output_names = [o.name for o in self.inner.get_outputs()]
 
@@ -202,3 +212,22 @@ class OrtSession:
         self.inner.run_with_iobinding(binding)
         found = binding.get_outputs()[len(arrays) :]
         return {name: value.numpy() for name, value in zip(others, found, strict=True)}
+
+
+def _session_options(threads: int, taking_turns: bool, low_memory: bool) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = threads
+    # A plan, and the memory for it, would be kept for every length that is met.
+    options.enable_mem_pattern = False
+    if low_memory:
+        # In the order of the graph: by default what the states need is computed last, and much
+        # waits in memory for it. That order, and buffers that serve again, are faster.
+        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+        options.enable_mem_reuse = False
+        options.enable_cpu_mem_arena = False
+    if taking_turns:
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+    return options

@@ -192,7 +192,7 @@ class Bench:
         if self.artifact is None:
             target = targets.find_target(self.target)
             self.artifact = target.open(
-                self.model, threads=self.settings.threads, taking_turns=True
+                self.model, threads=self.settings.threads, taking_turns=True, native=True
             )
         return self.artifact
 

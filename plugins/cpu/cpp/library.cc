@@ -1,0 +1,68 @@
+// What the shared library exports.
+//
+// RegisterCustomOps is the entry that ONNX Runtime calls (SessionOptions.register_custom_ops_library in
+// Python, RegisterCustomOpsLibrary_V2 in C). It returns a status that says what is wrong.
+#include "library.h"
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "instruction_set.h"
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+namespace linexport {
+namespace {
+
+// Cores this process may run on: what ONNX Runtime's pool has by default, one thread for each.
+int cores() {
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+#endif
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+OrtCustomOpDomain* domain_for(OrtApi api, int threads) {
+  static std::mutex lock;
+  static std::map<std::pair<OrtApi, int>, OrtCustomOpDomain*> domains;
+  std::lock_guard<std::mutex> hold(lock);
+  OrtCustomOpDomain*& domain = domains[{api, threads}];
+  if (!domain) domain = new_domain(api, threads);
+  return domain;
+}
+
+OrtStatus* refuse(const OrtApiBase* base, const std::string& reason) {
+  OrtApi oldest = base->GetApi(1);  // whose first entry makes a status
+  return reinterpret_cast<Entry<CreateStatus>::Type>(oldest[CreateStatus])(kFail, reason.c_str());
+}
+
+}  // namespace
+}  // namespace linexport
+
+// Digest of the sources it was built from.
+EXPORTED const char* linexport_sources() { return LINEXPORT_SOURCES; }
+
+// The instruction set that kernels run with on this machine.
+EXPORTED const char* linexport_instruction_set() { return linexport::instruction_set_name(); }
+
+EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
+  using namespace linexport;
+  OrtApi api = base->GetApi(kApiVersion);
+  if (!api)
+    return refuse(base, std::string("linexport's CPU library needs ONNX Runtime 1.") + std::to_string(kApiVersion) +
+                            " or newer; this is " + base->GetVersionString());
+  try {
+    int threads = session_threads(api, options, cores());
+    add_domain(api, options, domain_for(api, threads));
+    return nullptr;
+  } catch (const std::exception& error) {
+    return refuse(base, std::string("linexport's CPU library cannot be registered: ") + error.what());
+  }
+}

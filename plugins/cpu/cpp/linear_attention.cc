@@ -1,0 +1,161 @@
+// LinearAttention: causal, all four rules, with normaliser, mask, shared heads and elementwise maps.
+#include "linear_attention.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "operator.h"
+
+#define KERNEL "linear_attention_kernel.h"
+#include "for_each_instruction_set.h"
+
+namespace linexport {
+namespace {
+
+enum Input { kQuery, kKey, kValue, kPastState, kPastNormalizer, kDecay, kBeta, kKeyMask, kDecayScale = 12 };
+
+void expect(bool holds, const char* what) {
+  if (!holds) throw Error(std::string("LinearAttention: ") + what);
+}
+
+class LinearAttention : public Kernel {
+ public:
+  explicit LinearAttention(const Attributes& attributes) : threads_(attributes.threads) {
+    node_.query_heads = attributes.integer("q_num_heads", 0);
+    node_.heads = attributes.integer("kv_num_heads", 0);
+    node_.causal = attributes.integer("causal", 1) != 0;
+    node_.normalize = attributes.integer("normalize", 0) != 0;
+    node_.scale = attributes.number("scale", 1.0f);
+    node_.eps = attributes.number("eps", 0.0f);
+    node_.map = map_named(attributes.text("feature_map", ""));
+    const std::string rule = attributes.text("update_rule", "linear");
+    node_.has_decay = rule == "gated" || rule == "gated_delta";
+    node_.has_beta = rule == "delta" || rule == "gated_delta";
+    expect(node_.has_decay || node_.has_beta || rule == "linear", "unknown update_rule");
+    expect(node_.query_heads > 0 && node_.heads > 0, "head counts must be at least 1");
+    expect(std::max(node_.query_heads, node_.heads) % std::min(node_.query_heads, node_.heads) == 0,
+           "one head count must be a multiple of the other");
+    expect(node_.causal, "causal=0 is computed by the function body");
+    expect(!(node_.has_beta && node_.normalize), "a delta rule is not normalised");
+  }
+
+  void compute(Context& call) const override {
+    Attention a = node_;
+    read(call, a);
+    const int64_t state = a.d_k, channels = a.d_v;
+    a.output = call.output(0, {a.batch, a.queries, a.output_heads() * channels}).out<float>();
+    a.present_state = call.output(1, {a.batch, a.heads, state, channels}).out<float>();
+    a.present_normalizer = call.output(2, {a.batch, a.heads, state}).out<float>();
+    share(call, a);
+  }
+
+ private:
+  // The sizes that the inputs imply, each checked against the others.
+  static void read(const Context& call, Attention& a) {
+    const Tensor query = call.input(kQuery), key = call.input(kKey), value = call.input(kValue);
+    expect(query.rank == 3 && key.rank == 3 && value.rank == 3, "query, key and value have three dimensions");
+    a.batch = query.dims[0];
+    a.queries = query.dims[1], a.keys = key.dims[1];
+    a.d_k = query.dims[2] / a.query_heads, a.d_v = value.dims[2] / a.heads;
+    expect(a.d_k > 0 && query.dims[2] == a.d_k * a.query_heads, "query's width is no multiple of q_num_heads");
+    expect(a.d_v > 0 && value.dims[2] == a.d_v * a.heads, "value's width is no multiple of kv_num_heads");
+    a.key_heads = key.dims[2] / a.d_k;
+    expect(a.key_heads > 0 && key.dims[2] == a.key_heads * a.d_k && a.heads % a.key_heads == 0,
+           "key's heads do not divide kv_num_heads");
+    expect(a.keys == a.queries && key.dims[0] == a.batch && value.dims[0] == a.batch && value.dims[1] == a.keys,
+           "query, key and value differ in batch or length");
+    a.query = query.in<float>(), a.key = key.in<float>(), a.value = value.in<float>();
+    a.past_state = of_shape(call, kPastState, {a.batch, a.heads, a.d_k, a.d_v}, "past_state");
+    a.past_normalizer = of_shape(call, kPastNormalizer, {a.batch, a.heads, a.d_k}, "past_normalizer");
+    a.decay_scale = of_shape(call, kDecayScale, {a.heads, a.d_k}, "decay_scale");
+    read_gates(call, a);
+  }
+
+  static void read_gates(const Context& call, Attention& a) {
+    const Tensor decay = call.input(kDecay), beta = call.input(kBeta), mask = call.input(kKeyMask);
+    expect(!!decay == a.has_decay && !!beta == a.has_beta, "decay or beta is missing, or is not read by the rule");
+    if (decay) {
+      const int64_t width = per_token(decay, a);
+      a.decay_per_channel = width != a.heads || a.decay_scale;
+      expect(width == a.heads || (width == a.heads * a.d_k && !a.decay_scale), "decay has a wrong width");
+      a.decay = decay.in<float>();
+    }
+    if (beta) {
+      const int64_t width = per_token(beta, a);
+      a.beta_per_head = width == a.heads;
+      expect(width == a.heads || width == 1, "beta has a wrong width");
+      a.beta = beta.in<float>();
+    }
+    if (mask) {
+      expect(mask.rank == 2 && mask.dims[0] == a.batch && mask.dims[1] == a.keys, "key_mask has a wrong shape");
+      a.key_mask = mask.in<bool>();
+    }
+  }
+
+  static int64_t per_token(const Tensor& tensor, const Attention& a) {
+    expect(tensor.rank == 3 && tensor.dims[0] == a.batch && tensor.dims[1] == a.keys,
+           "decay or beta differs from key in batch or length");
+    return tensor.dims[2];
+  }
+
+  static const float* of_shape(const Context& call, int place, std::initializer_list<int64_t> dims, const char* name) {
+    const Tensor tensor = call.input(place);
+    if (!tensor) return nullptr;
+    expect(tensor.rank == static_cast<int>(dims.size()) && std::equal(dims.begin(), dims.end(), tensor.dims),
+           (std::string(name) + " has a wrong shape").c_str());
+    return tensor.in<float>();
+  }
+
+  // Streams are spread over the threads; where they are fewer, so are the channels of their values.
+  void share(const Context& call, Attention& a) const {
+    const int64_t streams = a.streams(), panels = DISPATCH(panels(a));
+    if (streams == 0) return;
+    const int64_t work = streams * (a.keys + 1) * a.d_k * a.d_v;
+    const int64_t threads = work < kWorthAThread ? 1 : threads_;
+    const int64_t splits = streams >= threads ? 1 : std::min(panels, (threads + streams - 1) / streams);
+    const int64_t shares = std::min<int64_t>(streams, threads == 1 ? 1 : 4 * threads);
+    std::vector<float> before;  // of all streams: parts may write what others have yet to read
+    if (splits > 1 && a.past_normalizer && a.past_normalizer == a.present_normalizer) {
+      before.assign(a.past_normalizer, a.past_normalizer + streams * a.d_k);
+      a.past_normalizer = before.data();
+    }
+    call.parallel(shares * splits, [&](size_t index) {
+      const int64_t share = index / splits, split = index % splits;
+      const Part part = {share * streams / shares, (share + 1) * streams / shares, split * panels / splits,
+                         (split + 1) * panels / splits};
+      DISPATCH(run(a, part, memory(DISPATCH(memory_floats(a, part)))));
+    });
+  }
+
+  // A thread's own, aligned, kept from call to call.
+  static float* memory(int64_t floats) {
+    static thread_local std::vector<float> kept;
+    if (static_cast<int64_t>(kept.size()) < floats + 16) kept.resize(floats + 16);
+    return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(kept.data()) + 63) & ~uintptr_t{63});
+  }
+
+  static constexpr int64_t kWorthAThread = 1 << 17;  // multiplications; a thread is woken in about 5 us
+
+  Attention node_;
+  int threads_;
+};
+
+const Registered registered({"LinearAttention",
+                             {{"query", kFloat},
+                              {"key", kFloat},
+                              {"value", kFloat},
+                              {"past_state", kFloat, true},
+                              {"past_normalizer", kFloat, true},
+                              {"decay", kFloat, true},
+                              {"beta", kFloat, true},
+                              {"key_mask", kBool, true},
+                              {"parameter_0", kUndefined, true},
+                              {"parameter_1", kUndefined, true},
+                              {"parameter_2", kUndefined, true},
+                              {"parameter_3", kUndefined, true},
+                              {"decay_scale", kFloat, true}},
+                             {{"output", kFloat}, {"present_state", kFloat, true}, {"present_normalizer", kFloat, true}},
+                             make<LinearAttention>});
+
+}  // namespace
+}  // namespace linexport

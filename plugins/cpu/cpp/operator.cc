@@ -1,0 +1,186 @@
+// Operators as ONNX Runtime's custom operators; an Error becomes a status.
+#include "operator.h"
+
+#include "library.h"
+
+namespace linexport {
+namespace {
+
+template <int Place, typename... Arguments>
+auto call(OrtApi api, Arguments... arguments) {
+  return reinterpret_cast<typename Entry<Place>::Type>(api[Place])(arguments...);
+}
+
+// The value of a call that succeeded; the message of one that did not becomes an Error.
+template <int Place, typename... Arguments>
+void checked(OrtApi api, Arguments... arguments) {
+  if (OrtStatus* status = call<Place>(api, arguments...)) {
+    std::string message = call<GetErrorMessage>(api, status);
+    call<ReleaseStatus>(api, status);
+    throw Error(message);
+  }
+}
+
+// Whether the call succeeded.
+template <int Place, typename... Arguments>
+bool found(OrtApi api, Arguments... arguments) {
+  OrtStatus* status = call<Place>(api, arguments...);
+  if (status) call<ReleaseStatus>(api, status);
+  return !status;
+}
+
+template <class F>
+OrtStatus* guarded(OrtApi api, const F& work) {
+  try {
+    work();
+    return nullptr;
+  } catch (const Error& error) {
+    return call<CreateStatus>(api, int{kInvalidArgument}, error.what());
+  } catch (const std::exception& error) {
+    return call<CreateStatus>(api, int{kFail}, error.what());
+  }
+}
+
+struct Opened {
+  OrtApi api;
+  std::unique_ptr<Kernel> kernel;
+};
+
+const Declaration& of(const OrtCustomOp* op) { return *static_cast<const CustomOp*>(op)->declaration; }
+
+OrtStatus* create(const OrtCustomOp* op, OrtApi api, const OrtKernelInfo* info, void** out) {
+  return guarded(api, [&] {
+    Attributes attributes(api, info, static_cast<const CustomOp*>(op)->threads);
+    if (attributes.lists("absent_inputs")) throw Error("absent_inputs is of nodes prepared for TensorRT");
+    *out = new Opened{api, of(op).create(attributes)};
+  });
+}
+
+OrtStatus* compute(void* opened, OrtKernelContext* context) {
+  const Opened& own = *static_cast<Opened*>(opened);
+  return guarded(own.api, [&] {
+    Context call(own.api, context);
+    own.kernel->compute(call);
+  });
+}
+
+}  // namespace
+
+int64_t Attributes::integer(const char* name, int64_t otherwise) const {
+  int64_t value;
+  return found<KernelInfoGetAttributeInt64>(api_, info_, name, &value) ? value : otherwise;
+}
+
+float Attributes::number(const char* name, float otherwise) const {
+  float value;
+  return found<KernelInfoGetAttributeFloat>(api_, info_, name, &value) ? value : otherwise;
+}
+
+std::string Attributes::text(const char* name, const char* otherwise) const {
+  size_t size = 0;  // with the closing zero
+  char* nothing = nullptr;
+  if (!found<KernelInfoGetAttributeString>(api_, info_, name, nothing, &size) || size == 0) return otherwise;
+  std::string value(size, '\0');
+  checked<KernelInfoGetAttributeString>(api_, info_, name, &value[0], &size);
+  value.resize(size - 1);
+  return value;
+}
+
+bool Attributes::lists(const char* name) const {
+  size_t size = 0;
+  return found<KernelInfoGetAttributeInt64Array>(api_, info_, name, static_cast<int64_t*>(nullptr), &size) && size > 0;
+}
+
+Context::Context(OrtApi api, OrtKernelContext* context) : api_(api), context_(context) {
+  checked<KernelContextGetInputCount>(api, context, &inputs_);
+  checked<KernelContextGetOutputCount>(api, context, &outputs_);
+}
+
+Tensor Context::input(size_t place) const {
+  Tensor tensor;
+  const OrtValue* value = nullptr;
+  if (place < inputs_) checked<KernelContextGetInput>(api_, context_, place, &value);
+  if (!value) return tensor;
+  OrtTensorTypeAndShapeInfo* info;
+  checked<GetTensorTypeAndShape>(api_, value, &info);
+  size_t rank = 0;
+  bool read = found<GetDimensionsCount>(api_, info, &rank) && rank <= Tensor::kMaxRank &&
+              found<GetDimensions>(api_, info, tensor.dims, rank);
+  call<ReleaseTensorTypeAndShapeInfo>(api_, info);
+  if (!read) throw Error("an input has more than 8 dimensions");
+  tensor.rank = static_cast<int>(rank);
+  checked<GetTensorMutableData>(api_, const_cast<OrtValue*>(value), &tensor.data);
+  tensor.present = true;
+  return tensor;
+}
+
+Tensor Context::output(size_t place, std::initializer_list<int64_t> dims) const {
+  Tensor tensor;
+  OrtValue* value = nullptr;
+  if (place < outputs_) checked<KernelContextGetOutput>(api_, context_, place, dims.begin(), dims.size(), &value);
+  if (!value) return tensor;
+  checked<GetTensorMutableData>(api_, value, &tensor.data);
+  for (int64_t dim : dims) tensor.dims[tensor.rank++] = dim;
+  tensor.present = true;
+  return tensor;
+}
+
+void Context::parallel(size_t count, const std::function<void(size_t)>& work) const {
+  if (count == 1) return work(0);
+  auto step = [](void* data, size_t index) { (*static_cast<const std::function<void(size_t)>*>(data))(index); };
+  void (*entry)(void*, size_t) = step;
+  checked<KernelContextParallelFor>(api_, context_, entry, count, size_t{0},
+                                    const_cast<void*>(static_cast<const void*>(&work)));
+}
+
+std::vector<Declaration>& declarations() {
+  static std::vector<Declaration> all;
+  return all;
+}
+
+Registered::Registered(Declaration declaration) { declarations().push_back(std::move(declaration)); }
+
+CustomOp::CustomOp(const Declaration* declaration, int threads)
+    : OrtCustomOp{}, declaration(declaration), threads(threads) {
+  version = kApiVersion;
+  GetName = [](const OrtCustomOp* op) { return of(op).name; };
+  GetExecutionProviderType = [](const OrtCustomOp*) { return "CPUExecutionProvider"; };
+  GetInputType = [](const OrtCustomOp* op, size_t i) { return of(op).inputs[i].type; };
+  GetInputTypeCount = [](const OrtCustomOp* op) { return of(op).inputs.size(); };
+  GetOutputType = [](const OrtCustomOp* op, size_t i) { return of(op).outputs[i].type; };
+  GetOutputTypeCount = [](const OrtCustomOp* op) { return of(op).outputs.size(); };
+  GetInputCharacteristic = [](const OrtCustomOp* op, size_t i) {
+    return of(op).inputs[i].optional ? kOptional : kRequired;
+  };
+  GetOutputCharacteristic = [](const OrtCustomOp* op, size_t i) {
+    return of(op).outputs[i].optional ? kOptional : kRequired;
+  };
+  GetInputMemoryType = [](const OrtCustomOp*, size_t) { return 0; };
+  GetStartVersion = [](const OrtCustomOp*) { return 1; };
+  GetEndVersion = [](const OrtCustomOp*) { return 1; };
+  CreateKernelV2 = create;
+  KernelComputeV2 = compute;
+  KernelDestroy = [](void* opened) { delete static_cast<Opened*>(opened); };
+}
+
+OrtCustomOpDomain* new_domain(OrtApi api, int threads) {
+  OrtCustomOpDomain* domain = nullptr;
+  checked<CreateCustomOpDomain>(api, "linexport", &domain);
+  for (const Declaration& declaration : declarations())
+    checked<CustomOpDomainAdd>(api, domain, static_cast<const OrtCustomOp*>(new CustomOp(&declaration, threads)));
+  return domain;
+}
+
+void add_domain(OrtApi api, OrtSessionOptions* options, OrtCustomOpDomain* domain) {
+  checked<AddCustomOpDomain>(api, options, domain);
+}
+
+int session_threads(OrtApi api, const OrtSessionOptions* options, int otherwise) {
+  char value[16];
+  size_t size = sizeof value;
+  if (!found<GetSessionConfigEntry>(api, options, "linexport.threads", value, &size)) return otherwise;
+  int threads = std::atoi(value);
+  return threads > 0 ? threads : otherwise;
+}
+
+}  // namespace linexport

@@ -1,0 +1,105 @@
+// An operator of the library: what its file declares, and what its kernel sees of a call.
+//
+//   class Twice : public Kernel { void compute(Context& call) const override; };
+//   static const Registered twice({"Twice", {{"x", kFloat}}, {{"y", kFloat}}, make<Twice>});
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "onnxruntime_api.h"
+
+namespace linexport {
+
+// Ends the call, or the opening of the session, with a sentence.
+struct Error : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The attributes of a node; a name it lacks has the given default.
+class Attributes {
+ public:
+  Attributes(OrtApi api, const OrtKernelInfo* info, int threads) : threads(threads), api_(api), info_(info) {}
+  int64_t integer(const char* name, int64_t otherwise) const;
+  float number(const char* name, float otherwise) const;
+  std::string text(const char* name, const char* otherwise) const;
+  // Whether the node has the list of integers, with an element in it.
+  bool lists(const char* name) const;
+
+  // How many threads the session's pool is taken to have.
+  const int threads;
+
+ private:
+  OrtApi api_;
+  const OrtKernelInfo* info_;
+};
+
+// An input or output; without data where the node has none in that place.
+struct Tensor {
+  static constexpr int kMaxRank = 8;
+  void* data = nullptr;
+  bool present = false;
+  int rank = 0;
+  int64_t dims[kMaxRank] = {};
+
+  explicit operator bool() const { return present; }
+  template <class T>
+  const T* in() const {
+    return static_cast<const T*>(data);
+  }
+  template <class T>
+  T* out() const {
+    return static_cast<T*>(data);
+  }
+};
+
+// One call of a kernel.
+class Context {
+ public:
+  Context(OrtApi api, OrtKernelContext* context);
+  Tensor input(size_t place) const;
+  Tensor output(size_t place, std::initializer_list<int64_t> dims) const;
+  // Call work(0) ... work(count - 1) on the threads of the session.
+  void parallel(size_t count, const std::function<void(size_t)>& work) const;
+
+ private:
+  OrtApi api_;
+  OrtKernelContext* context_;
+  size_t inputs_ = 0, outputs_ = 0;
+};
+
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+  virtual void compute(Context& call) const = 0;
+};
+
+struct Argument {
+  const char* name;
+  int type;
+  bool optional = false;
+};
+
+struct Declaration {
+  const char* name;
+  std::vector<Argument> inputs, outputs;
+  std::unique_ptr<Kernel> (*create)(const Attributes&);
+};
+
+template <class K>
+std::unique_ptr<Kernel> make(const Attributes& attributes) {
+  return std::make_unique<K>(attributes);
+}
+
+// A static object of this class makes an operator part of the library.
+struct Registered {
+  explicit Registered(Declaration declaration);
+};
+
+std::vector<Declaration>& declarations();
+
+}  // namespace linexport

@@ -1,0 +1,69 @@
+// Vectors of kLanes floats, by the vector extensions of GCC and Clang. Included per instruction set.
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float Vector __attribute__((vector_size(4 * kLanes)));
+typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
+typedef float Unaligned __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+
+INLINE Vector load(const float* p) { return *reinterpret_cast<const Unaligned*>(p); }
+INLINE void store(float* p, Vector v) { *reinterpret_cast<Unaligned*>(p) = v; }
+INLINE Vector all(float x) { return x - Vector{}; }
+INLINE int64_t vectors(int64_t count) { return (count + kLanes - 1) / kLanes; }
+
+// The first count floats (at most kLanes), zeros behind them; nothing behind them is read.
+INLINE Vector load_first(const float* p, int64_t count) {
+  if (count >= kLanes) return load(p);
+  float part[kLanes] = {};
+  std::memcpy(part, p, count * sizeof(float));
+  return load(part);
+}
+
+INLINE void store_first(float* p, Vector v, int64_t count) {
+  if (count >= kLanes) return store(p, v);
+  float part[kLanes];
+  store(part, v);
+  std::memcpy(p, part, count * sizeof(float));
+}
+
+INLINE float sum(Vector v) {
+  float total = 0;
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) v[i] += v[i + width];
+  total = v[0];
+  return total;
+}
+
+// A NaN is kept: comparisons with it are false, and the second operand is x.
+INLINE Vector at_least(Vector x, float low) { return all(low) > x ? all(low) : x; }
+INLINE Vector at_most(Vector x, float high) { return all(high) < x ? all(high) : x; }
+
+// exp(x) = 2^n e^r, n = round(x / ln 2), |r| <= ln 2 / 2; within 2 units in the last place, 0 below
+// -87.3 and infinity above 88.7. n is read from the mantissa of a sum with 3 * 2^22.
+INLINE Vector exponential(Vector x) {
+  const Vector limited = at_most(at_least(x, -87.3f), 88.7228f), shift = all(12582912.0f);
+  const Vector shifted = limited * 1.44269504f + shift, n = shifted - shift;
+  const Vector r = (limited - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vector p = all(1.98756915e-4f);
+  p = p * r + 1.39819995e-3f;
+  p = p * r + 8.33345190e-3f;
+  p = p * r + 4.16657959e-2f;
+  p = p * r + 1.66666655e-1f;
+  p = p * r + 0.5f;
+  p = (p * r) * r + r + 1.0f;
+  Integers bits, power;
+  std::memcpy(&bits, &p, sizeof p);
+  std::memcpy(&power, &shifted, sizeof p);
+  bits += power << 23;
+  std::memcpy(&p, &bits, sizeof p);
+  p = x < all(-87.3f) ? Vector{} : p;
+  return x > all(88.7228f) ? all(INFINITY) : p;
+}
+
+// log(1 + u) for 0 <= u <= 1: 2 artanh(s) with s = u / (2 + u) <= 1/3, as a series.
+INLINE Vector log_one_plus(Vector u) {
+  const Vector s = u / (u + 2.0f), t = s * s;
+  Vector p = all(2.0f / 15);
+  for (int n = 13; n >= 3; n -= 2) p = p * t + 2.0f / n;
+  return p * t * s + 2.0f * s;
+}

@@ -1,0 +1,224 @@
+"""The CPU library as programs meet it: found, registered, refused, left aside."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import helper
+
+import linexport
+from linexport.errors import EnvironmentProblemError
+from linexport.models import feature_maps
+from linexport.plugins.cpu import library
+from linexport.plugins.ops.linear_attention import LinearAttentionSpec
+from linexport.targets.base import OrtSession
+from tests.support.layouts import Layout, mapped_model
+from tests.support.native import on_library, session
+
+LAYOUT = Layout(LinearAttentionSpec(2, 1), 1)
+
+
+def feeds(length: int = 5) -> dict[str, np.ndarray]:
+    return LAYOUT.inputs(np.random.default_rng(0), 1, length)
+
+
+@pytest.fixture
+def other_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A file in place of the library."""
+    monkeypatch.setattr(library, "_NAME", str(tmp_path / "other.so"))
+    return tmp_path / "other.so"
+
+
+def test_runs_what_the_function_runs() -> None:
+    model = LAYOUT.model().SerializeToString()
+    alone, native = OrtSession(model, threads=1), OrtSession(model, threads=1, native=True)
+    assert native.native and not alone.native
+    for name, value in alone.run(feeds()).items():
+        np.testing.assert_allclose(native.run(feeds())[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_is_left_aside_where_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.SWITCH, "0")
+    assert library.find() is None
+    assert not OrtSession(LAYOUT.model().SerializeToString(), native=True).native
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (None, "was not built when linexport was installed"),
+        (b"\x7fELF of another machine", "does not load on this machine"),
+        (Path("/lib/x86_64-linux-gnu/libm.so.6"), "is not linexport's CPU library"),
+    ],
+)
+def test_another_file_is_not_used(
+    other_file: Path, content: bytes | Path | None, message: str
+) -> None:
+    if isinstance(content, Path):
+        if not content.exists():
+            pytest.skip(f"{content} is missing")
+        content = content.read_bytes()
+    if content is not None:
+        other_file.write_bytes(content)
+    with pytest.raises(EnvironmentProblemError, match=message):
+        library.path()
+    opened = OrtSession(LAYOUT.model().SerializeToString(), threads=1, native=True)
+    assert not opened.native and opened.run(feeds())
+
+
+def test_library_of_other_sources_is_not_used(
+    other_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_file.write_bytes((library._FOLDER / "liblinexport_cpu.so").read_bytes())
+    monkeypatch.setattr(library, "sources_digest", lambda: "0123456789abcdef")
+    with pytest.raises(EnvironmentProblemError, match="is of another version"):
+        library.path()
+
+
+def test_older_runtime_is_refused_in_a_sentence() -> None:
+    """RegisterCustomOps with a runtime whose interface ends at version 1."""
+    get_api = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)
+    get_version = ctypes.CFUNCTYPE(ctypes.c_void_p)
+    number = ctypes.create_string_buffer(b"1.10.0")
+    create_status = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
+    said: list[bytes] = []
+    status = create_status(lambda code, text: said.append(text) or 1)
+    table = (ctypes.c_void_p * 1)(ctypes.cast(status, ctypes.c_void_p))
+    api = get_api(lambda version: ctypes.addressof(table) if version == 1 else None)
+    version = get_version(lambda: ctypes.addressof(number))
+    base = (ctypes.c_void_p * 2)(
+        ctypes.cast(api, ctypes.c_void_p), ctypes.cast(version, ctypes.c_void_p)
+    )
+    entry = ctypes.CDLL(str(library.path())).RegisterCustomOps
+    entry.restype = ctypes.c_void_p
+    assert entry(None, ctypes.byref(base)) == 1
+    assert said == [b"linexport's CPU library needs ONNX Runtime 1.18 or newer; this is 1.10.0"]
+
+
+def test_what_it_does_not_compute_runs_by_the_function(caplog: pytest.LogCaptureFixture) -> None:
+    shapes = dict.fromkeys(("query", "key", "value"), ("B", "T", 8))
+    model = mapped_model(LinearAttentionSpec(2, 2), feature_maps.find("taylor2")(4), shapes)
+    with pytest.raises(Exception, match='feature map "taylor2" is not computed'):
+        session(model)
+    with caplog.at_level(logging.INFO, "linexport"):
+        opened = OrtSession(model.SerializeToString(), threads=1, native=True)
+    assert not opened.native and "taylor2" in caplog.text
+    assert opened.run({n: np.ones((1, 3, 8), np.float32) for n in shapes})
+
+
+@pytest.mark.parametrize(
+    "attribute, value, message",
+    [
+        ("update_rule", "quadratic", "unknown update_rule"),
+        ("q_num_heads", 0, "head counts"),
+        ("q_num_heads", 3, "multiple of the other"),
+        ("kv_num_heads", -1, "head counts"),
+        ("feature_map", "x" * 200, "is not computed"),
+        ("absent_inputs", [3], "TensorRT"),
+    ],
+)
+def test_unknown_attributes_are_refused(attribute: str, value: object, message: str) -> None:
+    layout = Layout(LinearAttentionSpec(2, 2), 2)
+    model = layout.model()
+    node = next(n for n in model.graph.node if n.op_type == "LinearAttention")
+    kept = [a for a in node.attribute if a.name != attribute]
+    del node.attribute[:]
+    node.attribute.extend([*kept, helper.make_attribute(attribute, value)])
+    with pytest.raises(Exception, match=message):
+        session(model)
+
+
+@pytest.mark.parametrize(
+    "name, shape",
+    [
+        ("query", (1, 5, 7)),
+        ("query", (1, 4, 6)),
+        ("key", (1, 5, 2)),
+        ("key", (2, 5, 3)),
+        ("value", (1, 5, 0)),
+        ("past_state", (1, 1, 3, 4)),
+        ("decay", (1, 5, 2)),
+        ("key_mask", (1, 4)),
+    ],
+)
+def test_wrong_shapes_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    """ONNX Runtime checks ranks and fixed sizes of a graph's inputs; here none are known."""
+    layout = Layout(LinearAttentionSpec(2, 1, "gated"), 1, past=True, masked=True)
+    model = layout.model()
+    for value in model.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            dim.dim_param = f"{value.name}_{id(dim)}"
+    x = layout.inputs(np.random.default_rng(0), 1, 5)
+    opened = session(model)
+    opened.run(None, x)
+    with pytest.raises(Exception, match="LinearAttention"):
+        opened.run(None, {**x, name: np.ones(shape, x[name].dtype)})
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3, 5])
+def test_memory_that_is_not_aligned(offset: int) -> None:
+    """Inputs and outputs that begin at any float."""
+    layout = Layout(LinearAttentionSpec(2, 2), 2, d_k=16, d_v=16, past=True)
+    x = layout.inputs(np.random.default_rng(0), 1, 9)
+    opened = session(layout.model())
+    binding = opened.io_binding()
+    held = []
+    for name, value in x.items():
+        room = np.zeros(value.size + 16, np.float32)
+        held.append(room[offset : offset + value.size].reshape(value.shape))
+        held[-1][:] = value
+        binding.bind_input(name, "cpu", 0, np.float32, value.shape, held[-1].ctypes.data)
+    for output, value in zip(opened.get_outputs(), opened.run(None, x), strict=True):
+        room = np.zeros(value.size + 16, np.float32)[offset : offset + value.size]
+        binding.bind_output(output.name, "cpu", 0, np.float32, value.shape, room.ctypes.data)
+        held.append(room.reshape(value.shape))
+    opened.run_with_iobinding(binding)
+    for got, want in zip(held[len(x) :], opened.run(None, x), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("rule", ["linear", "gated_delta"])
+@pytest.mark.parametrize("length", [1, 4, 40])
+def test_states_in_place(length: int, rule: str, threads: int) -> None:
+    """Past and present bound to the same memory."""
+    layout = Layout(
+        LinearAttentionSpec(1, 1, rule, normalize=rule == "linear"), 1, 16, 160, past=True
+    )
+    x = layout.inputs(np.random.default_rng(0), 1, length)
+    opened = session(layout.model(), threads)
+    want = opened.run(None, x)
+    binding = opened.io_binding()
+    for name, value in x.items():
+        binding.bind_cpu_input(name, value)
+    binding.bind_output("output", "cpu")
+    for name in ("state", "normalizer"):
+        past = x.get(f"past_{name}")
+        if past is None:
+            binding.bind_output(f"present_{name}", "cpu")
+            continue
+        address = past.ctypes.data
+        binding.bind_output(f"present_{name}", "cpu", 0, np.float32, past.shape, address)
+        x[f"bound_{name}"] = past
+    opened.run_with_iobinding(binding)
+    np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], want[0])
+    np.testing.assert_array_equal(x["bound_state"], want[1])
+
+
+def test_another_program_registers_the_file() -> None:
+    """As any user of ONNX Runtime does, without linexport's help."""
+    options = ort.SessionOptions()
+    options.register_custom_ops_library(str(library.path()))
+    opened = ort.InferenceSession(LAYOUT.model().SerializeToString(), options)
+    want = on_library(LAYOUT.model())(feeds())
+    np.testing.assert_array_equal(opened.run(None, feeds())[0], want[0])
+
+
+def test_artifacts_are_opened_with_it(converted: Callable[..., Path]) -> None:
+    assert linexport.load(converted("small"), threads=1)._session.native

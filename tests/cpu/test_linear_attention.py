@@ -1,0 +1,129 @@
+"""LinearAttention of the CPU library against the float64 oracle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from linexport.models import feature_maps
+from linexport.plugins.ops import feature_map
+from linexport.plugins.ops.linear_attention import LinearAttentionSpec, linear_attention
+from tests.support.comparison import assert_close
+from tests.support.layouts import HEADS, Layout, layouts, mapped_model
+from tests.support.native import on_library
+
+RULES = ("linear", "gated", "delta", "gated_delta")
+RTOL = {"linear": 1e-6, "gated": 3e-6, "delta": 5e-6, "gated_delta": 5e-6}
+WIDTHS = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 96, 128, 255, 256]))
+THREADS = st.integers(1, 5)
+ELEMENTWISE = [k for k in feature_maps.kinds() if feature_map.formulas(k).elementwise]
+
+
+def fixed(examples: int) -> settings:
+    """The same examples in every run, however slow the machine."""
+    return settings(max_examples=examples, derandomize=True, deadline=None, database=None)
+
+
+def check(layout: Layout, x: dict[str, np.ndarray], threads: int = 1) -> None:
+    got = on_library(layout.model(), threads)(x)
+    assert_close(got, layout.reference(x), layout.magnitude(x), RTOL[layout.spec.update_rule])
+
+
+@st.composite
+def cases(draw: st.DrawFn, rule: str, widths: st.SearchStrategy[int]) -> Layout:
+    """Any causal layout, of these widths."""
+    layout = draw(layouts(rule).filter(lambda layout: layout.spec.causal))
+    return replace(layout, d_k=draw(widths), d_v=draw(widths))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("rule", RULES)
+@fixed(20)
+@given(data=st.data())
+def test_equals_oracle(rule: str, data: st.DataObject) -> None:
+    """Any layout, narrow head, length, batch and thread count."""
+    layout = data.draw(cases(rule, st.integers(1, 20)))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    x = layout.inputs(rng, data.draw(st.integers(0, 3)), data.draw(st.integers(0, 45)))
+    check(layout, x, data.draw(THREADS))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("d_k, d_v", [(64, 64), (33, 129), (256, 17), (1, 256)])
+def test_equals_oracle_of_wide_heads(rule: str, d_k: int, d_v: int) -> None:
+    layout = Layout(LinearAttentionSpec(2, 2, rule), 1, d_k, d_v, past=True)
+    check(layout, layout.inputs(np.random.default_rng(0), 1, 70))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_equals_oracle_at_any_size(rule: str, data: st.DataObject) -> None:
+    layout = data.draw(cases(rule, WIDTHS))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    check(layout, layout.inputs(rng, 1, data.draw(st.integers(0, 5000))), data.draw(THREADS))
+
+
+@pytest.mark.parametrize("kind", ELEMENTWISE)
+@pytest.mark.parametrize("heads", HEADS)
+def test_applies_elementwise_maps(kind: str, heads: tuple[int, int, int]) -> None:
+    query_heads, kv_heads, key_heads = heads
+    spec = LinearAttentionSpec(query_heads, kv_heads, normalize=kind != "identity", eps=0.25)
+    phi = feature_maps.find(kind)(9)
+    shapes = {
+        "query": ("B", "T", query_heads * 9),
+        "key": ("B", "T", key_heads * 9),
+        "value": ("B", "T", kv_heads * 7),
+    }
+    rng = np.random.default_rng(0)
+    x = {n: rng.normal(size=(2, 37, s[-1])).astype(np.float32) for n, s in shapes.items()}
+    got = on_library(mapped_model(spec, phi, shapes))(x)
+
+    def mapped(name: str) -> np.ndarray:
+        return np.asarray(phi.phi(torch.from_numpy(x[name].astype(np.float64))))
+
+    q, k, v = mapped("query"), mapped("key"), x["value"].astype(np.float64)
+    want = linear_attention(spec, q, k, v)
+    magnitude = linear_attention(spec, np.abs(q), np.abs(k), np.abs(v))
+    assert_close(got, want, magnitude, 2e-6)
+
+
+@pytest.mark.parametrize("kind", ELEMENTWISE)
+def test_maps_of_extreme_values(kind: str) -> None:
+    """The features themselves: one token stores phi(k), and the normaliser returns it."""
+    positive = [0.0, 1e-30, 1e-3, 0.3, 5, 20, 80, 87, 88.7]
+    negative = [-x for x in positive] + [-88, -104, -1e4, -np.inf]
+    x = np.array([*positive, *negative, np.nan], np.float32)
+    spec = LinearAttentionSpec(1, 1, normalize=True)
+    shapes = {n: ("B", "T", w) for n, w in (("query", x.size), ("key", x.size), ("value", 1))}
+    phi = feature_maps.find(kind)(x.size)
+    feeds = {"query": np.zeros((1, 1, x.size), np.float32), "key": x[None, None]}
+    feeds["value"] = np.ones((1, 1, 1), np.float32)
+    got = on_library(mapped_model(spec, phi, shapes))(feeds)[2][0, 0]
+    want = np.asarray(phi.phi(torch.from_numpy(x.astype(np.float64))))
+    assert_close([got], [want], [np.abs(want)], 3e-7, 2e-38)
+
+
+def test_decays_that_forget_all() -> None:
+    """exp(-inf) = 0, also where two such tokens follow each other."""
+    layout = Layout(LinearAttentionSpec(1, 1, "gated"), 1, d_k=5, d_v=9, past=True)
+    x = layout.inputs(np.random.default_rng(0), 1, 11)
+    x["decay"][0, [0, 3, 4, 9]] = -np.inf
+    check(layout, x)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("length", [1, 200])
+def test_same_bits_whatever_the_threads(rule: str, length: int) -> None:
+    layout = Layout(LinearAttentionSpec(1, 1, rule), 1, d_k=33, d_v=200, past=True)
+    x = layout.inputs(np.random.default_rng(0), 1, length)
+    alone, *others = (on_library(layout.model(), threads)(x) for threads in (1, 2, 3, 5))
+    for other in others:
+        for one, two in zip(alone, other, strict=True):
+            np.testing.assert_array_equal(one, two)
