@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from linexport.conversion.revalidate import bench, validate
     from linexport.linearization import Linearization, linearize
     from linexport.maps import compare_maps
-    from linexport.serving import Pool
+    from linexport.serving import Pool, PrefixCache
 
 __all__ = [
     "Artifact",
     "Linearization",
     "Pool",
+    "PrefixCache",
     "Stream",
     "__version__",
     "bench",
@@ -46,6 +47,7 @@ _HOMES = {
     "Artifact": "linexport.artifact",
     "Linearization": "linexport.linearization",
     "Pool": "linexport.serving",
+    "PrefixCache": "linexport.serving",
     "Stream": "linexport.artifact",
     "load": "linexport.artifact",
     "bench": "linexport.conversion.revalidate",

@@ -1,5 +1,7 @@
 """Sessions of a pool that decode together, beside one session alone, and beside taking turns.
 
+Then the first token after a long prompt, computed and with its prefix known.
+
     python tools/bench_pool.py [--sessions 16] [--dim 512] [--threads 0] [--seconds 20]
 
 Total tokens a second, and the time between two tokens of a session, its median and its 99th
@@ -65,6 +67,22 @@ def measure(rounds: dict[str, Callable[[], object]], seconds: float) -> dict[str
     return times
 
 
+def first_tokens(model: Artifact, length: int, rounds: int = 5) -> dict[str, list[float]]:
+    """Milliseconds from a prompt to the logits after it, computed and from a known prefix."""
+    times: dict[str, list[float]] = {"computed": [], "known": []}
+    for seed in range(rounds):
+        prompt = np.random.default_rng(seed).integers(256, size=(1, length + 1))
+        pool = model.pool(slots=1, cache=model.prefix_cache(budget_mb=100))
+        for name in times:
+            with pool.open() as session:
+                start = time.perf_counter()
+                session.push(prompt)
+                while session.queued:
+                    pool.advance()
+                times[name].append(1e3 * (time.perf_counter() - start))
+    return times
+
+
 def main() -> None:
     """Print and write the numbers."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -72,11 +90,13 @@ def main() -> None:
     options.add_argument("--dim", type=int, default=512)
     options.add_argument("--threads", type=int, default=0)
     options.add_argument("--seconds", type=float, default=20.0)
+    options.add_argument("--prefix", type=int, default=4096, help="tokens of a known prefix")
     measurement.add_option(options)
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as place:
         model = model_of(given.dim, Path(place), given.threads)
         times = measure(contestants(model, given.sessions), given.seconds)
+        first = first_tokens(model, given.prefix)
     tokens = {"alone": 1, "pool": given.sessions, "turns": given.sessions}
     result = {
         name: {
@@ -91,7 +111,10 @@ def main() -> None:
     rate = result["pool"]["tokens_per_second"] / result["alone"]["tokens_per_second"]
     wait = result["pool"]["p99_ms"] / result["alone"]["p99_ms"]
     print(f"tokens/s {rate:.2f} of one session's; p99 between tokens {wait:.2f} of one session's")
-    measurement.write(given.json, {"sessions": given.sessions, "dim": given.dim, **result})
+    known = {name: round(float(np.median(values)), 3) for name, values in first.items()}
+    print(f"first token after {given.prefix} tokens, ms: {known}")
+    record = {"sessions": given.sessions, "dim": given.dim, **result}
+    measurement.write(given.json, {**record, "prefix": given.prefix, "first_token_ms": known})
 
 
 if __name__ == "__main__":

@@ -158,6 +158,14 @@ class Artifact(Model):
         """
         return linexport.Pool(self, **options)
 
+    def prefix_cache(self, **options: Any) -> linexport.PrefixCache:
+        """Return a cache of states after known prefixes, for ``pool(cache=...)``.
+
+        Options and errors are those of ``linexport.PrefixCache``. Pools of several models may
+        share one.
+        """
+        return linexport.PrefixCache(**options)
+
     def generate(
         self,
         prompt: Prompt,

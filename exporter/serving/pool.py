@@ -32,6 +32,8 @@ from linexport.errors import (
 )
 from linexport.graph.states import LENGTH
 from linexport.serving.layout import Layout
+from linexport.serving.prefix_cache import PrefixCache
+from linexport.serving.prompts import History, Prompts
 from linexport.serving.store import Place, Stack, Store
 
 log = logging.getLogger(__name__)
@@ -52,18 +54,28 @@ class Pool:
         model: an artifact that streams.
         slots: number of sessions that may be open at a time.
         chunk: tokens of a prompt that one call takes; fewer delay the other sessions less.
+        cache: states after prefixes of prompts, to go on from and to add to.
 
     Raises:
-        UsageError: the model does not stream, its batch is fixed, or a number is below 1.
+        UsageError: the model does not stream, its batch is fixed, a number is below 1, or there is
+            a cache and the model is not a language model.
     """
 
-    def __init__(self, model: Artifact, *, slots: int = 16, chunk: int = CHUNK) -> None:
+    def __init__(
+        self,
+        model: Artifact,
+        *,
+        slots: int = 16,
+        chunk: int = CHUNK,
+        cache: PrefixCache | None = None,
+    ) -> None:
         if not model.states:
             raise UsageError(f"{model.path} does not stream: {model.manifest.why_stateless}")
         for name, value in (("slots", slots), ("chunk", chunk)):
             if value < 1:
                 raise UsageError(f"{name} is {value}; expected 1 or more.")
         self.model, self.slots = model, slots
+        self._prompts = None if cache is None else Prompts(model, cache)
         self._layout = Layout(model)
         self._store = Store(model, self._layout, slots)
         self._chunk = min(chunk, self._layout.longest or chunk)
@@ -150,12 +162,13 @@ class Pool:
 
     def _groups(self) -> list[list[_Part]]:
         """Take what this call of ``advance`` computes from the queues, by call of the model."""
-        single = [s for s in self._sessions if s._remaining() == 1]
+        following = {s: s._pieces[0].following(self._chunk) for s in self._sessions if s._pieces}
+        single = [s for s, length in following.items() if length == 1]
         groups = self._joined([self._take(s, 1) for s in single])
-        waiting = [s for s in self._turns if s._pieces and s not in single]
+        waiting = [s for s in self._turns if following.get(s, 1) > 1]
         if waiting:
-            length = min(self._chunk, waiting[0]._remaining())
-            alike = [s for s in waiting if min(self._chunk, s._remaining()) == length]
+            length = following[waiting[0]]
+            alike = [s for s in waiting if following[s] == length]
             chosen = alike[: max(1, self._chunk // length)]
             groups += self._joined([self._take(s, length) for s in chosen])
             for session in chosen:
@@ -169,7 +182,8 @@ class Pool:
         piece.start += tokens
         if piece.start == piece.length:
             session._pieces.popleft()
-        return _Part(session, session._version, feeds, session._place, tokens)
+        marked = piece.start in piece.marks
+        return _Part(session, session._version, feeds, session._place, tokens, marked)
 
     def _joined(self, parts: Iterable[_Part]) -> list[list[_Part]]:
         """Split parts of one length into those that may share a call."""
@@ -221,6 +235,10 @@ class Pool:
                     session._pieces.clear()
                     self._store.drop(session._place)
             self._store.commit(stack, rest, group[0].tokens, kept)
+            for part in (p for p, keep in zip(group, kept, strict=True) if keep):
+                part.session._computed += part.tokens
+                if part.last_of_mark:
+                    part.session.remember()
         return found
 
     def _lost(self, after: Arrays, tokens: int) -> dict[int, list[str]]:
@@ -255,6 +273,10 @@ class Session:
         self._open = True
         self._version = 0
         """Raised by what makes a result that is being computed void."""
+        self._history = None if state and state.arrays else History()
+        self._computed = 0
+        self.cached = 0
+        """Tokens of the prompt whose state came from the cache."""
 
     def __enter__(self) -> Session:
         return self
@@ -291,6 +313,7 @@ class Session:
         piece = _Piece(copied, self.pool._layout.length(copied))
         with self.pool._changed:
             self._check()
+            self._find_prefix(piece)
             self._pieces.append(piece)
             if self not in self.pool._turns:
                 self.pool._turns.append(self)
@@ -306,6 +329,17 @@ class Session:
             self._check()
             arrays = self.pool._store.read(self._place)
             return StreamState(self.pool.model.model_sha256, arrays)
+
+    def remember(self) -> None:
+        """Keep the state after the tokens computed so far in the cache of the pool.
+
+        The pool does that for prompts. Nothing is kept where there is no cache, or where the
+        tokens before are not known, as in a session that was opened with a state.
+        """
+        with self.pool._changed:
+            prompts, history = self.pool._prompts, self._history
+            if prompts is not None and history is not None and self._computed:
+                prompts.cache.put(history.ids[: self._computed], self.state())
 
     def fork(self) -> Session:
         """Return another session that goes on from the tokens computed so far.
@@ -331,6 +365,7 @@ class Session:
             self._version += 1
             self.pool._store.drop(self._place)
             self._place = self.pool._store.place({})
+            self._history, self._computed, self.cached = History(), 0, 0
 
     def close(self) -> None:
         """Free the slot; what is queued is dropped. Closing twice does nothing."""
@@ -338,35 +373,63 @@ class Session:
             if self._open:
                 self.pool._leave(self)
 
+    def _find_prefix(self, piece: _Piece) -> None:
+        """Note the tokens of a piece, and begin a first one after its longest known prefix."""
+        prompts = self.pool._prompts
+        if prompts is None or self._history is None:
+            return
+        ids = prompts.ids(piece.feeds)
+        if ids is None:
+            self._history = None
+            return
+        first = not len(self._history.ids)
+        start = len(self._history.ids)
+        self._history.add(ids)
+        if first:
+            length, state = prompts.longest(ids)
+            if state is not None:
+                self._place = self.pool._store.place(dict(state.arrays))
+                piece.start = self.cached = self._computed = length
+        piece.marks = prompts.marks(start, len(ids))
+
     def _check(self) -> None:
         if not self._open:
             raise UsageError("The session is closed.")
         if self._error is not None:
             raise UsageError(f"The session has ended: {self._error}")
 
-    def _remaining(self) -> int:
-        """Tokens of the first piece in the queue that no call has taken."""
-        return self._pieces[0].length - self._pieces[0].start if self._pieces else 0
-
 
 @dataclass
 class _Piece:
-    """Inputs of a piece in a queue; calls have taken its tokens before ``start``."""
+    """Inputs of a piece in a queue; calls have taken its tokens before ``start``.
+
+    A call ends at each of ``marks``, so that the state after that token exists.
+    """
 
     feeds: Arrays
     length: int
     start: int = 0
+    marks: frozenset[int] = frozenset()
+
+    def following(self, chunk: int) -> int:
+        """Return the number of tokens for the next call, ``chunk`` at most."""
+        ends = [mark for mark in self.marks if mark > self.start]
+        return min(min(ends, default=self.length) - self.start, self.length - self.start, chunk)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A session's share of a call: its inputs, its state, and the number of tokens."""
+    """A session's share of a call: its inputs, its state, and the number of tokens.
+
+    Its state is kept in the cache afterwards where ``last_of_mark``.
+    """
 
     session: Session
     version: int
     feeds: Arrays
     place: Place
     tokens: int
+    last_of_mark: bool
 
 
 def _ended(names: Sequence[str]) -> NonFiniteError:
