@@ -38,7 +38,7 @@ class History:
 
 
 class Prompts:
-    """What a pool asks its cache about the prompts of a model.
+    """The cache of a pool, asked about prompts of its model.
 
     Raises:
         UsageError: the model is not a language model.
