@@ -129,3 +129,21 @@ def test_half_precision_has_a_tolerance_of_its_own() -> None:
     found = check(Table(0.0), 10 * ERROR, TOLERANCES["float16"])
     assert found.passed and found.tolerance.dtype == "float16"
     assert not check(Table(0.0), 100 * ERROR, TOLERANCES["float16"]).passed
+
+
+def test_half_precision_is_judged_by_that_of_the_original() -> None:
+    """bfloat16 has 2^-1 beside 64, so that the original itself is off by up to 0.25 of about 3."""
+    half = TOLERANCES["bfloat16"]
+    found = check(Table(64.0), 0.2, half)
+    assert found.passed
+    cases = found.record().cases
+    theirs = [c for c in cases if c.reference == "bfloat16"]
+    assert theirs and all(c.rounding > 0.1 for c in theirs)
+    own = [c for c in cases if c.reference == "float32" and c.rounding]
+    assert own and all(c.max_absolute_error > half.limit(4.0) for c in own)
+    assert any("loses" in note and "rounding of bfloat16" in note for note in found.notes)
+
+
+def test_half_precision_worse_than_that_of_the_original_fails() -> None:
+    assert not check(Table(64.0), 0.4, TOLERANCES["bfloat16"]).passed
+    assert not check(Table(0.0), 0.2, TOLERANCES["bfloat16"]).passed

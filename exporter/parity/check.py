@@ -28,7 +28,8 @@ from linexport.manifest.proof import (
 from linexport.parity.cases import Case, draw_inputs, plan_cases
 from linexport.parity.compare import EDGES, Comparison, compare_arrays
 from linexport.parity.original import VANISHED, ReferenceOutput, run_reference
-from linexport.parity.reference import Reference, feeds
+from linexport.parity.reference import Arguments, Reference, feeds
+from linexport.parity.rounding import apart
 from linexport.parity.tolerances import TOLERANCES, Tolerance
 from linexport.system import memory
 from linexport.targets import Session
@@ -146,13 +147,34 @@ def _reference_outputs(
         references.append(Reference(loaded, torch.float64))
     except Exception as error:
         parity.notes.append(f"No float64 reference: {error}")
+    half = None
+    if parity.tolerance.is_half:
+        half = Reference(loaded, getattr(torch, parity.tolerance.dtype))
     for case in plan_cases(tested.dims, tested.traced, floating, seed, tested.input_shapes):
         inputs = draw_inputs(loaded, tested.input_shapes, case)
         expected = run_reference(references, case, inputs, parity.tolerance, parity.notes)
+        if half is not None and expected:
+            expected = _with_half(half, inputs, expected, parity)
         if expected:
             yield case, [replace(a, outputs=memory.memory_mapped(a.outputs)) for a in expected]
         del expected
         memory.trim_memory()
+
+
+def _with_half(
+    half: Reference, inputs: Arguments, expected: list[ReferenceOutput], parity: Parity
+) -> list[ReferenceOutput]:
+    """Add the original in half precision, and allow for its own distance from the others."""
+    tolerance = parity.tolerance
+    try:
+        outputs = half(inputs)
+    except Exception as error:
+        parity.notes.append(f"No {half.name} reference: {str(error).splitlines()[0]}")
+        return expected
+    lost = [apart(a, b) for a, b in zip(outputs, expected[0].outputs, strict=True)]
+    between = [tolerance.between(x) for x in lost]
+    own = ReferenceOutput(half.name, outputs, between, expected[0].denominator)
+    return [*(replace(e, rounding=lost) for e in expected), own]
 
 
 def _run_case(

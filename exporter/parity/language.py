@@ -4,8 +4,9 @@ Everything is compared with the original run once over the whole sequence, witho
 greedy decoding: that the argmax of the original's logits after each prefix of what the artifact
 wrote is the token the artifact wrote next means, by induction, that it would have written the same.
 
-Where the artifact is off by more than the tolerance, the original is run in float64, too: what its
-own float32 loses to rounding there is allowed for, see ``linexport.parity.tolerances``.
+Where the artifact is off by more than the tolerance, the original is run in a second precision,
+too: in float64, or in the artifact's own half precision. What the original itself loses to rounding
+there is allowed for, see ``linexport.parity.tolerances``.
 
 Logits of padded tokens have no meaning and are left out.
 """
@@ -25,7 +26,7 @@ from linexport.parity.compare import Comparison, compare_arrays, largest
 from linexport.parity.prompts import BATCH, LEFT, SEQUENCE, Prompt, Trial, draw_prompt, plan_prompts
 from linexport.parity.reference import Reference
 from linexport.parity.rounding import apart
-from linexport.parity.tolerances import MOST, ROUNDING, Tolerance
+from linexport.parity.tolerances import MOST, Tolerance
 from linexport.system import memory
 from linexport.targets import Session
 
@@ -66,12 +67,12 @@ def check_language(tested: ModelUnderTest, seed: int = 0) -> Parity:
     greedy = _greedy(original, written, length, parity.tolerance)
     if suspects or not greedy.passed:
         try:
-            double = _Original(tested.loaded, torch.float64)
-            _recheck_in_float64(suspects, double, language.vocabulary, parity)
+            second = _Original(tested.loaded, getattr(torch, tested.tolerance.second))
+            _recheck(suspects, second, language.vocabulary, parity)
             if not greedy.passed:
-                greedy = _greedy(original, written, length, parity.tolerance, double)
+                greedy = _greedy(original, written, length, parity.tolerance, second)
         except Exception as error:
-            parity.notes.append(f"No float64 reference: {error}")
+            parity.notes.append(f"No {tested.tolerance.second} reference: {error}")
     parity.greedy = greedy
     outcomes = zip(trials, parity.cases, strict=False)
     failed = (t.case for t, c in outcomes if not c.passed and len(t.pieces) == 1)
@@ -79,37 +80,38 @@ def check_language(tested: ModelUnderTest, seed: int = 0) -> Parity:
     return parity
 
 
-def _recheck_in_float64(
-    suspects: list[_Suspect], double: _Original, vocabulary: int, parity: Parity
-) -> None:
-    """Compare suspects again, allowing for the rounding that float64 shows; stop at a failure.
+def _recheck(suspects: list[_Suspect], second: _Original, vocabulary: int, parity: Parity) -> None:
+    """Compare suspects again, allowing for what the second precision shows; stop at a failure.
 
     The allowance is the original's largest loss in any of the cases: where a norm divides by what
     happens to be nearly nothing, one token has most of it, and in one case it may be lucky there.
     """
-    exact = [double.run_reference(suspect.trial.prompt(vocabulary)) for suspect in suspects]
+    tolerance = parity.tolerance
+    others = [second.run_reference(suspect.trial.prompt(vocabulary)) for suspect in suspects]
     losses = [
-        apart(suspect.expected, reference) / (largest(reference) or 1.0)
-        for suspect, reference in zip(suspects, exact, strict=True)
+        apart(suspect.expected, reference)
+        / (largest(suspect.expected if tolerance.is_half else reference) or 1.0)
+        for suspect, reference in zip(suspects, others, strict=True)
     ]
     lost = max(losses, default=0.0)
-    for suspect, reference in zip(suspects, exact, strict=True):
-        rounding = lost * largest(reference)
-        result = compare_arrays(suspect.expected, suspect.got, parity.tolerance, rounding)
+    for suspect, reference in zip(suspects, others, strict=True):
+        rounding = lost * largest(suspect.expected if tolerance.is_half else reference)
+        result = compare_arrays(suspect.expected, suspect.got, tolerance, rounding)
         parity.cases[suspect.place] = _record(suspect.trial, "float32", result, rounding)
         if not result.passed:
             return
-        result = compare_arrays(reference, suspect.got, parity.tolerance, rounding)
+        result = compare_arrays(reference, suspect.got, tolerance, tolerance.between(rounding))
         parity.counts += np.asarray(result.counts)
-        parity.cases.append(_record(suspect.trial, "float64", result, rounding))
+        parity.cases.append(_record(suspect.trial, tolerance.second, result, rounding))
         memory.trim_memory()
     if suspects:
         case = suspects[losses.index(lost)].trial.case
+        cap = "" if tolerance.is_half else f", and by {MOST:.0%} at most"
         parity.notes.append(
-            f"The original itself loses {lost:.0e} to the rounding of float32, on the {case.name} "
-            f"inputs of {dict(case.sizes)}: the artifact may be off by {ROUNDING:g} times that "
-            f"wherever it is off by more than {parity.tolerance.relative:.0e}, and by {MOST:.0%} "
-            "at most."
+            f"The original itself loses {lost:.0e} to the rounding of {tolerance.dtype}, on the "
+            f"{case.name} inputs of {dict(case.sizes)}: the artifact may be off by "
+            f"{tolerance.factor:g} times that wherever it is off by more than "
+            f"{tolerance.relative:.0e}{cap}."
         )
 
 
@@ -146,15 +148,15 @@ def _greedy(
     written: Prompt,
     length: int,
     tolerance: Tolerance,
-    double: _Original | None = None,
+    second: _Original | None = None,
 ) -> GreedyRecord:
     """Compare what the artifact wrote after prompts of that length with the original's argmax.
 
-    ``double`` is the original in float64, where what it loses to rounding is to be allowed for.
+    ``second`` is the original in another precision, where its rounding is to be allowed for.
     """
     before = Prompt(written.tokens[:, :-1], written.mask[:, :-1])
     expected = original.logits(before)[:, length - 1 :]
-    rounding = apart(expected, double.logits(before)[:, length - 1 :]) if double else 0.0
+    rounding = apart(expected, second.logits(before)[:, length - 1 :]) if second else 0.0
     tokens = written.tokens[:, length:]
     best = expected.max(-1)
     taken = np.take_along_axis(expected, tokens[..., None], -1)[..., 0]
@@ -166,7 +168,7 @@ def _greedy(
 
 
 class _Check:
-    """One run of the artifact over all trials, with the cases that need float64 kept aside."""
+    """One run of the artifact over all trials; what needs a second precision is kept aside."""
 
     def __init__(
         self, tested: ModelUnderTest, language: Language, parity: Parity, session: Session
@@ -207,7 +209,11 @@ class _Check:
             reason = f"the artifact fails at this size: {str(error).splitlines()[0]}"
         result = compare_arrays(expected, got, self.parity.tolerance)
         self.parity.counts += np.asarray(result.counts)
-        if not result.passed and result.max_relative_error <= MOST:
+        if (
+            not result.passed
+            and reason is None
+            and result.max_relative_error <= self.tested.tolerance.most
+        ):
             place = len(self.parity.cases)
             self.suspects.append(_Suspect(place, trial, expected, *memory.memory_mapped([got])))
         record = _record(trial, "float32", result)

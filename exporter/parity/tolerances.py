@@ -16,10 +16,15 @@ own float64 output, and never by more than ``MOST`` of the largest value: an ori
 more than that to rounding cannot be told from a wrong one. The report says so where it applies.
 Of a language model it is the worst distance in any case that is off by more than the tolerance:
 where a norm divides by nearly nothing, a token or two have most of it.
+
+Half precision is judged by the original in that precision as float32 is by float64: an artifact in
+it may be off by ``HALF_ROUNDING`` times the original's own distance from float32, however large
+that is. From the original in half precision it may be off by both distances together.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -32,15 +37,42 @@ class Tolerance:
     absolute: float
     why: str
 
+    @property
+    def is_half(self) -> bool:
+        """True in half precision, which the original is run in, too."""
+        return self.dtype != "float32"
+
+    @property
+    def second(self) -> str:
+        """The precision that tells what the original itself loses to rounding."""
+        return self.dtype if self.is_half else "float64"
+
+    @property
+    def factor(self) -> float:
+        """Times that loss the artifact may be off."""
+        return HALF_ROUNDING if self.is_half else ROUNDING
+
+    @property
+    def most(self) -> float:
+        """Share of the largest value beyond which that loss excuses nothing."""
+        return math.inf if self.is_half else MOST
+
     def limit(self, magnitude: float, rounding: float = 0.0) -> float:
         """The largest difference allowed.
 
         Args:
             magnitude: of the reference, max|r|.
-            rounding: how far the original's float32 is from its own float64.
+            rounding: how far the original in the ``second`` precision is from float32.
         """
         plain = self.absolute + self.relative * magnitude
-        return max(plain, min(ROUNDING * rounding, MOST * magnitude))
+        return max(plain, min(self.factor * rounding, self.most * magnitude if magnitude else 0.0))
+
+    def between(self, rounding: float) -> float:
+        """The rounding to allow for beside the original in the ``second`` precision.
+
+        That one is exact where it is float64. In half precision it is off by ``rounding`` itself.
+        """
+        return rounding * (1 + 1 / self.factor) if self.is_half else rounding
 
 
 ROUNDING = 4.0
@@ -48,6 +80,11 @@ ROUNDING = 4.0
 
 MOST = 0.02
 """Share of the largest value beyond which rounding of the original excuses nothing."""
+
+HALF_ROUNDING = 1.25
+"""Distances between the original in half precision and in float32 that an artifact may be off. Two
+programs that round alike are equally far off but for chance, of which the largest error has some.
+"""
 
 TOLERANCES = {
     "float32": Tolerance(
