@@ -6,6 +6,7 @@
     linexport.load("artifact").pool(slots=16)   many sequences that share its calls
     linexport.quantize("artifact", "small")     weights in 8 or 4 bits, and what that changes
     linexport.validate("artifact"), linexport.bench("artifact")
+    linexport.debug("artifact")                 where it first differs from the original
     linexport.compare_maps(d=64)                which feature map for which queries and keys
     linexport.linearize(module, calibration)    trained softmax attention in linear form
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from linexport.conversion.pipeline import convert
     from linexport.conversion.quantize import quantize
     from linexport.conversion.revalidate import bench, validate
+    from linexport.debugging import debug
     from linexport.linearization import Linearization, linearize
     from linexport.maps import compare_maps
     from linexport.serving import Pool, PrefixCache
@@ -35,6 +37,7 @@ __all__ = [
     "bench",
     "compare_maps",
     "convert",
+    "debug",
     "linearize",
     "load",
     "quantize",
@@ -53,6 +56,7 @@ _HOMES = {
     "bench": "linexport.conversion.revalidate",
     "compare_maps": "linexport.maps",
     "convert": "linexport.conversion.pipeline",
+    "debug": "linexport.debugging",
     "linearize": "linexport.linearization",
     "quantize": "linexport.conversion.quantize",
     "validate": "linexport.conversion.revalidate",

@@ -38,6 +38,12 @@ class ParityError(LinexportError):
     exit_code = 3
 
 
+class RegressionError(LinexportError):
+    """An artifact is slower, larger or less exact than the baseline allows."""
+
+    exit_code = 3
+
+
 class SignatureError(LinexportError):
     """An artifact is not as it was signed, or not signed at all."""
 

@@ -34,8 +34,8 @@ ORDER = [
     {"report"},
     {"quantise"},
     {"conversion"},
-    {"inspection", "maps", "linearization", "serving"},
-    {"cli"},
+    {"ci", "debugging", "inspection", "maps", "linearization", "serving"},
+    {"cli", "testing"},
     {"__main__"},
 ]
 """Each may import those above it; those of one line do not import each other."""

@@ -34,6 +34,7 @@ NAMES = {
     "quantise": "Quantising weights",
     "sensitivity": "Trying each weight alone",
     "choose": "Choosing bits",
+    "search": "Searching the first value that differs",
     "save": "Writing the linear form",
 }
 

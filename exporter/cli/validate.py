@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +12,10 @@ from linexport.cli.errors import guarded
 from linexport.cli.exit_status import finish
 from linexport.cli.options import ArtifactPath, Json, Seed, SourceOption, Threads, TrustRemoteCode
 from linexport.cli.progress import Spinner
+from linexport.errors import RegressionError
+
+if TYPE_CHECKING:
+    from linexport.ci.outcome import CheckResult
 
 
 def validate(
@@ -26,14 +31,50 @@ def validate(
             "files. Without it, the source of Python's standard library."
         ),
     ] = None,
+    junit: Annotated[
+        Path | None, typer.Option(help="Write every check to a file of JUnit XML.")
+    ] = None,
+    github: Annotated[
+        bool,
+        typer.Option(
+            "--github",
+            help="In a GitHub workflow: annotate what failed, and append a table to the summary.",
+        ),
+    ] = False,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            help="Compare latency, peak memory and error with a file of --write-baseline. Calls "
+            "take turns with a matrix product, so that a busy machine slows both; latencies of "
+            "another processor are not compared."
+        ),
+    ] = None,
+    fail_on_regression: Annotated[
+        str,
+        typer.Option(
+            help="With --baseline: how much worse a figure may be, beyond its noise, before the "
+            "exit code is 3.",
+        ),
+    ] = "10%",
+    write_baseline: Annotated[
+        Path | None, typer.Option(help="Measure, and write such a file.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Check an artifact against its original again; exit 3 if they differ."""
     with guarded(json):
-        from linexport.conversion import revalidate
+        from linexport.ci import validation
+        from linexport.ci.regression import parse_percent
 
-        manifest = revalidate.validate(
+        limit = parse_percent(fail_on_regression)
+        summary = os.environ.get("GITHUB_STEP_SUMMARY") if github else None
+        files = validation.Files(
+            junit, baseline, write_baseline, Path(summary) if summary else None
+        )
+        manifest, changes, found = validation.validate_and_report(
             artifact,
+            files,
+            limit,
             source=source,
             seed=seed,
             threads=threads,
@@ -41,7 +82,22 @@ def validate(
             data=data,
             progress=Spinner(quiet=json),
         )
+        if github:
+            _annotate(artifact, found, err=json)
+        if not json:
+            for change in changes:
+                typer.echo(f"{change.verdict:<12}  {change.name}: {change.described()}")
         finish(manifest, artifact, json)
+        worse = validation.regressions(changes, limit)
+        if worse is not None:
+            raise RegressionError(worse)
+
+
+def _annotate(artifact: Path, found: list[CheckResult], err: bool) -> None:
+    from linexport.ci import github
+
+    for line in github.workflow_commands(str(artifact), found):
+        typer.echo(line, err=err)
 
 
 def register(app: typer.Typer) -> None:

@@ -30,7 +30,7 @@ from linexport.conversion.add_records import (
 from linexport.conversion.model_under_test import model_under_test
 from linexport.conversion.quantize import check_quantisation, quantize
 from linexport.conversion.revalidate import bench
-from linexport.conversion.stages import Job, TracedOriginal
+from linexport.conversion.stages import Checks, Job, TracedOriginal
 from linexport.conversion.withdraw import blamed
 from linexport.conversion.written import written
 from linexport.errors import EnvironmentProblemError, UsageError
@@ -76,27 +76,38 @@ def convert(
         StoppedAfterPass: it was asked for by ``stop_after``.
         LinexportError: see its subclasses; nothing is left behind.
     """
-    asked = ConvertOptions(**options)
+    return convert_checked(source, output, ConvertOptions(**options), Checks(), progress)
+
+
+def convert_checked(
+    source: str | Path | LoadedModel,
+    output: str | Path,
+    asked: ConvertOptions,
+    checks: Checks,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Convert a model, or one that is loaded, and check it as told; else like ``convert``."""
     place = Path(output)
     if asked.weights != FLOAT32:
         return _quantised(source, place, asked, progress)
     if asked.data is not None or asked.max_kld is not None:
         raise UsageError("--data and --max-kld are for quantised weights: pass --weights as well.")
-    _configured(str(source), place, asked)
+    _configured(_named(source), place, asked)
     dimensions.parse(asked.dims)
     check_place(place, asked.overwrite)
     _dump(asked)
     shown = progress or Silent()
     with write.staged(place) as folder:
         if asked.isolated:
-            manifest = isolated.run(str(source), place, asked, folder, shown)
+            manifest = isolated.run(_named(source), place, asked, folder, shown)
         else:
-            manifest = run(job_of(source, place, asked, folder, shown))
+            job = job_of(source, place, asked, folder, shown)
+            manifest = run(replace(job, checks=checks))
         return publish(folder, place, manifest)
 
 
 def _quantised(
-    source: str | Path, place: Path, asked: ConvertOptions, progress: Progress | None
+    source: str | Path | LoadedModel, place: Path, asked: ConvertOptions, progress: Progress | None
 ) -> Manifest:
     """Convert to float32 beside the output, prove that, and quantise it."""
     check_quantisation(asked.weights, asked.target, asked.max_kld)
@@ -104,7 +115,8 @@ def _quantised(
     plain = {"weights": FLOAT32, "data": None, "max_kld": None, "bench": False}
     with write.staged(place) as folder:
         exact = folder / "float32"
-        manifest = convert(source, exact, progress=progress, **{**vars(asked), **plain})
+        plainly = ConvertOptions(**{**vars(asked), **plain})
+        manifest = convert_checked(source, exact, plainly, Checks(), progress)
         if manifest.status != "ok":
             return publish(exact, place, replace(manifest, options=asked))
         manifest = quantize(
@@ -133,7 +145,7 @@ def _quantised(
     )
 
 
-def _in_half(source: str | Path, asked: ConvertOptions) -> LoadedModel | None:
+def _in_half(source: str | Path | LoadedModel, asked: ConvertOptions) -> LoadedModel | None:
     """The original where its own half precision is what weights are judged by."""
     if asked.weights not in HALF:
         return None
@@ -187,11 +199,19 @@ def _dump(asked: ConvertOptions) -> passes.GraphDump | None:
     return None if asked.dump_passes is None else passes.GraphDump(Path(asked.dump_passes))
 
 
+def _named(source: str | Path | LoadedModel) -> str:
+    return source.source.location if isinstance(source, LoadedModel) else str(source)
+
+
 def job_of(
-    source: str | Path, output: Path, asked: ConvertOptions, folder: Path, shown: Progress
+    source: str | Path | LoadedModel,
+    output: Path,
+    asked: ConvertOptions,
+    folder: Path,
+    shown: Progress,
 ) -> Job:
     """Return the conversion of ``source`` into ``folder``, which becomes ``output``."""
-    target, ranges = _configured(str(source), output, asked), dimensions.parse(asked.dims)
+    target, ranges = _configured(_named(source), output, asked), dimensions.parse(asked.dims)
     return Job(source, asked, target, ranges, folder, Stopwatch(shown), _dump(asked))
 
 
@@ -268,7 +288,7 @@ def _stream(
 ) -> tuple[Manifest, parity.ModelUnderTest, Sequence[str]]:
     """The model with states where it streams, else without; see ``_checked``."""
     model = written(job, original, with_state=True, withdrawn=withdrawn)
-    tested = model_under_test(model.manifest, original.loaded, job.open)
+    tested = _tested(job, model.manifest, original)
     with job.watch.stage("streaming"):
         streaming = parity.check_streaming(tested, job.options.seed)
     # A model's own states are inputs and outputs: they cannot be left out.
@@ -278,8 +298,12 @@ def _stream(
             reason += f". What mixes tokens: {', '.join(model.mixing[:NAMED])}"
         streaming = StreamingRecord(None, reason)
         model = written(job, original, with_state=False, withdrawn=withdrawn)
-        tested = model_under_test(model.manifest, original.loaded, job.open)
+        tested = _tested(job, model.manifest, original)
     return replace(model.manifest, streaming=streaming), tested, model.matches
+
+
+def _tested(job: Job, manifest: Manifest, original: TracedOriginal) -> parity.ModelUnderTest:
+    return job.checks.applied(model_under_test(manifest, original.loaded, job.open))
 
 
 def _build(

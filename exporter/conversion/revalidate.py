@@ -56,9 +56,21 @@ def validate(
     Raises:
         UsageError: not an artifact, or the source is missing or not the one it was made from.
     """
-    folder = Path(artifact)
     watch = Stopwatch(progress or Silent())
-    manifest, tested = _reopen(folder, source, threads, trust_remote_code, watch)
+    manifest, tested = reopen(Path(artifact), source, threads, trust_remote_code, watch)
+    return check_again(manifest, tested, Path(artifact), seed, threads, data, watch)
+
+
+def check_again(
+    manifest: Manifest,
+    tested: parity.ModelUnderTest,
+    folder: Path,
+    seed: int,
+    threads: int,
+    data: str | Path | None,
+    watch: Stopwatch,
+) -> Manifest:
+    """Check an artifact that is open; see ``validate``."""
     memory_map_weights(tested.loaded)
     if manifest.quantisation is not None:
         return _validate_quantised(manifest, tested, folder, data, threads, seed, watch)
@@ -101,7 +113,7 @@ def _validate_quantised(
 def bench(
     artifact: str | Path,
     *,
-    source: str | Path | None = None,
+    source: str | Path | LoadedModel | None = None,
     lengths: Iterable[int] | None = None,
     threads: int = 0,
     seed: int = 0,
@@ -114,7 +126,7 @@ def bench(
     """
     folder = Path(artifact)
     watch = Stopwatch(progress or Silent())
-    manifest, tested = _reopen(folder, source, threads, trust_remote_code, watch)
+    manifest, tested = reopen(folder, source, threads, trust_remote_code, watch)
     chosen = None if lengths is None else tuple(lengths)
     with watch.stage("measure"):
         how = Measuring(chosen, Settings(threads=threads), seed)
@@ -123,13 +135,17 @@ def bench(
     return manifest
 
 
-def _reopen(
+def reopen(
     folder: Path,
-    source: str | Path | None,
+    source: str | Path | LoadedModel | None,
     threads: int,
     trust_remote_code: bool,
     watch: Stopwatch,
 ) -> tuple[Manifest, parity.ModelUnderTest]:
+    """Open an artifact, also one that failed its parity check, beside its original.
+
+    Arguments and errors are those of ``validate``; ``watch`` is shown the stage.
+    """
     manifest = manifests.read(folder)
     with watch.stage("load"):
         opening.check_files(folder, manifest)
@@ -147,7 +163,7 @@ def _reopen(
 
 
 def _original(
-    manifest: Manifest, source: str | Path | None, trust_remote_code: bool
+    manifest: Manifest, source: str | Path | LoadedModel | None, trust_remote_code: bool
 ) -> LoadedModel:
     recorded = manifest.source
     if source is None and (recorded.kind == "factory" or is_factory(recorded.location)):

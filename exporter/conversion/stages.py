@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from linexport import targets, trace
 from linexport.graph.dims import DimRange
 from linexport.loaders import LoadedModel
 from linexport.manifest import MODEL, ConvertOptions
+from linexport.parity import ModelUnderTest
+from linexport.parity.cases import USUAL, Chosen
 from linexport.passes import GraphDump
 from linexport.system.progress import Stopwatch
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Sizes and tolerance that a conversion is checked on, where they are not the usual.
+
+    Attributes:
+        chosen: lengths and batches; empty for the usual ones.
+        relative: error allowed, relative to the largest output; None for that of the precision.
+    """
+
+    chosen: Chosen = USUAL
+    relative: float | None = None
+
+    def applied(self, tested: ModelUnderTest) -> ModelUnderTest:
+        """Return what is compared, with these sizes and this tolerance."""
+        tolerance = tested.tolerance
+        if self.relative is not None:
+            why = "As the test asks."
+            tolerance = replace(tolerance, relative=self.relative, why=why)
+        return replace(tested, chosen=self.chosen, tolerance=tolerance)
 
 
 @dataclass(frozen=True)
@@ -19,22 +42,24 @@ class Job:
     """One run of ``convert``.
 
     Attributes:
-        source: path or ``package.module:callable``.
+        source: path or ``package.module:callable``, or a model that is loaded.
         options: as the user gave them.
         target: with its options.
         ranges: the user's ranges of dimensions.
         folder: where everything is written.
         watch: shown the stages.
         dump: receives the graph around every pass; None: nobody asked for it.
+        checks: what it is checked on.
     """
 
-    source: str | Path
+    source: str | Path | LoadedModel
     options: ConvertOptions
     target: targets.Target
     ranges: Mapping[str, DimRange]
     folder: Path
     watch: Stopwatch
     dump: GraphDump | None = None
+    checks: Checks = Checks()
 
     @property
     def model(self) -> Path:

@@ -25,7 +25,7 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def load_model(
-    source: str | Path,
+    source: str | Path | LoadedModel,
     *,
     seed: int = 0,
     trust_remote_code: bool = False,
@@ -38,7 +38,7 @@ def load_model(
         source: path of a linexport checkpoint (``.pt``), of an exported program (``.pt2``) or of
             an ONNX file, or of a Hugging Face model folder; the name of a model in the Hugging Face
             cache; or ``package.module:callable`` naming a function without arguments. The content
-            of a file decides its kind, not the name.
+            of a file decides its kind, not the name. A model that is loaded is returned as it is.
         seed: seed of the example inputs and of any weights a factory draws.
         trust_remote_code: run Python code that a model folder brings along.
         run: the module is to be run; else an ONNX file may have operators that nobody here knows.
@@ -52,6 +52,8 @@ def load_model(
         UsageError: nothing is there, it cannot be read, or the factory cannot be found or fails.
         UnsupportedModelError: the file is damaged, unsafe, or of a kind linexport does not read.
     """
+    if isinstance(source, LoadedModel):
+        return source
     check_text(source)
     path = Path(source)
     if not _exists(path):

@@ -43,12 +43,26 @@ def load_factory(source: str, *, seed: int, whole: bool = False) -> LoadedModel:
     with torch.random.fork_rng(devices=[]), user_code(f"{source} failed"):
         torch.manual_seed(seed)
         result = factory()
-    module, args, dynamic_shapes, warnings = _unpack(source, result)
+    return load_module(result, source, whole=whole)
+
+
+def load_module(result: Any, location: str, *, whole: bool = False) -> LoadedModel:
+    """Return a module with its examples as a model.
+
+    Args:
+        result: ``(module, args)`` or ``(module, args, dynamic_shapes)``, as a factory returns it.
+        location: what the model is called.
+        whole: see ``load_factory``.
+
+    Raises:
+        UsageError: `result` is something else.
+    """
+    module, args, dynamic_shapes, warnings = _unpack(location, result)
     module.eval()
     warnings = (*warnings, *_frozen_draws(module))
     origin = Source(
         kind="factory",
-        location=source,
+        location=location,
         sha256=None,
         description=describe(type(module).__name__, module),
     )

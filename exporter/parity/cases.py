@@ -41,31 +41,44 @@ class Case:
     magnitude: float = 1.0
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """Sizes to check in place of the usual ones; empty for those."""
+
+    lengths: tuple[int, ...] = ()
+    batches: tuple[int, ...] = ()
+
+
+USUAL = Chosen()
+
+
 def plan_cases(
     dims: Mapping[str, DimRange],
     traced: Mapping[str, int],
     floating: bool,
     seed: int,
     shapes: Sequence[Sequence[int | str]] = (),
+    chosen: Chosen = Chosen(),
 ) -> list[Case]:
     """Cases for a model with these dynamic dimensions.
 
     Lengths 1, the traced one, two never traced and one of at least 4096 (or the longest allowed),
     with batch 1 and 3 and a new seed each; then, where there are floating inputs, large and tiny
     magnitudes and zeros. ``shapes`` are those of the inputs: where one has several dynamic
-    dimensions, the longest keeps their product to ``AREA``.
+    dimensions, the longest keeps their product to ``AREA``. ``chosen`` takes the place of lengths
+    and batches.
     """
     longest = _longest(dims, shapes)
-    lengths = _lengths(dims, traced, longest)
+    lengths = chosen.lengths or _lengths(dims, traced, longest)
     cases: list[Case] = []
     for length in lengths:
-        for batch in BATCHES if length < longest else BATCHES[:1]:
+        for batch in chosen.batches or (BATCHES if length < longest else BATCHES[:1]):
             sizes = _sizes(dims, batch, length)
             case = Case("random", sizes, seed + len(cases))
             if sizes not in [c.sizes for c in cases]:
                 cases.append(case)
     if floating:
-        middle = _sizes(dims, BATCHES[-1], sorted(lengths)[len(lengths) // 2])
+        middle = _sizes(dims, (chosen.batches or BATCHES)[-1], sorted(lengths)[len(lengths) // 2])
         for name, magnitude in (("large", 1e2), ("tiny", 1e-3), ("zeros", 0.0)):
             cases.append(Case(name, middle, seed + len(cases), magnitude))
     return cases

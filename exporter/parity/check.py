@@ -25,7 +25,7 @@ from linexport.manifest.proof import (
     ParityRecord,
     ToleranceRecord,
 )
-from linexport.parity.cases import Case, draw_inputs, plan_cases
+from linexport.parity.cases import USUAL, Case, Chosen, draw_inputs, plan_cases
 from linexport.parity.compare import EDGES, Comparison, compare_arrays
 from linexport.parity.original import VANISHED, ReferenceOutput, run_reference
 from linexport.parity.reference import Arguments, Reference, feeds
@@ -50,6 +50,7 @@ class ModelUnderTest:
         dims: the dynamic dimensions.
         traced: the sizes they had in the example.
         tolerance: what is allowed of the converted model.
+        chosen: sizes to check in place of the usual ones.
     """
 
     loaded: LoadedModel
@@ -62,6 +63,7 @@ class ModelUnderTest:
     dims: Mapping[str, DimRange]
     traced: Mapping[str, int]
     tolerance: Tolerance = TOLERANCES["float32"]
+    chosen: Chosen = USUAL
 
     def initial_state(self, batch: int) -> dict[str, np.ndarray]:
         """States that begin a sequence."""
@@ -150,7 +152,8 @@ def _reference_outputs(
     half = None
     if parity.tolerance.is_half:
         half = Reference(loaded, getattr(torch, parity.tolerance.dtype))
-    for case in plan_cases(tested.dims, tested.traced, floating, seed, tested.input_shapes):
+    shapes, chosen = tested.input_shapes, tested.chosen
+    for case in plan_cases(tested.dims, tested.traced, floating, seed, shapes, chosen):
         inputs = draw_inputs(loaded, tested.input_shapes, case)
         expected = run_reference(references, case, inputs, parity.tolerance, parity.notes)
         if half is not None and expected:

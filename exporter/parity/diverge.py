@@ -1,32 +1,86 @@
-"""The place where a converted model first differs from its original.
-
-Values of the ONNX graph keep the names of the traced program's, so the program is interpreted node
-by node on the failing inputs (or, where the original is a graph, that graph is run with all its
-values as outputs), the graph is run with the same values as extra outputs, and the first one in
-graph order that is out of tolerance is named.
-"""
+"""The value at which a converted model first differs from its original, named by ``search``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
-import torch
 from torch.utils import _pytree as pytree
 
+from linexport.graph import external_data
 from linexport.manifest.proof import DivergenceRecord
 from linexport.parity import observed
+from linexport.parity.bisection import Ancestry, Found, first_different
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.check import ModelUnderTest
-from linexport.parity.compare import compare_arrays
+from linexport.parity.compare import Comparison, compare_arrays
+from linexport.parity.original_values import OriginalValues, original_values
 from linexport.parity.reference import feeds
+from linexport.parity.tolerances import Tolerance
 from linexport.system import memory
 from linexport.targets import Session
-from linexport.targets.base import OrtSession
 from linexport.trace import Traced
+
+
+class BothValues:
+    """Values of an artifact and of its original, for one set of inputs.
+
+    Attributes:
+        original: values of the original.
+        nodes: of the artifact's graph.
+        ancestry: of the artifact's graph.
+
+    Args:
+        path: the artifact's model.
+        original: see above.
+        fed: the artifact's inputs, states among them.
+        open_session: opens a model file.
+        tolerance: what a value may be off.
+        kept: says of a shape which elements count, None where all do.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        original: OriginalValues,
+        fed: Mapping[str, np.ndarray],
+        open_session: Callable[..., Session],
+        tolerance: Tolerance,
+        kept: Callable[[tuple[int, ...]], np.ndarray | None] = lambda shape: None,
+    ) -> None:
+        self.original, self.fed, self.tolerance = original, fed, tolerance
+        self._path, self._open, self._kept = path, open_session, kept
+        self.nodes = list(external_data.read_graph(path).graph.node)
+        self.ancestry = Ancestry(self.nodes)
+        self.comparable = original.names & self.ancestry.producer.keys()
+
+    def got(self, names: Collection[str]) -> dict[str, np.ndarray]:
+        """Return these values of the artifact, and its outputs."""
+        return observed.run(self._path, names, self.fed, self._open)[0]
+
+    def compare(self, name: str, expected: np.ndarray, got: np.ndarray) -> Comparison:
+        """Compare two values of one name where elements count."""
+        kept = self._kept(got.shape) if expected.shape == got.shape else None
+        if kept is None:
+            return compare_arrays(expected, got, self.tolerance)
+        return compare_arrays(expected[kept], got[kept], self.tolerance)
+
+    def differ(self, names: Collection[str]) -> dict[str, bool]:
+        """Say of each value whether it is out of tolerance."""
+        expected, got = self.original.get(names), self.got(names)
+        common = [name for name in names if name in expected and name in got]
+        found = {n: not self.compare(n, expected[n], got[n]).passed for n in common}
+        del expected, got
+        memory.trim_memory()
+        return found
+
+    def search(self, outputs: Collection[str]) -> Found | None:
+        """Find the first value that differs on the way to any of these; None where none does."""
+        wrong = [name for name, differs in self.differ(outputs).items() if differs]
+        if not wrong:
+            return None
+        return first_different(wrong[0], self.ancestry, self.comparable, self.differ)
 
 
 @memory.low_memory()
@@ -39,68 +93,19 @@ def first_divergence(
 ) -> DivergenceRecord | None:
     """Tensor, node, op and error of the first value out of tolerance; None if none can be named."""
     inputs = draw_inputs(tested.loaded, tested.input_shapes, case)
+    state = tested.initial_state(tested.batch(case.sizes))
+    fed = {**feeds(inputs, tested.input_names), **state}
     try:
-        expected = _expected(traced, inputs, tested)
-        state = tested.initial_state(tested.batch(case.sizes))
-        fed = {**feeds(inputs, tested.input_names), **state}
-        got, nodes = observed.run(path, expected, fed, open_session)
+        original = original_values(traced, pytree.tree_leaves(inputs))
+        both = BothValues(path, original, fed, open_session, tested.tolerance)
+        found = both.search(tested.output_names)
+        return None if found is None else divergence_record(both, found.value)
     except Exception:
         return None  # The failure itself is reported already; this only adds to it.
-    for node in nodes:
-        for name in node.output:
-            if name in expected and name in got:
-                result = compare_arrays(expected[name], got[name], tested.tolerance)
-                if not result.passed:
-                    error = result.max_relative_error
-                    return DivergenceRecord(name, node.name, node.op_type, error, result.worst)
-    return None
 
 
-def _expected(
-    traced: Traced, inputs: tuple[Any, ...], tested: ModelUnderTest
-) -> Mapping[str, np.ndarray]:
-    """Values of the original by name."""
-    if traced.translated is not None:
-        return _interpret(traced.translated, inputs, tested.output_names)
-    original = onnx.ModelProto()
-    original.CopyFrom(traced.model)
-    every = {name for node in original.graph.node for name in node.output}
-    original.graph.output.extend(observed.outputs_of(original, every))
-    got = OrtSession(original.SerializeToString()).run(feeds(inputs, tested.input_names))
-    return {name: value for name, value in got.items() if value.dtype.kind == "f"}
-
-
-class _Recorder(torch.fx.Interpreter):
-    """Keeps every floating tensor a graph computes, by node name."""
-
-    def __init__(self, module: torch.fx.GraphModule) -> None:
-        super().__init__(module)
-        self.values: dict[str, np.ndarray] = {}
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        result = super().run_node(n)
-        if isinstance(result, torch.Tensor) and result.is_floating_point():
-            self.values[n.name] = memory.memory_mapped([result.detach().numpy()])[0]
-        return result
-
-
-def _interpret(
-    program: torch.export.ExportedProgram, inputs: tuple[object, ...], output_names: Sequence[str]
-) -> Mapping[str, np.ndarray]:
-    """Values by name in the graph, whose outputs have names of their own."""
-    leaves = iter(pytree.tree_leaves(inputs))
-    flat = []
-    for spec in program.graph_signature.input_specs:
-        if spec.kind.name == "USER_INPUT":
-            flat.append(next(leaves))
-        else:
-            assert spec.target is not None
-            source = program.state_dict if spec.target in program.state_dict else program.constants
-            flat.append(source[spec.target])
-    recorder = _Recorder(program.graph_module)
-    with torch.no_grad():
-        results = recorder.run(*flat)
-    specs = zip(program.graph_signature.output_specs, results, strict=True)
-    outputs = [x for spec, x in specs if spec.kind.name == "USER_OUTPUT" and torch.is_tensor(x)]
-    named = zip(output_names, outputs, strict=True)
-    return {**recorder.values, **{name: x.numpy() for name, x in named}}
+def divergence_record(both: BothValues, value: str) -> DivergenceRecord:
+    """Return the record of a value that differs."""
+    [expected], got = both.original.get([value]).values(), both.got([value])[value]
+    result, node = both.compare(value, expected, got), both.ancestry.producer[value]
+    return DivergenceRecord(value, node.name, node.op_type, result.max_relative_error, result.worst)

@@ -54,7 +54,7 @@ def check_language(tested: ModelUnderTest, seed: int = 0) -> Parity:
     """Run every case on the original, a language model, in float32, and then on the artifact."""
     language = tested.loaded.language
     assert language is not None
-    trials = plan_prompts(tested.dims, language.context, seed)
+    trials = plan_prompts(tested.dims, language.context, seed, tested.chosen)
     original = _Original(tested.loaded, torch.float32)
     expected = [original.run_reference(trial.prompt(language.vocabulary)) for trial in trials]
     checked = _Check(tested, language, Parity(tested.tolerance), tested.open())

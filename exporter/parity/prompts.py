@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from linexport.graph.dims import DimRange
-from linexport.parity.cases import Case
+from linexport.parity.cases import USUAL, Case, Chosen
 
 LENGTHS = (1, 7, 63, 64, 65, 100, 150, 1000)
 PADDED_BATCH = 3
@@ -56,9 +56,21 @@ class Trial:
         return draw_prompt(vocabulary, sizes[BATCH], sizes[SEQUENCE], self.padding, self.case.seed)
 
 
-def plan_prompts(dims: Mapping[str, DimRange], context: int | None, seed: int) -> list[Trial]:
-    """Return every case. ``context``: how many tokens the model was made for, None if unlimited."""
-    return [*_whole(dims, context, seed), *_continued(context, seed)]
+def plan_prompts(
+    dims: Mapping[str, DimRange],
+    context: int | None,
+    seed: int,
+    chosen: Chosen = USUAL,
+) -> list[Trial]:
+    """Return every case.
+
+    Args:
+        dims: the dynamic dimensions.
+        context: how many tokens the model was made for, None if unlimited.
+        seed: of the tokens.
+        chosen: lengths and batches of the whole sequences, in place of the usual ones.
+    """
+    return [*_whole(dims, context, seed, chosen), *_continued(context, seed)]
 
 
 def draw_prompt(vocabulary: int, batch: int, length: int, padding: str, seed: int) -> Prompt:
@@ -75,20 +87,26 @@ def draw_prompt(vocabulary: int, batch: int, length: int, padding: str, seed: in
     return Prompt(tokens.astype(np.int64), mask)
 
 
-def _whole(dims: Mapping[str, DimRange], context: int | None, seed: int) -> Iterator[Trial]:
+def _whole(
+    dims: Mapping[str, DimRange], context: int | None, seed: int, chosen: Chosen
+) -> Iterator[Trial]:
     """Whole sequences in one call."""
-    for number, (length, batch, padding) in enumerate(_sizes(dims, context)):
+    for number, (length, batch, padding) in enumerate(_sizes(dims, context, chosen)):
         case = Case(padding, {BATCH: batch, SEQUENCE: length}, seed + number)
         yield Trial(case, padding, (length,))
 
 
-def _sizes(dims: Mapping[str, DimRange], context: int | None) -> Iterator[tuple[int, int, str]]:
+def _sizes(
+    dims: Mapping[str, DimRange], context: int | None, chosen: Chosen
+) -> Iterator[tuple[int, int, str]]:
     """Length, batch and padding of every whole sequence."""
-    lengths = [n for n in LENGTHS if dims[SEQUENCE].allows(n) and (context is None or n <= context)]
+    wanted = chosen.lengths or LENGTHS
+    lengths = [n for n in wanted if dims[SEQUENCE].allows(n) and (context is None or n <= context)]
+    first, *_, last = chosen.batches * 2 or (1, PADDED_BATCH)
     for length in lengths or [dims[SEQUENCE].nearest(1)]:
-        yield length, dims[BATCH].nearest(1), NONE
+        yield length, dims[BATCH].nearest(first), NONE
         for padding in (LEFT, RIGHT) if length > 1 else (NONE,):
-            yield length, dims[BATCH].nearest(PADDED_BATCH), padding
+            yield length, dims[BATCH].nearest(last), padding
 
 
 def _continued(context: int | None, seed: int) -> Iterator[Trial]:

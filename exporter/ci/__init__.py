@@ -1,0 +1,1 @@
+"""Checks of an artifact in the forms that continuous integration reads."""

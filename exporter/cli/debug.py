@@ -1,0 +1,70 @@
+"""``linexport debug``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from linexport.cli.errors import guarded, print_json
+from linexport.cli.options import ArtifactPath, Json, SourceOption, Threads, TrustRemoteCode
+from linexport.cli.progress import Spinner
+from linexport.errors import ParityError
+
+
+def debug(
+    artifact: ArtifactPath,
+    source: SourceOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="A new folder for what repeats the first wrong value: its node, its inputs, and "
+            "a script that needs NumPy and ONNX Runtime only.",
+        ),
+    ] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens; without it, those of the smallest case that failed."),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Of the inputs; without it, that of the case that failed."),
+    ] = None,
+    threads: Threads = 0,
+    trust_remote_code: TrustRemoteCode = False,
+    json: Json = False,
+) -> None:
+    """Find the first layer, token and state at which an artifact differs from its original.
+
+    Exit 3 if something differs. The graph is run a few times, with a few more of its values as
+    outputs each time, and the node that is found is run alone on the original's inputs: that tells
+    an error of its own from one it inherits.
+    """
+    with guarded(json):
+        from linexport.debugging import debug as search
+
+        found = search(
+            artifact,
+            source=source,
+            output=output,
+            length=length,
+            seed=seed,
+            threads=threads,
+            trust_remote_code=trust_remote_code,
+            progress=Spinner(quiet=json),
+        )
+        if json:
+            print_json(found.json())
+        else:
+            for topic, text in found.lines():
+                typer.echo(f"{topic:<12}  {text}")
+        if found.differs:
+            raise typer.Exit(ParityError.exit_code)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(debug)

@@ -1,0 +1,95 @@
+"""module, what is wanted of it -> its artifact, and lines on how it differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from linexport.conversion.pipeline import convert_checked
+from linexport.conversion.stages import Checks
+from linexport.debugging import debug
+from linexport.errors import UsageError
+from linexport.loaders.factory import load_module
+from linexport.manifest import ConvertOptions, Manifest
+from linexport.manifest.proof import CaseRecord
+from linexport.parity.cases import Chosen
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Keywords of the fixture; see ``linexport.testing.ParityTest``."""
+
+    lengths: tuple[int, ...] = ()
+    batch: tuple[int, ...] = ()
+    tolerance: float | None = None
+    streaming: bool = False
+    target: str = "ort"
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Wanted:
+        """Return keywords as they were written, checked.
+
+        Raises:
+            UsageError: an unknown one, or a value of another kind.
+        """
+        unknown = sorted(given.keys() - {f.name for f in fields(cls)})
+        if unknown:
+            raise UsageError(
+                f"linexport_parity has no keyword {unknown[0]!r}; expected one of "
+                f"{', '.join(f.name for f in fields(cls))}."
+            )
+        batch = given.get("batch", ())
+        found = {
+            **given,
+            "lengths": tuple(given.get("lengths", ())),
+            "batch": (batch,) if isinstance(batch, int) else tuple(batch),
+        }
+        for name in ("lengths", "batch"):
+            if not all(isinstance(n, int) and n > 0 for n in found[name]):
+                raise UsageError(
+                    f"linexport_parity: {name} are positive integers, not {given[name]}."
+                )
+        if found.get("tolerance") is not None and not found["tolerance"] > 0:
+            raise UsageError(f"linexport_parity: tolerance {given['tolerance']} is not above 0.")
+        return cls(**found)
+
+
+def problems(result: Any, place: Path, wanted: Wanted) -> tuple[Manifest, list[str]]:
+    """Convert a module and say how the artifact differs from it.
+
+    Args:
+        result: the module, its example arguments and, if given, its dynamic shapes.
+        place: folder of the artifact.
+        wanted: what it is compared on.
+
+    Returns:
+        The manifest, and lines; none where nothing differs.
+    """
+    kind = type(result[0])
+    loaded = load_module(result, f"{kind.__module__}:{kind.__qualname__}")
+    checks = Checks(Chosen(wanted.lengths, wanted.batch), wanted.tolerance)
+    asked = ConvertOptions(target=wanted.target, bench=False)
+    manifest = convert_checked(loaded, place, asked, checks)
+    streams = manifest.streaming is not None and manifest.streaming.passed is True
+    lines: list[str] = []
+    if manifest.status != "ok":
+        assert manifest.parity is not None
+        wrong = [case for case in manifest.parity.cases if not case.passed]
+        lines.append(f"The ONNX model of {kind.__name__} differs from it.")
+        lines += [f"  {_case(case)}" for case in wrong[:4]]
+        found = debug(manifest.artifact, source=loaded, tolerance=wanted.tolerance)
+        lines += [f"  {topic:<12}  {text}" for topic, text in found.lines()]
+    elif wanted.streaming and not streams:
+        lines = [f"The ONNX model of {kind.__name__} does not stream: {manifest.why_stateless}"]
+    return manifest, lines
+
+
+def _case(case: CaseRecord) -> str:
+    sizes = ", ".join(f"{name} {size}" for name, size in case.sizes.items())
+    if case.max_relative_error is None:
+        how = "not finite" if case.reason is None else case.reason
+    else:
+        how = f"relative error {case.max_relative_error:.1e}"
+    return f"{case.output} beside {case.reference}, {case.name} inputs, {sizes}: {how}"
