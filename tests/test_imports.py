@@ -42,7 +42,7 @@ ORDER = [
 
 RANK = {part: rank for rank, line in enumerate(ORDER) for part in line}
 
-ALLOWED = {"report": {"errors", "manifest"}, "manifest": {"errors"}}
+ALLOWED = {"report": {"errors", "manifest", "plugins"}, "manifest": {"errors"}}
 """What a part may import, where that is less than all above it."""
 
 

@@ -22,6 +22,7 @@ from rich.console import Console
 from linexport import report
 from linexport.errors import UsageError
 from linexport.manifest import from_json
+from linexport.plugins.ops.registry import all_ops
 from linexport.report import page as report_page
 from linexport.report import snippet
 from linexport.report.text import amount, error, format_speedup, split
@@ -414,3 +415,27 @@ def test_importing_the_report_is_cheap() -> None:
 )
 def test_numbers_in_words(function: Callable[[Any], str], value: Any, words: str) -> None:
     assert function(value) == words
+
+
+def test_a_match_and_its_proof_are_on_the_page() -> None:
+    """Next to what was fused: heads, the range of the map, sizes and error of the proof."""
+    text = Page(render_html(sample())).text
+    (match,) = sample()["matches"]
+    assert match["where"] in text and "causal linear attention" in text
+    assert "elu1, compared up to |x| = 3.4e+38" in text
+    assert "2.5e-07" in text and "at batch 2, seq 5; batch 3, seq 70" in text
+    assert match["where"] not in Page(render_html(sample() | {"matches": []})).text
+
+
+def test_passes_are_on_the_page_under_a_heading_that_opens() -> None:
+    page = render_html(sample())
+    table = page.split("<summary>Passes over the graph")[1].split("</details>")[0]
+    for one in sample()["passes"]:
+        assert one["name"] in table and f">{one['nodes_before']}<" in table
+    assert "Passes over the graph" not in render_html(sample() | {"passes": []})
+
+
+def test_fused_ops_are_told_by_their_declarations() -> None:
+    text = Page(render_html(sample() | {"fused": {"GeneralizedDeltaRule": 1, "Elsewhere": 2}})).text
+    assert all_ops()["GeneralizedDeltaRule"].summary in text and "Elsewhere" in text
+    assert all(op.summary.endswith(".") for op in all_ops().values())

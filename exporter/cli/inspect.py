@@ -74,11 +74,13 @@ def _print(found: dict[str, Any]) -> None:
 
 def _print_findings(found: dict[str, Any], console: Any) -> None:
     """Print the fused matches, and the rejected ones with their reasons."""
-    from linexport.report.findings import facts, summary
+    from linexport.manifest.matches import MatchRecord
+    from linexport.report.matches import facts, summary
 
     for match in found.get("matches", ()):
-        console.print(f"\n✓ {summary(match)}, computes {match['where']}", style="green")
-        for name, fact in facts(match):
+        record = MatchRecord.from_json(match)
+        console.print(f"\n✓ {summary(record)}, computes {record.where}", style="green")
+        for name, fact in facts(record):
             console.print(f"  {name}: {fact}", markup=False)
     for miss in (*found.get("near_misses", ()), *found.get("refused", ())):
         console.print(f"\n– {miss['where']} was left as it is", style="yellow", markup=False)

@@ -180,6 +180,7 @@ def _manifest(
         environment=environment.describe(),
         seed=job.options.seed,
         passes=rewritten.records,
+        matches=findings.matches,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,9 @@ def inspect(path: str | Path, *, drawings: bool = False) -> dict[str, Any]:
             "traced": len(model.graph.node),
             "rewritten": len(rewritten.model.graph.node),
         },
-        "matches": [match.json() for match in findings.matches],
-        "near_misses": [miss.json() for miss in findings.unmatched],
-        "refused": [refusal.json() for refusal in findings.rejected],
+        "matches": [asdict(match) for match in findings.matches],
+        "near_misses": [asdict(miss) for miss in findings.unmatched],
+        "refused": [asdict(refusal) for refusal in findings.rejected],
         "mixing": sequence_axis.mixing(rewritten.model),
         "ops": _ops(rewritten.model),
         "warnings": list(loaded.warnings),

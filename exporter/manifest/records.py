@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from linexport.manifest.engines import EngineRecord
+from linexport.manifest.matches import MatchRecord
 from linexport.manifest.measured import DecodeRecord, LatencyRow, MeasurementRecord, MemoryRow
 from linexport.manifest.options import ConvertOptions
 from linexport.manifest.proof import ParityRecord, StreamingRecord
@@ -237,6 +238,7 @@ class Manifest:
         isolation: how the conversion was confined; None if it was not isolated.
         quantisation: how weights are stored in fewer bits; None where they are not. Parity is then
             that of the float32 graph.
+        matches: what was recognised in the graph and fused, with its proof.
     """
 
     # For pydantic: no conversion of types, no unknown keys, no NaN.
@@ -279,6 +281,7 @@ class Manifest:
     passes: tuple[PassRecord, ...] = ()
     isolation: IsolationRecord | None = None
     quantisation: QuantisationRecord | None = None
+    matches: tuple[MatchRecord, ...] = ()
 
     @property
     def why_stateless(self) -> str:

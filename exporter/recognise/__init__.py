@@ -3,6 +3,6 @@
 What ``passes`` report: see ``Findings``.
 """
 
-from linexport.recognise.findings import Findings, Match, Proof, RejectedMatch, UnmatchedCandidate
+from linexport.recognise.findings import Findings, RejectedMatch, UnmatchedCandidate
 
-__all__ = ["Findings", "Match", "Proof", "RejectedMatch", "UnmatchedCandidate"]
+__all__ = ["Findings", "RejectedMatch", "UnmatchedCandidate"]

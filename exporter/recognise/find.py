@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.manifest.matches import MatchRecord, ProofRecord
 from linexport.recognise import feature_maps, functions, polynomial, rules, softmax
 from linexport.recognise.axes import size_of
 from linexport.recognise.emit import Writer
 from linexport.recognise.evaluate import Evaluator
-from linexport.recognise.findings import Findings, Match, Proof, RejectedMatch, UnmatchedCandidate
+from linexport.recognise.findings import Findings, RejectedMatch, UnmatchedCandidate
 from linexport.recognise.prove import ProofFailedError, RewriteCandidate, prove
 from linexport.recognise.roles import NotAttentionError, Roles, read_roles
 from linexport.recognise.terms import IDENTITY, Form, Leaf
@@ -61,7 +62,7 @@ class Search:
         self.imports[""] = graph.opset
         self.covered: set[str] = set()
         self.unmatched: dict[str, UnmatchedCandidate] = {}
-        self.matches: list[Match] = []
+        self.matches: list[MatchRecord] = []
         self.rejected: list[RejectedMatch] = []
 
     def run(self) -> Findings:
@@ -336,10 +337,10 @@ def _dead(region: Sequence[gs.Node], kept: set[int]) -> list[gs.Node]:
 
 
 def _match(
-    root: Root, fused: gs.Node, writer: Writer, replaced: tuple[str, ...], proof: Proof
-) -> Match:
+    root: Root, fused: gs.Node, writer: Writer, replaced: tuple[str, ...], proof: ProofRecord
+) -> MatchRecord:
     roles, attributes = root.roles, fused.attrs
-    return Match(
+    return MatchRecord(
         where=root.tensor.name,
         update_rule=str(attributes["update_rule"]),
         causal=roles.causal,

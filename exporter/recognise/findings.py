@@ -2,63 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True)
-class Proof:
-    """The original nodes beside the fused ones, on random inputs.
-
-    Attributes:
-        sizes: the dynamic sizes of each run, by symbol.
-        max_relative_error: over all runs, relative to the largest value of the run.
-    """
-
-    sizes: tuple[dict[str, int], ...]
-    max_relative_error: float
-
-
-@dataclass(frozen=True)
-class Match:
-    """One linear attention that was fused.
-
-    Attributes:
-        where: name of the value that the fused node now computes.
-        update_rule, causal, normalize, scale, eps, q_num_heads, kv_num_heads: of the fused node.
-        key_heads, d_k, d_v: head counts and widths.
-        query_map, key_map: kinds of the feature maps in front; None where whatever computes the
-            query or key stays as it was.
-        map_proven_to: the largest |x| up to which that map equals the nodes it stands for: all of
-            float32 for elementwise maps and polynomials; None where there is no map.
-        masked: the fused node takes a key mask.
-        replaced: names of the nodes that were removed, in graph order.
-        added: names of the nodes that took their place.
-        proof: the check that allowed it.
-    """
-
-    where: str
-    update_rule: str
-    causal: bool
-    normalize: bool
-    scale: float
-    eps: float
-    q_num_heads: int
-    kv_num_heads: int
-    key_heads: int
-    d_k: int
-    d_v: int
-    query_map: str | None
-    key_map: str | None
-    map_proven_to: float | None
-    masked: bool
-    replaced: tuple[str, ...]
-    added: tuple[str, ...]
-    proof: Proof
-
-    def json(self) -> dict[str, Any]:
-        """Return the JSON value that ``inspect --json`` prints."""
-        return asdict(self)
+from linexport.manifest.matches import MatchRecord
 
 
 @dataclass(frozen=True)
@@ -75,10 +21,6 @@ class UnmatchedCandidate:
     nodes: tuple[str, ...]
     reason: str
 
-    def json(self) -> dict[str, Any]:
-        """Return the JSON value that ``inspect --json`` prints."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class RejectedMatch:
@@ -87,16 +29,12 @@ class RejectedMatch:
     where: str
     reason: str
 
-    def json(self) -> dict[str, Any]:
-        """Return the JSON value that the manifest holds."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Findings:
     """Everything that was found, in graph order."""
 
-    matches: tuple[Match, ...] = field(default=())
+    matches: tuple[MatchRecord, ...] = field(default=())
     unmatched: tuple[UnmatchedCandidate, ...] = field(default=())
     rejected: tuple[RejectedMatch, ...] = field(default=())
 

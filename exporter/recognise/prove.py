@@ -16,7 +16,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import onnxruntime
 
-from linexport.recognise.findings import Proof
+from linexport.manifest.matches import ProofRecord
 from linexport.recognise.running import NotRunnableError, session, size_value, symbols_in
 from linexport.recognise.sizes import Size
 
@@ -74,7 +74,7 @@ class ProofFailedError(Exception):
     """The two sides differ, or could not be compared; the text says how."""
 
 
-def prove(candidate: RewriteCandidate) -> Proof:
+def prove(candidate: RewriteCandidate) -> ProofRecord:
     """Compare both sides.
 
     Raises:
@@ -109,7 +109,7 @@ def prove(candidate: RewriteCandidate) -> Proof:
     fixed = candidate.length.known is not None
     if len(sizes) < (1 if fixed else WANTED):
         raise ProofFailedError(f"the original nodes could not be run on their own: {problem}")
-    return Proof(tuple(sizes), worst)
+    return ProofRecord(tuple(sizes), worst)
 
 
 def _difference(

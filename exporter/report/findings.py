@@ -8,20 +8,15 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from linexport.manifest.matches import MatchRecord
+from linexport.report.matches import facts, summary
 from linexport.report.subgraph_drawing import drawing
-from linexport.report.text import count, error
+from linexport.report.text import count
 
 WIDEST_PAIR = 1500
 """Units of two drawings side by side; wider ones would be too small to read."""
 
 NAMED = 3
-
-RULES = {
-    "linear": "linear attention",
-    "gated": "gated linear attention",
-    "delta": "delta rule",
-    "gated_delta": "gated delta rule",
-}
 
 
 def findings_page(found: Mapping[str, Any]) -> str:
@@ -70,50 +65,16 @@ def streaming(found: Mapping[str, Any]) -> str:
     return "nothing prevents it" if causal else "there is no state to carry"
 
 
-def summary(match: Mapping[str, Any]) -> str:
-    """One match in words: "causal linear attention, 4 heads of 16 × 16"."""
-    order = "causal" if match["causal"] else "bidirectional"
-    return f"{order} {RULES.get(match['update_rule'], match['update_rule'])}"
-
-
-def facts(match: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Everything that was read from the nodes, named."""
-    heads = f"{match['q_num_heads']} query, {match['kv_num_heads']} value"
-    if match["key_heads"] != match["kv_num_heads"]:
-        heads += f", {match['key_heads']} key"
-    maps = [match["query_map"] or "as computed", match["key_map"] or "as computed"]
-    normaliser = f"ε = {match['eps']:g}" if match["normalize"] else "none"
-    proof, proven_to = match["proof"], match["map_proven_to"]
-    kinds = maps[0] if maps[0] == maps[1] else f"{maps[0]} and {maps[1]}"
-    if proven_to is not None:
-        kinds += f", compared up to |x| = {proven_to:.2g}"
-    sizes = "; ".join(
-        ", ".join(f"{name} {size}" for name, size in run.items()) for run in proof["sizes"]
-    )
-    return [
-        ("Heads", heads),
-        ("Widths", f"{match['d_k']} × {match['d_v']}"),
-        ("Normaliser", normaliser),
-        ("Scale", f"{match['scale']:g}"),
-        ("Feature map", kinds),
-        ("Key mask", "yes" if match["masked"] else "none"),
-        ("Nodes", f"{len(match['replaced'])} became {len(match['added'])}"),
-        (
-            "Proof",
-            f"largest relative error {error(proof['max_relative_error'])}, at {sizes}",
-        ),
-    ]
-
-
 def _match(number: int, match: Mapping[str, Any]) -> dict[str, Any]:
     before = drawing(match["before"], f"before-{number}", "The nodes that were found")
     after = drawing(match["after"], f"after-{number}", "What took their place")
     # Columns in proportion to the drawings, which so have one scale.
+    record = MatchRecord.from_json(match)
     beside = before.width + after.width <= WIDEST_PAIR
     return {
-        "title": summary(match),
-        "where": match["where"],
-        "facts": facts(match),
+        "title": summary(record),
+        "where": record.where,
+        "facts": facts(record),
         "before": Markup(before.svg),
         "after": Markup(after.svg),
         "columns": f"{before.width:.0f}fr {after.width:.0f}fr" if beside else "1fr",

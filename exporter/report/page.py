@@ -14,7 +14,7 @@ from linexport.manifest import Manifest
 from linexport.manifest.measured import LatencyRow
 from linexport.manifest.proof import ParityRecord
 from linexport.manifest.quantisation import QuantisationRecord
-from linexport.report import measured, quantisation, snippet, tables
+from linexport.report import matches, measured, quantisation, snippet, tables
 from linexport.report.error_histogram import error_histogram
 from linexport.report.figures import WIDTHS
 from linexport.report.length_chart import LATENCY, length_chart
@@ -92,6 +92,8 @@ def _described(manifest: Manifest) -> dict[str, Any]:
         "facts": tables.facts(manifest),
         "warnings": manifest.warnings,
         "fused": tables.fused(manifest),
+        "matches": matches.matches(manifest),
+        "passes": tables.passes(manifest),
         "lowerings": tables.lowerings(manifest),
         "engines": tables.engines(manifest),
         "tuned": tables.any_tuned(manifest),

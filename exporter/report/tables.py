@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from linexport.manifest import Manifest
 from linexport.manifest.records import IsolationRecord, LoweringRecord, StateRecord, TensorRecord
+from linexport.plugins.ops.registry import all_ops
 from linexport.report.text import (
     ABSENT,
     NO_REASON,
@@ -16,12 +17,6 @@ from linexport.report.text import (
     shape,
     target_name,
 )
-
-OPS = {
-    "LinearAttention": "Attention as a running sum: the cost grows in step with the length.",
-    "CausalConvWithState": "A short convolution over the preceding tokens.",
-    "FeatureMap": "The function applied to queries and keys in place of softmax.",
-}
 
 
 @dataclass(frozen=True)
@@ -105,12 +100,28 @@ def _duration(manifest: Manifest) -> Cell:
 
 
 def fused(manifest: Manifest) -> Table | None:
-    """Each kind of fused op, how many, and what it is."""
+    """Each kind of fused op, how many, and what it is; an op of another package may be absent."""
+    known = {name: op.summary for name, op in all_ops().items()}
     rows = [
-        [Cell(op, tone="code"), Cell(count(much)), Cell(OPS.get(op, ""))]
+        [Cell(op, tone="code"), Cell(count(much)), Cell(known.get(op, ""))]
         for op, much in manifest.fused.items()
     ]
     return make_table("Fused ops", ["Op", "#Count", "What it is"], rows)
+
+
+def passes(manifest: Manifest) -> Table | None:
+    """Each run of a pass over the graph: its time, and the nodes before and after."""
+    rows = [
+        [
+            Cell(one.name, one.stage, tone="code"),
+            Cell(amount(1e3 * one.seconds)),
+            Cell(count(one.nodes_before)),
+            Cell(count(one.nodes_after)),
+            Cell("yes" if one.changed else "no"),
+        ]
+        for one in manifest.passes
+    ]
+    return make_table("Passes", ["Pass", "#ms", "#Nodes before", "#Nodes after", "Changed"], rows)
 
 
 def lowerings(manifest: Manifest) -> Table | None:

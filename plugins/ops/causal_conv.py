@@ -197,4 +197,5 @@ OP = Op(
     states=_states,
     kernels="linexport.plugins.kernels.plans.causal_conv",
     describe=lambda node: f"activation {activation_of(node)}",
+    summary="A short convolution over the preceding tokens.",
 )

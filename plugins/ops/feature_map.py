@@ -296,4 +296,5 @@ OP = Op(
     float32=lambda attributes: {"Y"} if _log(attributes) else (),
     kernels="linexport.plugins.kernels.plans.feature_map",
     describe=lambda node: f"{node.attributes['kind']}, {node.attributes['num_heads']} heads",
+    summary="The function applied to queries and keys in place of softmax.",
 )

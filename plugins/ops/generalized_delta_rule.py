@@ -310,4 +310,5 @@ OP = Op(
     sizes=_sizes,
     describe=_describe,
     slow="it is computed token by token, so long sequences are slow",
+    summary="A running state that every token decays and corrects along one direction.",
 )

@@ -336,4 +336,5 @@ OP = Op(
     oracle=_oracle,
     token_axis=dict.fromkeys((*INPUTS[:3], "y"), 0),
     describe=_describe,
+    summary="Every token through the few experts that its router chose.",
 )

@@ -103,6 +103,7 @@ class Op:
             It is imported when a target asks for kernels.
         sizes: what inspection adds to the attributes of a node.
         describe: one line about a node for people.
+        summary: one sentence for people that says what the op does.
         slow: why every lowering there is of it is slow, a warning to users; "" where one is fast.
     """
 
@@ -119,6 +120,7 @@ class Op:
     kernels: str = ""
     sizes: Callable[[Node], Mapping[str, int]] = lambda node: {}
     describe: Callable[[Node], str] = lambda node: ""
+    summary: str = ""
     slow: str = ""
 
     @property

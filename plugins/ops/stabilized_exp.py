@@ -372,4 +372,5 @@ OP = Op(
     causal=reads_causal,
     states=_states,
     describe=_describe,
+    summary="Exponential features, kept from overflowing.",
 )

@@ -68,4 +68,5 @@ OP = Op(
     oracle=oracle,
     token_axis={"x": 1, "y": 1},
     states=lambda node: [StatePort(1, 1, "token", (int(node.shapes["x"][2]),))],
+    summary="Every token mixed with the one before it.",
 )

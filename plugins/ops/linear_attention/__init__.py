@@ -128,7 +128,7 @@ OP = Op(
         "LinearAttention",
         DOMAIN,
         VERSION,
-        doc=str(linear_attention.__doc__),
+        doc=__doc__ or "",
         inputs=[
             parameter("query", "T", "(B, T, H_q * d_k)"),
             parameter("key", "T", "(B, T, H_k * d_k)"),
@@ -186,4 +186,5 @@ OP = Op(
     kernels="linexport.plugins.kernels.plans.linear_attention",
     sizes=_sizes,
     describe=_describe,
+    summary="Attention as a running sum: the cost grows in step with the length.",
 )
