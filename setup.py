@@ -35,7 +35,13 @@ setup(
         for name in [package, *(f"{package}.{sub}" for sub in find_packages(folder))]
     ],
     package_data={
-        "linexport": ["py.typed", "report/*.html", "report/*.css", "manifest/schema.json"],
+        "linexport": [
+            "py.typed",
+            "serving/http/*.html",
+            "report/*.html",
+            "report/*.css",
+            "manifest/schema.json",
+        ],
         "linexport.plugins": ["tensorrt/cpp/*", "cpu/cpp/*", "cpu/README.md"],
     },
     cmdclass={"build_ext": BuildLibrary},

@@ -81,13 +81,13 @@ def end_tokens(folder: Path) -> frozenset[int]:
     Raises:
         UsageError: a file is damaged.
     """
-    named = _read(folder / GENERATION_CONFIG).get("eos_token_id")
+    named = read_json(folder / GENERATION_CONFIG).get("eos_token_id")
     if named is None:
         named = model_config(folder).get("eos_token_id")
     if named is None and (folder / TOKENIZER).is_file():
-        word = _read(folder / TOKENIZER_CONFIG).get("eos_token")
+        word = read_json(folder / TOKENIZER_CONFIG).get("eos_token")
         word = word.get("content") if isinstance(word, dict) else word
-        added = _read(folder / TOKENIZER).get("added_tokens") or []
+        added = read_json(folder / TOKENIZER).get("added_tokens") or []
         named = [t["id"] for t in added if word is not None and t.get("content") == word]
     ids = named if isinstance(named, list) else [named]
     return frozenset(i for i in ids if isinstance(i, int))
@@ -99,7 +99,7 @@ def model_config(folder: Path) -> dict[str, Any]:
     Raises:
         UsageError: the file is damaged.
     """
-    config = _read(folder / MODEL_CONFIG)
+    config = read_json(folder / MODEL_CONFIG)
     inner = config.get("text_config")
     return {**config, **(inner if isinstance(inner, dict) else {})}
 
@@ -114,7 +114,12 @@ def context(folder: Path) -> int | None:
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file; empty where there is none.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
     if not path.is_file():
         return {}
     try:

@@ -16,6 +16,7 @@ from linexport.system import environment
 REQUIRED = ("torch", "onnx", "onnxruntime", "onnx-graphsurgeon", "onnxscript", "numpy", "typer")
 EXTRAS = {
     "transformers": "pip install 'linexport[hf]'",
+    "starlette": "pip install 'linexport[serve]'",
     "sklearn": "pip install 'linexport[train]'",
 }
 

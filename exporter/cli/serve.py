@@ -1,0 +1,108 @@
+"""``linexport serve``."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from linexport.cli.errors import guarded
+from linexport.cli.options import ArtifactPath, Threads
+from linexport.errors import EnvironmentProblemError, UsageError
+from linexport.serving.limits import HELP, LEAST, Limits
+
+TOKEN = "LINEXPORT_TOKEN"
+SHORTEST = 16
+
+
+def serve(
+    artifact: ArtifactPath,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model; that of the folder if none is given.")
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help=f"File of the bearer token that clients must send; or {TOKEN}."),
+    ] = None,
+    park: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder in which sequences are kept: those that a request asks to park, and those "
+            "that are not finished when the server stops."
+        ),
+    ] = None,
+    threads: Threads = 0,
+    **limits: Any,
+) -> None:
+    """Serve a model to many clients: by the protocols of OpenAI and Open Inference, and a page."""
+    with guarded(False):
+        try:
+            from linexport.serving.http.server import Address, serve
+        except ImportError as error:
+            raise EnvironmentProblemError(
+                f"Serving needs {error.name}: pip install 'linexport[serve]'."
+            ) from None
+        from linexport.artifact import load
+        from linexport.serving.service import Service
+
+        address = Address(host, port, _token(token_file))
+        model = load(artifact, threads=threads)
+        service = Service(model, name or artifact.resolve().name, Limits(**limits), park)
+        if service.language is None:
+            typer.echo(f"No texts, /v2 alone: {service.why_no_text}", err=True)
+        if not address.local and address.token is None:
+            typer.secho(
+                f"Warning: whoever reaches {host} may use this server; give it a --token-file.",
+                fg="yellow",
+                err=True,
+            )
+        serve(service, address, lambda url: typer.echo(f"{service.name} at {url}", err=True))
+
+
+def _token(path: Path | None) -> str | None:
+    """Return the token that clients must send.
+
+    Raises:
+        UsageError: the file cannot be read, or has no token that is fit for a header.
+    """
+    if path is None:
+        found, where = os.environ.get(TOKEN), TOKEN
+        if found is None:
+            return None
+    else:
+        where = str(path)
+        try:
+            found = path.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} cannot be read as a token: {error}.") from None
+    if len(found) < SHORTEST or not found.isascii() or not found.isprintable() or " " in found:
+        raise UsageError(
+            f"{where} has no usable token; expected {SHORTEST} or more ASCII characters without "
+            "spaces, such as `openssl rand -hex 32` writes."
+        )
+    return found
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command, with an option for every limit."""
+    signature = inspect.signature(serve, eval_str=True)
+    kept = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=Annotated[
+                int, typer.Option(min=field.metadata[LEAST], help=field.metadata[HELP])
+            ],
+        )
+        for field in fields(Limits)
+    ]
+    serve.__signature__ = signature.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
+    app.command()(serve)

@@ -1,0 +1,1 @@
+"""The server of ``linexport serve``: OpenAI's protocol, the Open Inference Protocol, metrics."""

@@ -1,0 +1,84 @@
+"""Errors in the form of the protocol whose path was asked for.
+
+/v2...    {"error": "..."}                                     Open Inference Protocol
+else      {"error": {"message", "type", "param", "code"}}      OpenAI
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from linexport.errors import NonFiniteError, ParityError, UsageError
+from linexport.serving.channel import SlowReaderError
+from linexport.serving.engine import QueueFullError, StoppedError
+from linexport.serving.service import ContextLengthError
+from linexport.serving.template import TemplateError
+
+log = logging.getLogger(__name__)
+
+INVALID, FAULT = "invalid_request_error", "server_error"
+
+
+@dataclass
+class ProtocolError(Exception):
+    """A request that is answered with an error.
+
+    Attributes:
+        status: of HTTP.
+        message: what was found, what was expected, what to do next.
+        kind: OpenAI's type of error.
+        code: OpenAI's word for it.
+        param: field of the request.
+        headers: of the answer.
+    """
+
+    status: int
+    message: str
+    kind: str = INVALID
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        """Return it in OpenAI's form."""
+        found = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": found}
+
+    def response(self, path: str) -> Response:
+        """Return the answer to a request for a path."""
+        content = {"error": self.message} if path.startswith("/v2") else self.body()
+        return Response(
+            json.dumps(content), self.status, dict(self.headers), media_type="application/json"
+        )
+
+
+def protocol_error(error: Exception) -> ProtocolError:
+    """Return an exception as an answer; one that is a fault of the server says nothing of it."""
+    match error:
+        case ProtocolError():
+            return error
+        case HTTPException():
+            return ProtocolError(error.status_code, f"{error.detail}.", code="no_such_path")
+        case QueueFullError():
+            headers = {"Retry-After": str(error.retry_after)}
+            return ProtocolError(429, str(error), "rate_limit_error", "queue_full", headers=headers)
+        case StoppedError():
+            return ProtocolError(503, str(error), FAULT, "shutting_down")
+        case SlowReaderError():
+            return ProtocolError(408, str(error), code="slow_reader")
+        case ContextLengthError():
+            return ProtocolError(400, str(error), code="context_length_exceeded", param="prompt")
+        case NonFiniteError() | ParityError():
+            return ProtocolError(500, str(error), FAULT, "non_finite")
+        case UsageError() | TemplateError():
+            return ProtocolError(400, str(error))
+        case _:
+            log.error("a request failed", exc_info=error)
+            return ProtocolError(500, "The server failed to answer.", FAULT, "internal_error")

@@ -1,0 +1,175 @@
+"""Requests of OpenAI's protocol, as records that are checked.
+
+Fields of OpenAI's that mean nothing here are taken at the value that asks for nothing, and refused
+at any other; fields that nobody knows are refused. Beside OpenAI's: ``top_k`` and ``min_p``, and
+``park`` and ``resume``, which keep a sequence and go on with it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from linexport.artifact.sampling import Sampling
+from linexport.serving.http.errors import ProtocolError
+from linexport.serving.service import new_seed
+
+STOPS, LONGEST_STOP, MOST_LOGPROBS = 16, 256, 20
+COMPLETION_TOKENS = 16
+"""Tokens of a text where the request says nothing: OpenAI's default of /v1/completions."""
+
+Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+Zero = Annotated[float, Field(ge=0, le=0)]
+Nothing = Annotated[list[Any], Field(max_length=0)]
+
+
+class Record(BaseModel):
+    """Checked strictly: no other fields, no conversions."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class StreamOptions(Record):
+    """How a stream is sent."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None
+
+
+class TextRequest(Record):
+    """What requests for texts share."""
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=STOPS)] | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    park: bool = False
+    resume: Annotated[str, Field(max_length=64)] | None = None
+
+    frequency_penalty: Zero | None = None
+    presence_penalty: Zero | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+
+    def sampling(self) -> Sampling:
+        """Return how tokens are chosen; OpenAI's default temperature is 1."""
+        return Sampling(
+            1.0 if self.temperature is None else self.temperature,
+            max(0, self.top_k or 0),
+            new_seed() if self.seed is None else self.seed % 2**63,
+            1.0 if self.top_p is None else self.top_p,
+            self.min_p or 0.0,
+        )
+
+    def stops(self) -> tuple[str, ...]:
+        """Return the stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionRequest(TextRequest):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[int] | list[str] | list[list[int]] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    echo: Literal[False] | None = None
+    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+    suffix: Literal[""] | None = None
+
+    def only_prompt(self) -> str | list[int] | None:
+        """Return the prompt.
+
+        Raises:
+            ProtocolError: there are several.
+        """
+        prompt = self.prompt
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            if len(prompt) > 1:
+                raise ProtocolError(
+                    400, f"Found {len(prompt)} prompts; expected one a request.", param="prompt"
+                )
+            return prompt[0]
+        return prompt  # type: ignore[return-value]
+
+
+class TextPart(Record):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Record):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    refusal: None = None
+    tool_call_id: str | None = None
+    tool_calls: Nothing | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as templates take it."""
+        content = self.content
+        if isinstance(content, list):
+            content = "".join(part.text for part in content)
+        found = {"role": self.role, "content": content or ""}
+        return found if self.name is None else {**found, "name": self.name}
+
+
+class ResponseFormat(Record):
+    """Text, and nothing else."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(TextRequest):
+    """``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(max_length=4096)] = []
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Nothing | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+
+
+Request = TypeVar("Request", bound=Record)
+
+
+def parse(kind: type[Request], body: bytes) -> Request:
+    """Return the request in a body.
+
+    Raises:
+        ProtocolError: the body is not JSON, or not such a request; names the field.
+    """
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+    if first["type"] == "json_invalid":
+        raise ProtocolError(400, f"The body is not JSON: {first['msg']}", code="invalid_json")
+    place = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        raise ProtocolError(
+            400, f"Unrecognized request argument: {place}", code="unknown_parameter", param=place
+        )
+    raise ProtocolError(400, f"{place}: {first['msg']}", code="invalid_value", param=place)

@@ -1,0 +1,32 @@
+"""Limits of a server, declared once: the options of ``linexport serve`` and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+HELP, LEAST = "help", "min"
+"""Keys of a field's metadata: a sentence for the command line, and the smallest value."""
+
+
+def _limit(default: int, help: str, least: int = 1) -> Any:
+    return field(default=default, metadata={HELP: help, LEAST: least})
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one server takes on; every field has an option of its name."""
+
+    slots: int = _limit(16, "Sequences that are advanced together.")
+    queue: int = _limit(64, "Requests that may wait for a slot; others get 429.", 0)
+    chunk: int = _limit(64, "Tokens of a prompt that are computed between two steps of others.")
+    max_body: int = _limit(4 * 2**20, "Bytes of a request's body.")
+    max_prompt: int = _limit(32_768, "Tokens of a prompt.")
+    max_tokens: int = _limit(4_096, "Tokens of a text that is written.")
+    idle_seconds: int = _limit(300, "Seconds that a sequence of /v2 is kept without a request.")
+    request_seconds: int = _limit(10, "Seconds in which a request must have arrived.")
+    send_seconds: int = _limit(30, "Seconds that a client may take nothing of its answer.")
+    buffer: int = _limit(512, "Pieces of text kept for a slow client before it is cut off.")
+    connections: int = _limit(512, "Connections at a time.")
+    grace_seconds: int = _limit(20, "Seconds to finish texts after SIGTERM.", 0)
+    park_mib: int = _limit(1_024, "MiB of parked sequences; the oldest make room.")
