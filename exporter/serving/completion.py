@@ -117,7 +117,7 @@ TextEvent = Delta | End
 
 @dataclass(frozen=True)
 class Writer:
-    """What texts of one model share."""
+    """Everything that texts of one model share."""
 
     engine: Engine
     model: LanguageInterface

@@ -123,7 +123,7 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """Whether it takes tasks."""
+        """Return whether it takes tasks."""
         return self._thread.is_alive() and not self._stopping
 
     @property
@@ -205,7 +205,7 @@ class Engine:
         return bool(self._stopping or (self._waiting and self._room()) or self._active)
 
     def _room(self) -> bool:
-        """Whether the first task in the queue can begin, or need not."""
+        """Return whether the first task in the queue can begin, or need not."""
         first = self._waiting[0]
         return bool(first.resumes) or first.cancelled or self.sessions < self.pool.slots
 

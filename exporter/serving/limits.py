@@ -15,7 +15,7 @@ def _limit(default: int, help: str, least: int = 1) -> Any:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one server takes on; every field has an option of its name."""
+    """Most that one server takes on; every field has an option of its name."""
 
     slots: int = _limit(16, "Sequences that are advanced together.")
     queue: int = _limit(64, "Requests that may wait for a slot; others get 429.", 0)

@@ -1,4 +1,4 @@
-"""What a server has: the artifact, its texts, the engine and the limits; no protocol."""
+"""The inside of a server: the artifact, its texts, the engine and the limits; no protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused before a request is looked at: strangers, other sites' pages, large bodies.
+"""Refusals before a request is looked at: strangers, pages of other sites, large bodies.
 
 Host              on loopback without a token: this machine's names only (DNS rebinding)
 Authorization     bearer token, compared in constant time, where there is one
@@ -26,7 +26,7 @@ LOCAL = {"localhost", "127.0.0.1", "[::1]"}
 
 @dataclass(frozen=True)
 class Rules:
-    """What is let through.
+    """Conditions under which a request is let through.
 
     Attributes:
         token: that clients must have; None for none.

@@ -93,7 +93,7 @@ class Answer:
 
 
 class ChatAnswer(Answer):
-    """The same in the form of /v1/chat/completions."""
+    """One request's answer, in the form of /v1/chat/completions."""
 
     whole, piece = "chat.completion", "chat.completion.chunk"
 

@@ -38,7 +38,7 @@ class StreamOptions(Record):
 
 
 class TextRequest(Record):
-    """What requests for texts share."""
+    """Fields that requests for texts share."""
 
     model: str
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -78,7 +78,7 @@ class TextRequest(Record):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the numbers of tokens."""
+        """Return whether a stream ends with the numbers of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 

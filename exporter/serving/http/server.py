@@ -42,7 +42,7 @@ class Address:
 
     @property
     def local(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Return whether only this machine can reach it."""
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
 

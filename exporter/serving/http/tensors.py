@@ -168,7 +168,7 @@ def _from_json(tensor: Tensor) -> np.ndarray:
 
 
 def _same_kind(values: np.ndarray, dtype: np.dtype[Any]) -> bool:
-    """Whether JSON's numbers are of a dtype; integers must be within its range."""
+    """Return whether JSON's numbers are of a dtype; integers must be within its range."""
     if not values.size:
         return True
     if dtype.kind in "iu" and values.dtype.kind in "iu":
