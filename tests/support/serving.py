@@ -84,9 +84,9 @@ def changed(model: Artifact, *, seconds: float = 0.0, poisoned: bool = False) ->
     """Make a model slower, or its logits NaN after POISON, in the rows that have it."""
     inner = model.call
 
-    def call(feeds: Any, state: Any) -> Any:
+    def call(feeds: Any, *rest: Any) -> Any:
         time.sleep(seconds)
-        outputs, after = inner(feeds, state)
+        outputs, after = inner(feeds, *rest)
         if poisoned:
             rows = (feeds["tokens"] == POISON).any(1)
             outputs = {**outputs, "output": outputs["output"].copy()}

@@ -112,7 +112,7 @@ def _sequence(asked: InferRequest) -> str | None:
     found = asked.parameters.get("sequence_id", 0)
     if type(found) not in (int, str):
         raise ProtocolError(400, f"sequence_id is {found!r}; expected an integer or a text.")
-    return f"{type(found).__name__} {found}" if found else None
+    return repr(found) if found else None
 
 
 async def _whole(service: Service, feeds: dict[str, np.ndarray]) -> Outputs:
