@@ -13,10 +13,13 @@ import resource
 import shutil
 import sys
 import traceback
+import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 from linexport.errors import LinexportError
 
@@ -123,9 +126,33 @@ def mutated(kind: str, random: Random, folder: Path) -> Iterator[Path]:
         os.link(valid / path.relative_to(copies), path)
 
 
+def quicken() -> None:
+    """Keep what libraries compute anew for every case and always alike.
+
+    PyTorch asks for the types of its records' fields whenever it reads a program (a third of a
+    case), and its exporter lists its translations for every export (a tenth).
+    """
+    from torch._export.serde import serialize
+    from torch.onnx._internal.exporter._constants import TORCHLIB_OPSET
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    @cache
+    def hints(kind: type) -> dict[str, object]:
+        return typing.get_type_hints(kind, globalns=vars(serialize.schema))
+
+    own = SimpleNamespace(**vars(typing))
+    own.get_type_hints = lambda kind, globalns: hints(kind)
+    serialize.typing = own  # type: ignore[attr-defined]
+    listed = cache(ONNXRegistry.from_torchlib)
+    ONNXRegistry.from_torchlib = staticmethod(  # type: ignore[method-assign]
+        lambda opset_version=TORCHLIB_OPSET: listed(opset_version)
+    )
+
+
 def main() -> None:
     """Answer every line of standard input."""
     folder, memory = Path(sys.argv[1]), int(sys.argv[2])
+    quicken()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:
