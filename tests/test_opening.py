@@ -224,10 +224,28 @@ def hidden(model: onnx.ModelProto) -> None:
     model.graph.node.append(helper.make_node("If", ["yes"], ["leaked"], **branches))
 
 
+def flattened(model: onnx.ModelProto) -> None:
+    """Sum over an axis that a value does not have: its shape is known only when the graph runs."""
+    shape = helper.make_tensor_value_info("shape", TensorProto.INT64, ["n"])
+    model.graph.input.append(shape)
+    before = model.graph.output[0].name
+    model.graph.node.append(helper.make_node("Reshape", [before, "shape"], ["flat"]))
+    model.graph.node.append(helper.make_node("Einsum", ["flat"], ["sums"], equation="ij->i"))
+    # What the file says of it is not believed.
+    model.graph.value_info.append(helper.make_tensor_value_info("flat", 1, ["n", "m"]))
+
+
+def misread(model: onnx.ModelProto) -> None:
+    before = model.graph.output[0].name
+    model.graph.node.append(helper.make_node("Einsum", [before], ["sums"], equation="i->i"))
+
+
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
+        (flattened, "'flat', whose number of dimensions is known only when"),
+        (misread, "its shapes contradict each other"),
         (doubling, "functions expand to"),
         (recursive, "functions call each other in a circle"),
         (outside("../secret.data"), "not a file inside the model's folder"),
@@ -235,7 +253,7 @@ def hidden(model: onnx.ModelProto) -> None:
         (outside("/etc/hostname"), "not a file inside the model's folder"),
         (hidden, "not a file inside the model's folder"),
     ],
-    ids=["doubling", "recursive", "above", "link", "absolute", "branch"],
+    ids=["flattened", "misread", "doubling", "recursive", "above", "link", "absolute", "branch"],
 )
 def test_a_graph_is_checked_before_onnx_runtime_sees_it(
     artifact: Path,

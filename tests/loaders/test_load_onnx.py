@@ -203,8 +203,11 @@ def test_functions_that_call_each_other_are_read_while_they_are_few(
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
-def test_a_skeleton_is_the_file_without_values(tmp_path: Path, pieces: int) -> None:
+def test_a_skeleton_is_the_file_without_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
     """Where the graph is in two fields of the file, as large artifacts have it, both are read."""
+    monkeypatch.setattr("linexport.loaders.onnx_file.skeleton.KEPT", 0)
     whole, path = linear(), tmp_path / "m.onnx"
     late = onnx.ModelProto(graph=onnx.GraphProto(initializer=[linear("../w").graph.initializer[0]]))
     late.graph.node.append(helper.make_node("Relu", ["y"], ["z"]))
@@ -331,6 +334,16 @@ BAD = [
         ),
         "contradict each other.*Rank of input 0",
     ),
+    (
+        lambda: (
+            HEAD
+            + """ g (float[n, k] x, int64[r] shape) => (float[m, n] y) <float[a, b] z> {
+            z = Reshape(x, shape)
+            y = Einsum <equation = "ij,jk->ik"> (z, z)
+        }"""
+        ),
+        "Einsum reads 'z', whose number of dimensions is known only when the graph runs",
+    ),
     (lambda: axes_of_type(2**31 - 1), "invalid ONNX model: .*data type 2147483647"),
     (
         lambda: (
@@ -342,6 +355,34 @@ BAD = [
         "Einsum '' lacks one of its inputs: 'x', ''",
     ),
 ]
+
+
+EINSUMS = {
+    "reshaped": """ g (float[2, 3] x) => (float[a, b] y) <int64[2] s = {3, 2}> {
+        z = Reshape(x, s)
+        y = Einsum <equation = "ij,jk->ik"> (x, z)
+    }""",
+    "in a branch": """ g (float[2, 3] x) => (float[a, b] y) <bool c = {1}> {
+        y = If (c) <
+            then_branch = t () => (float[a, b] u) {
+                w = Relu(x)
+                u = Einsum <equation = "ij,kj->ik"> (w, x)
+            },
+            else_branch = e () => (float[a, b] v) { v = Identity(x) }
+        >
+    }""",
+    "of any rank": """ g (float[2, 3] x) => (float[a] y) {
+        y = Einsum <equation = "...j->..."> (x)
+    }""",
+}
+
+
+@pytest.mark.parametrize("name", EINSUMS)
+def test_an_einsum_whose_ranks_follow_from_the_graph_is_read(
+    written: Callable[..., Path], name: str
+) -> None:
+    found = load_model(written(HEAD + EINSUMS[name]))
+    assert found.module(*found.args)[0].shape[0] == 2
 
 
 @pytest.mark.parametrize(("model", "match"), BAD, ids=[m[:40] for _, m in BAD])

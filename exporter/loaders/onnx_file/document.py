@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import TensorProto, checker, shape_inference
+from onnx import TensorProto, checker
 
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import first_line, refuse, unreadable
@@ -18,8 +18,6 @@ LARGEST = 2**31 - 1
 
 KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "linexport")
 _AGAIN = "copy or download it again"
-_LARGEST_INFERRED = 2**28
-"""Bytes of a model above which shapes are not inferred, since that copies the model."""
 _EXPORT = "export the model again, or repair the graph with the tool that wrote it"
 
 
@@ -37,7 +35,6 @@ def read(path: Path) -> onnx.ModelProto:
     try:
         check_structure(path, model)
         _check(path, model)
-        _check_ranks(model)
     except UnsupportedModelError as error:
         raise refuse(path, f"an invalid ONNX model: {error}", _EXPORT) from error
     return model
@@ -95,26 +92,4 @@ def _check(path: Path, model: onnx.ModelProto) -> None:
     except checker.ValidationError as error:
         if external and "topologically sorted" in str(error):
             return  # check_structure sorted the model in memory; ONNX Runtime sorts as well
-        raise UnsupportedModelError(first_line(error)) from error
-
-
-def _check_ranks(model: onnx.ModelProto) -> None:
-    """Refuse an Einsum of inputs of other ranks than its equation: ONNX Runtime ends the process.
-
-    Shapes that the file states between inputs and initializers are not looked at.
-    """
-    if model.ByteSize() > _LARGEST_INFERRED:
-        return
-    bare = onnx.ModelProto()
-    bare.CopyFrom(model)
-    del bare.graph.value_info[:]
-    for output in bare.graph.output:
-        output.type.tensor_type.ClearField("shape")
-    try:
-        shape_inference.infer_shapes(bare, strict_mode=True)
-    except shape_inference.InferenceError as error:
-        wrong = [line for line in str(error).splitlines() if "op_type:Einsum" in line]
-        if wrong:
-            raise UnsupportedModelError(f"its shapes contradict each other: {wrong[0]}") from error
-    except ValueError as error:  # a constant of a data type that ONNX does not have
         raise UnsupportedModelError(first_line(error)) from error

@@ -1,7 +1,8 @@
-"""An ONNX file without the values of its initializers, read from wherever they lie in it.
+"""An ONNX file without the values of large initializers, read from wherever they lie in it.
 
 A file of protocol buffers is a list of fields, each a key (number and kind), for most a length, and
-content. ``ModelProto.graph.initializer.raw_data`` is left out by walking to it:
+content. ``ModelProto.graph.initializer.raw_data`` is left out by walking to it, unless it is so
+short that it may be a shape:
 
     model: [ ..., graph: [ ..., initializer: [ ..., raw_data ] ] ]
 
@@ -22,12 +23,15 @@ _VALUES = (
     onnx.GraphProto.INITIALIZER_FIELD_NUMBER,
     onnx.TensorProto.RAW_DATA_FIELD_NUMBER,
 )
+KEPT = 2**12
+"""Bytes of values that are read."""
+
 _VARINT, _FIXED_64, _DELIMITED, _FIXED_32 = 0, 1, 2, 5
 _FIXED = {_FIXED_64: 8, _FIXED_32: 4}
 
 
 def skeleton(path: Path) -> onnx.ModelProto:
-    """Read a model without the raw data of its initializers; the rest of them is there.
+    """Read a model without the raw data of large initializers; the rest of them is there.
 
     Raises:
         DecodeError: it is not a file of protocol buffers.
@@ -41,11 +45,11 @@ def skeleton(path: Path) -> onnx.ModelProto:
 
 
 def _without(data: mmap.mmap, start: int, stop: int, field: Sequence[int]) -> bytearray:
-    """Copy the message at ``data[start:stop]``, less the field at the end of a path of numbers."""
+    """Copy the message at ``data[start:stop]``, less long fields at the end of a path."""
     kept = bytearray()
     number, *inner = field
     for key, begin, content, end in _fields(data, start, stop):
-        if key != number << 3 | _DELIMITED:
+        if key != number << 3 | _DELIMITED or (not inner and end - content <= KEPT):
             kept += data[begin:end]
         elif inner:
             part = _without(data, content, end, inner)

@@ -3,8 +3,8 @@
 Names are text and defined once, nodes can be put in order, functions neither call themselves nor
 multiply, and external data lie in the model's folder. Both a source that is converted and the model
 of an artifact that is loaded pass through here: ONNX Runtime ends the process on a function that
-calls itself or an input that a list of inputs lacks, and expands functions that call each other
-twice for as long as it takes.
+calls itself, an input that a list of inputs lacks or an Einsum of fewer dimensions than its
+equation, and expands functions that call each other twice for as long as it takes.
 
     size(f) = sum over nodes n of f:  1 + size(n) if n calls a function, else 1
 """
@@ -19,7 +19,14 @@ import onnx
 
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.onnx_file.external import check_external
-from linexport.loaders.onnx_file.walk import all_nodes, all_texts, nodes_within, reads
+from linexport.loaders.onnx_file.ranks import check_ranks
+from linexport.loaders.onnx_file.walk import (
+    all_nodes,
+    all_tensors,
+    all_texts,
+    nodes_within,
+    reads,
+)
 
 MOST_EXPANDED = 2**16
 """Nodes that calls of functions may add to the graph: 60 layers of a thousand nodes. ONNX Runtime
@@ -51,6 +58,8 @@ def check_structure(path: Path, model: onnx.ModelProto) -> None:
     _check_variadic(model)
     _sort(model.graph)
     _check_functions(model)
+    _check_types(model)
+    check_ranks(model)
     check_external(path, model)
 
 
@@ -80,6 +89,16 @@ def _check_variadic(model: onnx.ModelProto) -> None:
             raise UnsupportedModelError(
                 f"the {node.op_type} {node.name!r} lacks one of its inputs: "
                 f"{', '.join(map(repr, node.input[:_LISTED]))}"
+            )
+
+
+def _check_types(model: onnx.ModelProto) -> None:
+    known = set(onnx.TensorProto.DataType.values())
+    for tensor in all_tensors(model):
+        if tensor.data_type not in known:
+            raise UnsupportedModelError(
+                f"the constant {tensor.name!r} has the data type {tensor.data_type}, which ONNX "
+                "does not have"
             )
 
 

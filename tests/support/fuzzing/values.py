@@ -160,9 +160,9 @@ def edit(random: Random, document: Any) -> Any:
             case "empty":
                 container[key] = random.choice(({}, [], ""))
             case "grow" if isinstance(container[key], list):
-                container[key] = container[key] * random.choice((2, 1000))
+                container[key] = container[key] * random.choice((2, 100))
             case "grow":
-                container[key] = [container[key]] * random.choice((1, 2, 1000))
+                container[key] = [container[key]] * random.choice((1, 2, 100))
     return document
 
 

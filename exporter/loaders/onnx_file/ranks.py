@@ -1,0 +1,114 @@
+"""Ranks of Einsum's operands: ONNX Runtime ends the process where one is too small.
+
+It compares rank and equation where it can tell a rank before the graph runs, and else does not. So
+every operand's rank has to follow from the inputs, the weights and the operators; shapes that the
+file states of values in between are not believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+from onnx import TensorProto, inliner, shape_inference
+
+from linexport.errors import UnsupportedModelError
+from linexport.loaders.files import first_line
+from linexport.loaders.onnx_file.walk import all_graphs, all_nodes, subgraphs
+
+EINSUM = "Einsum"
+RANK_KEPT = {
+    ("com.microsoft", name) for name in ("CausalConvWithState", "LinearAttention", "MatMulNBits")
+}
+"""Operators of ONNX Runtime in artifacts, whose first output has the rank of the first input; onnx
+knows of no shapes for them."""
+
+SHAPES = 2**12
+"""Bytes of a tensor that may be a shape; the values of larger ones are not looked at."""
+
+_LARGEST = 2**28
+"""Bytes of a graph, without its weights, that shapes are inferred of, since that copies it."""
+
+
+def check_ranks(model: onnx.ModelProto) -> None:
+    """Check the operands of every Einsum in a graph, in its subgraphs and in its functions.
+
+    Raises:
+        UnsupportedModelError: a rank is not the one of the equation, or cannot be told.
+    """
+    if not any(node.op_type == EINSUM for node in all_nodes(model)):
+        return
+    bare = _bare(model)
+    try:
+        _check_equations(bare)
+        plain = inliner.inline_local_functions(bare)
+        _keep_ranks(plain)
+        unknown = sorted(set(_unranked(shape_inference.infer_shapes(plain).graph, set())))
+    except (ValueError, RuntimeError, shape_inference.InferenceError) as error:
+        raise UnsupportedModelError(f"its shapes cannot be told: {first_line(error)}") from error
+    if unknown:
+        raise UnsupportedModelError(
+            f"an Einsum reads {unknown[0]!r}, whose number of dimensions is known only when the "
+            "graph runs; expected one that follows from the inputs and the operators"
+        )
+
+
+def _check_equations(bare: onnx.ModelProto) -> None:
+    try:
+        shape_inference.infer_shapes(bare, strict_mode=True)
+    except shape_inference.InferenceError as error:
+        wrong = [line for line in str(error).splitlines() if f"op_type:{EINSUM}" in line]
+        if wrong:
+            raise UnsupportedModelError(f"its shapes contradict each other: {wrong[0]}") from error
+
+
+def _bare(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Copy a model without large weights, and without stated shapes except those of its inputs."""
+    if model.ByteSize() - sum(t.ByteSize() for t in model.graph.initializer) > _LARGEST:
+        raise UnsupportedModelError(
+            "it has an Einsum and more than 256 MiB of constants in its nodes; expected "
+            "initializers"
+        )
+    bare = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    bare.functions.extend(model.functions)
+    bare.graph.name = model.graph.name
+    bare.graph.node.extend(model.graph.node)
+    bare.graph.input.extend(model.graph.input)
+    bare.graph.output.extend(model.graph.output)
+    for tensor in model.graph.initializer:
+        small = tensor if tensor.ByteSize() <= SHAPES else _without_values(tensor)
+        bare.graph.initializer.append(small)
+    for graph in all_graphs(bare):
+        del graph.value_info[:]
+        inner = [] if graph is bare.graph else graph.input
+        for value in [*graph.output, *inner]:
+            if value.type.tensor_type.HasField("shape"):
+                value.type.tensor_type.ClearField("shape")
+    for function in bare.functions:
+        del function.value_info[:]
+    return bare
+
+
+def _without_values(tensor: TensorProto) -> TensorProto:
+    return TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+
+
+def _keep_ranks(model: onnx.ModelProto) -> None:
+    """Put Identity in the place of operators that keep the rank."""
+    for node in all_nodes(model):
+        if (node.domain, node.op_type) in RANK_KEPT:
+            del node.input[1:], node.output[1:], node.attribute[:]
+            node.domain, node.op_type = "", "Identity"
+
+
+def _unranked(graph: onnx.GraphProto, around: set[str]) -> Iterator[str]:
+    """Yield operands of Einsum whose rank was not inferred; ``around``: values that have one."""
+    own = [*graph.input, *graph.output, *graph.value_info]
+    named = {value.name for value in own} | {name for node in graph.node for name in node.output}
+    ranked = around - named | {tensor.name for tensor in graph.initializer}
+    ranked |= {v.name for v in own if v.type.tensor_type.HasField("shape")}
+    for node in graph.node:
+        if node.op_type == EINSUM:
+            yield from (name for name in node.input if name not in ranked)
+        for inner in subgraphs(node):
+            yield from _unranked(inner, ranked)
