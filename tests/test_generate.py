@@ -26,7 +26,7 @@ from linexport.artifact.sampling import Sampling, continuation, log_probabilitie
 from linexport.artifact.tokenizer import end_tokens, find_tokenizer
 from linexport.errors import EnvironmentProblemError, ParityError, UsageError
 from linexport.loaders import load_model
-from linexport.manifest import Manifest
+from linexport.manifest import Manifest, digest
 from linexport.manifest.records import InputRecord, StateRecord, TensorRecord
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -296,6 +296,22 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "tokenizer.json", {"model": "none"})
     with pytest.raises(UsageError, match=r"tokenizer.json cannot be read"):
         find_tokenizer(tmp_path, 300)
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+def test_files_that_were_replaced_after_opening_are_not_read(copy: Path, name: str) -> None:
+    write(copy, name, {"eos_token_id": 3})
+    path = copy / "manifest.json"
+    content = json.loads(path.read_text())
+    known = {"bytes": (copy / name).stat().st_size, "sha256": digest(copy / name)}
+    content["files"][name] = known
+    path.write_text(json.dumps(content))
+    opened, trusting = (linexport.load(copy, threads=1, verify=v) for v in (True, False))
+    assert end_tokens(opened.path, opened.verified) == {3}
+    write(copy, name, {"eos_token_id": 4})
+    with pytest.raises(UsageError, match="not the file that was there when the artifact was open"):
+        opened.generate([1, 2, 3])
+    assert end_tokens(trusting.path, trusting.verified) == {4}
 
 
 def test_a_missing_library_is_named_with_its_extra(

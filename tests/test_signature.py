@@ -74,6 +74,34 @@ def test_what_was_changed_does_not_verify(
         signature.verify(signed, keys[1])
 
 
+@pytest.mark.parametrize(
+    ("names", "stale"),
+    [(["manifest.json", "report.html"], True), (["manifest.json", "model.onnx"], False)],
+)
+def test_a_signature_that_validate_may_have_made_stale_says_so(
+    signed: Path, keys: Keys, names: list[str], stale: bool
+) -> None:
+    for name in names:
+        flip(signed / name)
+    with pytest.raises(SignatureError) as error:
+        signature.verify(signed, keys[1])
+    assert ("but so may anybody" in str(error.value)) == stale
+
+
+def test_validate_warns_that_a_signature_no_longer_holds(
+    signed: Path, keys: Keys, cli: Callable[..., Any]
+) -> None:
+    source = json.loads((signed / "manifest.json").read_text())["source"]["location"]
+    result = cli("validate", signed, "--source", source, "--threads", "1")
+    assert result.code == 0 and "no longer holds" not in result.err, "nothing has changed"
+    assert cli("verify", signed, "--key", keys[1]).code == 0
+    result = cli("validate", signed, "--source", source, "--threads", "1", "--seed", "7")
+    assert result.code == 0
+    told = " ".join(result.err.split())
+    assert "manifest.json.sig no longer holds" in told and "linexport sign" in told
+    assert cli("verify", signed, "--key", keys[1]).code == 3
+
+
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

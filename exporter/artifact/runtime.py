@@ -22,6 +22,7 @@ from linexport.errors import EnvironmentProblemError, LinexportError, ParityErro
 from linexport.graph.interface import check_interface
 from linexport.loaders.onnx_file.index_ranges import index_range
 from linexport.manifest import Manifest
+from linexport.manifest.records import FileRecord
 
 
 def load(
@@ -117,6 +118,11 @@ class Artifact(Model):
         self.path, self.manifest = path, manifest
         self._options = options or {}
 
+    @property
+    def verified(self) -> Mapping[str, FileRecord]:
+        """Files whose digests held when this was opened, by name; none with ``verify=False``."""
+        return self.manifest.files if self._options.get("verify") else {}
+
     def run(self, *args: Input, **inputs: np.ndarray) -> Arrays:
         """Return outputs by name for whole sequences, starting from the initial state.
 
@@ -199,8 +205,8 @@ class Artifact(Model):
         model = language_interface(self.manifest)
         ids = model.checked(prompt)
         sampling = Sampling(temperature, top_k, seed, top_p, min_p)
-        ends = tokenizer.end_tokens(self.path) if stop is None else frozenset(stop)
-        limit = tokenizer.context(self.path)
+        ends = tokenizer.end_tokens(self.path, self.verified) if stop is None else frozenset(stop)
+        limit = tokenizer.context(self.path, self.verified)
         if limit is not None:
             if ids.size > limit:
                 raise UsageError(

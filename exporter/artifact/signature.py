@@ -36,6 +36,13 @@ FORMAT, ALGORITHM = 1, "ed25519"
 PUBLIC = ".pub"
 """Ending of the public key that is written beside a new private one."""
 
+REWRITTEN = {manifests.MANIFEST, manifests.REPORT}
+STALE = (
+    " The model and all other files are as they were signed; linexport validate and bench write "
+    "the two others, but so may anybody."
+)
+"""Added where nothing else changed: who did it cannot be told from the files."""
+
 _LARGEST = 2**20
 """Bytes of a key or a signature file."""
 
@@ -120,9 +127,10 @@ def verify(folder: Path, key: Path) -> Signed:
     }
     wrong = [f"{what}: {', '.join(names)}" for what, names in groups.items() if names]
     if wrong:
+        written = set(changed) <= REWRITTEN and not groups["missing"] and not groups["not signed"]
         raise SignatureError(
             f"{folder} is not as it was signed ({'; '.join(wrong)}). Take it again from the one "
-            "who signed it, or sign it again if the changes are yours."
+            f"who signed it, or sign it again if the changes are yours.{STALE * written}"
         )
     return signed
 

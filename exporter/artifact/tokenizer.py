@@ -1,14 +1,24 @@
-"""Text to tokens and back: by the tokenizer copied into an artifact, or bytes as tokens."""
+"""Text to tokens and back: by the tokenizer copied into an artifact, or bytes as tokens.
+
+Functions take the files of the manifest of an artifact that was opened: what is read long after is
+compared with the digest that was verified then.
+"""
 
 from __future__ import annotations
 
 import codecs
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from linexport.errors import EnvironmentProblemError, UsageError
+from linexport.manifest.records import FileRecord
+
+Files = Mapping[str, FileRecord]
+"""Sizes and digests by name, as in ``Manifest.files``; empty to take files as they are."""
 
 TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG, MODEL_CONFIG = (
     "tokenizer.json",
@@ -57,15 +67,15 @@ class Tokenizer(Protocol):
         ...
 
 
-def find_tokenizer(folder: Path, vocabulary: int) -> Tokenizer:
+def find_tokenizer(folder: Path, vocabulary: int, files: Files = MappingProxyType({})) -> Tokenizer:
     """Return the tokenizer of an artifact: its tokenizer.json, or bytes for a vocabulary of 256.
 
     Raises:
-        UsageError: there is neither, or the file is damaged.
+        UsageError: there is neither, or the file is damaged or not the one that was verified.
         EnvironmentProblemError: the library that reads it is not installed.
     """
     if (folder / TOKENIZER).is_file():
-        return _HuggingFace(folder / TOKENIZER)
+        return _HuggingFace(folder / TOKENIZER, _content(folder / TOKENIZER, files))
     if vocabulary == BYTES:
         return _Bytes()
     raise UsageError(
@@ -75,46 +85,66 @@ def find_tokenizer(folder: Path, vocabulary: int) -> Tokenizer:
     )
 
 
-def end_tokens(folder: Path) -> frozenset[int]:
+def end_tokens(folder: Path, files: Files = MappingProxyType({})) -> frozenset[int]:
     """Return tokens that end a text, as the copied files name them; none without files.
 
     Raises:
         UsageError: a file is damaged.
     """
-    named = read_json(folder / GENERATION_CONFIG).get("eos_token_id")
+    named = read_json(folder / GENERATION_CONFIG, files).get("eos_token_id")
     if named is None:
-        named = model_config(folder).get("eos_token_id")
+        named = model_config(folder, files).get("eos_token_id")
     if named is None and (folder / TOKENIZER).is_file():
-        word = read_json(folder / TOKENIZER_CONFIG).get("eos_token")
+        word = read_json(folder / TOKENIZER_CONFIG, files).get("eos_token")
         word = word.get("content") if isinstance(word, dict) else word
-        added = read_json(folder / TOKENIZER).get("added_tokens") or []
+        added = read_json(folder / TOKENIZER, files).get("added_tokens") or []
         named = [t["id"] for t in added if word is not None and t.get("content") == word]
     ids = named if isinstance(named, list) else [named]
     return frozenset(i for i in ids if isinstance(i, int))
 
 
-def model_config(folder: Path) -> dict[str, Any]:
+def model_config(folder: Path, files: Files = MappingProxyType({})) -> dict[str, Any]:
     """Return the configuration of the language model; empty where there is none.
 
     Raises:
         UsageError: the file is damaged.
     """
-    config = read_json(folder / MODEL_CONFIG)
+    config = read_json(folder / MODEL_CONFIG, files)
     inner = config.get("text_config")
     return {**config, **(inner if isinstance(inner, dict) else {})}
 
 
-def context(folder: Path) -> int | None:
+def context(folder: Path, files: Files = MappingProxyType({})) -> int | None:
     """Return how many tokens the model was made for, prompt included; None if unstated.
 
     Raises:
         UsageError: the configuration is damaged.
     """
-    limit = model_config(folder).get("max_position_embeddings")
+    limit = model_config(folder, files).get("max_position_embeddings")
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def _content(path: Path, files: Files) -> bytes:
+    """Read a file once, and compare what was read with its digest.
+
+    Raises:
+        UsageError: it cannot be read, or is not the one that was verified.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error}. Convert the model again.") from None
+    known = files.get(path.name)
+    found = hashlib.sha256(content).hexdigest()
+    if known is not None and known.sha256 not in (None, found):
+        raise UsageError(
+            f"{path} is not the file that was there when the artifact was opened: its SHA-256 is "
+            f"{found}, expected {known.sha256}. Open the artifact again."
+        )
+    return content
+
+
+def read_json(path: Path, files: Files = MappingProxyType({})) -> dict[str, Any]:
     """Return the JSON object of a file; empty where there is none.
 
     Raises:
@@ -123,8 +153,8 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = json.loads(_content(path, files).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}. Convert the model again.") from None
     if not isinstance(content, dict):
         raise UsageError(f"{path} is not a JSON object. Convert the model again.")
@@ -159,7 +189,7 @@ class _ByteDecoder:
 class _HuggingFace:
     """A ``tokenizer.json``, read by the tokenizers package: data, no code of the model's."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, content: bytes) -> None:
         try:
             from tokenizers import Tokenizer as Inner
         except ImportError:
@@ -167,7 +197,7 @@ class _HuggingFace:
                 f"Reading {path} needs the tokenizers package: pip install 'linexport[hf]'."
             ) from None
         try:
-            self._inner = Inner.from_file(str(path))
+            self._inner = Inner.from_buffer(content)
         except Exception as error:
             raise UsageError(f"{path} cannot be read: {error}. Convert the model again.") from None
 

@@ -54,7 +54,8 @@ def generate(
         from linexport.artifact.tokenizer import context, find_tokenizer
 
         model = load(artifact, threads=threads)
-        tokenizer = find_tokenizer(artifact, language_interface(model.manifest).vocabulary)
+        vocabulary = language_interface(model.manifest).vocabulary
+        tokenizer = find_tokenizer(model.path, vocabulary, model.verified)
         ids = tokenizer.encode(prompt)
         tokens = model.generate(
             ids,
@@ -71,7 +72,9 @@ def generate(
         show("\n")
         first, following = written.milliseconds()
         stopped = "length" if len(written.tokens) == max_tokens else "end"
-        if stopped == "end" and len(ids) + len(written.tokens) == context(artifact):
+        if stopped == "end" and len(ids) + len(written.tokens) == context(
+            model.path, model.verified
+        ):
             stopped = "context"
         if json:
             print_json(

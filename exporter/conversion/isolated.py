@@ -27,17 +27,18 @@ from typing import Any
 
 from linexport import errors
 from linexport import manifest as manifests
+from linexport.conversion import isolated_reach as reach
 from linexport.errors import LinexportError, UnsupportedModelError, UsageError
 from linexport.manifest import ConvertOptions, Manifest
 from linexport.manifest.records import IsolationRecord
+from linexport.system import sandbox
+from linexport.system.control_groups import control_groups
 from linexport.system.progress import Progress
 
 LONGEST = 2**20
 """Bytes of one message that are read."""
 PATIENCE = 5.0
 """Seconds the child has to end once it was told to."""
-WITHIN = ("HF_MODULES_CACHE", "TMPDIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME")
-"""Variables that name folders to write to: all become the temporary one."""
 
 
 @dataclass
@@ -60,15 +61,27 @@ def run(
         LinexportError: as ``convert`` raises it.
         UnsupportedModelError: the child crashed, or reached a limit.
     """
-    if options.timing_cache is not None or options.dump_passes is not None:
+    if options.timing_cache is not None:
         raise UsageError(
-            "--timing-cache and --dump-passes name places that an isolated conversion may not "
-            "write to. Leave them or --isolated out."
+            "--timing-cache names a file that later builds read, and an isolated conversion could "
+            "write anything into it. Leave it or --isolated out: the kernels are timed again."
         )
-    heard = _Heard()
-    with tempfile.TemporaryDirectory(prefix="linexport-") as temporary:
-        given = {**asdict(options), "output": str(output)}
-        asked = {"source": source, "options": given, "folder": str(folder), "temporary": temporary}
+    heard, dumps = _Heard(), [] if options.dump_passes is None else [options.dump_passes]
+    limits = {"pids": sandbox.PROCESSES}
+    if options.max_memory is not None:
+        limits["memory"] = (options.max_memory + sandbox.TOGETHER) * sandbox.GIB
+    with (
+        tempfile.TemporaryDirectory(prefix="linexport-") as temporary,
+        control_groups(limits) as groups,
+    ):
+        asked = {
+            "source": source,
+            "options": {**asdict(options), "output": str(output)},
+            "folder": str(folder),
+            "readable": reach.readable(source),
+            "writable": [temporary, *dumps],
+            "groups": {controller: str(group) for controller, group in groups.items()},
+        }
         with _child(asked, Path(temporary)) as (process, channel), ExitStack() as shown:
             heard.shown.append(shown)
             deadline = (
@@ -78,6 +91,8 @@ def run(
                 _hear(heard, message, progress)
             told = heard.done or heard.error is not None
             code = 0 if told else _exit_code(process)
+    for dump in dumps:
+        _check(Path(dump), nested=True)
     if not heard.done:
         _raise_failure(heard, code, options)
     _check(folder)
@@ -89,17 +104,12 @@ def run(
 def _child(asked: dict[str, Any], temporary: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Start the child and hand it its task; afterwards it and all it started are gone."""
     channel, theirs = os.pipe()
-    environment = {
-        **os.environ,
-        **dict.fromkeys(WITHIN, str(temporary)),
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
     process = subprocess.Popen(
         [sys.executable, "-m", "linexport.conversion.isolated_child", str(theirs)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         pass_fds=(theirs,),
-        env=environment,
+        env=reach.environment(temporary),
         start_new_session=True,
     )
     os.close(theirs)
@@ -206,15 +216,17 @@ def _raise_failure(heard: _Heard, code: int, options: ConvertOptions) -> None:
     )
 
 
-def _check(folder: Path) -> None:
-    """Accept regular files alone: a link would lead the parent out of the folder.
+def _check(folder: Path, nested: bool = False) -> None:
+    """Accept regular files, and nested folders of them: a link would lead the parent elsewhere.
 
     Raises:
         UnsupportedModelError: there is something else.
     """
     for path in folder.iterdir():
         found = path.lstat()
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        if nested and stat.S_ISDIR(found.st_mode):
+            _check(path, nested)
+        elif not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
             raise UnsupportedModelError(
                 f"The isolated conversion left {path.name!r}, which is not a file of its own; "
                 "expected regular files alone. The model's code does more than compute: reject it."

@@ -1,6 +1,7 @@
 """The process that an isolated conversion runs in: ``python -m`` this module.
 
-    one JSON object on standard input   ->  {"source", "options", "folder", "temporary"}
+    one JSON object on standard input   ->  {"source", "options", "folder", "readable", "writable",
+                                             "groups"}
     JSON lines on the descriptor named  <-  {"confined"}, {"begin"}, {"end"}, ..., then {"done"} or
     as the only argument                    {"error", "message"}
 
@@ -52,7 +53,12 @@ def main() -> None:
     options, folder = asked["options"], Path(asked["folder"])
     limits = sandbox.Limits(options["max_memory"], options["max_file"])
     sandbox.die_with_parent()
-    confined = sandbox.confine(limits, [folder, Path(asked["temporary"])])
+    confined = sandbox.confine(
+        limits,
+        [folder, *map(Path, asked["writable"])],
+        [Path(path) for path in asked["readable"]],
+        {controller: Path(path) for controller, path in asked["groups"].items()},
+    )
     told.tell(confined=asdict(confined))
     memory.own_process()
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from linexport import manifest as manifests
 from linexport import parity, targets
 from linexport.artifact import opening
+from linexport.artifact.signature import SIGNATURE
 from linexport.conversion.add_records import (
     Measuring,
     with_engines_checked,
@@ -26,6 +28,8 @@ from linexport.loaders.memory_map import memory_map_weights
 from linexport.manifest import MODEL, Manifest
 from linexport.system.progress import Progress, Silent, Stopwatch
 from linexport.timing.latency import Settings
+
+log = logging.getLogger(__name__)
 
 
 def validate(
@@ -88,7 +92,7 @@ def check_again(
         with watch.stage("engines"):
             manifest = with_engines_checked(manifest, tested, folder, seed)
     manifest = with_status(replace(manifest, seed=seed))
-    write_reports(folder, manifest)
+    _write(folder, manifest)
     return manifest
 
 
@@ -106,7 +110,7 @@ def _validate_quantised(
         text = None if data is None else Path(data)
         manifest = with_quantisation_checked(manifest, tested, folder, text, threads, seed)
     manifest = with_status(replace(manifest, seed=seed))
-    write_reports(folder, manifest)
+    _write(folder, manifest)
     return manifest
 
 
@@ -131,8 +135,26 @@ def bench(
     with watch.stage("measure"):
         how = Measuring(chosen, Settings(threads=threads), seed)
         manifest = with_measurements(manifest, tested, folder, how)
-    write_reports(folder, manifest)
+    _write(folder, manifest)
     return manifest
+
+
+def _write(folder: Path, manifest: Manifest) -> None:
+    """Write the reports; a signature that was there does not hold for other ones."""
+    before = _reports(folder)
+    write_reports(folder, manifest)
+    if (folder / SIGNATURE).exists() and _reports(folder) != before:
+        log.warning(
+            "%s no longer holds: manifest.json and report.html were written anew. Check them and "
+            "sign the artifact again: linexport sign %s --key PRIVATE_KEY.",
+            folder / SIGNATURE,
+            folder,
+        )
+
+
+def _reports(folder: Path) -> list[bytes]:
+    paths = (folder / manifests.MANIFEST, folder / manifests.REPORT)
+    return [path.read_bytes() if path.exists() else b"" for path in paths]
 
 
 def reopen(

@@ -134,8 +134,8 @@ class ConvertOptions:
     isolated: bool = _option(
         False,
         "--isolated",
-        "Convert in a process of its own, without network, that writes nowhere else; a crash is an "
-        "error. For models of strangers.",
+        "Convert in a process of its own, without network, that reads and writes nothing else; a "
+        "crash is an error. For models of strangers.",
     )
     max_memory: int | None = _option(
         None, "--max-memory", "For --isolated: GiB of memory it may take.", min=1

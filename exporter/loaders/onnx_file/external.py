@@ -74,7 +74,7 @@ def _check_entry(folder: Path, tensor: TensorProto, entry: dict[str, str]) -> No
         raise UnsupportedModelError(f"the weight {tensor.name} has the offset and length {texts}")
     offset, size = int(texts[0] or 0), place.stat().st_size
     length = int(texts[1]) if texts[1] else size - offset
-    wanted = _bytes(tensor)
+    wanted = stored_bytes(tensor)
     if length != wanted or offset + length > size:
         raise UnsupportedModelError(
             f"the weight {tensor.name} needs {wanted} bytes; {location} has {size} and the model "
@@ -93,7 +93,12 @@ def _inside(folder: Path, location: str) -> Path | None:
     return place if relative and folder in place.parents else None
 
 
-def _bytes(tensor: TensorProto) -> int:
+def stored_bytes(tensor: TensorProto) -> int:
+    """Return the bytes that the values of a tensor take in a file.
+
+    Raises:
+        UnsupportedModelError: it has no element type.
+    """
     count = prod(tensor.dims)
     if tensor.data_type in PACKED:
         return (count + 1) // 2

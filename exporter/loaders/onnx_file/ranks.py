@@ -8,13 +8,15 @@ file states of values in between are not believed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import onnx
-from onnx import TensorProto, inliner, shape_inference
+from onnx import TensorProto, external_data_helper, inliner, shape_inference
 
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import first_line
-from linexport.loaders.onnx_file.walk import all_graphs, all_nodes, subgraphs
+from linexport.loaders.onnx_file.external import stored_bytes
+from linexport.loaders.onnx_file.walk import all_graphs, all_nodes, all_tensors, subgraphs
 
 EINSUM = "Einsum"
 RANK_KEPT = {
@@ -30,15 +32,19 @@ _LARGEST = 2**28
 """Bytes of a graph, without its weights, that shapes are inferred of, since that copies it."""
 
 
-def check_ranks(model: onnx.ModelProto) -> None:
+def check_ranks(path: Path, model: onnx.ModelProto) -> None:
     """Check the operands of every Einsum in a graph, in its subgraphs and in its functions.
+
+    Args:
+        path: the file it was read from, beside which external data lie that were checked.
+        model: with the values of its small weights, inside or beside the file.
 
     Raises:
         UnsupportedModelError: a rank is not the one of the equation, or cannot be told.
     """
     if not any(node.op_type == EINSUM for node in all_nodes(model)):
         return
-    bare = _bare(model)
+    bare = _bare(path, model)
     try:
         _check_equations(bare)
         plain = inliner.inline_local_functions(bare)
@@ -57,12 +63,14 @@ def _check_equations(bare: onnx.ModelProto) -> None:
     try:
         shape_inference.infer_shapes(bare, strict_mode=True)
     except shape_inference.InferenceError as error:
-        wrong = [line for line in str(error).splitlines() if f"op_type:{EINSUM}" in line]
+        # An operand without a type is the fault of the node it comes from.
+        found = [line for line in str(error).splitlines() if f"op_type:{EINSUM}" in line]
+        wrong = [line for line in found if "TypeInferenceError" not in line]
         if wrong:
             raise UnsupportedModelError(f"its shapes contradict each other: {wrong[0]}") from error
 
 
-def _bare(model: onnx.ModelProto) -> onnx.ModelProto:
+def _bare(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
     """Copy a model without large weights, and without stated shapes except those of its inputs."""
     if model.ByteSize() - sum(t.ByteSize() for t in model.graph.initializer) > _LARGEST:
         raise UnsupportedModelError(
@@ -78,6 +86,11 @@ def _bare(model: onnx.ModelProto) -> onnx.ModelProto:
     for tensor in model.graph.initializer:
         small = tensor if tensor.ByteSize() <= SHAPES else _without_values(tensor)
         bare.graph.initializer.append(small)
+    for tensor in all_tensors(bare):
+        if tensor.data_location == TensorProto.EXTERNAL and stored_bytes(tensor) <= SHAPES:
+            external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
+            tensor.data_location = TensorProto.DEFAULT
+            del tensor.external_data[:]
     for graph in all_graphs(bare):
         del graph.value_info[:]
         inner = [] if graph is bare.graph else graph.input

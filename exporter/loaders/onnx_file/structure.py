@@ -59,8 +59,8 @@ def check_structure(path: Path, model: onnx.ModelProto) -> None:
     _sort(model.graph)
     _check_functions(model)
     _check_types(model)
-    check_ranks(model)
     check_external(path, model)
+    check_ranks(path, model)
 
 
 def _check_names(graph: onnx.GraphProto) -> None:
