@@ -17,6 +17,7 @@ from linexport import targets
 from linexport.artifact import load, write
 from linexport.artifact.runtime import Artifact
 from linexport.conversion.add_records import check_place, publish, with_status
+from linexport.conversion.automatic_bits import within
 from linexport.conversion.model_under_test import model_under_test
 from linexport.conversion.quantisation_record import (
     half_tensor,
@@ -37,7 +38,7 @@ from linexport.quantise.calibration_inputs import CalibrationInputs, inputs_of
 from linexport.quantise.choose_bits import AUTO, BITS, CHOICES, Chosen, Quantiser
 from linexport.quantise.half import HALF, half_model
 from linexport.quantise.opened import FloatModel, Run
-from linexport.quantise.proof import Runs, divergence, with_proof
+from linexport.quantise.proof import Runs, with_proof
 from linexport.quantise.rewrite import float_activations, quantised_model
 from linexport.quantise.sensitivity import divergences
 from linexport.system.progress import Progress, Silent, Stopwatch
@@ -47,11 +48,6 @@ TARGET = "ort"
 
 MAX_KLD = 0.01
 """Limit of ``auto`` where the user names none, nats."""
-
-MARGIN = 0.9
-"""Part of the limit that a predicted divergence may take."""
-
-PARETO_POINTS = 24
 
 
 def quantize(
@@ -200,34 +196,7 @@ def _choose(
             advance,
         )
     with watch.stage("choose"):
-        return _within(limit, alone, model, quantiser, inputs)
-
-
-def _within(
-    limit: float,
-    alone: dict[str, float],
-    model: FloatModel,
-    quantiser: Quantiser,
-    inputs: CalibrationInputs,
-) -> _Found:
-    """Take the smallest choice that is measured to be within the limit, else the largest."""
-    assert inputs.language is not None and inputs.windows is not None
-    path = list(quantiser.mixed(alone))
-    allowed = MARGIN * limit
-    for allocation, chosen in path:
-        last = allocation is path[-1][0]
-        if allocation.predicted > allowed and not last:
-            continue
-        run = model.run(quantised_model(model.graph, {c.weight.name: c for c in chosen}))
-        measured, _ = divergence(
-            model.artifact, inputs.language, model.artifact.run_graph, run, inputs.windows.compared
-        )
-        if measured.mean <= limit or last:
-            break
-        # The prediction was too low by this factor: ask for as much less.
-        allowed = min(allowed, allocation.predicted) * limit / measured.mean * MARGIN
-    every = max(1, len(path) // PARETO_POINTS)
-    points = tuple(ParetoPoint(a.bytes, a.predicted) for a, _ in path[::every])
+        chosen, points = within(limit, alone, model, quantiser, inputs)
     return _Found(chosen, alone, points)
 
 

@@ -103,10 +103,22 @@ class KeptTensorRecord:
 
 @dataclass(frozen=True)
 class ParetoPoint:
-    """Bytes of all quantised weights and the divergence predicted for them, nats."""
+    """One choice of bits for all weights.
+
+    Attributes:
+        bytes: of all quantised weights.
+        predicted: divergence predicted for them, nats.
+        measured: divergence measured, nats; None where it was not.
+        step_ms: median time of a decode step, in turns with the other measured points; None where
+            it was not measured.
+        chosen: the artifact has it.
+    """
 
     bytes: int
     predicted: float
+    measured: float | None = None
+    step_ms: float | None = None
+    chosen: bool = False
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,11 @@ class Grid:
         """Number of blocks of one output."""
         return -(-inputs // self.block)
 
+    def row_bytes(self, inputs: int) -> int:
+        """Size of one output: values, float32 scales and zero points."""
+        count = self.blocks(inputs)
+        return count * (self.block * self.bits // 8 + 4) + -(-count * self.bits // 8)
+
     def bits_per_weight(self, inputs: int) -> float:
         """Storage of one weight with its share of a float32 scale and a zero point."""
         count = self.blocks(inputs)

@@ -7,7 +7,7 @@ auto         4 or 8 bits for each, 8 where it buys most, until a limit of diverg
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,9 @@ from linexport.system.progress import Advance
 BITS = {"int8": 8, "int4": 4}
 AUTO = "auto"
 CHOICES = (*HALF, *BITS, AUTO)
+MIXED_BITS = (4, 8)
+"""Choices of ``auto`` for each weight."""
+
 TABLE_BITS = 8
 
 MOMENTS_AT_ONCE = 16
@@ -125,33 +128,32 @@ class Quantiser:
             advance(done, weight.name)
         return chosen
 
-    def mixed(self, divergences: dict[str, float]) -> Iterator[tuple[Allocation, list[Chosen]]]:
-        """Yield choices of 4 or 8 bits from the smallest on, with the divergence they predict.
+    def mixed(self, divergences: dict[str, float]) -> list[Allocation]:
+        """Return choices of 4 or 8 bits from the smallest on, with the divergence they predict.
 
         Args:
             divergences: of each weight alone in 4 bits, nats.
         """
-        groups = self._groups()
         options = [
             [
                 StorageOption(
                     bits,
-                    sum(self.quantise(w, bits).bytes for w in group),
+                    sum(w.outputs * Grid(bits, w.block).row_bytes(w.inputs) for w in group),
                     sum(divergences[w.name] for w in group) * 4.0 ** (4 - bits),
                 )
-                for bits in (4, 8)
+                for bits in MIXED_BITS
             ]
-            for group in groups
+            for group in self._groups()
         ]
-        for allocation in allocations(options):
-            yield (
-                allocation,
-                [
-                    self.quantise(w, own[index].bits)
-                    for group, own, index in zip(groups, options, allocation.choice, strict=True)
-                    for w in group
-                ],
-            )
+        return list(allocations(options))
+
+    def allocated(self, allocation: Allocation) -> list[Chosen]:
+        """Quantise all weights as an allocation of ``mixed`` says."""
+        return [
+            self.quantise(weight, MIXED_BITS[index])
+            for group, index in zip(self._groups(), allocation.choice, strict=True)
+            for weight in group
+        ]
 
     def _groups(self) -> list[list[Weight]]:
         """Weights that have the same bits: those of one mixture of experts, any other alone."""

@@ -18,6 +18,7 @@ from linexport.report import matches, measured, quantisation, snippet, tables
 from linexport.report.error_histogram import error_histogram
 from linexport.report.figures import WIDTHS
 from linexport.report.length_chart import LATENCY, length_chart
+from linexport.report.pareto_chart import pareto_chart
 from linexport.report.text import ABSENT, count, error, positive, target_name
 from linexport.report.verdict import SKIPPED, checks, parity_failed, streaming_check, verdict
 
@@ -129,6 +130,10 @@ def _quantised(record: QuantisationRecord) -> dict[str, Any]:
         "numbers": quantisation.numbers(record),
         "tensors": quantisation.tensors(record),
         "pareto": quantisation.pareto(record),
+        "charts": [
+            drawings(partial(pareto_chart, record.pareto, over), f"pareto-{over}")
+            for over in ("bytes", "step_ms")
+        ],
     }
 
 

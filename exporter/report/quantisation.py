@@ -6,7 +6,7 @@ from collections import Counter
 
 from linexport.manifest.quantisation import QuantisationRecord
 from linexport.report.tables import Cell, Table, make_table
-from linexport.report.text import ABSENT, count, error
+from linexport.report.text import ABSENT, amount, count, error
 
 MEGABYTE = 1e6
 
@@ -112,19 +112,19 @@ def tensors(record: QuantisationRecord) -> Table | None:
 
 
 def pareto(record: QuantisationRecord) -> Table | None:
-    """Sizes and predicted divergences that the choice went through, and the one taken."""
-    rows = [[Cell(count(p.bytes)), Cell(error(p.predicted))] for p in record.pareto]
-    taken = sum(t.bytes for t in record.tensors)
-    if rows and record.divergence is not None:
-        rows.append(
-            [
-                Cell(count(taken), "chosen"),
-                Cell(error(record.divergence.mean), "measured"),
-            ]
-        )
-    return make_table(
-        "Size and divergence", ["#Bytes of weights", "#Mean divergence, predicted"], rows
-    )
+    """Sizes and divergences that the choice of bits went through."""
+    labels = ["#Bytes of weights", "#Divergence, predicted", "#Measured", "#Step in ms", ""]
+    rows = [
+        [
+            Cell(count(p.bytes)),
+            Cell(error(p.predicted)),
+            Cell(ABSENT if p.measured is None else error(p.measured)),
+            Cell(ABSENT if p.step_ms is None else amount(p.step_ms)),
+            Cell("chosen" if p.chosen else ""),
+        ]
+        for p in record.pareto
+    ]
+    return make_table("Size and divergence", labels, rows)
 
 
 def bits(record: QuantisationRecord) -> str:

@@ -46,6 +46,8 @@ def test_values_are_within_half_a_step_of_the_weights(
     matrix = drawn(outputs, inputs, seed)
     found = nearest(matrix, grid)
     np.testing.assert_allclose(found.matrix(), by_loops(found), rtol=1e-6, atol=1e-30)
+    stored = (*found.packed(), found.scales)
+    assert sum(array.nbytes for array in stored) == outputs * grid.row_bytes(inputs)
     padded = np.pad(matrix, ((0, 0), (0, grid.blocks(inputs) * grid.block - inputs)))
     blocks = padded.reshape(outputs, -1, grid.block)
     reach = np.maximum(blocks.max(-1), 0) - np.minimum(blocks.min(-1), 0)

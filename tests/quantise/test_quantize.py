@@ -115,6 +115,17 @@ def test_weights_beyond_the_range_of_half_precision_are_named(exact: Path, tmp_p
     assert half_model(model, large, found, "bf16").values
 
 
+def test_auto_measures_and_draws_what_it_chose_from(quantised: Callable[[str], Path]) -> None:
+    record = read(quantised("auto")).quantisation
+    assert record and record.divergence
+    [chosen] = [p for p in record.pareto if p.chosen]
+    assert chosen.bytes == sum(t.bytes for t in record.tensors)
+    assert chosen.measured == pytest.approx(record.divergence.mean) and chosen.step_ms
+    assert [p.bytes for p in record.pareto] == sorted(p.bytes for p in record.pareto)
+    page = (quantised("auto") / "report.html").read_text()
+    assert "Divergence by size" in page and "Divergence by time of a step" in page
+
+
 def test_fewer_bits_diverge_more(quantised: Callable[[str], Path]) -> None:
     eight, four = (read(quantised(c)).quantisation for c in ("int8", "int4"))
     assert eight and four and eight.divergence and four.divergence
