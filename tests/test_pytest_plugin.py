@@ -33,7 +33,7 @@ def test_equal(linexport_parity):
 
 @pytest.mark.linexport_parity(lengths=(5,), batch=1, target="onnx")
 def test_wrong(linexport_parity, monkeypatch):
-    right = targets.find("onnx")
+    right = targets.find_target("onnx")
 
     def wrongly(write):
         return lambda n: write(replace(n, attributes={**n.attributes, "scale": 0.3}))

@@ -131,7 +131,7 @@ class Meter:
     ) -> None:
         self._model, self._manifest, self._tested = folder / MODEL, manifest, tested
         self._threads = threads
-        self._session = targets.find(manifest.target).open(
+        self._session = targets.find_target(manifest.target).open(
             self._model, threads=threads, taking_turns=True
         )
         self._yardstick = _yardstick(threads)

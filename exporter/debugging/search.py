@@ -112,7 +112,7 @@ def debug(
             folder / MODEL,
             original,
             inputs.fed,
-            targets.find(manifest.target).open,
+            targets.find_target(manifest.target).open,
             tested.tolerance,
             inputs.kept,
         )
