@@ -57,14 +57,12 @@ class Beginning:
         prompt_tokens: number of tokens before the text.
         state: after the tokens before ``unfed``; None where there are none.
         written: tokens of the text so far; the last of them may be in ``unfed``.
-        cached_tokens: tokens of the prompt that are in ``state``.
     """
 
     unfed: tuple[int, ...]
     prompt_tokens: int
     state: StreamState | None = None
     written: tuple[int, ...] = ()
-    cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -175,6 +173,7 @@ class Completion:
             self._extend(token)
         self._siblings: list[Completion] = []
         self._state = beginning.state
+        self._cached = 0
         self._first: np.ndarray | None = None
         self._last = self._started = time.perf_counter()
 
@@ -204,10 +203,16 @@ class Completion:
         if session.queued:
             return None
         logits = outputs[self._writer.model.logits][0, -1]
+        if not self._cached and session.cached:
+            self._cached = session.cached
+            self._writer.metrics.cached_tokens.inc(self._cached)
         self._unfed = []
         if self._siblings:
             self._fork(session.state(), logits)
-        return self._next(logits, session.state)
+        following = self._next(logits, session.state)
+        if following is None:  # the next turn of a conversation begins with this text
+            session.remember()
+        return following
 
     def fail(self, error: Exception) -> None:
         self._channel.fail(error)
@@ -222,7 +227,7 @@ class Completion:
 
     def _fork(self, state: StreamState, logits: np.ndarray) -> None:
         for other in self._siblings:
-            other._state, other._first = state, logits
+            other._state, other._first, other._cached = state, logits, self._cached
         siblings, self._siblings = self._siblings, []
         self._writer.engine.follow(*(o for o in siblings if not o.cancelled))
 
@@ -288,7 +293,5 @@ class Completion:
         return replace(self._beginning, unfed=tuple(self._unfed), written=tuple(self._written))
 
     def _finish(self, reason: Reason, beginning: Beginning | None) -> None:
-        usage = Usage(
-            self._beginning.prompt_tokens, len(self._written), self._beginning.cached_tokens
-        )
+        usage = Usage(self._beginning.prompt_tokens, len(self._written), self._cached)
         self._channel.put(End(self._index, reason, usage, beginning))

@@ -28,5 +28,6 @@ class Limits:
     send_seconds: int = _limit(30, "Seconds that a client may take nothing of its answer.")
     buffer: int = _limit(512, "Pieces of text kept for a slow client before it is cut off.")
     connections: int = _limit(512, "Connections at a time.")
+    cache_mb: int = _limit(256, "MB of states after known prefixes of prompts; 0 keeps none.", 0)
     grace_seconds: int = _limit(20, "Seconds to finish texts after SIGTERM.", 0)
     park_mib: int = _limit(1_024, "MiB of parked sequences; the oldest make room.")

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,18 @@ from linexport.serving.limits import Limits
 from linexport.serving.metrics import Metrics
 from linexport.serving.parking import ParkedText, Parking
 from linexport.serving.pool import Pool
+from linexport.serving.prefix_cache import PrefixCache
 from linexport.serving.template import ChatTemplate, find_template, special_tokens
 
 CALLS = 2
 """Calls of the model at a time that are not sequences of the engine."""
+
+CACHE_METRICS = {
+    "hits": "Prompts that began with a known prefix.",
+    "misses": "Prompts that did not.",
+    "states": "States held.",
+    "bytes": "Bytes of the states held.",
+}
 
 
 class ContextLengthError(UsageError):
@@ -106,7 +115,10 @@ class Service:
         """Begin to take requests."""
         self._outbox = Outbox(asyncio.get_running_loop())
         if self.artifact.states:
-            pool = Pool(self.artifact, slots=self.limits.slots, chunk=self.limits.chunk)
+            cache = self._cache()
+            pool = Pool(
+                self.artifact, slots=self.limits.slots, chunk=self.limits.chunk, cache=cache
+            )
             self._engine = Engine(
                 pool,
                 queue=self.limits.queue,
@@ -118,6 +130,16 @@ class Service:
             self.metrics.gauge("sessions", "Slots taken.", lambda: self.engine.sessions)
             self.metrics.gauge("queue", "Requests without a slot.", lambda: self.engine.waiting)
         self.ready = True
+
+    def _cache(self) -> PrefixCache | None:
+        """Return a cache of prefixes for a language model, and show what is in it."""
+        if self.language is None or not self.limits.cache_mb:
+            return None
+        cache = PrefixCache(self.limits.cache_mb)
+        for name, text in CACHE_METRICS.items():
+            read = partial(_statistic, cache, name)
+            self.metrics.gauge(f"prefix_cache_{name}", text, read)
+        return cache
 
     async def stop(self) -> None:
         """End what is left: park it where there is a folder for that."""
@@ -245,6 +267,10 @@ class Service:
             raise UsageError("This server parks nothing; start it with --park DIR.")
         text, state = await asyncio.to_thread(self.parking.load, name, self.artifact.model_sha256)
         return text, text.beginning(state)
+
+
+def _statistic(cache: PrefixCache, name: str) -> float:
+    return float(getattr(cache.statistics(), name))
 
 
 def new_seed() -> int:

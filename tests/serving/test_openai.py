@@ -60,7 +60,6 @@ def test_a_text_is_that_of_generate(client: Any, model: Artifact) -> None:
     assert found.choices[0].text == alone(model, PROMPT.encode(), max_tokens=20)
     assert (found.object, found.choices[0].finish_reason) == ("text_completion", "length")
     assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (17, 20)
-    assert found.usage.prompt_tokens_details.cached_tokens == 0
     ids = list(PROMPT.encode())
     assert complete(client, ids).choices[0].text == found.choices[0].text
     assert complete(client, [PROMPT]).choices[0].text == found.choices[0].text
@@ -216,3 +215,32 @@ def test_a_text_ends_where_the_context_is_full(client: Any) -> None:
     found = complete(client, "x" * 390, max_tokens=50)
     assert found.usage.completion_tokens == 10
     assert found.choices[0].finish_reason == "length"
+
+
+def test_a_known_beginning_is_not_computed_again(
+    client: Any, server: Served, model: Artifact
+) -> None:
+    said, counted = (
+        "a beginning that nobody has sent before; ",
+        server.service.metrics.cached_tokens,
+    )
+    before = counted._value.get()
+    first = complete(client, said, max_tokens=8)
+    text = first.choices[0].text
+    again = complete(client, said, max_tokens=8)
+    longer = complete(client, f"{said}{text}?", max_tokens=8)
+    other = complete(client, said[1:], max_tokens=8)
+    cached = [f.usage.prompt_tokens_details.cached_tokens for f in (first, again, longer, other)]
+    # A text of 8 bytes: 7 of its tokens were fed back.
+    assert cached == [0, len(said) - 1, len(said) + 7, 0]
+    assert again.choices[0].text == text
+    assert longer.choices[0].text == alone(model, f"{said}{text}?".encode(), max_tokens=8)
+    assert counted._value.get() - before == sum(cached)
+
+
+def test_a_server_without_a_cache_computes_every_prompt(model: Artifact) -> None:
+    with served(model, cache_mb=0) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+        found = [complete(client, max_tokens=3) for _ in range(2)]
+    assert [f.usage.prompt_tokens_details.cached_tokens for f in found] == [0, 0]
+    assert found[0].choices[0].text == found[1].choices[0].text

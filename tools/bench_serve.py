@@ -1,0 +1,309 @@
+"""Load on ``linexport serve``: sixteen clients beside one, and thousands that are not all polite.
+
+    python tools/bench_serve.py [--dim 512] [--requests 2000] [--json FILE]
+
+The program runs as processes of its own. In turns, one client and sixteen ask a server with 16
+slots for texts, and sixteen ask one with a single slot, which answers one request at a time. Then
+requests arrive at times drawn from a seed: whole texts, streams, clients that leave in mid-text or
+before it, and bodies that are no request. Every text must be the one ``generate`` writes alone, and
+afterwards no slot may be taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import measurement
+import numpy as np
+
+import linexport
+from linexport import models
+
+LAYERS, TOKENS, CLIENTS, ROUNDS = 4, 64, 16, 3
+DISTINCT, RATE = 100, 60.0
+"""Different texts of the long run, and its arrivals a second."""
+
+BAD = (b"", b"{", b"[]", b'{"model": "m", "prompt": 3}', b'{"model": "m", "prompt": [-1]}', b"\xff")
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that is asked for."""
+
+    prompt: str
+    tokens: int
+    seed: int
+    temperature: float
+
+    def body(self, stream: bool) -> dict[str, Any]:
+        """Return the request."""
+        return {
+            "model": "m",
+            "prompt": self.prompt,
+            "max_tokens": self.tokens,
+            "seed": self.seed,
+            "temperature": self.temperature,
+            "stream": stream,
+        }
+
+
+@dataclass
+class Server:
+    """A process that serves."""
+
+    process: subprocess.Popen[str]
+    url: str
+
+    def metric(self, name: str) -> float:
+        """Return a number of /metrics."""
+        lines = httpx2.get(f"{self.url}/metrics").text.splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
+
+    def megabytes(self) -> float:
+        """Return the memory that is resident."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS"))
+
+
+@contextmanager
+def serve(artifact: Path, log: Path, *options: object) -> Iterator[Server]:
+    """Start the program, and end it."""
+    command = [sys.executable, "-m", "linexport", "serve", artifact, "--name", "m", "--port", 0]
+    command += [*options, "--cache-mb", 64]
+    with log.open("w") as errors:
+        process = subprocess.Popen([str(part) for part in command], stderr=errors, text=True)
+    try:
+        while " at http://" not in log.read_text():
+            if process.poll() is not None:
+                raise SystemExit(log.read_text())
+            time.sleep(0.1)
+        url = log.read_text().split()[2]
+        while True:
+            try:
+                httpx2.get(f"{url}/health/ready")
+                break
+            except httpx2.TransportError:
+                time.sleep(0.1)
+        yield Server(process, url)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def read(
+    client: httpx2.AsyncClient, text: Text, least: int | None = None
+) -> tuple[str, list[float]]:
+    """Read a stream, to its end or for ``least`` pieces; return the text and the time of each."""
+    written, times = "", [time.perf_counter()]
+    async with client.stream("POST", "/v1/completions", json=text.body(True)) as answer:
+        answer.raise_for_status()
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                choice = json.loads(line[6:])["choices"][0]
+                if choice["finish_reason"] is None:
+                    times.append(time.perf_counter())
+                written += choice["text"]
+            if least is not None and len(times) > least:
+                break
+    return written, times
+
+
+async def together(url: str, clients: int) -> dict[str, float]:
+    """Let so many clients read a text each at the same time."""
+    texts = [Text(f"def f{i}(", TOKENS, i, 0.0) for i in range(clients)]
+    async with httpx2.AsyncClient(base_url=url, timeout=600) as client:
+        begun = time.perf_counter()
+        found = await asyncio.gather(*(read(client, text) for text in texts))
+        seconds = time.perf_counter() - begun
+    gaps = np.concatenate([np.diff(times[1:]) for _, times in found])
+    first = [times[1] - times[0] for _, times in found]
+    return {
+        "tokens_per_second": clients * TOKENS / seconds,
+        "median_gap_ms": 1e3 * float(np.median(gaps)),
+        "p99_gap_ms": 1e3 * float(np.percentile(gaps, 99)),
+        "first_token_ms": 1e3 * float(np.median(first)),
+    }
+
+
+def throughput(artifact: Path, folder: Path) -> dict[str, dict[str, float]]:
+    """Measure in turns; return medians."""
+    found: dict[str, list[dict[str, float]]] = {}
+    many = serve(artifact, folder / "many.log", "--slots", CLIENTS)
+    with many as pooled, serve(artifact, folder / "one.log", "--slots", 1) as single:
+        cases = {
+            "one client": (pooled.url, 1),
+            f"{CLIENTS} clients": (pooled.url, CLIENTS),
+            f"{CLIENTS} clients, one at a time": (single.url, CLIENTS),
+        }
+        for _ in range(ROUNDS + 1):
+            for name, (url, clients) in cases.items():
+                found.setdefault(name, []).append(asyncio.run(together(url, clients)))
+    return {
+        name: {key: float(np.median([r[key] for r in runs[1:]])) for key in runs[0]}
+        for name, runs in found.items()
+    }
+
+
+@dataclass
+class Soak:
+    """Requests at recorded times, and what came of them."""
+
+    server: Server
+    expected: dict[Text, str]
+    counts: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    memory: list[float] = field(default_factory=list)
+
+    async def run(self, arrivals: list[tuple[float, str, Text]]) -> None:
+        """Send every request at its time."""
+        limits = httpx2.Limits(max_connections=None)
+        async with httpx2.AsyncClient(
+            base_url=self.server.url, timeout=600, limits=limits
+        ) as client:
+            begun, tasks = time.perf_counter(), []
+            for number, (at, kind, text) in enumerate(arrivals):
+                await asyncio.sleep(max(0.0, begun + at - time.perf_counter()))
+                tasks.append(asyncio.create_task(self._one(client, kind, text)))
+                if number % (len(arrivals) // 8 or 1) == 0:
+                    self.memory.append(round(self.server.megabytes(), 1))
+            await asyncio.gather(*tasks)
+
+    async def _one(self, client: httpx2.AsyncClient, kind: str, text: Text) -> None:
+        for _ in range(1000):
+            try:
+                outcome = await self._try(client, kind, text)
+            except httpx2.HTTPError as error:
+                outcome = f"{kind}: {type(error).__name__}"
+                self.wrong.append(outcome)
+            if outcome != "429":
+                break
+            self.counts["told to wait"] += 1
+            await asyncio.sleep(1)
+        self.counts[outcome] += 1
+
+    async def _try(self, client: httpx2.AsyncClient, kind: str, text: Text) -> str:
+        if kind == "malformed":
+            body = BAD[text.seed % len(BAD)]
+            answer = await client.post("/v1/completions", content=body)
+            return self._judged(kind, answer.status_code in (400, 404), answer.text)
+        if kind == "disconnect":
+            host, port = self.server.url.removeprefix("http://").split(":")
+            _, writer = await asyncio.open_connection(host, int(port))
+            content = json.dumps(text.body(True)).encode()
+            head = (
+                f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(content)}"
+            )
+            writer.write(head.encode() + b"\r\n\r\n" + content[: text.seed % len(content) + 1])
+            await writer.drain()
+            await asyncio.sleep(0.01)
+            writer.transport.abort()
+            return kind
+        if kind == "text":
+            answer = await client.post("/v1/completions", json=text.body(False))
+            if answer.status_code == 429:
+                return "429"
+            choices = answer.json().get("choices", [{}])
+            return self._judged(kind, choices[0].get("text") == self.expected[text], answer.text)
+        try:
+            written, _ = await read(client, text, 3 if kind == "cancel" else None)
+        except httpx2.HTTPStatusError as error:
+            if error.response.status_code == 429:
+                return "429"
+            raise
+        expected = self.expected[text]
+        right = expected.startswith(written) if kind == "cancel" else written == expected
+        return self._judged(kind, right, written)
+
+    def _judged(self, kind: str, right: bool, found: str) -> str:
+        if not right:
+            self.wrong.append(f"{kind}: {found[:200]}")
+        return kind
+
+
+def soak(artifact: Path, folder: Path, requests: int, seed: int) -> dict[str, Any]:
+    """Send requests of all kinds; return counts and memory."""
+    draw = random.Random(seed)
+    texts = [
+        Text("x " * draw.randint(1, 150), draw.randint(1, 80), i, draw.choice((0.0, 0.8)))
+        for i in range(DISTINCT)
+    ]
+    model = linexport.load(artifact, threads=1)
+    expected = {text: _alone(model, text) for text in texts}
+    kinds, weights = ("text", "stream", "cancel", "disconnect", "malformed"), (4, 3, 1, 1, 1)
+    at, arrivals = 0.0, []
+    for _ in range(requests):
+        at += draw.expovariate(RATE)
+        arrivals.append((at, draw.choices(kinds, weights)[0], draw.choice(texts)))
+    with serve(artifact, folder / "soak.log", "--slots", CLIENTS) as server:
+        run = Soak(server, expected)
+        begun = time.perf_counter()
+        asyncio.run(run.run(arrivals))
+        seconds = time.perf_counter() - begun
+        for _ in range(100):
+            left = server.metric("linexport_sessions") + server.metric("linexport_queue")
+            if not left:
+                break
+            time.sleep(0.1)
+        run.memory.append(round(server.megabytes(), 1))
+        generated = server.metric("linexport_generated_tokens_total")
+    return {
+        "requests": requests,
+        "seconds": round(seconds, 1),
+        "generated_tokens": int(generated),
+        "answered": dict(run.counts),
+        "wrong_or_lost": run.wrong[:20],
+        "slots_left_taken": int(left),
+        "server_mib": run.memory,
+    }
+
+
+def _alone(model: linexport.Artifact, text: Text) -> str:
+    ids = model.generate(
+        text.prompt.encode(), max_tokens=text.tokens, temperature=text.temperature, seed=text.seed
+    )
+    return bytes(ids).decode("utf-8", "replace")
+
+
+def main() -> None:
+    """Print both measurements; exit 1 where a text was wrong or a slot was left."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--dim", type=int, default=512)
+    options.add_argument("--requests", type=int, default=2000)
+    options.add_argument("--seed", type=int, default=0, help="of the arrivals")
+    measurement.add_option(options)
+    given = options.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        sizes = {"large": given.dim, "small": 32}
+        for name, dim in sizes.items():
+            config = {"dim": dim, "num_heads": max(2, dim // 64), "layers": LAYERS}
+            models.save(models.build("language_model", config), folder / f"{name}.pt")
+            linexport.convert(folder / f"{name}.pt", folder / name, bench=False)
+        times = throughput(folder / "large", folder)
+        for name, numbers in times.items():
+            print(name, {key: round(value, 2) for key, value in numbers.items()})
+        long_run = soak(folder / "small", folder, given.requests, given.seed)
+        print(json.dumps(long_run, indent=2))
+    load = Path("/proc/loadavg").read_text().split()[:3]
+    print("load average", *load)
+    result = {"dim": given.dim, "tokens": TOKENS, "times": times, "soak": long_run, "load": load}
+    measurement.write(given.json, result)
+    sys.exit(bool(long_run["wrong_or_lost"] or long_run["slots_left_taken"]))
+
+
+if __name__ == "__main__":
+    main()
