@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from linexport.artifact import Artifact, Stream, load
+    from linexport.artifact import Artifact, NGramDraft, Stream, load
     from linexport.conversion.pipeline import convert
     from linexport.conversion.quantize import quantize
     from linexport.conversion.revalidate import bench, validate
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Artifact",
     "Linearization",
+    "NGramDraft",
     "Pool",
     "PrefixCache",
     "Stream",
@@ -49,6 +50,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Artifact": "linexport.artifact",
     "Linearization": "linexport.linearization",
+    "NGramDraft": "linexport.artifact",
     "Pool": "linexport.serving",
     "PrefixCache": "linexport.serving",
     "Stream": "linexport.artifact",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 
 from linexport.artifact.call_inputs import Arrays, CallInputs, Range, count_rows
 from linexport.artifact.finite import non_finite_rows
 from linexport.artifact.state import StreamState
+from linexport.artifact.token_axis import TokenAxis
 from linexport.errors import UsageError
 from linexport.graph.states import LENGTH, State
 from linexport.manifest import Manifest
@@ -23,6 +25,7 @@ class Model:
     """An opened model.
 
     Attributes:
+        manifest: that of the artifact.
         model_sha256: digest of its file, which says whose state a state is.
         states: by the names of their inputs.
         inputs: those that a caller gives.
@@ -30,11 +33,16 @@ class Model:
 
     def __init__(self, manifest: Manifest, session: Session, ranges: Mapping[str, Range]) -> None:
         held = [State.from_record(s) for s in manifest.states]
-        self.model_sha256 = manifest.model_sha256
+        self.manifest, self.model_sha256 = manifest, manifest.model_sha256
         self.states = {s.past: s for s in held}
         self.inputs = CallInputs(manifest, self.states, ranges)
         self._session = session
         self._presents = {s.present: s.past for s in held}
+
+    @cached_property
+    def token_axis(self) -> TokenAxis:
+        """The axis of the tokens in inputs and outputs."""
+        return TokenAxis(self.manifest, list(self.states.values()))
 
     def initial_state(self, batch: int = 1) -> Arrays:
         """Return the states that begin sequences, by input name; growing ones have no length."""

@@ -17,6 +17,7 @@ from linexport.artifact.call_inputs import Arrays, Input, Range
 from linexport.artifact.language_interface import Prompt, language_interface
 from linexport.artifact.model import Model
 from linexport.artifact.sampling import Sampling, continuation
+from linexport.artifact.speculation import Draft, StreamDraft, speculative
 from linexport.artifact.stream import Stream
 from linexport.errors import EnvironmentProblemError, LinexportError, ParityError, UsageError
 from linexport.graph.interface import check_interface
@@ -102,7 +103,6 @@ class Artifact(Model):
 
     Attributes:
         path: its folder.
-        manifest: that of the folder.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Artifact(Model):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(manifest, session, ranges or {})
-        self.path, self.manifest = path, manifest
+        self.path = path
         self._options = options or {}
 
     @property
@@ -144,18 +144,31 @@ class Artifact(Model):
         feeds, batch = self.inputs.bind(args, inputs)
         return {**feeds, **self.initial_state(batch)}
 
-    def stream(self, *, finite: bool = True) -> Stream:
+    def stream(self, *, finite: bool = True, history: int = 0) -> Stream:
         """Return a session that consumes sequences piece by piece.
 
         Args:
             finite: find NaN and infinity in inputs and states; see ``Stream``.
+            history: number of tokens that ``rewind`` can go back, at the cost of a state a step.
 
         Raises:
             UsageError: the model has no recurrent state to hold.
         """
         if not self.states:
             raise UsageError(f"{self.path} does not stream: {self.manifest.why_stateless}")
-        return Stream(self, finite=finite)
+        return Stream(self, finite=finite, history=history)
+
+    def draft(self, tokens: int = 4) -> StreamDraft:
+        """Return this model as the draft of a larger one with the same tokens, for ``generate``.
+
+        Args:
+            tokens: proposed at a time.
+
+        Raises:
+            UsageError: not a language model, or it does not stream.
+        """
+        language_interface(self.manifest)
+        return StreamDraft(self.stream(history=tokens), tokens)
 
     def pool(self, **options: Any) -> linexport.Pool:
         """Return a pool of sessions that share calls of the model.
@@ -183,6 +196,7 @@ class Artifact(Model):
         min_p: float = 0.0,
         seed: int = 0,
         stop: Collection[int] | None = None,
+        draft: Draft | None = None,
     ) -> Iterator[int]:
         """Return token ids that continue a prompt of token ids, one at a time, from the state.
 
@@ -197,6 +211,8 @@ class Artifact(Model):
             min_p: sample from tokens that have this share of the largest probability, or more.
             seed: of the samples.
             stop: tokens that end the text, and are not returned; None for the model's own.
+            draft: proposes tokens, which are checked several in a call. The text is the same, up to
+                ties within the rounding of float32.
 
         Raises:
             UsageError: not a language model, no states to continue from, a prompt longer than the
@@ -216,6 +232,8 @@ class Artifact(Model):
             left = limit - ids.size
             max_tokens = left if max_tokens is None else min(max_tokens, left)
         stream = self.stream()
+        if draft is not None:
+            return speculative(stream, ids, sampling, max_tokens, ends, draft)
 
         def step(tokens: np.ndarray) -> np.ndarray:
             logits: np.ndarray = stream.step({model.tokens: tokens})[model.logits][0, -1]

@@ -10,7 +10,8 @@ steps follow each other.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,33 @@ import numpy as np
 
 from linexport.artifact.call_inputs import Arrays, Input, check_finite, count_rows
 from linexport.artifact.finite import non_finite_rows
+from linexport.artifact.language_interface import language_interface
 from linexport.artifact.model import Model
+from linexport.artifact.past_steps import PastSteps
 from linexport.artifact.state import StreamState
 from linexport.errors import NonFiniteError, UsageError
 from linexport.graph.states import LENGTH
+
+MOST_PENDING = 16
+"""Tokens that may wait for the next step to be computed again; more would make it longer."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Result of ``Stream.verify``.
+
+    Attributes:
+        tokens: the proposals that are right, and the token after them.
+        logits: that each of these was chosen from, (len(tokens), vocabulary).
+    """
+
+    tokens: tuple[int, ...]
+    logits: np.ndarray
+
+
+def argmax(logits: np.ndarray) -> int:
+    """Return the token of the largest logit; of equals, the first."""
+    return int(logits.argmax())
 
 
 class Stream:
@@ -31,9 +55,17 @@ class Stream:
     """
 
     def __init__(
-        self, model: Model, *, finite: bool = True, state: StreamState | None = None
+        self,
+        model: Model,
+        *,
+        finite: bool = True,
+        state: StreamState | None = None,
+        history: int = 0,
     ) -> None:
-        self._model, self._finite = model, finite
+        self._model, self._finite, self._history = model, finite, history
+        self._past = PastSteps(model)
+        self._pending: Arrays | None = None
+        """Inputs of tokens that belong to the sequence and are not in the state yet."""
         self._lock = threading.Lock()
         self._state: Arrays | None = None
         self._stopped: frozenset[int] = frozenset()
@@ -54,26 +86,39 @@ class Stream:
             NonFiniteError: NaN or infinity in an input: no row was advanced. Or in a state: those
                 rows are stopped, the others were advanced, and the error has the ``outputs``.
         """
-        model = self._model
-        feeds, batch = model.inputs.bind(args, inputs)
+        feeds, batch = self._model.inputs.bind(args, inputs)
         with self._lock:
-            before = model.initial_state(batch) if self._state is None else self._state
-            held = next(iter(before.values())).shape[0]
-            if held != batch:
-                raise UsageError(
-                    f"This stream has batch {held}; the step has {batch}. Call reset()."
-                )
-            if self._finite:
-                check_finite(feeds, self._stopped)
-            outputs, after = model.call(feeds, before)
-            lost = self._lost(before, after) if self._finite else {}
-            newly = frozenset(row for rows in lost.values() for row in rows) - self._stopped
-            stopped = self._stopped | newly
-            if lost:
-                after = self._begun(after, {row for rows in lost.values() for row in rows})
-            if stopped:
-                outputs = {n: _blank(values, stopped, batch) for n, values in outputs.items()}
-            self._state, self._stopped = after, stopped
+            return self._advance(feeds, batch, self._history)
+
+    def _advance(self, feeds: Arrays, batch: int, history: int) -> Arrays:
+        """Make a step of the tokens that are pending and these; return the outputs of these."""
+        model = self._model
+        before = model.initial_state(batch) if self._state is None else self._state
+        held = next(iter(before.values())).shape[0]
+        if held != batch:
+            raise UsageError(f"This stream has batch {held}; the step has {batch}. Call reset().")
+        if self._finite:
+            check_finite(feeds, self._stopped)
+        waited = 0
+        if self._pending is not None:
+            waited = model.token_axis.length(self._pending)
+            feeds = model.token_axis.join(self._pending, feeds)
+        outputs, after = model.call(feeds, before)
+        if waited:
+            outputs = model.token_axis.cut(outputs, waited)
+        lost = self._lost(before, after) if self._finite else {}
+        newly = frozenset(row for rows in lost.values() for row in rows) - self._stopped
+        stopped = self._stopped | newly
+        if lost:
+            after = self._begun(after, {row for rows in lost.values() for row in rows})
+        if stopped:
+            outputs = {n: _blank(values, stopped, batch) for n, values in outputs.items()}
+        self._state, self._stopped, self._pending = after, stopped, None
+        if stopped or not history:
+            self._past.clear()
+        else:
+            self._past.add(before, feeds)
+            self._past.keep(history)
         if newly:
             names = tuple(name for name, rows in lost.items() if newly & {*rows})
             raise NonFiniteError(
@@ -86,6 +131,77 @@ class Stream:
             )
         return outputs
 
+    def rewind(self, tokens: int) -> None:
+        """Go back so many tokens: the next step goes on from there.
+
+        A state inside of an earlier step is computed again, together with the next step.
+
+        Raises:
+            UsageError: see ``stream(history=...)``; more than that many tokens are not kept.
+        """
+        with self._lock:
+            self._go_back(tokens)
+
+    def verify(
+        self,
+        tokens: np.ndarray,
+        known: int = 1,
+        choose: Callable[[np.ndarray], int] = argmax,
+    ) -> Verified:
+        """Feed token ids of which the last ones are proposals, and keep those that are right.
+
+        A proposal is right if it is what ``choose`` takes of the logits before it, and all
+        proposals before it are right. The stream goes on after the last right one. ``choose`` is
+        called once for each right proposal, and once more.
+
+        Args:
+            tokens: (T,) int64, of one sequence.
+            known: number of tokens at the beginning that are no proposals.
+            choose: from logits, (vocabulary,), to a token.
+
+        Raises:
+            UsageError: not a language model, several rows, or none of the tokens is known.
+            NonFiniteError: see ``step``.
+        """
+        language = language_interface(self._model.manifest)
+        if not 1 <= known <= len(tokens):
+            raise UsageError(f"known is {known}; expected 1 to {len(tokens)}, the tokens given.")
+        feeds, batch = self._model.inputs.bind([{language.tokens: tokens[None]}], {})
+        with self._lock:
+            held = max(self._history, len(tokens))
+            logits = self._advance(feeds, batch, held)[language.logits][0, known - 1 :]
+            chosen: list[int] = []
+            try:
+                chosen.append(choose(logits[0]))
+                for proposal, row in zip(tokens[known:], logits[1:], strict=True):
+                    if proposal != chosen[-1]:
+                        break
+                    chosen.append(choose(row))
+            finally:  # nothing was fed where nothing could be chosen
+                self._go_back(len(logits) - len(chosen) if chosen else len(tokens))
+            self._past.keep(self._history)
+        return Verified(tuple(chosen), logits[: len(chosen)])
+
+    def _go_back(self, tokens: int) -> None:
+        if tokens and self._state is None:
+            raise UsageError(f"This stream has no token yet; it cannot go back {tokens}.")
+        waiting = 0 if self._pending is None else self._model.token_axis.length(self._pending)
+        if 0 < tokens <= waiting:
+            kept = self._model.token_axis.cut(self._pending or {}, 0, waiting - tokens)
+            self._pending = kept if tokens < waiting else None
+        elif tokens:
+            state, pending = self._past.back(tokens - waiting, self._state or {})
+            self._state, self._pending = state, pending
+            if pending is not None and self._model.token_axis.length(pending) > MOST_PENDING:
+                self._catch_up(self._history)
+
+    def _catch_up(self, history: int) -> None:
+        """Bring the state up to the tokens that are pending."""
+        if self._pending is not None:
+            feeds, self._pending = self._pending, None
+            batch = next(iter(self._state.values())).shape[0] if self._state else 1
+            self._advance(feeds, batch, history)
+
     def reset(self, rows: Iterable[int] | None = None) -> None:
         """Begin a new sequence, in all rows or in those given.
 
@@ -94,8 +210,9 @@ class Stream:
         """
         with self._lock:
             if rows is None:
-                self._state, self._stopped = None, frozenset()
+                self._begin_from(None)
                 return
+            self._catch_up(0)
             chosen = sorted({*rows})
             held = 0 if self._state is None else next(iter(self._state.values())).shape[0]
             if self._state is None or not all(0 <= row < held for row in chosen):
@@ -108,6 +225,7 @@ class Stream:
                 )
             self._state = self._begun(self._state, chosen)
             self._stopped -= {*chosen}
+            self._past.clear()
 
     def state(self) -> StreamState:
         """Return the state as a value; later steps do not change it.
@@ -121,6 +239,7 @@ class Stream:
                     f"{count_rows(sorted(self._stopped)).capitalize()} of this stream lost the "
                     "state to NaN or infinity. Call reset(rows=...) first."
                 )
+            self._catch_up(self._history)
             return StreamState(self._model.model_sha256, self._state or {})
 
     def restore(self, state: StreamState | str | Path) -> None:
@@ -133,14 +252,15 @@ class Stream:
         value = state if isinstance(state, StreamState) else StreamState.load(state)
         self._model.check_state(value, named)
         with self._lock:
-            self._state, self._stopped = dict(value.arrays) or None, frozenset()
+            self._begin_from(dict(value.arrays) or None)
 
     def fork(self) -> Stream:
         """Return a second stream that goes on from here; neither affects the other."""
-        other = Stream(self._model, finite=self._finite)
+        other = Stream(self._model, finite=self._finite, history=self._history)
         with self._lock:
             # Arrays are shared: steps and resets make new ones.
             other._state, other._stopped = self._state, self._stopped
+            other._past, other._pending = self._past.copy(), self._pending
         return other
 
     def save(self, path: str | Path) -> None:
@@ -149,7 +269,11 @@ class Stream:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the artifact, which is opened again, and the state."""
-        return _resume, (self._model, self._finite, self.state())
+        return _resume, (self._model, self._finite, self.state(), self._history)
+
+    def _begin_from(self, state: Arrays | None) -> None:
+        self._state, self._stopped, self._pending = state, frozenset(), None
+        self._past.clear()
 
     def _lost(self, before: Arrays, after: Arrays) -> dict[str, list[int]]:
         """Find the rows with NaN or infinity of each state that has any.
@@ -187,5 +311,5 @@ def _blank(values: np.ndarray, rows: Collection[int], batch: int) -> np.ndarray:
     return values
 
 
-def _resume(model: Model, finite: bool, state: StreamState) -> Stream:
-    return Stream(model, finite=finite, state=state)
+def _resume(model: Model, finite: bool, state: StreamState, history: int) -> Stream:
+    return Stream(model, finite=finite, state=state, history=history)

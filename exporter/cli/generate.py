@@ -12,8 +12,11 @@ import typer
 
 from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import ArtifactPath, Json, Threads
+from linexport.errors import UsageError
 
 if TYPE_CHECKING:
+    from linexport.artifact import Artifact
+    from linexport.artifact.speculation import Draft
     from linexport.artifact.tokenizer import Decoder
 
 
@@ -44,12 +47,21 @@ def generate(
         ),
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 0,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ngram|ARTIFACT",
+            help="Propose tokens that are then checked several in a call: what followed the last "
+            "ones where they were in the text before, or what a smaller model with the same "
+            "tokens continues with. The text is the same.",
+        ),
+    ] = None,
     threads: Threads = 0,
     json: Json = False,
 ) -> None:
     """Continue a text with a language model, token by token, from its state."""
     with guarded(json):
-        from linexport.artifact import load
+        from linexport.artifact import NGramDraft, load
         from linexport.artifact.language_interface import language_interface
         from linexport.artifact.tokenizer import context, find_tokenizer
 
@@ -57,6 +69,9 @@ def generate(
         vocabulary = language_interface(model.manifest).vocabulary
         tokenizer = find_tokenizer(model.path, vocabulary, model.verified)
         ids = tokenizer.encode(prompt)
+        proposals: Draft | None = None
+        if draft is not None:
+            proposals = NGramDraft() if draft == "ngram" else _smaller(draft, model, threads)
         tokens = model.generate(
             ids,
             max_tokens=max_tokens,
@@ -65,6 +80,7 @@ def generate(
             top_p=top_p,
             min_p=min_p,
             seed=seed,
+            draft=proposals,
         )
         show = _discard if json else _show
         show(prompt)
@@ -89,6 +105,7 @@ def generate(
                     "seed": seed,
                     "first_token_ms": round(first, 3),
                     "next_token_ms": round(following, 3),
+                    "draft": None if proposals is None else _counts(proposals),
                 }
             )
         else:
@@ -97,6 +114,36 @@ def generate(
                 f"{first:.1f} ms to the first, {following:.2f} ms for each further one",
                 err=True,
             )
+            if proposals is not None:
+                counts = _counts(proposals)
+                typer.echo(
+                    f"{counts['accepted']} of {counts['proposed']} proposed tokens were accepted, "
+                    f"in {counts['calls']} calls",
+                    err=True,
+                )
+
+
+def _smaller(folder: str, model: Artifact, threads: int) -> Draft:
+    """Open the artifact of a draft.
+
+    Raises:
+        UsageError: it has another vocabulary.
+    """
+    from linexport.artifact import load
+    from linexport.artifact.language_interface import language_interface
+
+    small = load(folder, threads=threads)
+    sizes = [language_interface(m.manifest).vocabulary for m in (small, model)]
+    if sizes[0] != sizes[1]:
+        raise UsageError(
+            f"{folder} has a vocabulary of {sizes[0]}; expected {sizes[1]}, that of {model.path}. "
+            "A draft has the same tokens as the model: choose another, or --draft ngram."
+        )
+    return small.draft()
+
+
+def _counts(draft: Draft) -> dict[str, int]:
+    return {"proposed": draft.proposed, "accepted": draft.accepted, "calls": draft.calls}
 
 
 @dataclass(frozen=True)

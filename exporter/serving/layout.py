@@ -22,7 +22,7 @@ from linexport.graph.states import LENGTH
 
 
 class Layout:
-    """Cutting, stacking and splitting for one model.
+    """Stacking and splitting for one model.
 
     Attributes:
         most: number of sessions a call may join at most.
@@ -41,32 +41,15 @@ class Layout:
                 f"{model.path} takes {batch} rows in every call; a pool needs one row a session. "
                 "Convert the model with a dynamic batch."
             )
-        inputs = {i.name: i.shape for i in model.manifest.inputs if i.name not in held}
-        outputs = {o.name: o.shape for o in model.manifest.outputs if o.name not in held}
-        sequence = next(d for s in inputs.values() for d in s if isinstance(d, str) and d != batch)
+        records = [*model.manifest.inputs, *model.manifest.outputs]
+        shapes = {r.name: r.shape for r in records if r.name not in held}
         self._states = model.states
-        self._tokens = {n: s.index(sequence) for n, s in inputs.items() if sequence in s}
-        shapes = {**inputs, **outputs}
         self._rows = {n: s.index(batch) for n, s in shapes.items() if batch in s}
         self._masked = any(s.op == PADDING for s in states)
-        self.longest = dims[sequence].max
+        self.longest = dims[model.token_axis.dim].max
         alone = isinstance(batch, int) or len(self._rows) < len(shapes)
         limit = 1 if alone else dims[str(batch)].max
         self.most = limit or 2**31
-
-    def length(self, feeds: Mapping[str, np.ndarray]) -> int:
-        """Return the number of tokens of a piece."""
-        name, axis = next(iter(self._tokens.items()))
-        return feeds[name].shape[axis]
-
-    def cut(self, feeds: Mapping[str, np.ndarray], start: int, end: int) -> Arrays:
-        """Return tokens ``start`` to ``end`` of a piece; inputs without tokens stay whole."""
-        return {
-            name: values[(slice(None),) * self._tokens[name] + (slice(start, end),)]
-            if name in self._tokens
-            else values
-            for name, values in feeds.items()
-        }
 
     def joins(self, state: Mapping[str, np.ndarray]) -> Hashable:
         """Return what must be equal in the states of sessions that share a call."""

@@ -178,7 +178,7 @@ class Pool:
 
     def _take(self, session: Session, tokens: int) -> _Part:
         piece = session._pieces[0]
-        feeds = self._layout.cut(piece.feeds, piece.start, piece.start + tokens)
+        feeds = self.model.token_axis.cut(piece.feeds, piece.start, piece.start + tokens)
         piece.start += tokens
         if piece.start == piece.length:
             session._pieces.popleft()
@@ -310,7 +310,7 @@ class Session:
             raise UsageError(f"The piece has {rows} rows; a session has one.")
         check_finite(feeds, frozenset())
         copied = {name: values.copy() for name, values in feeds.items()}
-        piece = _Piece(copied, self.pool._layout.length(copied))
+        piece = _Piece(copied, self.pool.model.token_axis.length(copied))
         with self.pool._changed:
             self._check()
             self._find_prefix(piece)

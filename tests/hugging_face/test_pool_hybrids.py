@@ -1,4 +1,4 @@
-"""Hybrids in a pool: key-value rows of different lengths share a call."""
+"""Hybrids in a pool and gone back in: key-value rows of different lengths."""
 
 from __future__ import annotations
 
@@ -51,3 +51,30 @@ def test_sessions_of_different_lengths_share_a_call(
         assert calls == [(3, 1)]
         rows = [s.state().arrays["past_key_1"].shape[2] for s in sessions]
     assert rows == [4, 5, 6]
+
+
+@pytest.mark.parametrize(("pieces", "back"), [((9, 1, 4), 2), ((9, 1, 4), 11), ((30,), 29)])
+def test_rows_are_cut_to_the_token_that_is_gone_back_to(
+    hybrid: Artifact, pieces: tuple[int, ...], back: int
+) -> None:
+    text = tokens(sum(pieces))
+    stream = hybrid.stream(history=back)
+    for piece in np.split(text, np.cumsum(pieces)[:-1], 1):
+        stream.step(piece)
+    stream.rewind(back)
+    left = text[:, : text.shape[1] - back]
+    alone = hybrid.stream()
+    alone.step(left)
+    there, expected = stream.state().arrays, alone.state().arrays
+    for name, value in there.items():
+        np.testing.assert_allclose(value, expected[name], atol=1e-5)
+    assert there["past_key_1"].shape[2] == there["past_mask"].shape[1] == left.shape[1]
+    after = stream.step(tokens(3, 1))["logits"]
+    np.testing.assert_allclose(after, alone.step(tokens(3, 1))["logits"], atol=1e-5)
+
+
+def test_a_draft_does_not_change_what_a_hybrid_writes(hybrid: Artifact) -> None:
+    prompt = tokens(12)[0]
+    expected = list(hybrid.generate(prompt, max_tokens=40, stop=()))
+    for draft in (linexport.NGramDraft(), hybrid.draft()):
+        assert list(hybrid.generate(prompt, max_tokens=40, stop=(), draft=draft)) == expected

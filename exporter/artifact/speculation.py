@@ -1,0 +1,149 @@
+"""Exact speculative decoding: tokens proposed by a draft, checked by the model several in a call.
+
+    propose d_1 ... d_k    verify x, d_1 ... d_k in one call    keep those the model chooses too
+
+Every token is chosen from the model's own logits, once and in order, by argmax or by sampling: the
+text is that without a draft, also with the same seed. Source of prompt look-up: A. Saxena, Prompt
+Lookup Decoding, 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from linexport.artifact.sampling import Sampling
+from linexport.artifact.stream import Stream
+
+PROPOSED = 8
+"""Tokens proposed at a time."""
+
+LONGEST = 3
+"""Tokens of the n-grams that are looked up."""
+
+
+class Draft(Protocol):
+    """Proposes tokens.
+
+    Attributes:
+        proposed: number of tokens proposed so far.
+        accepted: number of these that the model chose too.
+        calls: of the model, since the prompt.
+    """
+
+    proposed: int
+    accepted: int
+    calls: int
+
+    def begin(self) -> None:
+        """Begin a new text."""
+        ...
+
+    def propose(self, text: Sequence[int]) -> list[int]:
+        """Return tokens that may follow a text, which goes on from that of the last call."""
+        ...
+
+
+class NGramDraft:
+    """Prompt look-up: what followed the last tokens where they were in the text before.
+
+    Costs next to nothing, and helps where a text repeats itself or its prompt.
+
+    Args:
+        tokens: proposed at a time.
+    """
+
+    def __init__(self, tokens: int = PROPOSED) -> None:
+        self._most = tokens
+        self.begin()
+        self.proposed = self.accepted = self.calls = 0
+
+    def begin(self) -> None:
+        """See ``Draft``."""
+        self._after: dict[tuple[int, ...], int] = {}
+        self._read = 0
+
+    def propose(self, text: Sequence[int]) -> list[int]:
+        """See ``Draft``."""
+        # The n-gram at the very end has nothing after it yet.
+        for end in range(max(1, self._read), len(text)):
+            for size in range(1, min(LONGEST, end) + 1):
+                self._after[tuple(text[end - size : end])] = end
+        self._read = len(text)
+        for size in range(min(LONGEST, len(text)), 0, -1):
+            found = self._after.get(tuple(text[-size:]))
+            if found is not None:
+                return list(text[found : found + self._most])
+        return []
+
+
+class StreamDraft:
+    """A smaller language model with the same tokens, by argmax.
+
+    Args:
+        stream: of that model, with a history of at least ``tokens``.
+        tokens: proposed at a time.
+    """
+
+    def __init__(self, stream: Stream, tokens: int = 4) -> None:
+        self._stream, self._most = stream, tokens
+        self.begin()
+        self.proposed = self.accepted = self.calls = 0
+
+    def begin(self) -> None:
+        """See ``Draft``."""
+        self._stream.reset()
+        self._fed: list[int] = []
+
+    def propose(self, text: Sequence[int]) -> list[int]:
+        """See ``Draft``."""
+        common = 0
+        for ours, given in zip(self._fed, text, strict=False):
+            if ours != given:
+                break
+            common += 1
+        common = min(common, len(text) - 1)
+        self._stream.rewind(len(self._fed) - common)
+        self._fed[common:] = text[common:]
+        found: list[int] = []
+        piece = np.asarray(text[common:], np.int64)
+        while True:
+            found.append(self._stream.verify(piece, known=len(piece)).tokens[-1])
+            if len(found) == self._most:
+                return found
+            self._fed.append(found[-1])
+            piece = np.array([found[-1]], np.int64)
+
+
+def speculative(
+    stream: Stream,
+    prompt: np.ndarray,
+    sampling: Sampling,
+    max_tokens: int | None,
+    ends: Collection[int],
+    draft: Draft,
+) -> Iterator[int]:
+    """Yield the tokens after a prompt, (T,) int64, as ``sampling.continuation`` does."""
+    choose, count = sampling.chooser(), 0
+    text, known = prompt.tolist(), prompt
+    draft.begin()
+    while max_tokens is None or count < max_tokens:
+        # The prompt is a call of its own: what is wrong after it is not worth computing it again.
+        proposals = draft.propose(text) if count else []
+        if max_tokens is not None:
+            proposals = proposals[: max_tokens - count - 1]
+        tokens = np.concatenate([known, np.asarray(proposals, np.int64)])
+        verified = stream.verify(tokens, known=len(known), choose=choose)
+        if count:
+            draft.calls += 1
+            draft.proposed += len(proposals)
+            draft.accepted += len(verified.tokens) - 1
+        for token in verified.tokens:
+            if token in ends:
+                return
+            yield token
+            count += 1
+        text += verified.tokens
+        known = np.array(verified.tokens[-1:], np.int64)
