@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from linexport.models import data, training
+from linexport.models import data, scores
 
 IMAGES = 1024
 WINDOWS, WINDOW = 512, 256
@@ -27,13 +27,13 @@ AT_ONCE = 16
 def digits() -> Tensor:
     """Images that the classifier is trained on, (N, tokens, features)."""
     train, _ = data.digits()
-    return data.patches(train.images[:IMAGES], training.TOKENS)
+    return data.patches(train.images[:IMAGES], scores.TOKENS)
 
 
 def accuracy(module: nn.Module) -> float:
     """The share of held-out images that a classifier is right about."""
     _, held_out = data.digits()
-    return training.accuracy(module, held_out)
+    return scores.accuracy(module, held_out)
 
 
 def text() -> Tensor:
@@ -45,7 +45,7 @@ def text() -> Tensor:
 
 def bits_per_byte(module: nn.Module) -> float:
     """Bits per byte of the beginning of the held-out text."""
-    return training.bits_per_byte(module, data.library_text().held_out[:SCORED])
+    return scores.bits_per_byte(module, data.library_text().held_out[:SCORED])
 
 
 def brightness() -> Tensor:
@@ -57,7 +57,7 @@ def brightness() -> Tensor:
 def network_accuracy(module: nn.Module) -> float:
     """The share of held-out images that such a network is right about."""
     _, held_out = data.digits()
-    return training.share_right(module, data.means(held_out.images, PARTS), held_out)
+    return scores.share_right(module, data.means(held_out.images, PARTS), held_out)
 
 
 def questions() -> Tensor:
@@ -71,4 +71,4 @@ def questions() -> Tensor:
 def memory_accuracy(module: nn.Module) -> float:
     """The share of held-out images that it is right about."""
     _, held_out = data.digits()
-    return training.share_right(module, held_out.images.flatten(1)[:, None], held_out)
+    return scores.share_right(module, held_out.images.flatten(1)[:, None], held_out)

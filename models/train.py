@@ -20,7 +20,7 @@ import torch
 import typer
 
 from linexport.errors import LinexportError, UsageError
-from linexport.models import checkpoint, data, samples, training
+from linexport.models import checkpoint, data, samples, scores, training
 from linexport.models.config import from_text
 from linexport.models.registry import ReferenceModel
 
@@ -83,8 +83,8 @@ def language_model(
     )
     _say("scoring the held-out text")
     bits, unigram = (
-        training.bits_per_byte(model, text.held_out),
-        training.unigram_bits_per_byte(text),
+        scores.bits_per_byte(model, text.held_out),
+        scores.unigram_bits_per_byte(text),
     )
     _finish(model, out, started, f"{bits:.3f} bits per byte (unigram {unigram:.3f})")
 

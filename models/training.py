@@ -19,7 +19,8 @@ from linexport.models import data, feature_maps
 from linexport.models.classifier import DigitClassifier, DigitClassifierConfig
 from linexport.models.digit_memory import DigitMemory, DigitMemoryConfig
 from linexport.models.digit_network import DigitNetwork, DigitNetworkConfig
-from linexport.models.language_model import VOCABULARY, LanguageModel, LanguageModelConfig
+from linexport.models.language_model import LanguageModel, LanguageModelConfig
+from linexport.models.scores import IMAGE_BATCH, TOKENS, next_byte_loss
 
 LANGUAGE_MODEL_STEPS = 3000
 LANGUAGE_MODEL_HEADS = 6
@@ -27,14 +28,9 @@ DIGITS_STEPS = 800
 DIGITS_HEADS = 4
 MEMORY_STEPS = 800
 
-TOKENS = 16
-"""Patches that images of digits are cut into."""
 
 _LENGTH = 128
 _TEXT_BATCH = 4
-# Eight times the length trained on: the score covers what the state carries further than that.
-_SCORED_LENGTH = 1024
-_IMAGE_BATCH = 64
 _SECONDS_BETWEEN_LINES = 2.0
 _SCORED = (".query.weight", ".key.weight")
 
@@ -140,7 +136,7 @@ def train_language_model(
 
     def loss_of_batch() -> Tensor:
         starts = torch.randint(len(text) - _LENGTH, (_TEXT_BATCH, 1), generator=generator)
-        return _next_byte_loss(model, text[starts + window], "mean")
+        return next_byte_loss(model, text[starts + window], "mean")
 
     train_on_batches(model, loss_of_batch, TrainingPlan(steps, 8e-3, seconds), say)
     return model
@@ -153,7 +149,7 @@ def _loss_of_drawn(
     generator = torch.Generator().manual_seed(seed)
 
     def loss() -> Tensor:
-        chosen = torch.randint(len(pixels), (_IMAGE_BATCH,), generator=generator)
+        chosen = torch.randint(len(pixels), (IMAGE_BATCH,), generator=generator)
         return F.cross_entropy(logits(pixels[chosen]), labels[chosen])
 
     return loss
@@ -262,41 +258,6 @@ def train_digit_memory(
     train_on_batches(model, loss_of_batch, TrainingPlan(steps, 3e-2, seconds), say, groups)
     model.store(rows, stored.labels)
     return model
-
-
-@torch.inference_mode()
-def bits_per_byte(model: nn.Module, text: Tensor) -> float:
-    """Bits per byte, over all but the first byte of each window of a text, (N,) uint8."""
-    count = len(text) // _SCORED_LENGTH
-    windows = text[: count * _SCORED_LENGTH].view(count, _SCORED_LENGTH)
-    total = sum(_next_byte_loss(model, part, "sum").item() for part in windows.split(8))
-    return total / (count * (_SCORED_LENGTH - 1) * math.log(2))
-
-
-def unigram_bits_per_byte(text: data.Text) -> float:
-    """The held-out text coded by how often each byte occurs in the training text, plus one."""
-    train, held_out = (torch.bincount(t.long(), minlength=VOCABULARY).double() for t in text)
-    frequency = (train + 1) / (train + 1).sum()
-    return float(-(held_out * frequency.log2()).sum() / held_out.sum())
-
-
-@torch.inference_mode()
-def accuracy(model: nn.Module, held_out: data.Digits, tokens: int = TOKENS) -> float:
-    """The fraction of images, cut into so many patches, whose digit gets the largest logit."""
-    return share_right(model, data.patches(held_out.images, tokens), held_out)
-
-
-@torch.inference_mode()
-def share_right(model: nn.Module, pixels: Tensor, held_out: data.Digits) -> float:
-    """The fraction of images, one a row of ``pixels``, whose digit gets the largest logit."""
-    right = model(pixels).argmax(-1).flatten() == held_out.labels
-    return right.double().mean().item()
-
-
-def _next_byte_loss(model: nn.Module, window: Tensor, reduction: str) -> Tensor:
-    tokens = window.long()
-    logits = model(tokens[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction=reduction)
 
 
 def _seeded(seed: int, make: Callable[[], M]) -> M:

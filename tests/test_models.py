@@ -25,7 +25,7 @@ from linexport.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from linexport.models import checkpoint, data, samples, training
+from linexport.models import checkpoint, data, samples, scores, training
 from linexport.models import train as train_script
 from linexport.models.attention import AttentionConfig, AttentionState, LinearAttention
 from linexport.models.classifier import DigitClassifier
@@ -442,7 +442,7 @@ def test_text_is_split_by_file_and_real() -> None:
     assert torch.equal(text.train, again.train)
     assert len(text.train) > 2_000_000
     assert 0.01 < len(text.held_out) / len(text.train) < 0.2
-    assert 4 < training.unigram_bits_per_byte(text) < 5.5
+    assert 4 < scores.unigram_bits_per_byte(text) < 5.5
 
 
 def test_text_needs_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,9 +473,9 @@ def test_unigram_and_model_score_the_same_bytes() -> None:
             return frequency.log().expand(*tokens.shape, 256)
 
     model = Histogram(LanguageModel.Config(**SMALL["language_model"]))
-    expected = training.unigram_bits_per_byte(text)
+    expected = scores.unigram_bits_per_byte(text)
     # The first byte of each window, a 0, is not scored.
-    assert training.bits_per_byte(model, text.held_out) == pytest.approx(expected, rel=1e-3)
+    assert scores.bits_per_byte(model, text.held_out) == pytest.approx(expected, rel=1e-3)
 
 
 def first_and_last(lines: list[str]) -> tuple[float, float]:
@@ -581,8 +581,8 @@ def test_full_training_reaches_its_numbers(tmp_path: Path) -> None:
     model = models.load(tmp_path / "model.pt")
     assert isinstance(model, LanguageModel)
     bits, unigram = (
-        training.bits_per_byte(model, text.held_out),
-        training.unigram_bits_per_byte(text),
+        scores.bits_per_byte(model, text.held_out),
+        scores.unigram_bits_per_byte(text),
     )
     assert f"{bits:.3f} bits per byte" in done.stdout
     assert bits < 2.4 < 4 < unigram
@@ -594,4 +594,4 @@ def test_full_training_reaches_its_numbers(tmp_path: Path) -> None:
     assert time.monotonic() - started < 180
     classifier = models.load(tmp_path / "digits.pt")
     assert isinstance(classifier, DigitClassifier)
-    assert training.accuracy(classifier, data.digits()[1]) > 0.96
+    assert scores.accuracy(classifier, data.digits()[1]) > 0.96

@@ -1,4 +1,4 @@
-"""Causal elu+1 linear attention: the artifact beside the bare kernel, other spellings and softmax.
+"""Causal elu+1 linear attention: artifact, bare kernel, other formulations, softmax.
 
     python tools/bench_attention.py [--lengths 512,1024,4096,16384] [--json FILE]
 
@@ -32,7 +32,7 @@ ODD_WIDTHS = {48: 64, 63: 64, 80: 96, 100: 128}
 
 
 class Cumsum(torch.nn.Module):
-    """The usual spelling: a cumulative sum over outer products."""
+    """The usual formulation: a cumulative sum over outer products."""
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         q, k, v = (x.unflatten(-1, (HEADS, WIDTH)) for x in (q, k, v))
@@ -44,7 +44,7 @@ class Cumsum(torch.nn.Module):
 
 
 class MaskedQuadratic(torch.nn.Module):
-    """The other usual spelling: all pairs, then a triangular mask."""
+    """The other usual formulation: all pairs, then a triangular mask."""
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         q, k, v = (x.unflatten(-1, (HEADS, WIDTH)).transpose(1, 2) for x in (q, k, v))
@@ -117,7 +117,7 @@ def medians(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
 
 
 def by_length(folder: Path, lengths: list[int]) -> list[dict[str, Any]]:
-    """A row per length; the spellings whose memory explodes stop at 4096."""
+    """A row per length; the formulations whose memory explodes stop at 4096."""
     ort, portable = opened(folder, "ort"), opened(folder, "onnx")
     cumsum, quadratic = (plain_export(m, folder) for m in (Cumsum(), MaskedQuadratic()))
     native = single_node(

@@ -31,7 +31,7 @@ import torch
 from torch import nn
 
 from linexport.errors import LinexportError, UsageError
-from linexport.models import data, training
+from linexport.models import data, scores, training
 from linexport.models.digit_network import DigitNetwork
 from linexport.models.feed_forward import bernstein, linearize_feed_forward, problem, taylor
 from linexport.models.feed_forward.bernstein import SAFE_DEGREE
@@ -237,7 +237,7 @@ def _report_accuracy(
 
 
 def _accuracy(model: nn.Module, pixels: torch.Tensor) -> float:
-    return training.share_right(model, pixels, data.digits()[1])
+    return scores.share_right(model, pixels, data.digits()[1])
 
 
 def _pixels(network: DigitNetwork) -> tuple[torch.Tensor, torch.Tensor]:

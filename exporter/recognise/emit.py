@@ -7,7 +7,7 @@ came from such a layout, which is usual, no node is needed for either.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -19,65 +19,15 @@ from linexport.plugins.ops.feature_map import formulas
 from linexport.plugins.ops.linear_attention import INPUTS
 from linexport.plugins.ops.op import DOMAIN
 from linexport.recognise import decay, functions
-from linexport.recognise.axes import Axis, Index, size_of
+from linexport.recognise.axes import Index, size_of
 from linexport.recognise.exact import LARGEST
 from linexport.recognise.feature_maps import Mapped
+from linexport.recognise.head_layout import axis_size, head_layout
 from linexport.recognise.nodes import Nodes, element_type, written_size
 from linexport.recognise.roles import NotAttentionError, Roles
 from linexport.recognise.terms import BOOLEAN, IDENTITY, Form, Leaf
 
 DTYPES = ("float32", "float16", "bfloat16")
-
-
-@dataclass(frozen=True)
-class HeadLayout:
-    """The order of head labels in each packed input.
-
-    Attributes:
-        query, key, value, decay, output: labels, the slowest first.
-    """
-
-    query: Index
-    key: Index
-    value: Index
-    output: Index
-
-
-def head_layout(roles: Roles) -> HeadLayout:
-    """Heads in consecutive groups: of those that share one, the shared label comes first."""
-    order = _seen(roles)
-    query, key = roles.heads(roles.query), roles.heads(roles.key)
-    value = roles.heads(roles.value) if roles.value else key
-    kv = key | value
-    if query - kv and kv - query:
-        query = query | kv
-    common = [a for a in order if a in kv and a in query]
-    common.sort(key=lambda a: a not in key)
-    rest = [a for a in order if a in kv and a not in query]
-    rest.sort(key=lambda a: a not in key)
-    all_kv = (*common, *rest)
-    own = tuple(a for a in order if a in query and a not in kv)
-    # Heads without a key of their own must be the fastest, or the keys are repeated.
-    keys = tuple(a for a in all_kv if a in key)
-    return HeadLayout(
-        (*common, *own),
-        keys if all_kv[: len(keys)] == keys else all_kv,
-        all_kv,
-        (*all_kv, *own),
-    )
-
-
-def _seen(roles: Roles) -> list[Axis]:
-    """Labels in the order in which the value, then the others, have them."""
-    leaves = (*roles.value, *roles.query, *roles.key)
-    return list(dict.fromkeys(a for f in leaves for index in f.dims for a in index))
-
-
-def _count(index: Index) -> int:
-    known = size_of(index).known
-    if known is None:
-        raise NotAttentionError("the number of its heads is not fixed")
-    return known
 
 
 class Writer(Nodes):
@@ -143,8 +93,8 @@ class Writer(Nodes):
             linear_attention.OP.name,
             f"{self.root.name}/LinearAttention",
             {
-                "q_num_heads": _count(order.query),
-                "kv_num_heads": _count(order.value),
+                "q_num_heads": axis_size(order.query),
+                "kv_num_heads": axis_size(order.value),
                 "update_rule": "gated" if roles.decay else "linear",
                 "causal": int(roles.causal),
                 "normalize": int(roles.normalize),
@@ -179,7 +129,7 @@ class Writer(Nodes):
         if roles.value:
             return self._packed("value", roles.value, order.value, roles.widths, dtype)
         # sum_s q . k_s is attention whose values are all one, of width 1.
-        ones = np.ones((1, 1, _count(order.value)), dtype)
+        ones = np.ones((1, 1, axis_size(order.value)), dtype)
         return self._everywhere(ones, order.value, roles.key_position)
 
     def _packed(
@@ -235,7 +185,7 @@ class Writer(Nodes):
             self.maps[role] = kind
         if kind is not None:
             x = self.cast(x, dtype)
-            attributes = {"kind": kind, "num_heads": _count(heads), "side": role}
+            attributes = {"kind": kind, "num_heads": axis_size(heads), "side": role}
             name = f"{self.root.name}/{role}/FeatureMap"
             return self.add(
                 feature_map.OP.name, [x], dtype, shape=x.shape, attrs=attributes, name=name
@@ -258,7 +208,7 @@ class Writer(Nodes):
         Where its kernel is a function of q . k, the fused node applies it: it computes products of
         features from the scores, whose sums do not cancel, and needs features for its state only.
         """
-        self.maps[role], count = mapped.kind, _count(heads)
+        self.maps[role], count = mapped.kind, axis_size(heads)
         if leaf.function != IDENTITY:
             x = self._function(x, leaf, dtype)
         x = self.cast(x, dtype)
@@ -319,7 +269,7 @@ class Writer(Nodes):
         heads = self.layout.value
         found = decay.read_decay(self.roles, heads)
         if found.leaf is None:
-            row = np.full((1, 1, _count(heads)), found.coefficient, dtype)
+            row = np.full((1, 1, axis_size(heads)), found.coefficient, dtype)
             return self._everywhere(row, heads, self.roles.query_position)
         groups = (self.roles.batch, found.time, (*heads, *found.width))
         x = self._applied("", self.grouped(found.leaf, groups), found.leaf, heads, dtype)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from linexport.plugins.ops import causal_conv, linear_attention
 from linexport.plugins.ops.linear_attention import SCALE, multiplied_out, view
 from linexport.plugins.ops.op import Node
-from linexport.targets import convolution, diagonal, kernels
+from linexport.targets import convolution, diagonal, kernels, native_kernel
 from linexport.targets.base import OrtSession, Target
 from linexport.targets.lowering import Candidate, by_rules
 
@@ -50,7 +50,10 @@ def _attention(node: Node) -> Sequence[Candidate]:
             Candidate("native", "ONNX Runtime's kernel", kernels.native),
             portable,
         ]
-    aligned = sizes.d_k % kernels.KEY_MULTIPLE == 0 and sizes.d_v % kernels.VALUE_MULTIPLE == 0
+    aligned = (
+        sizes.d_k % native_kernel.KEY_MULTIPLE == 0
+        and sizes.d_v % native_kernel.VALUE_MULTIPLE == 0
+    )
     group = spec.output_heads // spec.kv_num_heads
     if sizes.d_k > WIDEST_KEY or group not in GROUPS:
         native = Candidate("native", "ONNX Runtime's kernel", kernels.native)
@@ -60,7 +63,7 @@ def _attention(node: Node) -> Sequence[Candidate]:
         return [Candidate("native", reason, kernels.native_bounded), portable]
     reason = (
         f"widths {sizes.d_k} x {sizes.d_v} padded to multiples of "
-        f"{kernels.KEY_MULTIPLE} x {kernels.VALUE_MULTIPLE}, the kernel's fast path"
+        f"{native_kernel.KEY_MULTIPLE} x {native_kernel.VALUE_MULTIPLE}, the kernel's fast path"
     )
     return [
         Candidate("native_padded", reason, kernels.native_padded),

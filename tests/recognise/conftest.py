@@ -1,4 +1,4 @@
-"""The spellings, exported once each, and an independent float64 reference for them."""
+"""The formulations, exported once each, and an independent float64 reference for them."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from tests.support import formulations
 
 
 class Packed(nn.Module):
-    """A spelling on query, key and value side by side, so that their lengths are one."""
+    """A formulation on query, key and value side by side, so that their lengths are one."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.spelling = find(name)
+        self.formulation = find(name)
         torch.manual_seed(0)
-        self.inner = self.spelling.build().eval()
+        self.inner = self.formulation.build().eval()
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, 3 * WIDTH), or (B, T, WIDTH) where the module projects."""
-        parts = x.chunk(3, -1) if self.spelling.inputs == 3 else (x,)
+        parts = x.chunk(3, -1) if self.formulation.inputs == 3 else (x,)
         return self.inner(*parts)
 
     def example(self, batch: int, length: int, seed: int = 0) -> Tensor:
         """A standard normal input."""
         generator = torch.Generator().manual_seed(seed)
-        width = formulations.WIDTH * self.spelling.inputs
+        width = formulations.WIDTH * self.formulation.inputs
         return torch.randn(batch, length, width, generator=generator)
 
 
 def find(name: str):
-    """The spelling of that name."""
+    """The formulation of that name."""
     s = formulations
     tables = (s.CAUSAL, s.BIDIRECTIONAL, s.OTHER, s.SEPARATE)
     return next(t[name] for t in tables if name in t)
@@ -45,9 +45,9 @@ def find(name: str):
 
 @cache
 def exported(name: str) -> tuple[Packed, onnx.ModelProto]:
-    """A spelling with the graph it is exported to, with dynamic batch and length."""
+    """A formulation with the graph it is exported to, with dynamic batch and length."""
     module = Packed(name)
-    example = (module.example(2, module.spelling.length),)
+    example = (module.example(2, module.formulation.length),)
     dynamic = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
     with torch.no_grad():
         program = torch.export.export(module, example, dynamic_shapes=dynamic, strict=False)
@@ -60,12 +60,12 @@ TABLES = {
     "bidirectional": formulations.BIDIRECTIONAL,
     "other": formulations.OTHER,
     "separate": formulations.SEPARATE,
-    "spelling": {**formulations.CAUSAL, **formulations.BIDIRECTIONAL},
+    "formulation": {**formulations.CAUSAL, **formulations.BIDIRECTIONAL},
 }
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that asks for ``causal`` runs once for every causal spelling, and so on."""
+    """A test that asks for ``causal`` runs once for every causal formulation, and so on."""
     for name, table in TABLES.items():
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, list(table))

@@ -22,7 +22,7 @@ Export = Callable[[str], tuple[Any, onnx.ModelProto]]
 
 FUSED = ("canonicalise", "fuse")
 ROUNDING = {"mixedcasts": 2e-3}
-"""Where half precision is part of the spelling; elsewhere 1e-5."""
+"""Where half precision is part of the formulation; elsewhere 1e-5."""
 
 
 def run(model: onnx.ModelProto, x: np.ndarray, **state: np.ndarray) -> dict[str, np.ndarray]:
@@ -50,11 +50,11 @@ def check(name: str, export: Export, causal: bool) -> onnx.ModelProto:
     rewritten = passes.rewrite(model, FUSED)
     found = rewritten.findings
     assert not found.rejected
-    assert len(found.matches) == module.spelling.nodes
+    assert len(found.matches) == module.formulation.nodes
     for match in found.matches:
         assert match.causal is causal
         assert len(match.proof.sizes) == 2
-        for attribute, expected in module.spelling.expected.items():
+        for attribute, expected in module.formulation.expected.items():
             got = getattr(match, attribute)
             assert got == (pytest.approx(expected) if isinstance(expected, float) else expected)
     exact = module.double() if name not in ROUNDING else module.float()
@@ -69,11 +69,11 @@ def check(name: str, export: Export, causal: bool) -> onnx.ModelProto:
     return rewritten.model
 
 
-def test_causal_spellings_are_fused(causal: str, export: Export) -> None:
+def test_causal_formulations_are_fused(causal: str, export: Export) -> None:
     check(causal, export, causal=True)
 
 
-def test_bidirectional_spellings_are_fused(bidirectional: str, export: Export) -> None:
+def test_bidirectional_formulations_are_fused(bidirectional: str, export: Export) -> None:
     check(bidirectional, export, causal=False)
 
 
@@ -92,8 +92,8 @@ def test_other_attention_stays_as_it_is(other: str, export: Export) -> None:
         assert len(reasons) == 1, reasons
 
 
-def test_passes_run_twice_find_nothing_more(spelling: str, export: Export) -> None:
-    _, model = export(spelling)
+def test_passes_run_twice_find_nothing_more(formulation: str, export: Export) -> None:
+    _, model = export(formulation)
     once = passes.rewrite(model, FUSED)
     twice = passes.rewrite(once.model, FUSED)
     assert not twice.findings.matches and not twice.findings.rejected
@@ -119,7 +119,7 @@ def test_the_order_within_a_stage_does_not_matter(name: str, export: Export) -> 
     assert len(results) == 1
 
 
-def test_causal_spellings_stream(causal: str, export: Export) -> None:
+def test_causal_formulations_stream(causal: str, export: Export) -> None:
     """Two calls that hand the state on give what one gives."""
     module, model = export(causal)
     if causal == "chunks_of_a_multiple":

@@ -1,7 +1,7 @@
 """Linear attention as people write it: small modules, each in a style of its own.
 
 Every module takes ``(B, T, WIDTH)`` tensors: one, which it projects, or query, key and value.
-``CAUSAL`` and ``BIDIRECTIONAL`` map names to spellings that must be recognised, ``OTHER`` those
+``CAUSAL`` and ``BIDIRECTIONAL`` map names to formulations that must be recognised, ``OTHER`` those
 that must not be, ``SEPARATE`` those whose numerator and denominator are two attentions.
 """
 
@@ -20,12 +20,12 @@ HEADS, D = 4, 8
 WIDTH = HEADS * D
 EPS = 1e-6
 LONGEST = 256
-"""Of the masks that are stored."""
+"""Length of the masks that are stored."""
 
 
 @dataclass(frozen=True)
-class Spelling:
-    """How to build it, and what the fused node must say."""
+class Formulation:
+    """A module as people write it, and what the fused node must say."""
 
     build: Callable[[], nn.Module]
     inputs: int = 3
@@ -34,10 +34,10 @@ class Spelling:
     length: int = 16
 
 
-CAUSAL: dict[str, Spelling] = {}
-BIDIRECTIONAL: dict[str, Spelling] = {}
-OTHER: dict[str, Spelling] = {}
-SEPARATE: dict[str, Spelling] = {}
+CAUSAL: dict[str, Formulation] = {}
+BIDIRECTIONAL: dict[str, Formulation] = {}
+OTHER: dict[str, Formulation] = {}
+SEPARATE: dict[str, Formulation] = {}
 
 Function = Callable[..., Tensor]
 
@@ -54,14 +54,18 @@ class Call(nn.Module):
         return self.function(*inputs)
 
 
-def spelling(
-    table: dict[str, Spelling], inputs: int = 3, nodes: int = 1, length: int = 16, **expected: Any
+def formulation(
+    table: dict[str, Formulation],
+    inputs: int = 3,
+    nodes: int = 1,
+    length: int = 16,
+    **expected: Any,
 ) -> Callable[[Any], Any]:
     """Register a function of query, key and value, or a module class."""
 
     def register(written: Any) -> Any:
         build = written if isinstance(written, type) else lambda: Call(written)
-        table[written.__name__.lower()] = Spelling(build, inputs, expected, nodes, length)
+        table[written.__name__.lower()] = Formulation(build, inputs, expected, nodes, length)
         return written
 
     return register
@@ -90,7 +94,7 @@ ELU = {"query_map": "elu1", "key_map": "elu1"}
 NORMALISED = {"normalize": True, "eps": EPS, **ELU}
 
 
-@spelling(CAUSAL, **NORMALISED)
+@formulation(CAUSAL, **NORMALISED)
 def cumsum_outer(q, k, v):
     q, k, v = phi(split(q)), phi(split(k)), split(v)
     states = (k.unsqueeze(-1) * v.unsqueeze(-2)).cumsum(1)
@@ -98,7 +102,7 @@ def cumsum_outer(q, k, v):
     return (top / ((q * k.cumsum(1)).sum(-1, keepdim=True) + EPS)).flatten(2)
 
 
-@spelling(CAUSAL, **NORMALISED)
+@formulation(CAUSAL, **NORMALISED)
 def cumsum_einsum(q, k, v):
     q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
     kv = torch.einsum("bhnd,bhne->bhnde", k, v).cumsum(dim=2)
@@ -106,7 +110,7 @@ def cumsum_einsum(q, k, v):
     return merge(torch.einsum("bhnd,bhnde,bhn->bhne", q, kv, z))
 
 
-@spelling(CAUSAL, **NORMALISED)
+@formulation(CAUSAL, **NORMALISED)
 def cumsum_column_vectors(q, k, v):
     """Queries as matrices of one column, which an index takes out again."""
     q, k, v = (split(x).permute(1, 0, 2, 3) for x in (phi(q), phi(k), v))
@@ -115,7 +119,7 @@ def cumsum_column_vectors(q, k, v):
     return ((state @ q[..., None])[..., 0] * over).permute(1, 0, 2, 3).flatten(2)
 
 
-@spelling(CAUSAL, **NORMALISED)
+@formulation(CAUSAL, **NORMALISED)
 def cumsum_value_first(q, k, v):
     """The state transposed: (e, d), time in front."""
     q, k, v = (split(x).permute(1, 0, 2, 3) for x in (phi(q), phi(k), v))
@@ -125,7 +129,7 @@ def cumsum_value_first(q, k, v):
     return (out / den[..., None]).permute(1, 0, 2, 3).flatten(2)
 
 
-@spelling(CAUSAL, **NORMALISED)
+@formulation(CAUSAL, **NORMALISED)
 def normaliser_before(q, k, v):
     """Queries are divided first."""
     q, k, v = phi(split(q)), phi(split(k)), split(v)
@@ -135,14 +139,14 @@ def normaliser_before(q, k, v):
     return torch.einsum("bthd,bthde->bthe", q, kv).flatten(2)
 
 
-@spelling(CAUSAL, **NORMALISED)
+@formulation(CAUSAL, **NORMALISED)
 def tril_scores(q, k, v):
     q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
     scores = (q @ k.transpose(-1, -2)).tril()
     return merge(scores @ v / (scores.sum(-1, keepdim=True) + EPS))
 
 
-@spelling(CAUSAL, **NORMALISED)
+@formulation(CAUSAL, **NORMALISED)
 def normalised_scores(q, k, v):
     """Scores are divided by their sum before they meet the values."""
     q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
@@ -151,7 +155,7 @@ def normalised_scores(q, k, v):
     return merge(torch.einsum("bhij,bhjd->bhid", weights, v))
 
 
-@spelling(CAUSAL, **NORMALISED)
+@formulation(CAUSAL, **NORMALISED)
 def ones_tril_product(q, k, v):
     q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
     length = q.shape[2]
@@ -160,7 +164,7 @@ def ones_tril_product(q, k, v):
     return merge((scores @ v) / (scores.sum(-1, keepdim=True) + EPS))
 
 
-@spelling(CAUSAL, **NORMALISED)
+@formulation(CAUSAL, **NORMALISED)
 def masked_fill(q, k, v):
     q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
     length = q.shape[2]
@@ -169,7 +173,7 @@ def masked_fill(q, k, v):
     return merge(scores @ v / (scores.sum(-1, keepdim=True) + EPS))
 
 
-@spelling(CAUSAL, **NORMALISED)
+@formulation(CAUSAL, **NORMALISED)
 def where_positions(q, k, v):
     q, k, v = phi(split(q)), phi(split(k)), split(v)
     t = torch.arange(q.shape[1], device=q.device)
@@ -193,17 +197,17 @@ class TrilBuffer(nn.Module):
         return merge(scores @ v / (scores.sum(-1, keepdim=True) + EPS))
 
 
-spelling(CAUSAL, **NORMALISED)(TrilBuffer)
+formulation(CAUSAL, **NORMALISED)(TrilBuffer)
 
 
-@spelling(CAUSAL, normalize=False, scale=1.0, query_map=None)
+@formulation(CAUSAL, normalize=False, scale=1.0, query_map=None)
 def plain_unnormalised(q, k, v):
     """No feature map, a scale."""
     q, k, v = heads_first(q) * D**-0.5, heads_first(k), heads_first(v)
     return merge((q @ k.transpose(-1, -2)).tril() @ v)
 
 
-@spelling(CAUSAL, **NORMALISED)
+@formulation(CAUSAL, **NORMALISED)
 def flat_batch_heads(q, k, v):
     """Batch and heads in one dim, bmm."""
     batch, length, _ = q.shape
@@ -216,7 +220,7 @@ def flat_batch_heads(q, k, v):
     return out.reshape(batch, HEADS, length, D).transpose(1, 2).reshape(batch, length, WIDTH)
 
 
-@spelling(CAUSAL, **NORMALISED)
+@formulation(CAUSAL, **NORMALISED)
 def ones_column(q, k, v):
     """The normaliser as one more value channel."""
     q, k, v = phi(split(q)), phi(split(k)), split(v)
@@ -226,7 +230,7 @@ def ones_column(q, k, v):
     return (out[..., :-1] / (out[..., -1:] + EPS)).flatten(2)
 
 
-@spelling(CAUSAL, length=64, **NORMALISED)
+@formulation(CAUSAL, length=64, **NORMALISED)
 def chunks(q, k, v):
     """Blocks of 16, padded: a cumulated state between them, a triangle inside."""
     size, length = 16, q.shape[1]
@@ -246,7 +250,7 @@ def chunks(q, k, v):
     return merge(out)
 
 
-@spelling(CAUSAL, length=64, normalize=False)
+@formulation(CAUSAL, length=64, normalize=False)
 def chunks_of_a_multiple(q, k, v):
     """The same where the length is a multiple of the chunk, unnormalised."""
     size = 16
@@ -259,7 +263,7 @@ def chunks_of_a_multiple(q, k, v):
     return (inter + intra).flatten(1, 2).flatten(2)
 
 
-@spelling(CAUSAL, update_rule="gated", normalize=False)
+@formulation(CAUSAL, update_rule="gated", normalize=False)
 def retnet(q, k, v):
     """gamma^(t - s), a gamma for every head."""
     q, k, v = heads_first(q) * D**-0.5, heads_first(k), heads_first(v)
@@ -270,7 +274,7 @@ def retnet(q, k, v):
     return merge((q @ k.transpose(-1, -2) * decay) @ v)
 
 
-@spelling(CAUSAL, update_rule="gated", normalize=False)
+@formulation(CAUSAL, update_rule="gated", normalize=False)
 def retnet_clamped(q, k, v):
     q, k, v = heads_first(q), heads_first(k), heads_first(v)
     length = q.shape[2]
@@ -297,10 +301,10 @@ class Gated(nn.Module):
         return merge((q @ k.transpose(-1, -2) * decay) @ v)
 
 
-spelling(CAUSAL, update_rule="gated", normalize=False)(Gated)
+formulation(CAUSAL, update_rule="gated", normalize=False)(Gated)
 
 
-@spelling(CAUSAL, q_num_heads=HEADS, kv_num_heads=1, **NORMALISED)
+@formulation(CAUSAL, q_num_heads=HEADS, kv_num_heads=1, **NORMALISED)
 def multi_query(q, k, v):
     """One key and value head for all."""
     q = phi(heads_first(q))
@@ -309,7 +313,7 @@ def multi_query(q, k, v):
     return merge(scores @ v / (scores.sum(-1, keepdim=True) + EPS))
 
 
-@spelling(CAUSAL, q_num_heads=HEADS, kv_num_heads=2, **NORMALISED)
+@formulation(CAUSAL, q_num_heads=HEADS, kv_num_heads=2, **NORMALISED)
 def grouped_query(q, k, v):
     """Half as many key and value heads, repeated."""
     q = phi(heads_first(q))
@@ -334,7 +338,7 @@ def rotate(x: Tensor) -> Tensor:
     return x * angle.cos() + half * angle.sin()
 
 
-@spelling(CAUSAL, normalize=False)
+@formulation(CAUSAL, normalize=False)
 def rotary(q, k, v):
     q, k, v = rotate(phi(heads_first(q))), rotate(phi(heads_first(k))), heads_first(v)
     return merge((q @ k.transpose(-1, -2)).tril() @ v)
@@ -358,7 +362,7 @@ class Block(nn.Module):
         return x + self.dropout(self.out(merge(y)))
 
 
-spelling(CAUSAL, inputs=1, **NORMALISED)(Block)
+formulation(CAUSAL, inputs=1, **NORMALISED)(Block)
 
 
 class MixedCasts(nn.Module):
@@ -374,10 +378,10 @@ class MixedCasts(nn.Module):
         return merge((out / den).half()).to(dtype)
 
 
-spelling(CAUSAL, normalize=True, eps=EPS)(MixedCasts)
+formulation(CAUSAL, normalize=True, eps=EPS)(MixedCasts)
 
 
-@spelling(CAUSAL, nodes=2, normalize=False)
+@formulation(CAUSAL, nodes=2, normalize=False)
 def clamped_denominator(q, k, v):
     """A denominator that is clamped: numerator and denominator are fused one by one."""
     q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
@@ -385,7 +389,7 @@ def clamped_denominator(q, k, v):
     return merge(scores @ v / scores.sum(-1, keepdim=True).clamp(min=EPS))
 
 
-@spelling(CAUSAL, query_map="relu", key_map="relu", normalize=True, eps=1e-3)
+@formulation(CAUSAL, query_map="relu", key_map="relu", normalize=True, eps=1e-3)
 def matmul_ones(q, k, v):
     """The sum over keys as a product with ones, relu by clamp."""
     q, k, v = (heads_first(x) for x in (q.clamp(min=0), k.clamp(min=0), v))
@@ -395,7 +399,7 @@ def matmul_ones(q, k, v):
     return merge(scores @ v / (den + 1e-3))
 
 
-@spelling(CAUSAL, **NORMALISED)
+@formulation(CAUSAL, **NORMALISED)
 def triangular_product(q, k, v):
     """The cumulative sum as a product with a triangle."""
     q, k, v = phi(split(q)), phi(split(k)), split(v)
@@ -417,7 +421,7 @@ def both(kind: str) -> dict[str, Any]:
     return {"normalize": True, "query_map": kind, "key_map": kind}
 
 
-@spelling(CAUSAL, **both("softmax"))
+@formulation(CAUSAL, **both("softmax"))
 def softmax_features(q, k, v):
     return of_scores(heads_first(q).softmax(-1), heads_first(k).softmax(-1), heads_first(v))
 
@@ -429,7 +433,7 @@ def taylor(x: Tensor) -> Tensor:
     return torch.cat([torch.ones_like(x[..., :1]), x, pairs], -1)
 
 
-@spelling(CAUSAL, **both("taylor2"))
+@formulation(CAUSAL, **both("taylor2"))
 def taylor_features(q, k, v):
     return of_scores(taylor(heads_first(q)), taylor(heads_first(k)), heads_first(v))
 
@@ -438,14 +442,14 @@ def taylor_kernel(t: Tensor) -> Tensor:
     return 1 + t + t * t / 2
 
 
-@spelling(CAUSAL, eps=EPS, **both("taylor2"))
+@formulation(CAUSAL, eps=EPS, **both("taylor2"))
 def taylor_scores(q, k, v):
     scores = heads_first(q) @ heads_first(k).transpose(-1, -2) / math.sqrt(D)
     weights = taylor_kernel(scores).tril()
     return merge(weights @ heads_first(v) / (weights.sum(-1, keepdim=True) + EPS))
 
 
-@spelling(CAUSAL, **both("taylor2") | {"normalize": False})
+@formulation(CAUSAL, **both("taylor2") | {"normalize": False})
 def taylor_scores_doubled(q, k, v):
     """2 + 2 c x + (c x)^2 of scores x, with a c of its own and the square as a power."""
     t = 0.2 * torch.einsum("bthd,bshd->bhts", split(q), split(k))
@@ -467,97 +471,97 @@ def over_sum(weights: Tensor, v: Tensor) -> Tensor:
 PLAIN = {"normalize": False}
 
 
-@spelling(CAUSAL, **both("polynomial") | PLAIN)
+@formulation(CAUSAL, **both("polynomial") | PLAIN)
 def other_polynomial(q, k, v):
     t = products(q, k) / math.sqrt(D)
     return merge((1 + t + t * t).tril() @ heads_first(v))
 
 
-@spelling(CAUSAL, **both("polynomial") | PLAIN)
+@formulation(CAUSAL, **both("polynomial") | PLAIN)
 def even_polynomial(q, k, v):
     return merge((1 + (products(q, k) / math.sqrt(D)) ** 2).tril() @ heads_first(v))
 
 
-@spelling(CAUSAL, **both("polynomial") | PLAIN)
+@formulation(CAUSAL, **both("polynomial") | PLAIN)
 def cubic_polynomial(q, k, v):
     t = products(q, k) / math.sqrt(D)
     return merge((taylor_kernel(t) + t * t * t / 6).tril() @ heads_first(v))
 
 
-@spelling(CAUSAL, **both("taylor2") | PLAIN)
+@formulation(CAUSAL, **both("taylor2") | PLAIN)
 def taylor_scores_of_mapped(q, k, v):
     t = phi(heads_first(q)) @ phi(heads_first(k)).transpose(-1, -2) / math.sqrt(D)
     return merge(taylor_kernel(t).tril() @ heads_first(v))
 
 
-@spelling(CAUSAL, eps=EPS, **both("quadratic"))
+@formulation(CAUSAL, eps=EPS, **both("quadratic"))
 def squared_scores(q, k, v):
     mask = torch.ones(q.shape[1], q.shape[1]).tril()
     return over_sum((products(q, k) / D) ** 2 * mask, v)
 
 
-@spelling(CAUSAL, eps=EPS, **both("quadratic"))
+@formulation(CAUSAL, eps=EPS, **both("quadratic"))
 def squared_masked_scores(q, k, v):
     """The mask before the square, which 0 stays 0 under."""
     scores = products(q, k).tril() * 0.5
     return over_sum(scores * scores, v)
 
 
-@spelling(CAUSAL, eps=EPS, **both("quadratic"))
+@formulation(CAUSAL, eps=EPS, **both("quadratic"))
 def squared_scores_and_one(q, k, v):
     return over_sum(((products(q, k) + 1) ** 2).tril(), v)
 
 
-@spelling(CAUSAL, eps=EPS, **both("polynomial"))
+@formulation(CAUSAL, eps=EPS, **both("polynomial"))
 def fourth_power(q, k, v):
     return over_sum(((products(q, k) / math.sqrt(D) + 0.5) ** 4).tril(), v)
 
 
-@spelling(CAUSAL, eps=EPS, **both("polynomial"))
+@formulation(CAUSAL, eps=EPS, **both("polynomial"))
 def cube_of_positive_scores(q, k, v):
     return over_sum((products(q.relu(), k.relu()) ** 3).tril(), v)
 
 
-@spelling(CAUSAL, eps=EPS, **both("polynomial"))
+@formulation(CAUSAL, eps=EPS, **both("polynomial"))
 def bias_on_positive_scores(q, k, v):
     return over_sum((products(q.exp(), k.exp()) + 0.25).tril(), v)
 
 
-@spelling(BIDIRECTIONAL, eps=EPS, **both("taylor2"))
+@formulation(BIDIRECTIONAL, eps=EPS, **both("taylor2"))
 def taylor_scores_of_all(q, k, v):
     return over_sum(taylor_kernel(products(q, k) / math.sqrt(D)), v)
 
 
-@spelling(BIDIRECTIONAL, eps=EPS, **both("quadratic"))
+@formulation(BIDIRECTIONAL, eps=EPS, **both("quadratic"))
 def squared_scores_of_all(q, k, v):
     return over_sum(products(q, k) ** 2, v)
 
 
-@spelling(BIDIRECTIONAL, eps=0.0, **both("quadratic"))
+@formulation(BIDIRECTIONAL, eps=0.0, **both("quadratic"))
 def squared_scores_and_one_of_all(q, k, v):
     weights = (products(q, k) + 1) ** 2
     return merge((weights / weights.sum(-1, keepdim=True)) @ heads_first(v))
 
 
-@spelling(OTHER)
+@formulation(OTHER)
 def negative_coefficient(q, k, v):
     t = products(q, k) / math.sqrt(D)
     return merge((1 - t + t * t).tril() @ heads_first(v))
 
 
-@spelling(OTHER)
+@formulation(OTHER)
 def sum_of_cubes(q, k, v):
     """What it is divided by may be a small sum of large terms."""
     return over_sum((products(q, k) ** 3).tril(), v)
 
 
-@spelling(OTHER)
+@formulation(OTHER)
 def sixth_power_of_wide_heads(q, k, v):
     """Features of this one would be as many as 12,376."""
     return over_sum((products(q, k) ** 4 * products(q, k) ** 2).tril(), v)
 
 
-@spelling(SEPARATE, nodes=2, **ELU | {"normalize": False})
+@formulation(SEPARATE, nodes=2, **ELU | {"normalize": False})
 def clamped_weights(q, k, v):
     """Divided before the values, by a denominator that is no sum: a factor of every query."""
     q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
@@ -565,7 +569,7 @@ def clamped_weights(q, k, v):
     return merge((scores / scores.sum(-1, keepdim=True).clamp_min(EPS)) @ v)
 
 
-@spelling(SEPARATE, nodes=2, **ELU | {"normalize": False})
+@formulation(SEPARATE, nodes=2, **ELU | {"normalize": False})
 def clamped_einsum(q, k, v):
     """The same as one product of three, as cosFormer has it."""
     q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
@@ -574,7 +578,7 @@ def clamped_einsum(q, k, v):
     return merge(torch.einsum("bhsd,bhsde,bhs->bhse", q, kv, over))
 
 
-@spelling(SEPARATE, nodes=2, **both("taylor2") | {"normalize": False})
+@formulation(SEPARATE, nodes=2, **both("taylor2") | {"normalize": False})
 def taylor_scores_over_others(q, k, v):
     """The denominator is not of the same polynomial."""
     t = heads_first(q) @ heads_first(k).transpose(-1, -2) / math.sqrt(D)
@@ -600,13 +604,13 @@ class FrozenProjection(nn.Module):
         return of_scores(q, k, heads_first(v))
 
 
-spelling(CAUSAL, **both("favor+"))(FrozenProjection)
+formulation(CAUSAL, **both("favor+"))(FrozenProjection)
 
 
 # Bidirectional
 
 
-@spelling(BIDIRECTIONAL, **NORMALISED)
+@formulation(BIDIRECTIONAL, **NORMALISED)
 def matmul_chain(q, k, v):
     q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
     out = q @ (k.transpose(-1, -2) @ v)
@@ -614,7 +618,7 @@ def matmul_chain(q, k, v):
     return merge(out / den)
 
 
-@spelling(BIDIRECTIONAL, **NORMALISED)
+@formulation(BIDIRECTIONAL, **NORMALISED)
 def einsum_katharopoulos(q, k, v):
     q, k, v = phi(split(q)), phi(split(k)), split(v)
     kv = torch.einsum("nshd,nshm->nhmd", k, v)
@@ -622,7 +626,7 @@ def einsum_katharopoulos(q, k, v):
     return torch.einsum("nlhd,nhmd,nlh->nlhm", q, kv, z).contiguous().flatten(2)
 
 
-@spelling(BIDIRECTIONAL, **NORMALISED)
+@formulation(BIDIRECTIONAL, **NORMALISED)
 def loftr(q, k, v):
     """Values over the length, the result times it."""
     q, k, v = phi(split(q)), phi(split(k)), split(v)
@@ -633,7 +637,7 @@ def loftr(q, k, v):
     return (torch.einsum("nlhd,nhdv,nlh->nlhv", q, kv, z) * length).flatten(2)
 
 
-@spelling(BIDIRECTIONAL, query_map="relu", key_map="relu", normalize=True, eps=1e-15)
+@formulation(BIDIRECTIONAL, query_map="relu", key_map="relu", normalize=True, eps=1e-15)
 def litemla(q, k, v):
     """Values padded with ones, channels first."""
     q, k, v = (x.transpose(1, 2).unflatten(1, (HEADS, D)) for x in (q, k, v))
@@ -644,7 +648,7 @@ def litemla(q, k, v):
     return out.flatten(1, 2).transpose(1, 2)
 
 
-@spelling(BIDIRECTIONAL, normalize=False, query_map="softmax_time", key_map="softmax_time")
+@formulation(BIDIRECTIONAL, normalize=False, query_map="softmax_time", key_map="softmax_time")
 def double_softmax(q, k, v):
     """Softmax of queries over channels and of keys over positions."""
     q, k, v = heads_first(q).softmax(-1) * D**-0.5, heads_first(k).softmax(-2), heads_first(v)
@@ -652,13 +656,13 @@ def double_softmax(q, k, v):
     return merge(torch.einsum("bhnd,bhde->bhne", q, context))
 
 
-@spelling(BIDIRECTIONAL, normalize=False, query_map="relu", key_map="relu")
+@formulation(BIDIRECTIONAL, normalize=False, query_map="relu", key_map="relu")
 def quadratic_unnormalised(q, k, v):
     q, k, v = F.relu(heads_first(q)), F.relu(heads_first(k)), heads_first(v)
     return merge((q @ k.mT) @ v) * 0.5
 
 
-@spelling(BIDIRECTIONAL, normalize=False)
+@formulation(BIDIRECTIONAL, normalize=False)
 def galerkin(q, k, v):
     """Divided by the length."""
     q, k, v = heads_first(q), heads_first(k), heads_first(v)
@@ -677,10 +681,10 @@ class KeyMask(nn.Module):
         return torch.einsum("nlhd,nhmd,nlh->nlhm", q, kv, z).flatten(2)
 
 
-spelling(BIDIRECTIONAL, normalize=True, eps=EPS, query_map="elu1")(KeyMask)
+formulation(BIDIRECTIONAL, normalize=True, eps=EPS, query_map="elu1")(KeyMask)
 
 
-@spelling(BIDIRECTIONAL, masked=True, **NORMALISED)
+@formulation(BIDIRECTIONAL, masked=True, **NORMALISED)
 def score_mask(q, k, v):
     """Padded keys are masked in the scores."""
     keep = v[..., 0] > -1
@@ -689,7 +693,7 @@ def score_mask(q, k, v):
     return merge(scores @ v / (scores.sum(-1, keepdim=True) + EPS))
 
 
-@spelling(BIDIRECTIONAL, inputs=1, **NORMALISED)
+@formulation(BIDIRECTIONAL, inputs=1, **NORMALISED)
 class SharedProjection(nn.Module):
     """One projection to (3, H, d), unbound."""
 
@@ -705,7 +709,7 @@ class SharedProjection(nn.Module):
         return self.out(merge(out))
 
 
-@spelling(BIDIRECTIONAL, **NORMALISED)
+@formulation(BIDIRECTIONAL, **NORMALISED)
 def single_loop(q, k, v):
     """Products and sums only."""
     q, k, v = phi(split(q)), phi(split(k)), split(v)
@@ -717,13 +721,13 @@ def single_loop(q, k, v):
 # What must stay as it is
 
 
-@spelling(OTHER)
+@formulation(OTHER)
 def softmax(q, k, v):
     q, k, v = heads_first(q), heads_first(k), heads_first(v)
     return merge((q @ k.transpose(-1, -2) * D**-0.5).softmax(-1) @ v)
 
 
-@spelling(OTHER)
+@formulation(OTHER)
 def causal_softmax(q, k, v):
     q, k, v = heads_first(q), heads_first(k), heads_first(v)
     length = q.shape[2]
@@ -731,13 +735,13 @@ def causal_softmax(q, k, v):
     return merge((q @ k.transpose(-1, -2) * D**-0.5 + mask).softmax(-1) @ v)
 
 
-@spelling(OTHER)
+@formulation(OTHER)
 def scaled_dot_product(q, k, v):
     q, k, v = heads_first(q), heads_first(k), heads_first(v)
     return merge(F.scaled_dot_product_attention(q, k, v, is_causal=True))
 
 
-@spelling(OTHER)
+@formulation(OTHER)
 def softmax_by_hand(q, k, v):
     q, k, v = heads_first(q), heads_first(k), heads_first(v)
     length = q.shape[2]
@@ -747,7 +751,7 @@ def softmax_by_hand(q, k, v):
     return merge(weights @ v / weights.sum(-1, keepdim=True))
 
 
-@spelling(OTHER)
+@formulation(OTHER)
 def exp_scores(q, k, v):
     """softmax without its maximum."""
     q, k, v = heads_first(q), heads_first(k), heads_first(v)
@@ -755,20 +759,20 @@ def exp_scores(q, k, v):
     return merge(weights @ v / weights.sum(-1, keepdim=True))
 
 
-@spelling(OTHER)
+@formulation(OTHER)
 def relu_scores(q, k, v):
     """A function of the scores."""
     q, k, v = heads_first(q), heads_first(k), heads_first(v)
     return merge(F.relu(q @ k.transpose(-1, -2)).tril() @ v)
 
 
-@spelling(OTHER)
+@formulation(OTHER)
 def matrix_chain(q, k, v):
     """Three matrices, no attention."""
     return q @ (k.transpose(-1, -2) @ v)
 
 
-@spelling(OTHER)
+@formulation(OTHER)
 def window(q, k, v):
     """A band is no triangle."""
     q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
@@ -776,14 +780,14 @@ def window(q, k, v):
     return merge(scores @ v / (scores.sum(-1, keepdim=True) + EPS))
 
 
-@spelling(OTHER)
+@formulation(OTHER)
 def later_keys(q, k, v):
     """The other triangle."""
     q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
     return merge((q @ k.transpose(-1, -2)).triu() @ v)
 
 
-@spelling(OTHER)
+@formulation(OTHER)
 def strict_triangle(q, k, v):
     """Without the diagonal."""
     q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
@@ -804,10 +808,10 @@ class RandomMask(nn.Module):
         return merge((q @ k.transpose(-1, -2) * self.mask[:length, :length]) @ v)
 
 
-spelling(OTHER)(RandomMask)
+formulation(OTHER)(RandomMask)
 
 
-@spelling(OTHER)
+@formulation(OTHER)
 def running_mean(q, k, v):
     """A cumulative sum that is no attention."""
     return v.cumsum(1) / (torch.arange(v.shape[1]) + 1).view(1, -1, 1) * torch.sigmoid(q) + k

@@ -1,9 +1,9 @@
-"""Every causal spelling at B = 1, H = 8, d = 64 beside linexport's own layer: exact, and as fast?
+"""Causal formulations at B = 1, H = 8, d = 64 beside linexport's own layer: exact, and as fast?
 
-    python tools/bench_spellings.py [--length 1024] [--only NAME,NAME] [--json FILE]
+    python tools/bench_formulations.py [--length 1024] [--only NAME,NAME] [--json FILE]
 
-Each spelling is exported, rewritten and lowered for ONNX Runtime, and takes turns with the artifact
-of linexport's own layer with the same feature map, normaliser and decay, on the same tokens. What
+Each one is exported, rewritten and lowered for ONNX Runtime, and takes turns with the artifact of
+linexport's own layer with the same feature map, normaliser and decay, on the same tokens. What
 surrounds the attention, projections and rotary positions, is the same on both sides.
 """
 
@@ -50,11 +50,11 @@ class Packed(torch.nn.Module):
 
 
 class Own(torch.nn.Module):
-    """linexport's layer, as the match says the spelling is."""
+    """linexport's layer, as the match says the formulation is."""
 
-    def __init__(self, match: Match, spellings: ModuleType, name: str) -> None:
+    def __init__(self, match: Match, formulations: ModuleType, name: str) -> None:
         super().__init__()
-        self.match, self.spellings, self.name = match, spellings, name
+        self.match, self.formulations, self.name = match, formulations, name
         self.maps = [
             feature_maps.find_map(kind or "identity")(WIDTH)
             for kind in (match.query_map, match.key_map)
@@ -91,13 +91,13 @@ class Own(torch.nn.Module):
 
     def rotated(self, x: torch.Tensor) -> torch.Tensor:
         """Return phi of x, rotated, with merged heads: the input of the attention."""
-        s = self.spellings
+        s = self.formulations
         rotated: torch.Tensor = s.merge(s.rotate(s.phi(s.heads_first(x))))
         return rotated
 
 
 class OwnBlock(torch.nn.Module):
-    """The block around a spelling, with linexport's layer in it."""
+    """The block around a formulation, with linexport's layer in it."""
 
     def __init__(self, block: torch.nn.Module, own: Own) -> None:
         super().__init__()
@@ -123,21 +123,21 @@ def lowered(module: torch.nn.Module, inputs: int) -> tuple[onnx.ModelProto, tupl
     return model, rewritten.findings.matches
 
 
-def measured(name: str, spellings: ModuleType, length: int) -> dict[str, Any]:
+def measured(name: str, formulations: ModuleType, length: int) -> dict[str, Any]:
     """One row."""
     torch.manual_seed(0)
-    spelling = spellings.CAUSAL[name]
-    module = spelling.build().eval()
-    model, matches = lowered(module, spelling.inputs)
+    formulation = formulations.CAUSAL[name]
+    module = formulation.build().eval()
+    model, matches = lowered(module, formulation.inputs)
     # Two are a numerator and a denominator: the layer that does the same has a normaliser.
     match = replace(matches[-1], normalize=matches[-1].normalize or len(matches) > 1)
-    own: torch.nn.Module = Own(match, spellings, name).eval()
-    if spelling.inputs == 1:
+    own: torch.nn.Module = Own(match, formulations, name).eval()
+    if formulation.inputs == 1:
         own = OwnBlock(module, own)  # type: ignore[arg-type]
-    reference, _ = lowered(own, spelling.inputs)
+    reference, _ = lowered(own, formulation.inputs)
     sessions, feeds = {}, {}
-    x = torch.randn(1, length, spelling.inputs * HEADS * WIDTH)
-    for who, proto in (("spelling", model), ("own", reference)):
+    x = torch.randn(1, length, formulation.inputs * HEADS * WIDTH)
+    for who, proto in (("formulation", model), ("own", reference)):
         session = OrtSession(proto.SerializeToString(), taking_turns=True)
         kept = {s.past: s for s in states.find_states(proto)}
         fed = {n: np.zeros([1, *s.shape[1:]], s.dtype) for n, s in kept.items()}
@@ -145,45 +145,45 @@ def measured(name: str, spellings: ModuleType, length: int) -> dict[str, Any]:
         positions = [i.name for i in session.inner.get_inputs() if i.name not in {*kept, first}]
         fed |= {n: np.zeros((), np.int64) for n in positions}
         sessions[who], feeds[who] = session, {first: x.numpy(), **fed}
-    got = next(iter(sessions["spelling"].run(feeds["spelling"]).values()))
-    torch.set_default_dtype(torch.float64)  # of masks that a spelling makes as well
+    got = next(iter(sessions["formulation"].run(feeds["formulation"]).values()))
+    torch.set_default_dtype(torch.float64)  # of masks that a formulation makes as well
     with torch.no_grad():
-        expected = Packed(module.double(), spelling.inputs)(x.double()).numpy()
+        expected = Packed(module.double(), formulation.inputs)(x.double()).numpy()
     torch.set_default_dtype(torch.float32)
     calls = {w: (lambda w=w: sessions[w].run(feeds[w])) for w in sessions}
     times = {n: float(np.median(t)) for n, t in interleaved(calls, SETTINGS).items()}
     return {
-        "spelling": name,
+        "formulation": name,
         "fused": len(matches),
         "dynamic": all(len(m.proof.sizes) > 1 for m in matches),
         "relative_error": float(np.abs(got - expected).max() / np.abs(expected).max()),
         "ms": times,
-        "ratio": times["spelling"] / times["own"],
+        "ratio": times["formulation"] / times["own"],
     }
 
 
-def load_spellings(length: int) -> ModuleType:
-    """The spellings of the tests, at the sizes measured here."""
+def load_formulations(length: int) -> ModuleType:
+    """The formulations of the tests, at the sizes measured here."""
     formulations.HEADS, formulations.D, formulations.WIDTH = HEADS, WIDTH, HEADS * WIDTH
     formulations.LONGEST = max(length, TRACED) + 1
     return formulations
 
 
 def main() -> None:
-    """A line for each spelling."""
+    """A line for each formulation."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--length", type=int, default=1024)
     options.add_argument("--only", default="")
     measurement.add_option(options)
     given = options.parse_args()
-    spellings = load_spellings(given.length)
+    formulations = load_formulations(given.length)
     rows = []
-    for name in [n for n in given.only.split(",") if n] or spellings.CAUSAL:
-        row = measured(name, spellings, given.length)
+    for name in [n for n in given.only.split(",") if n] or formulations.CAUSAL:
+        row = measured(name, formulations, given.length)
         rows.append(row)
         print(
             f"{name}: fused {row['fused']}, dynamic {row['dynamic']}, "
-            f"error {row['relative_error']:.1e}, {row['ms']['spelling']:.2f} ms, "
+            f"error {row['relative_error']:.1e}, {row['ms']['formulation']:.2f} ms, "
             f"own layer {row['ms']['own']:.2f} ms, ratio {row['ratio']:.2f}",
             flush=True,
         )

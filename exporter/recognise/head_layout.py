@@ -1,0 +1,64 @@
+"""Heads, batch and position of roles -> the packed layout (B, T, heads * width) of the op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from linexport.recognise.axes import Axis, Index, size_of
+from linexport.recognise.roles import NotAttentionError, Roles
+
+
+@dataclass(frozen=True)
+class HeadLayout:
+    """The order of head labels in each packed input.
+
+    Attributes:
+        query, key, value, decay, output: labels, the slowest first.
+    """
+
+    query: Index
+    key: Index
+    value: Index
+    output: Index
+
+
+def head_layout(roles: Roles) -> HeadLayout:
+    """Heads in consecutive groups: of those that share one, the shared label comes first."""
+    order = seen_axes(roles)
+    query, key = roles.heads(roles.query), roles.heads(roles.key)
+    value = roles.heads(roles.value) if roles.value else key
+    kv = key | value
+    if query - kv and kv - query:
+        query = query | kv
+    common = [a for a in order if a in kv and a in query]
+    common.sort(key=lambda a: a not in key)
+    rest = [a for a in order if a in kv and a not in query]
+    rest.sort(key=lambda a: a not in key)
+    all_kv = (*common, *rest)
+    own = tuple(a for a in order if a in query and a not in kv)
+    # Heads without a key of their own must be the fastest, or the keys are repeated.
+    keys = tuple(a for a in all_kv if a in key)
+    return HeadLayout(
+        (*common, *own),
+        keys if all_kv[: len(keys)] == keys else all_kv,
+        all_kv,
+        (*all_kv, *own),
+    )
+
+
+def seen_axes(roles: Roles) -> list[Axis]:
+    """Labels in the order in which the value, then the others, have them."""
+    leaves = (*roles.value, *roles.query, *roles.key)
+    return list(dict.fromkeys(a for f in leaves for index in f.dims for a in index))
+
+
+def axis_size(index: Index) -> int:
+    """Return a number of heads.
+
+    Raises:
+        NotAttentionError: it is not fixed.
+    """
+    known = size_of(index).known
+    if known is None:
+        raise NotAttentionError("the number of its heads is not fixed")
+    return known
