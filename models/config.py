@@ -107,7 +107,7 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _expected(hint: Any, limits: Field[Any]) -> str:
-    """None.|Text of an option's type for people: int >= 1, float > 0, int >= 1 | None.| None."""
+    """Return the type of an option for people: int >= 1, float > 0, int >= 1 | None."""
     kinds = _kinds(hint)
     above, at_least = limits.metadata.get("above"), _at_least(limits, True, kinds)
     bound = f" > {above:g}" if above is not None else ""

@@ -43,7 +43,7 @@ ORDER = [
 RANK = {part: rank for rank, line in enumerate(ORDER) for part in line}
 
 ALLOWED = {"report": {"errors", "manifest", "plugins"}, "manifest": {"errors"}}
-"""What a part may import, where that is less than all above it."""
+"""Parts that a part may import, where that is less than all above it."""
 
 
 def modules() -> dict[str, Path]:

@@ -18,7 +18,7 @@ from linexport.parity.tolerances import TOLERANCES, Tolerance
 VOCABULARY, CONTEXT = 16, 100
 
 ERROR = 3e-4
-"""What the artifact adds to a logit of about 4: 8e-5 of it."""
+"""Error that the artifact adds to a logit of about 4: 8e-5 of it."""
 
 
 class Table(nn.Module):

@@ -16,7 +16,7 @@ from linexport.models.feature_maps.l1_ball import smoothed_indicator, uniform_in
 from linexport.models.feature_maps.local import Local
 
 Z = NormalDist().inv_cdf(1 - 1e-6 / 100)
-"""Of one check, where all of this file's together raise a false alarm less than once in 10^6."""
+"""Quantile of one check: all of this file raise a false alarm less than once in 10^6."""
 
 
 def normal(x: float) -> float:

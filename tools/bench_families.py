@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.support.families import FOUR, LINEAR_LAYERS, TINY, save_model, wide
 
 STEPS = ("tiny", "plain", "speed")
-"""What is done with every family."""
+"""Steps done with every family."""
 LENGTH = 512
 REPEATS = 64
 PLAIN = "plain.onnx"

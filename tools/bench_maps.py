@@ -44,7 +44,7 @@ NARROW = 4
 """Head width of maps that take no wider one."""
 
 Attention = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Of a seed and of q, k, v as (heads, T, d)."""
+"""Function of a seed and of q, k, v as (heads, T, d)."""
 
 
 def favor() -> dict[str, Any]:

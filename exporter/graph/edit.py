@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 END = np.iinfo(np.int64).max
-"""What an exporter writes for the end of an axis."""
+"""The end of an axis as exporters write it."""
 
 SAME_DTYPE = {"Add", "Sub", "Mul", "Div", "Neg", "Softmax", "Softplus", "Sigmoid", "Exp"} | {
     "Squeeze",

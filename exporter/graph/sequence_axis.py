@@ -23,7 +23,7 @@ ALONG_AXIS = {
 """Operators that work along the axis their attribute names, with its default."""
 
 FROM_AXIS = {"LayerNormalization": -1, "RMSNormalization": -1}
-"""The same, along that axis and all after it."""
+"""Ops that mix tokens along that axis and all after it."""
 
 RECURRENT = ("Scan", "Loop", "RNN", "LSTM", "GRU", "CumSum", "ReverseSequence")
 ALWAYS = (*RECURRENT, "InstanceNormalization", "GroupNormalization", "LRN")

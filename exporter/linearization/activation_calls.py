@@ -56,7 +56,7 @@ class Activated:
 
 
 ComputeActivation = Callable[[int, Activated], Tensor]
-"""What takes the place of an activation, by its number in the order of calls."""
+"""Function in the place of an activation, by its number in the order of calls."""
 
 
 class Activating(TorchFunctionMode):

@@ -49,7 +49,7 @@ class Call:
 
 
 ComputeAttention = Callable[[int, Call], Tensor]
-"""What takes the place of a call, by its number in the order of calls."""
+"""Function in the place of a call, by its number in the order of calls."""
 
 
 class Attending(TorchFunctionMode):

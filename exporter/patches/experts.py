@@ -20,7 +20,7 @@ from linexport.models.functional import mixture_of_experts
 from linexport.patches import check_signature
 
 NAME = "linexport"
-"""Of the implementation, while a model is traced."""
+"""Name of the implementation, while a model is traced."""
 
 PARAMETERS = ("self", "hidden_states", "top_k_index", "top_k_weights")
 TRIED = ("transformers 5.23.0",)

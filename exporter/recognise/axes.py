@@ -24,7 +24,7 @@ class Axis:
 
 Index = tuple[Axis, ...]
 Renaming = Mapping[Axis, Index]
-"""What each axis becomes: another one, or the several it is split into."""
+"""The axis that each becomes, or the several it is split into."""
 
 
 def fresh(size: Size) -> Index:

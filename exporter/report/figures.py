@@ -30,7 +30,7 @@ POINT: dict[str, Any] = {"markersize": 9, "markeredgewidth": 1.5, "clip_on": Fal
 WIDTHS = {"wide": 960, "narrow": 340}
 TITLE_PAD = 12
 ZOOM, MARGIN, HEAD, LINE = 2, 36, 44, 20
-"""Of a PNG sheet: device pixels a CSS pixel, and lengths in CSS pixels."""
+"""Measures of a PNG sheet: device pixels a CSS pixel, and lengths in CSS pixels."""
 
 
 @dataclass(frozen=True)

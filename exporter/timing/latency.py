@@ -48,7 +48,7 @@ class Settings:
 
 
 BRIEF = Settings(seconds=1.0, patience=2.0, longest=2.0)
-"""What a conversion spends; ``linexport bench`` takes the time."""
+"""Time that a conversion spends; ``linexport bench`` takes the time."""
 
 
 class Called:

@@ -33,7 +33,7 @@ RHOS = tuple(i / 20 for i in range(6, 20))
 """Tried; the one with the least variance is taken."""
 
 TERMS = 128
-"""Of the series that are summed or drawn: (1 - rho)^128 < 2e-20 are left out."""
+"""Terms of the series that are summed or drawn: (1 - rho)^128 < 2e-20 are left out."""
 
 _MOST_DRAWS = 10**9
 _AT_ONCE = 16

@@ -110,7 +110,7 @@ class Route:
 
 BLOCKS_PER_MULTIPROCESSOR = 2
 LEAST_CHUNKS = 8
-"""Of a segment: its state must stay small beside its tokens."""
+"""Fewest chunks of a segment: its state must stay small beside its tokens."""
 
 
 @dataclass(frozen=True)

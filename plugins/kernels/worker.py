@@ -15,7 +15,7 @@ from linexport.plugins.kernels.launch import Argument, Kernel
 from linexport.plugins.kernels.sources import function
 
 ALIGNMENT = [["tt.divisibility", 16]]
-"""Of pointers: without this promise no load is wider than one element."""
+"""Alignment of pointers: without this promise no load is wider than one element."""
 
 
 def compile_one(kernel: Kernel, sm: int, ptx_version: int, folder: Path, name: str) -> None:

@@ -32,14 +32,15 @@ from linexport.plugins.kernels.launch import (
 
 FORMAT = 1
 ALIGNMENT = 256
-"""Of buffers in a workspace, in bytes."""
+"""Alignment of buffers in a workspace, in bytes."""
 
 LAUNCH, BINARIES = "launch", "binaries"
 ROUTES = ("single", "segmented", "decode")
 
 MULTIPROCESSORS = {80: 108, 87: 16, 89: 128, 90: 132, 100: 148, 120: 170}
-"""Of the usual GPU of each compute capability. Long sequences are cut into segments for that many,
-so that the scratch memory an engine sets aside when it is built is what it uses when it is run."""
+"""Multiprocessors of the usual GPU of each compute capability. Long sequences are cut into segments
+for that many, so that the scratch memory an engine sets aside when it is built is what it uses when
+it is run."""
 
 
 @dataclass(frozen=True)

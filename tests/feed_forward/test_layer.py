@@ -40,7 +40,7 @@ from linexport.targets.lowering import lower
 
 ERRORS = 6.0
 FORMS = {"least-squares": None, "bernstein": 0.05, "taylor": 0.2}
-"""With the error asked for of the layer below."""
+"""Forms, with the error asked for of the layer below."""
 
 IN, OUT = 5, 4
 

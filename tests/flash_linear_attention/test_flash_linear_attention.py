@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 HERE = Path(__file__).parent
 LABELS = list(json.loads((HERE / "configurations.json").read_text()))
 TOLERANCE = 1e-5
-"""Of the largest logit: both sides compute in float32."""
+"""Share of the largest logit: both sides compute in float32."""
 
 
 def recorded(label: str) -> tuple[dict[str, Any], dict[str, torch.Tensor], dict[str, np.ndarray]]:

@@ -29,9 +29,9 @@ from tests.support.layouts import ELEMENT, Layout, layouts, one_op_model
 RULES = ("linear", "gated", "delta", "gated_delta")
 RTOL = {"linear": 1e-6, "gated": 3e-6, "delta": 5e-6, "gated_delta": 5e-6}
 ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""Of the output only: states stay float32 for half-precision activations."""
+"""Rounding of the output only: states stay float32 for half-precision activations."""
 SMALLEST = {"float32": 1e-37, "float16": 2.0**-25, "bfloat16": 1e-37}
-"""What rounding adds however small the value: float16 has few exponents."""
+"""Error that rounding adds however small the value: float16 has few exponents."""
 
 
 def fixed(examples: int) -> settings:

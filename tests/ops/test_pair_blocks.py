@@ -17,7 +17,7 @@ from tests.support import runtimes
 from tests.support.layouts import mapped_model
 
 WIDTHS = (1, 3, 16, 20, 40)
-"""Of heads: less than one block of rows, one, one with a rest, and several."""
+"""Widths of heads: less than one block of rows, one, one with a rest, and several."""
 MAPS = {"taylor2": None, "quadratic": None, "quadratic with a constant": QuadraticOptions(c=0.5)}
 HEADS, KV_HEADS, VALUE_WIDTH = 4, 2, 6
 

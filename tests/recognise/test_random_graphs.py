@@ -13,7 +13,7 @@ from tests.support import random_graphs, random_streams
 FEW, MANY = 25, 500
 FEW_STREAMS, STREAMS = 24, 480
 SHARE = 0.95
-"""Of the true ones that must be found."""
+"""Share of the true ones that must be found."""
 
 
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])

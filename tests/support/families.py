@@ -247,7 +247,7 @@ WIDE: dict[str, dict[str, Any]] = {
     },
     "lfm2": {**WIDE_ATTENTION, "layer_types": ["conv"] * 3 + ["full_attention"]},
 }
-"""What is different in a wide model, by model type."""
+"""Options that are different in a wide model, by model type."""
 
 
 def wide(model_type: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ KINDS = {
     "lightning": "lightning attention",
     "causal_conv": "short convolution",
 }
-"""What a patch's module computes, in the order of the table."""
+"""Recurrence that a patch's module computes, in the order of the table."""
 
 
 def _transformers() -> Iterator[list[str]]:

@@ -48,7 +48,7 @@ INPUTS = (
     "beta",
     "key_mask",
 )
-"""What a lowering reads, by position; the parameters of a map follow, and SCALE."""
+"""Inputs that a lowering reads, by position; the parameters of a map follow, and SCALE."""
 
 
 def view(node: Node) -> tuple[LinearAttentionSpec, AttentionSizes]:
