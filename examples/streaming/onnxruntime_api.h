@@ -46,6 +46,7 @@ enum {
   GetTensorMutableData = 51,
   CreateCpuMemoryInfo = 69,
   ReleaseValue = 96,
+  RegisterCustomOpsLibrary = 228,  // the second version of it, RegisterCustomOpsLibrary_V2
 };
 ENTRY(GetErrorMessage, const char*, const OrtStatus*)
 ENTRY(CreateEnv, OrtStatus*, int level, const char* name, OrtEnv** out)
@@ -58,4 +59,5 @@ ENTRY(CreateTensorWithDataAsOrtValue, OrtStatus*, const OrtMemoryInfo*, void* da
 ENTRY(GetTensorMutableData, OrtStatus*, OrtValue*, void** out)
 ENTRY(CreateCpuMemoryInfo, OrtStatus*, int allocator, int memory, OrtMemoryInfo** out)
 ENTRY(ReleaseValue, void, OrtValue*)
+ENTRY(RegisterCustomOpsLibrary, OrtStatus*, OrtSessionOptions*, const char* path)
 #undef ENTRY

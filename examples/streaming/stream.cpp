@@ -2,7 +2,10 @@
 // call and are never copied.
 //
 //   g++ -std=c++17 stream.cpp -o stream -ldl
-//   ./stream libonnxruntime.so model.onnx states.txt VOCABULARY TOKEN...
+//   ./stream [--operators liblinexport_cpu.so] libonnxruntime.so model.onnx states.txt VOCABULARY TOKEN...
+//
+// With --operators the nodes of linexport's domain are run by that library, otherwise by the functions
+// they carry; "linexport plugins path cpu" prints its file.
 //
 // states.txt has a line for each state, as manifest.json lists them: the names of its past input and
 // its present output, the value it begins with, and its shape with a batch of 1. The program prints
@@ -59,8 +62,14 @@ static std::vector<State> read_states(const char* path) {
 }
 
 int main(int count, char** arguments) {
+  const char* operators = nullptr;
+  if (count > 2 && std::string(arguments[1]) == "--operators") {
+    operators = arguments[2];
+    arguments += 2;
+    count -= 2;
+  }
   if (count < 6) {
-    std::fprintf(stderr, "usage: %s libonnxruntime.so model.onnx states.txt VOCABULARY TOKEN...\n", arguments[0]);
+    std::fprintf(stderr, "usage: stream [--operators liblinexport_cpu.so] libonnxruntime.so model.onnx states.txt VOCABULARY TOKEN...\n");
     return 2;
   }
   void* library = dlopen(arguments[1], RTLD_NOW);
@@ -81,6 +90,7 @@ int main(int count, char** arguments) {
   OrtMemoryInfo* memory;
   call<CreateEnv>(kWarning, "stream", &environment);
   call<CreateSessionOptions>(&options);
+  if (operators) call<RegisterCustomOpsLibrary>(options, operators);
   call<CreateSession>(environment, arguments[2], options, &session);
   call<CreateCpuMemoryInfo>(kArena, kDefault, &memory);
 

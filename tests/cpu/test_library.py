@@ -103,7 +103,7 @@ def test_older_runtime_is_refused_in_a_sentence() -> None:
 
 def test_what_it_does_not_compute_runs_by_the_function(caplog: pytest.LogCaptureFixture) -> None:
     shapes = dict.fromkeys(("query", "key", "value"), ("B", "T", 8))
-    model = mapped_model(LinearAttentionSpec(2, 2), feature_maps.find("taylor2")(4), shapes)
+    model = mapped_model(LinearAttentionSpec(2, 2), feature_maps.find_map("taylor2")(4), shapes)
     with pytest.raises(Exception, match='feature map "taylor2" is not computed'):
         session(model)
     with caplog.at_level(logging.INFO, "linexport"):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from linexport.plugins.cpu import library as cpu
 from tests.support import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -58,6 +59,10 @@ def test_streaming_in_cpp(artifact: Path, tmp_path: Path) -> None:
     model = artifact / "model.onnx"
     printed = run(program, library, model, states, 256, *TOKENS, cwd=tmp_path)
     assert [int(line) for line in printed.split()] == best_tokens(artifact)
+    operators = cpu.find()
+    if operators is not None:
+        given = ("--operators", operators, library, model, states, 256, *TOKENS)
+        assert run(program, *given, cwd=tmp_path) == printed
 
 
 @pytest.mark.slow

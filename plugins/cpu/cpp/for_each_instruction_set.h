@@ -22,7 +22,7 @@
 #pragma GCC target("avx2,fma,f16c")
 #endif
 namespace linexport::avx2 {
-constexpr int kLanes = 8, kRows = 4, kColumns = 2;
+constexpr int kLanes = 8, kRows = 3, kColumns = 2;
 #include "vector.h"
 #include KERNEL
 }  // namespace linexport::avx2
@@ -36,7 +36,7 @@ constexpr int kLanes = 8, kRows = 4, kColumns = 2;
 #pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c")
 #endif
 namespace linexport::avx512 {
-constexpr int kLanes = 16, kRows = 4, kColumns = 4;
+constexpr int kLanes = 16, kRows = 4, kColumns = 2;
 #include "vector.h"
 #include KERNEL
 }  // namespace linexport::avx512
@@ -47,7 +47,7 @@ constexpr int kLanes = 16, kRows = 4, kColumns = 4;
 #endif
 
 namespace linexport::base {
-constexpr int kLanes = 4, kRows = 4, kColumns = 2;
+constexpr int kLanes = 4, kRows = 3, kColumns = 2;
 #include "vector.h"
 #include KERNEL
 }  // namespace linexport::base
@@ -62,7 +62,7 @@ constexpr int kLanes = 4, kRows = 4, kColumns = 2;
 #else  // of other architectures the compiler's default: NEON is part of every 64-bit ARM
 
 namespace linexport::base {
-constexpr int kLanes = 4, kRows = 4, kColumns = 4;
+constexpr int kLanes = 4, kRows = 4, kColumns = 2;
 #include "vector.h"
 #include KERNEL
 }  // namespace linexport::base

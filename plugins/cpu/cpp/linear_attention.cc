@@ -1,4 +1,4 @@
-// LinearAttention: causal, all four rules, with normaliser, mask, shared heads and elementwise maps.
+// LinearAttention: all four rules and both ways, with normaliser, mask, shared heads and elementwise maps.
 #include "linear_attention.h"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ class LinearAttention : public Kernel {
     expect(node_.query_heads > 0 && node_.heads > 0, "head counts must be at least 1");
     expect(std::max(node_.query_heads, node_.heads) % std::min(node_.query_heads, node_.heads) == 0,
            "one head count must be a multiple of the other");
-    expect(node_.causal, "causal=0 is computed by the function body");
+    expect(node_.causal || rule == "linear", "causal=0 is of the linear rule");
     expect(!(node_.has_beta && node_.normalize), "a delta rule is not normalised");
   }
 
@@ -62,7 +62,8 @@ class LinearAttention : public Kernel {
     a.key_heads = key.dims[2] / a.d_k;
     expect(a.key_heads > 0 && key.dims[2] == a.key_heads * a.d_k && a.heads % a.key_heads == 0,
            "key's heads do not divide kv_num_heads");
-    expect(a.keys == a.queries && key.dims[0] == a.batch && value.dims[0] == a.batch && value.dims[1] == a.keys,
+    expect((a.keys == a.queries || !a.causal) && key.dims[0] == a.batch && value.dims[0] == a.batch &&
+               value.dims[1] == a.keys,
            "query, key and value differ in batch or length");
     a.query = query.in<float>(), a.key = key.in<float>(), a.value = value.in<float>();
     a.past_state = of_shape(call, kPastState, {a.batch, a.heads, a.d_k, a.d_v}, "past_state");
@@ -110,7 +111,7 @@ class LinearAttention : public Kernel {
   void share(const Context& call, Attention& a) const {
     const int64_t streams = a.streams(), panels = DISPATCH(panels(a));
     if (streams == 0) return;
-    const int64_t work = streams * (a.keys + 1) * a.d_k * a.d_v;
+    const int64_t work = streams * (a.keys + a.queries) * a.d_k * a.d_v;
     const int64_t threads = work < kWorthAThread ? 1 : threads_;
     const int64_t splits = streams >= threads ? 1 : std::min(panels, (threads + streams - 1) / streams);
     const int64_t shares = std::min<int64_t>(streams, threads == 1 ? 1 : 4 * threads);
@@ -134,7 +135,7 @@ class LinearAttention : public Kernel {
     return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(kept.data()) + 63) & ~uintptr_t{63});
   }
 
-  static constexpr int64_t kWorthAThread = 1 << 17;  // multiplications; a thread is woken in about 5 us
+  static constexpr int64_t kWorthAThread = 1 << 18;  // multiplications; a thread is woken in about 5 us
 
   Attention node_;
   int threads_;

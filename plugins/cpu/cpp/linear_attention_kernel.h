@@ -46,36 +46,60 @@ struct State {
   int64_t from_stride, to_stride;
 };
 
+// Sums or values of a tile. Loops over it are unrolled, so that it is in registers.
 template <int R>
-INLINE void read(const float* x, int64_t width, int64_t rows, const State& S, Vector (&sums)[R][kColumns]) {
+struct Tile {
+  Vector at[R][kColumns];
+};
+
+template <int R>
+INLINE Tile<R> nothing() {
+  Tile<R> tile;
+  UNROLL for (int r = 0; r < R; ++r) UNROLL for (int j = 0; j < kColumns; ++j) tile.at[r][j] = Vector{};
+  return tile;
+}
+
+// The sums over rows of x_r and the state.
+template <int R>
+INLINE Tile<R> read(const float* x, int64_t width, int64_t rows, const State& S) {
+  Tile<R> sums = nothing<R>();
   const float* from = S.from;
   for (int64_t i = 0; i < rows; ++i, from += S.from_stride) {
     Vector row[kColumns];
-    for (int j = 0; j < kColumns; ++j) row[j] = load(from + j * kLanes);
-    for (int r = 0; r < R; ++r)
-      for (int j = 0; j < kColumns; ++j) sums[r][j] += x[r * width + i] * row[j];
+    UNROLL for (int j = 0; j < kColumns; ++j) row[j] = load(from + j * kLanes);
+    UNROLL for (int r = 0; r < R; ++r) {
+      const float factor = x[r * width + i];
+      UNROLL for (int j = 0; j < kColumns; ++j) sums.at[r][j] += factor * row[j];
+    }
   }
+  return sums;
 }
 
-// The state with R tokens more; with kRead what read() sums of it as it was, in the same turn.
+// The state with R tokens more; with kRead, in the same turn, what read() gives for it as it was.
 template <int R, bool kDecay, bool kRead>
-INLINE void write(const Group& g, int64_t width, int64_t rows, const State& S, const Vector (&u)[R][kColumns],
-                  Vector (&sums)[R][kColumns]) {
-  const float* from = S.from;
+INLINE Tile<R> write(const Group& g, int64_t width, int64_t rows, const State& S, const Tile<R>& u) {
+  Tile<R> sums = nothing<R>();
+  const float *from = S.from, *query = g.query, *key = g.store, *decay = g.decay;
   float* to = S.to;
   for (int64_t i = 0; i < rows; ++i, from += S.from_stride, to += S.to_stride) {
     Vector row[kColumns];
-    for (int j = 0; j < kColumns; ++j) row[j] = load(from + j * kLanes);
-    if constexpr (kRead)
-      for (int r = 0; r < R; ++r)
-        for (int j = 0; j < kColumns; ++j) sums[r][j] += g.query[r * width + i] * row[j];
-    if constexpr (kDecay)
-      for (int j = 0; j < kColumns; ++j) row[j] *= g.decay[i];
-    for (int r = 0; r < R; ++r)
-      for (int j = 0; j < kColumns; ++j) row[j] += g.store[r * width + i] * u[r][j];
-    for (int j = 0; j < kColumns; ++j) store(to + j * kLanes, row[j]);
+    UNROLL for (int j = 0; j < kColumns; ++j) row[j] = load(from + j * kLanes);
+    if constexpr (kRead) UNROLL for (int r = 0; r < R; ++r) {
+        const float factor = query[r * width + i];
+        UNROLL for (int j = 0; j < kColumns; ++j) sums.at[r][j] += factor * row[j];
+      }
+    if constexpr (kDecay) UNROLL for (int j = 0; j < kColumns; ++j) row[j] *= decay[i];
+    UNROLL for (int r = 0; r < R; ++r) {
+      const float factor = key[r * width + i];
+      UNROLL for (int j = 0; j < kColumns; ++j) row[j] += factor * u.at[r][j];
+    }
+    UNROLL for (int j = 0; j < kColumns; ++j) store(to + j * kLanes, row[j]);
   }
+  return sums;
 }
+
+// Tokens of the next tile: kRows, and one by one at the end.
+INLINE int64_t rows(int64_t left) { return left < kRows ? 1 : kRows; }
 
 // Where a tile's values come from and its outputs go: the first of its tokens and channels.
 struct Tokens {
@@ -87,14 +111,24 @@ struct Tokens {
 };
 
 template <int R>
-INLINE void finish(const Group& g, const Tokens& x, float* output, const Vector (&u)[R][kColumns],
-                   Vector (&sums)[R][kColumns]) {
-  for (int r = 0; r < R; ++r) {
-    for (int s = 0; s <= r; ++s)
-      for (int j = 0; j < kColumns; ++j) sums[r][j] += g.pairs[r * kRows + s] * u[s][j];
-    for (int j = 0; j < kColumns; ++j) {
+INLINE Tile<R> load_values(const float* value, int64_t stride, int64_t columns) {
+  Tile<R> u;
+  UNROLL for (int r = 0; r < R; ++r) UNROLL for (int j = 0; j < kColumns; ++j) {
+      const int64_t left = columns - j * kLanes;
+      u.at[r][j] = left > 0 ? load_first(value + r * stride + j * kLanes, left) : Vector{};
+    }
+  return u;
+}
+
+// The output of tokens: the sums so far and what the tile's own tokens add.
+template <int R>
+INLINE void finish(const Group& g, const Tokens& x, float* output, const Tile<R>& u, Tile<R> sums) {
+  UNROLL for (int r = 0; r < R; ++r) {
+    UNROLL for (int s = 0; s <= r; ++s) UNROLL for (int j = 0; j < kColumns; ++j)
+        sums.at[r][j] += g.pairs[r * kRows + s] * u.at[s][j];
+    UNROLL for (int j = 0; j < kColumns; ++j) {
       const int64_t left = x.columns - j * kLanes;
-      if (left > 0) store_first(output + r * x.output_stride + j * kLanes, sums[r][j] * g.reciprocal[r], left);
+      if (left > 0) store_first(output + r * x.output_stride + j * kLanes, sums.at[r][j] * g.reciprocal[r], left);
     }
   }
 }
@@ -103,30 +137,19 @@ INLINE void finish(const Group& g, const Tokens& x, float* output, const Vector 
 template <int R, bool kDecay, bool kDelta>
 static void tile(const Group& first, int64_t heads, int64_t width, int64_t rows, const State& S, const Tokens& x) {
   const Group last = first.head(heads - 1, width);
-  Vector u[R][kColumns], sums[R][kColumns] = {};
-  for (int r = 0; r < R; ++r)
-    for (int j = 0; j < kColumns; ++j) {
-      const int64_t left = x.columns - j * kLanes;
-      u[r][j] = left > 0 ? load_first(x.value + r * x.value_stride + j * kLanes, left) : Vector{};
-    }
+  Tile<R> u = load_values<R>(x.value, x.value_stride, x.columns);
   if constexpr (kDelta) {
-    read<R>(last.key, width, rows, S, sums);
-    for (int r = 0; r < R; ++r)
-      for (int j = 0; j < kColumns; ++j) {
-        Vector seen = sums[r][j];
-        for (int s = 0; s < r; ++s) seen += last.keys[r * kRows + s] * u[s][j];
-        u[r][j] = x.beta[r * x.beta_stride] * (u[r][j] - seen);
+    Tile<R> seen = read<R>(last.key, width, rows, S);
+    UNROLL for (int r = 0; r < R; ++r) UNROLL for (int j = 0; j < kColumns; ++j) {
+        UNROLL for (int s = 0; s < r; ++s) seen.at[r][j] += last.keys[r * kRows + s] * u.at[s][j];
+        u.at[r][j] = x.beta[r * x.beta_stride] * (u.at[r][j] - seen.at[r][j]);
       }
   }
   for (int64_t h = 0; h + 1 < heads; ++h) {
-    std::memset(sums, 0, sizeof sums);
     const Group g = first.head(h, width);
-    read<R>(g.query, width, rows, S, sums);
-    finish<R>(g, x, x.output + h * x.head_stride, u, sums);
+    finish<R>(g, x, x.output + h * x.head_stride, u, read<R>(g.query, width, rows, S));
   }
-  std::memset(sums, 0, sizeof sums);
-  write<R, kDecay, true>(last, width, rows, S, u, sums);
-  finish<R>(last, x, x.output + (heads - 1) * x.head_stride, u, sums);
+  finish<R>(last, x, x.output + (heads - 1) * x.head_stride, u, write<R, kDecay, true>(last, width, rows, S, u));
 }
 
 // Memory of a thread, by places in floats: what is prepared of a block, and what each stream keeps.
@@ -147,7 +170,7 @@ struct Layout {
     seen = take(tokens * heads);
     from_start = take(a.has_beta ? tokens : 0);
     store = take(tokens);
-    decay = take(a.has_decay ? tokens / kRows : 0);
+    decay = take(a.has_decay ? tokens : 0);
     pairs = take(kTokens * kRows * heads);
     keys = take(kTokens * kRows);
     reciprocal = take(kTokens * heads);
@@ -165,46 +188,54 @@ struct Layout {
 // P, K, and tokens with their decays, of one query head: the sums over key channels of the header.
 template <int R, bool kDecay, bool kDelta>
 static void prepare(const Layout& at, float* memory, float* z, int64_t token, int64_t head, const Attention& a) {
-  const int64_t width = at.width, group = token / kRows;
+  const int64_t width = at.width;
   const float *q = memory + at.query, *k = memory + at.key + token * width;
   const float* alpha = memory + at.alpha + token * width;
   float* seen = memory + at.seen + (head * kTokens + token) * width;
   float *from_start = memory + at.from_start + token * width, *stored = memory + at.store + token * width;
-  float* decay = memory + at.decay + group * width;
-  Vector pairs[R][R] = {}, keys[R][R] = {}, below[R] = {};
+  float* decay = memory + at.decay + token * width;
+  Vector pairs[R][R], keys[R][R], below[R];
+  UNROLL for (int r = 0; r < R; ++r) {
+    below[r] = Vector{};
+    UNROLL for (int s = 0; s <= r; ++s) pairs[r][s] = keys[r][s] = Vector{};
+  }
   for (int64_t i = 0; i < width; i += kLanes) {
-    Vector query[R], key[R];
-    for (int r = 0; r < R; ++r) query[r] = load(q + r * width + i), key[r] = load(k + r * width + i);
-    Vector total = {};
-    for (int s = 0; s < R; ++s) {
-      Vector x = key[s];
+    Vector query[R], past = all(1.0f), total = Vector{};
+    const Vector before = load(z + i);
+    UNROLL for (int r = 0; r < R; ++r) {
+      query[r] = load(q + r * width + i);
+      if constexpr (kDecay) past *= load(alpha + r * width + i);
+      const Vector now = kDecay ? query[r] * past : query[r];
+      store(seen + r * width + i, now);
+      below[r] += now * before;
+    }
+    UNROLL for (int s = 0; s < R; ++s) {
+      Vector x = load(k + s * width + i);
       pairs[s][s] += query[s] * x;
-      for (int r = s + 1; r < R; ++r) {
+      UNROLL for (int r = s + 1; r < R; ++r) {
         if constexpr (kDecay) x *= load(alpha + r * width + i);
         pairs[r][s] += query[r] * x;
-        if constexpr (kDelta) keys[r][s] += key[r] * x;
+        if constexpr (kDelta) keys[r][s] += load(k + r * width + i) * x;
       }
       store(stored + s * width + i, x);
       total += x;
     }
-    Vector past = all(1.0f);
-    const Vector sum_before = load(z + i);
-    for (int r = 0; r < R; ++r) {
-      if constexpr (kDecay) past *= load(alpha + r * width + i);
-      const Vector now = kDecay ? query[r] * past : query[r];
-      store(seen + r * width + i, now);
-      below[r] += now * sum_before;
-      if constexpr (kDelta) store(from_start + r * width + i, kDecay ? key[r] * past : key[r]);
+    if constexpr (kDelta) {
+      Vector so_far = all(1.0f);
+      UNROLL for (int r = 0; r < R; ++r) {
+        if constexpr (kDecay) so_far *= load(alpha + r * width + i);
+        store(from_start + r * width + i, load(k + r * width + i) * so_far);
+      }
     }
     if constexpr (kDecay) store(decay + i, past);
-    if (head == at.heads - 1) store(z + i, past * sum_before + total);
+    if (head == at.heads - 1) store(z + i, past * before + total);
   }
   float* P = memory + at.pairs + (head * kTokens + token) * kRows;
   float* K = memory + at.keys + token * kRows;
   float* reciprocal = memory + at.reciprocal + head * kTokens + token;
-  for (int r = 0; r < R; ++r) {
+  UNROLL for (int r = 0; r < R; ++r) {
     float denominator = a.normalize ? sum(below[r]) + a.eps : 1.0f;
-    for (int s = 0; s <= r; ++s) {
+    UNROLL for (int s = 0; s <= r; ++s) {
       P[r * kRows + s] = sum(pairs[r][s]);
       if (a.normalize) denominator += P[r * kRows + s];
       if constexpr (kDelta)
@@ -268,8 +299,8 @@ struct Stream {
   const float* past() const { return a.past_state ? a.past_state + index * a.d_k * a.d_v : nullptr; }
   float* present() const { return a.present_state ? a.present_state + index * a.d_k * a.d_v : nullptr; }
 
-  // So few tokens are one tile: a whole panel is read and written where it is, in past and present state.
-  bool in_place(int64_t p) const { return a.keys > 0 && a.keys <= kRows && columns(p) == kPanel; }
+  // So many tokens are one tile: a whole panel is read and written where it is, in past and present state.
+  bool in_place(int64_t p) const { return (a.keys == 1 || a.keys == kRows) && a.causal && columns(p) == kPanel; }
 
   State panel(int64_t p) const {
     State S = {packed(p), packed(p), kPanel, kPanel};
@@ -298,9 +329,27 @@ struct Stream {
   }
 };
 
-// Tokens start ... start + count - 1 of a stream.
+// Ask for rows of floats that are read soon: those of a head lie too far apart for the processor to foresee.
+static void prefetch(const float* x, int64_t rows, int64_t stride, int64_t width) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = 0; i < width; i += 16) __builtin_prefetch(x + r * stride + i);
+}
+
+// What tokens start ... start + count - 1 of a stream read.
+static void prefetch(const Stream& stream, int64_t start, int64_t count) {
+  const Attention& a = stream.a;
+  const int64_t b = stream.index / a.heads, h = stream.index % a.heads, token = b * a.keys + start;
+  const int64_t key_head = h / (a.heads / a.key_heads), query_head = h * a.query_heads / a.heads;
+  prefetch(a.query + (token * a.query_heads + query_head) * a.d_k, count, a.query_heads * a.d_k,
+           (a.query_heads > a.heads ? stream.at.heads : 1) * a.d_k);
+  prefetch(a.key + (token * a.key_heads + key_head) * a.d_k, count, a.key_heads * a.d_k, a.d_k);
+  prefetch(a.value + (token * a.heads + h) * a.d_v, count, a.heads * a.d_v, a.d_v);
+}
+
+// Tokens start ... start + count - 1 of a stream; meanwhile those of the next block are asked for.
 template <bool kDecay, bool kDelta>
-static void block(const Stream& stream, float* memory, int64_t start, int64_t count) {
+static void block(const Stream& stream, float* memory, int64_t start, int64_t count, const Stream& next,
+                  int64_t next_start) {
   const Attention& a = stream.a;
   const Layout& at = stream.at;
   const Part& part = stream.part;
@@ -308,24 +357,23 @@ static void block(const Stream& stream, float* memory, int64_t start, int64_t co
   float* z = stream.z;
   const int64_t heads = at.heads, shared = a.query_heads < a.heads ? a.heads / a.query_heads : 1;
   load_keys(a, at, memory, b, h, start, count);
-  for (int64_t t = 0; t < count; t += kRows)
+  for (int64_t t = 0; t < count; t += rows(count - t))
     for (int64_t j = 0; j < heads; ++j) {
-      const int64_t tokens = count - t < kRows ? count - t : kRows;
-      load_queries(a, at, memory, b, (h * heads + j) / shared, start + t, tokens);
-      switch (tokens) {
-        case 1: prepare<1, kDecay, kDelta>(at, memory, z, t, j, a); break;
-        case 2: prepare<2, kDecay, kDelta>(at, memory, z, t, j, a); break;
-        case 3: prepare<3, kDecay, kDelta>(at, memory, z, t, j, a); break;
-        default: prepare<kRows, kDecay, kDelta>(at, memory, z, t, j, a);
-      }
+      load_queries(a, at, memory, b, (h * heads + j) / shared, start + t, rows(count - t));
+      if (rows(count - t) == 1)
+        prepare<1, kDecay, kDelta>(at, memory, z, t, j, a);
+      else
+        prepare<kRows, kDecay, kDelta>(at, memory, z, t, j, a);
     }
   const int64_t betas = a.beta_per_head ? a.heads : 1;
   for (int64_t p = part.first_panel; p < part.last_panel; ++p) {
     const State S = stream.panel(p);
-    for (int64_t t = 0; t < count; t += kRows) {
+    for (int64_t t = 0; t < count; t += rows(count - t)) {
+      if (p == part.first_panel && next_start + t + rows(count - t) <= a.keys)
+        prefetch(next, next_start + t, rows(count - t));
       const int64_t token = b * a.queries + start + t, column = p * kPanel;
       const Group g = {memory + at.seen + t * at.width,       memory + at.from_start + t * at.width,
-                       memory + at.store + t * at.width,      memory + at.decay + t / kRows * at.width,
+                       memory + at.store + t * at.width,      memory + at.decay + t * at.width,
                        memory + at.pairs + t * kRows,         memory + at.keys + t * kRows,
                        memory + at.reciprocal + t};
       const Tokens x = {a.value + (token * a.heads + h) * a.d_v + column,
@@ -336,12 +384,10 @@ static void block(const Stream& stream, float* memory, int64_t start, int64_t co
                         a.output_heads() * a.d_v,
                         a.d_v,
                         a.d_v - column};
-      switch (count - t) {
-        case 1: tile<1, kDecay, kDelta>(g, heads, at.width, at.rows, S, x); break;
-        case 2: tile<2, kDecay, kDelta>(g, heads, at.width, at.rows, S, x); break;
-        case 3: tile<3, kDecay, kDelta>(g, heads, at.width, at.rows, S, x); break;
-        default: tile<kRows, kDecay, kDelta>(g, heads, at.width, at.rows, S, x);
-      }
+      if (rows(count - t) == 1)
+        tile<1, kDecay, kDelta>(g, heads, at.width, at.rows, S, x);
+      else
+        tile<kRows, kDecay, kDelta>(g, heads, at.width, at.rows, S, x);
     }
   }
 }
@@ -353,6 +399,74 @@ static int64_t memory_floats(const Attention& a, const Part& part) {
 
 static int64_t panels(const Attention& a) { return Layout(a).panels; }
 
+// causal = 0: S = sum_s k_s v_s^T and z of all keys, then every query reads them.
+static void add_keys(const Stream& stream, float* memory, int64_t start, int64_t count) {
+  const Attention& a = stream.a;
+  const Layout& at = stream.at;
+  const int64_t b = stream.index / a.heads, h = stream.index % a.heads;
+  load_keys(a, at, memory, b, h, start, count);
+  float* keys = memory + at.key;
+  std::memset(keys + count * at.width, 0, (kTokens - count) * at.width * sizeof(float));
+  for (int64_t t = 0; t < count; ++t)
+    for (int64_t i = 0; i < at.width; i += kLanes)
+      store(stream.z + i, load(stream.z + i) + load(keys + t * at.width + i));
+  for (int64_t p = stream.part.first_panel; p < stream.part.last_panel; ++p)
+    for (int64_t t = 0; t < count; t += kRows) {
+      const float* value = a.value + ((b * a.keys + start + t) * a.heads + h) * a.d_v + stream.column(p);
+      const int64_t left = count - t, stride = a.heads * a.d_v;
+      Tile<kRows> u = nothing<kRows>();
+      if (left >= kRows)
+        u = load_values<kRows>(value, stride, stream.columns(p));
+      else
+        for (int64_t r = 0; r < left; ++r) {
+          const Tile<1> one = load_values<1>(value + r * stride, stride, stream.columns(p));
+          for (int j = 0; j < kColumns; ++j) u.at[r][j] = one.at[0][j];
+        }
+      Group g = {};
+      g.store = keys + t * at.width;
+      write<kRows, false, false>(g, at.width, at.rows, stream.panel(p), u);
+    }
+}
+
+static void answer_queries(const Stream& stream, float* memory, int64_t start, int64_t count) {
+  const Attention& a = stream.a;
+  const Layout& at = stream.at;
+  const int64_t b = stream.index / a.heads, h = stream.index % a.heads;
+  const int64_t shared = a.query_heads < a.heads ? a.heads / a.query_heads : 1;
+  float* query = memory + at.query;
+  for (int64_t head = h * at.heads; head < (h + 1) * at.heads; ++head) {
+    std::memset(query, 0, kRows * at.width * sizeof(float));
+    load_queries(a, at, memory, b, head / shared, start, count);
+    float factor[kRows];
+    for (int64_t r = 0; r < kRows; ++r) {
+      Vector below = {};
+      for (int64_t i = 0; i < at.width; i += kLanes) below += load(query + r * at.width + i) * load(stream.z + i);
+      factor[r] = a.normalize ? 1.0f / (sum(below) + a.eps) : 1.0f;
+    }
+    for (int64_t p = stream.part.first_panel; p < stream.part.last_panel; ++p) {
+      const Tile<kRows> sums = read<kRows>(query, at.width, at.rows, stream.panel(p));
+      for (int64_t r = 0; r < count; ++r)
+        for (int64_t j = 0; j < kColumns && j * kLanes < stream.columns(p); ++j)
+          store_first(a.output + ((b * a.queries + start + r) * a.output_heads() + head) * a.d_v + stream.column(p) +
+                          j * kLanes,
+                      sums.at[r][j] * factor[r], stream.columns(p) - j * kLanes);
+    }
+  }
+}
+
+static void run_both_ways(const Attention& a, const Part& part, float* memory) {
+  const Layout at(a);
+  for (int64_t s = part.first_stream; s < part.last_stream; ++s) {
+    const Stream stream = {a, at, part, s, memory + at.block + (s - part.first_stream) * at.stream};
+    stream.open();
+    for (int64_t start = 0; start < a.keys; start += kTokens)
+      add_keys(stream, memory, start, a.keys - start < kTokens ? a.keys - start : kTokens);
+    for (int64_t start = 0; start < a.queries; start += kRows)
+      answer_queries(stream, memory, start, a.queries - start < kRows ? a.queries - start : kRows);
+    stream.close();
+  }
+}
+
 // All tokens of a part of the call. Streams take turns by block: one token's heads are neighbours in memory.
 template <bool kDecay, bool kDelta>
 static void run(const Attention& a, const Part& part, float* memory) {
@@ -362,12 +476,16 @@ static void run(const Attention& a, const Part& part, float* memory) {
   };
   for (int64_t s = part.first_stream; s < part.last_stream; ++s) stream(s).open();
   for (int64_t start = 0; start < a.keys; start += kTokens)
-    for (int64_t s = part.first_stream; s < part.last_stream; ++s)
-      block<kDecay, kDelta>(stream(s), memory, start, a.keys - start < kTokens ? a.keys - start : kTokens);
+    for (int64_t s = part.first_stream; s < part.last_stream; ++s) {
+      const bool wraps = s + 1 == part.last_stream;
+      block<kDecay, kDelta>(stream(s), memory, start, a.keys - start < kTokens ? a.keys - start : kTokens,
+                            stream(wraps ? part.first_stream : s + 1), wraps ? start + kTokens : start);
+    }
   for (int64_t s = part.first_stream; s < part.last_stream; ++s) stream(s).close();
 }
 
 static void run(const Attention& a, const Part& part, float* memory) {
+  if (!a.causal) return run_both_ways(a, part, memory);
   if (a.has_beta) return a.has_decay ? run<true, true>(a, part, memory) : run<false, true>(a, part, memory);
   return a.has_decay ? run<true, false>(a, part, memory) : run<false, false>(a, part, memory);
 }

@@ -1,6 +1,11 @@
 // Vectors of kLanes floats, by the vector extensions of GCC and Clang. Included per instruction set.
 
 #define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
 
 typedef float Vector __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
@@ -28,8 +33,7 @@ INLINE void store_first(float* p, Vector v, int64_t count) {
 
 INLINE float sum(Vector v) {
   float total = 0;
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) v[i] += v[i + width];
+  UNROLL for (int width = kLanes / 2; width > 0; width /= 2) UNROLL for (int i = 0; i < width; ++i) v[i] += v[i + width];
   total = v[0];
   return total;
 }

@@ -1,0 +1,56 @@
+"""The library under AddressSanitizer and UBSan, and with lesser instructions."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from linexport.plugins.cpu import library
+
+pytestmark = pytest.mark.slow
+
+SOURCES = Path(library.__file__).parent / "cpp"
+
+
+def build(folder: Path, *flags: str) -> Path:
+    """The library with these flags, in ``folder``."""
+    made = folder / "liblinexport_cpu.so"
+    common = ["-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-ffp-contract=fast", "-Wno-psabi"]
+    digest = f'-DLINEXPORT_SOURCES="{library.sources_digest()}"'
+    files = [str(path) for path in sorted(SOURCES.glob("*.cc"))]
+    subprocess.run(["g++", *common, *flags, digest, *files, "-o", str(made)], check=True)
+    return made
+
+
+def run(environment: dict[str, str]) -> str:
+    """The tests of LinearAttention in a process with this environment."""
+    test = Path(__file__).with_name("test_linear_attention.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(test)]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=3000
+    )
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
+    return done.stdout
+
+
+def test_address_and_undefined_behaviour_sanitizers_find_nothing(tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    made = build(tmp_path, "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    runtime = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True)
+    environment = {
+        "LINEXPORT_TEST_LIBRARY": str(made),
+        "LD_PRELOAD": runtime.stdout.strip(),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python frees nothing at its end
+    }
+    assert "passed" in run(environment)
+
+
+@pytest.mark.parametrize("instructions", ["base", "avx2"])
+def test_lesser_instructions(instructions: str) -> None:
+    assert "passed" in run({"LINEXPORT_INSTRUCTION_SET": instructions})

@@ -1,0 +1,217 @@
+"""The CPU library beside ONNX Runtime's kernel, the function body, torch.compile and a product.
+
+    python tools/bench_cpu.py [--lengths 512,1024,4096,16384] [--threads N] [--json FILE]
+
+Causal elu+1, normalised, H = 8, d = 64, B = 1, then one head, then gated and gated delta rules. All
+baselines of a row take turns in one process, hot (the same inputs again) and cold (other memory was
+read in between). The bound is 4 H d^2 T operations at the speed that MatMul of 768 x 768 had in the
+same turns. ONNX Runtime's kernel has neither map nor normaliser; the library computes both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import measurement
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper
+
+from linexport.models import feature_maps
+from linexport.plugins.ops.registry import attach_functions, register_schemas
+from linexport.targets.base import OrtSession
+from linexport.timing.latency import Settings, interleaved
+
+SIDE = 768
+COLD = np.zeros(2**24, np.float32)
+"""64 MiB, read between cold calls: more than the caches of a small server hold."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer: its rule, heads and widths; ``mapped``: elu+1 and a normaliser."""
+
+    name: str
+    rule: str = "linear"
+    heads: int = 8
+    width: int = 64
+    mapped: bool = False
+
+    def inputs(self) -> dict[str, int]:
+        """Widths of the inputs, by name."""
+        wide = self.heads * self.width
+        found = {"query": wide, "key": wide, "value": wide}
+        if self.rule.startswith("gated"):
+            found["decay"] = self.heads
+        if self.rule.endswith("delta"):
+            found["beta"] = self.heads
+        return found
+
+    def feeds(self, length: int) -> dict[str, np.ndarray]:
+        """Random inputs: keys of norm near 1, decays near 0."""
+        random = np.random.default_rng(0)
+        x = {
+            n: random.standard_normal((1, length, w), np.float32) for n, w in self.inputs().items()
+        }
+        x["key"] /= np.float32(self.width**0.5)
+        if "decay" in x:
+            x["decay"] = -np.abs(x["decay"]) / 10
+        if "beta" in x:
+            x["beta"] = 1 / (1 + np.exp(-x["beta"]))
+        return x
+
+    def model(self, domain: str) -> onnx.ModelProto:
+        """One node of linexport's op, its function attached, or of ONNX Runtime's."""
+        ours = domain == "linexport"
+        names = [n if n in self.inputs() else "" for n in ("query", "key", "value")]
+        names += [""] * (2 if ours else 1)
+        names += [n if n in self.inputs() else "" for n in ("decay", "beta")]
+        attributes: dict[str, Any] = {
+            "q_num_heads": self.heads,
+            "kv_num_heads": self.heads,
+            "update_rule": self.rule,
+            "scale": 1.0,
+        }
+        if ours and self.mapped:
+            attributes |= {
+                "feature_map": feature_maps.find_map("elu1").kind,
+                "normalize": 1,
+                "eps": 1e-6,
+            }
+        while not names[-1]:
+            names.pop()
+        outputs = ["output", "state"] + (["normalizer"] if ours else [])
+        node = helper.make_node("LinearAttention", names, outputs, domain=domain, **attributes)
+        return _model(node, {n: ["B", "T", w] for n, w in self.inputs().items()})
+
+
+def _model(node: onnx.NodeProto, shapes: dict[str, list[Any]]) -> onnx.ModelProto:
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()]
+    results = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in node.output]
+    opsets = [helper.make_opsetid("", 18)]
+    if node.domain:
+        opsets.append(helper.make_opsetid(node.domain, 1))
+    graph = helper.make_graph([node], "one", infos, results)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    if node.domain == "linexport":
+        attach_functions(model)
+    return model
+
+
+def compiled(case: Case) -> Callable[[dict[str, np.ndarray]], object]:
+    """torch.compile of the chunked form, chunks of 64; lengths are multiples of it."""
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            x.unflatten(-1, (case.heads, case.width)).unflatten(1, (-1, 64)).permute(0, 3, 1, 2, 4)
+            for x in (q, k, v)
+        )
+        q, k = (torch.nn.functional.elu(x) + 1 for x in (q, k))
+        v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
+        states = k.transpose(-1, -2) @ v
+        before = states.cumsum(2) - states
+        sums = q @ before + (q @ k.transpose(-1, -2)).tril() @ v
+        out = sums[..., :-1] / (sums[..., -1:] + 1e-6)
+        return out.permute(0, 2, 3, 1, 4).flatten(3).flatten(1, 2)
+
+    fast = torch.compile(attend, dynamic=False)
+
+    def run(feeds: dict[str, np.ndarray]) -> object:
+        with torch.no_grad():
+            return fast(*(torch.from_numpy(feeds[n]) for n in ("query", "key", "value")))
+
+    return run
+
+
+def product(threads: int) -> tuple[Callable[[], object], float]:
+    """A product of square matrices, and its operations."""
+    node = helper.make_node("MatMul", ["a", "b"], ["c"])
+    model = _model(node, {"a": [SIDE, SIDE], "b": [SIDE, SIDE]})
+    session = OrtSession(model.SerializeToString(), threads, taking_turns=True)
+    x = np.random.default_rng(0).random((SIDE, SIDE), np.float32)
+    return lambda: session.run({"a": x, "b": x}), 2.0 * SIDE**3
+
+
+def row(case: Case, length: int, threads: int, torch_too: bool) -> dict[str, Any]:
+    """Medians of all baselines at one length, hot and cold."""
+    opened = {
+        "library": _opened(case.model("linexport"), threads, native=True),
+        "kernel": _opened(case.model("com.microsoft"), threads),
+        "function": _opened(case.model("linexport"), threads),
+    }
+    assert opened["library"].native, "the CPU library is not built: linexport plugins path cpu"
+    feeds = case.feeds(length)
+    calls: dict[str, Callable[[], object]] = {
+        name: lambda session=session: session.run(feeds) for name, session in opened.items()
+    }
+    if torch_too and case.mapped:
+        run = compiled(case)
+        calls["torch.compile"] = lambda: run(feeds)
+    multiply, operations = product(threads)
+    calls["product"] = multiply
+    settings = Settings(warmup=2, repeats=15, seconds=3.0, threads=threads, lead_in=1)
+    hot = {n: float(np.median(t)) for n, t in interleaved(calls, settings).items()}
+    cold = {n: float(np.median(t)) for n, t in _cold(calls).items()}
+    bound = 4.0 * case.heads * case.width**2 * length / operations * hot["product"]
+    ratios = {n: t / hot["library"] for n, t in hot.items() if n != "product"}
+    load = os.getloadavg()[0]
+    print(f"{case.name}, T = {length}: bound {bound:.2f} ms, load {load:.1f}")
+    for kind, times in (("hot", hot), ("cold", cold)):
+        print(f"  {kind}: " + ", ".join(f"{n} {t:.2f}" for n, t in times.items()), flush=True)
+    return {
+        "case": case.name,
+        "length": length,
+        "bound_ms": bound,
+        "hot_ms": hot,
+        "cold_ms": cold,
+        "times_library": ratios,
+        "library_over_bound": hot["library"] / bound,
+        "load": load,
+    }
+
+
+def _opened(model: onnx.ModelProto, threads: int, native: bool = False) -> OrtSession:
+    return OrtSession(model.SerializeToString(), threads, taking_turns=True, native=native)
+
+
+def _cold(calls: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    """Milliseconds of calls, each after other memory was read."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(8):
+        for name, call in calls.items():
+            COLD.sum()
+            start = time.perf_counter()
+            call()
+            times[name].append(1e3 * (time.perf_counter() - start))
+    return times
+
+
+def main() -> None:
+    """Measure all cases."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--lengths", default="512,1024,4096,16384")
+    options.add_argument("--threads", type=int, default=0)
+    options.add_argument("--no-torch", action="store_true", help="leave torch.compile out")
+    measurement.add_option(options)
+    given = options.parse_args()
+    register_schemas()
+    lengths = [int(n) for n in given.lengths.split(",")]
+    layer = Case("causal elu+1", mapped=True)
+    rows = [row(layer, n, given.threads, not given.no_torch) for n in lengths]
+    for case in (
+        Case("one head, elu+1", heads=1, mapped=True),
+        Case("gated", "gated"),
+        Case("gated delta, 16 heads of 128", "gated_delta", heads=16, width=128),
+    ):
+        rows.append(row(case, 1024, given.threads, False))
+    measurement.write(given.json, {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()
