@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import linexport
-from linexport.artifact import Artifact, StreamState
+from linexport.artifact import Artifact, StreamState, at_rest
 from linexport.artifact.finite import non_finite_rows
 from linexport.errors import NonFiniteError, UsageError
 
@@ -285,6 +287,84 @@ def test_a_flipped_bit_in_a_saved_state_is_found(model: Artifact, saved: Path) -
         except UsageError:
             continue
         assert found.to_bytes() == content  # a date in the zip, for example
+
+
+# Kept in fewer bits
+
+
+@pytest.mark.parametrize(
+    ("precision", "share", "limit"), [("float16", 0.55, 5e-4), ("int8", 0.45, 2e-2)]
+)
+def test_a_state_in_fewer_bits_is_as_far_as_it_says(
+    model: Artifact, tmp_path: Path, precision: str, share: float, limit: float
+) -> None:
+    stream = model.stream()
+    stream.step(tokens(2, 40))
+    state = stream.state()
+    content = state.to_bytes(precision)
+    found = StreamState.from_bytes(content)
+    state.save(tmp_path / "state.npz", precision)
+    assert StreamState.load(tmp_path / "state.npz") == found != state
+    assert len(content) < len(state.to_bytes())
+    kept = at_rest.shrink(state.arrays, precision)
+    assert sum(v.nbytes for v in kept.values()) < share * state.nbytes
+    errors = state.error_at_rest(precision)
+    assert errors.keys() == state.arrays.keys()
+    for name, values in state.arrays.items():
+        back, exact = found.arrays[name], values.astype(np.float64)
+        assert (back.dtype, back.shape) == (values.dtype, values.shape)
+        distance = np.linalg.norm(back - exact) / np.linalg.norm(exact)
+        assert 0 < distance <= limit
+        assert errors[name] == pytest.approx(distance, rel=1e-6)
+    stream.restore(found)
+    stream.step(tokens(2, 1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(scale=st.floats(-30, 30), zero=st.booleans(), precision=st.sampled_from(["float16", "int8"]))
+def test_no_size_of_values_overflows(scale: float, zero: bool, precision: str) -> None:
+    values = np.random.default_rng(0).normal(size=(2, 3, 5)).astype(np.float32)
+    values = values * np.float32(10.0**scale)
+    if zero:
+        values[0, 1] = 0
+    state = StreamState("0" * 64, {"past": values, "mask": np.ones((2, 3), np.int64)})
+    back = StreamState.from_bytes(state.to_bytes(precision)).arrays
+    np.testing.assert_array_equal(back["mask"], 1)
+    assert np.isfinite(back["past"]).all()
+    if scale > -3:
+        step = np.abs(values).max(-1, keepdims=True) / 254 if precision == "int8" else 0
+        limit = 1.01 * step + 1e-3 * np.abs(values) * (precision != "int8") + 1e-7
+        assert (np.abs(back["past"] - values) <= limit).all()
+
+
+def test_fewer_bits_are_of_a_kind_that_there_is(model: Artifact) -> None:
+    state = model.stream().state()
+    assert StreamState.from_bytes(state.to_bytes("int8")) == state
+    for call in (state.to_bytes, state.error_at_rest):
+        with pytest.raises(UsageError, match="precision is 'int4'; expected one of float32"):
+            call("int4")
+    with pytest.raises(UsageError, match="The bytes are not a saved stream"):
+        StreamState.from_bytes(b"PK")
+
+
+@pytest.mark.parametrize(
+    "scale", [np.ones((2, 1), np.float32), np.ones((), np.int64), np.ones((4, 2, 1), np.float32)]
+)
+def test_a_scale_that_is_not_that_of_its_array_is_refused(scale: np.ndarray) -> None:
+    buffer = io.BytesIO()
+    entries = {"past": np.ones((2, 4, 3), np.int8), "past/scale": scale}
+    np.savez(buffer, model_sha256=np.array("0" * 64), state_format=np.int64(3), **entries)
+    with pytest.raises(UsageError, match="past and its scale do not belong together"):
+        StreamState.from_bytes(buffer.getvalue())
+
+
+def test_the_size_of_a_state_is_known_beforehand(model: Artifact, small: Artifact) -> None:
+    stream = model.stream()
+    stream.step(tokens(3, 7))
+    assert model.state_bytes(7, batch=3) == stream.state().nbytes == 3 * model.state_bytes()
+    other = small.stream()
+    other.step(values(1, 2))
+    assert small.state_bytes(2) == other.state().nbytes
 
 
 # Threads and processes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from math import prod
 
 import numpy as np
 
@@ -47,6 +48,19 @@ class Model:
     def initial_state(self, batch: int = 1) -> Arrays:
         """Return the states that begin sequences, by input name; growing ones have no length."""
         return {name: s.start(batch) for name, s in self.states.items()}
+
+    def state_bytes(self, length: int = 0, batch: int = 1) -> int:
+        """Return the bytes of the state after ``length`` tokens, known before any is computed.
+
+        Only key-value rows and their mask depend on the length.
+        """
+        total = 0
+        for state in self.states.values():
+            sizes = list(state.start(batch).shape)
+            if state.growing_axis is not None:
+                sizes[state.growing_axis] = length
+            total += prod(sizes) * np.dtype(state.dtype).itemsize
+        return total
 
     def call(
         self,

@@ -263,9 +263,9 @@ class Stream:
             other._past, other._pending = self._past.copy(), self._pending
         return other
 
-    def save(self, path: str | Path) -> None:
-        """Write the state to an ``.npz`` file; see ``state``."""
-        self.state().save(path)
+    def save(self, path: str | Path, precision: str = "float32") -> None:
+        """Write the state to an ``.npz`` file; see ``state`` and ``StreamState.to_bytes``."""
+        self.state().save(path, precision)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the artifact, which is opened again, and the state."""

@@ -68,6 +68,7 @@ def test_rows_are_cut_to_the_token_that_is_gone_back_to(
     there, expected = stream.state().arrays, alone.state().arrays
     for name, value in there.items():
         np.testing.assert_allclose(value, expected[name], atol=1e-5)
+    assert stream.state().nbytes == hybrid.state_bytes(left.shape[1])
     assert there["past_key_1"].shape[2] == there["past_mask"].shape[1] == left.shape[1]
     after = stream.step(tokens(3, 1))["logits"]
     np.testing.assert_allclose(after, alone.step(tokens(3, 1))["logits"], atol=1e-5)
