@@ -19,6 +19,7 @@ COUNTS = {"pt": 60, "pt2": 40, "onnx": 40, "config": 30, "safetensors": 40} | {
     "manifest": 60,
     "state": 60,
     "graphs": 20,
+    "modules": 2,
 }
 OF_TRANSFORMERS = ("config", "safetensors")
 

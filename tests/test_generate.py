@@ -314,6 +314,24 @@ def test_files_that_were_replaced_after_opening_are_not_read(copy: Path, name: s
     assert end_tokens(trusting.path, trusting.verified) == {4}
 
 
+@pytest.mark.parametrize("added", [5, [1], [{"content": "end"}], ["end"]])
+def test_a_tokenizer_whose_added_tokens_are_none_names_no_end(tmp_path: Path, added: Any) -> None:
+    write(tmp_path, "tokenizer_config.json", {"eos_token": "end"})
+    write(tmp_path, "tokenizer.json", {"added_tokens": added})
+    assert end_tokens(tmp_path) == frozenset()
+
+
+def test_a_tokenizer_neither_pads_nor_cuts_a_prompt(tokenizer_file: Path, tmp_path: Path) -> None:
+    """Padding to 2^30 tokens, as a file may ask for, takes all memory."""
+    content = json.loads((tokenizer_file / "tokenizer.json").read_text())
+    side = {"direction": "Right", "strategy": {"Fixed": 2**30}, "pad_to_multiple_of": None}
+    content["padding"] = {**side, "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}
+    cut = {"direction": "Right", "max_length": 1, "strategy": "LongestFirst", "stride": 0}
+    write(tmp_path, "tokenizer.json", {**content, "truncation": cut})
+    expected = find_tokenizer(tokenizer_file, 300).encode("the théorème")
+    assert find_tokenizer(tmp_path, 300).encode("the théorème") == expected
+
+
 def test_a_missing_library_is_named_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

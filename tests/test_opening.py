@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import threading
 import time
@@ -325,6 +326,24 @@ def test_a_manifest_that_does_not_describe_its_model_is_refused(
     described(artifact, edit)
     with pytest.raises(UsageError, match=message):
         linexport.load(artifact, threads=1)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.onnx", "manifest.json.sig"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_is_not_waited_for(
+    artifact: Path, tmp_path: Path, name: str, make: Callable[[Path], object]
+) -> None:
+    """A pipe that nobody writes to would be read for ever, and so would a device."""
+    public = signature.new_key(tmp_path / "private.pem")
+    signature.sign(artifact, tmp_path / "private.pem")
+    (artifact / name).unlink()
+    make(artifact / name)
+    key = public if name.endswith(".sig") else None
+    with pytest.raises((UsageError, SignatureError), match=r"not a file|found None bytes"):
+        linexport.load(artifact, threads=1, key=key)
+    if key is None:
+        with pytest.raises(UsageError, match="not a file"):
+            linexport.load(artifact, threads=1, verify=False)
 
 
 # Signed

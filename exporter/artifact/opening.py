@@ -109,10 +109,12 @@ def checked_graph(model: Path) -> onnx.ModelProto:
     """Read the graph of an artifact without its weights, checked as that of a source is.
 
     Raises:
-        UsageError: ``check_structure`` refuses it.
+        UsageError: ``check_structure`` refuses it, or it is a folder or a device.
         EnvironmentProblemError: it is not an ONNX file.
     """
     try:
+        if model.exists() and not model.is_file():
+            raise UsageError(f"{model} is not a file. Convert the model again.")
         graph = skeleton(model)
         check_structure(model, graph)
     except (OSError, DecodeError) as error:

@@ -191,6 +191,8 @@ def _read(folder: Path) -> tuple[Signed, bytes]:
     """Read ``manifest.json.sig``: what it covers, and the signature itself."""
     path = folder / SIGNATURE
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is not a file")
         content: Any = json.loads(_bytes(path))
         files, text, key = content["files"], content["signature"], content["key"]
         if content["format"] != FORMAT or content["algorithm"] != ALGORITHM:

@@ -98,7 +98,8 @@ def end_tokens(folder: Path, files: Files = MappingProxyType({})) -> frozenset[i
         word = read_json(folder / TOKENIZER_CONFIG, files).get("eos_token")
         word = word.get("content") if isinstance(word, dict) else word
         added = read_json(folder / TOKENIZER, files).get("added_tokens") or []
-        named = [t["id"] for t in added if word is not None and t.get("content") == word]
+        tokens = [t for t in added if isinstance(t, dict)] if isinstance(added, list) else []
+        named = [t.get("id") for t in tokens if word is not None and t.get("content") == word]
     ids = named if isinstance(named, list) else [named]
     return frozenset(i for i in ids if isinstance(i, int))
 
@@ -198,6 +199,9 @@ class _HuggingFace:
             ) from None
         try:
             self._inner = Inner.from_buffer(content)
+            # A prompt is neither padded, to whatever length the file says, nor cut.
+            self._inner.no_padding()
+            self._inner.no_truncation()
         except Exception as error:
             raise UsageError(f"{path} cannot be read: {error}. Convert the model again.") from None
 

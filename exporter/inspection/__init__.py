@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from google.protobuf.message import DecodeError
 
 from linexport import manifest as manifests
 from linexport import passes, trace
-from linexport.errors import UsageError
+from linexport.artifact import opening
 from linexport.graph import sequence_axis
 from linexport.inspection import subgraph
 from linexport.loaders import load_model
@@ -35,10 +34,10 @@ def inspect(path: str | Path, *, drawings: bool = False) -> dict[str, Any]:
         before and after. Of an artifact: what its manifest says, and its ``ops``.
 
     Raises:
-        LinexportError: neither can be read; see ``load_model`` and ``trace``.
+        LinexportError: neither can be read; see ``load_model``, ``trace`` and ``checked_graph``.
     """
     folder = Path(path)
-    if manifests.is_artifact(folder):
+    if (folder / manifests.MANIFEST).exists():  # a damaged one is an error that says how
         return _artifact(folder)
     loaded = load_model(path, run=False)
     traced = trace.trace(loaded)
@@ -72,18 +71,11 @@ def inspect(path: str | Path, *, drawings: bool = False) -> dict[str, Any]:
 def _artifact(folder: Path) -> dict[str, Any]:
     manifest = manifests.read(folder)
     content = manifests.to_json(manifest)
-    model = _model(folder / manifests.MODEL)
+    model = opening.checked_graph(folder / manifests.MODEL)
     chosen = {c.node: c.lowering for c in manifest.lowerings}
     ops = [{**op, "lowering": chosen.get(op["node"])} for op in _ops(model)]
     kept = ("status", "target", "source", "inputs", "outputs", "states", "dims", "nodes", "refused")
     return {"kind": "artifact", **{k: content[k] for k in kept}, "ops": ops}
-
-
-def _model(path: Path) -> onnx.ModelProto:
-    try:
-        return onnx.load_model(str(path), load_external_data=False)
-    except (OSError, DecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}. Convert the model again.") from None
 
 
 def _ops(model: onnx.ModelProto) -> list[dict[str, Any]]:

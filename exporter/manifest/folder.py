@@ -36,6 +36,8 @@ def read(folder: Path) -> Manifest:
             raise UsageError(
                 f"{folder} is not a folder; expected an artifact made by linexport convert."
             )
+        if path.exists() and not path.is_file():
+            raise ValueError("it is not a file")
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
         value = json_text.loads(path.read_text(encoding="utf-8"))
