@@ -136,7 +136,7 @@ class Fused:
 
         loaded = load_model(folder)
         traced = trace.trace(loaded)
-        rewritten = passes.rewrite(traced.graph, passes.STATELESS, traced.weights)
+        rewritten = passes.rewrite(traced.graph, passes.STATELESS, traced.weights, target="ort")
         model, _ = lower(rewritten.model, targets.find_target("ort").candidates)
         self.nodes = len(model.graph.node)
         path = write.save_model(model, work, rewritten.weights)

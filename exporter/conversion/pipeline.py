@@ -190,7 +190,7 @@ def _configured(source: str, output: Path, asked: ConvertOptions) -> targets.Tar
 def _dump(asked: ConvertOptions) -> passes.GraphDump | None:
     """The folder for dumps, made; the pass to stop after is known."""
     if asked.stop_after is not None:
-        passes.find_pass(asked.stop_after)
+        passes.find_pass(asked.stop_after, asked.target)
         if asked.dump_passes is None:
             raise UsageError(
                 "--stop-after leaves its result in the folder of --dump-passes, and none was "

@@ -95,7 +95,13 @@ def _rewritten(
     if dump is not None and "state" not in stages and dump.used:
         dump = dump.below("without_state")  # the model did not stream with its states
     rewritten = passes.rewrite(
-        traced.graph, stages, traced.weights, dump=dump, stop_after=stop, withdrawn=withdrawn
+        traced.graph,
+        stages,
+        traced.weights,
+        dump=dump,
+        stop_after=stop,
+        withdrawn=withdrawn,
+        target=job.target.name,
     )
     if stop is not None and dump is not None:
         ran = [record.name for record in rewritten.records]

@@ -27,7 +27,7 @@ from linexport.passes.contract import (
 )
 from linexport.passes.dump import RESULT, GraphDump
 from linexport.passes.manager import run_passes
-from linexport.passes.registry import all_passes, find_pass
+from linexport.passes.registry import all_passes, find_pass, target_passes
 from linexport.recognise import Findings
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "rewrite",
     "rewrite_matches",
     "run",
+    "target_passes",
 ]
 
 
@@ -72,6 +73,7 @@ def rewrite(
     dump: GraphDump | None = None,
     stop_after: str | None = None,
     withdrawn: Mapping[str, str] | None = None,
+    target: str | None = None,
 ) -> Rewritten:
     """Apply all passes of the given stages.
 
@@ -83,6 +85,7 @@ def rewrite(
         dump: receives the graph before and after each pass that modified it.
         stop_after: name of the last pass to run; None: all of them.
         withdrawn: attentions to leave as they are, by the value they compute, with the reason.
+        target: name of the target whose own passes run at the end; None: none do.
 
     Raises:
         EnvironmentProblemError: a pass of another package cannot be used.
@@ -91,6 +94,7 @@ def rewrite(
     graph = gs.import_onnx(model)
     surgeon.attach(graph, weights or {})
     chosen = [found for stage in stages for found in all_passes() if found.stage == stage]
+    chosen += () if target is None else target_passes(target)
     fuse = fuse_linear_attention.without(withdrawn or {})
     chosen = [fuse if found.name == fuse.name else found for found in chosen]
     findings, records = run_passes(graph, chosen, dump, stop_after)
@@ -100,6 +104,8 @@ def rewrite(
     return Rewritten(surgeon.to_model(graph), findings, external, records)
 
 
-def run(model: onnx.ModelProto, stages: Sequence[str] = STAGES) -> onnx.ModelProto:
-    """Return the model after all passes of the given stages."""
-    return rewrite(model, stages).model
+def run(
+    model: onnx.ModelProto, stages: Sequence[str] = STAGES, target: str | None = None
+) -> onnx.ModelProto:
+    """Return the model after all passes of the given stages, and of the target."""
+    return rewrite(model, stages, target=target).model

@@ -26,6 +26,9 @@ STAGES = ("canonicalise", "fuse", "stream", "state", "absorb", "tidy")
 STATELESS = ("canonicalise", "fuse", "absorb", "tidy")
 """Stages whose passes leave the inputs and outputs of the graph as they are."""
 
+TARGET = "target"
+"""Stage of the passes of one target, which run after all others; see ``registry.target_passes``."""
+
 M = TypeVar("M")
 
 
@@ -48,10 +51,12 @@ class Pass:
 
     Attributes:
         name: unique among all passes; ``--stop-after`` and dumps use it.
-        stage: one of ``STAGES``, which run in this order. Within a stage the order is free.
+        stage: one of ``STAGES``, which run in this order, or ``TARGET``. Within a stage the order
+            is free.
         ensures: what holds of the graph afterwards.
         run: changes the graph in place. Run again at once, it must change nothing. A pass of a
-            stage in ``STATELESS`` leaves the graph's inputs and outputs as they are.
+            stage in ``STATELESS``, or of a target, leaves the graph's inputs and outputs as they
+            are.
         requires: what must hold of the graph before.
     """
 
@@ -62,10 +67,10 @@ class Pass:
     requires: str = "a valid graph, its nodes in the order of evaluation"
 
     def __post_init__(self) -> None:
-        if self.stage not in STAGES:
+        if self.stage not in (*STAGES, TARGET):
             raise ValueError(
                 f"pass {self.name!r} has the stage {self.stage!r}; expected one of "
-                f"{', '.join(STAGES)}"
+                f"{', '.join((*STAGES, TARGET))}"
             )
 
 

@@ -1,6 +1,6 @@
 """Running passes in order: each is timed, counted, logged, checked and, if asked for, dumped.
 
-    canonicalise -> fuse -> stream -> state -> absorb -> tidy
+    canonicalise -> fuse -> stream -> state -> absorb -> tidy -> target
 
 After a pass that modified the graph, nodes it disconnected are removed and the others put in the
 order of evaluation, so that the next one sees only what is left.
@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.errors import BuildError
 from linexport.manifest.records import PassRecord
-from linexport.passes.contract import STATELESS, Pass
+from linexport.passes.contract import STATELESS, TARGET, Pass
 from linexport.passes.dump import GraphDump
 from linexport.recognise import Findings
 
@@ -78,7 +78,7 @@ def _interface(graph: gs.Graph) -> tuple[list[str], list[str]]:
 def _check_interface(
     found: Pass, before: tuple[list[str], list[str]], after: tuple[list[str], list[str]]
 ) -> None:
-    if found.stage in STATELESS and before != after:
+    if found.stage in (*STATELESS, TARGET) and before != after:
         raise BuildError(
             f"The pass {found.name!r} changed the graph's inputs or outputs from {before} to "
             f"{after}; a pass of stage {found.stage!r} must leave them as they are. This is a "

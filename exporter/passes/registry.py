@@ -1,8 +1,12 @@
-"""Discovery of passes: modules of this folder with ``PASS``, entry points ``linexport.passes``."""
+"""Discovery of passes: modules of this folder with ``PASS``, entry points ``linexport.passes``.
+
+Passes of one target alone are in a folder of its name below this one.
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 from functools import cache
 
@@ -21,12 +25,7 @@ def all_passes() -> tuple[Pass, ...]:
         EnvironmentProblemError: a pass of another package cannot be loaded, or has a name that is
             taken.
     """
-    found: dict[str, Pass] = {}
-    folder = importlib.import_module(__package__).__path__
-    for module in sorted(pkgutil.iter_modules(folder), key=lambda m: m.name):
-        own = getattr(importlib.import_module(f"{__package__}.{module.name}"), "PASS", None)
-        if isinstance(own, Pass):
-            found[own.name] = own
+    found = _in_folder(str(__package__))
     for point in find_entry_points(GROUP):
         other = load_entry_point(point, Pass)
         if other.name in found:
@@ -35,13 +34,34 @@ def all_passes() -> tuple[Pass, ...]:
     return tuple(found.values())
 
 
-def find_pass(name: str) -> Pass:
-    """Return the pass of that name.
+@cache
+def target_passes(target: str) -> tuple[Pass, ...]:
+    """Return the passes of one target: modules of the folder of its name, if there is one."""
+    package = f"{__package__}.{target}"
+    if importlib.util.find_spec(package) is None:
+        return ()
+    return tuple(_in_folder(package).values())
+
+
+def _in_folder(package: str) -> dict[str, Pass]:
+    """Import the modules of a package; returns their passes by name."""
+    found = {}
+    folder = importlib.import_module(package).__path__
+    for module in sorted(pkgutil.iter_modules(folder), key=lambda m: m.name):
+        own = getattr(importlib.import_module(f"{package}.{module.name}"), "PASS", None)
+        if isinstance(own, Pass):
+            found[own.name] = own
+    return found
+
+
+def find_pass(name: str, target: str | None = None) -> Pass:
+    """Return the pass of that name, which may be one of the target's own.
 
     Raises:
         UsageError: there is none; the message lists those there are.
     """
-    by_name = {found.name: found for found in all_passes()}
+    own = () if target is None else target_passes(target)
+    by_name = {found.name: found for found in (*all_passes(), *own)}
     if name not in by_name:
         raise UsageError(f"Unknown pass {name!r}; expected one of {', '.join(by_name)}.")
     return by_name[name]

@@ -19,7 +19,7 @@ def export(traced: Traced, folder: Path) -> Path:
         LinexportError: it cannot be lowered.
     """
     target = targets.find_target(TARGET)
-    model = target.prepare(passes.run(traced.model, passes.STATELESS))
+    model = target.prepare(passes.run(traced.model, passes.STATELESS, TARGET))
     lowered, _ = lower(model, target.candidates)
     folder.mkdir()
     return write.save_model(lowered, folder)

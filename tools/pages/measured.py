@@ -100,6 +100,19 @@ def _decode(result: Any) -> str:
     )
 
 
+def _nodes(result: Any) -> str:
+    titles = ["operator", "1 token: nodes, us", "operator, us", "times as fast"]
+    titles += ["512 tokens: nodes, us", "operator, us", "times as fast"]
+    rows = []
+    for row in result:
+        cells = [f"`{row['operator']}`" if " " not in row["operator"] else row["operator"]]
+        for found in row["microseconds"].values():
+            nodes, operator = found["nodes"], found["operator"]
+            cells += [_ms(nodes), _ms(operator), f"{nodes / operator:.2f}"]
+        rows.append(cells)
+    return table(titles, rows)
+
+
 def _maps(result: Any) -> str:
     long, favor = result["taylor2"], result["favor"]
     speed = long["ms"]["plain"] / long["ms"]["artifact"]
@@ -176,6 +189,7 @@ PARTS = {
         "linearize_digits": _linearize_digits,
         "linearize_memory": _linearize_memory,
         "maps": _maps,
+        "nodes": _nodes,
         "zoo": _zoo,
     }.items()
 }
