@@ -33,10 +33,12 @@ import onnx
 from bench_families import Eager
 from onnx import TensorProto, helper, numpy_helper
 
-from linexport.quantise.blocks import Grid, Quantised
-from linexport.quantise.choose import BLOCK, TABLE_BITS
-from linexport.quantise.rewrite import INTEGER_ACTIVATIONS, MICROSOFT, quantised_model
-from linexport.quantise.weights import LEAST_OUTPUTS, find
+from linexport.plugins.ops.body import MICROSOFT
+from linexport.quantise.block_quantisation import Grid, Quantised
+from linexport.quantise.choose_bits import TABLE_BITS, Chosen
+from linexport.quantise.experts import find_experts
+from linexport.quantise.quantisable import BLOCK, LEAST_OUTPUTS, find, floating_weights
+from linexport.quantise.rewrite import INTEGER_ACTIVATIONS, quantised_model
 from linexport.targets.base import OrtSession
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -136,24 +138,20 @@ class Converted:
 
 
 def quantised(model: onnx.ModelProto, values: dict[str, np.ndarray], bits: int) -> onnx.ModelProto:
-    """Return the model with weights rounded to the nearest values of so many bits."""
-    from linexport.quantise.choose import Chosen
-    from linexport.quantise.weights import floating_matrices
-
-    matrices = {
+    """Return the model with random weights of so many bits."""
+    floats = {
         t.name: values[t.name] if t.name in values else numpy_helper.to_array(t)
-        for t in floating_matrices(model)
+        for t in floating_weights(model)
     }
-    found, _ = find(model, matrices)
     chosen = {}
-    for weight in found:
-        grid = Grid(max(bits, TABLE_BITS) if weight.is_table else bits, BLOCK)
-        made = rounded(weight.outputs, weight.inputs, grid)
+    for weight in (*find(model, floats)[0], *find_experts(model, floats, True)[0]):
+        own = max(bits, TABLE_BITS) if weight.is_table else bits
+        made = random_weights(weight.outputs, weight.inputs, Grid(own, weight.block))
         chosen[weight.name] = Chosen(weight, made, "none")
     return quantised_model(model, chosen)
 
 
-def rounded(outputs: int, inputs: int, grid: Grid) -> Quantised:
+def random_weights(outputs: int, inputs: int, grid: Grid) -> Quantised:
     """Return a matrix of random values about zero, of variance 1 / inputs."""
     shape = outputs, grid.blocks(inputs), grid.block
     values = np.random.default_rng(0).integers(grid.top + 1, size=shape, dtype=np.uint8)
@@ -205,7 +203,7 @@ def products(
             initializers.append(numpy_helper.from_array(weight.T, f"w{i}"))
             nodes.append(helper.make_node("MatMul", [x, f"w{i}"], [f"y{i}"]))
         else:
-            made = rounded(outputs, inputs, Grid(bits, BLOCK))
+            made = random_weights(outputs, inputs, Grid(bits, BLOCK))
             values, zeros = made.packed()
             for part, array in (("q", values), ("s", made.scales), ("z", zeros)):
                 initializers.append(numpy_helper.from_array(array, f"{part}{i}"))
