@@ -129,9 +129,10 @@ def _substitution(
     old: list[gs.Node],
     tables: dict[tuple[int, int], _Tables],
 ) -> Substitution:
-    halves = _half(cos), _half(sin)
-    if halves[0] is None or halves[1] is None:
+    both = _half(cos), _half(sin)
+    if both[0] is None or both[1] is None:
         raise NoMatchError("cos and sin are not two copies of one half of the channels")
+    halves = both[0], both[1]
     width, result = x.shape[AXIS], old[-1].outputs[0]
     whole = _whole(x, result)
     if whole is not None:
