@@ -55,7 +55,7 @@ class _Half:
 
 @dataclass
 class _Tables:
-    """What the operator reads beside x, for all layers that rotate by the same angles.
+    """Inputs of the operator beside x, for all layers that rotate by the same angles.
 
     Attributes:
         nodes: that compute it.
