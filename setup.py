@@ -41,6 +41,7 @@ setup(
             "report/*.html",
             "report/*.css",
             "manifest/schema.json",
+            "package/*.txt",
         ],
         "linexport.plugins": ["tensorrt/cpp/*", "cpu/cpp/*", "cpu/README.md"],
     },

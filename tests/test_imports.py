@@ -34,7 +34,7 @@ ORDER = [
     {"report"},
     {"quantise"},
     {"conversion"},
-    {"ci", "debugging", "inspection", "maps", "linearization", "serving"},
+    {"ci", "debugging", "inspection", "maps", "linearization", "package", "serving"},
     {"cli", "testing"},
     {"__main__"},
 ]

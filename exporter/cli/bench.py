@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
-from linexport.cli.errors import guarded
+from linexport.cli.errors import guarded, print_json
 from linexport.cli.exit_status import finish
 from linexport.cli.options import (
     ArtifactPath,
@@ -17,31 +20,124 @@ from linexport.cli.options import (
     parse_lengths,
 )
 from linexport.cli.progress import Spinner
+from linexport.errors import UsageError
+
+if TYPE_CHECKING:
+    from linexport.manifest import Manifest
+    from linexport.timing.throughput import Workload
 
 
 def bench(
     artifact: ArtifactPath,
     source: SourceOption = None,
     lengths: Lengths = None,
+    prefill: Annotated[
+        str | None,
+        typer.Option("-p", "--prefill", help="pp: tokens of a prompt in one call, such as 512."),
+    ] = None,
+    decode: Annotated[
+        str | None,
+        typer.Option("-n", "--decode", help="tg: tokens written one by one, such as 128."),
+    ] = None,
+    depth: Annotated[
+        str | None,
+        typer.Option("-d", "--depth", help="Tokens before either, such as 0,8192."),
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option("-r", "--repeats", min=1, help="Of every pp and tg measurement.")
+    ] = 5,
+    output: Annotated[
+        str | None,
+        typer.Option("-o", "--output", help="Print pp and tg as md, json or csv."),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw tokens a second over depth to a file, such as .png or .svg."),
+    ] = None,
     threads: Threads = 0,
     seed: Seed = 0,
     trust_remote_code: TrustRemoteCode = False,
     json: Json = False,
 ) -> None:
-    """Measure an artifact beside a plain export and eager PyTorch."""
+    """Measure an artifact beside a plain export and eager PyTorch.
+
+    Without --prefill, --decode, --depth, --output and --plot: whole sequences, one decode step and
+    peak memory. With any of them: prefill and decode in tokens a second, from a state that has
+    seen so many tokens; by default pp512 and tg128 at depth 0.
+    """
     with guarded(json):
         from linexport.conversion import revalidate
 
+        work = _workload(prefill, decode, depth, repeats, output, plot)
         manifest = revalidate.bench(
             artifact,
             source=source,
             lengths=parse_lengths(lengths),
+            workload=work,
             threads=threads,
             seed=seed,
             trust_remote_code=trust_remote_code,
-            progress=Spinner(quiet=json),
+            progress=Spinner(quiet=json or output is not None),
         )
-        finish(manifest, artifact, json)
+        if work is None or json:
+            finish(manifest, artifact, json)
+        else:
+            _print(manifest, output or "md")
+        if plot is not None:
+            _plot(manifest, plot)
+
+
+def _workload(
+    prefill: str | None,
+    decode: str | None,
+    depth: str | None,
+    repeats: int,
+    output: str | None,
+    plot: Path | None,
+) -> Workload | None:
+    """Return what is to be measured; None for whole sequences."""
+    if not any((prefill, decode, depth, output, plot)):
+        return None
+    if output not in (None, "md", "json", "csv"):
+        raise UsageError(f"--output {output}: expected md, json or csv.")
+    from linexport.timing.throughput import Workload
+
+    usual = Workload()
+    return Workload(
+        _counts("--prefill", prefill, 1, usual.prefill),
+        _counts("--decode", decode, 1, usual.decode),
+        _counts("--depth", depth, 0, usual.depths),
+        repeats,
+    )
+
+
+def _counts(flag: str, text: str | None, least: int, usual: tuple[int, ...]) -> tuple[int, ...]:
+    if text is None:
+        return usual
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) >= least for part in parts):
+        raise UsageError(f"{flag} {text!r}: expected integers of at least {least}, with commas.")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def _print(manifest: Manifest, form: str) -> None:
+    from linexport.timing import throughput_table
+
+    rows = manifest.throughput or ()
+    if form == "json":
+        print_json({"rows": throughput_table.records(rows), "measured": manifest.environment})
+    else:
+        write = throughput_table.csv if form == "csv" else throughput_table.markdown
+        typer.echo(write(rows), nl=False)
+
+
+def _plot(manifest: Manifest, place: Path) -> None:
+    from linexport.timing import throughput_table
+
+    try:
+        throughput_table.plot(manifest.throughput or (), place)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"Cannot draw {place}: {error}. Name a .png, .svg or .pdf file.") from None
 
 
 def register(app: typer.Typer) -> None:

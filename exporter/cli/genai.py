@@ -16,7 +16,7 @@ def genai(
     output: Annotated[Path, typer.Option("-o", "--output", help="A new or empty folder.")],
     json: Json = False,
 ) -> None:
-    """Write a language model as a folder that onnxruntime-genai runs."""
+    """Write a language model for onnxruntime-genai: package --for genai by its earlier name."""
     with guarded(json):
         from linexport.artifact.genai import write_genai
 

@@ -22,6 +22,7 @@ from linexport.parity.reference import feeds
 from linexport.report import render_html
 from linexport.timing.baselines import LENGTHS, Bench
 from linexport.timing.latency import Settings
+from linexport.timing.throughput import Workload, throughput
 
 MEMORY_LENGTHS = (1024, 4096)
 
@@ -194,6 +195,19 @@ def with_measurements(
     )
     manifest = with_warnings(manifest, runner.notes)
     return with_engines_timed(manifest, tested, folder, how.seed) if manifest.engines else manifest
+
+
+def with_throughput(
+    manifest: Manifest, tested: parity.ModelUnderTest, folder: Path, work: Workload, how: Measuring
+) -> Manifest:
+    """Measure prefill and decode of the artifact and its baselines."""
+    with tempfile.TemporaryDirectory() as scratch:
+        runner = Bench(
+            tested, folder / MODEL, manifest.target, Path(scratch), how.settings, how.seed
+        )
+        runner.export_plainly()
+        rows = tuple(throughput(runner, work))
+    return replace(manifest, throughput=rows)
 
 
 def check_place(place: Path, overwrite: bool) -> None:

@@ -174,6 +174,11 @@ convert.__doc__ = (convert.__doc__ or "").format(options=described(12))
 def _configured(source: str, output: Path, asked: ConvertOptions) -> targets.Target:
     """The target with its options; what it lacks here comes with the command for elsewhere."""
     target = targets.find_target(asked.target)
+    if asked.inline and target.build is not None:
+        raise UsageError(
+            f"--inline is for ONNX models; target {target.name} builds engines, whose plugins take "
+            "the place of the functions."
+        )
     cache = None if asked.timing_cache is None else Path(asked.timing_cache)
     try:
         return target.configure(

@@ -17,6 +17,7 @@ from linexport.conversion.add_records import (
     with_measurements,
     with_parity,
     with_status,
+    with_throughput,
     write_reports,
 )
 from linexport.conversion.model_under_test import model_under_test
@@ -28,6 +29,7 @@ from linexport.loaders.memory_map import memory_map_weights
 from linexport.manifest import MODEL, Manifest
 from linexport.system.progress import Progress, Silent, Stopwatch
 from linexport.timing.latency import Settings
+from linexport.timing.throughput import Workload
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +121,7 @@ def bench(
     *,
     source: str | Path | LoadedModel | None = None,
     lengths: Iterable[int] | None = None,
+    workload: Workload | None = None,
     threads: int = 0,
     seed: int = 0,
     trust_remote_code: bool = False,
@@ -126,7 +129,8 @@ def bench(
 ) -> Manifest:
     """Measure an artifact beside its baselines again, and write the outcome to its manifest.
 
-    Arguments and errors are those of ``validate``; ``lengths`` are sequence lengths.
+    Arguments and errors are those of ``validate``; ``lengths`` are sequence lengths. With a
+    ``workload`` its prefill and decode are measured, and nothing else.
     """
     folder = Path(artifact)
     watch = Stopwatch(progress or Silent())
@@ -134,7 +138,10 @@ def bench(
     chosen = None if lengths is None else tuple(lengths)
     with watch.stage("measure"):
         how = Measuring(chosen, Settings(threads=threads), seed)
-        manifest = with_measurements(manifest, tested, folder, how)
+        if workload is None:
+            manifest = with_measurements(manifest, tested, folder, how)
+        else:
+            manifest = with_throughput(manifest, tested, folder, workload, how)
     _write(folder, manifest)
     return manifest
 

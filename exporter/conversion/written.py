@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx
@@ -32,6 +32,7 @@ from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.registry import all_ops
 from linexport.system import environment
+from linexport.targets.inlined import inlined
 from linexport.targets.lowering import Choice, lower
 
 TUNE_LENGTH = 1024
@@ -76,10 +77,16 @@ def written(
         runner = _runner(target, job.options.threads) if job.options.tune else None
         lowered, choices = lower(model, target.candidates, runner, _tune_sizes(original.dims))
     with stage("write"):
-        write.save_model(lowered, job.folder, weights)
-        _check(lowered)
+        flat = inlined(lowered) if job.options.inline else lowered
+        write.save_model(flat, job.folder, weights)
+        _check(flat)
         write.copy_files(original.loaded.files, job.folder)
         manifest = _manifest(job, original, lowered, rewritten, choices)
+        manifest = replace(
+            manifest,
+            nodes=replace(manifest.nodes, artifact=len(flat.graph.node)),
+            outputs=tensor_records(flat.graph.output),
+        )
     return Written(manifest, mixing, tuple(m.where for m in rewritten.findings.matches))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 RUNNERS = ("artifact", "plain_export", "pytorch")
 """The artifact and its baselines: prefixes of the fields below, and keys of ``reasons``."""
@@ -42,6 +43,35 @@ class LatencyRow(Times):
 
     length: int
     batch: int
+
+
+@dataclass(frozen=True)
+class ThroughputRow:
+    """Prefill or decode of one runner, from a state after ``depth`` tokens.
+
+    Attributes:
+        runner: one of ``RUNNERS``.
+        test: its name, such as "pp512", or "tg128 @ d8192".
+        kind: "pp", tokens in one call, or "tg", one by one.
+        tokens: how many.
+        depth: tokens before them.
+        tokens_per_second: mean of all repeats; None with a reason.
+        deviation: standard deviation of the repeats; None for a single one.
+        call_ms: median of the calls: time to the first token for "pp", between tokens for "tg".
+        call_p99_ms: the ninety-ninth percentile of them.
+        reason: why there are no figures.
+    """
+
+    runner: str
+    test: str
+    kind: Literal["pp", "tg"]
+    tokens: int
+    depth: int
+    tokens_per_second: float | None
+    deviation: float | None
+    call_ms: float | None
+    call_p99_ms: float | None
+    reason: str | None = None
 
 
 @dataclass(frozen=True)

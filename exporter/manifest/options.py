@@ -70,6 +70,12 @@ class ConvertOptions:
         "With --weights: largest mean KL divergence from the float32 model, in nats; more is exit "
         "code 3.",
     )
+    inline: bool = _option(
+        False,
+        "--inline",
+        "Without functions: each body in the place of its node, and a shape for every value, for "
+        "runtimes that need that.",
+    )
     sms: tuple[int, ...] = _option(
         (),
         "--sm",

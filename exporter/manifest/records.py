@@ -13,7 +13,13 @@ from typing import Any, ClassVar, Literal
 
 from linexport.manifest.engines import EngineRecord
 from linexport.manifest.matches import MatchRecord
-from linexport.manifest.measured import DecodeRecord, LatencyRow, MeasurementRecord, MemoryRow
+from linexport.manifest.measured import (
+    DecodeRecord,
+    LatencyRow,
+    MeasurementRecord,
+    MemoryRow,
+    ThroughputRow,
+)
 from linexport.manifest.options import ConvertOptions
 from linexport.manifest.proof import ParityRecord, StreamingRecord
 from linexport.manifest.quantisation import QuantisationRecord
@@ -239,6 +245,7 @@ class Manifest:
         quantisation: how weights are stored in fewer bits; None where they are not. Parity is then
             that of the float32 graph.
         matches: what was recognised in the graph and fused, with its proof.
+        throughput: prefill and decode at depths; None if not measured.
     """
 
     # For pydantic: no conversion of types, no unknown keys, no NaN.
@@ -282,6 +289,7 @@ class Manifest:
     isolation: IsolationRecord | None = None
     quantisation: QuantisationRecord | None = None
     matches: tuple[MatchRecord, ...] = ()
+    throughput: tuple[ThroughputRow, ...] | None = None
 
     @property
     def why_stateless(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -68,7 +69,8 @@ def problems(result: Any, place: Path, wanted: Wanted) -> tuple[Manifest, list[s
         The manifest, and lines; none where nothing differs.
     """
     kind = type(result[0])
-    loaded = load_module(result, f"{kind.__module__}:{kind.__qualname__}")
+    name = re.sub(r"[^\w.]", "", kind.__qualname__)  # of a class in a function, "<locals>"
+    loaded = load_module(result, f"{kind.__module__}:{name}")
     checks = Checks(Chosen(wanted.lengths, wanted.batch), wanted.tolerance)
     asked = ConvertOptions(target=wanted.target, bench=False)
     manifest = convert_checked(loaded, place, asked, checks)

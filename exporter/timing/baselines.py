@@ -115,7 +115,7 @@ class Bench:
         if not tested.states or sequence is None:
             return None
         inputs, fed = self._inputs({sequence: 1})
-        state, session = self._state({}), self._opened()
+        state, session = self.state({}), self.opened()
         step = _eager_step(tested.loaded, inputs)
         reasons = {
             "pytorch": "the module has no step with a state to call",
@@ -147,7 +147,7 @@ class Bench:
             _, fed = self._inputs(sizes)
             plain, full = self.work / f"plain-{name}.npz", self.work / f"full-{name}.npz"
             np.savez(plain, allow_pickle=False, **fed)
-            state = self._state(sizes)
+            state = self.state(sizes)
             np.savez(full, allow_pickle=False, **fed, **state)
             files[name] = (plain, full)
         moved = self.moved.get(self._tokens({sequence: length} if sequence else {}))
@@ -187,8 +187,8 @@ class Bench:
         }
         return {**found, **sizes}
 
-    def _opened(self) -> Session:
-        """The artifact, as it is deployed."""
+    def opened(self) -> Session:
+        """Return the artifact, as it is deployed."""
         if self.artifact is None:
             target = targets.find_target(self.target)
             self.artifact = target.open(
@@ -202,14 +202,44 @@ class Bench:
         named = (d for d, limits in self.tested.dims.items() if limits.batch)
         return next((self._sizes(sizes)[d] for d in named), fixed)
 
-    def _state(self, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-        return self.tested.initial_state(self.tested.batch(self._sizes(sizes)))
+    def fed(self, length: int) -> dict[str, np.ndarray]:
+        """Return inputs of so many tokens, states aside."""
+        sequence = dims.sequence(self.tested.dims)
+        return self._inputs({sequence: length} if sequence else {})[1]
+
+    def whole(self, runner: str, length: int) -> Call:
+        """Return a call of a baseline over so many tokens.
+
+        Args:
+            runner: "plain_export" or "pytorch".
+            length: tokens.
+        """
+        sequence = dims.sequence(self.tested.dims)
+        (args, kwargs), fed = self._inputs({sequence: length} if sequence else {})
+        if runner == "plain_export":
+            plain = self.plain
+            assert plain is not None
+            names = [i.name for i in plain.inner.get_inputs()]
+            named = dict(zip(names, fed.values(), strict=False))
+            return lambda: plain.run(named)
+        unmap_weights(self.tested.loaded)
+        module = self.tested.loaded.module
+
+        def eager() -> object:
+            with torch.no_grad():
+                return module(*args, **kwargs)
+
+        return eager
+
+    def state(self, sizes: Mapping[str, int] | None = None) -> dict[str, np.ndarray]:
+        """Return states that begin sequences; ``sizes`` names the batch, 1 without it."""
+        return self.tested.initial_state(self.tested.batch(self._sizes(sizes or {})))
 
     def _calls(self, sizes: Mapping[str, int]) -> dict[str, Call | None]:
-        tested, session, plain = self.tested, self._opened(), self.plain
+        tested, session, plain = self.tested, self.opened(), self.plain
         (memory_map_weights if self._too_slow("pytorch", sizes) else unmap_weights)(tested.loaded)
         (args, kwargs), fed = self._inputs(sizes)
-        state = self._state(sizes)
+        state = self.state(sizes)
         names = [i.name for i in plain.inner.get_inputs()] if plain else []
         by_position = dict(zip(names, fed.values(), strict=False))
 

@@ -186,6 +186,7 @@ class Node:
         shapes: by formal input name; absent inputs are absent here.
         annotations: attributes beyond the schema, by which a target tells a runtime how to run the
             node; they mean nothing for what it computes.
+        given: number of inputs it has, those left out in between counted; None for all of the op's.
     """
 
     op_type: str
@@ -193,6 +194,7 @@ class Node:
     inputs: tuple[str, ...]
     shapes: Mapping[str, Shape]
     annotations: Attributes = field(default_factory=dict)
+    given: int | None = None
 
 
 def read_node(node: onnx.NodeProto, op: Op, shapes: Mapping[str, Shape]) -> Node:
@@ -217,7 +219,7 @@ def read_node(node: onnx.NodeProto, op: Op, shapes: Mapping[str, Shape]) -> Node
     own = {name: value for name, value in values.items() if name in op.schema.attributes}
     present = tuple(n if v else "" for n, v in zip(formal, actual, strict=True))
     beyond = {name: value for name, value in values.items() if name not in own}
-    return Node(op.name, own, present, known, beyond)
+    return Node(op.name, own, present, known, beyond, len(node.input))
 
 
 def function_for(node: Node, op: Op, lowering: Lowering) -> onnx.FunctionProto:
@@ -229,7 +231,9 @@ def function_for(node: Node, op: Op, lowering: Lowering) -> onnx.FunctionProto:
     op.shapes(node)
     body, values = lowering(node)
     outputs = dict(zip(op.output_names, values, strict=True))
-    formal = [name or f"absent_{i}" for i, name in enumerate(node.inputs)]
+    # No more than the node gives: some runtimes want every input that a function declares.
+    declared = node.inputs[: node.given]
+    formal = [name or f"absent_{i}" for i, name in enumerate(declared)]
     attributes = [*node.attributes, *node.annotations]
     function = body.function(DOMAIN, op.name, formal, outputs, attributes=attributes)
     digest = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()

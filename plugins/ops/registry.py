@@ -158,6 +158,9 @@ def attach_functions(
     if standard < OPSET:
         raise OpError(f"The model has opset {standard}; linexport ops need at least {OPSET}.")
     functions = {}
+    for node in model.graph.node:
+        while node.domain == DOMAIN and node.input and not node.input[-1]:
+            node.input.pop()
     for node, op, view in linexport_nodes(model):
         function = function_for(view, op, choose(node, op, view))
         function.opset_import[0].version = standard

@@ -18,7 +18,7 @@ from linexport.serving.http.server import Address, Server, listen
 from linexport.serving.limits import Limits
 from linexport.serving.service import Service
 
-PATIENCE = 60.0
+PATIENCE = 20.0
 """Seconds after which what should have happened has not."""
 
 

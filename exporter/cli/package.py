@@ -1,0 +1,87 @@
+"""``linexport package``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from linexport.cli.errors import guarded, print_json
+from linexport.cli.options import ArtifactPath, Json
+from linexport.errors import UsageError
+
+
+def package(
+    artifact: ArtifactPath,
+    destination: Annotated[
+        str,
+        typer.Option("--for", help="genai, onnx, ort-mobile or triton."),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="A new folder, or one to replace.")
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option(help="What the model is called there; without it, as the artifact's folder."),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE for the destination, such as backend=python for triton."),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what was packaged there before.")
+    ] = False,
+    allow_failed: Annotated[
+        bool,
+        typer.Option(
+            "--allow-failed", help="Package an artifact that failed its parity check, marked so."
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Write an artifact as the folder that another system takes."""
+    with guarded(json):
+        from linexport.package import find_destination
+        from linexport.package import package as write
+
+        packaged = write(
+            artifact,
+            find_destination(destination),
+            output,
+            name=name,
+            options=_options(option or []),
+            overwrite=overwrite,
+            allow_failed=allow_failed,
+        )
+        if json:
+            print_json(
+                {
+                    "status": "ok",
+                    "artifact": str(artifact),
+                    "output": str(output),
+                    "renamed": dict(packaged.renamed),
+                    "notes": list(packaged.notes),
+                }
+            )
+            return
+        for old, new in packaged.renamed.items():
+            typer.echo(f"renamed   {old} -> {new}")
+        for note in packaged.notes:
+            typer.echo(f"note      {note}")
+        typer.echo(f"packaged  {output}")
+
+
+def _options(given: list[str]) -> dict[str, str]:
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise UsageError(f"--option {text!r}: expected NAME=VALUE.")
+        found[name] = value
+    return found
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(package)

@@ -1,0 +1,85 @@
+"""artifact, destination -> a folder in its place, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from linexport import manifest as manifests
+from linexport.artifact import opening, write
+from linexport.errors import ParityError, UsageError
+from linexport.package.destination import Destination, Packaged, Packaging
+
+RECORD = "linexport-package.json"
+"""Says of a folder that it was packaged, from what, and whether that failed its parity check."""
+
+
+def package(
+    artifact: str | Path,
+    destination: Destination,
+    output: str | Path,
+    *,
+    name: str | None = None,
+    options: Mapping[str, str] | None = None,
+    overwrite: bool = False,
+    allow_failed: bool = False,
+) -> Packaged:
+    """Write an artifact as the folder that another system takes.
+
+    Args:
+        artifact: the folder.
+        destination: see ``linexport.package.find_destination``.
+        output: a new folder, or one that was packaged before.
+        name: what the model is called there; None for the name of the artifact's folder.
+        options: of the destination.
+        overwrite: replace what was packaged before.
+        allow_failed: package an artifact that failed its parity check, and mark it.
+
+    Raises:
+        UsageError: no such artifact or option, a name that cannot be, an output with other things
+            in it, or a model that the destination cannot hold.
+        ParityError: the artifact failed its parity check.
+    """
+    source, place, given = Path(artifact), Path(output), dict(options or {})
+    manifest = manifests.read(source)
+    opening.check_files(source, manifest)
+    opening.checked_graph(source / manifests.MODEL)
+    if manifest.status != "ok" and not allow_failed:
+        raise ParityError(
+            f"{source} failed its parity check; see {source / manifests.REPORT}. Pass "
+            "--allow-failed to package it all the same, marked as failed."
+        )
+    unknown = sorted(given.keys() - destination.options.keys())
+    if unknown:
+        known = ", ".join(destination.options) or "none"
+        raise UsageError(f"{destination.name} has no option {unknown[0]!r}; it has: {known}.")
+    called = source.absolute().name if name is None else name
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", called):
+        raise UsageError(f"{called!r} is not a name of letters, digits, _, . and -. Pass --name.")
+    _check_place(place, overwrite)
+    with write.staged(place) as folder:
+        packaged = destination.write(Packaging(source, manifest, folder, called, given))
+        record = {
+            "destination": destination.name,
+            "model_sha256": manifest.model_sha256,
+            "status": manifest.status,
+            "renamed": dict(packaged.renamed),
+            "notes": list(packaged.notes),
+        }
+        (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+        write.publish(folder, place)
+    return packaged
+
+
+def _check_place(place: Path, overwrite: bool) -> None:
+    if not (place / RECORD).is_file():
+        if manifests.is_artifact(place):
+            raise UsageError(f"{place} is an artifact; expected a new or empty folder.")
+        write.check_output(place, overwrite=False)
+    elif not overwrite:
+        raise UsageError(
+            f"{place} was packaged before. Pass --overwrite to replace it once the new folder is "
+            "complete, or choose another one."
+        )

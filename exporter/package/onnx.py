@@ -1,0 +1,18 @@
+"""``onnx``: one file of standard operators without functions, with the shapes of all values."""
+
+from __future__ import annotations
+
+from linexport.artifact import write
+from linexport.package.destination import Destination, Packaged, Packaging
+from linexport.package.standalone import standalone
+
+
+def _write(job: Packaging) -> Packaged:
+    model, renamed = standalone(job)
+    write.save_model(model, job.folder)
+    return Packaged(renamed)
+
+
+DESTINATION = Destination(
+    "onnx", "One model.onnx without functions, for runtimes that have none (OpenVINO).", _write
+)

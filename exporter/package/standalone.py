@@ -1,0 +1,53 @@
+"""An artifact's graph in a form that other systems read: no functions, all shapes, plain names."""
+
+from __future__ import annotations
+
+import re
+
+import onnx
+
+from linexport.errors import UsageError
+from linexport.manifest import MODEL
+from linexport.package.destination import Packaging
+from linexport.targets.inlined import inlined
+
+MOST = 2**31 - 2**20
+"""Bytes of a protobuf; these systems take no weights in other files."""
+
+
+def standalone(job: Packaging) -> tuple[onnx.ModelProto, dict[str, str]]:
+    """Return the model, inlined, and the inputs and outputs that got other names.
+
+    Raises:
+        UsageError: its weights do not fit into one file.
+    """
+    if sum(file.bytes for file in job.manifest.files.values()) > MOST:
+        raise UsageError(
+            f"{job.source} is larger than the 2 GB of one ONNX file, and this destination takes no "
+            "weights in others. Quantise it: linexport quantize."
+        )
+    model = inlined(onnx.load_model(str(job.source / MODEL)))
+    return model, rename_interface(model)
+
+
+def rename_interface(model: onnx.ModelProto) -> dict[str, str]:
+    """Give inputs and outputs names of letters, digits and _, in place; returns what changed."""
+    graph = model.graph
+    taken = {i.name for i in (*graph.input, *graph.output)}
+    renamed: dict[str, str] = {}
+    for info in (*graph.input, *graph.output):
+        plain = re.sub(r"\W", "_", info.name)
+        if plain == info.name:
+            continue
+        count, name = 1, plain
+        while name in taken:
+            count += 1
+            name = f"{plain}_{count}"
+        taken.add(name)
+        renamed[info.name] = name
+    for node in graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        info.name = renamed.get(info.name, info.name)
+    return renamed

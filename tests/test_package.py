@@ -1,0 +1,174 @@
+"""Artifacts as the folders of other systems, each opened there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+
+import linexport
+from linexport.errors import ParityError, UsageError
+from linexport.manifest import read, to_json
+from linexport.package import destinations, find_destination, package
+from linexport.package.folder import RECORD
+from linexport.package.standalone import rename_interface
+from linexport.targets.inlined import inlined
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def feeds(artifact: Path) -> dict[str, np.ndarray]:
+    tokens = np.random.default_rng(0).integers(0, 256, (2, 21))
+    return linexport.load(artifact, threads=1).feeds(tokens)
+
+
+def check_equal(artifact: Path, model: Path) -> None:
+    """ONNX Runtime gives for a file what the artifact gives."""
+    given, expected = (
+        feeds(artifact),
+        linexport.load(artifact, threads=1).run_graph(feeds(artifact)),
+    )
+    session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    assert {i.name for i in session.get_inputs()} == set(given)
+    for output, got in zip(session.get_outputs(), session.run(None, given), strict=True):
+        limit = 5e-5 * np.abs(expected[output.name]).max()
+        np.testing.assert_allclose(got, expected[output.name], atol=limit)
+
+
+@pytest.mark.parametrize("name", ["onnx", "ort-mobile"])
+def test_one_file_without_functions(
+    name: str, converted: Callable[..., Path], cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    artifact = converted("language_model")
+    done = cli("package", artifact, "--for", name, "-o", tmp_path / "out", "--json")
+    assert done.code == 0, done.err
+    assert json.loads((tmp_path / "out" / RECORD).read_text())["status"] == "ok"
+    [model] = (tmp_path / "out").glob("model.*")
+    check_equal(artifact, model)
+    if name == "onnx":
+        found = onnx.load(model)
+        assert not found.functions and {n.domain for n in found.graph.node} <= {"", "com.microsoft"}
+        assert all(n.name for n in found.graph.node)
+        passed_through = {n.output[0] for n in found.graph.node if n.op_type == "Identity"}
+        assert not passed_through & {o.name for o in found.graph.output}
+    else:
+        operators = (tmp_path / "out" / "required_operators_and_types.config").read_text()
+        assert "ai.onnx" in operators and "MatMul" in operators
+
+
+def test_conversion_without_functions(
+    factories: Any, cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    options = ("--target", "onnx", "--inline", "--no-bench", "--threads", 1)
+    done = cli("convert", factories.source("small"), "-o", out, *options, "--json")
+    assert done.code == 0, done.err
+    found = onnx.load(out / "model.onnx")
+    assert not found.functions and len(found.graph.node) == done.json()["nodes"]["artifact"]
+    assert {o.domain for o in found.opset_import} == {""}
+    known = {i.name for i in (*found.graph.value_info, *found.graph.output)}
+    made = {name for n in found.graph.node for name in n.output if name}
+    assert len(known & made) > 0.9 * len(made)
+    x = np.random.default_rng(0).standard_normal((1, 9, 8)).astype(np.float32)
+    stream, whole = linexport.load(out).stream(), linexport.load(out).run(x)["output"]
+    steps = np.concatenate([stream.step(x[:, t : t + 1])["output"] for t in range(9)], 1)
+    assert np.abs(steps - whole).max() < 1e-5
+    assert cli("validate", out, "--source", factories.source("small"), "--threads", 1).code == 0
+
+
+def test_functions_declare_the_inputs_that_a_node_gives(converted: Callable[..., Path]) -> None:
+    """onnx's own evaluator wants all that are declared."""
+    from onnx.reference import ReferenceEvaluator
+
+    artifact = converted("language_model", target="onnx")
+    model = onnx.load(artifact / "model.onnx")
+    expected = linexport.load(artifact, threads=1).run_graph(feeds(artifact))
+    got = ReferenceEvaluator(model).run(None, feeds(artifact))
+    for output, value in zip(model.graph.output, got, strict=True):
+        np.testing.assert_allclose(value, expected[output.name], rtol=1e-3, atol=1e-4)
+
+
+def test_the_interface_gets_plain_names_that_do_not_collide() -> None:
+    value = [helper.make_tensor_value_info(n, 1, [2]) for n in ("a.b", "a_b", "c/d")]
+    nodes = [helper.make_node("Add", ["a.b", "a_b"], ["c/d"])]
+    model = helper.make_model(helper.make_graph(nodes, "g", value[:2], value[2:]))
+    assert rename_interface(model) == {"a.b": "a_b_2", "c/d": "c_d"}
+    onnx.checker.check_model(model)
+    assert rename_interface(inlined(model)) == {}
+
+
+def test_triton_repositories(converted: Callable[..., Path], tmp_path: Path) -> None:
+    artifact = converted("language_model")
+    packaged = package(artifact, find_destination("triton"), tmp_path / "a", name="lm")
+    assert "older one may lack kernels" in packaged.notes[0]
+    config = (tmp_path / "a" / "lm" / "config.pbtxt").read_text()
+    states = read(artifact).states
+    assert config.count("state [ {") == len(states) and "past_length" not in config
+    pasts, presents = sorted(s.past for s in states), sorted(s.present for s in states)
+    pairs = {s.past: s.present for s in states}
+    assert [pairs[past] for past in pasts] == presents  # the server matches them by this order
+    check_equal(artifact, tmp_path / "a" / "lm" / "1" / "model.onnx")
+    triton = find_destination("triton")
+    for options, message in (
+        ({"backend": "tensorflow"}, "expected onnxruntime or python"),
+        ({"decoupled": "true", "backend": "onnxruntime"}, "tokens are streamed"),
+        ({"max-batch": "0"}, "expected a positive integer"),
+        ({"colour": "red"}, "has no option 'colour'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            package(artifact, triton, tmp_path / "b", name="lm", options=options)
+        assert not (tmp_path / "b").exists()
+
+
+def test_an_earlier_folder_is_replaced_whole_or_not_at_all(
+    converted: Callable[..., Path], tmp_path: Path
+) -> None:
+    artifact, place = converted("language_model"), tmp_path / "out"
+    onnx_folder = find_destination("onnx")
+    package(artifact, onnx_folder, place)
+    with pytest.raises(UsageError, match="was packaged before"):
+        package(artifact, onnx_folder, place)
+    before = {p.name: p.read_bytes() for p in place.iterdir()}
+
+    def fail(job: Any) -> Any:
+        (job.folder / "half").write_text("")
+        raise UsageError("no")
+
+    with pytest.raises(UsageError, match=r"^no$"):
+        package(artifact, replace(onnx_folder, write=fail), place, overwrite=True)
+    assert {p.name: p.read_bytes() for p in place.iterdir()} == before
+    package(artifact, find_destination("triton"), place, name="lm", overwrite=True)
+    assert {p.name for p in place.iterdir()} == {"lm", RECORD}
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_cannot_be_packaged(
+    converted: Callable[..., Path], cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    artifact = tmp_path / "artifact"
+    shutil.copytree(converted("language_model"), artifact)
+    manifest = replace(read(artifact), status="parity_failed")
+    (artifact / "manifest.json").write_text(json.dumps(to_json(manifest)))
+    with pytest.raises(ParityError, match="--allow-failed"):
+        package(artifact, find_destination("onnx"), tmp_path / "out")
+    package(artifact, find_destination("onnx"), tmp_path / "out", allow_failed=True)
+    assert json.loads((tmp_path / "out" / RECORD).read_text())["status"] == "parity_failed"
+    for arguments, message in (
+        (("--for", "xbox", "-o", tmp_path / "x"), "Unknown destination 'xbox'; expected one of"),
+        (("--for", "onnx", "-o", artifact), "is an artifact"),
+        (("--for", "onnx", "-o", tmp_path / "x", "--name", "a/b"), "is not a name of letters"),
+        (("--for", "onnx", "-o", tmp_path / "x", "--option", "x"), "expected NAME=VALUE"),
+    ):
+        done = cli("package", converted("language_model"), *arguments)
+        assert done.code == 2 and message in " ".join(done.err.split()), done.err
+    assert not (tmp_path / "x").exists()
+    assert {"genai", "onnx", "ort-mobile", "triton"} <= set(destinations())

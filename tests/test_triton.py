@@ -1,0 +1,168 @@
+"""Packaged models in a real Triton Inference Server, on its python backend."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import linexport
+from linexport.package import find_destination, package
+from tests.support import ROOT
+
+pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
+
+CLIENT = ROOT / "tests" / "support" / "scripts" / "triton_client.py"
+PARSE = """
+import sys
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+for path in sys.argv[1:]:
+    found = text_format.Parse(open(path).read(), model_config_pb2.ModelConfig())
+    print(found.backend, len(found.sequence_batching.state), found.HasField("dynamic_batching"))
+"""
+
+
+@pytest.fixture(scope="module")
+def environment() -> Path:
+    """The server's environment; made once, as it takes minutes."""
+    place = Path(os.environ.get("LINEXPORT_TRITON", ROOT / ".triton"))
+    script = ROOT / "tools" / "triton_environment"
+    made = subprocess.run(
+        [str(script), str(place)],
+        env={**os.environ, "PYTHON": sys.executable, "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    if made.returncode:
+        pytest.skip(f"the server's environment cannot be made: {made.stderr[-300:]}")
+    return place
+
+
+@pytest.fixture(scope="module")
+def sequences() -> dict[str, np.ndarray]:
+    choose = np.random.default_rng(0)
+    return {str(i): choose.integers(0, 256, 5 + i) for i in range(16)}
+
+
+@pytest.fixture
+def served(environment: Path, tmp_path: Path) -> Iterator[Callable[[Path], int]]:
+    """``served(repository)``: a server of that folder, as its port."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(repository: Path) -> int:
+        with socket.socket() as one, socket.socket() as other:
+            one.bind(("", 0)), other.bind(("", 0))
+            port, http = one.getsockname()[1], other.getsockname()[1]
+        packages = next((environment / "lib").glob("python*")) / "site-packages"
+        server = packages / "pytriton" / "tritonserver"
+        log = tmp_path / f"server-{port}.log"
+        command = [
+            str(server / "bin" / "tritonserver"),
+            f"--model-repository={repository}",
+            f"--backend-directory={server / 'backends'}",
+            f"--grpc-port={port}", f"--http-port={http}", "--allow-metrics=false",
+        ]  # fmt: skip
+        own = {
+            "PATH": f"{environment / 'bin'}:{os.environ['PATH']}",
+            "PYTHONPATH": str(packages),
+            "LD_LIBRARY_PATH": sysconfig.get_config_var("LIBDIR") or "",
+            "OMP_NUM_THREADS": "1",
+        }
+        running.append(
+            subprocess.Popen(command, env={**os.environ, **own}, stdout=log.open("wb"), stderr=-2)
+        )
+        limit = time.monotonic() + 120
+        while "Started GRPCInferenceService" not in log.read_text():
+            assert running[-1].poll() is None and time.monotonic() < limit, log.read_text()[-2000:]
+            time.sleep(0.2)
+        return port
+
+    yield start
+    for one in running:
+        one.terminate()
+        one.wait(60)
+
+
+def ask(
+    environment: Path, port: int, folder: Path, given: dict[str, np.ndarray], *more: str
+) -> dict[str, np.ndarray]:
+    np.savez(folder / "given.npz", **given)
+    command = [str(environment / "bin" / "python"), str(CLIENT), f"localhost:{port}", "lm"]
+    files = [str(folder / "given.npz"), str(folder / "found.npz")]
+    done = subprocess.run(
+        [*command, *files, *more],
+        env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    with np.load(folder / "found.npz") as found:
+        return dict(found)
+
+
+def packaged(artifact: Path, place: Path, **options: str) -> Path:
+    package(artifact, find_destination("triton"), place, name="lm", options=options)
+    return place
+
+
+def test_sequences_of_sixteen_clients_are_those_of_single_runs(
+    converted: Callable[..., Path],
+    environment: Path,
+    served: Callable[[Path], int],
+    sequences: dict[str, np.ndarray],
+    tmp_path: Path,
+) -> None:
+    artifact = converted("language_model", target="onnx")
+    port = served(packaged(artifact, tmp_path / "repository", backend="python"))
+    model = linexport.load(artifact, threads=1)
+    for _ in range(2):  # the same correlation ids again: they begin anew
+        found = ask(environment, port, tmp_path, sequences)
+        for name, tokens in sequences.items():
+            expected = model.run(tokens[None])["output"][0]
+            assert np.abs(found[name] - expected).max() < 5e-5 * np.abs(expected).max()
+
+
+def test_tokens_are_streamed(
+    converted: Callable[..., Path],
+    environment: Path,
+    served: Callable[[Path], int],
+    sequences: dict[str, np.ndarray],
+    tmp_path: Path,
+) -> None:
+    artifact = converted("language_model", target="onnx")
+    place = packaged(artifact, tmp_path / "repository", backend="python", decoupled="true")
+    found = ask(environment, served(place), tmp_path, sequences, "4")
+    model = linexport.load(artifact, threads=1)
+    for name, tokens in sequences.items():
+        stream = model.stream()
+        output = stream.step(tokens[None])["output"]
+        for got in found[name]:
+            assert np.abs(got - output[0, -1]).max() < 5e-5 * np.abs(output).max()
+            output = stream.step(output[:, -1:].argmax(-1))["output"]
+
+
+def test_the_server_reads_every_configuration(
+    converted: Callable[..., Path], environment: Path, tmp_path: Path
+) -> None:
+    stateful, stateless = converted("language_model", target="onnx"), converted("averaging")
+    packaged(stateful, tmp_path / "a")
+    packaged(stateful, tmp_path / "b", backend="python", decoupled="true")
+    packaged(stateless, tmp_path / "c")
+    files = [str(tmp_path / name / "lm" / "config.pbtxt") for name in "abc"]
+    done = subprocess.run(
+        [str(environment / "bin" / "python"), "-c", PARSE, *files],
+        env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    states = len(linexport.load(stateful).manifest.states)
+    assert done.stdout.split("\n")[:3] == [
+        f"onnxruntime {states} 0",
+        "python 0 0",
+        "onnxruntime 0 0",
+    ]
