@@ -321,6 +321,31 @@ def test_a_tokenizer_whose_added_tokens_are_none_names_no_end(tmp_path: Path, ad
     assert end_tokens(tmp_path) == frozenset()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"type": "WordLevel", "vocab": {"q": 0}, "unk_token": "absent"}},
+        {
+            "pre_tokenizer": {
+                "type": "Split",
+                "pattern": {"Regex": "(a|a|b)+$c"},
+                "behavior": "Isolated",
+                "invert": False,
+            }
+        },
+    ],
+    ids=["unknown token", "regular expression"],
+)
+def test_a_tokenizer_that_fails_on_a_prompt_is_an_error(
+    tokenizer_file: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    """The second one is a panic of the library, which is not an ``Exception``."""
+    content = json.loads((tokenizer_file / "tokenizer.json").read_text())
+    write(tmp_path, "tokenizer.json", {**content, **change})
+    with pytest.raises(UsageError, match=r"tokenizer\.json cannot encode the prompt"):
+        find_tokenizer(tmp_path, 300).encode("a" * 60 + "!")
+
+
 def test_a_tokenizer_neither_pads_nor_cuts_a_prompt(tokenizer_file: Path, tmp_path: Path) -> None:
     """Padding to 2^30 tokens, as a file may ask for, takes all memory."""
     content = json.loads((tokenizer_file / "tokenizer.json").read_text())

@@ -210,6 +210,10 @@ class _HuggingFace:
             ids: list[int] = self._inner.encode(text, add_special_tokens=special).ids
         except (TypeError, UnicodeEncodeError):
             raise UsageError("The prompt is not valid UTF-8.") from None
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of the library is no Exception
+            raise UsageError(f"{TOKENIZER} cannot encode the prompt: {error}.") from None
         return ids
 
     def decoder(self) -> Decoder:
