@@ -128,3 +128,18 @@ def test_inputs_that_never_occur_do_no_harm() -> None:
     moment[:8, :8] = np.eye(8)
     found = gptq(drawn(6, 40, 2), Grid(4, 16), moment)
     assert np.isfinite(found.matrix()).all()
+
+
+def test_inputs_of_very_different_sizes_gain_most() -> None:
+    """Scales and zero points are chosen by what an error of each input costs."""
+    random = np.random.default_rng(0)
+    inputs = 128
+    mixing = random.standard_normal((inputs, inputs)) / inputs**0.5 / 2 + np.eye(inputs)
+    x = random.standard_normal((2000, inputs)) @ (mixing * random.lognormal(0, 1, inputs))
+    matrix = random.standard_normal((64, inputs)).astype(np.float32)
+
+    def error(found: Quantised) -> float:
+        return float((((found.matrix() - matrix) @ x.T) ** 2).sum())
+
+    plain = error(nearest(matrix, Grid(4, 32)))
+    assert error(gptq(matrix, Grid(4, 32), x.T @ x / len(x))) < 0.65 * plain
