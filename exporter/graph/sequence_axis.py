@@ -23,7 +23,7 @@ ALONG_AXIS = {
 """Operators that work along the axis their attribute names, with its default."""
 
 FROM_AXIS = {"LayerNormalization": -1, "RMSNormalization": -1}
-"""Ops that mix tokens along that axis and all after it."""
+"""Operators that work along the axis their attribute names and all after it, with its default."""
 
 RECURRENT = ("Scan", "Loop", "RNN", "LSTM", "GRU", "CumSum", "ReverseSequence")
 ALWAYS = (*RECURRENT, "InstanceNormalization", "GroupNormalization", "LRN")
