@@ -113,6 +113,25 @@ def _nodes(result: Any) -> str:
     return table(titles, rows)
 
 
+def _weights(result: Any) -> str:
+    titles = ["model type", "a step: eager", "float32", "int8", "int4", "int4 products alone"]
+    titles += ["512 tokens: eager", "float32", "int8", "int4", "MB: float32", "int8", "int4"]
+    stored = ("float32", "int8", "int4")
+    rows = []
+    for name, found in result["families"].items():
+        step, prefill = found["step"], found["prefill"]
+        cells = [_ms(step[who]) for who in ("eager", *stored, "products int4")]
+        cells += [_ms(prefill[who]) for who in ("eager", *stored)]
+        cells += [f"{found['bytes'][kind] / 1e6:,.0f}" for kind in stored]
+        rows.append([f"`{name}`", *cells])
+    clock = "processor time" if result["processor_time"] else "milliseconds"
+    head = (
+        f"Width {result['width']:,}, {result['layers']} layers, vocabulary "
+        f"{result['vocabulary']:,}; {clock}, ms, threads: {result['threads']}."
+    )
+    return f"{head}\n\n{table(titles, rows)}"
+
+
 def _maps(result: Any) -> str:
     long, favor = result["taylor2"], result["favor"]
     speed = long["ms"]["plain"] / long["ms"]["artifact"]
@@ -190,6 +209,7 @@ PARTS = {
         "linearize_memory": _linearize_memory,
         "maps": _maps,
         "nodes": _nodes,
+        "weights": _weights,
         "zoo": _zoo,
     }.items()
 }
