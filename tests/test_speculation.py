@@ -230,6 +230,9 @@ def test_what_followed_before_is_proposed() -> None:
     assert draft.propose([*text, 9, 4, 8]) == []
     draft.begin()
     assert draft.propose([4]) == []
+    for text, proposed in (([5, 5], [5, 5, 5]), ([1, 2, 1, 2], [1, 2, 1])):
+        draft.begin()
+        assert draft.propose(text) == proposed
 
 
 def test_the_command_says_what_was_accepted(

@@ -75,7 +75,11 @@ class NGramDraft:
         for size in range(min(LONGEST, len(text)), 0, -1):
             found = self._after.get(tuple(text[-size:]))
             if found is not None:
-                return list(text[found : found + self._most])
+                copied = list(text[found:])
+                # What follows the end of the text goes on as the copy itself: "ab ab" by "ab ab".
+                while len(copied) < self._most:
+                    copied += copied
+                return copied[: self._most]
         return []
 
 
