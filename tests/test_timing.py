@@ -73,7 +73,7 @@ def bench(
     def open_bench(name: str) -> Bench:
         folder = converted(name)
         watch = SimpleNamespace(stage=lambda name: _nothing())
-        manifest, tested = revalidate._reopen(folder, factories.source(name), 1, False, watch)
+        manifest, tested = revalidate.reopen(folder, factories.source(name), 1, False, watch)
         return Bench(tested, folder / "model.onnx", manifest.target, tmp_path, QUICK)
 
     return open_bench
