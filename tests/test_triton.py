@@ -162,7 +162,7 @@ def test_the_server_reads_every_configuration(
     )  # fmt: skip
     states = len(linexport.load(stateful).manifest.states)
     assert done.stdout.split("\n")[:3] == [
-        f"onnxruntime {states} 0",
-        "python 0 0",
-        "onnxruntime 0 0",
+        f"onnxruntime {states} False",
+        "python 0 False",
+        "onnxruntime 0 True",
     ]
