@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
-from onnx import TensorProto, external_data_helper, inliner, shape_inference
+from onnx import TensorProto, inliner, shape_inference
 
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import first_line
@@ -88,7 +88,7 @@ def _bare(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
         bare.graph.initializer.append(small)
     for tensor in all_tensors(bare):
         if tensor.data_location == TensorProto.EXTERNAL and stored_bytes(tensor) <= SHAPES:
-            external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
+            tensor.raw_data = _stored(path, tensor)
             tensor.data_location = TensorProto.DEFAULT
             del tensor.external_data[:]
     for graph in all_graphs(bare):
@@ -100,6 +100,14 @@ def _bare(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
     for function in bare.functions:
         del function.value_info[:]
     return bare
+
+
+def _stored(path: Path, tensor: TensorProto) -> bytes:
+    """Read a value beside the file; onnx's own reader refuses data that have a second hard link."""
+    entry = {e.key: e.value for e in tensor.external_data}
+    with (path.parent / entry["location"]).open("rb") as data:
+        data.seek(int(entry.get("offset") or 0))
+        return data.read(stored_bytes(tensor))
 
 
 def _without_values(tensor: TensorProto) -> TensorProto:
