@@ -113,6 +113,7 @@ OTHER: dict[str, Any] = {
     "max_kld": 0.02,
     "sms": (89, 120),
     "plugins": False,
+    "inline": True,
     "quick": True,
     "timing_cache": "a cache",
     "dump_passes": "graphs",

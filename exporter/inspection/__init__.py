@@ -11,6 +11,7 @@ import onnx
 from linexport import manifest as manifests
 from linexport import passes, trace
 from linexport.artifact import opening
+from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph import sequence_axis
 from linexport.inspection import subgraph
 from linexport.loaders import load_model
@@ -37,7 +38,7 @@ def inspect(path: str | Path, *, drawings: bool = False) -> dict[str, Any]:
         LinexportError: neither can be read; see ``load_model``, ``trace`` and ``checked_graph``.
     """
     folder = Path(path)
-    if (folder / manifests.MANIFEST).exists():  # a damaged one is an error that says how
+    if manifests.has_manifest(folder):  # a damaged one is an error that says how
         return _artifact(folder)
     loaded = load_model(path, run=False)
     traced = trace.trace(loaded)
@@ -71,7 +72,10 @@ def inspect(path: str | Path, *, drawings: bool = False) -> dict[str, Any]:
 def _artifact(folder: Path) -> dict[str, Any]:
     manifest = manifests.read(folder)
     content = manifests.to_json(manifest)
-    model = opening.checked_graph(folder / manifests.MODEL)
+    try:
+        model = opening.checked_graph(folder / manifests.MODEL)
+    except EnvironmentProblemError as error:
+        raise UsageError(f"{folder} cannot be read. {error}") from None
     chosen = {c.node: c.lowering for c in manifest.lowerings}
     ops = [{**op, "lowering": chosen.get(op["node"])} for op in _ops(model)]
     kept = ("status", "target", "source", "inputs", "outputs", "states", "dims", "nodes", "refused")

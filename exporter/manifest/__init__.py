@@ -1,7 +1,7 @@
 """The manifest of an artifact: typed records, their JSON, its schema, and options beside them."""
 
 from linexport.manifest.file_names import DATA, MANIFEST, MODEL, REPORT
-from linexport.manifest.folder import describe_files, digest, is_artifact, read
+from linexport.manifest.folder import describe_files, digest, has_manifest, is_artifact, read
 from linexport.manifest.json_text import dumps
 from linexport.manifest.options import ConvertOptions
 from linexport.manifest.records import FORMAT, Manifest
@@ -19,6 +19,7 @@ __all__ = [
     "digest",
     "dumps",
     "from_json",
+    "has_manifest",
     "is_artifact",
     "read",
     "to_json",

@@ -24,6 +24,14 @@ def is_artifact(folder: Path) -> bool:
     return True
 
 
+def has_manifest(folder: Path) -> bool:
+    """Return whether there is a manifest, damaged or not; False for names the system refuses."""
+    try:
+        return (folder / MANIFEST).exists()
+    except OSError:
+        return False
+
+
 def read(folder: Path) -> Manifest:
     """The manifest of an artifact folder.
 
