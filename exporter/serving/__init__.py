@@ -8,15 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from linexport.serving.pool import Pool, Session
+    from linexport.serving.pool import Pool
     from linexport.serving.prefix_cache import PrefixCache
+    from linexport.serving.session import Session
 
 __all__ = ["Pool", "PrefixCache", "Session"]
 
 _HOMES = {
     "Pool": "linexport.serving.pool",
     "PrefixCache": "linexport.serving.prefix_cache",
-    "Session": "linexport.serving.pool",
+    "Session": "linexport.serving.session",
 }
 
 

@@ -23,7 +23,7 @@ from linexport.artifact.tokenizer import Tokenizer
 from linexport.serving.channel import Channel
 from linexport.serving.engine import Engine, Feeds
 from linexport.serving.metrics import Metrics
-from linexport.serving.pool import Session
+from linexport.serving.session import Session
 from linexport.serving.stops import StopStrings
 
 Reason = Literal["stop", "length", "parked"]

@@ -20,7 +20,8 @@ import numpy as np
 
 from linexport.artifact import StreamState
 from linexport.errors import LinexportError, NoFreeSlotError, UsageError
-from linexport.serving.pool import Outcome, Pool, Session
+from linexport.serving.pool import Outcome, Pool
+from linexport.serving.session import Session
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import numpy as np
 from linexport.artifact import Artifact, StreamState
 from linexport.serving.channel import Channel
 from linexport.serving.engine import Feeds, StoppedError
-from linexport.serving.pool import Session
+from linexport.serving.session import Session
 
 Outputs = dict[str, np.ndarray]
 

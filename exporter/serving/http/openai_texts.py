@@ -1,0 +1,157 @@
+"""Texts of one request to OpenAI's protocol, while they are written: whole, or as events.
+
+    events of the engine  ->  data: {...}  ...  data: [DONE]
+
+However an answer ends (complete, cut off, the client gone), its slots are free afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from linexport.serving.completion import Beginning, Completion, Delta, End, TextSettings
+from linexport.serving.http.errors import protocol_error
+from linexport.serving.http.openai_answers import Answer
+from linexport.serving.service import Service
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request for texts, checked.
+
+    Attributes:
+        name: id of the answer.
+        settings: of the texts.
+        beginning: of all of them.
+        count: number of texts.
+        chat: whether it is a conversation's.
+    """
+
+    name: str
+    settings: TextSettings
+    beginning: Beginning
+    count: int
+    chat: bool
+
+    def parked_name(self, index: int) -> str:
+        """Return the id under which a text is parked."""
+        return self.name if self.count == 1 else f"{self.name}-{index}"
+
+
+class Texts:
+    """The texts of one request, being written.
+
+    Args:
+        request: whose client reads them.
+        service: that writes them.
+        plan: what is written.
+        answer: the form they are sent in.
+    """
+
+    def __init__(self, request: Request, service: Service, plan: Plan, answer: Answer) -> None:
+        self._service, self._plan, self._answer = service, plan, answer
+        self._log: dict[str, Any] = request.scope["log"]
+        self._log["id"] = plan.name
+        self._ends: list[End] = []
+        self._parked: dict[int, str] = {}
+        self._abort = request.scope["state"].get("abort", lambda: None)
+        self._texts: list[Completion] = []
+        self._channel = service.channel(self._cut_off)
+        self._texts = service.write(plan.settings, plan.beginning, self._channel, plan.count)
+
+    async def next(self) -> Delta | End:
+        """Return the next event; a text that is to be parked has been."""
+        event: Delta | End = await self._channel.get()
+        if isinstance(event, End):
+            self._ends.append(event)
+            if event.beginning is not None:
+                name = self._plan.parked_name(event.index)
+                finished = event.reason != "parked"
+                await self._service.park(
+                    name,
+                    event.beginning,
+                    self._plan.settings,
+                    finished=finished,
+                    chat=self._plan.chat,
+                )
+                self._parked[event.index] = name
+            self._note()
+        return event
+
+    async def whole(self) -> dict[str, Any]:
+        """Return the answer when all texts have ended."""
+        deltas = []
+        while len(self._ends) < self._plan.count:
+            event = await self.next()
+            if isinstance(event, Delta):
+                deltas.append(event)
+        found = self._answer.complete(deltas, self._ends)
+        return {**found, "parked": next(iter(self._parked.values()))} if self._parked else found
+
+    async def events(self, first: Delta | End, include_usage: bool) -> AsyncIterator[bytes]:
+        """Yield server-sent events."""
+        for piece in self._answer.opening(self._plan.count):
+            yield _sse(piece)
+        event = first
+        try:
+            while True:
+                yield _sse(self._piece(event))
+                if len(self._ends) == self._plan.count:
+                    break
+                event = await self.next()
+        except Exception as error:
+            yield _sse(protocol_error(error).body())
+            return
+        if include_usage:
+            yield _sse(self._answer.usage(self._ends))
+        yield DONE
+
+    def close(self) -> None:
+        """Free the slots, where the texts have not ended."""
+        if len(self._ends) < self._plan.count:
+            self._service.metrics.cancelled.inc()
+            self._service.engine.cancel(*self._texts)
+
+    def _piece(self, event: Delta | End) -> dict[str, Any]:
+        if isinstance(event, Delta):
+            return self._answer.delta(event)
+        name = self._parked.get(event.index)
+        found = self._answer.end(event)
+        return found if name is None else {**found, "parked": name}
+
+    def _note(self) -> None:
+        usage = [end.usage for end in self._ends]
+        self._log["prompt_tokens"] = usage[0].prompt
+        self._log["completion_tokens"] = sum(u.completion for u in usage)
+
+    def _cut_off(self) -> None:
+        self._service.engine.cancel(*self._texts)
+        self._abort()
+
+
+class TextStream(StreamingResponse):
+    """Sends events; however that ends, the slots are free afterwards."""
+
+    def __init__(self, texts: Texts, events: AsyncIterator[bytes]) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(events, headers=headers, media_type="text/event-stream")
+        self._texts = texts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._texts.close()
+
+
+def _sse(content: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(content).encode() + b"\n\n"
