@@ -1,11 +1,12 @@
 """The CPU library beside ONNX Runtime's kernel, the function body, torch.compile and a product.
 
-    python tools/bench_cpu.py [--lengths 512,1024,4096,16384] [--threads N] [--json FILE]
+    python tools/bench_cpu.py [--lengths 512,1024] [--threads N] [--only NAME] [--json FILE]
 
-Causal elu+1, normalised, H = 8, d = 64, B = 1, then one head, then gated and gated delta rules. All
-baselines of a row take turns in one process, hot (the same inputs again) and cold (other memory was
-read in between). The bound is 4 H d^2 T operations at the speed that MatMul of 768 x 768 had in the
-same turns. ONNX Runtime's kernel has neither map nor normaliser; the library computes both.
+Causal elu+1, normalised, H = 8, d = 64, B = 1, then one head, gated and gated delta rules, and what
+ONNX Runtime has no kernel for. All baselines of a row take turns in one process, hot (the same
+inputs again) and cold (other memory was read in between). The bound is the recurrence's operations
+(4 H d^2 T for elu+1) at the speed that MatMul of 768 x 768 had in the same turns. ONNX Runtime's
+kernel has neither map nor normaliser; the library computes both.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import measurement
 import numpy as np
@@ -33,15 +34,36 @@ COLD = np.zeros(2**24, np.float32)
 """64 MiB, read between cold calls: more than the caches of a small server hold."""
 
 
+class Measured(Protocol):
+    """One node to measure; ``domains`` have an operator for it."""
+
+    name: str
+    domains: tuple[str, ...]
+
+    def feeds(self, length: int) -> dict[str, np.ndarray]:
+        """Random inputs."""
+
+    def model(self, domain: str) -> onnx.ModelProto:
+        """One node of that domain; of linexport's its function is attached."""
+
+    def operations(self, length: int) -> float:
+        """Multiplications and additions of the recurrence."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A layer: its rule, heads and widths; ``mapped``: elu+1 and a normaliser."""
 
+    domains = ("linexport", "com.microsoft")
     name: str
     rule: str = "linear"
     heads: int = 8
     width: int = 64
     mapped: bool = False
+
+    def operations(self, length: int) -> float:
+        """Writing the state and reading it."""
+        return 4.0 * self.heads * self.width**2 * length
 
     def inputs(self) -> dict[str, int]:
         """Widths of the inputs, by name."""
@@ -91,6 +113,36 @@ class Case:
         return _model(node, {n: ["B", "T", w] for n, w in self.inputs().items()})
 
 
+@dataclass(frozen=True)
+class DeltaRule:
+    """GeneralizedDeltaRule as RWKV-7 has it."""
+
+    domains = ("linexport",)
+    name: str
+    heads: int = 8
+    width: int = 64
+
+    def operations(self, length: int) -> float:
+        """Reading the state along a and along q, and writing along b and along k."""
+        return 8.0 * self.heads * self.width**2 * length
+
+    def feeds(self, length: int) -> dict[str, np.ndarray]:
+        """Random inputs: a of norm near 1, b its opposite, decays near 0."""
+        random, shape = np.random.default_rng(0), (1, length, self.heads * self.width)
+        names = ("query", "key", "value", "decay", "a")
+        x = {n: random.standard_normal(shape, np.float32) for n in names}
+        x["a"] /= np.float32(self.width**0.5)
+        return x | {"b": -x["a"] / 2, "decay": -np.abs(x["decay"]) / 10}
+
+    def model(self, domain: str) -> onnx.ModelProto:
+        """One node with its function."""
+        names = ["query", "key", "value", "decay", "a", "b"]
+        outputs = ["output", "state"]
+        settings = {"num_heads": self.heads, "scale": 1.0}
+        node = helper.make_node("GeneralizedDeltaRule", names, outputs, domain=domain, **settings)
+        return _model(node, {n: ["B", "T", self.heads * self.width] for n in names})
+
+
 def _model(node: onnx.NodeProto, shapes: dict[str, list[Any]]) -> onnx.ModelProto:
     infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()]
     results = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in node.output]
@@ -138,19 +190,20 @@ def product(threads: int) -> tuple[Callable[[], object], float]:
     return lambda: session.run({"a": x, "b": x}), 2.0 * SIDE**3
 
 
-def row(case: Case, length: int, threads: int, torch_too: bool) -> dict[str, Any]:
+def row(case: Measured, length: int, threads: int, torch_too: bool) -> dict[str, Any]:
     """Medians of all baselines at one length, hot and cold."""
     opened = {
         "library": _opened(case.model("linexport"), threads, native=True),
-        "kernel": _opened(case.model("com.microsoft"), threads),
         "function": _opened(case.model("linexport"), threads),
     }
+    if "com.microsoft" in case.domains:
+        opened["kernel"] = _opened(case.model("com.microsoft"), threads)
     assert opened["library"].native, "the CPU library is not built: linexport plugins path cpu"
     feeds = case.feeds(length)
     calls: dict[str, Callable[[], object]] = {
         name: lambda session=session: session.run(feeds) for name, session in opened.items()
     }
-    if torch_too and case.mapped:
+    if torch_too and isinstance(case, Case) and case.mapped:
         run = compiled(case)
         calls["torch.compile"] = lambda: run(feeds)
     multiply, operations = product(threads)
@@ -158,7 +211,7 @@ def row(case: Case, length: int, threads: int, torch_too: bool) -> dict[str, Any
     settings = Settings(warmup=2, repeats=15, seconds=3.0, threads=threads, lead_in=1)
     hot = {n: float(np.median(t)) for n, t in interleaved(calls, settings).items()}
     cold = {n: float(np.median(t)) for n, t in _cold(calls).items()}
-    bound = 4.0 * case.heads * case.width**2 * length / operations * hot["product"]
+    bound = case.operations(length) / operations * hot["product"]
     ratios = {n: t / hot["library"] for n, t in hot.items() if n != "product"}
     load = os.getloadavg()[0]
     print(f"{case.name}, T = {length}: bound {bound:.2f} ms, load {load:.1f}")
@@ -198,18 +251,24 @@ def main() -> None:
     options.add_argument("--lengths", default="512,1024,4096,16384")
     options.add_argument("--threads", type=int, default=0)
     options.add_argument("--no-torch", action="store_true", help="leave torch.compile out")
+    options.add_argument("--only", default="", help="rows with this in their name")
     measurement.add_option(options)
     given = options.parse_args()
     register_schemas()
     lengths = [int(n) for n in given.lengths.split(",")]
     layer = Case("causal elu+1", mapped=True)
-    rows = [row(layer, n, given.threads, not given.no_torch) for n in lengths]
-    for case in (
+    others: tuple[Measured, ...] = (
         Case("one head, elu+1", heads=1, mapped=True),
         Case("gated", "gated"),
         Case("gated delta, 16 heads of 128", "gated_delta", heads=16, width=128),
-    ):
-        rows.append(row(case, 1024, given.threads, False))
+        DeltaRule("generalised delta rule"),
+    )
+    measured = [(layer, n) for n in lengths] + [(case, n) for case in others for n in (1, 1024)]
+    rows = [
+        row(case, length, given.threads, case is layer and not given.no_torch)
+        for case, length in measured
+        if given.only in case.name
+    ]
     measurement.write(given.json, {"rows": rows})
 
 

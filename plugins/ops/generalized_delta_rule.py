@@ -16,7 +16,7 @@ a_t = alpha_t k_t, b_t = -beta_t k_t. Expressed by this op only:
                       b_t = -k_t, and w_t * v_t as the value
 
 Packed sequences (B, T, H*d); the state is (B, H, d_k, d_v) in float32. The portable lowering goes
-token by token: right at any length, and slow at long ones.
+token by token: right at any length, and slow at long ones; the CPU library takes tiles of tokens.
 """
 
 from __future__ import annotations
@@ -309,6 +309,6 @@ OP = Op(
     states=_states,
     sizes=_sizes,
     describe=_describe,
-    slow="it is computed token by token, so long sequences are slow",
+    slow="without the CPU library it is computed token by token, so long sequences are slow",
     summary="A running state that every token decays and corrects along one direction.",
 )

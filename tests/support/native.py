@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
+from onnx import TensorProto, helper
 
 from linexport.plugins.cpu import library
+from linexport.plugins.ops.registry import all_ops, attach_functions
+from tests.support.layouts import one_op_model
 from tests.support.runtimes import Arrays
 
 
@@ -31,3 +35,38 @@ def on_library(model: onnx.ModelProto, threads: int = 1) -> Callable[[Arrays], l
     """Run a model of linexport nodes by the library."""
     opened = session(model, threads)
     return lambda arrays: opened.run(None, arrays)
+
+
+def one_node(
+    op: str,
+    shapes: Mapping[str, Sequence[int | str]],
+    outputs: Sequence[str],
+    kind: int = TensorProto.FLOAT,
+    **attributes: Any,
+) -> onnx.ModelProto:
+    """One linexport node with inputs of these shapes and these outputs, its function attached.
+
+    ``kind`` is the type of its activations. Cast nodes stand between, as NumPy has no bfloat16 to
+    feed a runtime with: graph inputs and outputs are float32.
+    """
+    schema = all_ops()[op].schema
+    wide = TensorProto.FLOAT
+    nodes, feeds, infos, names = [], [], [], []
+    for formal in schema.inputs:
+        name = formal.name if formal.name in shapes else ""
+        names.append(name)
+        if not name:
+            continue
+        type_ = TensorProto.BOOL if formal.type_str == "tensor(bool)" else wide
+        feeds.append(helper.make_tensor_value_info(name, type_, shapes[name]))
+        if formal.type_str == "T" and kind != wide:
+            names[-1] = f"{name}_cast"
+            nodes.append(helper.make_node("Cast", [name], [names[-1]], to=kind))
+            infos.append(helper.make_tensor_value_info(names[-1], kind, shapes[name]))
+    results = [f"own_{f.name}" if f.name in outputs else "" for f in schema.outputs]
+    nodes.append(helper.make_node(op, names, results, domain="linexport", **attributes))
+    nodes += [helper.make_node("Cast", [f"own_{n}"], [n], to=wide) for n in outputs]
+    ends = [helper.make_tensor_value_info(n, wide, None) for n in outputs]
+    model = one_op_model(nodes, feeds, ends, infos)
+    attach_functions(model)
+    return model

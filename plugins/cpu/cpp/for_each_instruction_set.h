@@ -1,4 +1,5 @@
-// Include the file KERNEL once for each instruction set of this architecture, in a namespace each.
+// Include the file KERNEL once for each instruction set of this architecture, in a namespace each,
+// within an unnamed one: kernels of different files may give their parts the same names.
 //
 //   #define KERNEL "attention_kernel.h"
 //   #include "for_each_instruction_set.h"
@@ -22,9 +23,11 @@
 #pragma GCC target("avx2,fma,f16c")
 #endif
 namespace linexport::avx2 {
+namespace {
 constexpr int kLanes = 8, kRows = 3, kColumns = 2;
 #include "vector.h"
 #include KERNEL
+}  // namespace
 }  // namespace linexport::avx2
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -36,9 +39,11 @@ constexpr int kLanes = 8, kRows = 3, kColumns = 2;
 #pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,f16c")
 #endif
 namespace linexport::avx512 {
+namespace {
 constexpr int kLanes = 16, kRows = 4, kColumns = 2;
 #include "vector.h"
 #include KERNEL
+}  // namespace
 }  // namespace linexport::avx512
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -47,9 +52,11 @@ constexpr int kLanes = 16, kRows = 4, kColumns = 2;
 #endif
 
 namespace linexport::base {
+namespace {
 constexpr int kLanes = 4, kRows = 3, kColumns = 2;
 #include "vector.h"
 #include KERNEL
+}  // namespace
 }  // namespace linexport::base
 
 #define DISPATCH(call)                                                         \
@@ -62,9 +69,11 @@ constexpr int kLanes = 4, kRows = 3, kColumns = 2;
 #else  // of other architectures the compiler's default: NEON is part of every 64-bit ARM
 
 namespace linexport::base {
+namespace {
 constexpr int kLanes = 4, kRows = 4, kColumns = 2;
 #include "vector.h"
 #include KERNEL
+}  // namespace
 }  // namespace linexport::base
 
 #define DISPATCH(call) linexport::base::call

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "operator.h"
+#include "division.h"
 
 #define KERNEL "linear_attention_kernel.h"
 #include "for_each_instruction_set.h"
@@ -107,35 +107,16 @@ class LinearAttention : public Kernel {
     return tensor.in<float>();
   }
 
-  // Streams are spread over the threads; where they are fewer, so are the channels of their values.
   void share(const Context& call, Attention& a) const {
-    const int64_t streams = a.streams(), panels = DISPATCH(panels(a));
-    if (streams == 0) return;
-    const int64_t work = streams * (a.keys + a.queries) * a.d_k * a.d_v;
-    const int64_t threads = work < kWorthAThread ? 1 : threads_;
-    const int64_t splits = streams >= threads ? 1 : std::min(panels, (threads + streams - 1) / streams);
-    const int64_t shares = std::min<int64_t>(streams, threads == 1 ? 1 : 4 * threads);
+    const int64_t streams = a.streams();
+    const Division division(streams, DISPATCH(panels(a)), streams * (a.keys + a.queries) * a.d_k * a.d_v, threads_);
     std::vector<float> before;  // of all streams: parts may write what others have yet to read
-    if (splits > 1 && a.past_normalizer && a.past_normalizer == a.present_normalizer) {
+    if (division.splits > 1 && a.past_normalizer && a.past_normalizer == a.present_normalizer) {
       before.assign(a.past_normalizer, a.past_normalizer + streams * a.d_k);
       a.past_normalizer = before.data();
     }
-    call.parallel(shares * splits, [&](size_t index) {
-      const int64_t share = index / splits, split = index % splits;
-      const Part part = {share * streams / shares, (share + 1) * streams / shares, split * panels / splits,
-                         (split + 1) * panels / splits};
-      DISPATCH(run(a, part, memory(DISPATCH(memory_floats(a, part)))));
-    });
+    division.run(call, [&](const Part& part) { DISPATCH(run(a, part, memory(DISPATCH(memory_floats(a, part))))); });
   }
-
-  // A thread's own, aligned, kept from call to call.
-  static float* memory(int64_t floats) {
-    static thread_local std::vector<float> kept;
-    if (static_cast<int64_t>(kept.size()) < floats + 16) kept.resize(floats + 16);
-    return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(kept.data()) + 63) & ~uintptr_t{63});
-  }
-
-  static constexpr int64_t kWorthAThread = 1 << 18;  // multiplications; a thread is woken in about 5 us
 
   Attention node_;
   int threads_;

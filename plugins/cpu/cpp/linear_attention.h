@@ -28,9 +28,4 @@ struct Attention {
   int64_t streams() const { return batch * heads; }         // states, each a sequence of its own
 };
 
-// A part of a call: some streams, and of their value channels some panels (the kernel's unit).
-struct Part {
-  int64_t first_stream, last_stream, first_panel, last_panel;
-};
-
 }  // namespace linexport

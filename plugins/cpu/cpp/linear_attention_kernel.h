@@ -15,9 +15,7 @@
 // once for R tokens: the arithmetic is that of the recurrence itself. Included per instruction set.
 
 #include "map_kernels.h"
-
-constexpr int kTokens = 8 * kRows;  // a block: what is prepared of it stays in the first cache
-constexpr int kPanel = kColumns * kLanes;
+#include "tile.h"
 
 // What tiles need of kRows tokens or fewer. Of query heads that share a state it is the first one's; the
 // others' are a block further on.
@@ -39,68 +37,6 @@ struct Group {
   }
 };
 
-// A state in memory: what is read, and where the next one is written, by rows of key channels.
-struct State {
-  const float* from;
-  float* to;
-  int64_t from_stride, to_stride;
-};
-
-// Sums or values of a tile. Loops over it are unrolled, so that it is in registers.
-template <int R>
-struct Tile {
-  Vector at[R][kColumns];
-};
-
-template <int R>
-INLINE Tile<R> nothing() {
-  Tile<R> tile;
-  UNROLL for (int r = 0; r < R; ++r) UNROLL for (int j = 0; j < kColumns; ++j) tile.at[r][j] = Vector{};
-  return tile;
-}
-
-// The sums over rows of x_r and the state.
-template <int R>
-INLINE Tile<R> read(const float* x, int64_t width, int64_t rows, const State& S) {
-  Tile<R> sums = nothing<R>();
-  const float* from = S.from;
-  for (int64_t i = 0; i < rows; ++i, from += S.from_stride) {
-    Vector row[kColumns];
-    UNROLL for (int j = 0; j < kColumns; ++j) row[j] = load(from + j * kLanes);
-    UNROLL for (int r = 0; r < R; ++r) {
-      const float factor = x[r * width + i];
-      UNROLL for (int j = 0; j < kColumns; ++j) sums.at[r][j] += factor * row[j];
-    }
-  }
-  return sums;
-}
-
-// The state with R tokens more; with kRead, in the same turn, what read() gives for it as it was.
-template <int R, bool kDecay, bool kRead>
-INLINE Tile<R> write(const Group& g, int64_t width, int64_t rows, const State& S, const Tile<R>& u) {
-  Tile<R> sums = nothing<R>();
-  const float *from = S.from, *query = g.query, *key = g.store, *decay = g.decay;
-  float* to = S.to;
-  for (int64_t i = 0; i < rows; ++i, from += S.from_stride, to += S.to_stride) {
-    Vector row[kColumns];
-    UNROLL for (int j = 0; j < kColumns; ++j) row[j] = load(from + j * kLanes);
-    if constexpr (kRead) UNROLL for (int r = 0; r < R; ++r) {
-        const float factor = query[r * width + i];
-        UNROLL for (int j = 0; j < kColumns; ++j) sums.at[r][j] += factor * row[j];
-      }
-    if constexpr (kDecay) UNROLL for (int j = 0; j < kColumns; ++j) row[j] *= decay[i];
-    UNROLL for (int r = 0; r < R; ++r) {
-      const float factor = key[r * width + i];
-      UNROLL for (int j = 0; j < kColumns; ++j) row[j] += factor * u.at[r][j];
-    }
-    UNROLL for (int j = 0; j < kColumns; ++j) store(to + j * kLanes, row[j]);
-  }
-  return sums;
-}
-
-// Tokens of the next tile: kRows, and one by one at the end.
-INLINE int64_t rows(int64_t left) { return left < kRows ? 1 : kRows; }
-
 // Where a tile's values come from and its outputs go: the first of its tokens and channels.
 struct Tokens {
   const float* value;
@@ -109,16 +45,6 @@ struct Tokens {
   int64_t value_stride, beta_stride, output_stride, head_stride;  // head_stride: to the next query head's output
   int64_t columns;                                                // channels there are, at most kPanel
 };
-
-template <int R>
-INLINE Tile<R> load_values(const float* value, int64_t stride, int64_t columns) {
-  Tile<R> u;
-  UNROLL for (int r = 0; r < R; ++r) UNROLL for (int j = 0; j < kColumns; ++j) {
-      const int64_t left = columns - j * kLanes;
-      u.at[r][j] = left > 0 ? load_first(value + r * stride + j * kLanes, left) : Vector{};
-    }
-  return u;
-}
 
 // The output of tokens: the sums so far and what the tile's own tokens add.
 template <int R>
@@ -149,7 +75,7 @@ static void tile(const Group& first, int64_t heads, int64_t width, int64_t rows,
     const Group g = first.head(h, width);
     finish<R>(g, x, x.output + h * x.head_stride, u, read<R>(g.query, width, rows, S));
   }
-  finish<R>(last, x, x.output + (heads - 1) * x.head_stride, u, write<R, kDecay, true>(last, width, rows, S, u));
+  finish<R>(last, x, x.output + (heads - 1) * x.head_stride, u, write<R, kDecay, true>(last.query, last.store, last.decay, width, rows, S, u));
 }
 
 // Memory of a thread, by places in floats: what is prepared of a block, and what each stream keeps.
@@ -293,37 +219,27 @@ struct Stream {
   int64_t index;
   float* z;  // the normaliser, and behind it the state in panels of kPanel channels
 
-  int64_t column(int64_t p) const { return p * kPanel; }
-  int64_t columns(int64_t p) const { return a.d_v - column(p) < kPanel ? a.d_v - column(p) : kPanel; }
-  float* packed(int64_t p) const { return z + at.width + p * at.rows * kPanel; }
-  const float* past() const { return a.past_state ? a.past_state + index * a.d_k * a.d_v : nullptr; }
-  float* present() const { return a.present_state ? a.present_state + index * a.d_k * a.d_v : nullptr; }
+  int64_t columns(int64_t p) const { return state().columns(p); }
+  State panel(int64_t p) const { return state().panel(p); }
 
-  // So many tokens are one tile: a whole panel is read and written where it is, in past and present state.
-  bool in_place(int64_t p) const { return (a.keys == 1 || a.keys == kRows) && a.causal && columns(p) == kPanel; }
-
-  State panel(int64_t p) const {
-    State S = {packed(p), packed(p), kPanel, kPanel};
-    if (in_place(p) && past()) S.from = past() + column(p), S.from_stride = a.d_v;
-    if (in_place(p) && present()) S.to = present() + column(p), S.to_stride = a.d_v;
-    return S;
+  StateInPanels state() const {
+    const int64_t size = a.d_k * a.d_v;
+    return {a.past_state ? a.past_state + index * size : nullptr,
+            a.present_state ? a.present_state + index * size : nullptr,
+            z + at.width,
+            at.rows,
+            a.d_v,
+            (a.keys == 1 || a.keys == kRows) && a.causal};
   }
 
   void open() const {
     std::memset(z, 0, at.width * sizeof(float));
     if (a.past_normalizer) std::memcpy(z, a.past_normalizer + index * a.d_k, a.d_k * sizeof(float));
-    for (int64_t p = part.first_panel; p < part.last_panel; ++p) {
-      if (in_place(p) && past()) continue;
-      std::memset(packed(p), 0, at.rows * kPanel * sizeof(float));
-      for (int64_t i = 0; past() && i < at.rows; ++i)
-        std::memcpy(packed(p) + i * kPanel, past() + i * a.d_v + column(p), columns(p) * sizeof(float));
-    }
+    state().open(part.first_panel, part.last_panel);
   }
 
   void close() const {
-    for (int64_t p = part.first_panel; present() && p < part.last_panel; ++p)
-      for (int64_t i = 0; !in_place(p) && i < at.rows; ++i)
-        std::memcpy(present() + i * a.d_v + column(p), packed(p) + i * kPanel, columns(p) * sizeof(float));
+    state().close(part.first_panel, part.last_panel);
     if (a.present_normalizer && part.first_panel == 0)
       std::memcpy(a.present_normalizer + index * a.d_k, z, a.d_k * sizeof(float));
   }
@@ -412,7 +328,7 @@ static void add_keys(const Stream& stream, float* memory, int64_t start, int64_t
       store(stream.z + i, load(stream.z + i) + load(keys + t * at.width + i));
   for (int64_t p = stream.part.first_panel; p < stream.part.last_panel; ++p)
     for (int64_t t = 0; t < count; t += kRows) {
-      const float* value = a.value + ((b * a.keys + start + t) * a.heads + h) * a.d_v + stream.column(p);
+      const float* value = a.value + ((b * a.keys + start + t) * a.heads + h) * a.d_v + p * kPanel;
       const int64_t left = count - t, stride = a.heads * a.d_v;
       Tile<kRows> u = nothing<kRows>();
       if (left >= kRows)
@@ -422,9 +338,7 @@ static void add_keys(const Stream& stream, float* memory, int64_t start, int64_t
           const Tile<1> one = load_values<1>(value + r * stride, stride, stream.columns(p));
           for (int j = 0; j < kColumns; ++j) u.at[r][j] = one.at[0][j];
         }
-      Group g = {};
-      g.store = keys + t * at.width;
-      write<kRows, false, false>(g, at.width, at.rows, stream.panel(p), u);
+      write<kRows, false, false>(nullptr, keys + t * at.width, nullptr, at.width, at.rows, stream.panel(p), u);
     }
 }
 
@@ -447,7 +361,7 @@ static void answer_queries(const Stream& stream, float* memory, int64_t start, i
       const Tile<kRows> sums = read<kRows>(query, at.width, at.rows, stream.panel(p));
       for (int64_t r = 0; r < count; ++r)
         for (int64_t j = 0; j < kColumns && j * kLanes < stream.columns(p); ++j)
-          store_first(a.output + ((b * a.queries + start + r) * a.output_heads() + head) * a.d_v + stream.column(p) +
+          store_first(a.output + ((b * a.queries + start + r) * a.output_heads() + head) * a.d_v + p * kPanel +
                           j * kLanes,
                       sums.at[r][j] * factor[r], stream.columns(p) - j * kLanes);
     }

@@ -1,0 +1,35 @@
+#include "division.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace linexport {
+namespace {
+
+constexpr int64_t kWorthAThread = 1 << 18;  // multiplications; a thread is woken in about 5 us
+
+}  // namespace
+
+Division::Division(int64_t streams, int64_t panels, int64_t multiplications, int threads)
+    : streams(streams), panels(panels) {
+  if (multiplications < kWorthAThread) threads = 1;
+  splits = streams >= threads || streams == 0 ? 1 : std::min(panels, (threads + streams - 1) / streams);
+  shares = std::min<int64_t>(streams, threads == 1 ? 1 : 4 * threads);
+}
+
+void Division::run(const Context& call, const std::function<void(const Part&)>& part) const {
+  if (shares == 0) return;
+  call.parallel(shares * splits, [&](size_t index) {
+    const int64_t share = index / splits, split = index % splits;
+    part({share * streams / shares, (share + 1) * streams / shares, split * panels / splits,
+          (split + 1) * panels / splits});
+  });
+}
+
+float* memory(int64_t floats) {
+  static thread_local std::vector<float> kept;
+  if (static_cast<int64_t>(kept.size()) < floats + 16) kept.resize(floats + 16);
+  return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(kept.data()) + 63) & ~uintptr_t{63});
+}
+
+}  // namespace linexport

@@ -1,0 +1,115 @@
+// States in memory and tiles in registers: kRows tokens by kColumns vectors of value channels. Included
+// per instruction set.
+
+constexpr int kTokens = 8 * kRows;  // a block: what is prepared of it stays in the first cache
+constexpr int kPanel = kColumns * kLanes;
+
+// A state in memory: what is read, and where the next one is written, by rows of key channels.
+struct State {
+  const float* from;
+  float* to;
+  int64_t from_stride, to_stride;
+};
+
+// Sums or values of a tile. Loops over it are unrolled, so that it is in registers.
+template <int R>
+struct Tile {
+  Vector at[R][kColumns];
+};
+
+template <int R>
+INLINE Tile<R> nothing() {
+  Tile<R> tile;
+  UNROLL for (int r = 0; r < R; ++r) UNROLL for (int j = 0; j < kColumns; ++j) tile.at[r][j] = Vector{};
+  return tile;
+}
+
+// The sums over rows of x_r and the state.
+template <int R>
+INLINE Tile<R> read(const float* x, int64_t width, int64_t rows, const State& S) {
+  Tile<R> sums = nothing<R>();
+  const float* from = S.from;
+  for (int64_t i = 0; i < rows; ++i, from += S.from_stride) {
+    Vector row[kColumns];
+    UNROLL for (int j = 0; j < kColumns; ++j) row[j] = load(from + j * kLanes);
+    UNROLL for (int r = 0; r < R; ++r) {
+      const float factor = x[r * width + i];
+      UNROLL for (int j = 0; j < kColumns; ++j) sums.at[r][j] += factor * row[j];
+    }
+  }
+  return sums;
+}
+
+// The state times decay, and key_r u_r^T of R tokens; with kRead, in the same turn, read() of it as it was.
+template <int R, bool kDecay, bool kRead>
+INLINE Tile<R> write(const float* query, const float* key, const float* decay, int64_t width, int64_t rows,
+                     const State& S, const Tile<R>& u) {
+  Tile<R> sums = nothing<R>();
+  const float* from = S.from;
+  float* to = S.to;
+  for (int64_t i = 0; i < rows; ++i, from += S.from_stride, to += S.to_stride) {
+    Vector row[kColumns];
+    UNROLL for (int j = 0; j < kColumns; ++j) row[j] = load(from + j * kLanes);
+    if constexpr (kRead) UNROLL for (int r = 0; r < R; ++r) {
+        const float factor = query[r * width + i];
+        UNROLL for (int j = 0; j < kColumns; ++j) sums.at[r][j] += factor * row[j];
+      }
+    if constexpr (kDecay) UNROLL for (int j = 0; j < kColumns; ++j) row[j] *= decay[i];
+    UNROLL for (int r = 0; r < R; ++r) {
+      const float factor = key[r * width + i];
+      UNROLL for (int j = 0; j < kColumns; ++j) row[j] += factor * u.at[r][j];
+    }
+    UNROLL for (int j = 0; j < kColumns; ++j) store(to + j * kLanes, row[j]);
+  }
+  return sums;
+}
+
+// Tokens of the next tile: kRows, and one by one at the end.
+INLINE int64_t rows(int64_t left) { return left < kRows ? 1 : kRows; }
+
+template <int R>
+INLINE Tile<R> load_values(const float* value, int64_t stride, int64_t columns) {
+  Tile<R> u;
+  UNROLL for (int r = 0; r < R; ++r) UNROLL for (int j = 0; j < kColumns; ++j) {
+      const int64_t left = columns - j * kLanes;
+      u.at[r][j] = left > 0 ? load_first(value + r * stride + j * kLanes, left) : Vector{};
+    }
+  return u;
+}
+
+// A state of rows x channels between calls and meanwhile: past and present by rows of all channels, either
+// may be missing, and its panels of kPanel channels packed one behind the other.
+struct StateInPanels {
+  const float* past;
+  float* present;
+  float* packed;
+  int64_t rows, channels;
+  bool one_tile;  // all tokens are one: a whole panel is read and written where it is, in past and present
+
+  int64_t column(int64_t p) const { return p * kPanel; }
+  int64_t columns(int64_t p) const { return channels - column(p) < kPanel ? channels - column(p) : kPanel; }
+  bool in_place(int64_t p) const { return one_tile && columns(p) == kPanel; }
+  float* own(int64_t p) const { return packed + p * rows * kPanel; }
+
+  State panel(int64_t p) const {
+    State S = {own(p), own(p), kPanel, kPanel};
+    if (in_place(p) && past) S.from = past + column(p), S.from_stride = channels;
+    if (in_place(p) && present) S.to = present + column(p), S.to_stride = channels;
+    return S;
+  }
+
+  void open(int64_t first, int64_t last) const {
+    for (int64_t p = first; p < last; ++p) {
+      if (in_place(p) && past) continue;
+      std::memset(own(p), 0, rows * kPanel * sizeof(float));
+      for (int64_t i = 0; past && i < rows; ++i)
+        std::memcpy(own(p) + i * kPanel, past + i * channels + column(p), columns(p) * sizeof(float));
+    }
+  }
+
+  void close(int64_t first, int64_t last) const {
+    for (int64_t p = first; present && p < last; ++p)
+      for (int64_t i = 0; !in_place(p) && i < rows; ++i)
+        std::memcpy(present + i * channels + column(p), own(p) + i * kPanel, columns(p) * sizeof(float));
+  }
+};
