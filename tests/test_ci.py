@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linexport.ci import github, junit, outcome, regression
-from linexport.ci.regression import Figures, Timing
+from linexport.ci.figures import Figures, Timing, read_figures, save_figures
 from linexport.errors import UsageError
 from tests.support import FACTORIES, ROOT
 
@@ -113,17 +113,17 @@ def test_equal_figures_are_never_a_regression(ratio: float, one: float, other: f
 
 def test_a_baseline_comes_back_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "parity.json"
-    regression.save_figures(figures(), path)
-    assert regression.read_figures(path) == figures()
+    save_figures(figures(), path)
+    assert read_figures(path) == figures()
     path.write_text(json.dumps({**json.loads(path.read_text()), "memory": "much"}))
     with pytest.raises(UsageError, match="not a baseline: memory"):
-        regression.read_figures(path)
+        read_figures(path)
     for text, message in (("{", "not a baseline"), ("{}", "format None"), ("[]", "not a baseline")):
         path.write_text(text)
         with pytest.raises(UsageError, match=message):
-            regression.read_figures(path)
+            read_figures(path)
     with pytest.raises(UsageError, match="--write-baseline"):
-        regression.read_figures(tmp_path / "absent")
+        read_figures(tmp_path / "absent")
     assert regression.parse_percent("12.5%") == 0.125
     for text in ("x", "-1%", "nan", "inf"):
         with pytest.raises(UsageError, match="expected a percentage"):
@@ -137,8 +137,8 @@ def test_validate_beside_a_baseline(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("linexport.ci.regression.peak_megabytes", lambda *a: (50.0, None))
-    monkeypatch.setattr("linexport.ci.regression.CALLS", 5)
+    monkeypatch.setattr("linexport.ci.meter.peak_megabytes", lambda *a: (50.0, None))
+    monkeypatch.setattr("linexport.ci.meter.CALLS", 5)
     monkeypatch.setattr("linexport.ci.regression.MORE", 5)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     source = ("--source", factories.source("small"), "--threads", 1)
@@ -153,7 +153,7 @@ def test_validate_beside_a_baseline(
     assert ElementTree.parse(tmp_path / "report.xml").find("testsuite").get("failures") == "0"
     found = json.loads(path.read_text())
     assert set(found["latency"]) == {"prefill 512", "decode"} and found["memory"] == 50.0
-    monkeypatch.setattr("linexport.ci.regression.peak_megabytes", lambda *a: (80.0, None))
+    monkeypatch.setattr("linexport.ci.meter.peak_megabytes", lambda *a: (80.0, None))
     worse = cli("validate", artifact, *source, "--baseline", path, "--fail-on-regression", "900%")
     assert worse.code == 0, worse.err
     worse = cli("validate", artifact, *source, "--baseline", path, "--fail-on-regression", "50%")

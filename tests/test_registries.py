@@ -10,7 +10,7 @@ import pytest
 
 from linexport import patches, targets
 from linexport.errors import EnvironmentProblemError
-from linexport.models.feature_maps import base
+from linexport.models.feature_maps import registry as map_registry
 from linexport.passes import registry
 
 OBJECTS = """
@@ -56,7 +56,7 @@ def __getattr__(name):
         (
             "feature_maps",
             "again = sample_additions:Map",
-            base._load_all,
+            map_registry._load_all,
             "defines a feature map 'relu', and so does linexport.models.feature_maps.relu.Relu",
         ),
         ("passes", "gone = sample_additions:GONE", registry.all_passes, "cannot be loaded"),

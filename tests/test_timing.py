@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from linexport.conversion import revalidate
 from linexport.manifest.measured import RUNNERS
 from linexport.timing import baselines
+from linexport.timing.admission import Admission
 from linexport.timing.baselines import Bench
 from linexport.timing.latency import Settings, interleaved, latency_table, measure
 from linexport.timing.peak_memory import peak_megabytes
@@ -117,8 +117,8 @@ def test_a_slow_original_is_not_waited_for_at_longer_lengths(
     """The plain export is then compared with the artifact."""
     runner = bench("small")
     runner.export_plainly()
-    runner.settings = replace(QUICK, longest=2.0)
-    runner.pace["pytorch"] = (8, 1.0)
+    runner.admission = Admission(longest=2.0)
+    runner.admission.slowest["pytorch"] = (8, 1.0)
     short, long = runner.latency((8, 33))
     assert short.pytorch_ms > 0 and long.pytorch_ms is None
     assert "not waited for: it took 1.0 s at 8 tokens, so 4 s" in long.reasons["pytorch"]
@@ -133,7 +133,7 @@ def test_a_slow_plain_export_is_not_waited_for_at_longer_lengths(
 ) -> None:
     runner = bench("small")
     runner.export_plainly()
-    runner.settings = replace(QUICK, longest=0.0)
+    runner.admission = Admission(longest=0.0)
     short, long = runner.latency((8, 33))
     assert short.plain_export_ms > 0 and long.plain_export_ms is None
     assert "; 0 s are allowed" in long.reasons["plain_export"]

@@ -10,7 +10,7 @@ steps follow each other.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 
 from linexport.artifact.call_inputs import Arrays, Input, check_finite, count_rows
-from linexport.artifact.finite import non_finite_rows
 from linexport.artifact.language_interface import language_interface
+from linexport.artifact.lost_rows import begun_again, blanked, lost_rows
 from linexport.artifact.model import Model
 from linexport.artifact.past_steps import PastSteps
 from linexport.artifact.state import StreamState
 from linexport.errors import NonFiniteError, UsageError
-from linexport.graph.states import LENGTH
 
 MOST_PENDING = 16
 """Tokens that may wait for the next step to be computed again; more would make it longer."""
@@ -106,13 +105,15 @@ class Stream:
         outputs, after = model.call(feeds, before)
         if waited:
             outputs = model.token_axis.cut(outputs, waited)
-        lost = self._lost(before, after) if self._finite else {}
+        lost = self._lost_rows(before, after) if self._finite else {}
         newly = frozenset(row for rows in lost.values() for row in rows) - self._stopped
         stopped = self._stopped | newly
         if lost:
-            after = self._begun(after, {row for rows in lost.values() for row in rows})
+            after = begun_again(
+                model.states, after, {row for rows in lost.values() for row in rows}
+            )
         if stopped:
-            outputs = {n: _blank(values, stopped, batch) for n, values in outputs.items()}
+            outputs = {n: blanked(values, stopped, batch) for n, values in outputs.items()}
         self._state, self._stopped, self._pending = after, stopped, None
         if stopped or not history:
             self._past.clear()
@@ -223,7 +224,7 @@ class Stream:
                     f"The state {shared[0]} is one of all rows together, so that one row cannot "
                     "begin anew. Call reset() for all, or use a stream for each."
                 )
-            self._state = self._begun(self._state, chosen)
+            self._state = begun_again(self._model.states, self._state, chosen)
             self._stopped -= {*chosen}
             self._past.clear()
 
@@ -275,40 +276,10 @@ class Stream:
         self._state, self._stopped, self._pending = state, frozenset(), None
         self._past.clear()
 
-    def _lost(self, before: Arrays, after: Arrays) -> dict[str, list[int]]:
-        """Find the rows with NaN or infinity of each state that has any.
-
-        Of a state that grows only what was added is looked at: the rest was, when it was added.
-        """
-        found = {}
-        for name, state in self._model.states.items():
-            values, axis = after[name], state.growing_axis
-            if axis is not None:
-                values = np.moveaxis(values, axis, 0)[before[name].shape[axis] :]
-                values = np.moveaxis(values, 0, axis)
-            rows = non_finite_rows(values)
-            if len(rows):
-                found[name] = rows.tolist()
-        return found
-
-    def _begun(self, arrays: Arrays, rows: Collection[int]) -> Arrays:
-        """Copy states with these rows as at the beginning; what they grew by becomes padding."""
-        changed = {name: values.copy() for name, values in arrays.items()}
-        for name, state in self._model.states.items():
-            if name != LENGTH[0]:
-                changed[name][sorted(rows)] = (
-                    0 if state.growing_axis is not None else state.initial_value
-                )
-        return changed
-
-
-def _blank(values: np.ndarray, rows: Collection[int], batch: int) -> np.ndarray:
-    """Copy an output with NaN in rows that are stopped, where its type has that."""
-    if values.dtype.kind != "f" or not values.ndim or values.shape[0] != batch:
-        return values
-    values = values.copy()
-    values[sorted(rows)] = np.nan
-    return values
+    def _lost_rows(self, before: Arrays, after: Arrays) -> dict[str, list[int]]:
+        axes = {name: s.growing_axis for name, s in self._model.states.items()}
+        held = {n: before[n].shape[axis] for n, axis in axes.items() if axis is not None}
+        return lost_rows(self._model.states, after, held)
 
 
 def _resume(model: Model, finite: bool, state: StreamState, history: int) -> Stream:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from linexport.artifact import write
 from linexport.ci import github, junit, outcome, regression
-from linexport.ci.regression import Change, Figures, Meter
+from linexport.ci.figures import Figures, read_figures, save_figures
+from linexport.ci.meter import Meter
+from linexport.ci.regression import Change
 from linexport.conversion.revalidate import check_again, reopen
 from linexport.errors import UsageError
 from linexport.manifest import Manifest
@@ -65,7 +67,7 @@ def validate_and_report(
     Raises:
         UsageError: see ``linexport.validate``; or a baseline that cannot be read or written.
     """
-    before = regression.read_figures(files.baseline) if files.baseline else None
+    before = read_figures(files.baseline) if files.baseline else None
     watch = Stopwatch(progress)
     manifest, tested = reopen(artifact, source, threads, trust_remote_code, watch)
     manifest = check_again(manifest, tested, artifact, seed, threads, data, watch)
@@ -94,7 +96,7 @@ def _beside(before: Figures | None, place: Path | None, limit: float, meter: Met
     after = meter.figures(created)
     changes = [] if before is None else regression.compare_figures(before, after, meter, limit)
     if place is not None:
-        regression.save_figures(after, place)
+        save_figures(after, place)
     return changes
 
 

@@ -76,12 +76,13 @@ def main() -> None:
 
 def _convert(source: str, given: dict[str, Any], folder: Path, told: _Told) -> None:
     # Imported here: namespaces want a process with one thread.
-    from linexport.conversion import pipeline
     from linexport.conversion.add_records import write_reports
+    from linexport.conversion.pipeline import job_of
+    from linexport.conversion.run import run
     from linexport.manifest import ConvertOptions
 
-    job = pipeline.job_of(source, Path(given.pop("output")), ConvertOptions(**given), folder, told)
-    write_reports(folder, pipeline.run(job))
+    job = job_of(source, Path(given.pop("output")), ConvertOptions(**given), folder, told)
+    write_reports(folder, run(job))
 
 
 def _out_of_memory(error: BaseException | None) -> bool:

@@ -6,54 +6,33 @@ came from such a layout, which is usual, no node is needed for either.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import onnx_graphsurgeon as gs
-from onnx import helper, numpy_helper
+from onnx import helper
 
-from linexport.plugins.ops import feature_map, linear_attention
-from linexport.plugins.ops.body import Body
-from linexport.plugins.ops.feature_map import formulas
+from linexport.plugins.ops import linear_attention
 from linexport.plugins.ops.linear_attention import INPUTS
 from linexport.plugins.ops.op import DOMAIN
 from linexport.recognise import decay, functions
 from linexport.recognise.axes import Index, size_of
 from linexport.recognise.exact import LARGEST
-from linexport.recognise.feature_maps import Mapped
-from linexport.recognise.head_layout import axis_size, head_layout
-from linexport.recognise.nodes import Nodes, element_type, written_size
-from linexport.recognise.roles import NotAttentionError, Roles
-from linexport.recognise.terms import BOOLEAN, IDENTITY, Form, Leaf
+from linexport.recognise.factors import Factors
+from linexport.recognise.head_layout import axis_size
+from linexport.recognise.nodes import element_type, written_size
+from linexport.recognise.roles import NotAttentionError
+from linexport.recognise.terms import IDENTITY, Leaf
 
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-class Writer(Nodes):
+class Writer(Factors):
     """Writes the nodes that take the place of a match.
 
     Attributes:
-        nodes: those written.
         result: the last value; it equals the root.
-        maps: the kinds of the feature maps of query and key.
     """
-
-    def __init__(
-        self, root: gs.Tensor, form: Form, roles: Roles, mapped: Mapped | None = None
-    ) -> None:
-        super().__init__(root.name, roles.leaves)
-        self.root, self.form, self.roles, self.mapped = root, form, roles, mapped
-        self.layout = head_layout(roles)
-        self.maps: dict[str, str | None] = {}
-        self.parameters = [
-            gs.Constant(self.name("parameter"), p) for p in (mapped.parameters if mapped else ())
-        ]
-
-    @property
-    def applies_map(self) -> bool:
-        """Return whether the fused node applies the map itself."""
-        return self.mapped is not None and formulas(self.mapped.kind).kappa is not None
 
     @property
     def map_proven_to(self) -> float | None:
@@ -70,8 +49,8 @@ class Writer(Nodes):
         """
         roles, order = self.roles, self.layout
         dtype = self._dtype()
-        query = self._packed("query", roles.query, order.query, roles.channels, dtype)
-        key = self._packed("key", roles.key, order.key, roles.channels, dtype)
+        query = self.packed("query", roles.query, order.query, roles.channels, dtype)
+        key = self.packed("key", roles.key, order.key, roles.channels, dtype)
         value = self._value(dtype)
         inputs = [query, key, value]
         if roles.decay is not None or roles.mask is not None:
@@ -127,126 +106,10 @@ class Writer(Nodes):
     def _value(self, dtype: np.dtype[np.generic]) -> gs.Variable:
         roles, order = self.roles, self.layout
         if roles.value:
-            return self._packed("value", roles.value, order.value, roles.widths, dtype)
+            return self.packed("value", roles.value, order.value, roles.widths, dtype)
         # sum_s q . k_s is attention whose values are all one, of width 1.
         ones = np.ones((1, 1, axis_size(order.value)), dtype)
         return self._everywhere(ones, order.value, roles.key_position)
-
-    def _packed(
-        self,
-        role: str,
-        leaves: Sequence[Leaf],
-        heads: Index,
-        width: Index,
-        dtype: np.dtype[np.generic],
-    ) -> gs.Variable:
-        """The product of some factors as (B, T, heads * width), in a dtype."""
-        time = self.roles.query_position if role == "query" else self.roles.key_position
-        groups = (self.roles.batch, time, (*heads, *width))
-        if len(leaves) == 1:
-            return self._applied(role, self.grouped(leaves[0], groups), leaves[0], heads, dtype)
-        return self._product(leaves, groups, heads, dtype)
-
-    def _product(
-        self,
-        leaves: Sequence[Leaf],
-        groups: tuple[Index, ...],
-        heads: Index,
-        dtype: np.dtype[np.generic],
-    ) -> gs.Variable:
-        """Return the product of several factors, with the dims of the groups."""
-        axes = [(a,) for group in groups for a in group]
-        product: gs.Variable | None = None
-        for leaf in leaves:
-            split = self.ordered(leaf, axes)
-            factor = self._applied("", split, leaf, heads, dtype)
-            product = (
-                factor
-                if product is None
-                else self.add("Mul", [product, factor], dtype, shape=_wider(product, factor))
-            )
-        assert product is not None
-        present = set().union(*(f.axes for f in leaves))
-        return self.merged(product, axes, groups, present)
-
-    def _applied(
-        self,
-        role: str,
-        x: gs.Tensor,
-        leaf: Leaf,
-        heads: Index,
-        dtype: np.dtype[np.generic],
-    ) -> gs.Variable:
-        """A leaf's function on the packed tensor: a FeatureMap node where there is such a map."""
-        if self.mapped is not None and role in ("query", "key"):
-            return self._several(role, x, leaf, self.mapped, heads, dtype)
-        kind = functions.kind_of(leaf.function) if role in ("query", "key") else None
-        if role in ("query", "key"):
-            self.maps[role] = kind
-        if kind is not None:
-            x = self.cast(x, dtype)
-            attributes = {"kind": kind, "num_heads": axis_size(heads), "side": role}
-            name = f"{self.root.name}/{role}/FeatureMap"
-            return self.add(
-                feature_map.OP.name, [x], dtype, shape=x.shape, attrs=attributes, name=name
-            )
-        if leaf.function != IDENTITY:
-            x = self._function(x, leaf, dtype)
-        return self.cast(x, dtype)
-
-    def _several(
-        self,
-        role: str,
-        x: gs.Tensor,
-        leaf: Leaf,
-        mapped: Mapped,
-        heads: Index,
-        dtype: np.dtype[np.generic],
-    ) -> gs.Variable:
-        """A map of several components on the packed tensor.
-
-        Where its kernel is a function of q . k, the fused node applies it: it computes products of
-        features from the scores, whose sums do not cancel, and needs features for its state only.
-        """
-        self.maps[role], count = mapped.kind, axis_size(heads)
-        if leaf.function != IDENTITY:
-            x = self._function(x, leaf, dtype)
-        x = self.cast(x, dtype)
-        if mapped.scales[role] != 1.0:
-            factor = gs.Constant(self.name("factor"), np.asarray(mapped.scales[role], dtype))
-            x = self.add("Mul", [x, factor], dtype, shape=x.shape)
-        if self.applies_map:
-            return x
-        attributes = {"kind": mapped.kind, "num_heads": count, "side": role}
-        shape = [*x.shape[:2], count * mapped.features]
-        name = f"{self.root.name}/{role}/FeatureMap"
-        inputs = [x, *self.parameters]
-        return self.add(
-            feature_map.OP.name, inputs, dtype, shape=shape, attrs=attributes, name=name
-        )
-
-    def _function(self, x: gs.Tensor, leaf: Leaf, dtype: np.dtype[np.generic]) -> gs.Variable:
-        b = Body()
-        functions.write(b, leaf.function, "x")
-        named: dict[str, gs.Tensor] = {"x": x, "": gs.Variable.empty()}
-        result: gs.Variable | None = None
-        for proto in b.nodes:
-            inputs = [named[n] for n in proto.input]
-            attributes = {a.name: helper.get_attribute_value(a) for a in proto.attribute}
-            if proto.op_type == "Constant":
-                array = numpy_helper.to_array(attributes["value"])
-                named[proto.output[0]] = gs.Constant(self.name("constant"), array)
-                continue
-            to = attributes.get("to")
-            kind = helper.tensor_dtype_to_np_dtype(to) if to else _kind(inputs, dtype)
-            if proto.op_type in BOOLEAN:
-                kind = np.dtype(bool)
-            result = self.add(
-                proto.op_type, inputs, np.dtype(kind), shape=x.shape, attrs=attributes
-            )
-            named[proto.output[0]] = result
-        assert result is not None
-        return result
 
     def _everywhere(self, row: np.ndarray, heads: Index, time: Index) -> gs.Variable:
         """Numbers of the heads, (1, 1, heads), repeated for every token."""
@@ -262,7 +125,7 @@ class Writer(Nodes):
         x = self.grouped(leaf, (self.roles.batch, self.roles.key_position))
         if not leaf.truth or leaf.truth == IDENTITY:
             return x
-        return self._function(x, replace(leaf, function=leaf.truth), np.dtype(bool))
+        return self.function(x, replace(leaf, function=leaf.truth), np.dtype(bool))
 
     def _decay(self, dtype: np.dtype[np.generic]) -> gs.Variable:
         """(B, T, heads) or (B, T, heads * channels)."""
@@ -272,7 +135,7 @@ class Writer(Nodes):
             row = np.full((1, 1, axis_size(heads)), found.coefficient, dtype)
             return self._everywhere(row, heads, self.roles.query_position)
         groups = (self.roles.batch, found.time, (*heads, *found.width))
-        x = self._applied("", self.grouped(found.leaf, groups), found.leaf, heads, dtype)
+        x = self.applied("", self.grouped(found.leaf, groups), found.leaf, heads, dtype)
         if found.coefficient == 1.0:
             return x
         factor = gs.Constant(self.name("factor"), np.asarray(found.coefficient, dtype))
@@ -299,7 +162,7 @@ class Writer(Nodes):
         if not self.roles.weights:
             return output
         leaves = (Leaf(output, packed), *self.roles.weights)
-        return self._product(leaves, packed, self.layout.output, np.dtype(output.dtype))
+        return self.product_of(leaves, packed, self.layout.output, np.dtype(output.dtype))
 
     def _restore(self, output: gs.Variable) -> None:
         """The result: the packed output in the dims and the dtype of the root."""
@@ -309,14 +172,3 @@ class Writer(Nodes):
         result = self.grouped(leaf, self.form.dims)
         dtype = np.dtype(self.root.dtype or output.dtype)
         self.result = self.cast(result, dtype)
-
-
-def _kind(inputs: Sequence[gs.Tensor], default: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    kinds = [np.dtype(t.dtype) for t in inputs if not t.is_empty() and t.dtype is not None]
-    floats = [k for k in kinds if k != np.dtype(bool)]
-    return floats[0] if floats else default
-
-
-def _wider(a: gs.Variable, b: gs.Variable) -> list[int | str]:
-    assert a.shape is not None and b.shape is not None
-    return [y if x == 1 else x for x, y in zip(a.shape, b.shape, strict=True)]

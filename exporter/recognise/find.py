@@ -7,41 +7,25 @@ its reshapes and its normaliser, unless something else reads one on the way.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.manifest.matches import MatchRecord, ProofRecord
-from linexport.recognise import feature_maps, functions, polynomial, rules, softmax
-from linexport.recognise.axes import size_of
+from linexport.manifest.matches import MatchRecord
+from linexport.recognise import feature_maps, polynomial, rules, softmax
+from linexport.recognise.candidate import match_record, rewrite_candidate
 from linexport.recognise.emit import Writer
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.findings import Findings, RejectedMatch, UnmatchedCandidate
-from linexport.recognise.prove import ProofFailedError, RewriteCandidate, prove
-from linexport.recognise.roles import NotAttentionError, Roles, read_roles
-from linexport.recognise.terms import IDENTITY, Form, Leaf
+from linexport.recognise.prove import ProofFailedError, prove
+from linexport.recognise.read_roles import read_roles
+from linexport.recognise.region import Root, dead_nodes, reads
+from linexport.recognise.roles import NotAttentionError, Roles
 
 rules.load()
 
 LAYOUT = {"Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 """Operators that move values."""
-
-
-@dataclass(frozen=True)
-class Root:
-    """A value that is an attention.
-
-    Attributes:
-        region: the nodes that compute it from what the roles read, in graph order.
-        mapped: the map that its scores are the kernel of, if they are.
-    """
-
-    tensor: gs.Variable
-    form: Form
-    roles: Roles
-    region: tuple[gs.Node, ...]
-    mapped: feature_maps.Mapped | None = None
 
 
 class Search:
@@ -201,14 +185,14 @@ class Search:
         """Put the fused node in place, or say why it is not."""
         try:
             fused = writer.write()
-            proof = prove(self._candidate(root, writer))
+            proof = prove(rewrite_candidate(self.evaluator, self.imports, root, writer))
         except (NotAttentionError, ProofFailedError) as error:
             _withdraw(writer)
             return error
         self.covered |= {t.name for n in root.region for t in n.outputs}
         self._swap(root, writer)
-        replaced = tuple(n.name for n in _dead(root.region, self.outputs))
-        self.matches.append(_match(root, fused, writer, replaced, proof))
+        replaced = tuple(n.name for n in dead_nodes(root.region, self.outputs))
+        self.matches.append(match_record(root, fused, writer, replaced, proof))
         return None
 
     def _swap(self, root: Root, writer: Writer) -> None:
@@ -221,45 +205,6 @@ class Search:
             last = result.inputs[0]
             last.outputs = [root.tensor if o is result else o for o in last.outputs]
         self.graph.nodes += writer.nodes
-
-    def _candidate(self, root: Root, writer: Writer) -> RewriteCandidate:
-        roles, values = root.roles, self.evaluator.values
-        inputs = _inputs(root.region, writer.nodes)
-        known = {t.name: values.numbers(t) for t in inputs}
-        bare = [f for f in (*roles.query, *roles.key) if functions.keeps_sign(f.function)]
-        bare = [] if writer.mapped else bare  # a map sees to the sign
-        decays = roles.decay.of(Leaf) if roles.decay else []
-        down = [f for f in decays if f.function == IDENTITY]
-        rising = roles.decay is not None and roles.decay.coefficient < 0
-        sized = [(t, self.evaluator.sizes(t)) for t in inputs]
-        unknown = [t.name for t, sizes in sized if sizes is None or t.dtype is None]
-        if unknown:
-            raise ProofFailedError(f"the type of {unknown[0]} is not known")
-        names = frozenset(f.tensor.name for f in bare) if roles.normalize else frozenset()
-        falling = frozenset(f.tensor.name for f in down)
-        return RewriteCandidate(
-            [(t, sizes) for t, sizes in sized if sizes is not None],
-            {n: v for n, v in known.items() if v is not None},
-            names | falling if rising else names,
-            frozenset() if rising else falling,
-            _channels(roles) if writer.applies_map or len(roles.query) > 1 else {},
-            (root.region, root.tensor),
-            (writer.nodes, writer.result),
-            size_of(roles.query_position),
-            _coarsest(root.region),
-            self.imports,
-        )
-
-
-def _channels(roles: Roles) -> dict[str, tuple[int, int]]:
-    """The dim of channels of every query and key, by name, and 0 for queries, 1 for keys."""
-    return {
-        leaf.tensor.name: (place, side)
-        for side, leaves in enumerate((roles.query, roles.key))
-        for leaf in leaves
-        for place, index in enumerate(leaf.dims)
-        if set(index) & set(roles.channels)
-    }
 
 
 def _check_quotient(tensor: gs.Tensor, roles: Roles) -> None:
@@ -292,71 +237,8 @@ def _reads(evaluator: Evaluator, tensor: gs.Tensor) -> bool:
         return False
 
 
-def reads(node: gs.Node) -> list[gs.Tensor]:
-    """Inputs of a node, and what its bodies take from around them."""
-    found = [t for t in node.inputs if not t.is_empty()]
-    for body in node.attrs.values():
-        if isinstance(body, gs.Graph):
-            made = {t.name for t in body.inputs} | {o.name for n in body.nodes for o in n.outputs}
-            found += [t for n in body.nodes for t in reads(n) if t.name not in made]
-    return found
-
-
-def _inputs(*sides: Sequence[gs.Node]) -> list[gs.Variable]:
-    """Return the tensors that the nodes of several sides read and do not make."""
-    found: dict[str, gs.Variable] = {}
-    for nodes in sides:
-        made = {o.name for n in nodes for o in n.outputs}
-        for node in nodes:
-            for tensor in reads(node):
-                if isinstance(tensor, gs.Variable) and tensor.name not in made:
-                    found[tensor.name] = tensor
-    return list(found.values())
-
-
-def _coarsest(region: Sequence[gs.Node]) -> str:
-    kinds = {np.dtype(o.dtype).name for n in region for o in n.outputs if o.dtype is not None}
-    return next((k for k in ("bfloat16", "float16") if k in kinds), "float32")
-
-
 def _withdraw(writer: Writer) -> None:
     """Detach nodes that were written from the graph, whose tensors list their consumers."""
     for node in writer.nodes:
         node.inputs.clear()
         node.outputs.clear()
-
-
-def _dead(region: Sequence[gs.Node], kept: set[int]) -> list[gs.Node]:
-    """Nodes of a region that nothing reads any more."""
-    dead: dict[int, gs.Node] = {}
-    for node in reversed(region):
-        consumers = [r for o in node.outputs for r in o.outputs]
-        if all(id(r) in dead for r in consumers) and not any(id(o) in kept for o in node.outputs):
-            dead[id(node)] = node
-    return [n for n in region if id(n) in dead]
-
-
-def _match(
-    root: Root, fused: gs.Node, writer: Writer, replaced: tuple[str, ...], proof: ProofRecord
-) -> MatchRecord:
-    roles, attributes = root.roles, fused.attrs
-    return MatchRecord(
-        where=root.tensor.name,
-        update_rule=str(attributes["update_rule"]),
-        causal=roles.causal,
-        normalize=roles.normalize,
-        scale=roles.scale,
-        eps=roles.eps,
-        q_num_heads=int(attributes["q_num_heads"]),
-        kv_num_heads=int(attributes["kv_num_heads"]),
-        key_heads=size_of(writer.layout.key).known or 1,
-        d_k=size_of(roles.channels).known or 1,
-        d_v=size_of(roles.widths).known or 1,
-        query_map=writer.maps.get("query"),
-        key_map=writer.maps.get("key"),
-        map_proven_to=writer.map_proven_to,
-        masked=roles.mask is not None,
-        replaced=replaced,
-        added=tuple(n.name for n in writer.nodes),
-        proof=proof,
-    )

@@ -20,11 +20,12 @@ import onnx_graphsurgeon as gs
 
 from linexport.models import feature_maps
 from linexport.models.feature_maps import polynomial
-from linexport.recognise import functions, roles
+from linexport.recognise import functions
 from linexport.recognise.axes import Axis, size_of
 from linexport.recognise.exact import LARGEST
 from linexport.recognise.feature_maps import Mapped
 from linexport.recognise.joining import match
+from linexport.recognise.read_roles import read_roles
 from linexport.recognise.roles import NotAttentionError, Roles
 from linexport.recognise.terms import Count, Factor, Form, Leaf, Nested, Term
 
@@ -86,7 +87,7 @@ def _linear(
     """The first power of the scores, which some term has, or a power of it, and its roles."""
     for term in (_first_power(term, form.axes) for term in terms):
         try:
-            found = roles.read_roles(replace(form, terms=(term,)), is_weight)
+            found = read_roles(replace(form, terms=(term,)), is_weight)
         except NotAttentionError:
             continue
         if found and len(found.query) == len(found.key) == len(found.channels) == 1:

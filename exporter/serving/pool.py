@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from linexport.artifact.call_inputs import Arrays
-from linexport.artifact.finite import non_finite_rows
+from linexport.artifact.lost_rows import lost_rows
 from linexport.artifact.runtime import Artifact
 from linexport.artifact.state import StreamState
 from linexport.errors import (
@@ -221,14 +221,13 @@ class Pool:
         return found
 
     def _lost(self, after: Arrays, tokens: int) -> dict[int, list[str]]:
-        """Find NaN and infinity in states, by row; of one that grows, in what was added."""
+        """Name the states with NaN or infinity of each row that has any."""
+        axes = {name: s.growing_axis for name, s in self.model.states.items()}
+        held = {n: after[n].shape[axis] - tokens for n, axis in axes.items() if axis is not None}
         found = defaultdict(list)
-        for name, state in self.model.states.items():
-            axis, values = state.growing_axis, after[name]
-            if axis is not None:
-                values = values[(slice(None),) * axis + (slice(-tokens, None),)]
-            for row in non_finite_rows(values):
-                found[int(row)].append(name)
+        for name, rows in lost_rows(self.model.states, after, held).items():
+            for row in rows:
+                found[row].append(name)
         return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,11 @@ from linexport.loaders.memory_map import memory_map_weights, unmap_weights
 from linexport.manifest.measured import DecodeRecord, LatencyRow, MemoryRow
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.check import ModelUnderTest
-from linexport.parity.compare import compare_arrays
 from linexport.parity.reference import feeds
-from linexport.parity.tolerances import TOLERANCES
 from linexport.system import memory
 from linexport.targets import Session
 from linexport.targets.base import OrtSession
+from linexport.timing.admission import Admission, if_equal
 from linexport.timing.latency import Call, Called, Settings, latency_table, measure
 from linexport.timing.peak_memory import peak_megabytes
 from linexport.trace.messages import innermost
@@ -58,8 +57,10 @@ class Bench:
     plain_path: Path | None = None
     plain_nodes: int | None = None
     notes: list[str] = field(default_factory=list)
-    pace: dict[str, tuple[int, float]] = field(default_factory=dict)
     moved: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.admission = Admission(self.settings.longest)
 
     def export_plainly(self, program: torch.export.ExportedProgram | None = None) -> None:
         """Make the plain export; what stops it becomes the reason of its empty columns."""
@@ -150,7 +151,8 @@ class Bench:
             state = self.state(sizes)
             np.savez(full, allow_pickle=False, **fed, **state)
             files[name] = (plain, full)
-        moved = self.moved.get(self._tokens({sequence: length} if sequence else {}))
+        tokens = self._tokens({sequence: length} if sequence else {})
+        moved = self.moved.get(tokens)
         peaks: dict[str, float | None] = {}
         reasons: dict[str, str] = {}
         location = self.tested.loaded.source.location
@@ -160,9 +162,7 @@ class Bench:
             "pytorch": ("pytorch", location, 0, ""),
         }
         for name, (kind, path, which, target) in sessions.items():
-            reason = self.reasons.get(name) or self._too_slow(
-                name, {sequence: length} if sequence else {}
-            )
+            reason = self.reasons.get(name) or self.admission.too_slow(name, tokens)
             peak = None
             if reason is None:
                 peak, reason = peak_megabytes(
@@ -237,7 +237,9 @@ class Bench:
 
     def _calls(self, sizes: Mapping[str, int]) -> dict[str, Call | None]:
         tested, session, plain = self.tested, self.opened(), self.plain
-        (memory_map_weights if self._too_slow("pytorch", sizes) else unmap_weights)(tested.loaded)
+        tokens, admission = self._tokens(sizes), self.admission
+        slow = admission.too_slow("pytorch", tokens)
+        (memory_map_weights if slow else unmap_weights)(tested.loaded)
         (args, kwargs), fed = self._inputs(sizes)
         state = self.state(sizes)
         names = [i.name for i in plain.inner.get_inputs()] if plain else []
@@ -256,11 +258,11 @@ class Bench:
 
         ours = Called(artifact)
         moved = sum(a.nbytes for a in [*fed.values(), *ours.outcome.values()])
-        self.moved[self._tokens(sizes)] = round(moved / 2**20, 3)
-        plain_call = self._once("plain_export", plainly, sizes) if plain else None
+        self.moved[tokens] = round(moved / 2**20, 3)
+        plain_call = admission.once("plain_export", plainly, tokens) if plain else None
         if tested.loaded.graph is not None:  # the plain export is the original
             return {"artifact": ours, "plain_export": plain_call}
-        original = self._once("pytorch", eager, sizes)
+        original = admission.once("pytorch", eager, tokens)
         if isinstance(original, Called):
             leaves = pytree.tree_leaves(original.take())
             expected = [x.numpy() for x in leaves if isinstance(x, torch.Tensor)]
@@ -268,60 +270,12 @@ class Bench:
             # It was not waited for: the artifact, which is proven, stands in for it.
             expected = [ours.outcome[name] for name in tested.output_names]
         if isinstance(plain_call, Called):
-            plain_call = _if_equal(plain_call, expected)
+            plain_call = if_equal(plain_call, expected)
         return {"artifact": ours, "plain_export": plain_call, "pytorch": original}
-
-    def _once(self, name: str, call: Call, sizes: Mapping[str, int]) -> Call:
-        """A baseline, called once, or a call that raises the reason why it is not called."""
-        reason = self._too_slow(name, sizes)
-        if reason is not None:
-            return _refusing(reason)
-        try:
-            called = Called(call)
-        except Exception as raised:
-            return _refusing(f"it fails at this size: {innermost(raised)[:200]}")
-        self.pace[name] = max(self.pace.get(name, (1, 0.0)), (self._tokens(sizes), called.seconds))
-        return called
-
-    def _too_slow(self, name: str, sizes: Mapping[str, int]) -> str | None:
-        """Why a baseline is not waited for, judged by its longest run so far."""
-        tokens, seconds = self.pace.get(name, (1, 0.0))
-        wanted = seconds * self._tokens(sizes) / tokens
-        if wanted <= self.settings.longest or self._tokens(sizes) <= tokens:
-            return None
-        return (
-            f"not waited for: it took {seconds:.1f} s at {tokens} tokens, so {wanted:.0f} s or "
-            f"more; {self.settings.longest:g} s are allowed"
-        )
 
     def _tokens(self, sizes: Mapping[str, int]) -> int:
         """Values along the dynamic dimensions."""
         return math.prod(self._sizes(sizes).values())
-
-
-def _refusing(reason: str) -> Call:
-    def refuse() -> object:
-        raise RuntimeError(reason)
-
-    return refuse
-
-
-def _if_equal(call: Called, expected: Sequence[np.ndarray]) -> Call:
-    """``call``, or one that raises if its outputs are not the original's.
-
-    Exports that freeze a length can run at another one and return something else; how fast they
-    do that is of no interest.
-    """
-    got = list(call.take().values())
-    if len(got) != len(expected):
-        return _refusing(f"it has {len(got)} outputs, the original {len(expected)}")
-    results = [
-        compare_arrays(e, g, TOLERANCES["float32"]) for e, g in zip(expected, got, strict=True)
-    ]
-    worst = max((r.max_relative_error for r in results if not r.passed), default=None)
-    if worst is None:
-        return call
-    return _refusing(f"its output is wrong at this size: relative error {worst:.1e}")
 
 
 def _eager_step(loaded: LoadedModel, inputs: tuple[Any, ...]) -> Call | None:

@@ -3,7 +3,8 @@
 Importing this package imports every map, so that a graph which names one is understood.
 """
 
-from linexport.models.feature_maps.base import FeatureMap, find_map, kinds, make
+from linexport.models.feature_maps.base import FeatureMap
+from linexport.models.feature_maps.registry import find_map, kinds, make
 
 __all__ = ["FeatureMap", "find_map", "kinds", "make"]
 

@@ -1,9 +1,4 @@
-"""The contract of a feature map: one file per map, found by scanning this folder.
-
-Other packages declare theirs as entry points, whose objects are such subclasses:
-
-    [project.entry-points."linexport.feature_maps"]
-    squareplus = "my_package.squareplus:SquarePlus"
+"""The contract of a feature map: one file per map, found by ``registry``.
 
 A map is a subclass of ``FeatureMap`` that states, in one place, its formulas in PyTorch, the same
 formulas in ONNX operators, the kernel it represents, its theory and its properties. Subclassing it
@@ -12,13 +7,9 @@ registers it under its ``kind``.
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,22 +18,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linexport.errors import OpError, UsageError
-from linexport.models.config import parse
 from linexport.models.wide import HALF, WideBuffers
 from linexport.plugins.ops import feature_map as op
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
-from linexport.system.extensions import find_entry_points, load_entry_point, unusable
 
 EXACT, UNBIASED, FITTED = "exact", "unbiased", "fitted"
 """How phi(q) . phi(k) is related to the kernel; unbiased: in expectation over the draws."""
 
 Array = NDArray[np.float64]
 
-GROUP = "linexport.feature_maps"
-"""Entry points by which other packages add maps."""
-
-_maps: dict[str, type[FeatureMap]] = {}
+MAPS: dict[str, type[FeatureMap]] = {}
+"""Maps that were defined so far, by kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,14 +85,14 @@ class FeatureMap(WideBuffers, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "kind" in cls.__dict__:
-            taken = _maps.get(cls.kind)
+            taken = MAPS.get(cls.kind)
             if taken is not None and _home(taken) != _home(cls):
                 raise UsageError(
                     f"{_home(cls)} defines a feature map {cls.kind!r}, and so does "
                     f"{_home(taken)}. Rename one of them."
                 )
             op.register(cls.kind, cls._formulas())
-            _maps[cls.kind] = cls
+            MAPS[cls.kind] = cls
 
     @classmethod
     def _formulas(cls) -> op.Formulas:
@@ -113,7 +100,7 @@ class FeatureMap(WideBuffers, ABC):
             query=cls.phi_onnx,
             key=cls.phi_key_onnx,
             features=cls.feature_count,
-            eager=partial(apply_packed, cls.kind),
+            eager=cls.apply_packed,
             module=cls.__module__,
             elementwise=cls.elementwise,
             over_time=cls.over_time,
@@ -185,7 +172,44 @@ class FeatureMap(WideBuffers, ABC):
                 x, frozen, self.kind, num_heads, side, log
             )
             return out
-        return apply_packed(self.kind, x, frozen, num_heads, side, log)
+        return self.apply_packed(x, frozen, num_heads, side, log)
+
+    @classmethod
+    def apply_packed(
+        cls,
+        x: Tensor,
+        frozen: Sequence[Tensor],
+        num_heads: int,
+        side: str = "query",
+        log: bool = False,
+    ) -> Tensor:
+        """One side of the map on every head of a packed tensor.
+
+        In the dtype of x, or at least float32 for ``log``; computed at least in float32 unless the
+        map is elementwise.
+
+        Raises:
+            OpError: see ``forward``.
+        """
+        formulas = op.formulas(cls.kind)
+        formulas.side(side, log)
+        for tensor in frozen:
+            if tensor.dtype in HALF:
+                raise OpError(
+                    f"A parameter of the feature map {cls.kind!r} is in {tensor.dtype}; expected "
+                    "float32. Convert the model with .half() or .to(), which keep it, not the "
+                    "tensor itself."
+                )
+        wide = torch.promote_types(x.dtype, torch.float32)
+        if log:
+            assert issubclass(cls, ExponentialMap)
+            x, phi = x.to(wide), (cls.log_phi if side == "query" else cls.log_phi_key)
+        else:
+            phi = cls.phi if side == "query" else cls.phi_key
+        if formulas.packed(side):
+            return phi(x, *frozen)
+        split = x.to(wide).unflatten(-1, (num_heads, x.shape[-1] // num_heads))
+        return phi(split, *frozen).flatten(-2).to(x.dtype)
 
 
 class ExponentialMap(FeatureMap):
@@ -204,7 +228,7 @@ class ExponentialMap(FeatureMap):
             query=cls.phi_onnx,
             key=cls.phi_key_onnx,
             features=cls.feature_count,
-            eager=partial(apply_packed, cls.kind),
+            eager=cls.apply_packed,
             module=cls.__module__,
             elementwise=cls.elementwise,
             log_query=cls.log_phi_onnx,
@@ -248,90 +272,6 @@ class ExponentialMap(FeatureMap):
         return str(b.Exp(cls.log_phi_key_onnx(b, x, width, *parameters)))
 
 
-def apply_packed(
-    kind: str,
-    x: Tensor,
-    frozen: Sequence[Tensor],
-    num_heads: int,
-    side: str = "query",
-    log: bool = False,
-) -> Tensor:
-    """One side of the map ``kind`` on every head of a packed tensor.
-
-    In the dtype of x, or at least float32 for ``log``; computed at least in float32 unless the map
-    is elementwise.
-
-    Raises:
-        OpError: see ``FeatureMap.forward``.
-    """
-    found = find_map(kind)
-    op.formulas(kind).side(side, log)
-    for tensor in frozen:
-        if tensor.dtype in HALF:
-            raise OpError(
-                f"A parameter of the feature map {kind!r} is in {tensor.dtype}; expected float32. "
-                "Convert the model with .half() or .to(), which keep it, not the tensor itself."
-            )
-    wide = torch.promote_types(x.dtype, torch.float32)
-    if log:
-        assert issubclass(found, ExponentialMap)
-        x, phi = x.to(wide), (found.log_phi if side == "query" else found.log_phi_key)
-    else:
-        phi = found.phi if side == "query" else found.phi_key
-    if op.formulas(kind).packed(side):
-        return phi(x, *frozen)
-    split = x.to(wide).unflatten(-1, (num_heads, x.shape[-1] // num_heads))
-    return phi(split, *frozen).flatten(-2).to(x.dtype)
-
-
 def _home(found: type[FeatureMap]) -> str:
     """The place of a map's definition, which stays the same if its module is imported again."""
     return f"{found.__module__}.{found.__qualname__}"
-
-
-def kinds() -> list[str]:
-    """Names of all maps, sorted.
-
-    Raises:
-        EnvironmentProblemError: a map of another package cannot be loaded, or has a name that is
-            taken.
-    """
-    _load_all()
-    return sorted(_maps)
-
-
-@cache
-def _load_all() -> None:
-    """Import every map: defining one registers it."""
-    package = importlib.import_module(__package__)
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{__package__}.{module.name}")
-    for point in find_entry_points(GROUP):
-        found = load_entry_point(point, type)
-        if not issubclass(found, FeatureMap):
-            raise unusable(point, f"is the class {found.__name__}; expected a FeatureMap")
-
-
-def find_map(kind: str) -> type[FeatureMap]:
-    """The map of that name.
-
-    Raises:
-        UsageError: there is none; names the nearest.
-    """
-    known = kinds() if kind not in _maps else [kind]
-    if kind not in known:
-        begun = [name for name in known if kind and name.startswith(kind)]
-        near = begun or difflib.get_close_matches(kind, known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"Unknown feature map {kind!r}; expected one of {', '.join(known)}.{hint}")
-    return _maps[kind]
-
-
-def make(kind: str, head_dim: int, options: Mapping[str, Any] | None = None) -> FeatureMap:
-    """The map of that name for heads of width ``head_dim``, with options by name.
-
-    Raises:
-        UsageError: no such map, or options it does not have or cannot take.
-    """
-    found = find_map(kind)
-    return found(head_dim, parse(found.Options, options or {}, f"feature map {kind!r}"))

@@ -13,7 +13,7 @@ import torch
 from linexport import models
 from linexport.errors import UnsupportedModelError
 from linexport.loaders import load_model
-from linexport.models.feature_maps import base
+from linexport.models.feature_maps import kinds
 
 CONFIG = {"dim": 8, "num_heads": 2, "layers": 1, "hidden_dim": 8}
 
@@ -76,7 +76,7 @@ def test_it_can_be_exported_as_loaded(checkpoint: Callable[..., Path]) -> None:
     torch.export.export(loaded.module, loaded.args, dynamic_shapes=loaded.dynamic_shapes)
 
 
-@pytest.mark.parametrize("name", base.kinds())
+@pytest.mark.parametrize("name", kinds())
 def test_every_feature_map_loads(tmp_path: Path, name: str) -> None:
     config = {"num_heads": 2, "head_dim": 4, "causal": False, "feature_map": name}
     models.save(models.build("linear_attention_layer", config), tmp_path / "m.pt")

@@ -18,6 +18,14 @@ from linexport.plugins.kernels.launch import (
     Scratch,
 )
 from linexport.plugins.kernels.plans import fused_maps, tiles
+from linexport.plugins.kernels.plans.parameters import (
+    CONSTANTS,
+    PARAMETERS,
+    PAST,
+    PRESENT,
+    SCALARS,
+    SEQUENCES,
+)
 from linexport.plugins.kernels.plans.tiles import Tile
 from linexport.plugins.ops.linear_attention import view
 from linexport.plugins.ops.op import Node
@@ -28,55 +36,6 @@ WIDEST = 256
 
 DECODE_LENGTH = 4
 """Tokens up to which going through them one by one is preferred to a chunk."""
-
-SCALARS = ("length", "chunks", "segments", "chunks_per_segment")
-SEQUENCES = ("query", "key", "value", "decay", "beta", "output")
-PAST, PRESENT = ("past_state", "past_normalizer"), ("present_state", "present_normalizer")
-
-_OUTPUT = (
-    *("query", "key", "value", "decay", "key_mask", "parameter_0", *PAST),
-    *("segment_states", "inverses"),
-    *("output", *PRESENT, "length", "segments", "chunks_per_segment"),
-)
-PARAMETERS: dict[str, tuple[str, ...]] = {
-    "linear.segment_state": (
-        *("key", "value", "decay", "key_mask", "parameter_0", "segment_states", "segment_decays"),
-        *("length", "segments", "chunks_per_segment"),
-    ),
-    "linear.segment_scan": ("segment_states", "segment_decays", *PAST, *PRESENT, "segments"),
-    "linear.segment_output": _OUTPUT,
-    "parts.segment_output": _OUTPUT,
-    "delta.chunk_inverse": (
-        *("key", "decay", "beta", "key_mask", "parameter_0", "inverses", "length", "chunks"),
-    ),
-    "bidirectional.segment_output": (
-        *("query", "parameter_0", "output", *PRESENT, "length", "chunks_per_segment"),
-    ),
-    "recurrent.step": (
-        *("query", "key", "value", "decay", "beta", "key_mask", "parameter_0", *PAST),
-        *("output", *PRESENT),
-        "length",
-    ),
-}
-"""Run-time parameters in the order the kernel declares them; one without a tensor is a constant."""
-
-_KEYS = ("HEADS", "KEY_HEADS", "WIDTH", "BLOCK_W", "D_K", "DECAYS", "MAP", "PRECISION")
-_SUMS = ("QUERY_HEADS", "D_V", "NORMALIZE", "SCALE", "EPS")
-CONSTANTS: dict[str, tuple[str, ...]] = {
-    "linear.segment_state": (*_KEYS, "D_V"),
-    "linear.segment_scan": ("D_K", "D_V", "DECAYS"),
-    "linear.segment_output": (*_KEYS, *_SUMS),
-    "parts.segment_output": (*_KEYS, *_SUMS),
-    "delta.chunk_inverse": (*_KEYS, "BETA_HEADS"),
-    "bidirectional.segment_output": (
-        *("HEADS", "QUERY_HEADS", "WIDTH", "BLOCK_W", "D_K", "D_V", "MAP", "SCALE", "EPS"),
-        "PRECISION",
-    ),
-    "recurrent.step": (
-        *("HEADS", "KEY_HEADS", "QUERY_HEADS", "BETA_HEADS", "WIDTH", "BLOCK_W", "D_K", "D_V"),
-        *("DECAYS", "MAP", "NORMALIZE", "SCALE", "EPS"),
-    ),
-}
 
 
 def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
@@ -206,12 +165,12 @@ class _Planner:
     def _state(self) -> Launch:
         scratch = ("segment_states", "segment_decays")[: 1 + (self.decays > 0)]
         blocks = self._state_blocks()
-        return self._launch("linear.segment_state", self.state, blocks, True, scratch=scratch)
+        return self._launch("segments.segment_state", self.state, blocks, True, scratch=scratch)
 
     def _scan(self, without: Set[str]) -> Launch:
         scratch = ("segment_states", "segment_decays")[: 1 + (self.decays > 0)]
         kernel = self._kernel(
-            "linear.segment_scan", tiles.SCAN, {"BLOCK": tiles.SCAN_BLOCK}, without, scratch
+            "segments.segment_scan", tiles.SCAN, {"BLOCK": tiles.SCAN_BLOCK}, without, scratch
         )
         blocks = _tiles(self.sizes.d_k * (self.sizes.d_v + 1), tiles.SCAN_BLOCK)
         return Launch(kernel, (Extent(self.spec.kv_num_heads * blocks, ("batch",)), ONE, ONE))

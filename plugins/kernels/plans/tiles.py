@@ -86,7 +86,7 @@ def output(shape: Shape) -> Tile:
 
 
 def state(shape: Shape) -> Tile:
-    """Tile of ``linear.segment_state``, with the chunk of ``output``: segments are whole chunks.
+    """Tile of ``segments.segment_state``, with the chunk of ``output``: segments are whole chunks.
 
     Without a decay its loop on compute capability 9.0 is nothing but one product, which pipelining
     would serialise. On 10.0 tiles of halves spill in some kernels where they are square, and on 8.7

@@ -1,6 +1,6 @@
 """Non-causal linear attention: every token reads the state after the last one.
 
-O = s Q S_T / (s Q z_T + eps)          the state by ``linear.segment_state`` and ``segment_scan``
+O = s Q S_T / (s Q z_T + eps)          the state by ``segments.segment_state`` and ``segment_scan``
 """
 
 from __future__ import annotations

@@ -1,0 +1,53 @@
+"""Rows that lost their state to NaN or infinity: found, begun again, and their outputs blanked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from linexport.artifact.call_inputs import Arrays
+from linexport.artifact.finite import non_finite_rows
+from linexport.graph.states import LENGTH, State
+
+
+def lost_rows(
+    states: Mapping[str, State], arrays: Arrays, before: Mapping[str, int]
+) -> dict[str, list[int]]:
+    """Return the rows with NaN or infinity of each state that has any, by name.
+
+    Args:
+        states: of the model, by name.
+        arrays: their values after a call.
+        before: length of each state that grows, before it. Only what was added is looked at: the
+            rest was, when it was added.
+    """
+    found = {}
+    for name, state in states.items():
+        values, axis = arrays[name], state.growing_axis
+        if axis is not None:
+            values = values[(slice(None),) * axis + (slice(before[name], None),)]
+        rows = non_finite_rows(values)
+        if len(rows):
+            found[name] = rows.tolist()
+    return found
+
+
+def begun_again(states: Mapping[str, State], arrays: Arrays, rows: Collection[int]) -> Arrays:
+    """Copy states with these rows as at the beginning; what they grew by becomes padding."""
+    changed = {name: values.copy() for name, values in arrays.items()}
+    for name, state in states.items():
+        if name != LENGTH[0]:
+            changed[name][sorted(rows)] = (
+                0 if state.growing_axis is not None else state.initial_value
+            )
+    return changed
+
+
+def blanked(values: np.ndarray, rows: Collection[int], batch: int) -> np.ndarray:
+    """Copy an output with NaN in rows that are stopped, where its type has that."""
+    if values.dtype.kind != "f" or not values.ndim or values.shape[0] != batch:
+        return values
+    values = values.copy()
+    values[sorted(rows)] = np.nan
+    return values

@@ -1,0 +1,209 @@
+"""Factors of one product sorted into roles: by the labels that they share.
+
+    sum_{s,d} [s <= t] q[b,h,t,d] k[b,h,s,d] v[b,h,s,e]
+
+Labels of the result are free, those summed over are bound. With a triangle, t and s are the two
+positions it compares. Without one, every group of bound labels is tried as s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from linexport.recognise.axes import Axis, Index, size_of
+from linexport.recognise.joining import match
+from linexport.recognise.roles import NotAttentionError, Roles
+from linexport.recognise.terms import Form, Leaf, Nested, PositionOrder, Term
+
+Axes = frozenset[Axis]
+
+
+def assign_roles(product: Term, form: Form) -> Roles | None:
+    """Try the ways to tell positions from channels, and take the most natural that fits."""
+    free, bound = form.axes, product.axes - form.axes
+    if not bound or product.axes & free != free:
+        return None
+    orders = product.of(PositionOrder)
+    leaves = [f for f in product.of(Leaf) if f.axes]
+    if len(leaves) != len(product.of(Leaf)):
+        return None
+    if orders:
+        return _causal(product, orders, leaves, free, bound)
+    found = list(_bidirectional(product, leaves, free, bound))
+    return min(found, key=_ambiguity_rank, default=None)
+
+
+def _causal(
+    product: Term, orders: list[PositionOrder], leaves: list[Leaf], free: Axes, bound: Axes
+) -> Roles | None:
+    # sum_s [s <= t] looks back from a query t that is a dim to keys s that are summed over;
+    # [t <= s], with the two exchanged, looks ahead.
+    order = orders[0]
+    looks = set(order.column) <= bound and set(order.row) <= free
+    reverse = set(order.row) <= bound and set(order.column) <= free
+    if not looks and not reverse:
+        return None
+    query_position, key_position = (order.row, order.column) if looks else (order.column, order.row)
+    roles = _sides(product, leaves, query_position, key_position, bound - set(key_position), free)
+    if roles is None:
+        return None
+    if len(orders) > 1:
+        raise NotAttentionError("it has more than one mask by position, such as a window")
+    if reverse:
+        raise NotAttentionError("its mask keeps later positions: it runs backwards in time")
+    if order.offset:
+        raise NotAttentionError(
+            f"its triangle is shifted by {order.offset}; only a mask that includes the diagonal "
+            "and nothing above it is causal linear attention"
+        )
+    return replace(roles, causal=True)
+
+
+def _bidirectional(product: Term, leaves: list[Leaf], free: Axes, bound: Axes) -> Iterator[Roles]:
+    # Without a triangle nothing names the positions: labels that are summed over are put together
+    # by the factors that have them, and each group is tried as the positions of the keys.
+    patterns: dict[frozenset[int], list[Axis]] = {}
+    for axis in _ordered(leaves, bound):
+        members = frozenset(i for i, f in enumerate(leaves) if axis in f.axes)
+        patterns.setdefault(members, []).append(axis)
+    for members in patterns:
+        key_position = tuple(patterns[members])
+        channels = bound - set(key_position)
+        queries = {i for i, f in enumerate(leaves) if f.axes & channels and i not in members}
+        own = _ordered([leaves[i] for i in sorted(queries)], free)
+        keys = [f for i, f in enumerate(leaves) if i in members and f.axes & channels]
+        elsewhere = set().union(*(f.axes for f in keys))
+        query_position = _positions([a for a in own if a not in elsewhere], key_position)
+        if channels and query_position:
+            roles = _sides(product, leaves, query_position, key_position, channels, free)
+            if roles is not None:
+                yield roles
+
+
+def _positions(own: list[Axis], key_position: Index) -> Index:
+    """The query's own labels that are positions: as long as the key's."""
+    query_position = []
+    for column in key_position:
+        same = [a for a in own if a.size == column.size and a not in query_position]
+        if not same:
+            # Queries of another length: cross attention.
+            return tuple(a for a in own if a.size.known is None)[:1] or tuple(own[:1])
+        query_position.append(same[0])
+    return tuple(query_position)
+
+
+def _ambiguity_rank(roles: Roles) -> tuple[bool, bool, bool]:
+    """Rank a reading, the best first: dynamic positions, as many for keys as for queries."""
+    query_position, key_position = size_of(roles.query_position), size_of(roles.key_position)
+    fixed = query_position.known is not None or key_position.known is not None
+    return fixed, query_position != key_position, not roles.value
+
+
+def _ordered(leaves: Sequence[Leaf], of: Axes) -> list[Axis]:
+    """Labels in the order in which the factors have them."""
+    seen = [a for f in leaves for index in f.dims for a in index if a in of]
+    return list(dict.fromkeys(seen))
+
+
+def _sides(
+    product: Term,
+    leaves: list[Leaf],
+    query_position: Index,
+    key_position: Index,
+    channels: Axes,
+    free: Axes,
+) -> Roles | None:
+    """Sort factors into query, key, value and mask."""
+    # A factor with t moves out of the sum over s, one with s stays inside. Of the former those with
+    # channels d are the query, the others weigh the output; of the latter those with channels are
+    # the key, truth values the mask, the others the value. One with both t and s is a full mask.
+    t, s = set(query_position), set(key_position)
+    query, key, value, mask = list[Leaf](), list[Leaf](), list[Leaf](), list[Leaf]()
+    weights, masklike = list[Leaf](), list[Leaf]()
+    for leaf in leaves:
+        if leaf.axes & t and leaf.axes & s:
+            if len(leaves) < 3:
+                return None
+            masklike.append(leaf)
+        elif leaf.axes & t:
+            (query if leaf.axes & channels else weights).append(leaf)
+        elif leaf.axes & s:
+            own = leaf.axes & channels
+            (key if own else mask if leaf.truth else value).append(leaf)
+        else:
+            return None
+    if not query or not key or not channels:
+        return None
+    if masklike:
+        raise NotAttentionError(
+            f"{masklike[0].tensor.name} multiplies the scores and is not known to be triangular"
+        )
+    # Heads are shared with queries or keys, so what the value alone has is its width.
+    inside = {*query_position, *key_position, *channels}
+    elsewhere = set().union(*(f.axes for f in (*query, *key))) | inside
+    widths = tuple(a for a in _ordered(value, free) if a not in elsewhere)
+    weighs_queries = value and not any(f.axes & set(widths) for f in weights)
+    if len(mask) > 1 or (weights and not weighs_queries):
+        return None
+    roles = Roles(
+        tuple(query),
+        tuple(key),
+        tuple(value),
+        tuple(weights),
+        mask[0] if mask else None,
+        _decay(product, query_position, key_position),
+        query_position,
+        key_position,
+        tuple(_ordered(query, channels)),
+        widths,
+        (),
+        causal=False,
+    )
+    if len(roles.channels) != len(channels):
+        return None
+    return replace(roles, batch=_batch(roles))
+
+
+def _decay(product: Term, query_position: Index, key_position: Index) -> Term | None:
+    """Return X where exp(X_t) and exp(-X_s) are factors; None without exps."""
+    exps = [f for f in product.of(Nested) if f.kind == "exp"]
+    if not exps:
+        return None
+    if any(len(f.inner.terms) != 1 for f in exps):
+        raise NotAttentionError("exp is taken of a sum of several things")
+    both = [f for f in exps if f.axes & set(query_position) and f.axes & set(key_position)]
+    if both:
+        raise NotAttentionError("exp is taken of query times key, which is softmax attention")
+    at_row = [f.inner.terms[0] for f in exps if f.axes & set(query_position)]
+    at_column = [f.inner.terms[0] for f in exps if f.axes & set(key_position)]
+    if len(at_row) != 1 or len(at_column) != 1 or len(exps) != 2:
+        raise NotAttentionError("its decay is not one factor for queries and its inverse for keys")
+    # exp(X_t - X_s) is a product of decays between s and t only if both sides have the same X: the
+    # key's exponent, with t for s and the other sign, must be the query's.
+    moved = (
+        at_column[0]
+        .scaled(-1.0)
+        .rename({s: (t,) for s, t in zip(key_position, query_position, strict=True)})
+    )
+    shared = frozenset(at_row[0].axes | moved.axes) & frozenset(product.axes)
+    same_rate = math.isclose(moved.coefficient, at_row[0].coefficient)
+    if not same_rate or match(at_row[0], moved, shared) is None:
+        raise NotAttentionError("the decays of queries and of keys differ")
+    return at_row[0]
+
+
+def _batch(roles: Roles) -> Index:
+    """Return shared labels that are not heads: of dynamic size, or else the first of several."""
+    groups = [g for g in (roles.query, roles.key, roles.value) if g]
+    shared = _ordered(roles.leaves, frozenset(roles.heads(groups[0])))
+    shared = [a for a in shared if all(a in roles.heads(g) for g in groups)]
+    dynamic = tuple(a for a in shared if a.size.known is None)
+    if dynamic or not shared:
+        return dynamic
+    inside = {*roles.channels, *roles.widths}
+    packed = any(
+        shared[0] in index and inside & set(index) for f in roles.leaves for index in f.dims
+    )
+    return () if packed else (shared[0],)

@@ -1,0 +1,109 @@
+"""A match as the proof needs it, and as the manifest states it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from linexport.manifest.matches import MatchRecord, ProofRecord
+from linexport.recognise import functions
+from linexport.recognise.axes import size_of
+from linexport.recognise.emit import Writer
+from linexport.recognise.evaluate import Evaluator
+from linexport.recognise.prove import ProofFailedError, RewriteCandidate
+from linexport.recognise.region import Root, reads
+from linexport.recognise.roles import Roles
+from linexport.recognise.terms import IDENTITY, Leaf
+
+
+def rewrite_candidate(
+    evaluator: Evaluator, imports: Mapping[str, int], root: Root, writer: Writer
+) -> RewriteCandidate:
+    """Return both sides of a rewrite, with what is known of the inputs they share.
+
+    Raises:
+        ProofFailedError: the type of an input is not known.
+    """
+    roles, values = root.roles, evaluator.values
+    inputs = _inputs(root.region, writer.nodes)
+    known = {t.name: values.numbers(t) for t in inputs}
+    bare = [f for f in (*roles.query, *roles.key) if functions.keeps_sign(f.function)]
+    bare = [] if writer.mapped else bare  # a map sees to the sign
+    decays = roles.decay.of(Leaf) if roles.decay else []
+    down = [f for f in decays if f.function == IDENTITY]
+    rising = roles.decay is not None and roles.decay.coefficient < 0
+    sized = [(t, evaluator.sizes(t)) for t in inputs]
+    unknown = [t.name for t, sizes in sized if sizes is None or t.dtype is None]
+    if unknown:
+        raise ProofFailedError(f"the type of {unknown[0]} is not known")
+    names = frozenset(f.tensor.name for f in bare) if roles.normalize else frozenset()
+    falling = frozenset(f.tensor.name for f in down)
+    return RewriteCandidate(
+        [(t, sizes) for t, sizes in sized if sizes is not None],
+        {n: v for n, v in known.items() if v is not None},
+        names | falling if rising else names,
+        frozenset() if rising else falling,
+        _channels(roles) if writer.applies_map or len(roles.query) > 1 else {},
+        (root.region, root.tensor),
+        (writer.nodes, writer.result),
+        size_of(roles.query_position),
+        _coarsest(root.region),
+        imports,
+    )
+
+
+def _channels(roles: Roles) -> dict[str, tuple[int, int]]:
+    """The dim of channels of every query and key, by name, and 0 for queries, 1 for keys."""
+    return {
+        leaf.tensor.name: (place, side)
+        for side, leaves in enumerate((roles.query, roles.key))
+        for leaf in leaves
+        for place, index in enumerate(leaf.dims)
+        if set(index) & set(roles.channels)
+    }
+
+
+def _inputs(*sides: Sequence[gs.Node]) -> list[gs.Variable]:
+    """Return the tensors that the nodes of several sides read and do not make."""
+    found: dict[str, gs.Variable] = {}
+    for nodes in sides:
+        made = {o.name for n in nodes for o in n.outputs}
+        for node in nodes:
+            for tensor in reads(node):
+                if isinstance(tensor, gs.Variable) and tensor.name not in made:
+                    found[tensor.name] = tensor
+    return list(found.values())
+
+
+def _coarsest(region: Sequence[gs.Node]) -> str:
+    kinds = {np.dtype(o.dtype).name for n in region for o in n.outputs if o.dtype is not None}
+    return next((k for k in ("bfloat16", "float16") if k in kinds), "float32")
+
+
+def match_record(
+    root: Root, fused: gs.Node, writer: Writer, replaced: tuple[str, ...], proof: ProofRecord
+) -> MatchRecord:
+    """Return what the manifest says of a match."""
+    roles, attributes = root.roles, fused.attrs
+    return MatchRecord(
+        where=root.tensor.name,
+        update_rule=str(attributes["update_rule"]),
+        causal=roles.causal,
+        normalize=roles.normalize,
+        scale=roles.scale,
+        eps=roles.eps,
+        q_num_heads=int(attributes["q_num_heads"]),
+        kv_num_heads=int(attributes["kv_num_heads"]),
+        key_heads=size_of(writer.layout.key).known or 1,
+        d_k=size_of(roles.channels).known or 1,
+        d_v=size_of(roles.widths).known or 1,
+        query_map=writer.maps.get("query"),
+        key_map=writer.maps.get("key"),
+        map_proven_to=writer.map_proven_to,
+        masked=roles.mask is not None,
+        replaced=replaced,
+        added=tuple(n.name for n in writer.nodes),
+        proof=proof,
+    )

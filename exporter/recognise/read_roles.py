@@ -1,0 +1,126 @@
+"""A normal form read as linear attention: its numerator, its normaliser, and what the op takes.
+
+numerator / (c sum over the same queries and keys + eps)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import onnx_graphsurgeon as gs
+
+from linexport.recognise.assign_roles import assign_roles
+from linexport.recognise.axes import size_of
+from linexport.recognise.joining import match
+from linexport.recognise.roles import NotAttentionError, Roles
+from linexport.recognise.terms import Count, Factor, Form, Leaf, Nested, Term
+
+WIDEST = 512
+"""Features of a power of query times key, above which the state is larger than what it saves."""
+
+
+def read_roles(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | None:
+    """The roles in a form; None where it has nothing of attention.
+
+    Raises:
+        NotAttentionError: it is a product of query, key and value, but not linear attention.
+    """
+    if len(form.terms) != 1:
+        return None
+    term = form.terms[0]
+    # a x / (b n), with a number a and sizes n: these do not depend on positions, so they are moved
+    # out of the sum, and the product that is left is the numerator.
+    over = [f for f in term.of(Nested) if f.kind == "one over"]
+    counts = tuple(term.of(Count))
+    product = Term(1.0, tuple(f for f in term.factors if f not in over and f not in counts))
+    roles = assign_roles(product, form)
+    if roles is None or len(over) > 1:
+        return None
+    # A product with a stored tensor is a projection, not a query times a key.
+    if any(is_weight(f.tensor) for f in (*roles.query, *roles.key, *roles.value)):
+        return None
+    roles = replace(roles, post=term.coefficient, post_counts=counts)
+    if over:
+        roles = _normalised(roles, product, over[0])
+    _sensible(roles)
+    return roles
+
+
+def _sensible(roles: Roles) -> None:
+    """Reject what the op cannot compute, and chains of products that are not attention.
+
+    Raises:
+        NotAttentionError: the roles are such.
+    """
+    queries, keys = size_of(roles.query_position), size_of(roles.key_position)
+    if roles.causal and queries != keys:
+        raise NotAttentionError(
+            f"it has {queries} queries and {keys} keys; causal attention has as many of both"
+        )
+    if any(a.size.known is None for a in (*roles.channels, *roles.widths)):
+        raise NotAttentionError("the width of its heads is not fixed")
+    features = size_of(roles.channels).known or 0
+    if len(roles.query) > 1 and features > WIDEST:
+        raise NotAttentionError(
+            f"its scores are products whose features are {features} wide; at most {WIDEST} are "
+            "worth a state"
+        )
+    plain = not roles.causal and not roles.normalize and roles.mask is None
+    mapped = any(f.function != ("x",) or _is_map(f) for f in (*roles.query, *roles.key))
+    if plain and not mapped and not roles.heads(roles.query):
+        raise NotAttentionError(
+            "a product of three tensors without mask, normaliser, heads or feature map is a chain "
+            "of matrices"
+        )
+
+
+def _is_map(leaf: Leaf) -> bool:
+    """Return whether the tensor is the output of a feature map, by its operator."""
+    producer = leaf.tensor.inputs[0] if leaf.tensor.inputs else None
+    return producer is not None and producer.op in ("Softmax", "Relu", "Exp", "Elu", "Softplus")
+
+
+def _normalised(roles: Roles, product: Term, over: Nested) -> Roles:
+    """Return the roles with the denominator ``over`` stands for, as normaliser, scale and eps."""
+    eps = sum(t.coefficient for t in over.inner.terms if not t.factors)
+    sums = [t for t in over.inner.terms if t.factors]
+    if len(sums) != 1:
+        raise NotAttentionError("its denominator is not one sum over keys plus a number")
+    # A size n divides out of numerator and denominator: x / (z / n) = n x / z. Not with an epsilon,
+    # as z / n + eps is not (z + eps) / n.
+    counts = tuple(sums[0].of(Count))
+    if counts and eps:
+        raise NotAttentionError("its epsilon is added to a denominator that a length divides")
+    factors: list[Factor] = [f for f in sums[0].factors if f not in counts]
+    # The denominator is the numerator with a value of one: every other factor must be there, too.
+    # Factors of the query position alone are outside both sums.
+    outside = {*map(id, roles.value), *map(id, roles.weights)}
+    numerator = Term(1.0, tuple(f for f in product.factors if id(f) not in outside))
+    if match(numerator, Term(1.0, tuple(factors)), over.inner.axes) is None:
+        raise NotAttentionError(
+            "its denominator is not the sum over the same queries and keys as its numerator"
+        )
+    # x / (c z + eps) = (1 / c) (c x) / (c z + eps): the op scales its scores by c in both sums.
+    scale = sums[0].coefficient
+    inverse = tuple(replace(c, power=-c.power) for c in counts)
+    return replace(
+        roles,
+        normalize=True,
+        scale=scale,
+        eps=eps,
+        post=roles.post / scale,
+        post_counts=_cancelled((*roles.post_counts, *inverse)),
+    )
+
+
+def _cancelled(counts: tuple[Count, ...]) -> tuple[Count, ...]:
+    # n (1 / n) = 1.
+    left: list[Count] = []
+    for count in counts:
+        opposite = replace(count, power=-count.power)
+        if opposite in left:
+            left.remove(opposite)
+        else:
+            left.append(count)
+    return tuple(left)

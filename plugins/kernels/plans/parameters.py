@@ -1,0 +1,52 @@
+"""Parameters and constants of the kernels of LinearAttention, in the order these declare them."""
+
+from __future__ import annotations
+
+SCALARS = ("length", "chunks", "segments", "chunks_per_segment")
+SEQUENCES = ("query", "key", "value", "decay", "beta", "output")
+PAST, PRESENT = ("past_state", "past_normalizer"), ("present_state", "present_normalizer")
+
+_OUTPUT = (
+    *("query", "key", "value", "decay", "key_mask", "parameter_0", *PAST),
+    *("segment_states", "inverses"),
+    *("output", *PRESENT, "length", "segments", "chunks_per_segment"),
+)
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "segments.segment_state": (
+        *("key", "value", "decay", "key_mask", "parameter_0", "segment_states", "segment_decays"),
+        *("length", "segments", "chunks_per_segment"),
+    ),
+    "segments.segment_scan": ("segment_states", "segment_decays", *PAST, *PRESENT, "segments"),
+    "linear.segment_output": _OUTPUT,
+    "parts.segment_output": _OUTPUT,
+    "delta.chunk_inverse": (
+        *("key", "decay", "beta", "key_mask", "parameter_0", "inverses", "length", "chunks"),
+    ),
+    "bidirectional.segment_output": (
+        *("query", "parameter_0", "output", *PRESENT, "length", "chunks_per_segment"),
+    ),
+    "recurrent.step": (
+        *("query", "key", "value", "decay", "beta", "key_mask", "parameter_0", *PAST),
+        *("output", *PRESENT),
+        "length",
+    ),
+}
+"""Run-time parameters in the order the kernel declares them; one without a tensor is a constant."""
+
+_KEYS = ("HEADS", "KEY_HEADS", "WIDTH", "BLOCK_W", "D_K", "DECAYS", "MAP", "PRECISION")
+_SUMS = ("QUERY_HEADS", "D_V", "NORMALIZE", "SCALE", "EPS")
+CONSTANTS: dict[str, tuple[str, ...]] = {
+    "segments.segment_state": (*_KEYS, "D_V"),
+    "segments.segment_scan": ("D_K", "D_V", "DECAYS"),
+    "linear.segment_output": (*_KEYS, *_SUMS),
+    "parts.segment_output": (*_KEYS, *_SUMS),
+    "delta.chunk_inverse": (*_KEYS, "BETA_HEADS"),
+    "bidirectional.segment_output": (
+        *("HEADS", "QUERY_HEADS", "WIDTH", "BLOCK_W", "D_K", "D_V", "MAP", "SCALE", "EPS"),
+        "PRECISION",
+    ),
+    "recurrent.step": (
+        *("HEADS", "KEY_HEADS", "QUERY_HEADS", "BETA_HEADS", "WIDTH", "BLOCK_W", "D_K", "D_V"),
+        *("DECAYS", "MAP", "NORMALIZE", "SCALE", "EPS"),
+    ),
+}

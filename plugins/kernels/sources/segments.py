@@ -1,0 +1,174 @@
+"""States of causal linear attention before each segment of a sequence; for notation see ``linear``.
+
+    S'  = exp(L_C) * S + (K * exp(L_C - L))^T V          z' = exp(L_C) * z + sum of K * exp(L_C - L)
+
+``segment_state`` runs this alone from zero over each segment, and ``segment_scan`` turns the
+results into the state before each segment.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from linexport.plugins.kernels.sources.feature_functions import load_keys
+from linexport.plugins.kernels.sources.tiles import (
+    channel_decays,
+    head_decays,
+    load_keep,
+    load_rows,
+    store_state,
+)
+
+
+@triton.jit
+def segment_state(
+    key,
+    value,
+    decay,
+    key_mask,
+    parameter_0,
+    segment_states,
+    segment_decays,
+    length,
+    segments,
+    chunks_per_segment,
+    HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    D_K: tl.constexpr,
+    D_V: tl.constexpr,
+    DECAYS: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr,
+    MAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """State and normaliser of each segment on its own, and the product of its decays.
+
+    Grid: (B * HEADS * tiles of the state, segments). The state is (D_K, D_V), then D_K values of
+    the normaliser.
+    """
+    V_TILES: tl.constexpr = tl.cdiv(D_V, BLOCK_V)
+    TILES: tl.constexpr = tl.cdiv(D_K, BLOCK_K) * V_TILES
+    tile = tl.program_id(0) % TILES
+    head = tl.program_id(0) // TILES
+    segment = tl.program_id(1)
+    h = head % HEADS
+    columns_k = tile // V_TILES * BLOCK_K + tl.arange(0, BLOCK_K)
+    columns_v = tile % V_TILES * BLOCK_V + tl.arange(0, BLOCK_V)
+
+    first = segment * chunks_per_segment * CHUNK
+    row = (head // HEADS).to(tl.int64) * length + first
+    key += row * (KEY_HEADS * WIDTH) + h * KEY_HEADS // HEADS * WIDTH
+    value += row * (HEADS * D_V) + h * D_V
+    if decay is not None:
+        decay += (row * HEADS + h) * DECAYS
+    if key_mask is not None:
+        key_mask += row
+
+    S = tl.zeros((BLOCK_K, BLOCK_V), tl.float32)
+    z = tl.zeros((BLOCK_K,), tl.float32)
+    if DECAYS > 1:
+        product = tl.full((BLOCK_K,), 1.0, tl.float32)
+    else:
+        product = 1.0
+    last = tl.minimum(length - first, chunks_per_segment * CHUNK)
+    for start in range(0, last, CHUNK):
+        offset = tl.cast(start, tl.int64)
+        live = start + tl.arange(0, CHUNK) < last
+        keep = load_keep(key_mask + offset if key_mask is not None else None, live)
+        place = key + offset * (KEY_HEADS * WIDTH)
+        k = load_keys(
+            place,
+            keep,
+            columns_k,
+            parameter_0,
+            KEY_HEADS * WIDTH,
+            WIDTH,
+            BLOCK_W,
+            D_K,
+            BLOCK_K,
+            MAP,
+            PRECISION,
+        )
+        v = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V, BLOCK_V)
+        if DECAYS == 1:
+            _, to_end, _, whole = head_decays(decay + offset * HEADS, keep, HEADS)
+            k = (k.to(tl.float32) * to_end[:, None]).to(k.dtype)
+            S *= whole
+            z *= whole
+            product *= whole
+        elif DECAYS > 1:
+            place = decay + offset * (HEADS * D_K)
+            sums, total = channel_decays(place, keep, columns_k, HEADS * D_K, D_K, BLOCK_K)
+            k = (k.to(tl.float32) * tl.exp(total[None, :] - sums)).to(k.dtype)
+            whole = tl.exp(total)
+            S *= whole[:, None]
+            z *= whole
+            product *= whole
+        S += tl.dot(tl.trans(k), v.to(k.dtype), input_precision=PRECISION)
+        z += tl.sum(k.to(tl.float32), 0)
+
+    slot = head.to(tl.int64) * segments + segment
+    segment_states += slot * (D_K * D_V + D_K)
+    store_state(segment_states, segment_states + D_K * D_V, S, z, columns_k, columns_v, D_K, D_V)
+    if DECAYS == 1:
+        if tile == 0:
+            tl.store(segment_decays + slot, product)
+    elif DECAYS > 1:
+        inside = (columns_k < D_K) & (tile % V_TILES == 0)
+        tl.store(segment_decays + slot * D_K + columns_k, product, mask=inside)
+
+
+@triton.jit
+def segment_scan(
+    segment_states,
+    segment_decays,
+    past_state,
+    past_normalizer,
+    present_state,
+    present_normalizer,
+    segments,
+    D_K: tl.constexpr,
+    D_V: tl.constexpr,
+    DECAYS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Replace what each segment adds by the state before it, in place; the last sum is the present.
+
+    Grid: (B * HEADS * blocks of the state). DECAYS is how many decays a token of a head has: 0, 1
+    or D_K.
+    """
+    STATE: tl.constexpr = D_K * D_V
+    SLOT: tl.constexpr = STATE + D_K
+    BLOCKS: tl.constexpr = tl.cdiv(SLOT, BLOCK)
+    head = (tl.program_id(0) // BLOCKS).to(tl.int64)
+    at = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    inside = at < SLOT
+    of_state = at < STATE
+    of_normalizer = inside & (at >= STATE)
+    channel = tl.where(of_state, at // D_V, at - STATE)
+    before = tl.zeros((BLOCK,), tl.float32)
+    if past_state is not None:
+        before += tl.load(past_state + head * STATE + at, mask=of_state, other=0.0)
+    if past_normalizer is not None:
+        place = past_normalizer + head * D_K + at - STATE
+        before += tl.load(place, mask=of_normalizer, other=0.0)
+    for segment in range(0, segments):
+        slot = head * segments + segment
+        place = segment_states + slot * SLOT + at
+        added = tl.load(place, mask=inside, other=0.0)
+        tl.store(place, before, mask=inside)
+        if DECAYS == 1:
+            before *= tl.load(segment_decays + slot)
+        elif DECAYS > 1:
+            before *= tl.load(segment_decays + slot * D_K + channel, mask=inside, other=0.0)
+        before += added
+    if present_state is not None:
+        tl.store(present_state + head * STATE + at, before, mask=of_state)
+    if present_normalizer is not None:
+        place = present_normalizer + head * D_K + at - STATE
+        tl.store(place, before, mask=of_normalizer)
