@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,8 @@ import torch
 import linexport
 from linexport import models
 from linexport.errors import UsageError
+from linexport.manifest import dumps
+from linexport.manifest.map_records import MapComparison, MapRow
 from linexport.maps import accuracy, attention_samples, catalogue, compare_maps, output_files
 from linexport.models import feature_maps
 from linexport.models.feature_maps import draws
@@ -31,34 +34,43 @@ MAPS = ["elu1", "favor+", "taylor2", "trigonometric", "softmax_time"]
 
 
 @pytest.fixture(scope="module")
-def result() -> dict[str, Any]:
+def result() -> MapComparison:
     """A small comparison with a map of every kind, one that is refused among them."""
     return compare_maps(8, 96, [16, 32], maps=MAPS, threads=1)
 
 
-def rows(result: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    return [r for r in result["rows"] if r["map"] == name]
+def rows(result: MapComparison, name: str) -> list[MapRow]:
+    return [r for r in result.rows if r.map == name]
+
+
+def with_errors(result: MapComparison, errors: list[float]) -> MapComparison:
+    """The comparison with other errors of the rows of "trigonometric"."""
+    given = iter(errors)
+    changed = [
+        replace(r, output_error=next(given)) if r.map == "trigonometric" else r for r in result.rows
+    ]
+    return replace(result, rows=tuple(changed))
 
 
 # What is measured
 
 
-def test_each_map_is_measured_at_each_number_of_features(result: dict[str, Any]) -> None:
-    assert [(r["map"], r["features"]) for r in result["rows"]] == [
+def test_each_map_is_measured_at_each_number_of_features(result: MapComparison) -> None:
+    assert [(r.map, r.features) for r in result.rows] == [
         *(("elu1", 8), ("favor+", 16), ("favor+", 32), ("taylor2", 45)),
         *(("trigonometric", 16), ("trigonometric", 32), ("softmax_time", None)),
     ]
-    for row in result["rows"]:
-        if row["map"] == "softmax_time":
-            assert "bidirectional only" in row["reason"]
+    for row in result.rows:
+        if row.map == "softmax_time":
+            assert "bidirectional only" in row.reason
             continue
-        assert row["reason"] is None
-        assert row["us_per_token"] > 0 and row["bytes_per_token"] > 0
-        assert row["state_bytes"] == 4 * 4 * row["features"] * 9
-        assert row["output_error_worst"] >= row["output_error"] > 0
+        assert row.reason is None
+        assert row.us_per_token > 0 and row.bytes_per_token > 0
+        assert row.state_bytes == 4 * 4 * row.features * 9
+        assert row.output_error_worst >= row.output_error > 0
 
 
-def test_the_output_error_is_that_of_attention_by_its_definition(result: dict[str, Any]) -> None:
+def test_the_output_error_is_that_of_attention_by_its_definition(result: MapComparison) -> None:
     """One token after another, for elu1, on the same samples."""
     given = attention_samples.random_samples(8, 96, 0)
     squares, sizes, uniform = 0.0, 0.0, 0.0
@@ -71,24 +83,24 @@ def test_the_output_error_is_that_of_attention_by_its_definition(result: dict[st
             squares += ((scores @ v[: t + 1] / scores.sum() - want) ** 2).sum()
             uniform += ((v[: t + 1].mean(0) - want) ** 2).sum()
             sizes += (want**2).sum()
-    assert rows(result, "elu1")[0]["output_error"] == pytest.approx(math.sqrt(squares / sizes))
-    assert result["uniform_error"] == pytest.approx(math.sqrt(uniform / sizes))
+    assert rows(result, "elu1")[0].output_error == pytest.approx(math.sqrt(squares / sizes))
+    assert result.uniform_error == pytest.approx(math.sqrt(uniform / sizes))
 
 
-def test_kernel_errors_stand_beside_their_prediction(result: dict[str, Any]) -> None:
+def test_kernel_errors_stand_beside_their_prediction(result: MapComparison) -> None:
     for row in rows(result, "elu1") + rows(result, "taylor2"):
-        assert row["kernel_error"] < 1e-12 and row["kernel_error_predicted"] == 0
+        assert row.kernel_error < 1e-12 and row.kernel_error_predicted == 0
     for row in rows(result, "trigonometric"):
-        assert 0.4 < row["kernel_error"] / row["kernel_error_predicted"] < 2
-    few, many = (r["kernel_error_predicted"] for r in rows(result, "favor+"))
+        assert 0.4 < row.kernel_error / row.kernel_error_predicted < 2
+    few, many = (r.kernel_error_predicted for r in rows(result, "favor+"))
     assert few == pytest.approx(math.sqrt(2) * many)
 
 
-def test_denominators_show_what_cancels(result: dict[str, Any]) -> None:
+def test_denominators_show_what_cancels(result: MapComparison) -> None:
     for row in rows(result, "elu1") + rows(result, "favor+"):
-        assert row["cancellation"] == pytest.approx(1) and row["negative_denominators"] == 0
+        assert row.cancellation == pytest.approx(1) and row.negative_denominators == 0
     for row in rows(result, "trigonometric"):
-        assert row["cancellation"] < 0.5
+        assert row.cancellation < 0.5
 
 
 def test_exponential_maps_are_judged_without_overflow() -> None:
@@ -104,8 +116,8 @@ def test_exponential_maps_are_judged_without_overflow() -> None:
         "",
     )
     found = accuracy.judge([feature_maps.make("favor+", 8)], accuracy.reference(large))
-    assert math.isfinite(found["output_error"])
-    assert "not finite: kernel_error, kernel_error_predicted." in found["reason"]
+    assert math.isfinite(found.output_error)
+    assert "not finite: kernel_error, kernel_error_predicted." in found.reason
 
 
 def test_what_is_not_finite_is_null_and_said() -> None:
@@ -122,35 +134,34 @@ def test_what_is_not_finite_is_null_and_said() -> None:
     )
     module = feature_maps.make("trigonometric", 8)
     found = accuracy.judge([module], accuracy.reference(large))
-    assert found["output_error"] is None
-    assert "not finite" in found["reason"] and module.failure in found["reason"]
+    assert found.output_error is None
+    assert "not finite" in found.reason and module.failure in found.reason
 
 
-def test_the_frontier_is_what_nothing_beats(result: dict[str, Any]) -> None:
-    placed = [r for r in result["rows"] if r["us_per_token"] is not None]
+def test_the_frontier_is_what_nothing_beats(result: MapComparison) -> None:
+    placed = [r for r in result.rows if r.us_per_token is not None]
     for row in placed:
         beaten = any(
-            other["us_per_token"] <= row["us_per_token"]
-            and other["output_error"] < row["output_error"]
+            other.us_per_token <= row.us_per_token and other.output_error < row.output_error
             for other in placed
         )
-        of_use = row["output_error"] < result["uniform_error"]
-        assert row["frontier"] == (of_use and not beaten)
+        of_use = row.output_error < result.uniform_error
+        assert row.frontier == (of_use and not beaten)
 
 
 def test_random_maps_are_drawn_several_times_and_fitted_ones_fitted() -> None:
     """Pseudo-keys as many as tokens in clusters do better than unfitted ones can."""
     result = compare_maps(4, 64, [32], maps=["pseudo_keys", "laplace"], threads=1, seed=3)
-    assert result["draws"] == 3 and result["seed"] == 3
+    assert result.draws == 3 and result.seed == 3
     row = rows(result, "pseudo_keys")[0]
-    assert row["output_error"] < 0.6 * result["uniform_error"]
-    assert row["kernel_error_predicted"] is None
-    assert rows(result, "laplace")[0]["output_error_worst"] > 0
+    assert row.output_error < 0.6 * result.uniform_error
+    assert row.kernel_error_predicted is None
+    assert rows(result, "laplace")[0].output_error_worst > 0
 
 
-def test_the_same_seed_gives_the_same_errors(result: dict[str, Any]) -> None:
+def test_the_same_seed_gives_the_same_errors(result: MapComparison) -> None:
     again = compare_maps(8, 96, [16], maps=["favor+"], threads=1)
-    assert again["rows"][0]["output_error"] == rows(result, "favor+")[0]["output_error"]
+    assert again.rows[0].output_error == rows(result, "favor+")[0].output_error
 
 
 # The data of a model
@@ -191,9 +202,9 @@ def test_a_bidirectional_model_and_inputs_of_ones_own(tmp_path: Path) -> None:
     result = compare_maps(
         length=999, data=path, inputs=tmp_path / "x.npz", maps=["softmax_time"], threads=1
     )
-    assert (result["length"], result["d"], result["causal"]) == (16, 8, False)
-    assert "x.npz" in result["source"]
-    assert result["rows"][0]["output_error"] > 0 and result["rows"][0]["us_per_token"] > 0
+    assert (result.length, result.d, result.causal) == (16, 8, False)
+    assert "x.npz" in result.source
+    assert result.rows[0].output_error > 0 and result.rows[0].us_per_token > 0
 
 
 def test_a_model_without_such_layers_is_refused(factories: SimpleNamespace) -> None:
@@ -235,23 +246,25 @@ def test_unreadable_inputs_are_refused(tmp_path: Path) -> None:
 
 
 def test_every_map_is_listed_with_all_it_says_of_itself() -> None:
-    found = {m["map"]: m for m in catalogue(64)}
+    found = {m.map: m for m in catalogue(64)}
     assert sorted(found) == feature_maps.kinds()
     for entry in found.values():
-        assert all(entry[key] for key in ("kernel", "exactness", "error", "regime", "failure"))
-    assert found["taylor2"]["features"] == 2145
-    assert found["favor+"]["options"]["features"] == found["favor+"]["features"] == 128
-    assert found["local"]["features"] is None and "laplace" in found["local"]["note"]
-    assert not found["softmax_time"]["causal"]
-    assert found["tensor_sketch"]["error_is_bound"]
+        assert all(
+            getattr(entry, key) for key in ("kernel", "exactness", "error", "regime", "failure")
+        )
+    assert found["taylor2"].features == 2145
+    assert found["favor+"].options["features"] == found["favor+"].features == 128
+    assert found["local"].features is None and "laplace" in found["local"].note
+    assert not found["softmax_time"].causal
+    assert found["tensor_sketch"].error_is_bound
 
 
 def test_the_list_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Orthogonal draws of a wide head take minutes."""
     monkeypatch.setattr(draws, "gaussian", lambda *_: pytest.fail("drew"))
-    found = {m["map"]: m for m in catalogue(1024)}
-    assert found["favor+"]["features"] == 128
-    assert "GiB" in found["taylor2"]["note"]
+    found = {m.map: m for m in catalogue(1024)}
+    assert found["favor+"].features == 128
+    assert "GiB" in found["taylor2"].note
 
 
 # Charts
@@ -270,36 +283,34 @@ def words_of(found: ElementTree.Element) -> str:
 @pytest.mark.parametrize("width", [960, 340])
 @pytest.mark.parametrize("over", OVERS)
 def test_charts_name_every_map_inside_their_frame(
-    result: dict[str, Any], over: map_charts.Over, width: int
+    result: MapComparison, over: map_charts.Over, width: int
 ) -> None:
     found = svg(map_charts.error_chart(result, over, "a", width))
     wide, high = (float(n) for n in found.attrib["viewBox"].split()[2:])
     assert wide == width
-    for row in result["rows"]:
-        seen = row["output_error"] is not None and row["output_error"] <= map_charts.CEILING
-        assert (row["map"] in words_of(found)) == seen
-        assert (row["map"] in map_charts.off_chart(result, over)) == (
-            row["output_error"] is not None and not seen
+    for row in result.rows:
+        seen = row.output_error is not None and row.output_error <= map_charts.CEILING
+        assert (row.map in words_of(found)) == seen
+        assert (row.map in map_charts.off_chart(result, over)) == (
+            row.output_error is not None and not seen
         )
     for text in found.iter("text"):
         assert 0 <= float(text.attrib.get("x", 0)) <= wide
         assert 0 <= float(text.attrib.get("y", 0)) <= high
 
 
-def test_every_point_has_a_marker_that_tells_its_numbers(result: dict[str, Any]) -> None:
-    measured = [r for r in result["rows"] if (r["output_error"] or 9) <= map_charts.CEILING]
+def test_every_point_has_a_marker_that_tells_its_numbers(result: MapComparison) -> None:
+    measured = [r for r in result.rows if (r.output_error or 9) <= map_charts.CEILING]
     found = svg(map_charts.error_chart(result, "features", "a"))
     tips = [tip.text or "" for mark in found.iter("use") for tip in mark.findall("title")]
     assert len(tips) == len(measured)
     for row in measured:
-        assert any(f"{row['map']}, M = {row['features']}: error " in tip for tip in tips)
+        assert any(f"{row.map}, M = {row.features}: error " in tip for tip in tips)
 
 
-def test_markers_are_hollow_where_the_denominator_can_vanish(result: dict[str, Any]) -> None:
+def test_markers_are_hollow_where_the_denominator_can_vanish(result: MapComparison) -> None:
     assert map_charts.HOLLOW not in words_of(svg(map_charts.error_chart(result, "features", "a")))
-    near = {**result, "rows": [dict(r) for r in result["rows"]]}
-    for row in rows(near, "trigonometric"):
-        row["output_error"] = 1.0
+    near = with_errors(result, [1.0, 1.0])
     chart = map_charts.error_chart(near, "features", "a")
     assert map_charts.HOLLOW in words_of(svg(chart))
     hollow = [p for p in map_charts.measured(near, "features") if p.hollow]
@@ -307,49 +318,47 @@ def test_markers_are_hollow_where_the_denominator_can_vanish(result: dict[str, A
     assert chart.count("fill: var(--paper)") == len(hollow) + 1  # and the one of the legend
 
 
-def test_the_frontier_is_drawn_over_time_alone(result: dict[str, Any]) -> None:
+def test_the_frontier_is_drawn_over_time_alone(result: MapComparison) -> None:
     assert "a-frontier" not in map_charts.error_chart(result, "features", "a")
     timed = map_charts.error_chart(result, "us_per_token", "a")
     assert 'id="a-frontier"' in timed and map_charts.FRONTIER in timed
 
 
-def test_maps_off_the_chart_are_listed_below_it(result: dict[str, Any]) -> None:
-    far = {**result, "rows": [dict(r) for r in result["rows"]]}
-    rows(far, "trigonometric")[0]["output_error"] = 55.0
-    rows(far, "trigonometric")[1]["output_error"] = 8.0
+def test_maps_off_the_chart_are_listed_below_it(result: MapComparison) -> None:
+    far = with_errors(result, [55.0, 8.0])
     sentence = r"Off the chart, with an error above 1.9: .*trigonometric 8.00 to 55.0"
     assert re.search(sentence, report.comparison_page(far))
     assert "trigonometric" not in map_charts.error_chart(far, "us_per_token", "a")
 
 
-def test_nothing_to_draw_is_no_chart(result: dict[str, Any]) -> None:
-    empty = {**result, "rows": rows(result, "softmax_time")}
+def test_nothing_to_draw_is_no_chart(result: MapComparison) -> None:
+    empty = replace(result, rows=tuple(rows(result, "softmax_time")))
     assert map_charts.error_chart(empty, "us_per_token", "a") == ""
     assert "No map could be compared" in report.comparison_page(empty)
     assert report.picture(empty)[:4] == b"\x89PNG"
 
 
-def test_the_page_is_whole_by_itself(result: dict[str, Any]) -> None:
+def test_the_page_is_whole_by_itself(result: MapComparison) -> None:
     page = report.comparison_page(result)
     assert "http" not in page.replace("http-equiv", "")
     assert "default-src 'none'" in page
     assert report.headline(result).split(";")[0].split(",")[0] in page
-    for row in result["rows"]:
-        assert row["map"] in page
-    hostile = {**result, "source": "<script>alert(1)</script>"}
+    for row in result.rows:
+        assert row.map in page
+    hostile = replace(result, source="<script>alert(1)</script>")
     assert "<script>" not in report.comparison_page(hostile)
 
 
-def test_the_headline_names_the_nearest_and_the_fastest_of_use(result: dict[str, Any]) -> None:
+def test_the_headline_names_the_nearest_and_the_fastest_of_use(result: MapComparison) -> None:
     words = report.headline(result)
-    placed = [r for r in result["rows"] if r["output_error"] is not None]
-    nearest = min(placed, key=lambda r: r["output_error"])
-    assert words.startswith(f"{nearest['map']} (M = {nearest['features']}) comes nearest")
-    useless = {**result, "uniform_error": 1e-9}
+    placed = [r for r in result.rows if r.output_error is not None]
+    nearest = min(placed, key=lambda r: r.output_error)
+    assert words.startswith(f"{nearest.map} (M = {nearest.features}) comes nearest")
+    useless = replace(result, uniform_error=1e-9)
     assert "None beats attending to all keys alike" in report.headline(useless)
 
 
-def test_the_picture_shows_both_charts(result: dict[str, Any]) -> None:
+def test_the_picture_shows_both_charts(result: MapComparison) -> None:
     png = report.picture(result)
     assert png[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
@@ -360,11 +369,11 @@ def test_the_picture_shows_both_charts(result: dict[str, Any]) -> None:
 # Files and the command line
 
 
-def test_files_by_their_ending(result: dict[str, Any], tmp_path: Path) -> None:
+def test_files_by_their_ending(result: MapComparison, tmp_path: Path) -> None:
     assert output_files.write_comparison(result, None) == []
     for name in ("a.html", "a.png", "a.json"):
         assert output_files.write_comparison(result, tmp_path / name) == [tmp_path / name]
-    assert json.loads((tmp_path / "a.json").read_text())["rows"] == result["rows"]
+    assert json.loads((tmp_path / "a.json").read_text()) == json.loads(dumps(asdict(result)))
     written = output_files.write_comparison(result, tmp_path / "all")
     assert sorted(p.name for p in written) == ["maps.html", "maps.json", "maps.png"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.html", "a.json", "a.png", "all"]

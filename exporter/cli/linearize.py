@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +12,9 @@ from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import Json, Lengths, Seed, Threads, parse_lengths
 from linexport.cli.progress import Spinner
 from linexport.errors import ParityError, UsageError
+
+if TYPE_CHECKING:
+    from linexport.manifest.linearization_records import LinearizationReport
 
 PerLayer = (
     "NAME for every layer, or LAYER=NAME for those a pattern fits, such as blocks.0.*=taylor2"
@@ -153,13 +157,12 @@ def linearize(
         )
         with spinner.stage("save"):
             result.save(output)
-        report = {**result.report, "output": str(output)}
-        _show(report, html, json)
-        if report["status"] != "ok":
+        _show(result.report, str(output), html, json)
+        if result.report.status != "ok":
             raise typer.Exit(ParityError.exit_code)
 
 
-def _show(report: dict[str, Any], html: Path | None, json: bool) -> None:
+def _show(report: LinearizationReport, output: str, html: Path | None, json: bool) -> None:
     if html is not None:
         from linexport.artifact.write import replace_text
         from linexport.report.linearization import linearization_page
@@ -169,13 +172,13 @@ def _show(report: dict[str, Any], html: Path | None, json: bool) -> None:
         except OSError as error:
             raise UsageError(f"Cannot write {html}: {error.strerror}.") from None
     if json:
-        print_json(report)
+        print_json({**asdict(report), "output": output})
         return
     from rich.console import Console
 
     from linexport.report.linearization import print_linearization
 
-    print_linearization(report, Console(highlight=False))
+    print_linearization(report, Console(highlight=False), output)
     if html is not None:
         typer.echo(f"page    {html}")
 

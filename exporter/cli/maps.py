@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import Json, Seed, Threads
 from linexport.cli.progress import Spinner
+
+if TYPE_CHECKING:
+    from linexport.manifest.map_records import MapComparison
 
 maps = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 
@@ -26,7 +30,7 @@ def table(context: typer.Context, d: Width = 64, json: Json = False) -> None:
 
         found = catalogue(d)
         if json:
-            print_json({"d": d, "maps": found})
+            print_json({"d": d, "maps": [asdict(entry) for entry in found]})
         else:
             from rich.console import Console
 
@@ -88,12 +92,12 @@ def compare(
         )
         written = write_comparison(result, output)
         if json:
-            print_json(result)
+            print_json(asdict(result))
         else:
             _print(result, written)
 
 
-def _print(result: dict[str, Any], written: list[Path]) -> None:
+def _print(result: MapComparison, written: list[Path]) -> None:
     from rich.console import Console
 
     from linexport.report.map_comparison import print_comparison

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -16,7 +16,8 @@ from linexport.linearization.forms import KernelAttention
 from linexport.linearization.judge import judge_forms, refuse_vanishing
 from linexport.linearization.replace import rebuildable
 from linexport.linearization.samples import sample
-from linexport.linearization.static_memory import fit_memory
+from linexport.linearization.static_memory import MemoryErrors, fit_memory
+from linexport.manifest.linearization_records import AttentionRow
 
 
 @dataclass
@@ -29,7 +30,7 @@ class FittedForms:
     """
 
     forms: dict[int, nn.Module] = field(default_factory=dict)
-    records: list[dict[str, Any]] = field(default_factory=list)
+    records: list[AttentionRow] = field(default_factory=list)
 
 
 def replace_attention(
@@ -53,7 +54,7 @@ def replace_attention(
     samples = sample(module, fit, wanted, config.seed)
     made = FittedForms()
     reasons = {s.index: s.reason for s in sites if s.reason}
-    details: dict[int, dict[str, Any]] = {}
+    details: dict[int, MemoryErrors] = {}
     kernel = []
     for site in wanted:
         if not site.memory or rebuildable(module):
@@ -89,33 +90,35 @@ def _record(
     held_out: Sequence[Rows],
     locality: float | None,
     reasons: dict[int, Any],
-    details: dict[int, dict[str, Any]],
+    details: dict[int, MemoryErrors],
 ) -> None:
     forms = {index: [form] for index, form in made.forms.items()}
     judged = judge_forms(module, held_out, forms)
     local = {} if locality is None else judge_forms(module, held_out, forms, locality)
     for site in sites:
         form = made.forms.get(site.index)
-        record = {
-            **{k: v for k, v in asdict(site).items() if k not in ("index", "reason")},
-            "map": None,
-            "options": {},
-            "features": None,
-            "attention_error": None,
-            "uniform_error": None,
-            "local_error": None,
-            "layer_error": None,
-            "reason": None if form else reasons.get(site.index, "left as it is, as asked for"),
-            **details.get(site.index, {}),
-        }
+        described = {k: v for k, v in asdict(site).items() if k not in ("index", "reason")}
+        record = AttentionRow(
+            **described,
+            options={},
+            reason=None if form else reasons.get(site.index, "left as it is, as asked for"),
+        )
+        if site.index in details:
+            record = replace(record, **vars(details[site.index]))
         if form is not None:
-            record["attention_error"] = judged[site.index][0].error
-            record["uniform_error"] = judged[site.index][0].uniform_error
-            if local:
-                record["local_error"] = local[site.index][0].error
+            sums = judged[site.index][0]
+            record = replace(
+                record,
+                attention_error=sums.error,
+                uniform_error=sums.uniform_error,
+                local_error=local[site.index][0].error if local else None,
+            )
         if isinstance(form, KernelAttention):
             refuse_vanishing(site, form, judged[site.index][0])
-            record["map"] = form.feature_map.kind
-            record["options"] = asdict(form.feature_map.options)
-            record["features"] = form.feature_map.features
+            record = replace(
+                record,
+                map=form.feature_map.kind,
+                options=asdict(form.feature_map.options),
+                features=form.feature_map.features,
+            )
         made.records.append(record)

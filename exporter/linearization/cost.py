@@ -8,7 +8,7 @@ is faster than the original in either.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,12 @@ from linexport.graph.interface import input_records
 from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention, MemoryAttention
 from linexport.loaders.loaded_model import LoadedModel
+from linexport.manifest.linearization_records import (
+    FormCosts,
+    FormMemory,
+    FormTimes,
+    ParameterCounts,
+)
 from linexport.manifest.records import named
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.reference import feeds
@@ -39,15 +45,15 @@ LEAD_IN = 2
 """Uncounted calls at every turn: a model that is in use has its threads awake, its weights near."""
 
 
-def parameters(original: nn.Module, linear: nn.Module) -> dict[str, int]:
+def parameters(original: nn.Module, linear: nn.Module) -> ParameterCounts:
     """Numbers stored, buffers included: of both, and of those the ones that only one has."""
     ids = {id(x) for x in (*original.parameters(), *original.buffers())}
     stored = [*linear.parameters(), *linear.buffers()]
-    return {
-        "original": sum(x.numel() for x in (*original.parameters(), *original.buffers())),
-        "linear": sum(x.numel() for x in stored),
-        "not_shared": sum(x.numel() for x in stored if id(x) not in ids),
-    }
+    return ParameterCounts(
+        original=sum(x.numel() for x in (*original.parameters(), *original.buffers())),
+        linear=sum(x.numel() for x in stored),
+        not_shared=sum(x.numel() for x in stored if id(x) not in ids),
+    )
 
 
 def softmax_multiply_adds(site: Site, length: int) -> int:
@@ -105,7 +111,7 @@ class Curves:
         found = [n for n in requested or LENGTHS if limits.allows(n)]
         return found or [limits.nearest(self.traced[self.sequence])]
 
-    def time(self, length: int) -> dict[str, Any]:
+    def time(self, length: int) -> FormTimes:
         """Median milliseconds of each, in turns."""
         (args, kwargs), fed = self._feeds(length)
 
@@ -120,18 +126,19 @@ class Curves:
         calls |= {name: partial(eager, module) for name, module in self.modules.items()}
         took = interleaved(calls, self.settings)
         row = {f"{n}_ms": round(float(np.median(found)), 4) for n, found in took.items()}
-        return {"length": length, **row}
+        return FormTimes(length, **row)
 
-    def memory(self, length: int) -> dict[str, Any]:
+    def memory(self, length: int) -> FormMemory:
         """Peak megabytes of one run of each in ONNX Runtime, in processes of their own."""
         files = (self.folder / f"full-{length}.npz", self.folder / f"short-{length}.npz")
         for path, size in zip(files, (length, min(SHORT, length)), strict=True):
             np.savez(path, allow_pickle=False, **self._feeds(size)[1])
-        row: dict[str, Any] = {"length": length, "reason": None}
-        for name, path in self.paths.items():
-            row[f"{name}_mb"], reason = peak_megabytes("onnx", str(path), *files, TARGET)
-            row["reason"] = row["reason"] or reason
-        return row
+        found = {
+            name: peak_megabytes("onnx", str(path), *files, TARGET)
+            for name, path in self.paths.items()
+        }
+        reason = next((why for _, why in found.values() if why), None)
+        return FormMemory(length, found["original"][0], found["linear"][0], reason)
 
     def _feeds(self, length: int) -> tuple[tuple[Any, ...], dict[str, np.ndarray]]:
         sizes = {
@@ -151,30 +158,25 @@ def curves(
     lengths: Sequence[int] | None,
     threads: int,
     seed: int,
-) -> dict[str, Any]:
-    """``latency`` and ``memory`` rows and the ``crossover``; or the ``reason`` there are none."""
+) -> FormCosts:
+    """Measure both forms; or say for what ``reason`` that is not possible."""
     with tempfile.TemporaryDirectory() as place:
         try:
             found = Curves(original, linear, Path(place), threads, seed)
         except LinexportError as error:
-            return {"latency": None, "memory": None, "crossover": None, "reason": str(error)}
+            return FormCosts(reason=str(error))
         sizes = found.lengths(lengths)
         latency = [found.time(n) for n in sizes]
         memory = [found.memory(n) for n in sizes if n >= MEMORY_FROM] or [found.memory(sizes[-1])]
-    return {
-        "latency": latency,
-        "memory": memory,
-        "crossover": crossover(latency),
-        "reason": None,
-    }
+    return FormCosts(latency=tuple(latency), memory=tuple(memory), crossover=crossover(latency))
 
 
-def crossover(rows: Sequence[Mapping[str, Any]]) -> int | None:
+def crossover(rows: Sequence[FormTimes]) -> int | None:
     """The measured length from which the linear form is the faster one, there and beyond."""
-    wins = [r["linear_ms"] < min(r["original_ms"], r["original_pytorch_ms"]) for r in rows]
+    wins = [r.linear_ms < r.best_original_ms for r in rows]
     best = None
     for row, won in reversed(list(zip(rows, wins, strict=True))):
         if not won:
             break
-        best = int(row["length"])
+        best = row.length
     return best

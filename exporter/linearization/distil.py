@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention
 from linexport.linearization.replace import stem
 from linexport.linearization.softmax_calls import Projecting
+from linexport.manifest.linearization_records import DistillationRecord
 from linexport.models.attention import LinearAttention
 
 RATE = 5e-3
@@ -33,27 +33,6 @@ PATIENCE = 5
 """Looks without an improvement before it stops."""
 
 
-@dataclass(frozen=True)
-class Distillation:
-    """Settings of fine-tuning by distillation.
-
-    Attributes:
-        steps: taken of those asked for; the weights kept are those of ``best_step``.
-        asked: for.
-        best_step: with the smallest held-out loss.
-        before: held-out loss of the forms as they were made.
-        after: the smallest.
-        parameters: numbers that were learned.
-    """
-
-    steps: int
-    asked: int
-    best_step: int
-    before: float
-    after: float
-    parameters: int
-
-
 def distil(
     original: nn.Module,
     linear: nn.Module,
@@ -62,7 +41,7 @@ def distil(
     steps: int,
     seed: int,
     advance: Callable[[int, str], None],
-) -> Distillation:
+) -> DistillationRecord:
     """Train the linear module in place; keep the weights with the smallest held-out loss.
 
     Args:
@@ -114,7 +93,7 @@ def distil(
             x.copy_(value)
             x.grad = None
             x.requires_grad_(False)
-    return Distillation(step, steps, best_step, before, best, sum(x.numel() for x in learned))
+    return DistillationRecord(step, steps, best_step, before, best, sum(x.numel() for x in learned))
 
 
 class _Loss:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from linexport.linearization.calibration import Rows
 from linexport.linearization.choose_forms import KEEP, check_patterns, last
 from linexport.linearization.find_softmax import numbered, run
 from linexport.linearization.replace import WithForms, stem
+from linexport.manifest.linearization_records import FeedForwardRow
 from linexport.models.feed_forward import (
     ACTIVATIONS,
     KernelFeedForward,
@@ -116,7 +116,7 @@ def replace_feed_forward(
     batches: Sequence[Rows],
     config: FeedForwardConfig,
     say: Callable[[str], None],
-) -> list[dict[str, Any]]:
+) -> list[FeedForwardRow]:
     """Replace layers of a module that ``with_forms`` made, in place.
 
     Every layer is fitted to the inputs it has when attention is in linear form already.
@@ -137,18 +137,18 @@ def replace_feed_forward(
     """
     places = find_pairs(linear, batches)
     check_patterns(config.forms, [place.name for place in places])
-    records: list[dict[str, Any]] = []
+    records: list[FeedForwardRow] = []
     layers: dict[int, KernelFeedForward] = {}
     for index, place in enumerate(places):
         form = last(config.forms, place.name) or KEEP
         if form == KEEP or place.reason:
             reason = place.reason or "left as it is, as asked for"
-            records.append({"name": place.name, "form": None, "reason": reason})
+            records.append(FeedForwardRow(name=place.name, reason=reason))
             continue
         layers[index], record = _fitted(place, form, config, say)
         records.append(record)
     if not layers:
-        why = "; ".join(f"{r['name']}: {r['reason']}" for r in records)
+        why = "; ".join(f"{r.name}: {r.reason}" for r in records)
         raise UnsupportedModelError(f"No feed-forward layer was replaced. {why}")
     if isinstance(linear, WithForms):
         linear.layers.put(layers)
@@ -160,7 +160,7 @@ def replace_feed_forward(
 
 def _fitted(
     place: Place, form: str, config: FeedForwardConfig, say: Callable[[str], None]
-) -> tuple[KernelFeedForward, dict[str, Any]]:
+) -> tuple[KernelFeedForward, FeedForwardRow]:
     rows = torch.cat(place.inputs)
     generator = torch.Generator().manual_seed(config.seed)
     try:
@@ -176,7 +176,7 @@ def _fitted(
         )
     except UsageError as error:
         raise UsageError(f"{place.name}: {error}") from error
-    record = {"name": place.name, "reason": None, **asdict(report)}
+    record = FeedForwardRow(name=place.name, **asdict(report))
     return layer.to(place.first.weight.device), record
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,17 @@ from linexport.linearization.verdict import verdict
 from linexport.loaders.default_dims import default_dims
 from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.loaders.weights import describe
+from linexport.manifest.linearization_records import (
+    AttentionRow,
+    CalibrationRecord,
+    FeedForwardRow,
+    FormCosts,
+    LinearizationReport,
+    MetricRecord,
+    MultiplyAdds,
+    OriginalRecord,
+)
+from linexport.manifest.records import StageRecord
 from linexport.models.feed_forward import MAX_COST
 from linexport.models.registry import ReferenceModel
 from linexport.system import environment
@@ -41,12 +52,12 @@ class Linearization:
 
     Attributes:
         module: in linear form, in inference mode; what was not learned is shared with the original.
-        report: a plain dict of JSON types. Units are in the names; what was not measured is null.
-            ``status`` is "ok", or "declined" where it is never faster or the metric gets too bad.
+        report: what was replaced, how far it errs and what it costs. Units are in the names; what
+            was not measured is None. ``dataclasses.asdict`` gives its JSON.
     """
 
     module: nn.Module
-    report: dict[str, Any]
+    report: LinearizationReport
     loaded: LoadedModel
 
     def save(self, path: str | Path) -> None:
@@ -133,7 +144,7 @@ def linearize(
         if sites:
             made = replace_attention(original, sites, fit, held_out, config, memory_keys)
         if feed_forward is None and not made.forms:
-            why = "; ".join(f"{row['name']}: {row['reason']}" for row in made.records)
+            why = "; ".join(f"{row.name}: {row.reason}" for row in made.records)
             raise UnsupportedModelError(f"No softmax attention was replaced. {why}")
     rest_error = compare_models.rest_error(loaded.module, with_forms(original, {}), held_out)
     linear = with_forms(original, made.forms)
@@ -142,87 +153,89 @@ def linearize(
     if distil:
         with watch.stage("distil"), watch.shown.steps("distil", distil) as advance:
             distilled = distillation.distil(original, linear, replaced, data, distil, seed, advance)
-    dense: list[dict[str, Any]] = []
+    dense: list[FeedForwardRow] = []
     if feed_forward is not None:
         feed_forward_config = FeedForwardConfig(_rules(feed_forward), target_error, max_cost, seed)
         with watch.stage("feed-forward"):
             dense = replace_feed_forward(linear, fit, feed_forward_config, watch.shown.note)
     with watch.stage("compare"):
-        for index, error in compare_models.layer_errors(
-            original, linear, replaced, held_out
-        ).items():
-            made.records[index]["layer_error"] = error
+        layer_errors = compare_models.layer_errors(original, linear, replaced, held_out)
         output_error = compare_models.output_error(original, linear, held_out)
         scores = None if metric is None else _scores(metric, loaded.module, linear)
     result = replace(loaded, module=linear, program=None, decode_module=None, language=None)
-    measured: dict[str, Any] = dict.fromkeys(("latency", "memory", "crossover", "reason"))
+    measured = FormCosts()
     if bench:
         with watch.stage("measure"):
             measured = cost.curves(
                 replace(loaded, decode_module=None, language=None), result, lengths, threads, seed
             )
-    report = {
-        "kind": "linearization",
-        "linexport": linexport.__version__,
-        "source": asdict(loaded.source),
-        "seed": seed,
-        "calibration": {"rows": len(data.fit[0]), "held_out": len(data.held_out[0])},
-        "layers": _with_costs(
-            made, sites, sorted({r["length"] for r in measured["latency"] or ()})
-        ),
-        "feed_forward": dense,
-        "output_error": output_error,
-        "rest_error": rest_error,
-        "distillation": None if distilled is None else asdict(distilled),
-        "metric": scores,
-        "max_drop": max_drop,
-        "parameters": cost.parameters(loaded.module, linear),
-        **measured,
-        "environment": environment.describe(),
-        "stages": watch.stages,
-    }
-    report["status"], report["verdict"] = verdict(report, max_drop)
+    lengths_timed = {row.length for row in measured.latency or ()}
+    status, sentence = verdict(measured, scores, max_drop)
+    report = LinearizationReport(
+        linexport=linexport.__version__,
+        source=OriginalRecord(**vars(loaded.source)),
+        seed=seed,
+        calibration=CalibrationRecord(len(data.fit[0]), len(data.held_out[0])),
+        layers=_attention_rows(made, sites, layer_errors, lengths_timed),
+        feed_forward=tuple(dense),
+        output_error=output_error,
+        rest_error=rest_error,
+        distillation=distilled,
+        metric=scores,
+        max_drop=max_drop,
+        parameters=cost.parameters(loaded.module, linear),
+        **vars(measured),
+        environment=environment.describe(),
+        stages=tuple(StageRecord(**stage) for stage in watch.stages),
+        status=status,
+        verdict=sentence,
+    )
     return Linearization(linear, report, result)
 
 
-def _rules(wish: Any) -> dict[str, Any]:
-    if wish is None:
+def _rules(value: Any) -> dict[str, Any]:
+    if value is None:
         return {}
-    return dict(wish) if isinstance(wish, Mapping) else {EVERY: wish}
+    return dict(value) if isinstance(value, Mapping) else {EVERY: value}
 
 
 def _metric(evaluate: Evaluate) -> Metric:
     return Metric(getattr(evaluate, "__name__", "the metric"), evaluate)
 
 
-def _scores(metric: Metric, original: nn.Module, linear: nn.Module) -> dict[str, Any]:
+def _scores(metric: Metric, original: nn.Module, linear: nn.Module) -> MetricRecord:
     before, after = metric.of(original), metric.of(linear)
-    return {
-        "name": metric.name,
-        "before": before,
-        "after": after,
-        "drop": metric.drop(before, after),
-        "lower_is_better": metric.lower_is_better,
-    }
+    drop = metric.drop(before, after)
+    return MetricRecord(metric.name, before, after, drop, metric.lower_is_better)
 
 
-def _with_costs(
-    made: FittedForms, sites: Sequence[find_softmax.Site], lengths: Sequence[int]
-) -> list[dict[str, Any]]:
-    """Multiply-adds of the attention of each layer, at the calibration's length and those timed."""
-    for site, record in zip(sites, made.records, strict=True):
-        form = made.forms.get(site.index)
-        record["multiply_adds"] = [
-            {
-                "length": length,
-                "original": cost.softmax_multiply_adds(site, length),
-                "linear": cost.form_multiply_adds(site, form, length)
-                if form is not None
-                else cost.softmax_multiply_adds(site, length),
-            }
-            for length in sorted({site.length, *lengths})
-        ]
-    return made.records
+def _attention_rows(
+    made: FittedForms,
+    sites: Sequence[find_softmax.Site],
+    layer_errors: Mapping[int, float],
+    lengths: Collection[int],
+) -> tuple[AttentionRow, ...]:
+    """Add what each layer errs in the model, and its multiply-adds at several lengths.
+
+    These are the length of the calibration data and those timed.
+    """
+    return tuple(
+        replace(
+            record,
+            layer_error=layer_errors.get(site.index),
+            multiply_adds=tuple(
+                _multiply_adds(site, made.forms.get(site.index), length)
+                for length in sorted({site.length, *lengths})
+            ),
+        )
+        for site, record in zip(sites, made.records, strict=True)
+    )
+
+
+def _multiply_adds(site: find_softmax.Site, form: nn.Module | None, length: int) -> MultiplyAdds:
+    before = cost.softmax_multiply_adds(site, length)
+    after = before if form is None else cost.form_multiply_adds(site, form, length)
+    return MultiplyAdds(length, before, after)
 
 
 def _loaded(module: nn.Module, data: Calibration) -> LoadedModel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,9 +16,18 @@ SHARE = 16
 """Keys that one pseudo-key stands for, unless asked otherwise: 4,096 rows become 256."""
 
 
+@dataclass(frozen=True)
+class MemoryErrors:
+    """Pseudo-keys of a memory, and its errors; see ``AttentionRow``."""
+
+    pseudo_keys: int
+    held_out_error: float
+    mean_of_values_error: float
+
+
 def fit_memory(
     site: Site, samples: SiteSamples, count: int | None, seed: int
-) -> tuple[MemoryAttention, dict[str, Any]]:
+) -> tuple[MemoryAttention, MemoryErrors]:
     """The fitted form and its errors: on held-out queries, and of answering the mean of V.
 
     Errors are root mean squares over the heads.
@@ -43,16 +52,12 @@ def fit_memory(
         )
         for head in range(site.heads)
     ]
-    errors = {
-        "pseudo_keys": count,
-        "held_out_error": _rms(heads, "held_out_error"),
-        "mean_of_values_error": _rms(heads, "baseline_error"),
-    }
-    if errors["held_out_error"] >= errors["mean_of_values_error"]:
+    errors = MemoryErrors(count, _rms(heads, "held_out_error"), _rms(heads, "baseline_error"))
+    if errors.held_out_error >= errors.mean_of_values_error:
         raise UsageError(
             f"{count} pseudo-keys for {site.keys} keys have an error of "
-            f"{errors['held_out_error']:.3f} on held-out queries, and answering the mean of the "
-            f"values every time has {errors['mean_of_values_error']:.3f}: they are of no use. Ask "
+            f"{errors.held_out_error:.3f} on held-out queries, and answering the mean of the "
+            f"values every time has {errors.mean_of_values_error:.3f}: they are of no use. Ask "
             "for more pseudo-keys, or give more varied calibration data."
         )
     return MemoryAttention(StaticMemory(heads)), errors

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from linexport.manifest.map_records import MapAccuracy
 from linexport.maps.attention_samples import HeadSamples
 from linexport.models.feature_maps import FeatureMap
 from linexport.models.feature_maps.base import ExponentialMap
@@ -66,14 +67,14 @@ def reference(samples: HeadSamples) -> SoftmaxReference:
     return SoftmaxReference(samples, tokens, mask, output, _relative(uniform, output))
 
 
-def judge(maps: Sequence[FeatureMap], against: SoftmaxReference) -> dict[str, Any]:
+def judge(maps: Sequence[FeatureMap], against: SoftmaxReference) -> MapAccuracy:
     """The numbers above, over draws of one map: root mean squares, and the worst denominator.
 
-    Those that came out as NaN or infinity are null, with a ``reason``.
+    Those that came out as NaN or infinity are None, with a ``reason``.
     """
     outputs = [_output(module, against) for module in maps]
     errors = [o["error"] for o in outputs]
-    found = {
+    found: dict[str, float | None] = {
         **_kernel(maps, against.samples),
         "output_error": _rms(errors),
         "output_error_worst": max(errors),
@@ -85,7 +86,7 @@ def judge(maps: Sequence[FeatureMap], against: SoftmaxReference) -> dict[str, An
     for name in lost:
         found[name] = None
     reason = f"not finite: {', '.join(lost)}. {maps[0].failure}" if lost else None
-    return {**found, "reason": reason}
+    return MapAccuracy(**found, reason=reason)
 
 
 def _output(module: FeatureMap, against: SoftmaxReference) -> dict[str, float]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import asdict
-from typing import Any
 
 import torch
 
 from linexport.errors import UsageError
+from linexport.manifest.map_records import MapDescription
 from linexport.models import feature_maps
 
 
-def catalogue(d: int) -> list[dict[str, Any]]:
+def catalogue(d: int) -> list[MapDescription]:
     """One entry per map, by name; ``features`` is M with default options at head width d.
 
     Raises:
@@ -23,7 +23,7 @@ def catalogue(d: int) -> list[dict[str, Any]]:
     return [_entry(kind, d) for kind in feature_maps.kinds()]
 
 
-def _entry(kind: str, d: int) -> dict[str, Any]:
+def _entry(kind: str, d: int) -> MapDescription:
     found = feature_maps.find_map(kind)
     features, note = None, None
     # Nothing is drawn on the meta device: M is wanted, not the draws of wide heads.
@@ -33,18 +33,18 @@ def _entry(kind: str, d: int) -> dict[str, Any]:
             features = feature_maps.make(kind, d).features
         except UsageError as error:
             note = str(error)
-    return {
-        "map": kind,
-        "kernel": found.kernel,
-        "exactness": found.exactness,
-        "features": features,
-        "positive": found.positive,
-        "kernel_positive": found.kernel_positive,
-        "causal": not found.over_time,
-        "error": found.error,
-        "error_is_bound": found.error_is_bound,
-        "regime": found.regime,
-        "failure": found.failure,
-        "options": asdict(found.Options()),
-        "note": note or (str(said[0].message) if said else None),
-    }
+    return MapDescription(
+        map=kind,
+        kernel=found.kernel,
+        exactness=found.exactness,
+        features=features,
+        positive=found.positive,
+        kernel_positive=found.kernel_positive,
+        causal=not found.over_time,
+        error=found.error,
+        error_is_bound=found.error_is_bound,
+        regime=found.regime,
+        failure=found.failure,
+        options=asdict(found.Options()),
+        note=note or (str(said[0].message) if said else None),
+    )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import linexport
 from linexport.errors import LinexportError, UsageError
+from linexport.manifest.map_records import MapComparison, MapRow
 from linexport.maps import accuracy, cost
 from linexport.maps.attention_samples import HeadSamples, model_samples, random_samples
 from linexport.maps.catalogue import catalogue
@@ -58,7 +59,7 @@ def compare_maps(
     threads: int = 0,
     seed: int = 0,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> MapComparison:
     """Measure feature maps beside each other.
 
     Args:
@@ -73,9 +74,9 @@ def compare_maps(
         progress: told the stages.
 
     Returns:
-        A plain dict: ``rows`` has an entry per map and number of features; ``uniform_error`` is
-        what attention to all keys alike would reach. Units are in the names; what could not be
-        measured is null, with a ``reason``.
+        ``rows`` has an entry per map and number of features; ``uniform_error`` is what attention
+        to all keys alike would reach. Units are in the names; what could not be measured is None,
+        with a ``reason``. ``dataclasses.asdict`` gives its JSON.
 
     Raises:
         UsageError: an unknown map, sizes out of range, a model without such layers, or none of the
@@ -94,30 +95,31 @@ def compare_maps(
         against = accuracy.reference(samples)
     with shown.stage("judge"):
         rows = [_judge(choice, against, seed) for choice in choices]
-    if not any(row["state_bytes"] for row in rows):
-        reasons = dict.fromkeys(f"{row['map']}: {row['reason']}" for row in rows)
+    if not any(row.state_bytes for row in rows):
+        reasons = dict.fromkeys(f"{row.map}: {row.reason}" for row in rows)
         raise UsageError(f"None of these maps can be compared here. {' '.join(reasons)}")
-    _add_costs(rows, samples, threads, shown)
-    _mark_frontier(rows, against.uniform_error)
+    rows = _with_costs(rows, samples, threads, shown)
+    rows = _with_frontier(rows, against.uniform_error)
     heads, tokens, width = samples.queries.shape
-    return {
-        "kind": "map_comparison",
-        "linexport": linexport.__version__,
-        "source": samples.source,
-        "d": width,
-        "value_dim": samples.values.shape[2],
-        "length": tokens,
-        "heads": heads,
-        "layer_heads": samples.layer_heads,
-        "causal": samples.causal,
-        "seed": seed,
-        "draws": DRAWS,
-        "threads": threads,
-        "uniform_error": against.uniform_error,
-        "rows": rows,
-        "maps": [m for m in catalogue(width) if m["map"] in {r["map"] for r in rows}],
-        "environment": environment.describe(),
-    }
+    named = {row.map for row in rows}
+    return MapComparison(
+        kind="map_comparison",
+        linexport=linexport.__version__,
+        source=samples.source,
+        d=width,
+        value_dim=samples.values.shape[2],
+        length=tokens,
+        heads=heads,
+        layer_heads=samples.layer_heads,
+        causal=samples.causal,
+        seed=seed,
+        draws=DRAWS,
+        threads=threads,
+        uniform_error=against.uniform_error,
+        rows=tuple(rows),
+        maps=tuple(m for m in catalogue(width) if m.map in named),
+        environment=environment.describe(),
+    )
 
 
 def _check(d: int | None, length: int, features: Sequence[int], data: Any, inputs: Any) -> None:
@@ -145,78 +147,81 @@ def _choices(maps: Sequence[str] | None, features: Sequence[int]) -> list[MapCho
     return found
 
 
-def _judge(choice: MapChoice, against: accuracy.SoftmaxReference, seed: int) -> dict[str, Any]:
+def _judge(choice: MapChoice, against: accuracy.SoftmaxReference, seed: int) -> MapRow:
     found = feature_maps.find_map(choice.kind)
-    row: dict[str, Any] = {
-        "map": choice.kind,
-        "options": choice.options,
-        "features": choice.options.get("features"),
-        "exactness": found.exactness,
-        "positive": found.positive,
-        "kernel": found.kernel,
-        "error_is_bound": found.error_is_bound,
-        "output_error": None,
-        "us_per_token": None,
-        "bytes_per_token": None,
-        "state_bytes": None,
-        "frontier": False,
-        "reason": None,
-    }
+    row = MapRow(
+        map=choice.kind,
+        options=choice.options,
+        features=choice.options.get("features"),
+        exactness=found.exactness,
+        positive=found.positive,
+        kernel=found.kernel,
+        error_is_bound=found.error_is_bound,
+    )
     if found.over_time and against.samples.causal:
-        return {**row, "reason": "it normalises keys over the whole sequence: bidirectional only"}
+        reason = "it normalises keys over the whole sequence: bidirectional only"
+        return replace(row, reason=reason)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             drawn = choice.draws(against.samples.queries.shape[2], against.samples, seed)
     except UsageError as error:
-        return {**row, "reason": str(error)}
+        return replace(row, reason=str(error))
     value_dim = against.samples.values.shape[2]
     size = drawn[0].features
     state = 4 * against.samples.layer_heads * size * (value_dim + 1)
-    return {**row, "features": size, "state_bytes": state, **accuracy.judge(drawn, against)}
+    judged = vars(accuracy.judge(drawn, against))
+    return replace(row, features=size, state_bytes=state, **judged)
 
 
-def _add_costs(
-    rows: list[dict[str, Any]], samples: HeadSamples, threads: int, progress: Progress
-) -> None:
-    """Time and memory of every map that could be made, in place."""
-    configs = {str(at): _config(r, samples) for at, r in enumerate(rows) if r["state_bytes"]}
+def _with_costs(
+    rows: Sequence[MapRow], samples: HeadSamples, threads: int, progress: Progress
+) -> list[MapRow]:
+    """Measure time and memory of every map that could be made."""
+    configs = {at: _config(row, samples) for at, row in enumerate(rows) if row.state_bytes}
     models: dict[str, Path] = {}
+    found = list(rows)
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         folder = Path(place)
         with progress.stage("export"):
-            for name, config in configs.items():
+            for at, config in configs.items():
                 try:
-                    models[name] = cost.export(config, folder / name)
+                    models[str(at)] = cost.export(config, folder / str(at))
                 except LinexportError as error:
-                    rows[int(name)]["reason"] = str(error)
+                    found[at] = replace(found[at], reason=str(error))
         fed = cost.inputs(next(iter(configs.values())), samples.queries.shape[1])
         with progress.stage("memory"):
             for name, path in models.items():
-                row = rows[int(name)]
-                row["bytes_per_token"], reason = cost.memory(path, fed, folder)
-                row["reason"] = row["reason"] or reason
+                row = found[int(name)]
+                used, reason = cost.memory(path, fed, folder)
+                found[int(name)] = replace(row, bytes_per_token=used, reason=row.reason or reason)
         with progress.stage("time"):
             for name, took in cost.times(models, fed, threads).items():
-                rows[int(name)]["us_per_token"] = took
+                found[int(name)] = replace(found[int(name)], us_per_token=took)
+    return found
 
 
-def _config(row: dict[str, Any], samples: HeadSamples) -> LinearAttentionLayerConfig:
+def _config(row: MapRow, samples: HeadSamples) -> LinearAttentionLayerConfig:
     return LinearAttentionLayerConfig(
         num_heads=samples.layer_heads,
         head_dim=samples.queries.shape[2],
         value_dim=samples.values.shape[2],
-        feature_map=row["map"],
-        feature_map_options=row["options"],
+        feature_map=row.map,
+        feature_map_options=row.options,
         causal=samples.causal,
     )
 
 
-def _mark_frontier(rows: list[dict[str, Any]], uniform_error: float) -> None:
+def _with_frontier(rows: Sequence[MapRow], uniform_error: float) -> list[MapRow]:
     """Mark those of use, nearer than a mean, that nothing else beats in both time and error."""
-    placed = [r for r in rows if r["us_per_token"] is not None and r["output_error"] is not None]
-    best = uniform_error
-    for row in sorted(placed, key=lambda r: (r["us_per_token"], r["output_error"])):
-        row["frontier"] = row["output_error"] < best
-        best = min(best, row["output_error"])
+    placed = sorted(
+        (row.us_per_token, row.output_error, at)
+        for at, row in enumerate(rows)
+        if row.us_per_token is not None and row.output_error is not None
+    )
+    found, best = list(rows), uniform_error
+    for _, error, at in placed:
+        found[at] = replace(found[at], frontier=error < best)
+        best = min(best, error)
+    return found

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from linexport.errors import UsageError
 from linexport.manifest import dumps
+from linexport.manifest.map_records import MapComparison
 from linexport.report import map_comparison as report
 
 NAME = "maps"
@@ -34,7 +35,7 @@ def check_report_paths(output: Path | None) -> None:
         raise UsageError(f"{output} is a file. Name a folder, or a file ending in .html or .png.")
 
 
-def write_comparison(result: dict[str, Any], output: Path | None) -> list[Path]:
+def write_comparison(result: MapComparison, output: Path | None) -> list[Path]:
     """Write what ``output`` names; each file whole or not at all."""
     if output is None:
         return []
@@ -48,10 +49,11 @@ def write_comparison(result: dict[str, Any], output: Path | None) -> list[Path]:
     return paths
 
 
-def _content(result: dict[str, Any], kind: str) -> bytes:
+def _content(result: MapComparison, kind: str) -> bytes:
     if kind == ".png":
         return report.picture(result)
-    return (report.comparison_page(result) if kind == ".html" else dumps(result)).encode("utf-8")
+    text = report.comparison_page(result) if kind == ".html" else dumps(asdict(result))
+    return text.encode("utf-8")
 
 
 def _write(path: Path, content: bytes) -> None:

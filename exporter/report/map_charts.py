@@ -7,10 +7,11 @@ dashed staircase joins the maps that nothing else beats in both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from linexport.manifest.map_records import MapComparison, MapRow
 from linexport.report.axis_ticks import decade_axis, octave_axis
 from linexport.report.figures import (
     MARKERS,
@@ -24,7 +25,7 @@ from linexport.report.figures import (
     series_colour,
     titled_axes,
 )
-from linexport.report.text import amount, count, items, mapping, objects, positive
+from linexport.report.text import amount, count, positive
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -61,23 +62,23 @@ class Measured:
     frontier: bool
 
 
-def error_chart(result: Mapping[str, Any], over: Over, ident: str, width: int = 960) -> str:
+def error_chart(result: MapComparison, over: Over, ident: str, width: int = 960) -> str:
     """Return the chart as an SVG element; "" without points."""
     with chart_style():
         chart = draw_error(result, over, width)
         return "" if chart is None else inline_svg(chart, ident)
 
 
-def draw_error(result: Mapping[str, Any], over: Over, width: int = 960) -> Chart | None:
+def draw_error(result: MapComparison, over: Over, width: int = 960) -> Chart | None:
     """Draw the chart, within ``chart_style``; None without points."""
     shown = [one for one in measured(result, over) if one.error <= CEILING]
     if not shown:
         return None
     timed, narrow = over == "us_per_token", width < NARROW
     figure = new_figure(width, 640 if narrow else 560)
-    label = f"µs a token, a layer of {count(result.get('layer_heads'))} heads"
+    label = f"µs a token, a layer of {count(result.layer_heads)} heads"
     axes = titled_axes(figure, VERTICAL, label if timed else "features M")
-    uniform = positive(result.get("uniform_error"))
+    uniform = positive(result.uniform_error)
     guides = [uniform] if uniform and uniform <= CEILING else []
     decade_axis(axes, "y", [*(one.error for one in shown), *guides], 9)
     if timed:
@@ -98,30 +99,30 @@ def draw_error(result: Mapping[str, Any], over: Over, width: int = 960) -> Chart
     return Chart(figure, TITLES[over], words, {_gid(i): [_tip(m)] for i, m in enumerate(shown)})
 
 
-def measured(result: Mapping[str, Any], over: Over) -> list[Measured]:
+def measured(result: MapComparison, over: Over) -> list[Measured]:
     """Return the rows of a comparison that a logarithmic chart can show."""
     found = []
-    for row in objects(result.get("rows")):
-        x, error = positive(row.get(over)), positive(row.get("output_error"))
-        features = positive(row.get("features"))
+    for row in result.rows:
+        x, error = positive(getattr(row, over)), positive(row.output_error)
+        features = positive(row.features)
         if x is not None and error is not None and features is not None:
-            hollow = not (row.get("positive") or row.get("map") in EITHER_SIGN)
-            frontier = bool(row.get("frontier"))
-            name = str(row.get("map"))
+            hollow = not (row.positive or row.map in EITHER_SIGN)
+            frontier = row.frontier
+            name = row.map
             found.append(Measured(name, family(row), x, error, features, hollow, frontier))
     return found
 
 
-def family(row: Mapping[str, Any]) -> int:
+def family(row: MapRow) -> int:
     """Return the row's index into ``FAMILIES``."""
-    if row.get("exactness") == "unbiased":
+    if row.exactness == "unbiased":
         return 0
-    if row.get("exactness") == "fitted":
+    if row.exactness == "fitted":
         return 3
-    return 2 if row.get("positive") else 1
+    return 2 if row.positive else 1
 
 
-def off_chart(result: Mapping[str, Any], over: Over) -> str:
+def off_chart(result: MapComparison, over: Over) -> str:
     """Return a sentence that lists the maps above ``CEILING`` with their errors; "" if none are."""
     far: dict[str, list[float]] = {}
     for one in measured(result, over):
@@ -134,14 +135,9 @@ def off_chart(result: Mapping[str, Any], over: Over) -> str:
     return f"Off the chart, with an error above {CEILING:g}: {', '.join(named)}." if named else ""
 
 
-def refused(result: Mapping[str, Any]) -> dict[str, str]:
+def not_compared(result: MapComparison) -> dict[str, str]:
     """Return the maps without a measurement, each with the reason."""
-    rows = objects(items(mapping(result).get("rows")))
-    return {
-        str(r.get("map")): str(r["reason"])
-        for r in rows
-        if r.get("reason") and r.get("output_error") is None
-    }
+    return {r.map: r.reason for r in result.rows if r.reason and r.output_error is None}
 
 
 Line = tuple[Sequence[float], Sequence[float]]

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 from textwrap import wrap
 from typing import Any
 
 from markupsafe import Markup
 
+from linexport.manifest.map_records import MapComparison, MapDescription, MapRow
 from linexport.report import map_charts, tables
 from linexport.report.figures import chart_style, png_sheet
 from linexport.report.page import drawings, template
 from linexport.report.tables import Cell, Table, make_table
-from linexport.report.text import amount, count, mapping, number, objects, plain, printable
+from linexport.report.text import amount, count, number, plain, printable
 
 NONE = "–"
 
 
-def comparison_page(result: Mapping[str, Any]) -> str:
+def comparison_page(result: MapComparison) -> str:
     """One self-contained HTML document."""
     return (
         template("maps.html")
@@ -32,19 +34,19 @@ def comparison_page(result: Mapping[str, Any]) -> str:
             how_timed=_how_timed(result),
             how_judged=_how_judged(result),
             rows=_table(result),
-            refused=_refused(result),
+            not_compared=_not_compared(result),
             maps=_described(result),
-            environment=tables.environment(mapping(result.get("environment"))),
+            environment=tables.environment(result.environment),
         )
         .lstrip()
     )
 
 
-def _charts(result: Mapping[str, Any], over: map_charts.Over) -> dict[str, Markup]:
+def _charts(result: MapComparison, over: map_charts.Over) -> dict[str, Markup]:
     return drawings(partial(map_charts.error_chart, result, over), over)
 
 
-def picture(result: Mapping[str, Any]) -> bytes:
+def picture(result: MapComparison) -> bytes:
     """Return a PNG: the headline, what was compared, and both charts one below the other."""
     facts = _facts(result)
     overs: tuple[map_charts.Over, ...] = ("us_per_token", "features")
@@ -58,24 +60,23 @@ def picture(result: Mapping[str, Any]) -> bytes:
         return png_sheet("Feature maps beside softmax attention", lines, found)
 
 
-def headline(result: Mapping[str, Any]) -> str:
+def headline(result: MapComparison) -> str:
     """Conclusion of a comparison of feature maps, in a sentence or two."""
-    placed = [r for r in objects(result.get("rows")) if number(r.get("output_error")) is not None]
+    placed = [(r.output_error, r) for r in result.rows if r.output_error is not None]
     if not placed:
         return "No map could be compared."
-    nearest = min(placed, key=lambda r: float(r["output_error"]))
+    _, nearest = min(placed, key=itemgetter(0))
     words = f"{_named(nearest)} comes nearest to softmax, with an error of {_error(nearest)}"
     words += _at(nearest)
-    uniform = number(result.get("uniform_error"))
+    uniform = number(result.uniform_error)
     useful = [
-        r
-        for r in placed
-        if number(r.get("us_per_token")) is not None
-        and (uniform is None or r["output_error"] < uniform)
+        (r.us_per_token, r)
+        for error, r in placed
+        if r.us_per_token is not None and (uniform is None or error < uniform)
     ]
     if not useful:
         return f"{words}. None beats attending to all keys alike."
-    fastest = min(useful, key=lambda r: float(r["us_per_token"]))
+    _, fastest = min(useful, key=itemgetter(0))
     if fastest is nearest:
         return f"{words}, and is the fastest that beats attending to all keys alike."
     return (
@@ -84,7 +85,7 @@ def headline(result: Mapping[str, Any]) -> str:
     )
 
 
-def print_comparison(result: Mapping[str, Any], console: Any) -> None:
+def print_comparison(result: MapComparison, console: Any) -> None:
     """The headline and the numbers, by error."""
     from rich.table import Table as Grid
 
@@ -106,11 +107,11 @@ def print_comparison(result: Mapping[str, Any], console: Any) -> None:
         "share of the absolute values it sums: 1 is safe, near 0 is noise.",
         style="dim",
     )
-    for name, reason in map_charts.refused(result).items():
+    for name, reason in map_charts.not_compared(result).items():
         console.print(f"{name}: not compared: {printable(reason)}", markup=False, style="yellow")
 
 
-def print_catalogue(maps: Sequence[Mapping[str, Any]], d: int, console: Any) -> None:
+def print_catalogue(maps: Sequence[MapDescription], d: int, console: Any) -> None:
     """A block a map."""
     from rich.table import Table as Grid
 
@@ -119,13 +120,13 @@ def print_catalogue(maps: Sequence[Mapping[str, Any]], d: int, console: Any) -> 
     for label in ("Map", "M", "Properties"):
         grid.add_column(label, overflow="fold", justify="right" if label == "M" else "left")
     for row in maps:
-        kind = row["exactness"] + ("" if row["causal"] else ", bidirectional only")
-        error = "" if row["exactness"] == "exact" else f"error  {_plain(row['error'])}\n"
+        kind = row.exactness + ("" if row.causal else ", bidirectional only")
+        error = "" if row.exactness == "exact" else f"error  {_plain(row.error)}\n"
         grid.add_row(
-            f"[bold]{row['map']}[/bold]\n[dim]{kind}\n{_sign(row)}[/dim]",
-            count(row["features"]) if row["features"] else NONE,
-            f"[bold]{_plain(row['kernel'])}[/bold]\n{error}use    {_plain(row['regime'])}\n"
-            f"fails  {_plain(row['failure'])}\n",
+            f"[bold]{row.map}[/bold]\n[dim]{kind}\n{_sign(row)}[/dim]",
+            count(row.features) if row.features else NONE,
+            f"[bold]{_plain(row.kernel)}[/bold]\n{error}use    {_plain(row.regime)}\n"
+            f"fails  {_plain(row.failure)}\n",
         )
     console.print(grid)
 
@@ -137,93 +138,93 @@ def _plain(words: Any) -> str:
     return escape(printable(str(words)))
 
 
-def _sign(row: Mapping[str, Any]) -> str:
-    if row["positive"]:
+def _sign(row: MapDescription) -> str:
+    if row.positive:
         return "features >= 0"
-    return "kernel >= 0" if row["kernel_positive"] else "any"
+    return "kernel >= 0" if row.kernel_positive else "any"
 
 
-def _facts(result: Mapping[str, Any]) -> dict[str, str]:
-    size = f"{count(result['length'])} tokens, d = {count(result['d'])}"
-    attention = "causal" if result["causal"] else "bidirectional"
+def _facts(result: MapComparison) -> dict[str, str]:
+    size = f"{count(result.length)} tokens, d = {count(result.d)}"
+    attention = "causal" if result.causal else "bidirectional"
     return {
-        "Data": plain(result.get("source")),
-        "Size": f"{size}, {count(result['heads'])} heads, {attention}",
-        "Attending to all keys alike": f"error {amount(result.get('uniform_error'))}",
-        "Seed": f"{plain(result.get('seed'))}, {count(result.get('draws'))} draws of random maps",
+        "Data": plain(result.source),
+        "Size": f"{size}, {count(result.heads)} heads, {attention}",
+        "Attending to all keys alike": f"error {amount(result.uniform_error)}",
+        "Seed": f"{plain(result.seed)}, {count(result.draws)} draws of random maps",
     }
 
 
-def _how_timed(result: Mapping[str, Any]) -> str:
+def _how_timed(result: MapComparison) -> str:
     return (
-        f"Median time of a layer of {count(result['layer_heads'])} heads on a whole sequence of "
-        f"{count(result['length'])} tokens, exported and run in ONNX Runtime, all maps in turns."
+        f"Median time of a layer of {count(result.layer_heads)} heads on a whole sequence of "
+        f"{count(result.length)} tokens, exported and run in ONNX Runtime, all maps in turns."
     )
 
 
-def _how_judged(result: Mapping[str, Any]) -> str:
+def _how_judged(result: MapComparison) -> str:
     return (
         "Relative difference from softmax attention over tokens and heads, in float64; of random "
-        f"maps the root mean square of {count(result['draws'])} draws. A model that is trained "
+        f"maps the root mean square of {count(result.draws)} draws. A model that is trained "
         "with a map does not need softmax's output: then error says little, and time all."
     )
 
 
-def _table(result: Mapping[str, Any]) -> Table:
+def _table(result: MapComparison) -> Table:
     labels = ["", "Map", "#M", "#Output error", "#Kernel error", "#Theory"]
     labels += ["#Denom\u00adinator", "#µs / token", "#KB / token", "#State, KB"]
-    rows = [r for r in objects(result.get("rows")) if r.get("state_bytes") is not None]
-    rows.sort(key=lambda r: (r["output_error"] is None, r["output_error"] or 0.0))
+    rows = [r for r in result.rows if r.state_bytes is not None]
+    rows.sort(key=lambda r: (r.output_error is None, r.output_error or 0.0))
     found = make_table("Measured", labels, [_row(r) for r in rows])
     return found or Table("Measured", tables.headings(*labels), ())
 
 
-def _row(row: Mapping[str, Any]) -> list[Cell]:
-    bound = "≤ " if row["error_is_bound"] else ""
-    predicted = row.get("kernel_error_predicted")
+def _row(row: MapRow) -> list[Cell]:
+    bound = "≤ " if row.error_is_bound else ""
+    predicted = row.kernel_error_predicted
     return [
-        Cell("✓" if row["frontier"] else "", tone="good" if row["frontier"] else "fixed"),
-        Cell(str(row["map"]), tone="fixed strong" if row["frontier"] else "fixed"),
-        Cell(count(row["features"])),
-        Cell(_tiny(row["output_error"]), plain(row["reason"]) if row["reason"] else ""),
-        Cell(_tiny(row.get("kernel_error"))),
+        Cell("✓" if row.frontier else "", tone="good" if row.frontier else "fixed"),
+        Cell(str(row.map), tone="fixed strong" if row.frontier else "fixed"),
+        Cell(count(row.features)),
+        Cell(_tiny(row.output_error), plain(row.reason) if row.reason else ""),
+        Cell(_tiny(row.kernel_error)),
         Cell(NONE if predicted is None else bound + _tiny(predicted)),
-        Cell(_tiny(row.get("cancellation"))),
-        Cell(_or_none(row["us_per_token"])),
-        Cell(NONE if row["bytes_per_token"] is None else amount(row["bytes_per_token"] / 1024)),
-        Cell(amount(row["state_bytes"] / 1024)),
+        Cell(_tiny(row.cancellation)),
+        Cell(_or_none(row.us_per_token)),
+        Cell(NONE if row.bytes_per_token is None else amount(row.bytes_per_token / 1024)),
+        Cell(NONE if row.state_bytes is None else amount(row.state_bytes / 1024)),
     ]
 
 
-def _refused(result: Mapping[str, Any]) -> Table | None:
-    found = map_charts.refused(result)
+def _not_compared(result: MapComparison) -> Table | None:
+    found = map_charts.not_compared(result)
     rows = [[Cell(name, tone="fixed"), Cell(reason)] for name, reason in found.items()]
     return make_table("Not compared", ["Map", "Why"], rows)
 
 
-def _described(result: Mapping[str, Any]) -> Table | None:
+def _described(result: MapComparison) -> Table | None:
     rows = [
         [
-            Cell(str(m["map"]), tone="fixed strong"),
-            Cell(str(m["kernel"]), f"{m['exactness']}; {_sign(m)}"),
-            Cell(str(m["regime"])),
-            Cell(str(m["failure"])),
+            Cell(str(m.map), tone="fixed strong"),
+            Cell(str(m.kernel), f"{m.exactness}; {_sign(m)}"),
+            Cell(str(m.regime)),
+            Cell(str(m.failure)),
         ]
-        for m in objects(result.get("maps"))
+        for m in result.maps
     ]
     return make_table("Maps", ["Map", "Kernel", "When to use it", "How it fails"], rows)
 
 
-def _named(row: Mapping[str, Any]) -> str:
-    return f"{row['map']} (M = {count(row['features'])})"
+def _named(row: MapRow) -> str:
+    return f"{row.map} (M = {count(row.features)})"
 
 
-def _error(row: Mapping[str, Any]) -> str:
-    return _tiny(row["output_error"])
+def _error(row: MapRow) -> str:
+    return _tiny(row.output_error)
 
 
-def _at(row: Mapping[str, Any]) -> str:
-    took = number(row.get("us_per_token"))
+def _at(row: MapRow) -> str:
+    took = number(row.us_per_token)
     return "" if took is None else f" at {amount(took)} µs a token"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -50,21 +51,21 @@ def test_each_form_is_reported_and_comes_near(form: str) -> None:
     with torch.no_grad():  # the power series needs small |w|
         module.blocks[0].feed_forward[0].weight.mul_(0.2)
     found = run(module, form=form, target_error=0.05, map="keep")
-    (row,) = found.report["feed_forward"]
-    assert row["form"] == form and row["activation"] == "gelu" and row["reason"] is None
-    assert row["error"] < 2 * 0.05 and row["multiply_adds"] > row["multiply_adds_before"] == 8 * 12
-    assert 0 < found.report["output_error"] < 0.2
+    (row,) = found.report.feed_forward
+    assert row.form == form and row.activation == "gelu" and row.reason is None
+    assert row.error < 2 * 0.05 and row.multiply_adds > row.multiply_adds_before == 8 * 12
+    assert 0 < found.report.output_error < 0.2
     assert isinstance(found.module.blocks[0].feed_forward[0], KernelFeedForward)
     assert type(module.blocks[0].feed_forward[0]) is nn.Linear
-    json.dumps(found.report)
+    json.dumps(asdict(found.report))
 
 
 def test_a_checkpoint_has_the_layers_and_is_linearised_again(tmp_path: Path) -> None:
     path = tmp_path / "linear.pt"
     found = run(digits(), form={FIRST: "least-squares"}, map={"blocks.0.*": "taylor2"})
-    rows = found.report["feed_forward"]
-    assert [row["form"] for row in rows] == ["least-squares", None]
-    assert rows[1]["reason"] == "left as it is, as asked for"
+    rows = found.report.feed_forward
+    assert [row.form for row in rows] == ["least-squares", None]
+    assert rows[1].reason == "left as it is, as asked for"
     found.save(path)
     loaded = linexport.models.load(path)
     with torch.no_grad():
@@ -81,7 +82,7 @@ def test_a_checkpoint_converts(tmp_path: Path) -> None:
     found = run(digits(1))
     found.save(tmp_path / "linear.pt")
     report = linexport.convert(str(tmp_path / "linear.pt"), tmp_path / "artifact", bench=False)
-    assert report["status"] == "ok"
+    assert report.status == "ok"
 
 
 def test_the_language_model_still_streams() -> None:
@@ -98,21 +99,21 @@ def test_the_language_model_still_streams() -> None:
 def test_a_module_without_attention_becomes_a_program(tmp_path: Path) -> None:
     module, data = shared_activation(), torch.randn(200, 6)
     found = run(module, data, target_error=1e-4)
-    assert [row["name"] for row in found.report["feed_forward"]] == ["0", "2"]
+    assert [row.name for row in found.report.feed_forward] == ["0", "2"]
     found.save(tmp_path / "linear.pt2")
     loaded = torch.export.load(tmp_path / "linear.pt2").module()
     with torch.no_grad():
         torch.testing.assert_close(loaded(data), found.module(data))
         assert (loaded(data) - module(data)).square().mean() < 1e-3
-    assert found.report["layers"] == []
+    assert found.report.layers == ()
 
 
 def test_an_activation_without_a_form_is_left_with_the_reason() -> None:
     layers = OrderedDict(a=nn.Linear(4, 4), b=nn.Sigmoid(), c=nn.Linear(4, 4), d=nn.ReLU())
-    found = run(nn.Sequential(layers).eval(), torch.randn(80, 4)).report["feed_forward"]
-    assert [row["name"] for row in found] == ["a", "c"]
-    assert "its activation is sigmoid; forms are of gelu" in found[0]["reason"]
-    assert found[1]["reason"] is None and found[1]["activation"] == "relu"
+    found = run(nn.Sequential(layers).eval(), torch.randn(80, 4)).report.feed_forward
+    assert [row.name for row in found] == ["a", "c"]
+    assert "its activation is sigmoid; forms are of gelu" in found[0].reason
+    assert found[1].reason is None and found[1].activation == "relu"
 
 
 def test_the_cost_is_told_first_and_refused_above_the_limit() -> None:
@@ -155,10 +156,10 @@ CALLED = {
 
 def test_activations_are_found_wherever_they_are_called(tmp_path: Path) -> None:
     module, data = Called().eval(), torch.randn(60, 5, 8)
-    (only,) = run(module, data, {"gate": "least-squares"}, map="keep").report["feed_forward"][2:3]
-    assert only["form"] == "least-squares"
+    (only,) = run(module, data, {"gate": "least-squares"}, map="keep").report.feed_forward[2:3]
+    assert only.form == "least-squares"
     found = run(module, data, target_error=1e-3)
-    assert {row["name"]: row["activation"] for row in found.report["feed_forward"]} == CALLED
+    assert {row.name: row.activation for row in found.report.feed_forward} == CALLED
     found.save(tmp_path / "linear.pt2")
     loaded = torch.export.load(tmp_path / "linear.pt2").module()
     with torch.no_grad():

@@ -138,7 +138,7 @@ def test_what_is_not_replaced_is_the_original_to_the_bit() -> None:
     found = linexport.linearize(module, DATA, map={"*": "keep", "1": "taylor2"}, bench=False)
     with torch.no_grad():
         assert torch.equal(found.module.inner[0](DATA), module[0](DATA))
-    assert [row["map"] for row in found.report["layers"]] == [None, "taylor2"]
+    assert [row.map for row in found.report.layers] == [None, "taylor2"]
     own = {id(x) for x in module.parameters()}
     new = [n for n, x in found.module.named_parameters() if id(x) not in own]
     assert new == ["forms.by_site.1.gain"]

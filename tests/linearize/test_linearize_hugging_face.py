@@ -58,11 +58,11 @@ def test_a_folders_layers_are_replaced_and_the_rest_is_the_original(
     ids, mask = torch.from_numpy(IDS), torch.from_numpy(MASK)
     wish = {"*": "taylor2", "*1*": "keep"}
     found = linexport.linearize(loaded, (ids, mask), map=wish, bench=False)
-    first, second = found.report["layers"]
-    assert first["map"] == "taylor2" and second["map"] is None
-    assert first["causal"] is (kind == "gpt2") and first["masked"]
-    assert first["projection"] is not None and 0 < first["layer_error"] < 1
-    assert found.report["rest_error"] < 1e-5 < found.report["output_error"] < 0.5
+    first, second = found.report.layers
+    assert first.map == "taylor2" and second.map is None
+    assert first.causal is (kind == "gpt2") and first.masked
+    assert first.projection is not None and 0 < first.layer_error < 1
+    assert found.report.rest_error < 1e-5 < found.report.output_error < 0.5
     with torch.no_grad():
         got, want = found.module(ids, mask), model(input_ids=ids, attention_mask=mask)[0]
     there = mask.bool()
@@ -89,7 +89,7 @@ def test_a_factory_may_return_a_language_model(
     monkeypatch.chdir("gpt2")
     loaded = load_model("saved_language_model:make", whole=True)
     found = linexport.linearize(loaded, torch.from_numpy(IDS), map="taylor2", bench=False)
-    assert [row["map"] for row in found.report["layers"]] == ["taylor2"] * 2
+    assert [row.map for row in found.report.layers] == ["taylor2"] * 2
 
 
 def test_a_model_of_something_else_than_tokens_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from linexport.errors import LinexportError, ParityError, UnsupportedModelError,
 from linexport.linearization.cost import crossover
 from linexport.linearization.metric import Metric
 from linexport.linearization.verdict import verdict
+from linexport.manifest.linearization_records import FormCosts, FormTimes
 from linexport.models import DigitClassifier, LanguageModel, LinearAttention
 from linexport.models.classifier import DigitClassifierConfig
 from linexport.models.language_model import LanguageModelConfig
@@ -118,8 +120,8 @@ def test_per_layer_settings_are_checked() -> None:
 def test_auto_takes_the_fewest_features_within_the_budget() -> None:
     rows = {}
     for budget in (0.3, 0.01):
-        found = run(digits(), PIXELS[:24], map="auto", budget=budget).report["layers"]
-        rows[budget] = [row["features"] for row in found if row["map"]]
+        found = run(digits(), PIXELS[:24], map="auto", budget=budget).report.layers
+        rows[budget] = [row.features for row in found if row.map]
     assert max(rows[0.3]) < min(rows[0.01])
 
 
@@ -133,9 +135,9 @@ def test_locality_is_judged_by_exact_masked_attention() -> None:
     config = DigitClassifierConfig(dim=8, num_heads=4, layers=1, attention="softmax")
     module = DigitClassifier(config).eval()
     options = {"tau": 0.7}
-    (row,) = run(module, PIXELS, locality=2.0, map_options=options, features=4096).report["layers"]
-    assert row["map"] == "favor+*local" and row["options"]["delta"] == 2.0
-    assert row["local_error"] < row["uniform_error"] < row["attention_error"]
+    (row,) = run(module, PIXELS, locality=2.0, map_options=options, features=4096).report.layers
+    assert row.map == "favor+*local" and row.options["delta"] == 2.0
+    assert row.local_error < row.uniform_error < row.attention_error
     with pytest.raises(UsageError, match="built on favor"):
         run(module, locality=1.0, map="taylor2")
 
@@ -145,10 +147,10 @@ def test_locality_is_judged_by_exact_masked_attention() -> None:
 
 def test_keys_that_never_change_become_pseudo_keys() -> None:
     found = run(Remembers(), QUERIES, memory_keys=16)
-    (row,) = found.report["layers"]
-    assert row["memory"] and row["pseudo_keys"] == 16
-    assert row["held_out_error"] < 0.5 * row["mean_of_values_error"]
-    assert row["attention_error"] == pytest.approx(row["held_out_error"], rel=0.5)
+    (row,) = found.report.layers
+    assert row.memory and row.pseudo_keys == 16
+    assert row.held_out_error < 0.5 * row.mean_of_values_error
+    assert row.attention_error == pytest.approx(row.held_out_error, rel=0.5)
 
 
 def test_a_memory_no_better_than_the_mean_of_its_values_is_refused(
@@ -167,9 +169,9 @@ def test_distillation_comes_nearer_and_leaves_the_original_as_it_is() -> None:
         block.attention.query.weight.data *= 6
     before = {k: v.clone() for k, v in module.state_dict().items()}
     plain, distilled = (run(module, map="favor+", features=16, distil=n) for n in (0, 60))
-    errors = [[r["layer_error"] for r in f.report["layers"]] for f in (plain, distilled)]
+    errors = [[r.layer_error for r in f.report.layers] for f in (plain, distilled)]
     assert all(after < 0.8 * first for first, after in zip(*errors, strict=True))
-    assert distilled.report["distillation"]["after"] < distilled.report["distillation"]["before"]
+    assert distilled.report.distillation.after < distilled.report.distillation.before
     assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
     assert all(p.grad is None for p in module.parameters())
 
@@ -189,14 +191,14 @@ def test_a_score_before_and_after_decides_with_max_drop() -> None:
         return module(PIXELS[:8]).mean()
 
     found = run(digits(), map="taylor2", evaluate=score)
-    metric = found.report["metric"]
-    assert metric["name"] == "score" and metric["drop"] == metric["before"] - metric["after"]
-    assert found.report["status"] == "ok"
+    metric = found.report.metric
+    assert metric.name == "score" and metric.drop == metric.before - metric.after
+    assert found.report.status == "ok"
     loss = Metric("loss", lambda m: float(isinstance(m.blocks[0].attention, LinearAttention)), True)
     bad = run(digits(), map="taylor2", evaluate=loss, max_drop=0.5).report
-    assert bad["status"] == "declined"
-    assert bad["verdict"] == "No: loss rises from 0 to 1, more than the 0.5 allowed."
-    json.dumps(bad)
+    assert bad.status == "declined"
+    assert bad.verdict == "No: loss rises from 0 to 1, more than the 0.5 allowed."
+    json.dumps(asdict(bad))
 
 
 @pytest.mark.parametrize(
@@ -217,17 +219,14 @@ def test_a_score_that_raises_is_told_with_its_line() -> None:
 
 
 def test_the_crossover_is_where_it_stays_ahead() -> None:
-    def rows(*linear: float) -> list[dict[str, float]]:
-        return [
-            {"length": 2**n, "linear_ms": ms, "original_ms": 2.0, "original_pytorch_ms": 3.0}
-            for n, ms in enumerate(linear)
-        ]
+    def rows(*linear: float) -> tuple[FormTimes, ...]:
+        return tuple(FormTimes(2**n, 2.0, ms, 3.0, 4.0) for n, ms in enumerate(linear))
 
     assert crossover(rows(1, 3, 1, 1)) == 4
     assert crossover(rows(1, 1, 3)) is None
-    report = {"metric": None, "latency": rows(3, 3), "crossover": None}
-    assert verdict(report, None)[0] == "declined"
-    assert "at the longest it takes 3 ms and the original 2 ms" in verdict(report, None)[1]
+    status, sentence = verdict(FormCosts(latency=rows(3, 3)), None, None)
+    assert status == "declined"
+    assert "at the longest it takes 3 ms and the original 2 ms" in sentence
 
 
 def test_a_module_in_training_is_taken_without_its_dropout_and_left_in_training() -> None:
@@ -238,7 +237,7 @@ def test_a_module_in_training_is_taken_without_its_dropout_and_left_in_training(
         return float(module(QUERIES).sum() - module(QUERIES).sum())
 
     found = run(module, QUERIES, map="taylor2", evaluate=score)
-    assert found.report["metric"]["before"] == 0 and found.report["rest_error"] < 1e-5
+    assert found.report.metric.before == 0 and found.report.rest_error < 1e-5
     assert module.training and not found.module.training
 
 
@@ -285,6 +284,6 @@ def test_functional_attention_without_a_projection_cannot_be_distilled() -> None
             return F.scaled_dot_product_attention(x, x, x)
 
     data = torch.randn(20, 2, 5, 8)
-    assert run(Bare(), data, map="taylor2").report["layers"][0]["projection"] is None
+    assert run(Bare(), data, map="taylor2").report.layers[0].projection is None
     with pytest.raises(UsageError, match="Leave --distil out"):
         run(Bare(), data, map="taylor2", distil=3)

@@ -1,0 +1,273 @@
+"""Records of a linearisation: what was replaced, how far it errs, and what it costs by length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from linexport.manifest.records import StageRecord
+
+Status = Literal["ok", "declined"]
+
+
+@dataclass(frozen=True)
+class OriginalRecord:
+    """The module with softmax attention.
+
+    Attributes:
+        kind: what was loaded, or "module".
+        location: its path, its class, or ``package.module:callable``.
+        sha256: of its files; None where there are none.
+        description: one line for people.
+    """
+
+    kind: str
+    location: str
+    sha256: str | None
+    description: str
+
+
+@dataclass(frozen=True)
+class CalibrationRecord:
+    """Rows that forms were fitted to, and rows that they were judged by."""
+
+    rows: int
+    held_out: int
+
+
+@dataclass(frozen=True)
+class MultiplyAdds:
+    """Multiply-adds of the attention of one layer at one length, before and after."""
+
+    length: int
+    original: int
+    linear: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionRow:
+    """One call of softmax attention.
+
+    Attributes:
+        name: path of the layer.
+        heads: of queries.
+        kv_heads: of keys and values.
+        head_dim: width of a query.
+        value_dim: width of a value.
+        scale: factor of q . k.
+        causal: a token sees only those up to it.
+        masked: a mask says which keys there are.
+        cross: queries and keys are of different lengths.
+        length: tokens of the calibration data.
+        keys: keys of it.
+        memory: keys and values are the same for every row.
+        projection: name of the parameter that the output is multiplied with next.
+        map: feature map of the form; None for other forms, and where it stays.
+        options: of the map.
+        features: M.
+        attention_error: of the form alone, on the inputs the attention has in the original.
+        uniform_error: of attending to all keys alike.
+        local_error: of a map with a locality, from exact masked attention.
+        layer_error: as it runs, errors of earlier layers included.
+        reason: why it stays; None where it was replaced.
+        pseudo_keys: number of them in a static memory.
+        held_out_error: of a static memory, on queries that it was not fitted to.
+        mean_of_values_error: of answering the mean of its values every time.
+        multiply_adds: by length.
+    """
+
+    name: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    causal: bool
+    masked: bool
+    cross: bool
+    length: int
+    keys: int
+    memory: bool
+    projection: str | None
+    map: str | None = None
+    options: dict[str, Any]
+    features: int | None = None
+    attention_error: float | None = None
+    uniform_error: float | None = None
+    local_error: float | None = None
+    layer_error: float | None = None
+    reason: str | None = None
+    pseudo_keys: int | None = None
+    held_out_error: float | None = None
+    mean_of_values_error: float | None = None
+    multiply_adds: tuple[MultiplyAdds, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedForwardRow:
+    """One linear layer whose output goes into an activation.
+
+    Attributes:
+        name: path of the linear layer.
+        reason: why it stays; None where it was replaced. Fields below are then of its form.
+        form: "least-squares", "bernstein" or "taylor".
+        activation: its name.
+        degree: of the polynomials.
+        powers: of the feature map of each degree above 1.
+        features: M.
+        multiply_adds: for one token.
+        multiply_adds_before: of the linear layer.
+        parameters: numbers stored.
+        parameters_before: of the linear layer.
+        error: mean squared, on held-out rows.
+        relative_error: its root, relative to the root mean square of the output.
+        bound: of that error by theory; None where there is none.
+        outside: part of held-out values outside the intervals of the calibration data.
+        rounding: by how much float32 changes the output, relative.
+        table: of the cost, for people.
+    """
+
+    name: str
+    reason: str | None = None
+    form: str | None = None
+    activation: str | None = None
+    degree: int | None = None
+    powers: tuple[Any, ...] = ()
+    features: int | None = None
+    multiply_adds: int | None = None
+    multiply_adds_before: int | None = None
+    parameters: int | None = None
+    parameters_before: int | None = None
+    error: float | None = None
+    relative_error: float | None = None
+    bound: float | None = None
+    outside: float | None = None
+    rounding: float | None = None
+    table: str | None = None
+
+
+@dataclass(frozen=True)
+class DistillationRecord:
+    """Fine-tuning of the forms by the outputs of the original's layers.
+
+    Attributes:
+        steps: taken of those asked for; the weights kept are those of ``best_step``.
+        asked: for.
+        best_step: with the smallest held-out loss.
+        before: held-out loss of the forms as they were made.
+        after: the smallest.
+        parameters: numbers that were learned.
+    """
+
+    steps: int
+    asked: int
+    best_step: int
+    before: float
+    after: float
+    parameters: int
+
+
+@dataclass(frozen=True)
+class MetricRecord:
+    """The user's own score; ``drop`` is by how much it got worse."""
+
+    name: str
+    before: float
+    after: float
+    drop: float
+    lower_is_better: bool
+
+
+@dataclass(frozen=True)
+class ParameterCounts:
+    """Numbers stored, buffers included; ``not_shared`` are those of the linear form alone."""
+
+    original: int
+    linear: int
+    not_shared: int
+
+
+@dataclass(frozen=True)
+class FormTimes:
+    """Median milliseconds of both forms at one length, exported and in PyTorch."""
+
+    length: int
+    original_ms: float
+    linear_ms: float
+    original_pytorch_ms: float
+    linear_pytorch_ms: float
+
+    @property
+    def best_original_ms(self) -> float:
+        """The original at its fastest."""
+        return min(self.original_ms, self.original_pytorch_ms)
+
+
+@dataclass(frozen=True)
+class FormMemory:
+    """Peak megabytes of one run of each form at one length; None with a reason."""
+
+    length: int
+    original_mb: float | None
+    linear_mb: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormCosts:
+    """Costs of both forms by length.
+
+    Attributes:
+        latency: None where it was not measured.
+        memory: None where it was not measured.
+        crossover: measured length from which the linear form is the faster one; None: never.
+        reason: why nothing was measured.
+    """
+
+    latency: tuple[FormTimes, ...] | None = None
+    memory: tuple[FormMemory, ...] | None = None
+    crossover: int | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearizationReport(FormCosts):
+    """A linearisation.
+
+    Attributes:
+        kind: names this kind of report.
+        linexport: version that made it.
+        source: the original.
+        seed: of the split of the data, of random maps and of distillation.
+        calibration: how much data there was.
+        layers: every call of softmax attention.
+        feed_forward: every feed-forward layer that was looked at.
+        output_error: relative, of the whole model on held-out data.
+        rest_error: of the model with softmax attention left in.
+        distillation: None where there was none.
+        metric: None where no score was given.
+        max_drop: by how much that may get worse; None: by any amount.
+        parameters: numbers stored.
+        environment: machine and versions.
+        stages: name and seconds of each.
+        status: "declined" where it is never faster or the metric gets too bad.
+        verdict: one sentence that says why.
+    """
+
+    kind: Literal["linearization"] = "linearization"
+    linexport: str
+    source: OriginalRecord
+    seed: int
+    calibration: CalibrationRecord
+    layers: tuple[AttentionRow, ...]
+    feed_forward: tuple[FeedForwardRow, ...]
+    output_error: float
+    rest_error: float
+    distillation: DistillationRecord | None
+    metric: MetricRecord | None
+    max_drop: float | None
+    parameters: ParameterCounts
+    environment: dict[str, Any]
+    stages: tuple[StageRecord, ...]
+    status: Status
+    verdict: str

@@ -1,0 +1,135 @@
+"""Records of feature maps: what each says of itself, and how near and how fast it was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class MapDescription:
+    """A map as it describes itself.
+
+    Attributes:
+        map: its name.
+        kernel: formula of phi(q) . phi(k).
+        exactness: of the features beside that kernel.
+        features: M with default options at one head width; None with a ``note``.
+        positive: phi >= 0.
+        kernel_positive: phi(q) . phi(k) >= 0.
+        causal: False for a map that normalises keys over the whole sequence.
+        error: formula of its theoretical error; "0" for an exact one.
+        error_is_bound: that is an upper bound, not the value.
+        regime: when to use it.
+        failure: how it fails where it does.
+        options: their defaults.
+        note: why it cannot be made, or what it warns of.
+    """
+
+    map: str
+    kernel: str
+    exactness: str
+    features: int | None
+    positive: bool
+    kernel_positive: bool
+    causal: bool
+    error: str
+    error_is_bound: bool
+    regime: str
+    failure: str
+    options: dict[str, Any]
+    note: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapAccuracy:
+    """Errors of one map, over draws where it is random; None where not finite or not measured.
+
+    Attributes:
+        kernel_error: of phi(q) . phi(k), relative to the kernel's root mean square.
+        kernel_error_predicted: by its theory; None for a fitted map.
+        output_error: of attention with the map, relative to softmax attention.
+        output_error_worst: of the worst draw.
+        smallest_denominator: in absolute value.
+        cancellation: smallest denominator, relative to the sum of absolute values it is made of.
+        negative_denominators: part of all denominators.
+        reason: why something is None.
+    """
+
+    kernel_error: float | None = None
+    kernel_error_predicted: float | None = None
+    output_error: float | None = None
+    output_error_worst: float | None = None
+    smallest_denominator: float | None = None
+    cancellation: float | None = None
+    negative_denominators: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapRow(MapAccuracy):
+    """One map at one number of features.
+
+    Attributes:
+        map: its name.
+        options: that it was made with.
+        features: M; None where it could not be made.
+        exactness: see ``MapDescription``; so are ``positive``, ``kernel`` and ``error_is_bound``.
+        us_per_token: median microseconds of a layer.
+        bytes_per_token: peak memory of one run.
+        state_bytes: of a layer's state; None where the map could not be made.
+        frontier: nearer to softmax than a mean, and no other map is both nearer and faster.
+    """
+
+    map: str
+    options: dict[str, Any]
+    features: int | None
+    exactness: str
+    positive: bool
+    kernel: str
+    error_is_bound: bool
+    us_per_token: float | None = None
+    bytes_per_token: float | None = None
+    state_bytes: int | None = None
+    frontier: bool = False
+
+
+@dataclass(frozen=True)
+class MapComparison:
+    """Feature maps measured beside softmax attention, on the same queries, keys and values.
+
+    Attributes:
+        kind: names this kind of report.
+        linexport: version that measured.
+        source: of queries, keys and values.
+        d: width of a head.
+        value_dim: width of its values.
+        length: tokens.
+        heads: number of heads compared.
+        layer_heads: heads of the layer that was timed.
+        causal: every token attends to those before it only.
+        seed: of random queries, keys and maps.
+        draws: of each random map.
+        threads: of the timed sessions, 0 for the runtime's choice.
+        uniform_error: of attention to all keys alike.
+        rows: one for each map and number of features.
+        maps: what the maps say of themselves.
+        environment: machine and versions.
+    """
+
+    kind: Literal["map_comparison"]
+    linexport: str
+    source: str
+    d: int
+    value_dim: int
+    length: int
+    heads: int
+    layer_heads: int
+    causal: bool
+    seed: int
+    draws: int
+    threads: int
+    uniform_error: float
+    rows: tuple[MapRow, ...]
+    maps: tuple[MapDescription, ...]
+    environment: dict[str, Any]
