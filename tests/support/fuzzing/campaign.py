@@ -1,7 +1,8 @@
 """Campaigns: cases are sent to a worker, which is started again after a crash, and counted.
 
 A case that hangs or lacks memory is attempted once more in a fresh worker, since an earlier case
-or a busy machine may be to blame; the second outcome counts.
+may be to blame; the second outcome counts. Time is counted without what the worker waits for a
+processor, so a busy machine makes no case hang.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -83,7 +85,7 @@ class Worker:
         with contextlib.suppress(BrokenPipeError):  # it has ended, and so has its answer
             process.stdin.write(f"{kind} {seed} {index}\n")
             process.stdin.flush()
-        if not select.select([process.stdout], [], [], seconds)[0]:
+        if not answered(process, seconds):
             self.stop()
             return {"outcome": "hang", "where": f"{seconds} s"}
         line = process.stdout.readline()
@@ -138,6 +140,20 @@ class Worker:
             self.process.kill()
             self.process.communicate()
         self.process, self.known = None, set()
+
+
+def answered(process: subprocess.Popen[str], seconds: float) -> bool:
+    """Wait until a process writes; return whether it does within seconds of its own time."""
+    start, waited = time.monotonic(), queued(process.pid)
+    while not select.select([process.stdout], [], [], 1)[0]:
+        if time.monotonic() - start - (queued(process.pid) - waited) > seconds:
+            return False
+    return True
+
+
+def queued(process: int) -> float:
+    """Return for how many seconds a process was ready to run and had no processor."""
+    return int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) / 1e9
 
 
 def run(
