@@ -21,6 +21,7 @@ from hypothesis.extra.numpy import arrays
 
 import linexport
 from linexport.artifact import Artifact
+from linexport.artifact.encoder import Encoder
 from linexport.artifact.language_interface import LanguageInterface, language_interface
 from linexport.artifact.sampling import Sampling, continuation, log_probabilities
 from linexport.artifact.tokenizer import end_tokens, find_tokenizer
@@ -47,6 +48,16 @@ def copy(converted: Callable[..., Path], tmp_path: Path) -> Path:
 
 def write(folder: Path, name: str, content: Any) -> None:
     (folder / name).write_text(json.dumps(content))
+
+
+def add(artifact: Path, name: str, content: Any) -> None:
+    """Put a file into an artifact as ``convert`` does, with its size and digest."""
+    write(artifact, name, content)
+    path = artifact / "manifest.json"
+    manifest = json.loads(path.read_text())
+    known = {"bytes": (artifact / name).stat().st_size, "sha256": digest(artifact / name)}
+    manifest["files"][name] = known
+    path.write_text(json.dumps(manifest))
 
 
 # Choosing tokens ---------------------------------------------------------------------------------
@@ -193,7 +204,7 @@ def test_wrong_prompts_are_refused_at_once(model: Artifact, prompt: Any, words: 
 
 
 def test_it_ends_where_the_context_is_full(copy: Path) -> None:
-    write(copy, "config.json", {"max_position_embeddings": 12})
+    add(copy, "config.json", {"max_position_embeddings": 12})
     model = linexport.load(copy, threads=1)
     assert len(list(model.generate(b"import ", max_tokens=50))) == 5
     assert len(list(model.generate(b"import "))) == 5
@@ -300,18 +311,23 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
 def test_files_that_were_replaced_after_opening_are_not_read(copy: Path, name: str) -> None:
-    write(copy, name, {"eos_token_id": 3})
-    path = copy / "manifest.json"
-    content = json.loads(path.read_text())
-    known = {"bytes": (copy / name).stat().st_size, "sha256": digest(copy / name)}
-    content["files"][name] = known
-    path.write_text(json.dumps(content))
+    add(copy, name, {"eos_token_id": 3})
     opened, trusting = (linexport.load(copy, threads=1, verify=v) for v in (True, False))
     assert end_tokens(opened.path, opened.verified) == {3}
     write(copy, name, {"eos_token_id": 4})
     with pytest.raises(UsageError, match="not the file that was there when the artifact was open"):
         opened.generate([1, 2, 3])
     assert end_tokens(trusting.path, trusting.verified) == {4}
+
+
+def test_files_that_are_not_in_the_manifest_are_not_read(
+    cli: Callable[..., Any], copy: Path
+) -> None:
+    """A signature covers the files that the manifest lists, and no others."""
+    write(copy, "generation_config.json", {"eos_token_id": 3})
+    done = cli("generate", copy, "--prompt", "x")
+    assert done.code == 2
+    assert "generation_config.json is not among the files of the artifact" in done.err
 
 
 @pytest.mark.parametrize("added", [5, [1], [{"content": "end"}], ["end"]])
@@ -344,6 +360,57 @@ def test_a_tokenizer_that_fails_on_a_prompt_is_an_error(
     write(tmp_path, "tokenizer.json", {**content, **change})
     with pytest.raises(UsageError, match=r"tokenizer\.json cannot encode the prompt"):
         find_tokenizer(tmp_path, 300).encode("a" * 60 + "!")
+
+
+def doubled(step: str) -> dict[str, Any]:
+    """Return a sequence of replacements that makes 2^40 characters of one."""
+    replace = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    return {"type": "Sequence", step: [replace] * 40}
+
+
+@pytest.mark.parametrize("limit", [{"seconds": 1}, {"memory": 2**27}], ids=["time", "memory"])
+def test_a_tokenizer_that_never_ends_is_an_error_and_the_next_prompt_is_encoded(
+    tokenizer_file: Path, limit: dict[str, int]
+) -> None:
+    content = json.loads((tokenizer_file / "tokenizer.json").read_text())
+    content["normalizer"] = doubled("normalizers")
+    encoder = Encoder(tokenizer_file / "tokenizer.json", json.dumps(content).encode(), **limit)
+    for _ in range(2):
+        with pytest.raises(
+            UsageError, match=r"tokenizer\.json takes more than (1 s|0\.125 GiB) of"
+        ):
+            encoder.encode("a", special=True)
+        assert encoder.encode("the theory", special=True)
+
+
+def test_a_tokenizer_is_read_within_the_limits(tokenizer_file: Path) -> None:
+    content = json.loads((tokenizer_file / "tokenizer.json").read_text())
+    content["normalizer"] = doubled("normalizers")
+    token = {"id": 300, "content": "aaa", "special": False, "normalized": True}
+    content["added_tokens"].append(
+        {**token, **dict.fromkeys(("lstrip", "rstrip", "single_word"), False)}
+    )
+    with pytest.raises(UsageError, match=r"tokenizer\.json takes more than 1 s of processor time"):
+        Encoder(tokenizer_file / "tokenizer.json", json.dumps(content).encode(), seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "words"),
+    [
+        (doubled("decoders"), r"make 1\.1e\+12 characters of one; at most 1024"),
+        (
+            {"type": "Replace", "pattern": {"Regex": "(a|a)+$"}, "content": "a"},
+            "replaces what a regular expression finds",
+        ),
+    ],
+)
+def test_a_decoder_without_bound_is_refused(
+    tokenizer_file: Path, decoder: dict[str, Any], words: str
+) -> None:
+    content = json.loads((tokenizer_file / "tokenizer.json").read_text())
+    write(tokenizer_file, "tokenizer.json", {**content, "decoder": decoder})
+    with pytest.raises(UsageError, match=words):
+        find_tokenizer(tokenizer_file, 300)
 
 
 def test_a_tokenizer_neither_pads_nor_cuts_a_prompt(tokenizer_file: Path, tmp_path: Path) -> None:
@@ -411,7 +478,7 @@ def test_the_command_uses_the_copied_tokenizer_and_stops_at_the_end_it_names(
 ) -> None:
     import tokenizers
 
-    shutil.copy(tokenizer_file / "tokenizer.json", copy)
+    add(copy, "tokenizer.json", json.loads((tokenizer_file / "tokenizer.json").read_text()))
     inner = tokenizers.Tokenizer.from_file(str(copy / "tokenizer.json"))
     ids = inner.encode("bad").ids
     assert max(ids) < 256
@@ -420,7 +487,7 @@ def test_the_command_uses_the_copied_tokenizer_and_stops_at_the_end_it_names(
     assert (found["tokens"], found["stopped"]) == (written, "length")
     assert len(found["text"]) > 20
     assert inner.decode(written).startswith(found["text"])
-    write(copy, "generation_config.json", {"eos_token_id": [written[7], 299]})
+    add(copy, "generation_config.json", {"eos_token_id": [written[7], 299]})
     found = cli("generate", copy, "--prompt", "bad", "--max-tokens", 40, "--json").json()
     assert found["stopped"] == "end"
     assert found["tokens"] == written[: written.index(written[7])]

@@ -29,7 +29,6 @@ from onnx import TensorProto, helper, numpy_helper
 from linexport import manifest as manifests
 from linexport.artifact import opening, write
 from linexport.artifact.language_interface import language_interface
-from linexport.artifact.signature import SIGNATURE
 from linexport.artifact.tokenizer import end_tokens, model_config
 from linexport.errors import ParityError, UsageError
 from linexport.graph.states import State
@@ -76,8 +75,8 @@ def write_genai(artifact: str | Path, output: str | Path) -> Path:
     with write.staged(place) as folder:
         write.save_model(model, folder)
         (folder / CONFIG).write_text(json.dumps(_config(manifest, states, source), indent=2))
-        ours = (manifests.MODEL, manifests.DATA, manifests.MANIFEST, manifests.REPORT, SIGNATURE)
-        write.copy_files((f for f in source.iterdir() if f.name not in ours), folder)
+        ours = (manifests.MODEL, manifests.DATA)
+        write.copy_files((source / name for name in manifest.files if name not in ours), folder)
         write.publish(folder, place)
     return place
 
@@ -224,9 +223,9 @@ def _config(manifest: manifests.Manifest, states: Sequence[State], source: Path)
     language = language_interface(manifest)
     keys = [s for s in states if _kind(s) == "key"]
     heads, width = (keys[0].shape[1], keys[0].shape[3]) if keys else (1, 1)
-    settings = model_config(source)
+    settings = model_config(source, manifest.files)
     context = settings.get("max_position_embeddings") or CONTEXT
-    ends = sorted(end_tokens(source))
+    ends = sorted(end_tokens(source, manifest.files))
     layers = {_layer(s) for s in keys} | set(range(len(_pairs(states) or [1])))
     decoder = {
         "session_options": {"log_id": "linexport", "provider_options": []},

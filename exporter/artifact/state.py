@@ -191,7 +191,7 @@ def _array(file: IO[bytes], size: int) -> np.ndarray:
         raise ValueError(f"an array has the unknown format {version}")
     try:
         shape, fortran, dtype = readers[version](file, max_header_size=_LARGEST_HEADER)
-    except TokenError as error:  # NumPy tries to read a header that Python 2 wrote
+    except (TokenError, SyntaxError) as error:  # NumPy takes it for one that Python 2 wrote
         raise ValueError(f"an array has a header that is not one: {error.args[0]}") from error
     if dtype.hasobject or dtype.itemsize == 0:
         raise ValueError(f"an array has dtype {dtype}")

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from linexport.artifact.decoder import check_decoder
+from linexport.artifact.encoder import Encoder
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.manifest.records import FileRecord
 
@@ -75,7 +77,7 @@ def find_tokenizer(folder: Path, vocabulary: int, files: Files = MappingProxyTyp
         EnvironmentProblemError: the library that reads it is not installed.
     """
     if (folder / TOKENIZER).is_file():
-        return _HuggingFace(folder / TOKENIZER, _content(folder / TOKENIZER, files))
+        return _HuggingFace(folder / TOKENIZER, read_file(folder / TOKENIZER, files))
     if vocabulary == BYTES:
         return _Bytes()
     raise UsageError(
@@ -125,22 +127,28 @@ def context(folder: Path, files: Files = MappingProxyType({})) -> int | None:
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
-def _content(path: Path, files: Files) -> bytes:
+def read_file(path: Path, files: Files = MappingProxyType({})) -> bytes:
     """Read a file once, and compare what was read with its digest.
 
     Raises:
-        UsageError: it cannot be read, or is not the one that was verified.
+        UsageError: it cannot be read, is not the one that was verified, or was not verified while
+            others were.
     """
     try:
         content = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error}. Convert the model again.") from None
-    known = files.get(path.name)
+    if files and path.name not in files:
+        raise UsageError(
+            f"{path} is not among the files of the artifact: expected one of "
+            f"{', '.join(sorted(files))}. Remove it, or convert the model with it in its folder."
+        )
+    known = files[path.name].sha256 if files else None
     found = hashlib.sha256(content).hexdigest()
-    if known is not None and known.sha256 not in (None, found):
+    if known not in (None, found):
         raise UsageError(
             f"{path} is not the file that was there when the artifact was opened: its SHA-256 is "
-            f"{found}, expected {known.sha256}. Open the artifact again."
+            f"{found}, expected {known}. Open the artifact again."
         )
     return content
 
@@ -154,7 +162,7 @@ def read_json(path: Path, files: Files = MappingProxyType({})) -> dict[str, Any]
     if not path.is_file():
         return {}
     try:
-        content = json.loads(_content(path, files).decode("utf-8"))
+        content = json.loads(read_file(path, files).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}. Convert the model again.") from None
     if not isinstance(content, dict):
@@ -188,7 +196,11 @@ class _ByteDecoder:
 
 
 class _HuggingFace:
-    """A ``tokenizer.json``, read by the tokenizers package: data, no code of the model's."""
+    """A ``tokenizer.json``, read by the tokenizers package: data, no code of the model's.
+
+    Prompts are encoded in a process of their own. Tokens are decoded here, one after another, once
+    that process has read the file within its limits.
+    """
 
     def __init__(self, path: Path, content: bytes) -> None:
         try:
@@ -197,24 +209,16 @@ class _HuggingFace:
             raise EnvironmentProblemError(
                 f"Reading {path} needs the tokenizers package: pip install 'linexport[hf]'."
             ) from None
-        try:
-            self._inner = Inner.from_buffer(content)
-            # A prompt is neither padded, to whatever length the file says, nor cut.
-            self._inner.no_padding()
-            self._inner.no_truncation()
-        except Exception as error:
-            raise UsageError(f"{path} cannot be read: {error}. Convert the model again.") from None
+        self._encoder = Encoder(path, content)
+        check_decoder(path, content)
+        self._inner = Inner.from_buffer(content)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         try:
-            ids: list[int] = self._inner.encode(text, add_special_tokens=special).ids
-        except (TypeError, UnicodeEncodeError):
+            text.encode()
+        except UnicodeEncodeError:
             raise UsageError("The prompt is not valid UTF-8.") from None
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # a panic of the library is no Exception
-            raise UsageError(f"{TOKENIZER} cannot encode the prompt: {error}.") from None
-        return ids
+        return self._encoder.encode(text, special=special)
 
     def decoder(self) -> Decoder:
         return _HuggingFaceDecoder(self._inner.decode)

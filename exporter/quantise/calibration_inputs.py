@@ -55,7 +55,7 @@ def inputs_of(artifact: Artifact, data: Path | None, seed: int) -> CalibrationIn
         drawn = _drawn(artifact, seed)
         half = len(drawn) // 2
         return CalibrationInputs(None, None, drawn[:half], drawn[half:], "standard normal inputs")
-    windows = text_windows(artifact.path, language.vocabulary, data, seed)
+    windows = text_windows(artifact.path, artifact.verified, language.vocabulary, data, seed)
     calibration = tuple(artifact.feeds(ids[None]) for ids in windows.calibration)
     return CalibrationInputs(language, windows, calibration, (), windows.description)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from linexport.artifact.tokenizer import context, find_tokenizer
+from linexport.artifact.tokenizer import Files, context, find_tokenizer
 from linexport.errors import UsageError
 from linexport.models.data import library_text
 
@@ -48,11 +48,14 @@ class TextWindows:
     description: str
 
 
-def text_windows(folder: Path, vocabulary: int, data: Path | None, seed: int) -> TextWindows:
+def text_windows(
+    folder: Path, files: Files, vocabulary: int, data: Path | None, seed: int
+) -> TextWindows:
     """Read text and cut windows of token ids from it.
 
     Args:
         folder: the artifact, which may have a tokenizer.
+        files: of the artifact, as they were verified; empty to take files as they are.
         vocabulary: number of token ids.
         data: a text file or a folder of ``.txt`` files; None for Python's own source.
         seed: of random ids, which are used where an artifact has no tokenizer and no data is given.
@@ -60,9 +63,9 @@ def text_windows(folder: Path, vocabulary: int, data: Path | None, seed: int) ->
     Raises:
         UsageError: data cannot be read, or is shorter than two windows.
     """
-    limit = context(folder) or LONG_LENGTH
+    limit = context(folder, files) or LONG_LENGTH
     try:
-        tokenizer = find_tokenizer(folder, vocabulary)
+        tokenizer = find_tokenizer(folder, vocabulary, files)
     except UsageError:
         if data is not None:
             raise

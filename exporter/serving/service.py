@@ -48,11 +48,13 @@ class Language:
         tokenizer: of its folder, or bytes.
         template: of conversations; None where the folder has none.
         context: tokens that prompt and text may have together.
+        ends: tokens that end a text.
     """
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
     context: int | None
+    ends: frozenset[int]
 
 
 class Service:
@@ -85,20 +87,20 @@ class Service:
         self._calls, self._turns = 0, asyncio.Semaphore(CALLS)
 
     def _language(self) -> Language | None:
-        folder = self.artifact.path
+        folder, files = self.artifact.path, self.artifact.verified
         try:
             model = language_interface(self.artifact.manifest)
             if not self.artifact.states:
                 raise UsageError(
                     f"{folder} does not stream: {self.artifact.manifest.why_stateless}"
                 )
-            tokenizer = find_tokenizer(folder, model.vocabulary)
+            tokenizer = find_tokenizer(folder, model.vocabulary, files)
         except LinexportError as error:
             self.why_no_text = str(error)
             return None
-        found = find_template(folder)
-        template = None if found is None else ChatTemplate(found, special_tokens(folder))
-        return Language(tokenizer, template, context(folder))
+        found = find_template(folder, files)
+        template = None if found is None else ChatTemplate(found, special_tokens(folder, files))
+        return Language(tokenizer, template, context(folder, files), end_tokens(folder, files))
 
     @property
     def engine(self) -> Engine:
@@ -234,7 +236,7 @@ class Service:
             self.engine,
             language_interface(self.artifact.manifest),
             self.language.tokenizer,
-            end_tokens(self.artifact.path),
+            self.language.ends,
             self.metrics,
         )
         texts = Completion(writer, settings, beginning, channel).repeat(count)

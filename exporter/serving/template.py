@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from linexport.artifact.tokenizer import read_json
+from linexport.artifact.tokenizer import TOKENIZER_CONFIG, Files, read_file, read_json
 from linexport.errors import LinexportError, UsageError
 
-CHAT_TEMPLATE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 SECONDS = 5.0
 """Longest time for one prompt."""
 
@@ -33,32 +33,40 @@ class TemplateError(LinexportError):
     exit_code = 2
 
 
-def find_template(folder: Path) -> str | None:
+def find_template(folder: Path, files: Files) -> str | None:
     """Return the chat template of an artifact; None where it has none.
 
+    Args:
+        folder: of the artifact.
+        files: of the artifact, as they were verified; empty to take files as they are.
+
     Raises:
-        UsageError: a file is damaged.
+        UsageError: a file is damaged, or not the one that was verified.
     """
     path = folder / CHAT_TEMPLATE
     if path.is_file():
         try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            return read_file(path, files).decode("utf-8")
+        except UnicodeDecodeError as error:
             raise UsageError(f"{path} cannot be read: {error}.") from None
-    found = read_json(folder / TOKENIZER_CONFIG).get("chat_template")
+    found = read_json(folder / TOKENIZER_CONFIG, files).get("chat_template")
     if isinstance(found, list):  # several, by name
         named = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
         found = named.get("default")
     return found if isinstance(found, str) else None
 
 
-def special_tokens(folder: Path) -> dict[str, str]:
+def special_tokens(folder: Path, files: Files) -> dict[str, str]:
     """Return the texts of special tokens that templates name, such as ``bos_token``.
 
+    Args:
+        folder: of the artifact.
+        files: of the artifact, as they were verified; empty to take files as they are.
+
     Raises:
-        UsageError: a file is damaged.
+        UsageError: a file is damaged, or not the one that was verified.
     """
-    config = read_json(folder / TOKENIZER_CONFIG)
+    config = read_json(folder / TOKENIZER_CONFIG, files)
     words = {}
     for name, word in config.items():
         text = word.get("content") if isinstance(word, dict) else word

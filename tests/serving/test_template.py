@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from linexport.errors import UsageError
+from linexport.manifest.records import FileRecord
 from linexport.serving.template import ChatTemplate, TemplateError, find_template, special_tokens
 from linexport.serving.template_process import answer
 
@@ -124,15 +126,32 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     def config(content: Any) -> None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(content))
 
-    assert find_template(tmp_path) is None
+    assert find_template(tmp_path, {}) is None
     config({"chat_template": "one", "bos_token": {"content": "<s>"}, "eos_token": "</s>"})
-    assert find_template(tmp_path) == "one"
-    assert special_tokens(tmp_path) == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert find_template(tmp_path, {}) == "one"
+    assert special_tokens(tmp_path, {}) == {"bos_token": "<s>", "eos_token": "</s>"}
     named = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
     config({"chat_template": named})
-    assert find_template(tmp_path) == "b"
+    assert find_template(tmp_path, {}) == "b"
     (tmp_path / "chat_template.jinja").write_text("two")
-    assert find_template(tmp_path) == "two"
+    assert find_template(tmp_path, {}) == "two"
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(UsageError, match=r"chat_template.jinja cannot be read"):
-        find_template(tmp_path)
+        find_template(tmp_path, {})
+
+
+def test_templates_are_those_that_were_verified(tmp_path: Path) -> None:
+    path = tmp_path / "chat_template.jinja"
+    path.write_text("one")
+    known = {path.name: FileRecord(3, hashlib.sha256(b"one").hexdigest())}
+    assert find_template(tmp_path, known) == "one"
+    path.write_text("two")
+    with pytest.raises(UsageError, match="not the file that was there when the artifact was open"):
+        find_template(tmp_path, known)
+    with pytest.raises(UsageError, match="is not among the files of the artifact"):
+        find_template(tmp_path, {"model.onnx": known[path.name]})
+    path.unlink()
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    for read in (find_template, special_tokens):
+        with pytest.raises(UsageError, match="is not among the files of the artifact"):
+            read(tmp_path, known)

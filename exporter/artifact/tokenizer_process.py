@@ -1,0 +1,83 @@
+"""The process that encodes prompts: a tokenizer in, lines of JSON in, lines of JSON out.
+
+    size in bytes, and tokenizer.json       once -> {}, or {"error": ...}
+    {"text": ..., "special": true}          ->      {"ids": [...]}, or {"error": ...}
+
+What a file may ask for has no bound (replacements that double a text forty times, a regular
+expression that tries every way to divide a word), and an allocation that fails inside the library
+ends its process. So this one runs alone, with limits on memory and processor time, its arguments;
+it is started as a file and imports nothing of linexport.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import signal
+import sys
+from typing import Any
+
+from tokenizers import Tokenizer
+
+CHARACTERS = 20_000
+"""Characters of a prompt, or bytes of a file, that allow a second more of processor time."""
+
+
+def main() -> None:
+    """Answer until the standard input ends."""
+    memory, seconds = map(int, sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    limit(resource.RLIMIT_DATA, memory)
+    limit(resource.RLIMIT_CORE, 0)
+    content = sys.stdin.buffer.read(int(sys.stdin.buffer.readline()))
+    allow(seconds, len(content))
+    try:
+        tokenizer = Tokenizer.from_buffer(content)
+        # A prompt is neither padded, to whatever length the file says, nor cut.
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+    except BaseException as error:  # a panic of the library is no Exception
+        write({"error": reason(error)})
+        return
+    write({})
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        allow(seconds, len(request["text"]))
+        write(encoded(tokenizer, request))
+
+
+def allow(seconds: int, characters: int) -> None:
+    """Limit processor time from now on; beyond it, the system ends this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    end = used.ru_utime + used.ru_stime + seconds + characters / CHARACTERS
+    limit(resource.RLIMIT_CPU, math.ceil(end))
+
+
+def limit(kind: int, most: int) -> None:
+    """Lower a limit of this process, or raise it to what the system lets it have."""
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def encoded(tokenizer: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """Return the tokens of a prompt, or the error."""
+    try:
+        found = tokenizer.encode(request["text"], add_special_tokens=request["special"])
+        return {"ids": found.ids}
+    except BaseException as error:
+        return {"error": reason(error)}
+
+
+def reason(error: BaseException) -> str:
+    """Return what an exception says, or its name where it says nothing."""
+    return (str(error) or type(error).__name__)[:1000]
+
+
+def write(answer: dict[str, Any]) -> None:
+    """Write a line to the standard output."""
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
