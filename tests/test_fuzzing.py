@@ -45,8 +45,10 @@ def test_no_mutation_ends_in_anything_but_a_result_or_a_refusal(
         assert report.counts["refused"] and report.counts["loaded"]
 
 
-def test_a_state_whose_header_does_not_end_is_refused(tmp_path: Path) -> None:
-    header = b"(" * 54
+@pytest.mark.parametrize(
+    "header", [b"(" * 54, b"{'descr': ',<f4', 'fortran_order': False, 'shape': ()}"]
+)
+def test_a_state_whose_header_is_not_one_is_refused(tmp_path: Path, header: bytes) -> None:
     array = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
     (tmp_path / "state.npz").write_bytes(archives.written([("model_sha256.npy", array)]))
     with pytest.raises(UsageError, match="is not a saved stream: an array has a header"):
