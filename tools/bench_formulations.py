@@ -1,6 +1,6 @@
 """Causal formulations at B = 1, H = 8, d = 64 beside linexport's own layer: exact, and as fast?
 
-    python tools/bench_formulations.py [--length 1024] [--only NAME,NAME] [--json FILE]
+    python tools/bench_formulations [--length 1024] [--only NAME,NAME] [--json FILE]
 
 Each one is exported, rewritten and lowered for ONNX Runtime, and takes turns with the artifact of
 linexport's own layer with the same feature map, normaliser and decay, on the same tokens. What

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -80,11 +79,10 @@ def test_unknown_expressions_are_refused(text: str) -> None:
      "Pow(9, Pow(9, 9))", "Pow(Pow(Pow(9, 30), 30), 30)", "2**Float('1e99')", "2**-33",
      "FloatPow(Float('9.0'), Add(s0, 99999))"],
 )  # fmt: skip
-def test_numbers_that_explode_are_refused_at_once(text: str) -> None:
-    start = time.perf_counter()
+def test_numbers_that_explode_are_refused(text: str) -> None:
+    """Before they are computed, which most of them could not be in the life of this machine."""
     with pytest.raises(UnsupportedModelError):
         expression(text)
-    assert time.perf_counter() - start < 0.1
 
 
 @pytest.mark.parametrize(

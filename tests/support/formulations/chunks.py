@@ -1,0 +1,51 @@
+"""Causal attention in blocks: a state between them, a triangle inside."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tests.support.formulations.notation import (
+    CAUSAL,
+    EPS,
+    HEADS,
+    NORMALISED,
+    D,
+    formulation,
+    heads_first,
+    merge,
+    phi,
+)
+
+
+@formulation(CAUSAL, length=64, **NORMALISED)
+def chunks(q, k, v):
+    """Blocks of 16, padded: a cumulated state between them, a triangle inside."""
+    size, length = 16, q.shape[1]
+    count = (length + size - 1) // size
+    q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
+    q, k, v = (
+        F.pad(x, (0, 0, 0, count * size - length)).unflatten(2, (count, size)) for x in (q, k, v)
+    )
+    state = torch.einsum("bhnsd,bhnse->bhnde", k, v)
+    before = state.cumsum(2) - state
+    z = k.sum(3)
+    z_before = z.cumsum(2) - z
+    scores = torch.einsum("bhntd,bhnsd->bhnts", q, k).tril()
+    out = scores @ v + q @ before
+    den = scores.sum(-1) + (q @ z_before.unsqueeze(-1)).squeeze(-1)
+    out = (out / (den + EPS).unsqueeze(-1)).flatten(2, 3)[:, :, :length]
+    return merge(out)
+
+
+@formulation(CAUSAL, length=64, normalize=False)
+def chunks_of_a_multiple(q, k, v):
+    """The same where the length is a multiple of the chunk, unnormalised."""
+    size = 16
+    q, k, v = (x.unflatten(1, (-1, size)).unflatten(-1, (HEADS, D)) for x in (q, k, v))
+    kv = torch.einsum("bnshd,bnshe->bnhde", k, v)
+    before = torch.cumsum(kv, 1) - kv
+    inter = torch.einsum("bnthd,bnhde->bnthe", q, before)
+    mask = torch.tril(torch.ones(size, size))
+    intra = torch.einsum("bnthd,bnshd,ts,bnshe->bnthe", q, k, mask, v)
+    return (inter + intra).flatten(1, 2).flatten(2)
