@@ -26,6 +26,7 @@ from onnx import TensorProto, helper
 
 from linexport.models import feature_maps
 from linexport.plugins.ops.registry import attach_functions, register_schemas
+from linexport.targets import diagonal
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Settings, interleaved
 
@@ -143,7 +144,50 @@ class DeltaRule:
         return _model(node, {n: ["B", "T", self.heads * self.width] for n in names})
 
 
-def _model(node: onnx.NodeProto, shapes: dict[str, list[Any]]) -> onnx.ModelProto:
+@dataclass(frozen=True)
+class Scan:
+    """Mamba's selective scan: values of width one, decays in two factors, one key for all heads."""
+
+    domains = ("linexport",)
+    name: str
+    heads: int = 1024
+    width: int = 16
+
+    def operations(self, length: int) -> float:
+        """Four products, two sums, and an exponential as the 16 that its polynomial takes."""
+        return 22.0 * self.heads * self.width * length
+
+    def shapes(self) -> dict[str, list[Any]]:
+        """Shapes of the inputs, by name."""
+        wide = {"query": self.width, "key": self.width, "value": self.heads, "decay": self.heads}
+        return {n: ["B", "T", w] for n, w in wide.items()} | {"rates": [self.heads, self.width]}
+
+    def feeds(self, length: int) -> dict[str, np.ndarray]:
+        """Random inputs: steps near 0, rates of -1 to -N."""
+        random = np.random.default_rng(0)
+        sizes = {"B": 1, "T": length}
+        x = {
+            n: random.standard_normal([sizes.get(d, d) for d in shape], np.float32)
+            for n, shape in self.shapes().items()
+        }
+        rates = -np.arange(1, self.width + 1, dtype=np.float32)
+        x["rates"] = np.broadcast_to(rates, x["rates"].shape).copy()
+        return x | {"decay": np.abs(x["decay"]) / 10}
+
+    def model(self, domain: str) -> onnx.ModelProto:
+        """One node, its function that of target ort."""
+        names = ["query", "key", "value", "", "", "decay", *[""] * 6, "rates"]
+        settings = {"q_num_heads": 1, "kv_num_heads": self.heads, "update_rule": "gated"}
+        outputs = ["output", "state"]
+        node = helper.make_node(
+            "LinearAttention", names, outputs, domain=domain, scale=1.0, **settings
+        )
+        return _model(node, self.shapes(), lambda *_: diagonal.by_element)
+
+
+def _model(
+    node: onnx.NodeProto, shapes: dict[str, list[Any]], choose: Any = None
+) -> onnx.ModelProto:
     infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()]
     results = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in node.output]
     opsets = [helper.make_opsetid("", 18)]
@@ -152,7 +196,7 @@ def _model(node: onnx.NodeProto, shapes: dict[str, list[Any]]) -> onnx.ModelProt
     graph = helper.make_graph([node], "one", infos, results)
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     if node.domain == "linexport":
-        attach_functions(model)
+        attach_functions(model, *([choose] if choose else []))
     return model
 
 
@@ -262,6 +306,7 @@ def main() -> None:
         Case("gated", "gated"),
         Case("gated delta, 16 heads of 128", "gated_delta", heads=16, width=128),
         DeltaRule("generalised delta rule"),
+        Scan("selective scan, 1024 channels of 16"),
     )
     measured = [(layer, n) for n in lengths] + [(case, n) for case in others for n in (1, 1024)]
     rows = [

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "division.h"
+#include "selective_scan.h"
 
 #define KERNEL "linear_attention_kernel.h"
 #include "for_each_instruction_set.h"
@@ -46,7 +47,10 @@ class LinearAttention : public Kernel {
     a.output = call.output(0, {a.batch, a.queries, a.output_heads() * channels}).out<float>();
     a.present_state = call.output(1, {a.batch, a.heads, state, channels}).out<float>();
     a.present_normalizer = call.output(2, {a.batch, a.heads, state}).out<float>();
-    share(call, a);
+    if (is_selective_scan(a))
+      selective_scan(call, a, threads_);
+    else
+      share(call, a);
   }
 
  private:

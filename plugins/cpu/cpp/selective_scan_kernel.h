@@ -1,0 +1,143 @@
+// LinearAttention with values of width one and a decay of two factors (Mamba's selective scan).
+//
+//   S_n <- exp(g A_n) S_n + v k_n,   y = sum_n q_n S_n        per head, n = 1 ... d_k
+//
+// and z, where it is asked for, likewise with v = 1. Nothing is divided by it.
+//
+// Every element of a state is a recurrence of its own. Vectors are of neighbouring heads, which share
+// query and key: g and v are loaded as they lie, A and S are transposed once, and nothing is summed across
+// a vector. A few tokens are not worth the transposition: then vectors are of a head's elements. Included
+// per instruction set.
+
+constexpr int kFewTokens = 4;
+constexpr int64_t kScanned = 16;  // tokens of a block: their keys stay in the first cache
+
+// Vectors of heads: the first one of each, of those that share a key head.
+struct HeadVectors {
+  int64_t served, in_group;
+  explicit HeadVectors(const Attention& a) : served(a.heads / a.key_heads), in_group(vectors(served)) {}
+  int64_t count(const Attention& a) const { return a.batch * a.key_heads * in_group; }
+};
+
+struct Heads {
+  int64_t batch, key_head, first, count;
+
+  Heads(const Attention& a, int64_t index) {
+    const HeadVectors all(a);
+    const int64_t group = index / all.in_group, inside = index % all.in_group * kLanes;
+    batch = group / a.key_heads, key_head = group % a.key_heads;
+    first = key_head * all.served + inside;
+    count = all.served - inside < kLanes ? all.served - inside : kLanes;
+  }
+};
+
+static int64_t head_vectors(const Attention& a) { return HeadVectors(a).count(a); }
+
+static int64_t scan_floats(const Attention& a, const Part& part) {
+  const int64_t row = vectors(a.d_k) * kLanes;
+  return a.keys < kFewTokens ? 2 * row : 3 * (part.last_stream - part.first_stream) * a.d_k * kLanes;
+}
+
+// Rows of width floats as columns of vectors, and back.
+static void transpose(const float* rows, int64_t count, int64_t width, float* columns) {
+  for (int64_t i = 0; i < width; ++i)
+    for (int64_t r = 0; r < kLanes; ++r) columns[i * kLanes + r] = r < count && rows ? rows[r * width + i] : 0.0f;
+}
+
+static void transpose_back(const float* columns, int64_t count, int64_t width, float* rows) {
+  for (int64_t r = 0; r < count; ++r)
+    for (int64_t i = 0; i < width; ++i) rows[r * width + i] = columns[i * kLanes + r];
+}
+
+// Tokens start ... end - 1 of a vector of heads, whose rates, state and z are given by columns.
+template <bool kNormalizer>
+static void scan_block(const Attention& a, const Heads& at, int64_t start, int64_t end, const float* rates, float* S,
+                       float* z) {
+  for (int64_t t = start; t < end; ++t) {
+    const int64_t token = at.batch * a.keys + t, place = token * a.heads + at.first;
+    // Tokens lie too far apart for the processor to foresee, and few fit the first cache: two ahead.
+    __builtin_prefetch(a.decay + place + 2 * a.heads);
+    __builtin_prefetch(a.value + place + 2 * a.heads);
+    const bool masked = a.key_mask && !a.key_mask[token];
+    const Vector g = masked ? Vector{} : load_first(a.decay + place, at.count);
+    const Vector v = masked ? Vector{} : load_first(a.value + place, at.count);
+    const float* key = a.key + (token * a.key_heads + at.key_head) * a.d_k;
+    const float* query = a.query + (token * a.key_heads + at.key_head) * a.d_k;
+    Vector y = {};
+    for (int64_t i = 0; i < a.d_k; ++i) {
+      const Vector kept = exponential(g * load(rates + i * kLanes));
+      const float k = masked ? 0.0f : key[i];
+      const Vector s = kept * load(S + i * kLanes) + v * k;
+      store(S + i * kLanes, s);
+      if constexpr (kNormalizer) store(z + i * kLanes, kept * load(z + i * kLanes) + k);
+      y += s * query[i];
+    }
+    store_first(a.output + place, y * a.scale, at.count);
+  }
+}
+
+static void scan_many(const Attention& a, const Part& part, float* memory) {
+  const int64_t size = a.d_k * kLanes;
+  auto rates = [&](int64_t index) { return memory + 3 * (index - part.first_stream) * size; };
+  auto state = [&](int64_t index) { return rates(index) + size; };
+  auto normalizer = [&](int64_t index) { return state(index) + size; };
+  for (int64_t index = part.first_stream; index < part.last_stream; ++index) {
+    const Heads at(a, index);
+    const int64_t place = (at.batch * a.heads + at.first) * a.d_k;
+    transpose(a.decay_scale + at.first * a.d_k, at.count, a.d_k, rates(index));
+    transpose(a.past_state ? a.past_state + place : nullptr, at.count, a.d_k, state(index));
+    transpose(nullptr, 0, a.d_k, normalizer(index));
+  }
+  const auto block = a.present_normalizer ? scan_block<true> : scan_block<false>;
+  for (int64_t start = 0; start < a.keys; start += kScanned)
+    for (int64_t index = part.first_stream; index < part.last_stream; ++index)
+      block(a, Heads(a, index), start, start + kScanned < a.keys ? start + kScanned : a.keys, rates(index),
+            state(index), normalizer(index));
+  for (int64_t index = part.first_stream; index < part.last_stream; ++index) {
+    const Heads at(a, index);
+    const int64_t place = (at.batch * a.heads + at.first) * a.d_k;
+    if (a.present_state) transpose_back(state(index), at.count, a.d_k, a.present_state + place);
+    if (a.present_normalizer) transpose_back(normalizer(index), at.count, a.d_k, a.present_normalizer + place);
+  }
+}
+
+// One head, its state a row in memory.
+static void scan_head(const Attention& a, const Heads& at, int64_t head, float* S, float* z) {
+  const int64_t place = (at.batch * a.heads + head) * a.d_k;
+  if (a.past_state)
+    std::memmove(S, a.past_state + place, a.d_k * sizeof(float));
+  else
+    std::memset(S, 0, a.d_k * sizeof(float));
+  std::memset(z, 0, a.d_k * sizeof(float));
+  for (int64_t t = 0; t < a.keys; ++t) {
+    const int64_t token = at.batch * a.keys + t, shared = (token * a.key_heads + at.key_head) * a.d_k;
+    const bool masked = a.key_mask && !a.key_mask[token];
+    const float g = masked ? 0.0f : a.decay[token * a.heads + head], v = a.value[token * a.heads + head];
+    Vector y = {};
+    for (int64_t i = 0; i < a.d_k; i += kLanes) {
+      const int64_t left = a.d_k - i;
+      const Vector kept = exponential(load_first(a.decay_scale + head * a.d_k + i, left) * g);
+      const Vector k = masked ? Vector{} : load_first(a.key + shared + i, left);
+      store_first(S + i, kept * load_first(S + i, left) + k * v, left);
+      store_first(z + i, kept * load_first(z + i, left) + k, left);
+      // As it was stored: behind the end is what an infinite g makes of a rate of zero.
+      y += load_first(S + i, left) * load_first(a.query + shared + i, left);
+    }
+    a.output[token * a.heads + head] = sum(y) * a.scale;
+  }
+}
+
+static void scan_few(const Attention& a, const Part& part, float* memory) {
+  for (int64_t index = part.first_stream; index < part.last_stream; ++index) {
+    const Heads at(a, index);
+    for (int64_t head = at.first; head < at.first + at.count; ++head) {
+      const int64_t place = (at.batch * a.heads + head) * a.d_k;
+      scan_head(a, at, head, a.present_state ? a.present_state + place : memory,
+                a.present_normalizer ? a.present_normalizer + place : memory + vectors(a.d_k) * kLanes);
+    }
+  }
+}
+
+static void scan(const Attention& a, const Part& part, float* memory) {
+  a.keys < kFewTokens ? scan_few(a, part, memory) : scan_many(a, part, memory);
+}
