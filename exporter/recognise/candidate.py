@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 from linexport.manifest.matches import MatchRecord, ProofRecord
 from linexport.recognise import functions
 from linexport.recognise.axes import size_of
-from linexport.recognise.emit import Writer
+from linexport.recognise.emit import MatchWriter
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.prove import ProofFailedError, RewriteCandidate
 from linexport.recognise.region import Root, reads
@@ -19,7 +19,7 @@ from linexport.recognise.terms import IDENTITY, Leaf
 
 
 def rewrite_candidate(
-    evaluator: Evaluator, imports: Mapping[str, int], root: Root, writer: Writer
+    evaluator: Evaluator, imports: Mapping[str, int], root: Root, writer: MatchWriter
 ) -> RewriteCandidate:
     """Return both sides of a rewrite, with what is known of the inputs they share.
 
@@ -29,9 +29,13 @@ def rewrite_candidate(
     roles, values = root.roles, evaluator.values
     inputs = _inputs(root.region, writer.nodes)
     known = {t.name: values.numbers(t) for t in inputs}
+    # A quotient is compared only where its denominator has one sign. Features that are tensors as
+    # they are, or functions that keep a sign, are drawn positive; other functions see to it.
     bare = [f for f in (*roles.query, *roles.key) if functions.keeps_sign(f.function)]
     bare = [] if writer.mapped else bare  # a map sees to the sign
     decays = roles.decay.of(Leaf) if roles.decay else []
+    # log-decays must be at most 0, or states leave float32 within the lengths compared. With a
+    # negative coefficient in front of it the tensor itself is drawn positive instead.
     down = [f for f in decays if f.function == IDENTITY]
     rising = roles.decay is not None and roles.decay.coefficient < 0
     sized = [(t, evaluator.sizes(t)) for t in inputs]
@@ -83,7 +87,7 @@ def _coarsest(region: Sequence[gs.Node]) -> str:
 
 
 def match_record(
-    root: Root, fused: gs.Node, writer: Writer, replaced: tuple[str, ...], proof: ProofRecord
+    root: Root, fused: gs.Node, writer: MatchWriter, replaced: tuple[str, ...], proof: ProofRecord
 ) -> MatchRecord:
     """Return what the manifest says of a match."""
     roles, attributes = root.roles, fused.attrs

@@ -27,7 +27,7 @@ from linexport.recognise.terms import IDENTITY, Leaf
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-class Writer(Factors):
+class MatchWriter(Factors):
     """Writes the nodes that take the place of a match.
 
     Attributes:
@@ -53,6 +53,7 @@ class Writer(Factors):
         key = self.packed("key", roles.key, order.key, roles.channels, dtype)
         value = self._value(dtype)
         inputs = [query, key, value]
+        # Inputs are positional, and these two are states: a pass that follows may add them.
         if roles.decay is not None or roles.mask is not None:
             inputs += [gs.Variable.empty(), gs.Variable.empty()]
             inputs.append(self._decay(dtype) if roles.decay else gs.Variable.empty())
@@ -98,6 +99,7 @@ class Writer(Factors):
             if found is None:
                 raise NotAttentionError(f"the dtype of {leaf.tensor.name} is not known")
             kinds.append(np.dtype(found))
+        # The op computes in one dtype. The widest loses nothing that the graph had.
         widest = max(kinds, key=lambda k: k.itemsize)
         if any(k.name not in DTYPES for k in kinds):
             raise NotAttentionError(f"it computes in {widest}; expected {', '.join(DTYPES)}")
@@ -144,6 +146,7 @@ class Writer(Factors):
     def _post(self, output: gs.Variable) -> gs.Variable:
         """Multiply the output with the factors that the op has no attribute for."""
         dtype, shape = np.dtype(output.dtype), output.shape
+        # These factors do not depend on positions, so they were moved out of both sums.
         if self.roles.post != 1.0:
             factor = gs.Constant(self.name("factor"), np.asarray(self.roles.post, dtype))
             output = self.add("Mul", [output, factor], dtype, shape=shape)

@@ -211,6 +211,8 @@ class Exact:
         for constant in self.constants:
             if not 0 < abs(constant) <= LARGEST:
                 continue
+            # A constant may be a bound of x, or of -x where x was negated first; or a bound of a
+            # multiple of x, which half, twice and ten times it look for.
             for c in (np.float32(constant), np.float32(-constant)):
                 chosen |= {float(np.nextafter(c, np.float32(s * np.inf))) for s in (-1, 1)}
                 chosen |= {
@@ -223,6 +225,8 @@ class Exact:
 
     def _edges(self, low: float, high: float) -> Iterator[float]:
         """Neighbours in float32 between which a comparison changes its outcome, by bisection."""
+        # Piecewise functions differ where their pieces meet. One change of outcomes is looked for
+        # between two probes, which are dense where maps bend.
         before, after = self._outcomes(low), self._outcomes(high)
         if before == after:
             return
@@ -257,6 +261,7 @@ def first_difference(function: Exact, other: Exact, probes: Sequence[float]) -> 
 
 
 def _agree(a: Number, b: Number) -> bool:
+    # Nothing is known of a value that is not a number: it is no proof of equality.
     if mpmath.isnan(a) or mpmath.isnan(b):
         return False
     if abs(b) > LARGEST:  # infinite in float32, and so must be the other

@@ -59,12 +59,17 @@ def read_map(e: Evaluator, roles: Roles, imports: dict[str, int]) -> tuple[Roles
     """The roles in front of a known map, and the map; None where there is none."""
     if len(roles.query) != 1 or len(roles.key) != 1 or len(roles.channels) != 1:
         return None
+    # phi(q) . phi(k) is the kernel only if both sides have the same map with the same parameters.
+    # A side may have several readings (of x, or of x / 2 with another scale): the first pair that
+    # agrees is taken.
     keys = _sides(e, roles, "key", imports)
     for query in _sides(e, roles, "query", imports) if keys else ():
         for key in keys:
             q, k = query.known, key.known
             if _identity(q) != _identity(k) or query.width.size != key.width.size:
                 continue
+            # (c_q phi(q)) . (c_k phi(k)) = c_q c_k phi(q) . phi(k): the factors leave the sum. From
+            # here on the channels d are those in front of the map, one set for queries and keys.
             shared = key.source.rename({key.width: (query.width,)})
             in_front = replace(
                 roles,
@@ -100,6 +105,7 @@ def _readings(e: Evaluator, roles: Roles, side: str, imports: dict[str, int]) ->
         found = e.sizes(source)
         if found is None or len(found) != len(sizes) or found[channel].known is None:
             continue
+        # A map acts on the channels alone: every other dim stays what it is.
         if any(a != b for p, (a, b) in enumerate(zip(found, sizes, strict=True)) if p != channel):
             continue
         samples = draw_samples(e, source, found, nodes, leaf.tensor, imports)
@@ -123,6 +129,8 @@ def _sources(e: Evaluator, tensor: gs.Tensor) -> Iterator[tuple[gs.Variable, lis
     def position(t: gs.Tensor) -> int:
         return place.get(id(t.inputs[0]), -1) if t.inputs else -1
 
+    # Go back in the order of the graph, the latest first. Where all paths meet in one tensor, the
+    # nodes taken so far compute the output from it and from constants alone.
     while pending and len(nodes) < DEEPEST:
         last = max(pending.values(), key=position)
         node = last.inputs[0] if last.inputs else None

@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 from linexport.manifest.matches import MatchRecord
 from linexport.recognise import feature_maps, polynomial, rules, softmax
 from linexport.recognise.candidate import match_record, rewrite_candidate
-from linexport.recognise.emit import Writer
+from linexport.recognise.emit import MatchWriter
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.findings import Findings, RejectedMatch, UnmatchedCandidate
 from linexport.recognise.prove import ProofFailedError, prove
@@ -52,6 +52,8 @@ class Search:
     def run(self) -> Findings:
         """Replace all that can be proven."""
         roots = self._roots()
+        # From the end: a normalised attention contains its numerator, which is a root as well. What
+        # a larger match covers is not looked at again.
         for root in reversed(list(roots.values())):
             if root.tensor.name in self.covered or self._split(root, roots):
                 continue
@@ -128,6 +130,7 @@ class Search:
         return [n for n in unmatched if not repeated(n)]
 
     def _region(self, root: gs.Tensor, roles: Roles) -> tuple[gs.Node, ...]:
+        # Leaves are what the fused node reads, so nothing behind them is replaced.
         stops = {leaf.tensor.name for leaf in roles.leaves}
         found: dict[int, gs.Node] = {}
         pending = [root]
@@ -152,9 +155,13 @@ class Search:
                 if tensor is root.tensor or tensor.name not in roots:
                     continue
                 inner = roots[tensor.name].roles
+                # Factors that differ from query to query are outside the sum over keys: without
+                # them the inner value is the whole attention, and a simpler one.
                 if root.roles.weights and inner.value and not inner.weights:
                     return True
                 read_outside = any(id(r) not in inside for r in tensor.outputs)
+                # What something outside reads has to be computed anyway, so it is fused by itself.
+                # Not the numerator of a quotient, though: the whole quotient is worth more.
                 whole = inner.normalize == root.roles.normalize
                 if whole and (read_outside or id(tensor) in self.outputs):
                     return True
@@ -164,12 +171,14 @@ class Search:
         mapped = (
             None if root.mapped else feature_maps.read_map(self.evaluator, root.roles, self.imports)
         )
+        # With its feature map the match replaces more nodes. Where that cannot be proven, the match
+        # without it still may be.
         if mapped is not None:
             roles, in_front = mapped
             wider = replace(root, roles=roles, region=self._region(root.tensor, roles))
-            if self._fused(wider, Writer(root.tensor, root.form, roles, in_front)) is None:
+            if self._fused(wider, MatchWriter(root.tensor, root.form, roles, in_front)) is None:
                 return
-        writer = Writer(root.tensor, root.form, root.roles, root.mapped)
+        writer = MatchWriter(root.tensor, root.form, root.roles, root.mapped)
         problem = self._fused(root, writer)
         if isinstance(problem, NotAttentionError):
             self._reject(root.tensor.inputs[0], str(problem))
@@ -181,7 +190,7 @@ class Search:
         self.rejected.append(RejectedMatch(root.tensor.name, reason))
         self.covered |= {t.name for n in root.region for t in n.outputs}
 
-    def _fused(self, root: Root, writer: Writer) -> Exception | None:
+    def _fused(self, root: Root, writer: MatchWriter) -> Exception | None:
         """Put the fused node in place, or say why it is not."""
         try:
             fused = writer.write()
@@ -195,7 +204,7 @@ class Search:
         self.matches.append(match_record(root, fused, writer, replaced, proof))
         return None
 
-    def _swap(self, root: Root, writer: Writer) -> None:
+    def _swap(self, root: Root, writer: MatchWriter) -> None:
         """Have the root computed by the new nodes."""
         for node in list(root.tensor.inputs):
             old = gs.Variable(f"{root.tensor.name}/before")
@@ -237,7 +246,7 @@ def _reads(evaluator: Evaluator, tensor: gs.Tensor) -> bool:
         return False
 
 
-def _withdraw(writer: Writer) -> None:
+def _withdraw(writer: MatchWriter) -> None:
     """Detach nodes that were written from the graph, whose tensors list their consumers."""
     for node in writer.nodes:
         node.inputs.clear()

@@ -28,6 +28,8 @@ def head_layout(roles: Roles) -> HeadLayout:
     query, key = roles.heads(roles.query), roles.heads(roles.key)
     value = roles.heads(roles.value) if roles.value else key
     kv = key | value
+    # The op lets queries share keys, or keys share queries, not each in one label: then queries
+    # are repeated for the labels that only keys have.
     if query - kv and kv - query:
         query = query | kv
     common = [a for a in order if a in kv and a in query]

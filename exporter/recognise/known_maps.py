@@ -61,14 +61,18 @@ def known_maps(
 ) -> Iterator[KnownMap]:
     """Maps whose products of features are those of y on all samples of (x, y)."""
     operators = {n.op for n in nodes}
+    # Exponents are compared on small inputs only, where a bound further out does not show.
     if operators & EXPONENTS and operators & BRANCHING:
         return
     width = samples[0][0].shape[-1]
     matrices = [m for a in _stored(nodes) for m in (a, a.T) if m.shape[0] == width]
+    # A projection may be stored either way round; other matrices do not fit x.
     for kind in feature_maps.kinds():
         if feature_maps.find_map(kind).elementwise:
             continue
         for parameters in [(), *((np.ascontiguousarray(m),) for m in matrices)]:
+            # Maps of softmax's kernel scale q and k by d^(-1/4) each. Graphs that leave this to the
+            # caller compute phi(d^(1/4) x) of ours.
             for scale in (1.0, width**0.25):
                 features = _features(kind, side, scale * samples[0][0], parameters)
                 if features is None:  # it takes other parameters
@@ -97,10 +101,15 @@ def _features(
 
 def _factor(features: np.ndarray, y: np.ndarray) -> float | None:
     """Return c where y . y = c phi . phi, as nearly as can be; None if not proportional."""
+    # Features of the graph may be ours in another order, with other signs, or rotated: U phi with
+    # U^T U = c I. All of these leave products of features as they are, up to c; and attention reads
+    # features in products only. c is the least-squares fit of one set of products to the other.
     target, got = _products(y), _products(features)
     with np.errstate(over="ignore", invalid="ignore"):  # another map may be far too large
         factor = float((target * got).sum() / max((got * got).sum(), 1e-300))
+        # Products with a vanishing norm would be close to anything; the largest is not.
         close = np.abs(target - factor * got).max() <= EQUAL * np.abs(target).max()
+    # phi takes the root of the factor on each side, so it must be positive.
     if not close or factor <= 0:
         return None
     return 1.0 if abs(factor - 1) < EQUAL else factor
@@ -120,12 +129,15 @@ def _compared(
         features = _features(kind, side, scale * x, parameters)
         assert features is not None
         features = features * factor**0.5
+        # Where ours is near the end of float32 the graph's may be infinite. If it is well inside
+        # instead, the graph has a bound that our map has not.
         ends = ~np.isfinite(y).all(-1) | (np.abs(features) > HUGE).any(-1)
         if (np.abs(y[ends]).max(-1, initial=np.inf) < HUGE).any():
             return None  # bounded where the map is not
         if ends.any():
             break  # larger inputs overflow as well
         target, got = _products(y), _products(features)
+        # Products are sums whose terms may cancel: their rounding is that of the sum of magnitudes.
         limit = EQUAL * _products(np.abs(features)) + SMALLEST
         if (np.abs(target - got) > limit).any():
             log.debug("not %s at |x| = %g: its features differ", kind, np.abs(x).max())

@@ -36,6 +36,8 @@ def draw_samples(
     imports: dict[str, int],
 ) -> list[Sample] | None:
     """Random numbers for the source, and what the nodes make of them, at several magnitudes."""
+    # What the nodes read besides the source must be sizes, known as functions of symbols: another
+    # tensor of the graph would make this a function of two things.
     made = {o.name for n in nodes for o in n.outputs}
     others = {t.name: t for n in nodes for t in n.inputs if isinstance(t, gs.Variable)}
     others = {n: t for n, t in others.items() if n not in made and n != source.name and n}
@@ -43,6 +45,7 @@ def draw_samples(
     if any(v is None for v in counted.values()):
         return None
     sizes = [*shape, *(s for v in counted.values() for s in _sizes(v))]
+    # Neighbouring symbols differ in size, or a transposed result would pass for the right one.
     symbols = {
         n: SIZES[i % 2] for i, n in enumerate(sorted({m for s in sizes for m in symbols_in(s)}))
     }
@@ -50,6 +53,7 @@ def draw_samples(
         fed = {n: _numbers(v, symbols) for n, v in counted.items()}
         with _typed(others, fed):
             run = session([source, *others.values()], nodes, result, imports)
+        # One draw for all magnitudes: a map that is homogeneous shows as exactly that.
         drawn = np.random.default_rng(0).standard_normal([size_value(s, symbols) for s in shape])
         samples = []
         for magnitude in EXPONENTIAL if any(n.op in EXPONENTS for n in nodes) else MAGNITUDES:

@@ -187,10 +187,14 @@ def _draw(
         outside = np.arange(shape[place]) % 2 != side
         return (x * np.where(outside, SLANT, 1.0).reshape(_along(x, place))).astype(dtype)
     if tensor.name in candidate.positive:
+        # Away from 0: a denominator of few keys must not vanish by chance.
         x = (np.abs(x) + 0.1) * {"normal": 1.0, "low": 1e-2, "tiny": 1e-4}[kind]
     elif tensor.name in candidate.negative:
+        # States fade within some tens of tokens: neither at once, nor so late that a wrong decay
+        # would not show at the lengths compared.
         x = -0.3 * np.abs(x)
     elif kind == "low":
+        # elu(x) + 1 = exp(x) is near 1e-3 here, where an epsilon or a bound shows most.
         x = x / 2 - 7
     elif kind == "tiny":
         x *= 1e-4

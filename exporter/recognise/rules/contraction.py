@@ -55,6 +55,7 @@ def gemm(e: Evaluator, node: gs.Node) -> Form | None:
         replace(f, dims=f.dims[::-1]) if node.attrs.get(flag, 0) else f
         for f, flag in zip(forms, ("transA", "transB"), strict=True)
     )
+    # As of MatMul: a[i, j, 1] b[1, j, k], of which j is summed over.
     a = replace(a, dims=(*a.dims, ()))
     b = replace(b, dims=((), *b.dims))
     scaled = algebra.times(a, algebra.constant(float(node.attrs.get("alpha", 1.0))))
@@ -127,6 +128,7 @@ def reduce(e: Evaluator, node: gs.Node) -> Form | None:
     places = [a % len(form.dims) for a in axes] if axes else list(range(len(form.dims)))
     if node.op == "ReduceSum":
         return algebra.summed(form, places, bool(node.attrs.get("keepdims", 1)))
+    # The mean of a dim of several labels is the mean over each: 1 / (n m) = (1 / n) (1 / m).
     for place in places:
         for axis in form.dims[place]:
             known = axis.size.known

@@ -131,6 +131,8 @@ def multiply(a: Form, b: Form) -> Form | None:
             if x.scalar is not None and math.isinf(x.scalar):
                 return None
             return algebra.times(x, y)
+    # Two tensors of the graph with the same labels are no query and key: the product is one tensor,
+    # and as one leaf it can be a masked key or a gated value.
     if _plain(a) and _plain(b) and _nested(a, b):
         return None
     return algebra.times(a, b)
@@ -145,6 +147,7 @@ def divide(a: Form, b: Form) -> Form | None:
     """Return a (1 / b)."""
     if b.scalar is not None:
         return None if b.scalar == 0 else multiply(a, algebra.constant(1 / b.scalar))
+    # A tensor over a tensor, in front of the attention, is a tensor.
     if not _number(b) and _single(b) and not interesting(a) and a.scalar is None:
         return None
     over = algebra.one_over(b)
@@ -155,6 +158,8 @@ def add(a: Form, b: Form) -> Form | None:
     """Return a + b, where one side is of interest or both are numbers."""
     if a.scalar is not None and b.scalar is not None:
         return algebra.plus(a, b)
+    # Sums of plain tensors, such as a bias or a residual, stay opaque: followed, they would double
+    # the terms of every product behind them.
     if interesting(a) or interesting(b):
         return algebra.plus(a, b)
     if _single(a) and _single(b) and not _nested(a, b):
