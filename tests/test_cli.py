@@ -90,7 +90,7 @@ def test_a_whole_conversion_in_a_process_of_its_own(
     assert found == json.loads((out / "manifest.json").read_text())
     assert (found["status"], found["artifact"], found["target"]) == ("ok", str(out), "ort")
     assert found["fused"] == {"LinearAttention": 1}
-    assert found["refused"] == []
+    assert found["rejected"] == []
     assert found["parity"]["passed"] is True
     assert found["parity"]["max_relative_error"] > 0
     assert found["parity"]["lengths"] == [1, 16, 37, 150, 4097]

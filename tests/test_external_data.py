@@ -43,14 +43,14 @@ def output(model: onnx.ModelProto | Path) -> np.ndarray:
 
 def test_weights_come_back_as_they_were(model: onnx.ModelProto) -> None:
     before = model.SerializeToString()
-    apart = external_data.detach(model)
+    apart = external_data.externalize(model)
     assert list(apart) == ["w"] and model.ByteSize() < 2**14
     whole = external_data.with_weights(model, apart)
     assert whole == onnx.ModelProto.FromString(before)
 
 
 def test_an_outline_is_valid_if_the_model_is(model: onnx.ModelProto) -> None:
-    external_data.detach(model)
+    external_data.externalize(model)
     onnx.checker.check_model(external_data.externals_as_inputs(model))
     model.graph.node[1].op_type = "NoSuchOperator"
     with pytest.raises(onnx.checker.ValidationError, match="NoSuchOperator"):
@@ -59,7 +59,7 @@ def test_an_outline_is_valid_if_the_model_is(model: onnx.ModelProto) -> None:
 
 def test_passes_leave_them_apart_and_copy_none(model: onnx.ModelProto) -> None:
     expected = output(model)
-    apart = external_data.detach(model)
+    apart = external_data.externalize(model)
     rewritten = passes.rewrite(model, passes.STATELESS, apart)
     [(name, values)] = rewritten.weights.items()
     assert values.shape == (500, 600) and np.shares_memory(values, apart["w"])
@@ -76,7 +76,7 @@ def test_written_in_the_file_or_beside_it(
 ) -> None:
     expected = output(model)
     monkeypatch.setattr(write, "EXTERNAL_ABOVE", limit)
-    apart = external_data.detach(model)
+    apart = external_data.externalize(model)
     path = write.save_model(model, tmp_path, apart)
     onnx.checker.check_model(str(path))
     assert len(list(tmp_path.iterdir())) == (1 if limit else 2)

@@ -67,7 +67,7 @@ def test_a_match_says_what_it_is(found: dict[str, Any]) -> None:
 
 
 def test_a_near_miss_says_why(found: dict[str, Any]) -> None:
-    (miss,) = found["near_misses"]
+    (miss,) = found["unmatched"]
     assert "softmax" in miss["reason"]
 
 
@@ -80,7 +80,7 @@ def test_the_graph_around_a_match_has_its_operators(found: dict[str, Any]) -> No
     assert not {"Constant", "Shape"} & {n["op"] for n in match["before"]["nodes"]}
     notes = {n["note"] for n in match["before"]["nodes"] if n["op"] == "Add"}
     assert notes == {"1e-15"}
-    miss = found["near_misses"][0]["before"]
+    miss = found["unmatched"][0]["before"]
     assert "Softmax" in [n["op"] for n in miss["nodes"]]
 
 
@@ -120,7 +120,7 @@ def test_the_command_prints_and_writes(
     assert page.read_text().startswith("<!doctype html>")
     answer = cli("inspect", source, "--json").json()
     assert len(answer["matches"]) == 1 and "before" not in answer["matches"][0]
-    assert "softmax" in answer["near_misses"][0]["reason"]
+    assert "softmax" in answer["unmatched"][0]["reason"]
     assert cli("inspect", source, "--html", tmp_path / "no" / "page.html").code == 2
 
 

@@ -260,7 +260,7 @@ def test_what_the_system_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 from linexport.system import sandbox
 sandbox._unshare = lambda kind: False
 sandbox.landlock.restrict = lambda readable, writable: False
-found = sandbox.confine(sandbox.Limits(memory=8, file=1), [])
+found = sandbox.confine(sandbox.ProcessLimits(memory=8, file=1), [])
 print(found.applied, len(found.unavailable))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -276,7 +276,7 @@ import ctypes, os, tempfile
 from pathlib import Path
 from linexport.system import sandbox
 host = os.open("/proc/self/ns/net", os.O_RDONLY)
-found = sandbox.confine(sandbox.Limits(), [Path(tempfile.gettempdir())])
+found = sandbox.confine(sandbox.ProcessLimits(), [Path(tempfile.gettempdir())])
 libc = ctypes.CDLL(None, use_errno=True)
 print("no network" in found.applied, libc.setns(host, 0x40000000))
 print(Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from linexport import parity
 from linexport.graph.dims import DimRange
-from linexport.loaders.loaded_model import Language
+from linexport.loaders.loaded_model import LanguageFacts
 from linexport.parity.cases import USUAL
 from linexport.parity.tolerances import TOLERANCES, Tolerance
 
@@ -68,7 +68,7 @@ def check(
     """Of an artifact without any rounding, but with that error in every logit."""
     table = module.table.numpy() + np.float32(error)
     tested: Any = SimpleNamespace(
-        loaded=SimpleNamespace(module=module, language=Language(VOCABULARY, CONTEXT, ())),
+        loaded=SimpleNamespace(module=module, language=LanguageFacts(VOCABULARY, CONTEXT, ())),
         open=lambda: SimpleNamespace(run=lambda given: {"logits": table[given["input_ids"]]}),
         dims={"batch": DimRange(batch=True), "seq": DimRange()},
         states=(),

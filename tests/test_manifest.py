@@ -60,9 +60,19 @@ def test_a_manifest_of_format_1_is_read_as_one_of_format_2() -> None:
     assert found.files["model.onnx"] == FileRecord(size, digest)
     [engine] = found.engines
     assert found.files[engine.file].sha256 == engine.sha256
-    kept = {k for k in old if k not in ("format", "files", "engines")}
+    kept = {k for k in old if k not in ("format", "files", "engines", "refused")}
     again = to_json(found)
     assert {k: again[k] for k in kept} == {k: old[k] for k in kept}
+    assert again["rejected"] == old["refused"]
+
+
+def test_the_earlier_name_of_rejected_matches_is_read(sample_manifest: Manifest) -> None:
+    now = to_json(sample_manifest)
+    assert now["rejected"]
+    earlier = {"refused" if key == "rejected" else key: value for key, value in now.items()}
+    assert from_json(earlier) == sample_manifest
+    with pytest.raises(UsageError, match="refused"):
+        from_json({**now, "refused": []})
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ def test_every_number_of_the_tables_is_on_the_page() -> None:
     assert "could not run: a plain export carries no state" in text
     assert "1 + 5 + 31" in text and "37 pieces of 1" in text
     assert manifest["parity"]["tolerance"]["why"] in text
-    assert manifest["refused"][0]["reason"] in text
+    assert manifest["rejected"][0]["reason"] in text
 
 
 def test_missing_sections_say_so() -> None:
@@ -389,7 +389,7 @@ def test_the_summary_fits_its_width_and_plain_terminals() -> None:
 
 
 def test_names_cannot_command_the_terminal_or_rich() -> None:
-    manifest = changed(sample(), ("refused", 0, "where"), "\x1b[2J[red]node[/]\r")
+    manifest = changed(sample(), ("rejected", 0, "where"), "\x1b[2J[red]node[/]\r")
     text = summary(manifest)
     assert "\x1b" not in text and "\r" not in text
     assert "[red]node[/]" in text

@@ -74,7 +74,7 @@ def two() -> tuple[nn.Module, tuple[Tensor]]:
 def test_a_bounded_map_is_converted(tmp_path: Path) -> None:
     manifest = linexport.convert(f"{__name__}:two", tmp_path / "out", bench=False)
     assert manifest.status == "ok" and manifest.fused["LinearAttention"] == 2
-    assert not manifest.refused
+    assert not manifest.rejected
 
 
 def test_what_parity_refutes_is_withdrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_what_parity_refutes_is_withdrawn(tmp_path: Path, monkeypatch: pytest.Mo
     manifest = linexport.convert(f"{__name__}:two", tmp_path / "out", bench=False)
     assert manifest.status == "ok" and manifest.parity is not None and manifest.parity.passed
     assert manifest.fused["LinearAttention"] == 1
-    (withdrawn,) = manifest.refused
+    (withdrawn,) = manifest.rejected
     assert withdrawn.reason.startswith("withdrawn: with it the artifact differs from the original")
     assert any(withdrawn.where in warning for warning in manifest.warnings)
     assert "withdrawn" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")

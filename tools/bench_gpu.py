@@ -31,7 +31,7 @@ from linexport.plugins.kernels.gate import inspect
 from linexport.plugins.kernels.launch import LaunchPlan
 from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.ops.registry import all_ops
-from linexport.plugins.tensorrt.contract import architectures, describe
+from linexport.plugins.tensorrt.contract import architectures, describe_plugin
 from linexport.plugins.tensorrt.launcher import Launcher, capability
 from linexport.system import environment
 
@@ -52,7 +52,7 @@ class Prepared:
         self.given = case.tensors("cuda")
         node = case.node()
         self.out = case.results(self.given, plans(case, sm).in_place)
-        self.launcher = Launcher(describe(all_ops()[node.op_type], node, case.dtype, [sm]))
+        self.launcher = Launcher(describe_plugin(all_ops()[node.op_type], node, case.dtype, [sm]))
         need = self.launcher.description.scratch(self.launcher.sm, case.batch, case.length)
         self.workspace = torch.empty(max(need, 1), dtype=torch.uint8, device="cuda")
         description = self.launcher.description

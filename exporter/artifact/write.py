@@ -103,7 +103,7 @@ def save_model(
     beside = size > EXTERNAL_ABOVE
     found = {
         **(apart or {}),
-        **external_data.detach(model, SMALLEST if beside else external_data.LARGE),
+        **external_data.externalize(model, SMALLEST if beside else external_data.LARGE),
     }
     data.unlink(missing_ok=True)
     external_data.save(model, found, path, data if beside else None)

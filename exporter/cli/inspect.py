@@ -82,9 +82,9 @@ def _print_findings(found: dict[str, Any], console: Any) -> None:
         console.print(f"\n✓ {summary(record)}, computes {record.where}", style="green")
         for name, fact in facts(record):
             console.print(f"  {name}: {fact}", markup=False)
-    for miss in (*found.get("near_misses", ()), *found.get("refused", ())):
-        console.print(f"\n– {miss['where']} was left as it is", style="yellow", markup=False)
-        console.print(f"  {miss['reason']}", markup=False)
+    for one in (*found.get("unmatched", ()), *found.get("rejected", ())):
+        console.print(f"\n– {one['where']} was left as it is", style="yellow", markup=False)
+        console.print(f"  {one['reason']}", markup=False)
     if found.get("mixing"):
         mixing = ", ".join(found["mixing"])
         console.print(f"\nDoes not stream, because tokens are mixed by: {mixing}", markup=False)

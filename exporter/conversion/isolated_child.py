@@ -51,7 +51,7 @@ def main() -> None:
     told = _Told(int(sys.argv[1]))
     os.dup2(2, 1)  # what the model prints is not the result
     options, folder = asked["options"], Path(asked["folder"])
-    limits = sandbox.Limits(options["max_memory"], options["max_file"])
+    limits = sandbox.ProcessLimits(options["max_memory"], options["max_file"])
     sandbox.die_with_parent()
     confined = sandbox.confine(
         limits,

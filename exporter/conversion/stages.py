@@ -11,7 +11,7 @@ from linexport.graph.dims import DimRange
 from linexport.loaders import LoadedModel
 from linexport.manifest import MODEL, ConvertOptions
 from linexport.parity import ModelUnderTest
-from linexport.parity.cases import USUAL, Chosen
+from linexport.parity.cases import USUAL, ChosenSizes
 from linexport.passes import GraphDump
 from linexport.system.progress import Stopwatch
 
@@ -25,7 +25,7 @@ class Checks:
         relative: error allowed, relative to the largest output; None for that of the precision.
     """
 
-    chosen: Chosen = USUAL
+    chosen: ChosenSizes = USUAL
     relative: float | None = None
 
     def applied(self, tested: ModelUnderTest) -> ModelUnderTest:

@@ -175,7 +175,7 @@ def _manifest(
             for name, limits in original.dims.items()
         },
         fused=fused,
-        refused=(
+        rejected=(
             *(RejectionRecord(r.where, r.reason) for r in findings.rejected),
             *(RejectionRecord(m.where, m.reason, m.nodes) for m in findings.unmatched),
         ),
@@ -206,7 +206,7 @@ def _warnings(fused: Mapping[str, int]) -> list[str]:
     if not fused:
         return [
             "No linear attention was found: the artifact is the model as exported. What nearly "
-            "was is named under refused, with the reason."
+            "was is named under rejected, with the reason."
         ]
     return [
         f"{name} was found: {op.slow}."

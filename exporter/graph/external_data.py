@@ -40,7 +40,7 @@ def external_initializer(name: str, values: np.ndarray) -> TensorProto:
     return tensor
 
 
-def detach(model: onnx.ModelProto, size: int = LARGE) -> dict[str, np.ndarray]:
+def externalize(model: onnx.ModelProto, size: int = LARGE) -> dict[str, np.ndarray]:
     """Make initializers of at least ``size`` bytes external, in place; returns their values."""
     found = {}
     for tensor in model.graph.initializer:

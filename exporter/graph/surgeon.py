@@ -1,7 +1,7 @@
 """ModelProto <-> onnx-graphsurgeon graph, with large weights kept out of both.
 
-A ModelProto holds its weights by value. ``detach`` takes them out of a graph, so that it becomes a
-model without copies of them; ``attach`` puts them back.
+A ModelProto holds its weights by value. ``externalize_constants`` takes them out of a graph, so
+that it becomes a model without copies of them; ``restore_constants`` puts them back.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ def to_model(graph: gs.Graph) -> onnx.ModelProto:
     return gs.export_onnx(graph, do_type_check=False)
 
 
-def attach(graph: gs.Graph, weights: Weights) -> None:
+def restore_constants(graph: gs.Graph, weights: Weights) -> None:
     """Give external initializers their values, in place."""
     for tensor in graph.tensors().values() if weights else ():
         if tensor.name in weights:
             tensor.values, tensor.data_location = weights[tensor.name], None
 
 
-def detach(graph: gs.Graph, size: int = LARGE) -> Weights:
+def externalize_constants(graph: gs.Graph, size: int = LARGE) -> Weights:
     """Turn constants of at least ``size`` bytes into external initializers; returns the values."""
     found = {}
     for tensor in graph.tensors().values():

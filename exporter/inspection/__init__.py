@@ -18,7 +18,7 @@ from linexport.loaders import load_model
 from linexport.plugins.ops.registry import linexport_nodes
 
 REACH = 7
-"""Steps above a near miss that are drawn: far enough to see queries, keys and values meet."""
+"""Steps above an unmatched candidate that are drawn: queries, keys and values meet within them."""
 
 
 def inspect(path: str | Path, *, drawings: bool = False) -> dict[str, Any]:
@@ -26,11 +26,11 @@ def inspect(path: str | Path, *, drawings: bool = False) -> dict[str, Any]:
 
     Args:
         path: the folder or source.
-        drawings: with the graph around each match before and after, and around each near miss, as
-            ``subgraph.around`` describes it.
+        drawings: with the graph around each match before and after, and around each unmatched
+            candidate, as ``subgraph.around`` describes it.
 
     Returns:
-        Of a source: ``matches`` (what was fused), ``near_misses`` and ``refused`` (what was not,
+        Of a source: ``matches`` (what was fused), ``unmatched`` and ``rejected`` (what was not,
         with the reason), ``mixing`` (operations that keep it from streaming), ``ops`` and ``nodes``
         before and after. Of an artifact: what its manifest says, and its ``ops``.
 
@@ -54,8 +54,8 @@ def inspect(path: str | Path, *, drawings: bool = False) -> dict[str, Any]:
             "rewritten": len(rewritten.model.graph.node),
         },
         "matches": [asdict(match) for match in findings.matches],
-        "near_misses": [asdict(miss) for miss in findings.unmatched],
-        "refused": [asdict(refusal) for refusal in findings.rejected],
+        "unmatched": [asdict(candidate) for candidate in findings.unmatched],
+        "rejected": [asdict(match) for match in findings.rejected],
         "mixing": sequence_axis.mixing(rewritten.model),
         "ops": _ops(rewritten.model),
         "warnings": list(loaded.warnings),
@@ -64,8 +64,8 @@ def inspect(path: str | Path, *, drawings: bool = False) -> dict[str, Any]:
         for match in found["matches"]:
             match["before"] = subgraph.around(plain, match["replaced"])
             match["after"] = subgraph.around(rewritten.model, match["added"])
-        for miss in found["near_misses"]:
-            miss["before"] = subgraph.around(plain, miss["nodes"], REACH)
+        for candidate in found["unmatched"]:
+            candidate["before"] = subgraph.around(plain, candidate["nodes"], REACH)
     return found
 
 
@@ -78,7 +78,17 @@ def _artifact(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{folder} cannot be read. {error}") from None
     chosen = {c.node: c.lowering for c in manifest.lowerings}
     ops = [{**op, "lowering": chosen.get(op["node"])} for op in _ops(model)]
-    kept = ("status", "target", "source", "inputs", "outputs", "states", "dims", "nodes", "refused")
+    kept = (
+        "status",
+        "target",
+        "source",
+        "inputs",
+        "outputs",
+        "states",
+        "dims",
+        "nodes",
+        "rejected",
+    )
     return {"kind": "artifact", **{k: content[k] for k in kept}, "ops": ops}
 
 

@@ -45,7 +45,7 @@ class FeedForwardConfig:
 
 
 @dataclass
-class Place:
+class FeedForwardSite:
     """A linear layer and its activation, as one run after another comes by them.
 
     Attributes:
@@ -66,7 +66,7 @@ class Place:
         return f"its activation is {self.first.name}; forms are of {', '.join(ACTIVATIONS)}"
 
 
-def find_pairs(linear: nn.Module, batches: Sequence[Rows]) -> list[Place]:
+def find_pairs(linear: nn.Module, batches: Sequence[Rows]) -> list[FeedForwardSite]:
     """Every linear layer whose output goes into an activation, in the order of calls.
 
     Args:
@@ -96,13 +96,13 @@ def find_pairs(linear: nn.Module, batches: Sequence[Rows]) -> list[Place]:
     return runs[0]
 
 
-def _run(linear: nn.Module, batch: Rows, names: Mapping[int, str]) -> list[Place]:
-    places: list[Place] = []
+def _run(linear: nn.Module, batch: Rows, names: Mapping[int, str]) -> list[FeedForwardSite]:
+    places: list[FeedForwardSite] = []
 
     def record(index: int, activated: Activated) -> Tensor:
         name = names.get(id(activated.weight), "") or "linear"
         own = numbered(name, [place.name for place in places])
-        places.append(Place(own, activated, [activated.input.detach().flatten(0, -2)]))
+        places.append(FeedForwardSite(own, activated, [activated.input.detach().flatten(0, -2)]))
         return activated.plain()
 
     watched = linear.answered(record) if isinstance(linear, WithForms) else Activating(record)
@@ -159,7 +159,7 @@ def replace_feed_forward(
 
 
 def _fitted(
-    place: Place, form: str, config: FeedForwardConfig, say: Callable[[str], None]
+    place: FeedForwardSite, form: str, config: FeedForwardConfig, say: Callable[[str], None]
 ) -> tuple[KernelFeedForward, FeedForwardRow]:
     rows = torch.cat(place.inputs)
     generator = torch.Generator().manual_seed(config.seed)

@@ -13,17 +13,17 @@ import linexport
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.linearization import compare_models, cost, find_softmax
 from linexport.linearization import distil as distillation
-from linexport.linearization.attention import FittedForms, replace_attention
 from linexport.linearization.calibration import Calibration, calibration, row_batches
 from linexport.linearization.choose_forms import EVERY, MapConfig, local
 from linexport.linearization.feed_forward import FeedForwardConfig, replace_feed_forward
+from linexport.linearization.fit_forms import FittedForms, replace_attention
 from linexport.linearization.metric import Evaluate, Metric
 from linexport.linearization.replace import inference_copy, shared_copy, with_forms
 from linexport.linearization.save import save
 from linexport.linearization.verdict import verdict
 from linexport.loaders.default_dims import default_dims
 from linexport.loaders.loaded_model import LoadedModel, Source
-from linexport.loaders.weights import describe
+from linexport.loaders.weights import parameter_summary
 from linexport.manifest.linearization_records import (
     AttentionRow,
     CalibrationRecord,
@@ -242,7 +242,7 @@ def _loaded(module: nn.Module, data: Calibration) -> LoadedModel:
     """Wrap a module in memory as the loaders would; it may be in training mode."""
     module = inference_copy(module)
     source = Source(
-        "module", type(module).__qualname__, None, describe(type(module).__name__, module)
+        "module", type(module).__qualname__, None, parameter_summary(type(module).__name__, module)
     )
     if isinstance(module, ReferenceModel):
         return LoadedModel(

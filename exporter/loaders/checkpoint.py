@@ -15,7 +15,7 @@ from linexport.loaders.archive import TorchArchive
 from linexport.loaders.files import FACTORY_ADVICE, first_line, refuse, sha256, unreadable
 from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.loaders.pickles import UnsafePickleError, load_plain
-from linexport.loaders.weights import describe, named_tensors, non_finite_warnings
+from linexport.loaders.weights import named_tensors, non_finite_warnings, parameter_summary
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ def load_checkpoint_file(path: Path, *, seed: int) -> LoadedModel:
             kind="checkpoint",
             location=str(path),
             sha256=digest,
-            description=describe(content["model"], module),
+            description=parameter_summary(content["model"], module),
         ),
         integer_ranges=module.integer_ranges(),
         warnings=non_finite_warnings(named_tensors(module)),

@@ -1,8 +1,8 @@
 """An exported program (``.pt2`` of torch.export.save) becomes a LoadedModel.
 
-The archive is proven harmless by `pt2.verify` before torch opens it. torch.export.load itself is
-not used: when reading fails it retries with another zip parser and an older format that unpickles
-without restriction, which would undo the proof; the reader below it is called instead.
+The archive is proven harmless by `pt2.check_archive` before torch opens it. torch.export.load
+itself is not used: when reading fails it retries with another zip parser and an older format that
+unpickles without restriction, which would undo the proof; the reader below it is called instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from linexport.errors import UnsupportedModelError
 from linexport.loaders.archive import TorchArchive
 from linexport.loaders.files import FACTORY_ADVICE, first_line, refuse, sha256, unreadable
 from linexport.loaders.loaded_model import LoadedModel, Source
-from linexport.loaders.pt2 import verify
+from linexport.loaders.pt2 import check_archive
 from linexport.loaders.weights import non_finite_warnings
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def load_exported_program(path: Path) -> LoadedModel:
     """
     digest = sha256(path)
     try:
-        verify(TorchArchive(path))
+        check_archive(TorchArchive(path))
     except UnsupportedModelError as error:
         raise refuse(path, f"an exported program that is not opened: {error}", _ADVICE) from error
     except OSError as error:
@@ -89,7 +89,7 @@ def _read(path: Path) -> tuple[ExportedProgram, torch.nn.Module]:
 
 def _example_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str, Any]]:
     inputs = program.example_inputs
-    assert inputs is not None, "verify() refuses programs without example inputs"
+    assert inputs is not None, "check_archive() refuses programs without example inputs"
     return tuple(inputs[0]), dict(inputs[1])
 
 

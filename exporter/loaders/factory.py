@@ -15,7 +15,7 @@ from linexport.loaders.callables import find_callable, user_code
 from linexport.loaders.default_dims import default_dims, repeat_ones_where
 from linexport.loaders.hugging_face import adopt, is_language_model, is_of_transformers
 from linexport.loaders.loaded_model import LoadedModel, Source
-from linexport.loaders.weights import describe, named_tensors, non_finite_warnings
+from linexport.loaders.weights import named_tensors, non_finite_warnings, parameter_summary
 
 _RETURNS = "It must return (module, args) or (module, args, dynamic_shapes)"
 
@@ -64,7 +64,7 @@ def load_module(result: Any, location: str, *, whole: bool = False) -> LoadedMod
         kind="factory",
         location=location,
         sha256=None,
-        description=describe(type(module).__name__, module),
+        description=parameter_summary(type(module).__name__, module),
     )
     if whole and is_of_transformers(module):
         from linexport.loaders.hugging_face import whole as plain

@@ -76,7 +76,7 @@ class DecodeModule:
 
 
 @dataclass(frozen=True)
-class Language:
+class LanguageFacts:
     """Facts of a causal language model: input_ids (B, T), attention_mask (B, T) -> logits.
 
     Attributes:
@@ -126,7 +126,7 @@ class LoadedModel:
     integer_ranges: dict[int, tuple[int, int]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     decode_module: DecodeModule | None = None
-    language: Language | None = None
+    language: LanguageFacts | None = None
     outputs: tuple[str, ...] | None = None
     defaults: Mapping[str, int] = field(default_factory=dict)
     files: tuple[Path, ...] = ()

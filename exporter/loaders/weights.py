@@ -43,7 +43,7 @@ def named_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [*module.named_parameters(), *module.named_buffers()]
 
 
-def describe(name: str, module: torch.nn.Module) -> str:
+def parameter_summary(name: str, module: torch.nn.Module) -> str:
     """One line for people: "LanguageModel, 0.4 M parameters"."""
     count = sum(parameter.numel() for parameter in module.parameters())
     for scale, unit in ((10**9, " G"), (10**6, " M"), (10**3, " k")):

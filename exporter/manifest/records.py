@@ -225,7 +225,7 @@ class Manifest:
         states: pairs of an input and the output that continues it.
         dims: dynamic dimensions by name.
         fused: number of linexport ops by their type.
-        refused: what was not fused, and why.
+        rejected: what was not fused, and why.
         lowerings: what each linexport op became.
         engines: TensorRT engines beside the model.
         nodes: how many there are.
@@ -270,7 +270,7 @@ class Manifest:
     states: tuple[StateRecord, ...]
     dims: dict[str, DimRecord]
     fused: dict[str, int]
-    refused: tuple[RejectionRecord, ...]
+    rejected: tuple[RejectionRecord, ...]
     lowerings: tuple[LoweringRecord, ...]
     engines: tuple[EngineRecord, ...]
     nodes: NodesRecord

@@ -16,7 +16,7 @@ from linexport.errors import UsageError
 from linexport.manifest.consistency import contradictions
 from linexport.manifest.json_text import dumps
 from linexport.manifest.records import FORMAT, Manifest
-from linexport.manifest.upgrade import upgraded
+from linexport.manifest.upgrade import renamed, upgraded
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -50,8 +50,7 @@ def from_json(value: Mapping[str, Any], name: str = "The manifest") -> Manifest:
             f"{name} has format {_shown(value['format'])}; this version of linexport reads 1 to "
             f"{FORMAT}. Use the version that made it, or convert the model again."
         )
-    if value["format"] == 1:
-        value = upgraded(value)
+    value = renamed(upgraded(value) if value["format"] == 1 else value)
     try:
         found = _adapter().validate_json(json.dumps(value))
     except ValidationError as error:

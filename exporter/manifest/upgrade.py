@@ -1,8 +1,9 @@
-"""JSON of format 1, written by linexport 0.1, as JSON of format 2.
+"""JSON of format 1, written by linexport 0.1, and of early writers of format 2, as it is now.
 
 files     name -> bytes              becomes  name -> {bytes, sha256}
 model_sha256                         becomes  also that of files["model.onnx"]
 a missing key of an optional record  becomes  null
+refused, in either format            becomes  rejected
 """
 
 from __future__ import annotations
@@ -19,6 +20,14 @@ ABSENT: dict[str, Any] = {
     "measurement": None,
 }
 """Keys of format 2 that format 1, or its earliest writers, did not have."""
+
+RENAMED = {"refused": "rejected"}
+"""Keys of either format that have another name now."""
+
+
+def renamed(value: dict[str, Any]) -> dict[str, Any]:
+    """Give keys their present names."""
+    return {new if (new := RENAMED.get(k, k)) not in value else k: v for k, v in value.items()}
 
 
 def upgraded(value: dict[str, Any]) -> dict[str, Any]:

@@ -42,14 +42,14 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenSizes:
     """Sizes to check in place of the usual ones; empty for those."""
 
     lengths: tuple[int, ...] = ()
     batches: tuple[int, ...] = ()
 
 
-USUAL = Chosen()
+USUAL = ChosenSizes()
 
 
 def plan_cases(
@@ -58,7 +58,7 @@ def plan_cases(
     floating: bool,
     seed: int,
     shapes: Sequence[Sequence[int | str]] = (),
-    chosen: Chosen = Chosen(),
+    chosen: ChosenSizes = ChosenSizes(),
 ) -> list[Case]:
     """Cases for a model with these dynamic dimensions.
 

@@ -25,7 +25,7 @@ from linexport.manifest.proof import (
     ParityRecord,
     ToleranceRecord,
 )
-from linexport.parity.cases import USUAL, Case, Chosen, draw_inputs, plan_cases
+from linexport.parity.cases import USUAL, Case, ChosenSizes, draw_inputs, plan_cases
 from linexport.parity.compare import EDGES, Comparison, compare_arrays
 from linexport.parity.original import VANISHED, ReferenceOutput, run_reference
 from linexport.parity.reference import Arguments, Reference, feeds
@@ -63,7 +63,7 @@ class ModelUnderTest:
     dims: Mapping[str, DimRange]
     traced: Mapping[str, int]
     tolerance: Tolerance = TOLERANCES["float32"]
-    chosen: Chosen = USUAL
+    chosen: ChosenSizes = USUAL
 
     def initial_state(self, batch: int) -> dict[str, np.ndarray]:
         """States that begin a sequence."""

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from linexport.graph import external_data
 from linexport.manifest.proof import DivergenceRecord
-from linexport.parity import observed
+from linexport.parity import extra_outputs
 from linexport.parity.bisection import Ancestry, Found, first_different
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.check import ModelUnderTest
@@ -57,7 +57,7 @@ class BothValues:
 
     def got(self, names: Collection[str]) -> dict[str, np.ndarray]:
         """Return these values of the artifact, and its outputs."""
-        return observed.run(self._path, names, self.fed, self._open)[0]
+        return extra_outputs.run(self._path, names, self.fed, self._open)[0]
 
     def compare(self, name: str, expected: np.ndarray, got: np.ndarray) -> Comparison:
         """Compare two values of one name where elements count."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from linexport.loaders.loaded_model import Language, LoadedModel
+from linexport.loaders.loaded_model import LanguageFacts, LoadedModel
 from linexport.manifest.proof import CaseRecord, GreedyRecord
 from linexport.parity.check import ModelUnderTest, Parity, case_record
 from linexport.parity.compare import Comparison, compare_arrays, largest
@@ -171,7 +171,7 @@ class _Check:
     """One run of the artifact over all trials; what needs a second precision is kept aside."""
 
     def __init__(
-        self, tested: ModelUnderTest, language: Language, parity: Parity, session: Session
+        self, tested: ModelUnderTest, language: LanguageFacts, parity: Parity, session: Session
     ) -> None:
         self.tested, self.language = tested, language
         self.parity, self.session = parity, session

@@ -16,7 +16,7 @@ import onnx
 import torch
 
 from linexport.manifest.proof import DivergenceRecord
-from linexport.parity import observed
+from linexport.parity import extra_outputs
 from linexport.parity.cases import Case
 from linexport.parity.check import ModelUnderTest
 from linexport.parity.compare import compare_arrays
@@ -46,7 +46,7 @@ def first_layer(
     try:
         expected = _observe(tested.loaded.module, prompt, list(names))
         fed = {**prompt.part(0, sizes["seq"]), **tested.initial_state(sizes["batch"])}
-        got, nodes = observed.run(path, list(names.values()), fed, open_session)
+        got, nodes = extra_outputs.run(path, list(names.values()), fed, open_session)
     except Exception:
         return None  # The failure itself is reported already; this only adds to it.
     real = prompt.mask.astype(bool)

@@ -16,7 +16,7 @@ import onnx
 import torch
 from onnx import TensorProto
 
-from linexport.parity import observed
+from linexport.parity import extra_outputs
 from linexport.parity.reference import passing
 from linexport.system import memory
 from linexport.targets.base import OrtSession
@@ -168,7 +168,7 @@ class _GraphValues:
         """See ``OriginalValues``."""
         model = onnx.ModelProto()
         model.CopyFrom(self._traced.model)
-        model.graph.output.extend(observed.outputs_of(model, names))
+        model.graph.output.extend(extra_outputs.outputs_of(model, names))
         got = OrtSession(model.SerializeToString()).run(self._fed)
         return {n: x for n, x in got.items() if n in names and x.dtype.kind == "f"}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from linexport.graph.dims import DimRange
-from linexport.parity.cases import USUAL, Case, Chosen
+from linexport.parity.cases import USUAL, Case, ChosenSizes
 
 LENGTHS = (1, 7, 63, 64, 65, 100, 150, 1000)
 PADDED_BATCH = 3
@@ -60,7 +60,7 @@ def plan_prompts(
     dims: Mapping[str, DimRange],
     context: int | None,
     seed: int,
-    chosen: Chosen = USUAL,
+    chosen: ChosenSizes = USUAL,
 ) -> list[Trial]:
     """Return every case.
 
@@ -88,7 +88,7 @@ def draw_prompt(vocabulary: int, batch: int, length: int, padding: str, seed: in
 
 
 def _whole(
-    dims: Mapping[str, DimRange], context: int | None, seed: int, chosen: Chosen
+    dims: Mapping[str, DimRange], context: int | None, seed: int, chosen: ChosenSizes
 ) -> Iterator[Trial]:
     """Whole sequences in one call."""
     for number, (length, batch, padding) in enumerate(_sizes(dims, context, chosen)):
@@ -97,7 +97,7 @@ def _whole(
 
 
 def _sizes(
-    dims: Mapping[str, DimRange], context: int | None, chosen: Chosen
+    dims: Mapping[str, DimRange], context: int | None, chosen: ChosenSizes
 ) -> Iterator[tuple[int, int, str]]:
     """Length, batch and padding of every whole sequence."""
     wanted = chosen.lengths or LENGTHS

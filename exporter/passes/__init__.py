@@ -92,7 +92,7 @@ def rewrite(
         BuildError: a pass broke its contract.
     """
     graph = gs.import_onnx(model)
-    surgeon.attach(graph, weights or {})
+    surgeon.restore_constants(graph, weights or {})
     chosen = [found for stage in stages for found in all_passes() if found.stage == stage]
     chosen += () if target is None else target_passes(target)
     fuse = fuse_linear_attention.without(withdrawn or {})
@@ -100,7 +100,7 @@ def rewrite(
     findings, records = run_passes(graph, chosen, dump, stop_after)
     if dump is not None:
         dump.end()
-    external = {} if weights is None else surgeon.detach(graph)
+    external = {} if weights is None else surgeon.externalize_constants(graph)
     return Rewritten(surgeon.to_model(graph), findings, external, records)
 
 

@@ -86,8 +86,8 @@ class GraphDump:
 
 
 def _without_weights(graph: gs.Graph) -> onnx.ModelProto:
-    weights = surgeon.detach(graph, LARGE)
+    weights = surgeon.externalize_constants(graph, LARGE)
     try:
         return surgeon.to_model(graph)
     finally:
-        surgeon.attach(graph, weights)
+        surgeon.restore_constants(graph, weights)

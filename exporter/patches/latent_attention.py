@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from linexport.patches import Patch, Swap
-from linexport.patches.attention import attend
+from linexport.patches.softmax_attention import attend
 
 
 def forward(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +17,6 @@ from linexport.quantise.calibration_inputs import CalibrationInputs
 from linexport.quantise.divergence import compare
 from linexport.quantise.opened import Arrays, Run
 
-Logits = Mapping[str, NDArray]
 Window = NDArray[np.int64]
 
 

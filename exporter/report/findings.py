@@ -36,8 +36,8 @@ def findings_page(found: Mapping[str, Any]) -> str:
         before=count(nodes["traced"]),
         after=count(nodes["rewritten"]),
         matches=[_match(i, m) for i, m in enumerate(found["matches"], 1)],
-        misses=[_miss(i, m) for i, m in enumerate(found["near_misses"], 1)],
-        refused=found["refused"],
+        unmatched=[_candidate(i, m) for i, m in enumerate(found["unmatched"], 1)],
+        rejected=found["rejected"],
         streaming=streaming(found),
         warnings=found["warnings"],
     )
@@ -45,15 +45,15 @@ def findings_page(found: Mapping[str, Any]) -> str:
 
 def sentence(found: Mapping[str, Any]) -> str:
     """The outcome in one sentence."""
-    matches, misses = found["matches"], [*found["near_misses"], *found["refused"]]
+    matches, others = found["matches"], [*found["unmatched"], *found["rejected"]]
     own = sum(op["op"] == "LinearAttention" for op in found["ops"]) - len(matches)
     parts = []
     if matches:
         parts.append(f"{len(matches)} linear attention{'s' * (len(matches) != 1)} fused")
     if own > 0:
         parts.append(f"{own} written with linexport")
-    if misses:
-        parts.append(f"{len(misses)} left as {'it was' if len(misses) == 1 else 'they were'}")
+    if others:
+        parts.append(f"{len(others)} left as {'it was' if len(others) == 1 else 'they were'}")
     return f"{', '.join(parts) or 'No linear attention found'}."
 
 
@@ -81,6 +81,6 @@ def _match(number: int, match: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _miss(number: int, miss: Mapping[str, Any]) -> dict[str, Any]:
-    part = drawing(miss["before"], f"miss-{number}", "The nodes that were left as they were")
-    return {"where": miss["where"], "reason": miss["reason"], "drawing": Markup(part.svg)}
+def _candidate(number: int, one: Mapping[str, Any]) -> dict[str, Any]:
+    part = drawing(one["before"], f"unmatched-{number}", "The nodes that were left as they were")
+    return {"where": one["where"], "reason": one["reason"], "drawing": Markup(part.svg)}

@@ -98,7 +98,7 @@ def _described(manifest: Manifest) -> dict[str, Any]:
         "lowerings": tables.lowerings(manifest),
         "engines": tables.engines(manifest),
         "tuned": tables.any_tuned(manifest),
-        "refused": tables.refused(manifest),
+        "rejected": tables.rejected(manifest),
         "nodes": {
             "before": count(nodes.exported),
             "after": count(nodes.artifact),

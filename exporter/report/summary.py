@@ -29,7 +29,7 @@ def print_summary(manifest: Manifest, console: Console) -> None:
     lines.add_column(style="dim", no_wrap=True)
     lines.add_column()
     lines.add_row("Fused", _words(_fused(manifest)))
-    for one in manifest.refused:
+    for one in manifest.rejected:
         lines.add_row("Refused", _words(f"{one.where}: {one.reason}", STYLES["open"]))
     for check in checks(manifest):
         lines.add_row(check.name, _check(check, marks))

@@ -173,9 +173,9 @@ def engines(manifest: Manifest) -> Table | None:
     return make_table("Engines", [*labels, "Compared with the original"], rows)
 
 
-def refused(manifest: Manifest) -> Table | None:
+def rejected(manifest: Manifest) -> Table | None:
     """Table of candidates that looked like linear attention and were left as they were."""
-    rows = [[Cell(one.where, tone="code"), Cell(one.reason)] for one in manifest.refused]
+    rows = [[Cell(one.where, tone="code"), Cell(one.reason)] for one in manifest.rejected]
     return make_table("Refused rewrites", ["Where", "Reason"], rows)
 
 

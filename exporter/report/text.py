@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 from itertools import groupby
 from typing import Any
@@ -16,21 +16,6 @@ TARGETS = {
     "tensorrt": "TensorRT",
     "tensorrt-rtx": "TensorRT-RTX",
 }
-
-
-def mapping(value: Any) -> Mapping[str, Any]:
-    """The value where it is a JSON object, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def items(value: Any) -> list[Any]:
-    """The value where it is a JSON list, else an empty one."""
-    return list(value) if isinstance(value, list | tuple) else []
-
-
-def objects(value: Any) -> list[Mapping[str, Any]]:
-    """The JSON objects of a JSON list."""
-    return [item for item in items(value) if isinstance(item, Mapping)]
 
 
 def number(value: Any) -> float | None:

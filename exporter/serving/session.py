@@ -41,7 +41,7 @@ class Piece:
 
 
 @dataclass(eq=False)
-class Progress:
+class SessionProgress:
     """How far a session is.
 
     Attributes:
@@ -135,7 +135,7 @@ class Session:
     def __init__(self, slots: Slots, state: StreamState | None) -> None:
         self._slots = slots
         place = slots.store.place(dict(state.arrays) if state else {})
-        self.progress = Progress(place, None if state and state.arrays else History())
+        self.progress = SessionProgress(place, None if state and state.arrays else History())
 
     def __enter__(self) -> Session:
         return self
@@ -229,7 +229,7 @@ class Session:
             self.progress.check()
             store.drop(self.progress.place)
             version = self.progress.version + 1
-            self.progress = Progress(store.place({}), History(), version=version)
+            self.progress = SessionProgress(store.place({}), History(), version=version)
 
     def close(self) -> None:
         """Free the slot; what is queued is dropped. Closing twice does nothing."""

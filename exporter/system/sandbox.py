@@ -41,7 +41,7 @@ _PROCESSES_LIMITED = f"{PROCESSES} processes and threads"
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessLimits:
     """Limits of a confined process; None for none.
 
     Attributes:
@@ -62,7 +62,7 @@ class Confinement:
 
 
 def confine(
-    limits: Limits,
+    limits: ProcessLimits,
     writable: Sequence[Path],
     readable: Sequence[Path] = (Path("/"),),
     groups: Mapping[str, Path] | None = None,
@@ -107,7 +107,7 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _limit(limits: Limits) -> list[str]:
+def _limit(limits: ProcessLimits) -> list[str]:
     """Set resource limits; return their names."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -96,7 +96,7 @@ class ParityTest:
             pytest.fail.Exception: they differ; with the first layer, token and state that do.
             UsageError: arguments that nobody could convert.
         """
-        from linexport.testing.comparison import Wanted, problems
+        from linexport.testing.comparison import WantedParity, problems
 
         own = {
             "lengths": lengths,
@@ -105,7 +105,9 @@ class ParityTest:
             "streaming": streaming,
             "target": target,
         }
-        wanted = Wanted.of({**self.defaults, **{n: x for n, x in own.items() if x is not None}})
+        wanted = WantedParity.of(
+            {**self.defaults, **{n: x for n, x in own.items() if x is not None}}
+        )
         self.count += 1
         place = self.folder / f"artifact-{self.count}"
         result = (model, args) if dynamic_shapes is None else (model, args, dynamic_shapes)

@@ -15,11 +15,11 @@ from linexport.errors import UsageError
 from linexport.loaders.factory import load_module
 from linexport.manifest import ConvertOptions, Manifest
 from linexport.manifest.proof import CaseRecord
-from linexport.parity.cases import Chosen
+from linexport.parity.cases import ChosenSizes
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedParity:
     """Keywords of the fixture; see ``linexport.testing.ParityTest``."""
 
     lengths: tuple[int, ...] = ()
@@ -29,7 +29,7 @@ class Wanted:
     target: str = "ort"
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Wanted:
+    def of(cls, given: Mapping[str, Any]) -> WantedParity:
         """Return keywords as they were written, checked.
 
         Raises:
@@ -57,7 +57,7 @@ class Wanted:
         return cls(**found)
 
 
-def problems(result: Any, place: Path, wanted: Wanted) -> tuple[Manifest, list[str]]:
+def problems(result: Any, place: Path, wanted: WantedParity) -> tuple[Manifest, list[str]]:
     """Convert a module and say how the artifact differs from it.
 
     Args:
@@ -71,7 +71,7 @@ def problems(result: Any, place: Path, wanted: Wanted) -> tuple[Manifest, list[s
     kind = type(result[0])
     name = re.sub(r"[^\w.]", "", kind.__qualname__)  # of a class in a function, "<locals>"
     loaded = load_module(result, f"{kind.__module__}:{name}")
-    checks = Checks(Chosen(wanted.lengths, wanted.batch), wanted.tolerance)
+    checks = Checks(ChosenSizes(wanted.lengths, wanted.batch), wanted.tolerance)
     asked = ConvertOptions(target=wanted.target, bench=False)
     manifest = convert_checked(loaded, place, asked, checks)
     streams = manifest.streaming is not None and manifest.streaming.passed is True

@@ -20,7 +20,7 @@ import torch
 from linexport.errors import BuildError, UnsupportedModelError
 from linexport.graph import states
 from linexport.graph.dims import DimRange
-from linexport.graph.external_data import Weights, detach, with_weights
+from linexport.graph.external_data import Weights, externalize, with_weights
 from linexport.loaders.loaded_model import DecodeModule, LoadedModel
 from linexport.plugins.ops.registry import all_ops
 from linexport.trace.dim_names import name_symbols
@@ -72,7 +72,7 @@ def trace(loaded: LoadedModel) -> Traced:
     if loaded.graph is not None:
         graph = normalise(loaded.graph)
         log.info("the ONNX file has %d nodes after normalisation", len(graph.graph.node))
-        return Traced(graph, detach(graph), loaded.graph.dims, loaded.graph.sizes)
+        return Traced(graph, externalize(graph), loaded.graph.dims, loaded.graph.sizes)
     program = loaded.program or export_program(loaded)
     reject_nondeterminism(program)
     step = loaded.decode_module

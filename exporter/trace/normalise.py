@@ -18,10 +18,10 @@ from linexport.errors import UnsupportedModelError
 from linexport.loaders.loaded_model import OnnxGraph
 from linexport.loaders.onnx_file.document import read
 from linexport.loaders.onnx_file.dynamic_shapes import inputs
-from linexport.loaders.onnx_file.external import attach
+from linexport.loaders.onnx_file.external import load_external_data
 from linexport.plugins.ops.body import OPSET
 from linexport.plugins.ops.op import DOMAIN
-from linexport.trace.messages import first_line
+from linexport.trace.messages import error_summary
 from linexport.trace.metadata import drop_metadata
 from linexport.trace.observe import observe
 
@@ -50,7 +50,7 @@ def normalise(graph: OnnxGraph) -> onnx.ModelProto:
     model = _shaped(model, observe(model, graph.path.parent, feeds, graph.sizes))
     _drop_bodies(model)
     drop_metadata(model)
-    attach(graph.path, model)
+    load_external_data(graph.path, model)
     return model
 
 
@@ -81,7 +81,7 @@ def _raised(model: onnx.ModelProto) -> onnx.ModelProto:
     except RuntimeError as error:
         raise UnsupportedModelError(
             f"The model has opset {version}, and onnx cannot raise it to the {OPSET} that fused "
-            f"operators need: {first_line(error)}. Export it again at opset {OPSET} or higher."
+            f"operators need: {error_summary(error)}. Export it again at opset {OPSET} or higher."
         ) from error
 
 

@@ -24,7 +24,7 @@ import onnxruntime
 from onnx import helper
 
 from linexport.loaders.onnx_file.walk import reads
-from linexport.trace.messages import first_line
+from linexport.trace.messages import error_summary
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def observe(
         del session
         far = _far(model, folder, feeds, sizes, list(before))
     except Exception as error:  # ONNX Runtime has no common error; inference must do
-        log.debug("the graph does not run with all values as outputs: %s", first_line(error))
+        log.debug("the graph does not run with all values as outputs: %s", error_summary(error))
         return []
     changes = {name: change for name, change in near.items() if change}
     if len(changes) < len(near):

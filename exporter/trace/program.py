@@ -14,7 +14,7 @@ import torch
 from linexport.errors import BuildError, LinexportError, UnsupportedModelError
 from linexport.loaders.loaded_model import LoadedModel
 from linexport.models import torch_ops
-from linexport.trace.messages import first_line
+from linexport.trace.messages import error_summary
 from linexport.trace.quiet import quiet
 
 
@@ -46,7 +46,7 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
         if "onstraints violated" in str(error):
             raise UnsupportedModelError(_frozen_message(export, error)) from error
         raise BuildError(
-            f"torch.export cannot trace the model: {first_line(error)}{_user_line(error)}"
+            f"torch.export cannot trace the model: {error_summary(error)}{_user_line(error)}"
         ) from error
 
 
@@ -80,7 +80,7 @@ def _frozen_message(export: Callable[[], object], error: Exception) -> str:
         log.setLevel(saved[1])
     where = "".join(f"\n  {line}" for line in dict.fromkeys(probe.lines))
     detail = re.search(r"- (.*?specialized it to be a constant \(\d+\))", str(error))
-    what = detail.group(1) if detail else first_line(error)
+    what = detail.group(1) if detail else error_summary(error)
     return (
         "The export would freeze a dimension that should be dynamic: "
         f"{what}.\nFixed by:{where or ' (torch does not say which line)'}\n"

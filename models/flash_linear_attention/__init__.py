@@ -19,18 +19,18 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from linexport.models.flash_linear_attention.base import CausalLM, Layout
+from linexport.models.flash_linear_attention.base import CausalLM, WeightLayout
 
-__all__ = ["CausalLM", "Layout", "build", "layouts"]
+__all__ = ["CausalLM", "WeightLayout", "build", "layouts"]
 
 
 @cache
-def layouts() -> Mapping[str, Layout]:
+def layouts() -> Mapping[str, WeightLayout]:
     """Every layout, by the model type configurations call it."""
     found = {}
     for module in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
         layout = getattr(importlib.import_module(f"{__name__}.{module.name}"), "LAYOUT", None)
-        if isinstance(layout, Layout):
+        if isinstance(layout, WeightLayout):
             found[layout.model_type] = layout
     return found
 

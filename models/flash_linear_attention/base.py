@@ -59,7 +59,7 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Layout:
+class WeightLayout:
     """One model type.
 
     Attributes:
@@ -99,7 +99,7 @@ _EVERYWHERE: dict[str, tuple[Any, ...]] = {"attn": (None,), "attnres_block_size"
 
 
 class _Stack(nn.Module):
-    def __init__(self, layout: Layout, settings: LayoutSettings) -> None:
+    def __init__(self, layout: WeightLayout, settings: LayoutSettings) -> None:
         super().__init__()
         self.embeddings = nn.Embedding(settings.vocab_size, settings.hidden_size)
         self.layers = nn.ModuleList(
@@ -124,10 +124,10 @@ class CausalLM(nn.Module):
         config: the content of config.json.
 
     Raises:
-        UsageError, UnsupportedModelError: see ``Layout.read``.
+        UsageError, UnsupportedModelError: see ``WeightLayout.read``.
     """
 
-    def __init__(self, layout: Layout, config: Mapping[str, Any]) -> None:
+    def __init__(self, layout: WeightLayout, config: Mapping[str, Any]) -> None:
         super().__init__()
         self.settings = layout.read(config)
         self.model = _Stack(layout, self.settings)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linexport.models.flash_linear_attention.base import Context, Layout, LayoutSettings
+from linexport.models.flash_linear_attention.base import Context, LayoutSettings, WeightLayout
 from linexport.models.flash_linear_attention.layers import (
     GatedBlock,
     GatedRMSNorm,
@@ -104,7 +104,7 @@ class DeltaNet(nn.Module):
         return F.normalize(split, p=1, dim=-1, eps=SUM_EPSILON).flatten(-2)
 
 
-LAYOUT = Layout(
+LAYOUT = WeightLayout(
     "delta_net",
     DeltaNetSettings,
     lambda settings, index: GatedBlock(settings, DeltaNet(settings)),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linexport.models.flash_linear_attention.base import Context, Layout, LayoutSettings
+from linexport.models.flash_linear_attention.base import Context, LayoutSettings, WeightLayout
 from linexport.models.flash_linear_attention.layers import (
     GatedBlock,
     GatedRMSNorm,
@@ -87,7 +87,7 @@ class GatedDeltaNet(nn.Module):
         return gated_output(self, self.o_norm, o, x, self.value_heads)
 
 
-LAYOUT = Layout(
+LAYOUT = WeightLayout(
     "gated_deltanet",
     GatedDeltaNetSettings,
     lambda settings, index: GatedBlock(settings, GatedDeltaNet(settings)),

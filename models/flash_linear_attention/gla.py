@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linexport.models.flash_linear_attention.base import Context, Layout, LayoutSettings
+from linexport.models.flash_linear_attention.base import Context, LayoutSettings, WeightLayout
 from linexport.models.flash_linear_attention.layers import (
     GatedBlock,
     GatedRMSNorm,
@@ -89,7 +89,7 @@ class GatedLinearAttention(nn.Module):
         return gated_output(self, norm, o, x, self.settings.num_heads)
 
 
-LAYOUT = Layout(
+LAYOUT = WeightLayout(
     "gla",
     GLASettings,
     lambda settings, index: GatedBlock(settings, GatedLinearAttention(settings)),

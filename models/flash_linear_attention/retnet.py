@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from linexport.models.flash_linear_attention.base import Context, Layout, LayoutSettings
+from linexport.models.flash_linear_attention.base import Context, LayoutSettings, WeightLayout
 from linexport.models.flash_linear_attention.layers import (
     GatedBlock,
     GatedRMSNorm,
@@ -91,7 +91,7 @@ def _rotate(x: Tensor, angles: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
 
 
-LAYOUT = Layout(
+LAYOUT = WeightLayout(
     "retnet",
     RetNetSettings,
     lambda settings, index: GatedBlock(settings, Retention(settings)),

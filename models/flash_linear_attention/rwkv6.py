@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linexport.models.flash_linear_attention.base import Context, Layout
+from linexport.models.flash_linear_attention.base import Context, WeightLayout
 from linexport.models.flash_linear_attention.layers import HeadNorm, TokenShift, expanded_width
 from linexport.models.flash_linear_attention.rwkv import LoRA, RWKVBlock, RWKVSettings, layer_norm
 from linexport.models.functional import linear_attention
@@ -124,7 +124,7 @@ class RWKV6FeedForward(nn.Module):
         return out
 
 
-LAYOUT = Layout(
+LAYOUT = WeightLayout(
     "rwkv6",
     RWKV6Settings,
     lambda settings, index: RWKVBlock(

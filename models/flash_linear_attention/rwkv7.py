@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linexport.errors import UnsupportedModelError
-from linexport.models.flash_linear_attention.base import Context, Layout
+from linexport.models.flash_linear_attention.base import Context, WeightLayout
 from linexport.models.flash_linear_attention.layers import HeadNorm, TokenShift, l2_norm
 from linexport.models.flash_linear_attention.rwkv import LoRA, RWKVBlock, RWKVSettings, layer_norm
 from linexport.models.functional import generalized_delta_rule
@@ -113,7 +113,7 @@ class RWKV7FeedForward(nn.Module):
         return out
 
 
-LAYOUT = Layout(
+LAYOUT = WeightLayout(
     "rwkv7",
     RWKV7Settings,
     lambda settings, index: RWKVBlock(

@@ -14,7 +14,12 @@ from linexport.plugins.kernels.launch import TYPES, LaunchPlan
 from linexport.plugins.kernels.plan import ARCHITECTURES, plan_launches
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.op import Node, Op
-from linexport.plugins.tensorrt.description import Binary, Description, Tensor, compatible
+from linexport.plugins.tensorrt.description import (
+    Binary,
+    Description,
+    TensorDescription,
+    compatible,
+)
 
 NAMESPACE, VERSION = "linexport", "1"
 
@@ -50,7 +55,7 @@ def architectures(sms: Sequence[int]) -> list[int]:
     return sorted({compatible(sm, ARCHITECTURES) for sm in sms})
 
 
-def describe(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> Description:
+def describe_plugin(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> Description:
     """Describe the node's plugin; compiles its kernels.
 
     Args:
@@ -72,13 +77,15 @@ def describe(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> Description:
     )
 
 
-def tensors(op: Op, node: Node, dtype: str) -> tuple[tuple[Tensor | None, ...], tuple[Tensor, ...]]:
+def tensors(
+    op: Op, node: Node, dtype: str
+) -> tuple[tuple[TensorDescription | None, ...], tuple[TensorDescription, ...]]:
     """Inputs by position up to the last there is, None where there is none, and outputs."""
     shapes = _shapes(op, node)
 
-    def tensor(name: str) -> Tensor:
+    def tensor(name: str) -> TensorDescription:
         element = ELEMENTS.get(op.element_type(name, node.attributes), TYPES[dtype])
-        return Tensor(name, element, shapes[name])
+        return TensorDescription(name, element, shapes[name])
 
     given = len(node.inputs)
     while given and not node.inputs[given - 1]:

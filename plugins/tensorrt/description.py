@@ -44,7 +44,7 @@ it is run."""
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorDescription:
     """An input or output: formal name, element type as in ``launch.BYTES``, and shape.
 
     Sizes are numbers, or "batch" and "length".
@@ -81,14 +81,14 @@ class Description:
     """
 
     op_type: str
-    inputs: tuple[Tensor | None, ...]
-    outputs: tuple[Tensor, ...]
+    inputs: tuple[TensorDescription | None, ...]
+    outputs: tuple[TensorDescription, ...]
     plans: Mapping[int, LaunchPlan]
     binaries: Mapping[int, Mapping[str, Binary]]
     quick: bool = False
 
     @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
+    def tensors(self) -> tuple[TensorDescription | None, ...]:
         """Inputs, then outputs: the order in which TensorRT counts them."""
         return (*self.inputs, *self.outputs)
 
@@ -225,8 +225,8 @@ def _bound(found: Mapping[str, int]) -> str:
     return f" with {known}" if known else ""
 
 
-def _tensor(value: Mapping[str, Any]) -> Tensor:
-    return Tensor(value["name"], value["type"], tuple(value["shape"]))
+def _tensor(value: Mapping[str, Any]) -> TensorDescription:
+    return TensorDescription(value["name"], value["type"], tuple(value["shape"]))
 
 
 def _plan_json(plan: LaunchPlan, sm: int) -> dict[str, Any]:

@@ -36,7 +36,7 @@ HIDDEN = 2
 ENTRY = re.compile(r"(\.visible \.entry (\w+)\()(.*?)(\n\))", re.DOTALL)
 
 
-def describe(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> Description:
+def describe_plugin(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> Description:
     """Describe the node's plugin; compiles its kernel.
 
     Args:
@@ -47,7 +47,7 @@ def describe(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> Description:
 
     Raises:
         UnsupportedModelError: one kernel does not suffice, or it needs too much shared memory.
-        OpError, UsageError, EnvironmentProblemError: as of ``contract.describe``.
+        OpError, UsageError, EnvironmentProblemError: as of ``contract.describe_plugin``.
     """
     first = node.inputs[0]
     length = node.shapes[first][op.token_axis[first]]

@@ -14,7 +14,7 @@ import torch
 from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.loaders import load_model
-from linexport.patches import attention, latent_attention
+from linexport.patches import latent_attention, softmax_attention
 from linexport.patches.state_cache import StateCache, active, using_states
 from tests.support.families import TINY
 
@@ -126,7 +126,7 @@ def test_attention_is_the_library_s(library: ModuleType, groups: int) -> None:
     module = SimpleNamespace(num_key_value_groups=groups, training=False)
     for given in (mask, None):
         expected = library.eager_attention_forward(module, query, key, value, given, 0.3)
-        found = attention.eager_attention_forward(module, query, key, value, given, 0.3)
+        found = softmax_attention.eager_attention_forward(module, query, key, value, given, 0.3)
         torch.testing.assert_close(found, expected)
 
 
@@ -169,7 +169,7 @@ def test_the_mask_is_the_library_s(library: ModuleType) -> None:
             past.update(*torch.zeros(2, 3, 1, 7 - length, 4), 0)
         embeds = torch.zeros(3, length, 4)
         expected = library.create_causal_mask(config, embeds, padding, past)
-        found = attention.create_causal_mask(config, embeds, padding, past)
+        found = softmax_attention.create_causal_mask(config, embeds, padding, past)
         sees = (expected == 0).any(-1, keepdim=True).expand_as(expected)
         torch.testing.assert_close(found[sees], expected[sees])
 
@@ -177,6 +177,6 @@ def test_the_mask_is_the_library_s(library: ModuleType) -> None:
 def test_a_mask_of_another_kind_is_refused() -> None:
     tokens = torch.ones(1, 3, dtype=torch.int64)
     with pytest.raises(UnsupportedModelError, match="not just causal"):
-        attention.create_causal_mask(
+        softmax_attention.create_causal_mask(
             SimpleNamespace(), torch.zeros(1, 3, 4), tokens, None, or_mask_function=max
         )

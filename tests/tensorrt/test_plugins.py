@@ -27,7 +27,7 @@ from linexport.plugins.tensorrt.description import (
     MULTIPROCESSORS,
     Binary,
     Description,
-    Tensor,
+    TensorDescription,
     compatible,
 )
 from linexport.plugins.tensorrt.plugin import plugin_class, supports
@@ -47,8 +47,12 @@ def small() -> Description:
     plan = LaunchPlan(route, segmented=route, chunk=16, blocks=2, in_place=("y",))
     return Description(
         "Op",
-        (Tensor("x", "fp16", ("batch", "length", 6)), None, Tensor("s", "fp32", ("batch", 2))),
-        (Tensor("y", "fp32", ("batch", "length", 3)),),
+        (
+            TensorDescription("x", "fp16", ("batch", "length", 6)),
+            None,
+            TensorDescription("s", "fp32", ("batch", 2)),
+        ),
+        (TensorDescription("y", "fp32", ("batch", "length", 3)),),
         {80: plan, 120: plan},
         {
             sm: {

@@ -83,7 +83,7 @@ def attention(models: SimpleNamespace, rule: str, length: int | None = None) -> 
 def described(model: onnx.ModelProto, sm: int = 89) -> Description:
     """The quick description of a model's last node."""
     *_, (_, op, view) = linexport_nodes(model)
-    return quick.describe(op, view, "float32", [sm])
+    return quick.describe_plugin(op, view, "float32", [sm])
 
 
 CASES: dict[str, Callable[[SimpleNamespace], onnx.ModelProto]] = {
@@ -277,7 +277,7 @@ def parse_something(rtx: Any, models: SimpleNamespace) -> None:
     from linexport.targets.trt import parser_form
 
     marked = parser_form.mark_plugins(
-        models.feature_map(), lambda op, node: contract.describe(op, node, "float32", [89])
+        models.feature_map(), lambda op, node: contract.describe_plugin(op, node, "float32", [89])
     )
     register(RTX)
     log = rtx.Logger(rtx.Logger.ERROR)

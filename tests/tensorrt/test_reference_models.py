@@ -23,7 +23,7 @@ from linexport.plugins.tensorrt.flavour import RTX
 from linexport.targets import Options
 from linexport.targets.lowering import lower
 from linexport.targets.trt import parser_form
-from linexport.targets.trt.build import Engine, build_engine
+from linexport.targets.trt.build import BuiltEngine, build_engine
 from linexport.targets.trt.profiles import profiles
 
 ATTENTION, CONV, MAP = "LinearAttention", "CausalConvWithState", "FeatureMap"
@@ -67,12 +67,12 @@ def reference(rtx: Any) -> Callable[..., SimpleNamespace]:
     return get
 
 
-def built(found: SimpleNamespace, sm: int, model: onnx.ModelProto | None = None) -> Engine:
+def built(found: SimpleNamespace, sm: int, model: onnx.ModelProto | None = None) -> BuiltEngine:
     one = parser_form.only(parser_form.parsable(model or found.model), sm)
     return build_engine(RTX, one, Path("model.onnx"), found.profiles, sm)
 
 
-def check(engine: Engine, name: str) -> None:
+def check(engine: BuiltEngine, name: str) -> None:
     """The plugin layers are those named, none more, and the engine runs each by its plugin."""
     assert set(engine.plugins) == LAYERS[name] and len(engine.plugins) == len(LAYERS[name])
     run = [layer["name"] for layer in engine.layers if layer["type"] == "custom_layer"]

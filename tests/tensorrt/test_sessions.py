@@ -41,24 +41,24 @@ def made(folder: Path, **changes: Any) -> EngineRecord:
 
 
 def test_an_engine_is_what_its_record_says(tmp_path: Path) -> None:
-    assert session.verify(tmp_path, made(tmp_path), HERE) == b"engine"
+    assert session.read_engine(tmp_path, made(tmp_path), HERE) == b"engine"
 
 
 def test_half_an_engine_is_refused(tmp_path: Path) -> None:
     record = made(tmp_path)
     (tmp_path / "e.engine").write_bytes(b"eng")
     with pytest.raises(UsageError, match=r"only half of it was written \(3 bytes"):
-        session.verify(tmp_path, record, HERE)
+        session.read_engine(tmp_path, record, HERE)
     (tmp_path / "e.engine").unlink()
     with pytest.raises(UsageError, match="cannot be read"):
-        session.verify(tmp_path, record, HERE)
+        session.read_engine(tmp_path, record, HERE)
 
 
 def test_an_engine_of_another_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         EnvironmentProblemError, match=r"built by TensorRT-X 1\.6; installed is 1\.7"
     ):
-        session.verify(tmp_path, made(tmp_path, version="1.6"), HERE)
+        session.read_engine(tmp_path, made(tmp_path, version="1.6"), HERE)
 
 
 def test_an_engine_for_another_gpu_is_refused(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from linexport.loaders.hugging_face.folder import (
     weight_files,
 )
 from linexport.loaders.hugging_face.pretrained import causal_language_model, supported
-from linexport.loaders.loaded_model import Language, LoadedModel, Source
-from linexport.loaders.weights import describe, named_tensors, non_finite_warnings
+from linexport.loaders.loaded_model import LanguageFacts, LoadedModel, Source
+from linexport.loaders.weights import named_tensors, non_finite_warnings, parameter_summary
 
 __all__ = [
     "adopt",
@@ -67,7 +67,7 @@ def load_hugging_face(
         kind="hugging_face",
         location=location or str(folder),
         sha256=digest([folder / CONFIG, *files]),
-        description=f"{config['model_type']}: {describe(type(model).__name__, model)}",
+        description=f"{config['model_type']}: {parameter_summary(type(model).__name__, model)}",
     )
     try:
         adopted = adopt(model, source)
@@ -108,7 +108,7 @@ def adopt(model: Any, source: Source) -> LoadedModel:
         integer_ranges={0: (0, vocabulary), 1: (1, 2)},
         warnings=non_finite_warnings(named_tensors(model)),
         decode_module=step,
-        language=Language(
+        language=LanguageFacts(
             vocabulary=vocabulary,
             context=getattr(text, "max_position_embeddings", None),
             layers=_layers(original, int(text.num_hidden_layers)),

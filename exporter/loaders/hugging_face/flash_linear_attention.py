@@ -17,9 +17,9 @@ from linexport.loaders.hugging_face.folder import (
     digest,
     missing,
 )
-from linexport.loaders.hugging_face.size_limits import bounded
-from linexport.loaders.loaded_model import Language, LoadedModel, Source
-from linexport.loaders.weights import describe, named_tensors, non_finite_warnings
+from linexport.loaders.hugging_face.size_limits import limit_size
+from linexport.loaders.loaded_model import LanguageFacts, LoadedModel, Source
+from linexport.loaders.weights import named_tensors, non_finite_warnings, parameter_summary
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ def load(folder: Path, config: dict[str, Any], files: list[Path], location: str)
 
     copied = copied_files(folder)
     try:
-        with torch.device("meta"), bounded(folder, files):
+        with torch.device("meta"), limit_size(folder, files):
             build(config)
         model = build(config)
     except LinexportError:
@@ -72,11 +72,11 @@ def load(folder: Path, config: dict[str, Any], files: list[Path], location: str)
             kind="hugging_face",
             location=location,
             sha256=digest([folder / CONFIG, *files]),
-            description=f"{config['model_type']}: {describe('CausalLM', model)}",
+            description=f"{config['model_type']}: {parameter_summary('CausalLM', model)}",
         ),
         integer_ranges={0: (0, settings.vocab_size), 1: (1, 2)},
         warnings=non_finite_warnings(named_tensors(model)),
-        language=Language(
+        language=LanguageFacts(
             vocabulary=settings.vocab_size,
             context=None,
             layers=tuple(f"model.layers.{i}" for i in range(settings.num_hidden_layers)),

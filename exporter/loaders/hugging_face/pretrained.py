@@ -12,7 +12,7 @@ from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import first_line, refuse
 from linexport.loaders.hugging_face.folder import CONFIG, check_weights, missing
-from linexport.loaders.hugging_face.size_limits import bounded
+from linexport.loaders.hugging_face.size_limits import limit_size
 
 
 def causal_language_model(
@@ -76,7 +76,7 @@ def _pretrained(
             ) from error
         loader: Any = _class(folder, name)
         try:
-            with bounded(folder, files):
+            with limit_size(folder, files):
                 model, report = loader.from_pretrained(
                     folder,
                     config=parsed,

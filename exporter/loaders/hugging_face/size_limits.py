@@ -26,7 +26,7 @@ _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
 @contextmanager
-def bounded(folder: Path, files: Iterable[Path]) -> Iterator[None]:
+def limit_size(folder: Path, files: Iterable[Path]) -> Iterator[None]:
     """Refuse a model while it is built, once it has more values than its weights could fill.
 
     Args:

@@ -22,7 +22,7 @@ from linexport.loaders.files import refuse
 from linexport.loaders.hugging_face.folder import CONFIG, digest, read_config, weight_files
 from linexport.loaders.hugging_face.pretrained import as_published
 from linexport.loaders.loaded_model import LoadedModel, Source
-from linexport.loaders.weights import describe, named_tensors, non_finite_warnings
+from linexport.loaders.weights import named_tensors, non_finite_warnings, parameter_summary
 
 EXAMPLE = (2, 8)
 
@@ -80,7 +80,7 @@ def load_whole(folder: Path, location: str | None = None) -> LoadedModel:
             kind="hugging_face",
             location=location or str(folder),
             sha256=digest([folder / CONFIG, *files]),
-            description=f"{config['model_type']}: {describe(type(model).__name__, model)}",
+            description=f"{config['model_type']}: {parameter_summary(type(model).__name__, model)}",
         ),
     )
 

@@ -42,7 +42,7 @@ def digest(path: Path, files: Sequence[Path]) -> str:
     return hashlib.sha256("".join([own, *map(sha256, files)]).encode()).hexdigest()
 
 
-def attach(path: Path, model: onnx.ModelProto) -> None:
+def load_external_data(path: Path, model: onnx.ModelProto) -> None:
     """Read external data into the model, in place; it may then be too large to serialise."""
     for tensor, _ in _entries(model):
         external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))

@@ -25,13 +25,13 @@ from linexport.loaders.pt2.example_inputs import check_example_inputs
 from linexport.loaders.pt2.members import EXAMPLE_INPUTS, PROGRAM, check_members
 from linexport.loaders.pt2.payloads import check_payloads
 
-__all__ = ["verify"]
+__all__ = ["check_archive"]
 
 _MAX_PROGRAM_BYTES = 256 * 2**20
 _MAX_INPUT_BYTES = 2**32
 
 
-def verify(archive: TorchArchive) -> None:
+def check_archive(archive: TorchArchive) -> None:
     """Check everything that torch will read from the archive.
 
     Raises:

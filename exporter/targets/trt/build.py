@@ -24,7 +24,7 @@ from linexport.targets.trt.timing_cache import timing_cache
 
 
 @dataclass(frozen=True)
-class Engine:
+class BuiltEngine:
     """A serialised engine, and what the build reported.
 
     Attributes:
@@ -51,7 +51,7 @@ def build_engine(
     profiles: Sequence[Profile],
     sm: int,
     cache: Path | None = None,
-) -> Engine:
+) -> BuiltEngine:
     """Parse and build.
 
     Args:
@@ -94,7 +94,7 @@ def build_engine(
         plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise BuildError(_problem(flavour, "cannot build the engine", log))
-    return Engine(
+    return BuiltEngine(
         bytes(plan),
         plugins,
         tuple(log.layers()),

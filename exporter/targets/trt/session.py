@@ -36,8 +36,8 @@ ARRAYS = {
 }
 
 
-def verify(folder: Path, record: EngineRecord, flavour: Flavour) -> bytes:
-    """The content of an engine file, once it is what its record says.
+def read_engine(folder: Path, record: EngineRecord, flavour: Flavour) -> bytes:
+    """Return the content of an engine file, once it is what its record says.
 
     Raises:
         UsageError: it is missing, or damaged.
@@ -132,14 +132,14 @@ class EngineSession:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         flavour = FLAVOURS[manifest.target]
         for record in manifest.engines:
-            verify(folder, record, flavour)
+            read_engine(folder, record, flavour)
         self.device = Device()
         self.record = choose(manifest.engines, self.device.sm, folder)
         self.profiles = [Profile(p.name, p.dims) for p in self.record.profiles]
         self.shapes = {i.name: named(i.shape) for i in manifest.inputs}
         able = self.record.in_place
         self.pairs = {s.present: s.past for s in manifest.states if s.present in able}
-        self._open(flavour, verify(folder, self.record, flavour))
+        self._open(flavour, read_engine(folder, self.record, flavour))
 
     def _open(self, flavour: Flavour, content: bytes) -> None:
         module = flavour.load()

@@ -24,7 +24,7 @@ from linexport.plugins.tensorrt.flavour import Flavour
 from linexport.targets.base import DTYPES, Converted, Options, Target
 from linexport.targets.lowering import Candidate, Rules, by_rules
 from linexport.targets.trt import parser_form, profiles
-from linexport.targets.trt.build import Engine, build_engine
+from linexport.targets.trt.build import BuiltEngine, build_engine
 from linexport.targets.trt.decays import multiply_out
 from linexport.targets.trt.device import Device
 from linexport.targets.trt.precision import half, open_here
@@ -104,8 +104,8 @@ def _describe(options: Options, op: Op, node: Node) -> Description | None:
         return None
     if options.quick:
         with suppress(UnsupportedModelError):
-            return quick.describe(op, node, dtype, options.sms)
-    return contract.describe(op, node, dtype, options.sms)
+            return quick.describe_plugin(op, node, dtype, options.sms)
+    return contract.describe_plugin(op, node, dtype, options.sms)
 
 
 def candidates(options: Options, op: Op, node: Node) -> Sequence[Candidate]:
@@ -177,8 +177,8 @@ def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[
 
 
 def _build(
-    built: Callable[[Sequence[profiles.Profile]], Engine], chosen: Sequence[profiles.Profile]
-) -> tuple[Engine, Sequence[profiles.Profile], str | None]:
+    built: Callable[[Sequence[profiles.Profile]], BuiltEngine], chosen: Sequence[profiles.Profile]
+) -> tuple[BuiltEngine, Sequence[profiles.Profile], str | None]:
     """Build with all profiles, or with the widest where TensorRT refuses several in one engine."""
     try:
         return built(chosen), chosen, None
@@ -191,7 +191,7 @@ def _build(
 def record(
     flavour: Flavour,
     options: Options,
-    engine: Engine,
+    engine: BuiltEngine,
     file: Path,
     sm: int,
     chosen: Sequence[profiles.Profile],
