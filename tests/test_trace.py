@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -139,3 +140,29 @@ def test_a_plain_export_of_a_reference_model_is_ordinary_onnx(
     onnx.checker.check_model(model, full_check=True)
     assert {n.domain for n in model.graph.node} == {""}
     assert not model.functions
+
+
+# PyTorch's table of translations
+
+
+def test_the_table_of_translations_is_read_once_and_given_back() -> None:
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    from linexport.trace.translations import translations_read_once
+
+    original = vars(ONNXRegistry)["from_torchlib"]
+    relu = torch.ops.aten.relu.default
+    with translations_read_once():
+        first = ONNXRegistry().from_torchlib(opset_version=20)
+        first.register_op(relu, lambda x: x)
+        second = ONNXRegistry.from_torchlib(opset_version=20)
+    assert vars(ONNXRegistry)["from_torchlib"] is original
+    own, *kept = first.get_decomps(relu)
+    assert own.is_custom and not any(d.is_custom for d in second.get_decomps(relu))
+    assert all(a is b for a, b in zip(kept, second.get_decomps(relu), strict=True))
+    plain = ONNXRegistry.from_torchlib(opset_version=20)
+    assert translations(second) == translations(plain)
+
+
+def translations(table: Any) -> dict[Any, list[Any]]:
+    return {k: [d.onnx_function for d in found] for k, found in table.functions.items() if found}

@@ -25,6 +25,7 @@ from linexport.trace.dim_names import rename_symbols
 from linexport.trace.messages import innermost
 from linexport.trace.metadata import drop_metadata
 from linexport.trace.quiet import quiet
+from linexport.trace.translations import translations_read_once
 
 OPSET = 20
 """The lowest with Gelu: spelled out, ONNX Runtime does not recognise it as torch writes it."""
@@ -50,7 +51,7 @@ def to_graph(
     """
     registry.register_schemas()
     try:
-        with quiet():
+        with quiet(), translations_read_once():
             exported = torch.onnx.export(
                 program,
                 dynamo=True,
@@ -106,7 +107,7 @@ def plain_onnx(program: torch.export.ExportedProgram, path: Path) -> int:
     Raises:
         Exception: whatever torch raises; a plain export that fails is a result, not a fault.
     """
-    with torch.no_grad(), quiet():
+    with torch.no_grad(), quiet(), translations_read_once():
         replaced = _decompositions()
         if any(node.target in replaced for node in program.graph.nodes):
             # They loop over chunks for some update rules: sizes they fix are errors.
