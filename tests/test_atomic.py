@@ -259,8 +259,21 @@ SIGNALS = {
 }
 
 
-@pytest.mark.parametrize("sent", SIGNALS, ids=[s.name for s in SIGNALS])
-@pytest.mark.parametrize("moment", MOMENTS)
+# Each moment and each signal once; a conversion in a process of its own takes seconds.
+QUICK = set(zip(MOMENTS, SIGNALS, strict=True))
+INTERRUPTIONS = [
+    pytest.param(
+        moment,
+        sent,
+        id=f"{moment}-{sent.name}",
+        marks=() if (moment, sent) in QUICK else pytest.mark.slow,
+    )
+    for moment in MOMENTS
+    for sent in SIGNALS
+]
+
+
+@pytest.mark.parametrize(("moment", "sent"), INTERRUPTIONS)
 def test_an_interrupted_run_leaves_the_earlier_artifact(
     start: Callable[..., subprocess.Popen[str]],
     factories: SimpleNamespace,

@@ -11,8 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from linexport import passes
+from linexport.passes import Rewritten
 from linexport.trace.graph import to_onnx
 from tests.support import formulations
+
+FUSED = ("canonicalise", "fuse")
 
 
 class Packed(nn.Module):
@@ -75,6 +79,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def export() -> Callable[[str], tuple[Packed, onnx.ModelProto]]:
     """``export(name)``: the module and its graph."""
     return exported
+
+
+@cache
+def fused(name: str) -> Rewritten:
+    """The graph of a formulation after the passes that fuse."""
+    return passes.rewrite(exported(name)[1], FUSED)
+
+
+@pytest.fixture(scope="session")
+def rewrite() -> Callable[[str], Rewritten]:
+    """``rewrite(name)``: its graph, fused, and what was found; made once, not to be changed."""
+    return fused
 
 
 @pytest.fixture(scope="package", autouse=True)
