@@ -28,8 +28,8 @@ MODULE = "small_models"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The README's commands, the longest test, begin while the others run."""
-    items.sort(key=lambda item: item.path.name != "test_readme.py")
+    """Run the files that take longest while there are others to run beside them."""
+    items.sort(key=lambda item: item.path.name not in ("test_pages.py", "test_formulations.py"))
 
 
 @pytest.fixture(scope="session")

@@ -68,8 +68,21 @@ def test_segments_give_what_one_pass_gives(kernels: Any, rule: str) -> None:
     kernels.assert_close(parts, tuple(once), tuple(once), 2e-6)
 
 
-@pytest.mark.parametrize(("precision", "part"), [("ieee", 32), ("tf32", 64)])
-@pytest.mark.parametrize(("rule", "channel"), [*((r, False) for r in RULES), ("gated_delta", True)])
+IN_PARTS = [
+    pytest.param(
+        rule,
+        channel,
+        precision,
+        part,
+        marks=pytest.mark.slow if slow else (),
+        id=f"{rule}-{channel}-{precision}",
+    )
+    for rule, channel in [*((r, False) for r in RULES), ("gated_delta", True)]
+    for precision, part, slow in [("ieee", 32, False), ("tf32", 64, rule != "linear")]
+]
+
+
+@pytest.mark.parametrize(("rule", "channel", "precision", "part"), IN_PARTS)
 def test_heads_in_parts(kernels: Any, rule: str, channel: bool, precision: str, part: int) -> None:
     """float32 heads whose last part is not full: in one segment, in place, and in several."""
     node = layout(
