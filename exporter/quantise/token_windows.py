@@ -30,6 +30,9 @@ MAX_CHARACTERS = 2_000_000
 HELD_OUT = 4
 """One part in so many of the user's text is compared on."""
 
+LARGEST = 2 * HELD_OUT * MAX_CHARACTERS
+"""Characters read of the user's text, so that both parts have ``MAX_CHARACTERS``."""
+
 Window = NDArray[np.int64]
 
 
@@ -57,7 +60,8 @@ def text_windows(
         folder: the artifact, which may have a tokenizer.
         files: of the artifact, as they were verified; empty to take files as they are.
         vocabulary: number of token ids.
-        data: a text file or a folder of ``.txt`` files; None for Python's own source.
+        data: a text file or a folder of ``.txt`` files, of which the first ``LARGEST`` characters
+            are read; None for Python's own source.
         seed: of random ids, which are used where an artifact has no tokenizer and no data is given.
 
     Raises:
@@ -122,10 +126,20 @@ def _decoded(text: NDArray[np.uint8]) -> str:
 
 def _read(path: Path) -> str:
     files: Sequence[Path] = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
-    try:
-        text = "\n".join(f.read_text(encoding="utf-8") for f in files)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--data {path} cannot be read: {error}. Expected UTF-8 text.") from None
+    parts: list[str] = []
+    left = LARGEST
+    for file in files:
+        if file.exists() and not file.is_file():  # it may never end, or never begin
+            raise UsageError(f"--data {file} is not a file. Expected UTF-8 text.")
+        try:
+            with file.open(encoding="utf-8") as opened:
+                parts.append(opened.read(left))
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"--data {file} cannot be read: {error}. Expected UTF-8 text."
+            ) from None
+        left -= len(parts[-1])
+    text = "\n".join(parts)
     if not text:
         raise UsageError(f"--data {path} has no text: expected .txt files in it, or one text file.")
     return text
