@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,10 +18,10 @@ from onnx import helper
 
 import linexport
 from linexport.errors import ParityError, UsageError
-from linexport.manifest import read, to_json
+from linexport.manifest import describe_files, read, to_json
 from linexport.package import destinations, find_destination, package
 from linexport.package.folder import RECORD
-from linexport.package.standalone import rename_interface
+from linexport.package.standalone import rename_interface, rename_records
 from linexport.targets.inlined import inlined
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -127,6 +128,45 @@ def test_triton_repositories(converted: Callable[..., Path], tmp_path: Path) -> 
         with pytest.raises(UsageError, match=message):
             package(artifact, triton, tmp_path / "b", name="lm", options=options)
         assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "python"])
+def test_names_are_neither_paths_nor_text_of_a_configuration(
+    converted: Callable[..., Path], tmp_path: Path, backend: str
+) -> None:
+    """The server would run what a parameter of its configuration names."""
+    parameter = 'parameters { key: "EXECUTION_ENV_PATH" value: { string_value: "/evil" } }'
+    artifact = Path(shutil.copytree(converted("language_model"), tmp_path / "artifact"))
+    state = read(artifact).states[0]
+    hostile = {
+        state.past: "../../../../victim",
+        state.present: "../../../../victim_too",
+        "tokens": f'" }} ] {parameter} #',
+    }
+    model = onnx.load(artifact / "model.onnx")
+    for infos in (model.graph.input, model.graph.output):
+        for info in infos:
+            info.name = hostile.get(info.name, info.name)
+    for node in model.graph.node:
+        node.input[:] = [hostile.get(n, n) for n in node.input]
+        node.output[:] = [hostile.get(n, n) for n in node.output]
+    onnx.save_model(model, artifact / "model.onnx")
+    manifest = rename_records(read(artifact), hostile)
+    files = describe_files(artifact)
+    manifest = replace(manifest, files=files, model_sha256=files["model.onnx"].sha256 or "")
+    (artifact / "manifest.json").write_text(json.dumps(to_json(manifest)))
+    there = set(tmp_path.rglob("*"))
+    option = {"backend": backend}
+    package(artifact, find_destination("triton"), tmp_path / "out" / "in" / "deep", options=option)
+    written = {p for p in tmp_path.rglob("*") if p not in there}
+    assert all(p.is_relative_to(tmp_path / "out") for p in written)
+    assert not any(p.name == "victim" for p in written)
+    configuration = next(p for p in written if p.name == "config.pbtxt").read_text()
+    assert "/evil" not in configuration and "EXECUTION_ENV_PATH" not in configuration.split('"')
+    [file] = (p for p in written if p.name == "model.onnx")
+    known = {i.name for i in onnxruntime.InferenceSession(file).get_inputs()}
+    names = set(re.findall(r'(?m)^input \[ \{ name: "(\w+)"', configuration))
+    assert names and names <= known
 
 
 def test_an_earlier_folder_is_replaced_whole_or_not_at_all(

@@ -31,6 +31,7 @@ from linexport.artifact import opening, write
 from linexport.artifact.language_interface import language_interface
 from linexport.artifact.tokenizer import end_tokens, model_config
 from linexport.errors import ParityError, UsageError
+from linexport.graph.interface import check_interface
 from linexport.graph.states import State
 
 CONFIG = "genai_config.json"
@@ -59,7 +60,8 @@ def write_genai(artifact: str | Path, output: str | Path) -> Path:
     source, place = Path(artifact), Path(output)
     manifest = manifests.read(source)
     opening.check_files(source, manifest)
-    opening.checked_graph(source / manifests.MODEL)
+    graph = opening.checked_graph(source / manifests.MODEL)
+    check_interface(manifest, graph, str(source / manifests.MANIFEST))
     if manifest.status != "ok":
         raise ParityError(f"{source} failed its parity check; see {source / manifests.REPORT}.")
     if not manifest.states:

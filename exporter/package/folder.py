@@ -10,6 +10,7 @@ from pathlib import Path
 from linexport import manifest as manifests
 from linexport.artifact import opening, write
 from linexport.errors import ParityError, UsageError
+from linexport.graph.interface import check_interface
 from linexport.package.destination import Destination, Packaged, Packaging
 
 RECORD = "linexport-package.json"
@@ -45,7 +46,8 @@ def package(
     source, place, given = Path(artifact), Path(output), dict(options or {})
     manifest = manifests.read(source)
     opening.check_files(source, manifest)
-    opening.checked_graph(source / manifests.MODEL)
+    graph = opening.checked_graph(source / manifests.MODEL)
+    check_interface(manifest, graph, str(source / manifests.MANIFEST))
     if manifest.status != "ok" and not allow_failed:
         raise ParityError(
             f"{source} failed its parity check; see {source / manifests.REPORT}. Pass "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 
 import onnx
 
 from linexport.errors import UsageError
-from linexport.manifest import MODEL
+from linexport.manifest import MODEL, Manifest
 from linexport.package.destination import Packaging
 from linexport.targets.inlined import inlined
 
@@ -36,7 +38,7 @@ def rename_interface(model: onnx.ModelProto) -> dict[str, str]:
     taken = {i.name for i in (*graph.input, *graph.output)}
     renamed: dict[str, str] = {}
     for info in (*graph.input, *graph.output):
-        plain = re.sub(r"\W", "_", info.name)
+        plain = re.sub(r"\W", "_", info.name, flags=re.ASCII)
         if plain == info.name:
             continue
         count, name = 1, plain
@@ -51,3 +53,22 @@ def rename_interface(model: onnx.ModelProto) -> dict[str, str]:
     for info in (*graph.input, *graph.output, *graph.value_info):
         info.name = renamed.get(info.name, info.name)
     return renamed
+
+
+def rename_records(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest:
+    """Return a manifest of a model whose inputs and outputs have other names.
+
+    Args:
+        manifest: of the artifact.
+        renamed: names that were changed, old to new.
+    """
+
+    def new(name: str) -> str:
+        return renamed.get(name, name)
+
+    return replace(
+        manifest,
+        inputs=tuple(replace(i, name=new(i.name)) for i in manifest.inputs),
+        outputs=tuple(replace(o, name=new(o.name)) for o in manifest.outputs),
+        states=tuple(replace(s, past=new(s.past), present=new(s.present)) for s in manifest.states),
+    )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from linexport.graph.states import State
 from linexport.manifest import MODEL
 from linexport.manifest.records import TensorRecord
 from linexport.package.destination import Destination, Packaged, Packaging
-from linexport.package.standalone import standalone
+from linexport.package.standalone import rename_records, standalone
 from linexport.system import environment
 
 TYPES = {
@@ -69,6 +70,8 @@ def _write(job: Packaging) -> Packaged:
     version.mkdir(parents=True)
     model, renamed = standalone(job)
     write.save_model(model, version)
+    # From here on names are plain ones: they become paths, and text of the configuration.
+    job = replace(job, manifest=rename_records(job.manifest, renamed))
     states = [State.from_record(s) for s in job.manifest.states]
     if backend == "python":
         _write_python(job, version, states, decoupled)

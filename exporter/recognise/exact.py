@@ -12,7 +12,7 @@ comparison changes its outcome, and all magnitudes of float32.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -219,17 +219,22 @@ class Exact:
                     float(c * np.float32(f)) for f in (0.5, 1, 2, 10) if abs(c) < LARGEST / 10
                 }
         points = sorted(chosen)
+        if not any(op in COMPARING for op, *_ in self._steps):
+            return points
         with mpmath.workdps(DIGITS):
-            edges = [edge for low, high in pairwise(points) for edge in self._edges(low, high)]
+            outcomes = [(x, self._outcomes(x)) for x in points]
+            edges = [
+                edge
+                for (low, before), (high, after) in pairwise(outcomes)
+                if before != after
+                for edge in self._edges(low, high, before)
+            ]
         return sorted({*points, *edges})
 
-    def _edges(self, low: float, high: float) -> Iterator[float]:
-        """Neighbours in float32 between which a comparison changes its outcome, by bisection."""
+    def _edges(self, low: float, high: float, before: list[int]) -> tuple[float, float]:
+        """Neighbours in float32 between which comparisons begin to differ from those at ``low``."""
         # Piecewise functions differ where their pieces meet. One change of outcomes is looked for
         # between two probes, which are dense where maps bend.
-        before, after = self._outcomes(low), self._outcomes(high)
-        if before == after:
-            return
         first, last = _place(low), _place(high)
         while last - first > 1:
             middle = (first + last) // 2
@@ -237,7 +242,7 @@ class Exact:
                 first = middle
             else:
                 last = middle
-        yield from (_at(first), _at(last))
+        return _at(first), _at(last)
 
     def _outcomes(self, x: float) -> list[int]:
         values, found = self._values(x), list[int]()

@@ -91,7 +91,7 @@ class Worker:
         line = process.stdout.readline()
         if not line:
             code = process.wait()
-            if not (self.folder / kind / "complete").exists():
+            if not (KINDS[kind].samples(self.folder) / "complete").exists():
                 log = self.log.read_text(errors="replace")
                 raise RuntimeError(f"The samples of {kind} could not be made: {log[-2000:]}")
             self.stop()
@@ -153,7 +153,10 @@ def answered(process: subprocess.Popen[str], seconds: float) -> bool:
 
 def queued(process: int) -> float:
     """Return for how many seconds a process was ready to run and had no processor."""
-    return int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) / 1e9
+    try:
+        return int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) / 1e9
+    except FileNotFoundError:  # it has ended, as its silence will say
+        return 0.0
 
 
 def run(

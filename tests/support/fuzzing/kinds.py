@@ -26,21 +26,31 @@ from tests.support.fuzzing import archives, protobufs, values
 Mutation = Callable[[Random, bytes], bytes]
 
 
+def nothing(folder: Path) -> None:
+    """Write a sample without files."""
+    (folder / "none").mkdir()
+
+
 @dataclass(frozen=True)
 class Kind:
     """One kind of cases.
 
     Attributes:
         attempt: reads the sample in a folder, or draws a case; returns what became of it.
-        prepare: writes valid samples, each a folder in the one it is given.
+        prepare: writes valid samples, each a folder in the one it is given; kinds that share it
+            share them.
         mutations: how files are changed, by pattern of their names.
         seconds: after which an attempt counts as hanging.
     """
 
     attempt: Callable[[Path, Random], str]
-    prepare: Callable[[Path], None] = lambda folder: (folder / "none").mkdir()
+    prepare: Callable[[Path], None] = nothing
     mutations: Mapping[str, Mutation] = field(default_factory=dict)
     seconds: float = 60
+
+    def samples(self, folder: Path) -> Path:
+        """Return the place of the valid samples in a folder for all kinds."""
+        return folder / self.prepare.__name__
 
 
 def load(name: str, folder: Path, random: Random) -> str:

@@ -100,12 +100,13 @@ def mutated(kind: str, random: Random, folder: Path) -> Iterator[Path]:
     from tests.support.fuzzing.kinds import KINDS
 
     chosen = KINDS[kind]
-    valid, copies = folder / kind / "valid", folder / kind / f"copies_{os.getpid()}"
-    if not (folder / kind / "complete").exists():
-        shutil.rmtree(folder / kind, ignore_errors=True)
+    place = chosen.samples(folder)
+    valid, copies = place / "valid", place / f"copies_{os.getpid()}"
+    if not (place / "complete").exists():
+        shutil.rmtree(place, ignore_errors=True)
         valid.mkdir(parents=True)
         chosen.prepare(valid)
-        (folder / kind / "complete").touch()
+        (place / "complete").touch()
     if not copies.exists():
         shutil.copytree(valid, copies, copy_function=os.link)
     sample = copies / random.choice(sorted(p.name for p in copies.iterdir()))
