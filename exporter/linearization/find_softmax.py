@@ -15,45 +15,14 @@ from linexport.errors import UnsupportedModelError, UsageError
 from linexport.linearization import masks, multihead
 from linexport.linearization.calibration import Rows
 from linexport.linearization.softmax_calls import Attending, Call, Projecting
+from linexport.manifest.linearization_records import AttentionSite
 
 
-@dataclass(frozen=True)
-class Site:
-    """One call of softmax attention.
-
-    Attributes:
-        index: its place in the order of calls.
-        name: path of the innermost module that makes it.
-        heads: of queries.
-        kv_heads: of keys and values.
-        head_dim: d.
-        value_dim: d_v.
-        scale: factor of q . k.
-        causal: a token sees only those up to it.
-        masked: a mask says which keys there are.
-        cross: queries and keys are of different lengths.
-        length: T of the calibration data.
-        keys: S of it.
-        memory: keys and values are the same for every row.
-        projection: name of the parameter that the output is multiplied with next, if any is.
-        reason: why it cannot be replaced; None where it can.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Site(AttentionSite):
+    """A call, by its place ``index`` in the order of calls."""
 
     index: int
-    name: str
-    heads: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int
-    scale: float
-    causal: bool
-    masked: bool
-    cross: bool
-    length: int
-    keys: int
-    memory: bool = False
-    projection: str | None = None
-    reason: str | None = None
 
     @property
     def replaceable(self) -> bool:

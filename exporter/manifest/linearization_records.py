@@ -45,11 +45,11 @@ class MultiplyAdds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionRow:
+class AttentionSite:
     """One call of softmax attention.
 
     Attributes:
-        name: path of the layer.
+        name: path of the module that calls; ``#2`` and so on where one calls more than once.
         heads: of queries.
         kv_heads: of keys and values.
         head_dim: width of a query.
@@ -61,19 +61,8 @@ class AttentionRow:
         length: tokens of the calibration data.
         keys: keys of it.
         memory: keys and values are the same for every row.
-        projection: name of the parameter that the output is multiplied with next.
-        map: feature map of the form; None for other forms, and where it stays.
-        options: of the map.
-        features: M.
-        attention_error: of the form alone, on the inputs the attention has in the original.
-        uniform_error: of attending to all keys alike.
-        local_error: of a map with a locality, from exact masked attention.
-        layer_error: as it runs, errors of earlier layers included.
-        reason: why it stays; None where it was replaced.
-        pseudo_keys: number of them in a static memory.
-        held_out_error: of a static memory, on queries that it was not fitted to.
-        mean_of_values_error: of answering the mean of its values every time.
-        multiply_adds: by length.
+        projection: name of the parameter that the output is multiplied with next, if any is.
+        reason: why it stays as it is; None where it was, or can be, replaced.
     """
 
     name: str
@@ -87,8 +76,29 @@ class AttentionRow:
     cross: bool
     length: int
     keys: int
-    memory: bool
-    projection: str | None
+    memory: bool = False
+    projection: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionRow(AttentionSite):
+    """A call, and the form that took its place.
+
+    Attributes:
+        map: feature map of the form; None for other forms, and where it stays.
+        options: of the map.
+        features: M.
+        attention_error: of the form alone, on the inputs the attention has in the original.
+        uniform_error: of attending to all keys alike.
+        local_error: of a map with a locality, from exact masked attention.
+        layer_error: as it runs, errors of earlier layers included.
+        pseudo_keys: number of them in a static memory.
+        held_out_error: of a static memory, on queries that it was not fitted to.
+        mean_of_values_error: of answering the mean of its values every time.
+        multiply_adds: by length.
+    """
+
     map: str | None = None
     options: dict[str, Any]
     features: int | None = None
@@ -96,7 +106,6 @@ class AttentionRow:
     uniform_error: float | None = None
     local_error: float | None = None
     layer_error: float | None = None
-    reason: str | None = None
     pseudo_keys: int | None = None
     held_out_error: float | None = None
     mean_of_values_error: float | None = None

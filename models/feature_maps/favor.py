@@ -11,58 +11,23 @@ maximum per feature.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
-from linexport.models.config import bounded
-from linexport.models.feature_maps import draws
-from linexport.models.feature_maps.base import UNBIASED, Array, ExponentialMap
+from linexport.models.feature_maps.base import Array, ExponentialMap
+from linexport.models.feature_maps.projected import ProjectedMap
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
 
 
-@dataclass(frozen=True, kw_only=True)
-class FavorOptions:
-    """Options of ``favor``.
-
-    Attributes:
-        features: M.
-        seed: of the draws.
-        orthogonal: w_j orthogonal in blocks of d.
-    """
-
-    features: int = 128
-    seed: int = bounded(0, at_least=0)
-    orthogonal: bool = True
-
-
-class Favor(ExponentialMap):
+class Favor(ProjectedMap, ExponentialMap):
     """Feature map ``favor+``: positive random features of softmax's kernel."""
 
     kind = "favor+"
-    kernel = "exp(q.k/sqrt(d))"
-    exactness = UNBIASED
     error = "(exp(|q^+k^|^2) - 1) exp(2 q^.k^) / M for independent w, x^ = x/d^(1/4)"
     regime = "Softmax models and softmax-like training while |q.k| is a few sqrt(d): M of 2d to 4d."
     failure = "The error grows like exp(|q^+k^|^2 / 2): far too noisy for large queries and keys."
-    Options = FavorOptions
-
-    def __init__(self, head_dim: int, options: FavorOptions | None = None) -> None:
-        super().__init__(head_dim, options)
-        chosen = self.options
-        drawn = draws.projection(head_dim, chosen.features, chosen.seed, chosen.orthogonal)
-        self.projection: Tensor
-        self.register_buffer("projection", drawn)
-
-    def frozen(self) -> Sequence[Tensor]:
-        return (self.projection,)
-
-    @classmethod
-    def feature_count(cls, width: int, *shapes: tuple[int, ...]) -> int:
-        return shapes[0][1]
 
     @classmethod
     def log_phi(cls, x: Tensor, *frozen: Tensor) -> Tensor:
@@ -77,9 +42,6 @@ class Favor(ExponentialMap):
         scaled = b.Mul(x, b.const(width**-0.25))
         norm = b.Add(half_square_onnx(b, scaled, width), b.const(math.log(w.shape[1]) / 2))
         return str(b.Sub(b.MatMul(scaled, w.name), norm))
-
-    def kernel_value(self, query: Array, key: Array) -> Array:
-        return np.asarray(np.exp((query * key).sum(-1) / np.sqrt(self.head_dim)))
 
     def theoretical_error(self, query: Array, key: Array) -> Array:
         return squared_error(query, key, self.features)

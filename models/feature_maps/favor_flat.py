@@ -29,7 +29,8 @@ from linexport.errors import UsageError
 from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
 from linexport.models.feature_maps.base import UNBIASED, Array, ExponentialMap
-from linexport.models.feature_maps.favor import Favor, FavorOptions, squared_error
+from linexport.models.feature_maps.favor import Favor, squared_error
+from linexport.models.feature_maps.projected import ProjectionOptions
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
 
@@ -78,7 +79,7 @@ class FavorFlat(ExponentialMap):
     def __init__(self, head_dim: int, options: FavorFlatOptions | None = None) -> None:
         super().__init__(head_dim, options)
         chosen = self.options
-        inner = FavorOptions(
+        inner = ProjectionOptions(
             features=chosen.features - 1, seed=chosen.seed, orthogonal=chosen.orthogonal
         )
         self.projection: Tensor

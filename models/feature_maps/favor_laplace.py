@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from linexport.models.config import bounded
-from linexport.models.feature_maps.favor import Favor, FavorOptions
+from linexport.models.feature_maps.favor import Favor
 from linexport.models.feature_maps.laplace import Laplace, LaplaceOptions
 from linexport.models.feature_maps.product import ProductMap
+from linexport.models.feature_maps.projected import ProjectionOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class FavorLaplace(ProductMap):
 
     def __init__(self, head_dim: int, options: FavorLaplaceOptions | None = None) -> None:
         chosen = options or FavorLaplaceOptions()
-        favor = FavorOptions(
+        favor = ProjectionOptions(
             features=self.draws(chosen.features), seed=2 * chosen.seed, orthogonal=False
         )
         # Another seed: paired draws must be independent.

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from linexport.models.config import bounded
-from linexport.models.feature_maps.favor import Favor, FavorOptions
+from linexport.models.feature_maps.favor import Favor
 from linexport.models.feature_maps.local import Local, LocalOptions
 from linexport.models.feature_maps.product import ProductMap
+from linexport.models.feature_maps.projected import ProjectionOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class FavorLocal(ProductMap):
 
     def __init__(self, head_dim: int, options: FavorLocalOptions | None = None) -> None:
         chosen = options or FavorLocalOptions()
-        favor = FavorOptions(
+        favor = ProjectionOptions(
             features=self.draws(chosen.features), seed=2 * chosen.seed, orthogonal=False
         )
         # Another seed: paired draws must be independent.

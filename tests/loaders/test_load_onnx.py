@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from linexport.loaders import load_model
 from linexport.loaders.onnx_file import document
 from linexport.loaders.onnx_file.skeleton import skeleton
 from linexport.loaders.onnx_file.structure import check_structure
+from tests.support.damage import damaged
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
 RELU = "g (float[batch, seq, 4] x) => (float[batch, seq, 4] y) { y = Relu(x) }"
@@ -457,15 +457,8 @@ def test_damaged_files_never_escape_as_other_errors(
     tmp_path: Path, whole: Callable[[], onnx.ModelProto]
 ) -> None:
     content = whole().SerializeToString()
-    generator, path = random.Random(3), tmp_path / "m.onnx"
-    refused = 0
-    for trial in range(150):
-        data = bytearray(content)
-        if trial % 3 == 0:
-            del data[generator.randrange(len(data)) :]
-        for _ in range(1 + trial // 20):
-            if data:
-                data[generator.randrange(len(data))] = generator.randrange(256)
+    path, refused = tmp_path / "m.onnx", 0
+    for data in damaged(content, trials=150, seed=3, every=20):
         path.write_bytes(data)
         try:
             load_model(path)

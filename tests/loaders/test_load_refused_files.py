@@ -22,6 +22,7 @@ import torch
 
 from linexport.errors import LinexportError, UnsupportedModelError, UsageError
 from linexport.loaders import load_model
+from tests.support.damage import damaged
 
 
 class Evil:
@@ -211,14 +212,8 @@ def test_damaged_files_never_escape_as_other_errors(tmp_path: Path, pt2: Path, k
         "pt": lambda: saved(state),
         "legacy": lambda: saved(LAYER, _use_new_zipfile_serialization=False),
     }[kind]()
-    generator, path = random.Random(7), tmp_path / "m.bin"
-    for trial in range(60):
-        data = bytearray(whole)
-        if trial % 3 == 0:
-            del data[generator.randrange(len(data)) :]
-        for _ in range(1 + trial // 10):
-            if data:
-                data[generator.randrange(len(data))] = generator.randrange(256)
+    path = tmp_path / "m.bin"
+    for data in damaged(whole, trials=60, seed=7, every=10):
         path.write_bytes(data)
         try:
             load_model(path)

@@ -14,38 +14,36 @@ from onnx import TensorProto
 
 from linexport.errors import BuildError
 from linexport.plugins.tensorrt.flavour import RTX
-from tests.support import SCRIPTS
+from tests.support import SCRIPTS, tensorrt_models
 
 MEGABYTE = 1e6
 
 
 @pytest.mark.parametrize("sm", [89, 120])
 def test_the_elu_layer_is_one_plugin_and_needs_little_scratch(
-    engines: SimpleNamespace, models: SimpleNamespace, sm: int
+    engines: SimpleNamespace, sm: int
 ) -> None:
     """H = 8, d = 64, T <= 1024, batch 1, float32: beside the cumulative sum of outer products."""
-    fused = engines.engine(models.node(), sm)
+    fused = engines.engine(tensorrt_models.node(), sm)
     assert fused.plugins == ("attention",)
     custom = [layer["name"] for layer in fused.layers if layer["type"] == "custom_layer"]
     assert len(custom) == 1 and custom[0].startswith("attention")
     assert fused.scratch < 5 * MEGABYTE
-    spelled = engines.engine(models.cumsum(), sm, plugins=False)
+    spelled = engines.engine(tensorrt_models.cumsum(), sm, plugins=False)
     assert spelled.plugins == ()
     assert spelled.scratch > 50 * fused.scratch
 
 
-def test_with_a_profile_for_single_tokens_it_is_one_plugin_too(
-    engines: SimpleNamespace, models: SimpleNamespace
-) -> None:
-    made = engines.engine(models.node(), decode=True)
+def test_with_a_profile_for_single_tokens_it_is_one_plugin_too(engines: SimpleNamespace) -> None:
+    made = engines.engine(tensorrt_models.node(), decode=True)
     assert made.plugins == ("attention",)
     assert [x["type"] for x in made.layers].count("custom_layer") >= 1
 
 
 def test_an_engine_carries_its_kernels_and_only_those_of_its_gpu(
-    engines: SimpleNamespace, models: SimpleNamespace, description: Callable[..., Any]
+    engines: SimpleNamespace, description: Callable[..., Any]
 ) -> None:
-    made = engines.engine(models.node(), 89)
+    made = engines.engine(tensorrt_models.node(), 89)
     for text in description().only(89).attributes().values():
         assert text.encode() in made.plan
     for text in description().only(120).attributes().values():
@@ -53,11 +51,11 @@ def test_an_engine_carries_its_kernels_and_only_those_of_its_gpu(
 
 
 def test_only_what_the_kernels_allow_is_updated_in_place(
-    engines: SimpleNamespace, models: SimpleNamespace, description: Callable[..., Any]
+    engines: SimpleNamespace, description: Callable[..., Any]
 ) -> None:
     from linexport.targets.trt.parser_form import in_place
 
-    low, _ = engines.lowered(models.node())
+    low, _ = engines.lowered(tensorrt_models.node())
     allowed = {name for plan in description().plans.values() for name in plan.in_place}
     names = {"present_state": "present_state_0", "present_normalizer": "present_normalizer_0"}
     assert set(in_place(low)) == {names[name] for name in allowed}
@@ -75,18 +73,14 @@ RULES: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_is_one_plugin(
-    engines: SimpleNamespace, models: SimpleNamespace, rule: str, precision: str
-) -> None:
-    made = engines.engine(models.node(**RULES[rule]), 89, precision=precision)
+def test_every_rule_is_one_plugin(engines: SimpleNamespace, rule: str, precision: str) -> None:
+    made = engines.engine(tensorrt_models.node(**RULES[rule]), 89, precision=precision)
     assert made.plugins == ("attention",)
 
 
-def test_the_gated_delta_rule_is_one_plugin(
-    engines: SimpleNamespace, models: SimpleNamespace
-) -> None:
+def test_the_gated_delta_rule_is_one_plugin(engines: SimpleNamespace) -> None:
     """Its past normaliser is absent and its decay is not: TensorRT takes no empty input between."""
-    model = models.node(**RULES["gated delta"])
+    model = tensorrt_models.node(**RULES["gated delta"])
     low, _ = engines.lowered(model)
     node = next(n for n in low.graph.node if n.op_type == "LinearAttention")
     assert [list(a.ints) for a in node.attribute if a.name == "absent_inputs"] == [[4]]
@@ -96,14 +90,14 @@ def test_the_gated_delta_rule_is_one_plugin(
 
 
 def test_an_empty_input_before_another_is_refused_by_tensorrt_itself(
-    rtx: Any, engines: SimpleNamespace, models: SimpleNamespace
+    rtx: Any, engines: SimpleNamespace
 ) -> None:
     """The trap that ``absent_inputs`` is for; the parser says so, and nothing aborts."""
     from linexport.targets.trt import parser_form
     from linexport.targets.trt.build import register
     from linexport.targets.trt.log import Log
 
-    low = parser_form.parsable(engines.lowered(models.node(**RULES["gated delta"]))[0])
+    low = parser_form.parsable(engines.lowered(tensorrt_models.node(**RULES["gated delta"]))[0])
     node = next(n for n in low.graph.node if n.op_type == "LinearAttention")
     node.input[4] = ""
     register(RTX)
@@ -119,21 +113,21 @@ def test_an_empty_input_before_another_is_refused_by_tensorrt_itself(
 
 
 def test_without_plugins_the_chunk_form_is_built_and_chunks_have_one_size(
-    engines: SimpleNamespace, models: SimpleNamespace
+    engines: SimpleNamespace,
 ) -> None:
-    made = engines.engine(models.node(), plugins=False)
+    made = engines.engine(tensorrt_models.node(), plugins=False)
     assert made.plugins == ()
     assert made.scratch < 20 * MEGABYTE
-    _, choices = engines.lowered(models.node(), plugins=False)
+    _, choices = engines.lowered(tensorrt_models.node(), plugins=False)
     assert {c.op: c.lowering for c in choices} == {
         "LinearAttention": "fixed_chunks",
     }
 
 
 def test_building_twice_gives_the_same_engine_but_for_its_identity(
-    engines: SimpleNamespace, models: SimpleNamespace
+    engines: SimpleNamespace,
 ) -> None:
-    first, second = (engines.engine(models.node(), again=again) for again in (False, True))
+    first, second = (engines.engine(tensorrt_models.node(), again=again) for again in (False, True))
     assert first.layers == second.layers
     assert first.plugins == second.plugins
     assert (first.scratch, first.activations) == (second.scratch, second.activations)
@@ -141,9 +135,9 @@ def test_building_twice_gives_the_same_engine_but_for_its_identity(
 
 
 def test_an_input_of_another_type_than_the_plugin_was_made_for_is_refused(
-    engines: SimpleNamespace, models: SimpleNamespace
+    engines: SimpleNamespace,
 ) -> None:
-    low, _ = engines.lowered(models.node())
+    low, _ = engines.lowered(tensorrt_models.node())
     for value in low.graph.input:
         if value.name == "past_state_0":
             value.type.tensor_type.elem_type = TensorProto.FLOAT16
@@ -152,9 +146,9 @@ def test_an_input_of_another_type_than_the_plugin_was_made_for_is_refused(
 
 
 def test_an_input_of_another_shape_than_the_plugin_was_made_for_is_refused(
-    engines: SimpleNamespace, models: SimpleNamespace
+    engines: SimpleNamespace,
 ) -> None:
-    low, _ = engines.lowered(models.node())
+    low, _ = engines.lowered(tensorrt_models.node())
     for value in low.graph.input:
         if value.name == "past_state_0":
             value.type.tensor_type.shape.dim[2].dim_value = 32
@@ -162,10 +156,8 @@ def test_an_input_of_another_shape_than_the_plugin_was_made_for_is_refused(
         rebuilt(low)
 
 
-def test_a_node_without_a_description_is_refused_with_the_reason(
-    engines: SimpleNamespace, models: SimpleNamespace
-) -> None:
-    low, _ = engines.lowered(models.node())
+def test_a_node_without_a_description_is_refused_with_the_reason(engines: SimpleNamespace) -> None:
+    low, _ = engines.lowered(tensorrt_models.node())
     node = next(n for n in low.graph.node if n.op_type == "LinearAttention")
     for attribute in node.attribute:
         if attribute.name == "launch":
@@ -189,12 +181,12 @@ def rebuilt(low: onnx.ModelProto) -> object:
 
 @pytest.mark.parametrize("how", ["raw", "provided"])
 def test_the_library_name_that_ends_the_process_is_provided(
-    how: str, rtx: Any, engines: SimpleNamespace, models: SimpleNamespace, tmp_path: Any
+    how: str, rtx: Any, engines: SimpleNamespace, tmp_path: Any
 ) -> None:
     """Parsing a plugin's node ends the process by a signal where libtensorrt_rtx.so is missing."""
     from linexport.targets.trt import parser_form
 
-    low = parser_form.parsable(engines.lowered(models.node())[0])
+    low = parser_form.parsable(engines.lowered(tensorrt_models.node())[0])
     path = tmp_path / "model.onnx"
     onnx.save_model(low, str(path))
     done = subprocess.run(

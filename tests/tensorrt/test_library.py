@@ -16,7 +16,7 @@ import pytest
 
 from linexport.errors import BuildError, EnvironmentProblemError
 from linexport.plugins.tensorrt import library
-from tests.support import SCRIPTS
+from tests.support import SCRIPTS, tensorrt_models
 
 HEADERS = "LINEXPORT_TENSORRT_INCLUDE"
 """Environment variable that names TensorRT's headers to these tests."""
@@ -50,13 +50,14 @@ def test_a_machine_without_cmake_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pa
 @pytest.mark.skipif(HEADERS not in os.environ, reason=f"{HEADERS} names no headers of TensorRT")
 @pytest.mark.parametrize("case", ["linear", "gated_delta", "convolution", "feature_map"])
 def test_the_library_builds_the_engines_that_python_builds(
-    case: str, rtx: Any, engines: SimpleNamespace, models: SimpleNamespace, tmp_path: Path
+    case: str, rtx: Any, engines: SimpleNamespace, tmp_path: Path
 ) -> None:
     """Plugin layers and scratch memory, which the plugin computes, are the same."""
     made = library.build_library(tmp_path / "lib" / library.NAME, Path(os.environ[HEADERS]))
-    model = {"convolution": models.convolution, "feature_map": models.feature_map}.get(
-        case, lambda: models.node(rule=case, normalize=case == "linear")
-    )()
+    model = {
+        "convolution": tensorrt_models.convolution,
+        "feature_map": tensorrt_models.feature_map,
+    }.get(case, lambda: tensorrt_models.node(rule=case, normalize=case == "linear"))()
     low, _ = engines.lowered(model)
     path = tmp_path / "model.onnx"
     onnx.save_model(low, str(path))

@@ -27,6 +27,7 @@ from linexport.plugins.ops.registry import all_ops, linexport_nodes
 from linexport.plugins.tensorrt import fields, quick, quick_plugin
 from linexport.plugins.tensorrt.description import Description
 from linexport.targets.lowering import Candidate
+from tests.support import tensorrt_models
 
 LEAN = "tensorrt_lean_bindings"
 
@@ -70,9 +71,9 @@ def tensorrt(rtx: Any) -> ModuleType:
     return module
 
 
-def attention(models: SimpleNamespace, rule: str, length: int | None = None) -> onnx.ModelProto:
+def attention(rule: str, length: int | None = None) -> onnx.ModelProto:
     """A model of one LinearAttention with heads of 64, its sequence fixed where ``length`` is."""
-    model = models.node(rule=rule, heads=2, normalize=rule == "linear")
+    model = tensorrt_models.node(rule=rule, heads=2, normalize=rule == "linear")
     for value in [*model.graph.input, *model.graph.output, *model.graph.value_info]:
         for size in value.type.tensor_type.shape.dim:
             if length is not None and size.dim_param == "seq":
@@ -87,11 +88,11 @@ def described(model: onnx.ModelProto, sm: int = 89) -> Description:
 
 
 CASES: dict[str, Callable[[SimpleNamespace], onnx.ModelProto]] = {
-    "prefill": lambda models: attention(models, "linear"),
-    "decode": lambda models: attention(models, "linear", 1),
-    "decode gated delta": lambda models: attention(models, "gated_delta", 1),
-    "convolution": lambda models: models.convolution(),
-    "feature map": lambda models: models.feature_map(),
+    "prefill": lambda: attention("linear"),
+    "decode": lambda: attention("linear", 1),
+    "decode gated delta": lambda: attention("gated_delta", 1),
+    "convolution": lambda: tensorrt_models.convolution(),
+    "feature map": lambda: tensorrt_models.feature_map(),
 }
 
 
@@ -103,11 +104,9 @@ def declared(ptx: str) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_kernel_takes_inputs_then_numbers_then_outputs(
-    case: str, models: SimpleNamespace
-) -> None:
+def test_the_kernel_takes_inputs_then_numbers_then_outputs(case: str) -> None:
     """And the assembler makes of it what it made of the original."""
-    made = described(CASES[case](models))
+    made = described(CASES[case]())
     (plan,), (binaries,) = made.plans.values(), made.binaries.values()
     ((name, binary),) = binaries.items()
     kernel = quick.launch_of(plan).kernel
@@ -133,8 +132,8 @@ def assembled(ptx: str) -> tuple[str, ...]:
     return tuple(re.findall(r"Used \d+ registers|\d+ bytes spill \w+", done.stderr))
 
 
-def test_a_parameter_that_is_read_cannot_be_left_out(models: SimpleNamespace) -> None:
-    made = described(models.feature_map())
+def test_a_parameter_that_is_read_cannot_be_left_out() -> None:
+    made = described(tensorrt_models.feature_map())
     kernel = quick.launch_of(made.plans[89]).kernel
     original = compile_kernels([kernel], 89)[kernel.name].ptx
     names = [a.name for a in kernel.arguments]
@@ -144,9 +143,9 @@ def test_a_parameter_that_is_read_cannot_be_left_out(models: SimpleNamespace) ->
         quick.with_parameters(original, names[1:], names)
 
 
-def test_what_takes_several_kernels_is_refused(models: SimpleNamespace) -> None:
+def test_what_takes_several_kernels_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="takes 2 kernels"):
-        described(attention(models, "gated_delta"))
+        described(attention("gated_delta"))
 
 
 class Launch:
@@ -162,11 +161,9 @@ class Launch:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_tensorrts_own_package_takes_the_plugin(
-    case: str, rtx: Any, package: ModuleType, models: SimpleNamespace
-) -> None:
+def test_tensorrts_own_package_takes_the_plugin(case: str, rtx: Any, package: ModuleType) -> None:
     """Its template plugin is asked what TensorRT asks; sizes are batch 2 and 1 or 50 tokens."""
-    made = described(CASES[case](models))
+    made = described(CASES[case]())
     plan = made.plans[89]
     sizes = {"batch": 2, "length": 1 if case.startswith("decode") else 50}
     plugin = template(rtx, package, made)
@@ -205,7 +202,7 @@ def test_tensorrts_own_package_takes_the_plugin(
             x.desc for x in io[len(tensors) :]
         ])  # fmt: skip
 
-    inside_a_builder(rtx, models, ask)
+    inside_a_builder(rtx, ask)
     values = plan.symbols(sizes["batch"], sizes["length"], 1)
     chosen = quick.launch_of(plan)
     binary = made.binaries[89][chosen.kernel.name]
@@ -244,7 +241,7 @@ def dynamic(rtx: Any, sizes: tuple[int, ...], kind: Any) -> Any:
     return made
 
 
-def inside_a_builder(rtx: Any, models: SimpleNamespace, ask: Callable[[Any], None]) -> None:
+def inside_a_builder(rtx: Any, ask: Callable[[Any], None]) -> None:
     """Call ``ask`` with the builder of expressions that TensorRT gives to a plugin."""
     from linexport.plugins.tensorrt import plugin as module
 
@@ -263,13 +260,13 @@ def inside_a_builder(rtx: Any, models: SimpleNamespace, ask: Callable[[Any], Non
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "output_shapes", output_shapes)
-        parse_something(rtx, models)
+        parse_something(rtx)
     assert asked
     if failures:
         raise failures[0]
 
 
-def parse_something(rtx: Any, models: SimpleNamespace) -> None:
+def parse_something(rtx: Any) -> None:
     """A network of one plugin: its shapes are asked for while it is parsed."""
     from linexport.plugins.tensorrt import contract
     from linexport.plugins.tensorrt.flavour import RTX
@@ -277,7 +274,8 @@ def parse_something(rtx: Any, models: SimpleNamespace) -> None:
     from linexport.targets.trt import parser_form
 
     marked = parser_form.mark_plugins(
-        models.feature_map(), lambda op, node: contract.describe_plugin(op, node, "float32", [89])
+        tensorrt_models.feature_map(),
+        lambda op, node: contract.describe_plugin(op, node, "float32", [89]),
     )
     register(RTX)
     log = rtx.Logger(rtx.Logger.ERROR)
@@ -286,7 +284,7 @@ def parse_something(rtx: Any, models: SimpleNamespace) -> None:
     assert parser.parse(marked.SerializeToString())
 
 
-def test_a_marked_node_runs_by_its_body_elsewhere(models: SimpleNamespace) -> None:
+def test_a_marked_node_runs_by_its_body_elsewhere() -> None:
     """One file for all: every input of the op is there, and those without meaning are named."""
     import numpy as np
 
@@ -296,7 +294,7 @@ def test_a_marked_node_runs_by_its_body_elsewhere(models: SimpleNamespace) -> No
     from linexport.targets.trt import parser_form, target
 
     options = Options(sms=(89, 120), quick=True)
-    plain = attention(models, "linear")
+    plain = attention("linear")
     low, choices = lower(target.prepare(options, plain), lambda *a: target.candidates(options, *a))
     onnx.checker.check_model(low)
     assert {c.op: c.reason for c in choices}["LinearAttention"].endswith("launched by TensorRT")
@@ -314,13 +312,11 @@ def test_a_marked_node_runs_by_its_body_elsewhere(models: SimpleNamespace) -> No
         np.testing.assert_array_equal(value, other[name])
 
 
-def test_what_one_kernel_cannot_run_keeps_the_plugin_of_the_library(
-    models: SimpleNamespace,
-) -> None:
+def test_what_one_kernel_cannot_run_keeps_the_plugin_of_the_library() -> None:
     from linexport.plugins.tensorrt import contract
     from linexport.targets import Options
     from linexport.targets.trt import parser_form, target
 
     options = Options(sms=(89,), quick=True)
-    made = target.prepare(options, attention(models, "gated_delta"))
+    made = target.prepare(options, attention("gated_delta"))
     assert parser_form.namespaces(made) == {contract.NAMESPACE}

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
+from tests.support import kernels
 from tests.support.layouts import Layout, layouts
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -25,7 +26,7 @@ def layout(rule: str = "linear", heads: Any = (2, 2, 2), **more: Any) -> Any:
     return Layout(spec, heads[2], **more)
 
 
-def draw_and_check(kernels: Any, data: Any, dtype: str, longest: int) -> None:
+def draw_and_check(data: Any, dtype: str, longest: int) -> None:
     """Any layout, length and number of segments; in place where there is a past."""
     drawn = data.draw(layouts(dtype=dtype))
     widths = data.draw(st.sampled_from([(16, 16), (20, 24), (5, 33), (33, 8), (1, 1)]))
@@ -45,20 +46,20 @@ def draw_and_check(kernels: Any, data: Any, dtype: str, longest: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())
-def test_equals_the_oracle(kernels: Any, dtype: str, data: Any) -> None:
-    draw_and_check(kernels, data, dtype, 100)
+def test_equals_the_oracle(dtype: str, data: Any) -> None:
+    draw_and_check(data, dtype, 100)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_equals_the_oracle_on_a_large_grid(kernels: Any, dtype: str, data: Any) -> None:
-    draw_and_check(kernels, data, dtype, 700)
+def test_equals_the_oracle_on_a_large_grid(dtype: str, data: Any) -> None:
+    draw_and_check(data, dtype, 700)
 
 
 @pytest.mark.parametrize("rule", ["linear", "gated"])
-def test_segments_give_what_one_pass_gives(kernels: Any, rule: str) -> None:
+def test_segments_give_what_one_pass_gives(rule: str) -> None:
     node = layout(rule, normalize=True, eps=1e-3, past=True, masked=True, d_k=16, d_v=16)
     case = kernels.Case(node)
     tensors = case.inputs(np.random.default_rng(1), 1, 300)
@@ -83,7 +84,7 @@ IN_PARTS = [
 
 
 @pytest.mark.parametrize(("rule", "channel", "precision", "part"), IN_PARTS)
-def test_heads_in_parts(kernels: Any, rule: str, channel: bool, precision: str, part: int) -> None:
+def test_heads_in_parts(rule: str, channel: bool, precision: str, part: int) -> None:
     """float32 heads whose last part is not full: in one segment, in place, and in several."""
     node = layout(
         rule, heads=(2, 1, 1), normalize=rule in ("linear", "gated"), eps=1.0, past=True,
@@ -100,7 +101,7 @@ def test_heads_in_parts(kernels: Any, rule: str, channel: bool, precision: str, 
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_decoding_goes_on_from_prefill(kernels: Any, rule: str) -> None:
+def test_decoding_goes_on_from_prefill(rule: str) -> None:
     """50 tokens at once, then three one by one in place: what 53 at once give."""
     node = layout(rule, past=True, d_k=16, d_v=20)
     case = kernels.Case(node)
@@ -118,7 +119,7 @@ def test_decoding_goes_on_from_prefill(kernels: Any, rule: str) -> None:
 
 @pytest.mark.parametrize("length", [3, 40])
 @pytest.mark.parametrize("channel", [False, True])
-def test_a_decay_of_minus_infinity_forgets(kernels: Any, channel: bool, length: int) -> None:
+def test_a_decay_of_minus_infinity_forgets(channel: bool, length: int) -> None:
     node = layout("gated", past=True, per_channel=channel, d_k=16, d_v=16)
     case = kernels.Case(node)
     tensors = case.inputs(np.random.default_rng(3), 1, length)
@@ -128,7 +129,7 @@ def test_a_decay_of_minus_infinity_forgets(kernels: Any, channel: bool, length: 
     kernels.assert_close(got, case.wanted(tensors), case.magnitude(tensors), 1e-5)
 
 
-def test_half_precision_survives_large_states_and_scores(kernels: Any) -> None:
+def test_half_precision_survives_large_states_and_scores() -> None:
     """States and scores beyond float16, whose ratios are not."""
     node = layout(normalize=True, past=True, d_k=16, d_v=16, dtype="float16")
     case = kernels.Case(node)
@@ -144,8 +145,8 @@ def test_half_precision_survives_large_states_and_scores(kernels: Any) -> None:
 @pytest.mark.parametrize("kind", MAPS)
 @pytest.mark.parametrize("length", [2, 45])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_fused_feature_maps(kernels: Any, kind: str, length: int, dtype: str) -> None:
-    width, features, phi, parameter = kernels.maps[kind]
+def test_fused_feature_maps(kind: str, length: int, dtype: str) -> None:
+    width, features, phi, parameter = kernels.maps()[kind]
     node = layout(
         heads=(4, 2, 1), normalize=True, eps=1.0, past=True, masked=True,
         d_k=features, d_v=12, dtype=dtype,
@@ -156,8 +157,8 @@ def test_fused_feature_maps(kernels: Any, kind: str, length: int, dtype: str) ->
 
 @pytest.mark.parametrize("kind", ["elu1", "taylor2", "favor+"])
 @pytest.mark.parametrize("causal", [True, False])
-def test_fused_feature_maps_in_segments(kernels: Any, kind: str, causal: bool) -> None:
-    width, features, phi, parameter = kernels.maps[kind]
+def test_fused_feature_maps_in_segments(kind: str, causal: bool) -> None:
+    width, features, phi, parameter = kernels.maps()[kind]
     node = layout(normalize=True, eps=1.0, causal=causal, d_k=features, d_v=12, masked=True)
     case = kernels.Case(node, (kind, phi), width, parameter)
     assert case.plan().symbols(1, 300, 64)["segments"] > 1
@@ -168,6 +169,6 @@ def test_fused_feature_maps_in_segments(kernels: Any, kind: str, causal: bool) -
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [64, 128, 200, 256])
-def test_wide_heads(kernels: Any, rule: str, dtype: str, width: int) -> None:
+def test_wide_heads(rule: str, dtype: str, width: int) -> None:
     node = layout(rule, d_k=width, d_v=width, past=True, scale=width**-0.5, dtype=dtype)
     kernels.Case(node).check(np.random.default_rng(8), 1, 100)

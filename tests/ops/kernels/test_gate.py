@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -23,6 +22,7 @@ from linexport.plugins.kernels.compile import CompiledKernel, compile_kernels
 from linexport.plugins.kernels.gate import LARGEST_SHARED, BinaryFindings, failures
 from linexport.plugins.kernels.launch import Argument, Kernel
 from linexport.plugins.kernels.plan import ARCHITECTURES, plan_launches
+from tests.support import kernels
 
 VARIANTS = ("linear", "elu1", "gated", "channel", "delta", "gated_delta", "kda", "bidirectional")
 QUICK = [("elu1", 64, 90), ("gated_delta", 64, 120)]
@@ -75,7 +75,7 @@ def test_every_kernel_passes_the_gate(
     assert [tool.line(row) for row in found if row["failures"]] == []
 
 
-def test_the_gate_names_what_is_wrong(kernels: Any) -> None:
+def test_the_gate_names_what_is_wrong() -> None:
     kernel = plan_launches(kernels.node("linear", 64), "bfloat16", 90).single.launches[0].kernel
     binary = CompiledKernel(kernel.name, 90, "f", LARGEST_SHARED[90], 4, b"", "")
     right = BinaryFindings(255, 0, (), {"HGMMA": 2})
@@ -94,9 +94,7 @@ def test_the_gate_names_what_is_wrong(kernels: Any) -> None:
 @pytest.mark.parametrize("width", [20, 64, 200, 256])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_kernel_compiles_and_fits(
-    kernels: Any, variant: str, width: int, sm: int, dtype: str
-) -> None:
+def test_every_kernel_compiles_and_fits(variant: str, width: int, sm: int, dtype: str) -> None:
     for binary in compile_kernels(
         plan_launches(kernels.node(variant, width), dtype, sm).kernels(), sm
     ).values():
@@ -106,14 +104,14 @@ def test_every_kernel_compiles_and_fits(
 @pytest.mark.slow
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("kind", ["taylor2", "quadratic", "favor+", "exp"])
-def test_widening_maps_compile(kernels: Any, kind: str, sm: int) -> None:
-    width, _, _, parameter = kernels.maps[kind]
+def test_widening_maps_compile(kind: str, sm: int) -> None:
+    width, _, _, parameter = kernels.maps()[kind]
     for op in ("LinearAttention", "FeatureMap"):
         chosen = plan_launches(kernels.mapped(op, kind, width, parameter), "bfloat16", sm)
         compile_kernels(chosen.kernels(), sm)
 
 
-def test_the_binary_takes_what_the_plan_says(kernels: Any) -> None:
+def test_the_binary_takes_what_the_plan_says() -> None:
     """Pointers of 64 bits and integers of 32 in order, and two pointers more."""
     chosen = plan_launches(kernels.node("elu1", 64), "bfloat16", 90).kernels()
     for kernel in chosen:
@@ -126,7 +124,7 @@ def test_the_binary_takes_what_the_plan_says(kernels: Any) -> None:
         assert binary.warps == kernel.warps
 
 
-def test_loads_are_sixteen_bytes_wide(kernels: Any) -> None:
+def test_loads_are_sixteen_bytes_wide() -> None:
     """Since pointers are promised to be aligned."""
     chosen = plan_launches(kernels.node("elu1", 64), "bfloat16", 90).kernels()
     wide = r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10"
@@ -137,7 +135,7 @@ def test_loads_are_sixteen_bytes_wide(kernels: Any) -> None:
             assert not re.search(r"ld\.global\S*\.b16", ptx)
 
 
-def test_binaries_hold_no_path_of_this_machine(kernels: Any) -> None:
+def test_binaries_hold_no_path_of_this_machine() -> None:
     for variant, width, sm in QUICK:
         chosen = plan_launches(kernels.node(variant, width), "bfloat16", sm).kernels()[:1]
         (binary,) = compile_kernels(chosen, sm).values()
@@ -145,7 +143,7 @@ def test_binaries_hold_no_path_of_this_machine(kernels: Any) -> None:
         assert b".py" not in binary.cubin
 
 
-def test_the_cache_is_used_and_gives_the_same(kernels: Any, cache: Path) -> None:
+def test_the_cache_is_used_and_gives_the_same(cache: Path) -> None:
     chosen = plan_launches(kernels.node("elu1", 64), "bfloat16", 90).kernels()[:1]
     first = compile_kernels(chosen, 90)
     (path,) = cache.rglob(f"sm90/{chosen[0].name}.cubin")

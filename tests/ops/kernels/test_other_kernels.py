@@ -14,6 +14,7 @@ from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.kernels.run import run
 from linexport.plugins.ops.causal_conv import causal_conv
 from linexport.plugins.ops.op import Node
+from tests.support import kernels
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -29,7 +30,7 @@ def conv_plan(x: dict[str, torch.Tensor], dtype: str, silu: bool) -> Any:
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_convolution_equals_the_oracle(kernels: Any, dtype: str, data: Any) -> None:
+def test_convolution_equals_the_oracle(dtype: str, data: Any) -> None:
     """Any kernel size and length, shorter than the kernel too; in place where there is a past."""
     batch, channels, size = (data.draw(st.integers(1, n)) for n in (2, 19, 5))
     length = data.draw(st.integers(0, 300))
@@ -61,10 +62,10 @@ def test_convolution_equals_the_oracle(kernels: Any, dtype: str, data: Any) -> N
         x["present_state"] = x["past_state"]
     run(chosen, x, batch, length, 1)
     got = [kernels.wide(x[n]) for n in ("output", "present_state")]
-    kernels.assert_close(got, want, terms, kernels.tolerance[dtype])
+    kernels.assert_close(got, want, terms, kernels.TOLERANCE[dtype])
 
 
-def test_the_first_block_alone_touches_the_past(kernels: Any) -> None:
+def test_the_first_block_alone_touches_the_past() -> None:
     """It reads the past and writes the present, so that they may be one memory."""
     rng = np.random.default_rng(0)
     shapes = {"input": (1, 3, 700), "weight": (3, 1, 4), "past_state": (1, 3, 3)}
@@ -83,8 +84,8 @@ def test_the_first_block_alone_touches_the_past(kernels: Any) -> None:
 @pytest.mark.parametrize(
     "kind", ["identity", "relu", "elu1", "exp", "taylor2", "quadratic", "quadratic+c", "favor+"]
 )
-def test_feature_map_equals_its_formula(kernels: Any, kind: str, dtype: str) -> None:
-    width, features, phi, parameter = kernels.maps[kind]
+def test_feature_map_equals_its_formula(kind: str, dtype: str) -> None:
+    width, features, phi, parameter = kernels.maps()[kind]
     heads, batch, length = 3, 2, 37
     x = torch.from_numpy(np.random.default_rng(1).normal(size=(batch, length, heads * width)))
     x = x.to(getattr(torch, dtype))
@@ -100,5 +101,5 @@ def test_feature_map_equals_its_formula(kernels: Any, kind: str, dtype: str) -> 
     split = kernels.wide(x).reshape(batch, length, heads, width)
     wanted = phi(split).reshape(batch, length, -1)
     kernels.assert_close(
-        [kernels.wide(tensors["y"])], (wanted,), (wanted,), kernels.tolerance[dtype]
+        [kernels.wide(tensors["y"])], (wanted,), (wanted,), kernels.TOLERANCE[dtype]
     )

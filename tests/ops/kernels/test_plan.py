@@ -13,6 +13,7 @@ from linexport.plugins.kernels.launch import Extent, LaunchPlan, Scratch
 from linexport.plugins.kernels.plan import ARCHITECTURES, plan_launches
 from linexport.plugins.kernels.sources import function
 from linexport.plugins.ops.op import Node
+from tests.support import kernels
 
 VARIANTS = ("linear", "elu1", "gated", "channel", "delta", "gated_delta", "kda", "bidirectional")
 
@@ -20,9 +21,7 @@ VARIANTS = ("linear", "elu1", "gated", "channel", "delta", "gated_delta", "kda",
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("width", [20, 64, 128, 256])
-def test_arguments_are_in_the_order_the_kernel_declares(
-    kernels: Any, variant: str, width: int, sm: int
-) -> None:
+def test_arguments_are_in_the_order_the_kernel_declares(variant: str, width: int, sm: int) -> None:
     """What is no argument is a constant, and the two make up the parameters."""
     for kernel in plan_launches(kernels.node(variant, width), "bfloat16", sm).kernels():
         declared = function(kernel).arg_names
@@ -34,7 +33,7 @@ def test_arguments_are_in_the_order_the_kernel_declares(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_pointer_is_a_tensor_of_the_node_or_scratch(kernels: Any, variant: str) -> None:
+def test_every_pointer_is_a_tensor_of_the_node_or_scratch(variant: str) -> None:
     node = kernels.node(variant, 64)
     chosen = plan_launches(node, "float16", 90)
     outputs = {"output", "present_state", "present_normalizer"}
@@ -62,7 +61,7 @@ def test_segments_cover_the_sequence(
     assert values["segments"] * batch * 16 <= 2 * multiprocessors or values["segments"] == 1
 
 
-def test_one_long_sequence_fills_a_gpu_and_a_large_batch_needs_no_segments(kernels: Any) -> None:
+def test_one_long_sequence_fills_a_gpu_and_a_large_batch_needs_no_segments() -> None:
     chosen = plan_launches(kernels.node("linear", 128, heads=16), "bfloat16", 90)
     assert chosen.symbols(8, 8192, 132)["segments"] == 1
     assert chosen.symbols(1, 131072, 132)["segments"] * chosen.blocks >= 132
@@ -71,7 +70,7 @@ def test_one_long_sequence_fills_a_gpu_and_a_large_batch_needs_no_segments(kerne
     assert chosen.route(1, 131072, 132) is chosen.segmented
 
 
-def test_scratch_is_a_small_part_of_what_the_decomposition_takes(kernels: Any) -> None:
+def test_scratch_is_a_small_part_of_what_the_decomposition_takes() -> None:
     """elu+1, H = 8, d = 64, T up to 1024: a cumulative sum of outer products takes 273 MB."""
     chosen = plan_launches(kernels.node("elu1", 64, heads=8), "float32", 89)
     most = max(chosen.scratch_bytes(1, length, 128) for length in range(1, 1025))
@@ -84,7 +83,7 @@ def test_an_extent_is_a_product() -> None:
     assert Scratch("states", "fp32", Extent(7, ("batch",))).bytes(values) == 84
 
 
-def test_names_tell_kernels_apart(kernels: Any) -> None:
+def test_names_tell_kernels_apart() -> None:
     one, other = (plan_launches(kernels.node("elu1", width), "float16", 90) for width in (64, 128))
     names = [k.name for k in (*one.kernels(), *other.kernels())]
     assert len(set(names)) == len(names)
@@ -102,9 +101,7 @@ def test_names_tell_kernels_apart(kernels: Any) -> None:
         ({"width": 257}, "d_k = 257; the kernels take at most 256"),
     ],
 )
-def test_what_there_is_no_kernel_for_is_refused(
-    kernels: Any, change: dict[str, Any], words: str
-) -> None:
+def test_what_there_is_no_kernel_for_is_refused(change: dict[str, Any], words: str) -> None:
     arguments = {"dtype": "float16", "sm": 90, "precision": "tf32", "width": 64, **change}
     node = kernels.node("linear", arguments.pop("width"))
     with pytest.raises(UnsupportedModelError, match=words):
@@ -113,7 +110,7 @@ def test_what_there_is_no_kernel_for_is_refused(
 
 @pytest.mark.parametrize("variant", ["elu1", "gated", "kda", "bidirectional"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_precision_is_of_float32_alone(kernels: Any, variant: str, dtype: str) -> None:
+def test_precision_is_of_float32_alone(variant: str, dtype: str) -> None:
     node = kernels.node(variant, 128)
     one, three = (plan_launches(node, dtype, 87, precision) for precision in ("tf32", "tf32x3"))
     assert one == three
@@ -126,7 +123,7 @@ def test_an_op_without_kernels_is_refused() -> None:
         plan_launches(Node("Softmax", {}, (), {}), "float16", 90)
 
 
-def test_only_what_one_block_owns_is_updated_in_place(kernels: Any) -> None:
+def test_only_what_one_block_owns_is_updated_in_place() -> None:
     """Blocks that share a normaliser may read it after another has written it."""
     assert plan_launches(kernels.node("linear", 128), "bfloat16", 90).in_place == ("present_state",)
     for width in (16, 128):

@@ -1,4 +1,4 @@
-"""What formulations share: how they are registered, shapes, and the usual pieces of one.
+"""Formulations: how they are registered, their shapes, and the usual pieces of one.
 
 Every module takes ``(B, T, WIDTH)`` tensors: one, which it projects, or query, key and value.
 """

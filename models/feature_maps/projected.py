@@ -1,0 +1,67 @@
+"""Random projections w_j ~ N(0, I), drawn once, and what estimates softmax's kernel by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from linexport.models.config import bounded
+from linexport.models.feature_maps import draws
+from linexport.models.feature_maps.base import UNBIASED, Array, FeatureMap
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectionOptions:
+    """Options of a map with one feature for each w_j.
+
+    Attributes:
+        features: M.
+        seed: of the draws.
+        orthogonal: w_j orthogonal in blocks of d.
+    """
+
+    features: int = 128
+    seed: int = bounded(0, at_least=0)
+    orthogonal: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedProjectionOptions(ProjectionOptions):
+    """Options of a map with two features for each w_j: M is even."""
+
+    features: int = bounded(128, multiple_of=2)
+
+
+class ProjectedMap(FeatureMap):
+    """An estimate of exp(q . k / sqrt(d)) by w_j, the columns of the buffer ``projection``.
+
+    Class attributes:
+        features_each: number of features for each w_j.
+    """
+
+    kernel = "exp(q.k/sqrt(d))"
+    exactness = UNBIASED
+    features_each: ClassVar[int] = 1
+    Options: ClassVar[type[Any]] = ProjectionOptions
+
+    def __init__(self, head_dim: int, options: Any = None) -> None:
+        super().__init__(head_dim, options)
+        chosen = self.options
+        count = chosen.features // self.features_each
+        drawn = draws.projection(head_dim, count, chosen.seed, chosen.orthogonal)
+        self.projection: Tensor
+        self.register_buffer("projection", drawn)
+
+    def frozen(self) -> Sequence[Tensor]:
+        return (self.projection,)
+
+    @classmethod
+    def feature_count(cls, width: int, *shapes: tuple[int, ...]) -> int:
+        return cls.features_each * shapes[0][1]
+
+    def kernel_value(self, query: Array, key: Array) -> Array:
+        return np.asarray(np.exp((query * key).sum(-1) / np.sqrt(self.head_dim)))
