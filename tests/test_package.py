@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import yaml
 from onnx import helper
 
 import linexport
@@ -22,6 +23,7 @@ from linexport.manifest import describe_files, read, to_json
 from linexport.package import destinations, find_destination, package
 from linexport.package.folder import RECORD
 from linexport.package.standalone import rename_interface, rename_records
+from linexport.serving.ray import Arguments
 from linexport.targets.inlined import inlined
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -211,4 +213,45 @@ def test_what_cannot_be_packaged(
         done = cli("package", converted("language_model"), *arguments)
         assert done.code == 2 and message in " ".join(done.err.split()), done.err
     assert not (tmp_path / "x").exists()
-    assert {"genai", "onnx", "ort-mobile", "triton"} <= set(destinations())
+    assert {"genai", "onnx", "ort-mobile", "ray", "triton"} <= set(destinations())
+
+
+def test_a_cluster_gets_a_file_that_names_the_artifact(
+    converted: Callable[..., Path], cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    artifact = converted("language_model")
+    given = ("slots=8", "threads=2", "min-replicas=3", "max-replicas=5")
+    options = [part for one in given for part in ("--option", one)]
+    done = cli("package", artifact, "--for", "ray", "-o", tmp_path / "out", "--name", "m", *options)
+    assert done.code == 0, done.err
+    config = yaml.safe_load((tmp_path / "out" / "serve.yaml").read_text())
+    [application] = config["applications"]
+    [model] = application["deployments"]
+    assert application["import_path"] == "linexport.serving.ray:app"
+    arguments = Arguments.read(application["args"])
+    assert (arguments.artifact, arguments.name, arguments.threads) == (artifact, "m", 2)
+    assert arguments.limits.slots == model["max_ongoing_requests"] == 8
+    assert model["autoscaling_config"]["min_replicas"] == 3
+    assert model["ray_actor_options"] == {"num_cpus": 2}
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("slots=0", "slots=0: expected a positive integer"),
+        ("max-replicas=many", "max-replicas=many: expected a positive"),
+        ("artifact=elsewhere", "expected a path from /"),
+        ("replicas=2", "ray has no option 'replicas'"),
+    ],
+)
+def test_wrong_options_of_a_cluster_are_named(
+    converted: Callable[..., Path],
+    cli: Callable[..., Any],
+    tmp_path: Path,
+    option: str,
+    words: str,
+) -> None:
+    artifact = converted("language_model")
+    done = cli("package", artifact, "--for", "ray", "-o", tmp_path / "x", "--option", option)
+    assert (done.code, words in " ".join(done.err.split())) == (2, True), done.err
+    assert not (tmp_path / "x").exists()

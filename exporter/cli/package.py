@@ -16,7 +16,7 @@ def package(
     artifact: ArtifactPath,
     destination: Annotated[
         str,
-        typer.Option("--for", help="genai, onnx, ort-mobile or triton."),
+        typer.Option("--for", help="genai, onnx, ort-mobile, ray or triton."),
     ],
     output: Annotated[
         Path, typer.Option("-o", "--output", help="A new folder, or one to replace.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,11 +11,9 @@ import typer
 
 from linexport.cli.errors import guarded
 from linexport.cli.options import ArtifactPath, Threads
-from linexport.errors import EnvironmentProblemError, UsageError
+from linexport.errors import EnvironmentProblemError
 from linexport.serving.limits import HELP, LEAST, Limits
-
-TOKEN = "LINEXPORT_TOKEN"
-SHORTEST = 16
+from linexport.serving.token import TOKEN, read_token
 
 
 def serve(
@@ -49,11 +46,14 @@ def serve(
                 f"Serving needs {error.name}: pip install 'linexport[serve]'."
             ) from None
         from linexport.artifact import load
+        from linexport.serving.computing import Local
         from linexport.serving.service import Service
 
-        address = Address(host, port, _token(token_file))
+        address = Address(host, port, read_token(token_file))
         model = load(artifact, threads=threads)
-        service = Service(model, name or artifact.resolve().name, Limits(**limits), park)
+        most = Limits(**limits)
+        called = name or artifact.resolve().name
+        service = Service(model.path, model.manifest, Local(model, most), called, most, park)
         if service.language is None:
             typer.echo(f"No texts, /v2 alone: {service.why_no_text}", err=True)
         if not address.local and address.token is None:
@@ -63,30 +63,6 @@ def serve(
                 err=True,
             )
         serve(service, address, lambda url: typer.echo(f"{service.name} at {url}", err=True))
-
-
-def _token(path: Path | None) -> str | None:
-    """Return the token that clients must send.
-
-    Raises:
-        UsageError: the file cannot be read, or has no token that is fit for a header.
-    """
-    if path is None:
-        found, where = os.environ.get(TOKEN), TOKEN
-        if found is None:
-            return None
-    else:
-        where = str(path)
-        try:
-            found = path.read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path} cannot be read as a token: {error}.") from None
-    if len(found) < SHORTEST or not found.isascii() or not found.isprintable() or " " in found:
-        raise UsageError(
-            f"{where} has no usable token; expected {SHORTEST} or more ASCII characters without "
-            "spaces, such as `openssl rand -hex 32` writes."
-        )
-    return found
 
 
 def register(app: typer.Typer) -> None:

@@ -97,3 +97,20 @@ class Channel(Generic[Event]):
         if isinstance(event, _Failure):
             raise event.error
         return event
+
+    async def batch(self) -> list[Event]:
+        """Return the next event and all that came with it.
+
+        Events of one step of the engine come together: no batch has a part of them.
+
+        Raises:
+            Exception: with which the channel ended; events before it are returned first.
+        """
+        events = [await self.get()]
+        while not self._queue.empty():
+            event = self._queue.get_nowait()
+            if isinstance(event, _Failure):
+                self._queue.put_nowait(event)
+                break
+            events.append(event)
+        return events

@@ -9,108 +9,31 @@ text is put down and taken up again as its tokens and the state of the model.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from linexport.artifact import StreamState
 from linexport.artifact.language_interface import LanguageInterface
-from linexport.artifact.sampling import Sampling, log_probabilities
+from linexport.artifact.sampling import log_probabilities
 from linexport.artifact.tokenizer import Tokenizer
 from linexport.serving.channel import Channel
 from linexport.serving.engine import Engine, Feeds
-from linexport.serving.metrics import Metrics
+from linexport.serving.metrics import Metrics, Pace
 from linexport.serving.session import Session
 from linexport.serving.stops import StopStrings
-
-Reason = Literal["stop", "length", "parked"]
-
-
-@dataclass(frozen=True)
-class TextSettings:
-    """How a text is written.
-
-    Attributes:
-        sampling: how tokens are chosen.
-        max_tokens: of the text.
-        stops: strings before which it ends.
-        logprobs: likeliest tokens to report at every place; None reports no probabilities.
-        park: keep the sequence when the text ends.
-    """
-
-    sampling: Sampling
-    max_tokens: int
-    stops: tuple[str, ...] = ()
-    logprobs: int | None = None
-    park: bool = False
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """Where a text begins.
-
-    Attributes:
-        unfed: tokens that the model has yet to see.
-        prompt_tokens: number of tokens before the text.
-        state: after the tokens before ``unfed``; None where there are none.
-        written: tokens of the text so far; the last of them may be in ``unfed``.
-    """
-
-    unfed: tuple[int, ...]
-    prompt_tokens: int
-    state: StreamState | None = None
-    written: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A token with its probability.
-
-    Attributes:
-        token: its id.
-        logprob: log of its probability in the softmax of the logits.
-        top: the likeliest tokens there with theirs, best first.
-        offset: characters of the text before it.
-    """
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
-    offset: int
-
-
-@dataclass(frozen=True)
-class Delta:
-    """A further piece of a text."""
-
-    index: int
-    text: str
-    tokens: tuple[Scored, ...] = ()
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Numbers of tokens."""
-
-    prompt: int
-    completion: int
-    cached: int
-
-
-@dataclass(frozen=True)
-class End:
-    """The end of a text; ``beginning`` is where it would go on, if it is to be parked."""
-
-    index: int
-    reason: Reason
-    usage: Usage
-    beginning: Beginning | None = None
-
-
-TextEvent = Delta | End
+from linexport.serving.text import (
+    Beginning,
+    End,
+    Order,
+    Reason,
+    Scored,
+    Step,
+    TextEvent,
+    TextSettings,
+    Usage,
+)
 
 
 @dataclass(frozen=True)
@@ -122,19 +45,6 @@ class Writer:
     tokenizer: Tokenizer
     ends: frozenset[int]
     metrics: Metrics
-
-
-@dataclass
-class _Pending:
-    """Tokens with probabilities whose text is not given out yet."""
-
-    tokens: list[Scored] = field(default_factory=list)
-
-    def until(self, offset: int) -> tuple[Scored, ...]:
-        """Take those that begin before a place of the text."""
-        ready = [t for t in self.tokens if t.offset < offset]
-        self.tokens = self.tokens[len(ready) :]
-        return tuple(ready)
 
 
 class Completion:
@@ -164,29 +74,33 @@ class Completion:
         self._channel, self._index = channel, index
         self._written = list(beginning.written)
         self._unfed = list(beginning.unfed)
-        self._choose = settings.sampling.chooser(skip=len(self._written))
+        sampling = replace(settings.sampling, seed=settings.sampling.seed + index)
+        self._choose = sampling.chooser(skip=len(self._written))
         self._decode = writer.tokenizer.decoder()
         self._stops = StopStrings(settings.stops)
         self._decoded = self._shown = 0
-        self._pending = _Pending()
         for token in self._written:
-            self._extend(token)
+            self._shown += len(self._extend(token))
         self._siblings: list[Completion] = []
         self._state = beginning.state
         self._cached = 0
         self._first: np.ndarray | None = None
-        self._last = self._started = time.perf_counter()
+        self._pace = Pace(writer.metrics, begun=bool(self._written))
 
-    def repeat(self, count: int) -> list[Completion]:
-        """Return ``count`` texts of this prompt, this one first; the prompt is computed once."""
-        sampling = self._settings.sampling
-        for index in range(1, count):
-            settings = replace(
-                self._settings, sampling=replace(sampling, seed=sampling.seed + index)
-            )
-            other = Completion(self._writer, settings, self._beginning, self._channel, index)
-            self._siblings.append(other)
-        return [self, *self._siblings]
+    @classmethod
+    def of_order(
+        cls, writer: Writer, order: Order, channel: Channel[TextEvent]
+    ) -> tuple[list[Completion], list[Completion]]:
+        """Return the texts of an order, and those to begin with.
+
+        Texts that begin alike have one prompt, computed once: the first has the others follow.
+        """
+        texts = [cls(writer, order.settings, b, channel, i) for i, b in order.texts.items()]
+        first, *others = texts
+        if any(text._beginning != first._beginning for text in others):
+            return texts, texts
+        first._siblings = others
+        return texts, [first]
 
     def state(self) -> StreamState | None:
         return self._state
@@ -237,16 +151,14 @@ class Completion:
     def _next(self, logits: np.ndarray, state: Callable[[], StreamState | None]) -> Feeds | None:
         """Choose a token, give out its text, and return it to be fed; None at the end."""
         token = self._choose(logits)
-        self._measure()
+        self._pace.token()
         if token in self._writer.ends:
             self._end("stop", state)
             return None
+        scored = None if self._settings.logprobs is None else self._scored(token, logits)
         self._written.append(token)
         self._unfed = [token]
-        if self._settings.logprobs is not None:
-            self._pending.tokens.append(self._scored(token, logits))
-        text = self._extend(token)
-        self._give(text)
+        self._give(self._extend(token), token, scored)
         if self._stops.stopped:
             self._end("stop", state)
             return None
@@ -260,21 +172,9 @@ class Completion:
         self._decoded += len(piece)
         return self._stops.feed(piece)
 
-    def _give(self, text: str) -> None:
+    def _give(self, text: str, token: int | None = None, scored: Scored | None = None) -> None:
         self._shown += len(text)
-        tokens = self._pending.until(self._shown)
-        if text or tokens:
-            self._channel.put(Delta(self._index, text, tokens))
-
-    def _measure(self) -> None:
-        now = time.perf_counter()
-        metrics = self._writer.metrics
-        if self._written:
-            metrics.between_tokens.observe(now - self._last)
-        else:
-            metrics.first_token.observe(now - self._started)
-        metrics.generated_tokens.inc()
-        self._last = now
+        self._channel.put(Step(self._index, token, text, self._shown, scored))
 
     def _scored(self, token: int, logits: np.ndarray) -> Scored:
         found, count = log_probabilities(logits), self._settings.logprobs or 0

@@ -46,6 +46,10 @@ class QueueFullError(LinexportError):
         super().__init__(message)
         self.retry_after = retry_after
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle with both arguments, for a caller in another process."""
+        return type(self), (str(self), self.retry_after)
+
 
 class StoppedError(LinexportError):
     """The engine stops, or has stopped."""

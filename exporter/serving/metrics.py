@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -41,3 +42,23 @@ class Metrics:
 
     def _seconds(self, name: str, text: str) -> Histogram:
         return Histogram(f"linexport_{name}_seconds", text, buckets=SECONDS, registry=self.registry)
+
+
+class Pace:
+    """Times of the tokens of one text, from now on.
+
+    Args:
+        metrics: that they are added to.
+        begun: whether the text has tokens already.
+    """
+
+    def __init__(self, metrics: Metrics, begun: bool = False) -> None:
+        self._metrics, self._begun, self._last = metrics, begun, time.perf_counter()
+
+    def token(self) -> None:
+        """Note that a token was chosen."""
+        now = time.perf_counter()
+        times = self._metrics.between_tokens if self._begun else self._metrics.first_token
+        times.observe(now - self._last)
+        self._metrics.generated_tokens.inc()
+        self._begun, self._last = True, now

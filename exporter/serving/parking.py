@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from linexport.artifact import StreamState
 from linexport.artifact.sampling import Sampling
 from linexport.errors import UsageError
-from linexport.serving.completion import Beginning, TextSettings
+from linexport.serving.text import Beginning, TextSettings
 
 log = logging.getLogger(__name__)
 

@@ -1,180 +1,81 @@
-"""The inside of a server: the artifact, its texts, the engine and the limits; no protocol."""
+"""The inside of a server: the texts of an artifact and the limits; no protocol, no model."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from linexport.artifact import Artifact
 from linexport.artifact.language_interface import language_interface
-from linexport.artifact.tokenizer import Tokenizer, context, end_tokens, find_tokenizer
 from linexport.errors import LinexportError, UsageError
-from linexport.serving.channel import Channel, Outbox
-from linexport.serving.completion import Beginning, Completion, TextEvent, TextSettings, Writer
-from linexport.serving.engine import Engine, QueueFullError
+from linexport.manifest import Manifest
+from linexport.serving.computing import Computing, Texts
+from linexport.serving.language import Language
 from linexport.serving.limits import Limits
 from linexport.serving.metrics import Metrics
 from linexport.serving.parking import ParkedText, Parking
-from linexport.serving.pool import Pool
-from linexport.serving.prefix_cache import PrefixCache
-from linexport.serving.template import ChatTemplate, find_template, special_tokens
-
-CALLS = 2
-"""Calls of the model at a time that are not sequences of the engine."""
-
-CACHE_METRICS = {
-    "hits": "Prompts that began with a known prefix.",
-    "misses": "Prompts that did not.",
-    "states": "States held.",
-    "bytes": "Bytes of the states held.",
-}
+from linexport.serving.text import Beginning, Order, TextSettings
 
 
 class ContextLengthError(UsageError):
     """A prompt with more tokens than the model, or the server, takes."""
 
 
-@dataclass(frozen=True)
-class Language:
-    """The text side of a language model.
-
-    Attributes:
-        tokenizer: of its folder, or bytes.
-        template: of conversations; None where the folder has none.
-        context: tokens that prompt and text may have together.
-        ends: tokens that end a text.
-    """
-
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
-    context: int | None
-    ends: frozenset[int]
-
-
 class Service:
     """One artifact, served.
 
     Attributes:
-        artifact: which.
+        manifest: of the artifact.
         name: of the model, for clients.
         limits: of the server.
+        computing: where the model runs.
         metrics: of the server.
         language: None where the artifact has no texts.
         why_no_text: the reason for that.
         parking: None where nothing is parked.
 
     Args:
+        folder: of the artifact, whose files were verified.
         park: folder for parked sequences.
     """
 
     def __init__(
-        self, artifact: Artifact, name: str, limits: Limits, park: Path | None = None
+        self,
+        folder: Path,
+        manifest: Manifest,
+        computing: Computing,
+        name: str,
+        limits: Limits,
+        park: Path | None = None,
     ) -> None:
-        self.artifact, self.name, self.limits = artifact, name, limits
+        self.manifest, self.name, self.limits = manifest, name, limits
+        self.computing = computing
         self.metrics = Metrics()
         self.parking = None if park is None else Parking(park, limits.park_mib * 2**20)
-        self.why_no_text = ""
-        self.language = self._language()
-        self.ready = False
-        self._engine: Engine | None = None
-        self._outbox: Outbox | None = None
-        self._calls, self._turns = 0, asyncio.Semaphore(CALLS)
-
-    def _language(self) -> Language | None:
-        folder, files = self.artifact.path, self.artifact.verified
+        self.ready, self.why_no_text = False, ""
+        self.language: Language | None = None
         try:
-            model = language_interface(self.artifact.manifest)
-            if not self.artifact.states:
-                raise UsageError(
-                    f"{folder} does not stream: {self.artifact.manifest.why_stateless}"
-                )
-            tokenizer = find_tokenizer(folder, model.vocabulary, files)
+            self.language = Language.read(folder, manifest)
         except LinexportError as error:
             self.why_no_text = str(error)
-            return None
-        found = find_template(folder, files)
-        template = None if found is None else ChatTemplate(found, special_tokens(folder, files))
-        return Language(tokenizer, template, context(folder, files), end_tokens(folder, files))
 
-    @property
-    def engine(self) -> Engine:
-        """Return the engine of a model that streams.
-
-        Raises:
-            UsageError: it does not stream.
-        """
-        if self._engine is None:
-            raise UsageError(f"{self.name} does not stream: {self.artifact.manifest.why_stateless}")
-        return self._engine
-
-    async def start(self) -> None:
-        """Begin to take requests."""
-        self._outbox = Outbox(asyncio.get_running_loop())
-        if self.artifact.states:
-            cache = self._cache()
-            pool = Pool(
-                self.artifact, slots=self.limits.slots, chunk=self.limits.chunk, cache=cache
-            )
-            self._engine = Engine(
-                pool,
-                queue=self.limits.queue,
-                idle=self.limits.idle_seconds,
-                after_step=self._outbox.flush,
-            )
-            self._engine.start()
-            self.metrics.gauge("slots", "Slots.", lambda: pool.slots)
-            self.metrics.gauge("sessions", "Slots taken.", lambda: self.engine.sessions)
-            self.metrics.gauge("queue", "Requests without a slot.", lambda: self.engine.waiting)
+    def start(self) -> None:
+        """Begin to take requests, in the event loop."""
+        self.computing.start(self.metrics, self.language)
         self.ready = True
-
-    def _cache(self) -> PrefixCache | None:
-        """Return a cache of prefixes for a language model, and show what is in it."""
-        if self.language is None or not self.limits.cache_mb:
-            return None
-        cache = PrefixCache(self.limits.cache_mb)
-        for name, text in CACHE_METRICS.items():
-            read = partial(_statistic, cache, name)
-            self.metrics.gauge(f"prefix_cache_{name}", text, read)
-        return cache
 
     async def stop(self) -> None:
         """End what is left: park it where there is a folder for that."""
         self.ready = False
-        if self._engine is not None and self._engine.alive:
-            await asyncio.to_thread(self._engine.stop, park=self.parking is not None)
+        await self.computing.stop(park=self.parking is not None)
 
     async def close(self) -> None:
         """Stop, and end what belongs to the service."""
         await self.stop()
         if self.language is not None and self.language.template is not None:
             await self.language.template.close()
-
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for the turn of a call that is not a sequence of the engine.
-
-        Raises:
-            QueueFullError: too many wait already.
-        """
-        if self._calls >= self.limits.queue + CALLS:
-            raise QueueFullError(f"{self._calls} calls are running or wait. Try again later.", 1)
-        self._calls += 1
-        try:
-            async with self._turns:
-                yield
-        finally:
-            self._calls -= 1
-
-    def channel(self, overflow: Callable[[], None]) -> Channel[Any]:
-        """Return a channel from the engine to a reader in this event loop."""
-        assert self._outbox is not None
-        return Channel(self._outbox, self.limits.buffer, overflow)
 
     def fitted(self, beginning: Beginning, asked: int | None, default: int) -> int:
         """Return how many tokens a text may have.
@@ -216,32 +117,19 @@ class Service:
         if isinstance(prompt, str):
             prompt = self.language.tokenizer.encode(prompt, special=special and before is None)
         unfed = (*start.unfed, *prompt)
-        language_interface(self.artifact.manifest).checked(unfed)
+        language_interface(self.manifest).checked(unfed)
         return replace(start, unfed=unfed, prompt_tokens=start.prompt_tokens + len(prompt))
 
-    def write(
-        self, settings: TextSettings, beginning: Beginning, channel: Channel[TextEvent], count: int
-    ) -> list[Completion]:
-        """Let texts of a prompt be written; ``beginning`` may be in mid-text.
+    def write(self, order: Order, overflow: Callable[[], None]) -> Texts:
+        """Let texts of a prompt be written; see ``Computing.write``.
 
         Raises:
-            QueueFullError: no slot is free, and the queue is full.
-            StoppedError: the server stops.
             UsageError: more texts than slots.
         """
-        assert self.language is not None
-        if count > self.limits.slots:
-            raise UsageError(f"n is {count}; this server has {self.limits.slots} slots.")
-        writer = Writer(
-            self.engine,
-            language_interface(self.artifact.manifest),
-            self.language.tokenizer,
-            self.language.ends,
-            self.metrics,
-        )
-        texts = Completion(writer, settings, beginning, channel).repeat(count)
-        self.engine.submit(texts[0])
-        self.metrics.prompt_tokens.inc(beginning.prompt_tokens)
+        if len(order.texts) > self.limits.slots:
+            raise UsageError(f"n is {len(order.texts)}; this server has {self.limits.slots} slots.")
+        texts = self.computing.write(order, overflow)
+        self.metrics.prompt_tokens.inc(next(iter(order.texts.values())).prompt_tokens)
         return texts
 
     async def park(
@@ -254,7 +142,7 @@ class Service:
         """
         assert self.parking is not None
         text = ParkedText.of(
-            self.artifact.model_sha256, beginning, settings, finished=finished, chat=chat
+            self.manifest.model_sha256, beginning, settings, finished=finished, chat=chat
         )
         await asyncio.to_thread(self.parking.save, name, text, beginning.state)
         self.metrics.parked.inc()
@@ -267,12 +155,8 @@ class Service:
         """
         if self.parking is None:
             raise UsageError("This server parks nothing; start it with --park DIR.")
-        text, state = await asyncio.to_thread(self.parking.load, name, self.artifact.model_sha256)
+        text, state = await asyncio.to_thread(self.parking.load, name, self.manifest.model_sha256)
         return text, text.beginning(state)
-
-
-def _statistic(cache: PrefixCache, name: str) -> float:
-    return float(getattr(cache.statistics(), name))
 
 
 def new_seed() -> int:

@@ -82,7 +82,7 @@ def test_a_client_that_leaves_frees_its_slot(server: Served, stream: bool) -> No
     eventually(server.idle)
     with connection(server) as raw:
         raw.sendall(request(asked(stream=stream)))
-        eventually(lambda: server.service.engine.sessions == 1)
+        eventually(lambda: server.engine.sessions == 1)
     eventually(server.idle)
 
 
@@ -91,19 +91,19 @@ def test_a_client_that_leaves_the_queue_is_forgotten(server: Served) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(connection(server)).sendall(request(asked()))
-        eventually(lambda: server.service.engine.sessions == 2)
+        eventually(lambda: server.engine.sessions == 2)
         with connection(server) as third:
             third.sendall(request(asked()))
-            eventually(lambda: server.service.engine.waiting == 1)
-        eventually(lambda: server.service.engine.waiting == 0)
-        assert server.service.engine.sessions == 2
+            eventually(lambda: server.engine.waiting == 1)
+        eventually(lambda: server.engine.waiting == 0)
+        assert server.engine.sessions == 2
 
 
 def test_a_full_queue_is_429_with_a_time(server: Served, client: httpx2.Client) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(connection(server)).sendall(request(asked()))
-        eventually(lambda: server.service.engine.waiting == 1)
+        eventually(lambda: server.engine.waiting == 1)
         found = client.post("/v1/completions", json=asked())
         assert found.status_code == 429
         assert 1 <= int(found.headers["Retry-After"]) <= 60
@@ -141,7 +141,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_slows_nobody(model: Artifact
     limits = {"slots": 2, "buffer": 50, "max_tokens": 10**6}
     with served(model, **limits) as server, connection(server, 4096) as raw:
         raw.sendall(request(asked(tokens=10**6, stream=True, logprobs=20)))
-        eventually(lambda: server.service.engine.sessions == 1)
+        eventually(lambda: server.engine.sessions == 1)
         found = httpx2.post(f"{server.url}/v1/completions", json=asked("y", 30), timeout=20)
         assert found.json()["choices"][0]["text"] == alone(model, b"y", max_tokens=30)
         eventually(server.idle)

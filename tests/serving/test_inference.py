@@ -37,7 +37,7 @@ def server(model: Artifact) -> Iterator[Served]:
 
 @pytest.fixture
 def client(server: Served) -> Iterator[Any]:
-    eventually(lambda: not server.service.engine.sessions)
+    eventually(lambda: not server.engine.sessions)
     found = triton.InferenceServerClient(f"127.0.0.1:{server.port}")
     yield found
     found.close()
@@ -92,7 +92,7 @@ def test_a_sequence_goes_on_from_request_to_request(
     ]
     found = np.concatenate(pieces, 1)
     np.testing.assert_allclose(found, model.run(x)["output"], atol=1e-5)
-    eventually(lambda: not server.service.engine.sessions)
+    eventually(lambda: not server.engine.sessions)
 
 
 def test_sequences_do_not_see_each_other(client: Any, model: Artifact, server: Served) -> None:
@@ -121,7 +121,7 @@ def test_a_sequence_that_was_left_frees_its_slot(model: Artifact) -> None:
     with served(model, slots=1, idle_seconds=1) as server:
         client = triton.InferenceServerClient(f"127.0.0.1:{server.port}")
         infer(client, draw(1, 1), sequence_id=1, sequence_start=True)
-        assert server.service.engine.sessions == 1
+        assert server.engine.sessions == 1
         infer(client, draw(1, 1), sequence_id=2, sequence_start=True, sequence_end=True)
         with pytest.raises(InferenceServerException, match="sequence 1 is not open"):
             infer(client, draw(1, 1), sequence_id=1)
@@ -143,7 +143,7 @@ def test_full_slots_are_an_error_in_the_protocols_form(server: Served, client: A
     body = described(parameters={"sequence_id": 3, "sequence_start": True})
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(httpx2.post, f"{server.url}{INFER}", json=body, timeout=20)
-        eventually(lambda: server.service.engine.waiting == 1)
+        eventually(lambda: server.engine.waiting == 1)
         found = httpx2.post(f"{server.url}{INFER}", json=body)
         assert (found.status_code, set(found.json())) == (429, {"error"})
         for name in (1, 2):
@@ -193,7 +193,7 @@ def test_wrong_requests(server: Served, body: dict[str, Any], words: str | None)
         assert found.status_code == 200
     else:
         assert found.status_code == 400 and words in found.json()["error"]
-    assert not server.service.engine.sessions
+    assert not server.engine.sessions
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_stopping_frees_the_slot_and_keeps_the_text(browser: Any, model: Artifac
         field(browser, "prompt", "x")
         browser.find_element(By.ID, "send").click()
         eventually(lambda: len(texts(browser)) == 2 and texts(browser)[1])
-        assert server.service.engine.sessions == 1
+        assert server.engine.sessions == 1
         browser.find_element(By.ID, "stop").click()
         eventually(server.idle)
         eventually(lambda: status(browser) == "Stopped.")

@@ -14,8 +14,8 @@ import linexport
 from linexport.artifact import Artifact
 from linexport.artifact.sampling import Sampling
 from linexport.errors import UsageError
-from linexport.serving.completion import Beginning, TextSettings
 from linexport.serving.parking import ParkedText, Parking, new_id
+from linexport.serving.text import Beginning, TextSettings
 from tests.support.serving import Served, alone, served
 
 pytestmark = pytest.mark.usefixtures("one_thread")

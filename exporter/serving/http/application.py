@@ -37,7 +37,7 @@ class Application:
 
         @asynccontextmanager
         async def lifespan(_: object) -> AsyncIterator[None]:
-            await service.start()
+            service.start()
             yield
             await service.close()
 

@@ -8,7 +8,6 @@ sequence_id, sequence_end             the last one, which frees the slot
 
 from __future__ import annotations
 
-import asyncio
 from math import prod
 from typing import Any
 
@@ -28,7 +27,7 @@ from linexport.serving.http.tensors import (
     read,
     shape_of,
 )
-from linexport.serving.sequence import Outputs, SequenceStep
+from linexport.serving.sequence import Outputs
 from linexport.serving.service import Service
 
 VERSION = "1"
@@ -43,7 +42,7 @@ async def server(request: Request) -> Response:
 async def metadata(request: Request) -> Response:
     """Describe the model."""
     service = _service(request)
-    manifest = service.artifact.manifest
+    manifest = service.manifest
     held = {name for s in manifest.states for name in (s.past, s.present)}
     return JSONResponse(
         {
@@ -71,7 +70,7 @@ async def infer(request: Request) -> Response:
     _check_size(service, feeds)
     name = _sequence(asked)
     if name is None:
-        outputs = await attended(request, _whole(service, feeds))
+        outputs = await attended(request, service.computing.run(feeds))
     else:
         outputs = await _piece(request, service, asked, feeds, name)
     return answer(asked, service.name, outputs)
@@ -93,7 +92,7 @@ def _described(tensor: Any) -> dict[str, Any]:
 
 def _check_size(service: Service, feeds: dict[str, np.ndarray]) -> None:
     """Refuse calls of a model of sequences that are longer than its prompts may be."""
-    manifest, most = service.artifact.manifest, service.limits.max_prompt
+    manifest, most = service.manifest, service.limits.max_prompt
     if not manifest.states:
         return
     for described in manifest.inputs:
@@ -115,34 +114,12 @@ def _sequence(asked: InferRequest) -> str | None:
     return repr(found) if found else None
 
 
-async def _whole(service: Service, feeds: dict[str, np.ndarray]) -> Outputs:
-    """Run whole sequences from the beginning."""
-    async with service.turn():
-        return await asyncio.to_thread(service.artifact.run, feeds)
-
-
 async def _piece(
     request: Request, service: Service, asked: InferRequest, feeds: dict[str, np.ndarray], name: str
 ) -> Outputs:
     """Run the next piece of a sequence."""
     starts, ends = (bool(asked.parameters.get(f"sequence_{at}")) for at in ("start", "end"))
-    engine = service.engine
-    if starts:
-        engine.release(name)
-    channel = service.channel(lambda: None)
-    step = SequenceStep(
-        service.artifact,
-        feeds,
-        channel,
-        resumes=None if starts else name,
-        holds=None if ends else name,
-    )
-    engine.submit(step)
-    try:
-        return await attended(request, channel.get())
-    except BaseException:
-        engine.cancel(step)
-        raise
+    return await attended(request, service.computing.piece(feeds, name, starts, ends))
 
 
 MODEL = "/v2/models/{name}"

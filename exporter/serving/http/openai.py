@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from linexport.serving.completion import Beginning, TextSettings
 from linexport.serving.http.attend import attended
 from linexport.serving.http.errors import ProtocolError
 from linexport.serving.http.openai_answers import Answer, ChatAnswer
@@ -24,6 +23,7 @@ from linexport.serving.http.openai_requests import (
 from linexport.serving.http.openai_texts import Plan, Texts, TextStream
 from linexport.serving.parking import new_id
 from linexport.serving.service import Language, Service
+from linexport.serving.text import Beginning, TextSettings
 
 
 async def models(request: Request) -> Response:
@@ -147,7 +147,7 @@ async def _resumed(service: Service, asked: TextRequest, has_prompt: bool, *, ch
 async def _answer(request: Request, service: Service, plan: Plan, asked: TextRequest) -> Response:
     language = _language(service)
     form = ChatAnswer if plan.chat else Answer
-    fingerprint = f"fp_{service.artifact.model_sha256[:12]}"
+    fingerprint = f"fp_{service.manifest.model_sha256[:12]}"
     answer = form(plan.name, service.name, fingerprint, language.tokenizer)
     texts = Texts(request, service, plan, answer)
     if not asked.stream:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from linexport.artifact.tokenizer import UNFINISHED, Tokenizer
-from linexport.serving.completion import Delta, End, Scored, Usage
+from linexport.serving.text import Delta, End, Scored, Usage
 
 
 @dataclass

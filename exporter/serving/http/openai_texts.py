@@ -8,6 +8,7 @@ However an answer ends (complete, cut off, the client gone), its slots are free 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +17,10 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from linexport.serving.completion import Beginning, Completion, Delta, End, TextSettings
 from linexport.serving.http.errors import protocol_error
 from linexport.serving.http.openai_answers import Answer
 from linexport.serving.service import Service
+from linexport.serving.text import Beginning, Delta, End, Order, TextSettings, Withheld
 
 DONE = b"data: [DONE]\n\n"
 
@@ -41,6 +42,10 @@ class Plan:
     beginning: Beginning
     count: int
     chat: bool
+
+    def order(self) -> Order:
+        """Return what is to be written."""
+        return Order(self.settings, dict.fromkeys(range(self.count), self.beginning))
 
     def parked_name(self, index: int) -> str:
         """Return the id under which a text is parked."""
@@ -64,13 +69,15 @@ class Texts:
         self._ends: list[End] = []
         self._parked: dict[int, str] = {}
         self._abort = request.scope["state"].get("abort", lambda: None)
-        self._texts: list[Completion] = []
-        self._channel = service.channel(self._cut_off)
-        self._texts = service.write(plan.settings, plan.beginning, self._channel, plan.count)
+        self._withheld: defaultdict[int, Withheld] = defaultdict(Withheld)
+        self._texts = service.write(plan.order(), self._abort)
 
     async def next(self) -> Delta | End:
         """Return the next event; a text that is to be parked has been."""
-        event: Delta | End = await self._channel.get()
+        event: Delta | End | None = None
+        while event is None:
+            step = await self._texts.next()
+            event = step if isinstance(step, End) else self._withheld[step.index].delta(step)
         if isinstance(event, End):
             self._ends.append(event)
             if event.beginning is not None:
@@ -119,7 +126,7 @@ class Texts:
         """Free the slots, where the texts have not ended."""
         if len(self._ends) < self._plan.count:
             self._service.metrics.cancelled.inc()
-            self._service.engine.cancel(*self._texts)
+            self._texts.cancel()
 
     def _piece(self, event: Delta | End) -> dict[str, Any]:
         if isinstance(event, Delta):
@@ -132,10 +139,6 @@ class Texts:
         usage = [end.usage for end in self._ends]
         self._log["prompt_tokens"] = usage[0].prompt
         self._log["completion_tokens"] = sum(u.completion for u in usage)
-
-    def _cut_off(self) -> None:
-        self._service.engine.cancel(*self._texts)
-        self._abort()
 
 
 class TextStream(StreamingResponse):
