@@ -53,7 +53,7 @@ def serve(
         model = load(artifact, threads=threads)
         most = Limits(**limits)
         called = name or artifact.resolve().name
-        service = Service(model.path, model.manifest, Local(model, most), called, most, park)
+        service = Service(model, Local(model, most), called, most, park)
         if service.language is None:
             typer.echo(f"No texts, /v2 alone: {service.why_no_text}", err=True)
         if not address.local and address.token is None:

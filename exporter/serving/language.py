@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from linexport.artifact.language_interface import language_interface
 from linexport.artifact.tokenizer import Tokenizer, context, end_tokens, find_tokenizer
 from linexport.errors import UsageError
 from linexport.manifest import Manifest
+from linexport.manifest.records import FileRecord
 from linexport.serving.template import ChatTemplate, find_template, special_tokens
+
+
+class Source(Protocol):
+    """An artifact's folder, opened to run or not.
+
+    Attributes:
+        path: the folder.
+        manifest: of it.
+        verified: files whose digests held, by name.
+    """
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+    @property
+    def verified(self) -> Mapping[str, FileRecord]: ...
 
 
 @dataclass(frozen=True)
@@ -29,13 +51,14 @@ class Language:
     ends: frozenset[int]
 
     @classmethod
-    def read(cls, folder: Path, manifest: Manifest) -> Language:
-        """Return that of an artifact, from the files that its manifest lists.
+    def read(cls, source: Source) -> Language:
+        """Return that of an artifact.
 
         Raises:
             LinexportError: it has no texts; says why.
         """
-        model, files = language_interface(manifest), manifest.files
+        folder, manifest, files = source.path, source.manifest, source.verified
+        model = language_interface(manifest)
         if not manifest.states:
             raise UsageError(f"{folder} does not stream: {manifest.why_stateless}")
         tokenizer = find_tokenizer(folder, model.vocabulary, files)

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from linexport.artifact.language_interface import language_interface
 from linexport.errors import LinexportError, UsageError
-from linexport.manifest import Manifest
 from linexport.serving.computing import Computing, Texts
-from linexport.serving.language import Language
+from linexport.serving.language import Language, Source
 from linexport.serving.limits import Limits
 from linexport.serving.metrics import Metrics
 from linexport.serving.parking import ParkedText, Parking
@@ -37,27 +36,26 @@ class Service:
         parking: None where nothing is parked.
 
     Args:
-        folder: of the artifact, whose files were verified.
+        source: the artifact.
         park: folder for parked sequences.
     """
 
     def __init__(
         self,
-        folder: Path,
-        manifest: Manifest,
+        source: Source,
         computing: Computing,
         name: str,
         limits: Limits,
         park: Path | None = None,
     ) -> None:
-        self.manifest, self.name, self.limits = manifest, name, limits
+        self.manifest, self.name, self.limits = source.manifest, name, limits
         self.computing = computing
         self.metrics = Metrics()
         self.parking = None if park is None else Parking(park, limits.park_mib * 2**20)
         self.ready, self.why_no_text = False, ""
         self.language: Language | None = None
         try:
-            self.language = Language.read(folder, manifest)
+            self.language = Language.read(source)
         except LinexportError as error:
             self.why_no_text = str(error)
 

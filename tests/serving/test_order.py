@@ -57,7 +57,7 @@ def of(model: Artifact, work: Callable[[Local], Any]) -> Any:
 
     async def run() -> Any:
         local = Local(model, Limits(slots=4, cache_mb=0))
-        local.start(Metrics(), Language.read(model.path, model.manifest))
+        local.start(Metrics(), Language.read(model))
         try:
             return await work(local)
         finally:

@@ -55,7 +55,7 @@ def served(
 ) -> Iterator[Served]:
     """Serve a model from a thread; afterwards no text may be left."""
     most = Limits(**{"grace_seconds": 0, **limits})
-    service = Service(model.path, model.manifest, Local(model, most), "tiny", most, park)
+    service = Service(model, Local(model, most), "tiny", most, park)
     address = Address(port=0, token=token)
     bound = listen(address)
     port = bound.getsockname()[1]

@@ -21,8 +21,9 @@ from linexport.serving.http.openai_requests import (
     parse,
 )
 from linexport.serving.http.openai_texts import Plan, Texts, TextStream
+from linexport.serving.language import Language
 from linexport.serving.parking import new_id
-from linexport.serving.service import Language, Service
+from linexport.serving.service import Service
 from linexport.serving.text import Beginning, TextSettings
 
 

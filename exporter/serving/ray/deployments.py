@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
@@ -10,6 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from linexport import manifest as manifests
 from linexport.artifact.opening import check_files
+from linexport.manifest import Manifest
+from linexport.manifest.records import FileRecord
 from linexport.serving.http.application import Application
 from linexport.serving.http.guards import LOCAL, Rules
 from linexport.serving.ray.arguments import Arguments
@@ -25,6 +31,26 @@ HEADER = "x-session-id"
 ANY = "*"
 
 
+@dataclass(frozen=True)
+class Folder:
+    """An artifact's folder, opened without the model."""
+
+    path: Path
+    manifest: Manifest
+    verified: Mapping[str, FileRecord]
+
+    @classmethod
+    def open(cls, path: Path) -> Folder:
+        """Return a folder whose files were verified.
+
+        Raises:
+            UsageError: not an artifact, or one that is damaged.
+        """
+        manifest = manifests.read(path)
+        check_files(path, manifest)
+        return cls(path, manifest, manifest.files)
+
+
 @serve.ingress()
 class Gateway:
     """Speaks the protocols; holds no weights.
@@ -36,14 +62,11 @@ class Gateway:
     """
 
     def __init__(self, models: DeploymentHandle, arguments: Arguments, token: str | None) -> None:
-        limits, folder = arguments.limits, arguments.artifact
-        manifest = manifests.read(folder)
-        check_files(folder, manifest)
+        limits = arguments.limits
         service = Service(
-            folder,
-            manifest,
+            Folder.open(arguments.artifact),
             Remote(models, limits),
-            arguments.name or folder.resolve().name,
+            arguments.name or arguments.artifact.resolve().name,
             limits,
             arguments.park,
         )

@@ -57,7 +57,7 @@ class Model:
         artifact = load(folder, threads=threads)
         most = replace(limits, buffer=UNLIMITED)
         self._local = Local(artifact, most)
-        self._service = Service(artifact.path, artifact.manifest, self._local, "", most)
+        self._service = Service(artifact, self._local, "", most)
         self._service.start()
 
     def check_health(self) -> None:
