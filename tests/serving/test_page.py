@@ -107,7 +107,7 @@ def test_a_conversation_remembers_what_was_said(
     folder = tmp_path / "artifact"
     shutil.copytree(model.path, folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    with served(linexport.load(folder, threads=1)) as server:
+    with served(linexport.load(folder, threads=1, verify=False)) as server:
         browser.get(server.url)
         eventually(lambda: "conversation" in browser.find_element(By.ID, "mode").text)
         field(browser, "tokens", "5")
