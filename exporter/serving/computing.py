@@ -50,7 +50,7 @@ class Texts(Protocol):
 
 
 class Computing(Protocol):
-    """What a service asks of the model; called in one event loop."""
+    """Calls of the model that a service makes, in one event loop."""
 
     def start(self, metrics: Metrics, language: Language | None) -> None:
         """Begin, in the event loop; without a language there are no texts."""

@@ -36,7 +36,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Language:
-    """What texts of a model are made with.
+    """Parts of an artifact that texts are made with.
 
     Attributes:
         tokenizer: of its folder, or bytes.

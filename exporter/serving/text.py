@@ -94,7 +94,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Step:
-    """What one token adds to a text.
+    """The part of a text that one token adds.
 
     Attributes:
         index: number of the text.

@@ -14,7 +14,7 @@ from linexport.serving.limits import LEAST, Limits
 
 
 class Arguments(BaseModel):
-    """What is served, and to whom; beside these, every field of ``Limits`` by its name.
+    """Options of the application; every field of ``Limits`` is one beside these.
 
     Attributes:
         artifact: folder of it, at the same path on every node.

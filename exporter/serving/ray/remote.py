@@ -30,7 +30,7 @@ from linexport.serving.sequence import Outputs
 from linexport.serving.text import End, Order, TextEvent
 
 SESSION: ContextVar[str] = ContextVar("session", default="")
-"""What the client calls its session: requests of one session go to one replica."""
+"""The client's name of its session: requests of one session go to one replica."""
 
 SEQUENCES = 1024
 """Sequences of /v2 whose states are kept at a time."""
