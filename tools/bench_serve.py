@@ -242,7 +242,7 @@ def soak(artifact: Path, folder: Path, requests: int, seed: int) -> dict[str, An
         for i in range(DISTINCT)
     ]
     model = linexport.load(artifact, threads=1)
-    expected = {text: _alone(model, text) for text in texts}
+    expected = {text: alone(model, text) for text in texts}
     kinds, weights = ("text", "stream", "cancel", "disconnect", "malformed"), (4, 3, 1, 1, 1)
     at, arrivals = 0.0, []
     for _ in range(requests):
@@ -271,7 +271,8 @@ def soak(artifact: Path, folder: Path, requests: int, seed: int) -> dict[str, An
     }
 
 
-def _alone(model: linexport.Artifact, text: Text) -> str:
+def alone(model: linexport.Artifact, text: Text) -> str:
+    """Return the text that ``generate`` writes."""
     ids = model.generate(
         text.prompt.encode(), max_tokens=text.tokens, temperature=text.temperature, seed=text.seed
     )
