@@ -108,7 +108,7 @@ def test_a_whole_conversion_in_a_process_of_its_own(
         {"node", "op", "lowering", "reason", "tuned"}
     ]
     assert [s["name"] for s in found["stages"]] == [
-        *("load", "trace", "rewrite", "lower", "write", "streaming", "parity", "measure")
+        *("load", "trace", "rewrite", "lower", "write", "streaming", "parity", "library", "measure")
     ]
 
 

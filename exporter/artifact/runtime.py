@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -24,6 +25,9 @@ from linexport.graph.interface import check_interface
 from linexport.loaders.onnx_file.index_ranges import index_range
 from linexport.manifest import Manifest
 from linexport.manifest.records import FileRecord
+from linexport.plugins.cpu.library import sources_digest
+
+log = logging.getLogger(__name__)
 
 
 def load(
@@ -87,13 +91,29 @@ def _load(folder: Path, **options: Any) -> Artifact:
         if options["engine"] and target.deploy:
             session = target.deploy(folder, manifest)
         else:
-            session = target.open(model, threads=options["threads"], native=True)
+            native = manifest.trusts_library
+            session = target.open(model, threads=options["threads"], native=native)
+            if getattr(session, "native", False):
+                _say_what_is_proven(folder, manifest)
     except LinexportError:
         raise
     except Exception as error:
         raise EnvironmentProblemError(f"Cannot open {model}: {error}") from error
     found = {name: values for name, values in ranges.items() if values}
     return Artifact(folder, manifest, session, ranges=found, options=options)
+
+
+def _say_what_is_proven(folder: Path, manifest: Manifest) -> None:
+    """Log that the library which runs the artifact is not the one that was compared."""
+    known = manifest.library
+    if not manifest.fused or (known and known.passed and known.version == sources_digest()):
+        return
+    what = "no CPU library" if known is None or not known.passed else "another version of it"
+    log.warning(
+        "%s runs by the CPU library, and %s was compared with the original: linexport validate %s "
+        "does so; LINEXPORT_CPU_LIBRARY=0 leaves it aside.",
+        *(folder, what, folder),
+    )
 
 
 class Artifact(Model):

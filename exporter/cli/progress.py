@@ -16,6 +16,7 @@ NAMES = {
     "write": "Writing the model",
     "parity": "Comparing it with the original",
     "streaming": "Checking that it streams",
+    "library": "Comparing the CPU library with its functions",
     "build": "Building engines",
     "engines": "Running its engines",
     "measure": "Measuring it beside plain export and PyTorch",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,33 @@ def with_parity(
             outcome.failed,
         )
     return with_warnings(replace(manifest, parity=outcome.record()), outcome.notes)
+
+
+def with_library_checked(
+    manifest: Manifest,
+    tested: parity.ModelUnderTest,
+    open_with_library: Callable[[], targets.Session],
+    seed: int,
+) -> Manifest:
+    """Compare the CPU library with the functions that parity was of, where there is an op to run.
+
+    A library that differs fails nothing: the artifact runs by its functions then.
+    """
+    if not manifest.fused:
+        return manifest
+    found = parity.check_library(tested, open_with_library, manifest.parity, seed)
+    manifest = replace(manifest, library=found)
+    if found.passed is not False:
+        return manifest
+    said = "The CPU library is not used for this artifact, whose functions are right and slower: "
+    return with_warnings(manifest, [f"{said}{found.reason}."])
+
+
+def with_library_proven(manifest: Manifest, tested: parity.ModelUnderTest) -> Manifest:
+    """Say whether parity is that of the library, which may have opened what was tested."""
+    if not manifest.fused or manifest.parity is None:
+        return manifest
+    return replace(manifest, library=parity.proven(manifest.parity, tested.open()))
 
 
 def with_engines_checked(

@@ -14,6 +14,7 @@ from linexport.artifact.signature import SIGNATURE
 from linexport.conversion.add_records import (
     Measuring,
     with_engines_checked,
+    with_library_proven,
     with_measurements,
     with_parity,
     with_status,
@@ -86,6 +87,7 @@ def check_again(
         )
     with watch.stage("parity"):
         manifest = with_parity(manifest, tested, seed, None, folder / MODEL)
+        manifest = with_library_proven(manifest, tested)
     with watch.stage("streaming"):
         # Without states nothing streams: the reason recorded at conversion stands.
         if tested.states:
@@ -185,7 +187,11 @@ def reopen(
 
     def open_session() -> targets.Session:
         return target.open(
-            folder / MODEL, threads=threads, taking_turns=True, low_memory=True, native=True
+            folder / MODEL,
+            threads=threads,
+            taking_turns=True,
+            low_memory=True,
+            native=manifest.trusts_library,
         )
 
     return manifest, model_under_test(manifest, loaded, open_session)

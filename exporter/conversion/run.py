@@ -1,6 +1,7 @@
 """The stages of one conversion: source -> checked and measured files in a folder.
 
-    load -> trace -> rewrite -> lower -> write -> streaming -> parity -> engines -> timing
+    load -> trace -> rewrite -> lower -> write -> streaming -> parity -> library -> engines
+         -> timing
 
 Each stage takes what the one before returned.
 """
@@ -9,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from linexport import parity, targets, trace
 from linexport.conversion.add_records import (
     Measuring,
     with_engines_checked,
+    with_library_checked,
     with_measurements,
     with_parity,
     with_status,
@@ -44,6 +47,11 @@ def run(job: Job) -> Manifest:
     """Write everything to the job's folder except its reports; return the manifest."""
     original = _trace(job, _load(job))
     manifest, tested = _proven(job, original)
+    if _passed(manifest):
+        with job.watch.stage("library"):
+            manifest = with_library_checked(
+                manifest, tested, partial(job.open, native=True), job.options.seed
+            )
     if job.target.build:
         with job.watch.stage("build"):
             manifest = _build(job, job.target.build, original.dims, manifest)

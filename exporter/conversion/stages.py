@@ -66,10 +66,12 @@ class Job:
         """The model file."""
         return self.folder / MODEL
 
-    def open(self) -> targets.Session:
+    def open(self, native: bool = False) -> targets.Session:
         """The model as checks open it: with little memory, and threads that sleep in between."""
         threads = self.options.threads
-        return self.target.open(self.model, threads=threads, taking_turns=True, low_memory=True)
+        return self.target.open(
+            self.model, threads=threads, taking_turns=True, low_memory=True, native=native
+        )
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Numbers that are not finite are None: JSON has no way to write them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -187,3 +188,29 @@ class StreamingRecord:
     reason: str | None
     max_relative_error: float | None = None
     splits: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class LibraryRecord:
+    """The CPU library's results beside those of the functions or of the original.
+
+    Parity and streaming of a conversion are of the functions that nodes carry, which run anywhere.
+
+    Attributes:
+        against: "functions", at conversion, or "original", by ``validate``, whose parity is then
+            the library's.
+        passed: they agree at every case; None where the library does not run the model.
+        reason: cause of a failure, or of its not being run.
+        version: digest of the library's sources; None where there is none.
+        instruction_set: vector instructions it used.
+        cases: sizes that were tried, and splits of a sequence.
+        max_relative_error: largest of them.
+    """
+
+    against: Literal["functions", "original"]
+    passed: bool | None
+    reason: str | None = None
+    version: str | None = None
+    instruction_set: str | None = None
+    cases: int = 0
+    max_relative_error: float | None = None

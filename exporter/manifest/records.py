@@ -21,7 +21,7 @@ from linexport.manifest.measured import (
     ThroughputRow,
 )
 from linexport.manifest.options import ConvertOptions
-from linexport.manifest.proof import ParityRecord, StreamingRecord
+from linexport.manifest.proof import LibraryRecord, ParityRecord, StreamingRecord
 from linexport.manifest.quantisation import QuantisationRecord
 
 FORMAT: Literal[2] = 2
@@ -246,6 +246,7 @@ class Manifest:
             that of the float32 graph.
         matches: what was recognised in the graph and fused, with its proof.
         throughput: prefill and decode at depths; None if not measured.
+        library: comparison of the CPU library's results; None before it was made.
     """
 
     # For pydantic: no conversion of types, no unknown keys, no NaN.
@@ -290,6 +291,12 @@ class Manifest:
     quantisation: QuantisationRecord | None = None
     matches: tuple[MatchRecord, ...] = ()
     throughput: tuple[ThroughputRow, ...] | None = None
+    library: LibraryRecord | None = None
+
+    @property
+    def trusts_library(self) -> bool:
+        """Return whether the CPU library was not found to differ."""
+        return self.library is None or self.library.passed is not False
 
     @property
     def why_stateless(self) -> str:

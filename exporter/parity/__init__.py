@@ -4,6 +4,7 @@ from linexport.parity.check import ModelUnderTest, Parity, check
 from linexport.parity.diverge import first_divergence
 from linexport.parity.language import check_language
 from linexport.parity.layers import first_layer
+from linexport.parity.library import check_library, proven
 from linexport.parity.streaming import check_in_place, check_streaming
 
 __all__ = [
@@ -12,7 +13,9 @@ __all__ = [
     "check",
     "check_in_place",
     "check_language",
+    "check_library",
     "check_streaming",
     "first_divergence",
     "first_layer",
+    "proven",
 ]

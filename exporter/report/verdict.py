@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from linexport.manifest import Manifest
 from linexport.manifest.engines import EngineRecord
 from linexport.manifest.measured import LatencyRow
-from linexport.manifest.proof import CaseRecord, ParityRecord, ToleranceRecord
+from linexport.manifest.proof import CaseRecord, LibraryRecord, ParityRecord, ToleranceRecord
 from linexport.manifest.quantisation import QuantisationRecord
 from linexport.report import quantisation
 from linexport.report.text import NO_REASON, amount, count, error, format_speedup
@@ -174,6 +174,7 @@ def checks(manifest: Manifest) -> list[Check]:
     return [
         parity_check(manifest),
         streaming_check(manifest),
+        *([_library_check(manifest.library)] if manifest.library else []),
         *([_weights_check(manifest.quantisation)] if manifest.quantisation else []),
         *(_engine_check(engine) for engine in manifest.engines),
         _latency_check(manifest),
@@ -216,6 +217,19 @@ def streaming_check(manifest: Manifest) -> Check:
     if streaming.passed:
         return Check("Streaming", "streaming", "good", "passed", detail)
     return Check("Streaming", "streaming", "bad", "failed", f"{reason}; {detail}")
+
+
+def _library_check(record: LibraryRecord) -> Check:
+    """Return whether the CPU library, too, gives what was proven of the functions."""
+    if record.passed is None:
+        return Check(
+            "Library", "parity", "open", "not run", f"proven by functions; {record.reason}"
+        )
+    detail = f"CPU library beside the {record.against}: {count(record.cases)} checks, "
+    detail += f"largest relative error {error(record.max_relative_error)}"
+    if record.passed:
+        return Check("Library", "parity", "good", "passed", detail)
+    return Check("Library", "parity", "bad", "failed", f"not used: {record.reason}; {detail}")
 
 
 def _weights_check(record: QuantisationRecord) -> Check:

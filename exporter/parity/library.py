@@ -1,0 +1,155 @@
+"""The CPU library beside the functions that nodes carry: the same file run both ways.
+
+The original was compared with the functions. Here the library is compared with them, at the same
+sizes, outputs and states, and then with itself on sequences in pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+
+from linexport.manifest.proof import LibraryRecord, ParityRecord, StreamingRecord
+from linexport.parity.cases import Case, draw_inputs, plan_cases
+from linexport.parity.check import ModelUnderTest
+from linexport.parity.compare import compare_arrays
+from linexport.parity.reference import feeds
+from linexport.parity.streaming import check_streaming
+from linexport.plugins.cpu import library
+from linexport.system import memory
+from linexport.targets import Session
+
+Arrays = Mapping[str, np.ndarray]
+Reference = Literal["functions", "original"]
+
+NOT_BUILT = "the CPU library is not built here, or is switched off"
+UNKNOWN_NODE = "the CPU library does not compute a node of this model: -v says which"
+
+
+@memory.low_memory()
+def check_library(
+    tested: ModelUnderTest,
+    open_with_library: Callable[[], Session],
+    functions: ParityRecord | None,
+    seed: int = 0,
+) -> LibraryRecord:
+    """Run the planned cases by the functions and by the library, and compare.
+
+    Args:
+        tested: the converted model; it is opened with functions.
+        open_with_library: opens it with the library.
+        functions: parity of the functions, whose allowances for rounding hold here as well.
+        seed: of the inputs.
+    """
+    if library.find() is None:
+        return not_run("functions", NOT_BUILT)
+    if not by_library(open_with_library()):
+        return not_run("functions", UNKNOWN_NODE)
+    cases = _cases(tested, seed)
+    expected = _by_functions(tested, cases)
+    session = open_with_library()
+    rounding = _rounding(functions)
+    worst = 0.0
+    for case, wanted in zip(cases, expected, strict=True):
+        error, reason = _compare(tested, case, session, wanted, rounding)
+        worst = max(worst, error)
+        if reason:
+            return record("functions", False, len(cases), worst, reason)
+    pieces = StreamingRecord(None, None)
+    if tested.states:
+        pieces = check_streaming(replace(tested, open=lambda: session), seed)
+    error, reason = pieces.max_relative_error or 0.0, None
+    if pieces.passed is False:
+        reason = f"in pieces: {pieces.reason}"
+    tried = len(cases) + len(pieces.splits)
+    return record("functions", reason is None, tried, max(worst, error), reason)
+
+
+def proven(found: ParityRecord, session: Session) -> LibraryRecord:
+    """Return the record of a library that was compared with the original itself."""
+    if library.find() is None:
+        return not_run("original", NOT_BUILT)
+    if not by_library(session):
+        return not_run("original", UNKNOWN_NODE)
+    reason = None if found.passed else "parity failed"
+    return record("original", found.passed, len(found.cases), found.max_relative_error, reason)
+
+
+def by_library(session: Any) -> bool:
+    """Return whether the CPU library runs an opened model."""
+    return bool(getattr(session, "native", False))
+
+
+def not_run(against: Reference, reason: str) -> LibraryRecord:
+    """Return the record of a library that was not run."""
+    return LibraryRecord(against, None, reason)
+
+
+def record(
+    against: Reference, passed: bool, cases: int, error: float | None, reason: str | None = None
+) -> LibraryRecord:
+    """Return the record of a comparison with the library of this installation."""
+    return LibraryRecord(
+        against,
+        passed,
+        reason,
+        library.sources_digest(),
+        library.instruction_set(),
+        cases,
+        error if error is not None and np.isfinite(error) else None,
+    )
+
+
+def _cases(tested: ModelUnderTest, seed: int) -> list[Case]:
+    return plan_cases(tested.dims, tested.traced, False, seed, tested.input_shapes, tested.chosen)
+
+
+def _inputs(tested: ModelUnderTest, case: Case) -> dict[str, np.ndarray]:
+    drawn = draw_inputs(tested.loaded, tested.input_shapes, case)
+    state = tested.initial_state(tested.batch(case.sizes))
+    return {**feeds(drawn, tested.input_names), **state}
+
+
+def _by_functions(tested: ModelUnderTest, cases: Sequence[Case]) -> list[dict[str, np.ndarray]]:
+    session = tested.open()
+    outputs = [_kept(session.run(_inputs(tested, case))) for case in cases]
+    del session
+    memory.trim_memory()
+    return outputs
+
+
+def _kept(outputs: Arrays) -> dict[str, np.ndarray]:
+    return dict(zip(outputs, memory.memory_mapped(list(outputs.values())), strict=True))
+
+
+def _rounding(functions: ParityRecord | None) -> dict[str, float]:
+    """Return the most that the original itself loses to rounding in any case, by output."""
+    lost: dict[str, float] = {}
+    for case in () if functions is None else functions.cases:
+        lost[case.output] = max(lost.get(case.output, 0.0), case.rounding or 0.0)
+    return lost
+
+
+def _compare(
+    tested: ModelUnderTest,
+    case: Case,
+    session: Session,
+    wanted: Arrays,
+    rounding: Mapping[str, float],
+) -> tuple[float, str | None]:
+    """The largest error of a case, and what is wrong."""
+    sizes = ", ".join(f"{n} {size}" for n, size in case.sizes.items())
+    try:
+        got = session.run(_inputs(tested, case))
+    except Exception as error:  # ONNX Runtime has no class for its own
+        return float("inf"), f"at {sizes}: {str(error).splitlines()[0]}"
+    worst = 0.0
+    for name, value in wanted.items():
+        result = compare_arrays(value, got[name], tested.tolerance, rounding.get(name, 0.0))
+        worst = max(worst, result.max_relative_error)
+        if not result.passed:
+            return worst, f"{name} differs at {sizes}"
+    return worst, None
