@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,14 @@ import numpy as np
 
 from linexport.artifact import Artifact
 from linexport.artifact.tokenizer import find_tokenizer
-from linexport.manifest import describe_files, read, to_json
+from linexport.serving.computing import Local
+from linexport.serving.engine import Engine
 from linexport.serving.http.server import Address, Server, listen
 from linexport.serving.limits import Limits
 from linexport.serving.service import Service
 
 PATIENCE = 20.0
 """Seconds after which what should have happened has not."""
-
-
-def list_files(artifact: Path) -> None:
-    """Write into a manifest which files its artifact has by now."""
-    manifest = replace(read(artifact), files=describe_files(artifact))
-    (artifact / "manifest.json").write_text(json.dumps(to_json(manifest)))
 
 
 @dataclass(frozen=True)
@@ -44,9 +38,15 @@ class Served:
     url: str
     port: int
 
+    @property
+    def engine(self) -> Engine:
+        """That of the model."""
+        assert isinstance(self.service.computing, Local)
+        return self.service.computing.engine
+
     def idle(self) -> bool:
         """Whether no slot is taken and nothing waits."""
-        return not self.service.engine.sessions and not self.service.engine.waiting
+        return not self.engine.sessions and not self.engine.waiting
 
 
 @contextmanager
@@ -54,7 +54,8 @@ def served(
     model: Artifact, *, token: str | None = None, park: Path | None = None, **limits: int
 ) -> Iterator[Served]:
     """Serve a model from a thread; afterwards no text may be left."""
-    service = Service(model, "tiny", Limits(**{"grace_seconds": 0, **limits}), park)
+    most = Limits(**{"grace_seconds": 0, **limits})
+    service = Service(model, Local(model, most), "tiny", most, park)
     address = Address(port=0, token=token)
     bound = listen(address)
     port = bound.getsockname()[1]
