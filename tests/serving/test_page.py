@@ -42,8 +42,8 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def model(converted: Callable[..., Path]) -> Artifact:
-    """A model that takes 10 ms a token, so that its text can be seen to come."""
-    return changed(linexport.load(converted("language_model"), threads=1), seconds=0.01)
+    """A model that takes 50 ms a token, so that its text can be seen to come."""
+    return changed(linexport.load(converted("language_model"), threads=1), seconds=0.05)
 
 
 def field(browser: Any, name: str, value: str) -> None:
