@@ -46,7 +46,7 @@ TINY: dict[str, dict[str, Any]] = {
         "num_attention_heads": 2,
         "num_key_value_heads": 2,
         "moe_intermediate_size": 16,
-        "kv_lora_rank": 8,
+        "kv_lora_rank": 12,
         "qk_rope_head_dim": 8,
         "qk_nope_head_dim": 8,
         "v_head_dim": 16,
