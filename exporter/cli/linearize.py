@@ -119,10 +119,10 @@ def linearize(
     """Replace trained softmax attention by linear forms; exit 3 where it is not worth it."""
     with guarded(json):
         from linexport.linearization import sources
-        from linexport.linearization.metric import find_metric
         from linexport.linearization.pipeline import linearize as run
         from linexport.linearization.replace import rebuildable
         from linexport.linearization.save import check_checkpoint_path
+        from linexport.loaders.metric import find_metric
         from linexport.models.config import from_text
         from linexport.models.feed_forward import MAX_COST
 

@@ -38,6 +38,20 @@ def quantize(
             help="Largest mean KL divergence from the float32 model, in nats; more is exit code 3."
         ),
     ] = None,
+    evaluate: Annotated[
+        str | None,
+        typer.Option(
+            help="package.module:evaluate, a score of an opened artifact, measured on the float32 "
+            "one and on the new one."
+        ),
+    ] = None,
+    lower_is_better: Annotated[
+        bool, typer.Option("--lower-is-better", help="That score is a loss.")
+    ] = False,
+    max_drop: Annotated[
+        float | None,
+        typer.Option(help="By how much the score may get worse; more is exit code 3."),
+    ] = None,
     threads: Threads = 0,
     seed: Seed = 0,
     overwrite: Annotated[
@@ -61,6 +75,9 @@ def quantize(
             weights=weights,
             data=data,
             max_kld=max_kld,
+            evaluate=evaluate,
+            lower_is_better=lower_is_better,
+            max_drop=max_drop,
             threads=threads,
             seed=seed,
             overwrite=overwrite,

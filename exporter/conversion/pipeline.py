@@ -19,7 +19,7 @@ from linexport.conversion.add_records import (
     check_place,
     publish,
 )
-from linexport.conversion.quantize import check_quantisation, quantize
+from linexport.conversion.quantize import check_quantisation, check_score, quantize
 from linexport.conversion.revalidate import bench
 from linexport.conversion.run import run
 from linexport.conversion.stages import Checks, Job
@@ -27,6 +27,7 @@ from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph import dims as dimensions
 from linexport.loaders import LoadedModel, load_model
 from linexport.loaders.memory_map import memory_map_weights
+from linexport.loaders.metric import as_metric
 from linexport.manifest import ConvertOptions, Manifest
 from linexport.manifest.options import FLOAT32, command, described
 from linexport.quantise.half import HALF
@@ -69,8 +70,11 @@ def convert_checked(
     place = Path(output)
     if asked.weights != FLOAT32:
         return _quantised(source, place, asked, progress)
-    if asked.data is not None or asked.max_kld is not None:
-        raise UsageError("--data and --max-kld are for quantised weights: pass --weights as well.")
+    if (asked.data, asked.max_kld, asked.evaluate, asked.max_drop) != (None,) * 4:
+        raise UsageError(
+            "--data, --max-kld, --evaluate and --max-drop are for quantised weights: pass "
+            "--weights as well."
+        )
     _configured(_named(source), place, asked)
     dimensions.parse(asked.dims)
     check_place(place, asked.overwrite)
@@ -90,8 +94,11 @@ def _quantised(
 ) -> Manifest:
     """Convert to float32 beside the output, prove that, and quantise it."""
     check_quantisation(asked.weights, asked.target, asked.max_kld)
+    check_score(asked.evaluate, asked.max_drop)
+    metric = as_metric(asked.evaluate, asked.lower_is_better)
     check_place(place, asked.overwrite)
-    plain = {"weights": FLOAT32, "data": None, "max_kld": None, "bench": False}
+    none = dict.fromkeys(("data", "max_kld", "evaluate", "max_drop"))
+    plain = {**none, "weights": FLOAT32, "bench": False}
     with write.staged(place) as folder:
         exact = folder / "float32"
         plainly = ConvertOptions(**{**vars(asked), **plain})
@@ -104,6 +111,8 @@ def _quantised(
             weights=asked.weights,
             data=asked.data,
             max_kld=asked.max_kld,
+            evaluate=metric,
+            max_drop=asked.max_drop,
             threads=asked.threads,
             seed=asked.seed,
             overwrite=asked.overwrite,

@@ -28,6 +28,7 @@ from linexport.conversion.quantisation_record import (
 from linexport.conversion.quantised import run_in_half
 from linexport.errors import UsageError
 from linexport.loaders import LoadedModel
+from linexport.loaders.metric import Evaluate, Metric, as_metric
 from linexport.manifest import DATA, MODEL, ConvertOptions, Manifest, describe_files
 from linexport.manifest.options import FLOAT32
 from linexport.manifest.quantisation import (
@@ -57,6 +58,9 @@ def quantize(
     weights: str = "int4",
     data: str | Path | None = None,
     max_kld: float | None = None,
+    evaluate: Metric | Evaluate | str | None = None,
+    lower_is_better: bool = False,
+    max_drop: float | None = None,
     threads: int = 0,
     seed: int = 0,
     overwrite: bool = False,
@@ -74,6 +78,10 @@ def quantize(
             None: the source of Python's standard library.
         max_kld: largest mean KL divergence from the float32 model, nats; more is a failure. None:
             no limit, for auto 0.01.
+        evaluate: gives a score for an opened artifact, of the float32 one and of the new one; a
+            function, or ``package.module:evaluate``.
+        lower_is_better: that score is a loss.
+        max_drop: by how much it may get worse; more is a failure. None: no limit.
         threads: of every session, 0 for ONNX Runtime's choice.
         seed: of random choices.
         overwrite: replace an artifact that is there, once the new one is complete.
@@ -83,7 +91,7 @@ def quantize(
 
     Returns:
         The manifest of the new artifact, with a ``quantisation`` record. Its ``status`` is
-        "parity_failed" where ``max_kld`` is exceeded.
+        "parity_failed" where ``max_kld`` or ``max_drop`` is exceeded.
 
     Raises:
         UsageError: no such artifact, not a float32 one, or data that cannot be read.
@@ -91,6 +99,8 @@ def quantize(
     """
     source, place = Path(artifact), Path(output)
     check_quantisation(weights, TARGET, max_kld)
+    check_score(evaluate, max_drop)
+    metric = as_metric(evaluate, lower_is_better)
     check_place(place, overwrite)
     watch = Stopwatch(progress or Silent())
     with watch.stage("read"):
@@ -134,6 +144,10 @@ def quantize(
                 half = run_in_half(tested, weights)
             runs = Runs(opened.run_graph, session.run, exact, "the float32 artifact", half)
             record = with_proof(record, opened, runs, inputs, seed)
+        if metric is not None:
+            with watch.stage("evaluate"):
+                made_of = Artifact(folder, manifest, session)
+                record = replace(record, metric=metric.compared(opened, made_of), max_drop=max_drop)
         stages = (*manifest.stages, *(StageRecord(**stage) for stage in watch.stages))
         manifest = replace(
             manifest,
@@ -162,6 +176,20 @@ def check_quantisation(weights: str, target: str, max_kld: float | None) -> None
         )
     if max_kld is not None and not 0 < max_kld < float("inf"):
         raise UsageError(f"--max-kld is {max_kld}; expected a positive number of nats.")
+
+
+def check_score(evaluate: object, max_drop: float | None) -> None:
+    """Refuse a limit of a score that nothing measures, or that is not a number.
+
+    Raises:
+        UsageError: see above.
+    """
+    if max_drop is None:
+        return
+    if evaluate is None:
+        raise UsageError("--max-drop needs --evaluate, the score that may drop.")
+    if not 0 <= max_drop < float("inf"):
+        raise UsageError(f"--max-drop is {max_drop}; expected a number that is not negative.")
 
 
 @dataclass(frozen=True)

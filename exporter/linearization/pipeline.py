@@ -17,12 +17,12 @@ from linexport.linearization.calibration import Calibration, calibration, row_ba
 from linexport.linearization.choose_forms import EVERY, MapConfig, local
 from linexport.linearization.feed_forward import FeedForwardConfig, replace_feed_forward
 from linexport.linearization.fit_forms import FittedForms, replace_attention
-from linexport.linearization.metric import Evaluate, Metric
 from linexport.linearization.replace import inference_copy, shared_copy, with_forms
 from linexport.linearization.save import save
 from linexport.linearization.verdict import verdict
 from linexport.loaders.default_dims import default_dims
 from linexport.loaders.loaded_model import LoadedModel, Source
+from linexport.loaders.metric import Evaluate, Metric, as_metric
 from linexport.loaders.weights import parameter_summary
 from linexport.manifest.linearization_records import (
     AttentionRow,
@@ -30,7 +30,6 @@ from linexport.manifest.linearization_records import (
     FeedForwardRow,
     FormCosts,
     LinearizationReport,
-    MetricRecord,
     MultiplyAdds,
     OriginalRecord,
 )
@@ -131,7 +130,7 @@ def linearize(
     watch = Stopwatch(progress or Silent())
     data = calibration(calibration_data, seed)
     loaded = module if isinstance(module, LoadedModel) else _loaded(module, data)
-    metric = evaluate if isinstance(evaluate, Metric) or evaluate is None else _metric(evaluate)
+    metric = as_metric(evaluate)
     original = shared_copy(loaded.module)
     config = MapConfig(_rules(map), _rules(features), map_options or {}, budget, seed)
     if locality is not None:
@@ -161,7 +160,7 @@ def linearize(
     with watch.stage("compare"):
         layer_errors = compare_models.layer_errors(original, linear, replaced, held_out)
         output_error = compare_models.output_error(original, linear, held_out)
-        scores = None if metric is None else _scores(metric, loaded.module, linear)
+        scores = None if metric is None else metric.compared(loaded.module, linear)
     result = replace(loaded, module=linear, program=None, decode_module=None, language=None)
     measured = FormCosts()
     if bench:
@@ -197,16 +196,6 @@ def _rules(value: Any) -> dict[str, Any]:
     if value is None:
         return {}
     return dict(value) if isinstance(value, Mapping) else {EVERY: value}
-
-
-def _metric(evaluate: Evaluate) -> Metric:
-    return Metric(getattr(evaluate, "__name__", "the metric"), evaluate)
-
-
-def _scores(metric: Metric, original: nn.Module, linear: nn.Module) -> MetricRecord:
-    before, after = metric.of(original), metric.of(linear)
-    drop = metric.drop(before, after)
-    return MetricRecord(metric.name, before, after, drop, metric.lower_is_better)
 
 
 def _attention_rows(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from linexport.manifest.linearization_records import FormCosts, MetricRecord, Status
+from linexport.manifest.linearization_records import FormCosts, Status
+from linexport.manifest.proof import MetricRecord
 
 
 def verdict(

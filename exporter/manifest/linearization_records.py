@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from linexport.manifest.proof import MetricRecord
 from linexport.manifest.records import StageRecord
 
 Status = Literal["ok", "declined"]
@@ -174,17 +175,6 @@ class DistillationRecord:
     before: float
     after: float
     parameters: int
-
-
-@dataclass(frozen=True)
-class MetricRecord:
-    """The user's own score; ``drop`` is by how much it got worse."""
-
-    name: str
-    before: float
-    after: float
-    drop: float
-    lower_is_better: bool
 
 
 @dataclass(frozen=True)

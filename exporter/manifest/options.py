@@ -70,6 +70,18 @@ class ConvertOptions:
         "With --weights: largest mean KL divergence from the float32 model, in nats; more is exit "
         "code 3.",
     )
+    evaluate: str | None = _option(
+        None,
+        "--evaluate",
+        "With --weights: package.module:evaluate, a score of an opened artifact, measured on the "
+        "float32 one and on the other.",
+    )
+    lower_is_better: bool = _option(False, "--lower-is-better", "That score is a loss.")
+    max_drop: float | None = _option(
+        None,
+        "--max-drop",
+        "With --evaluate: by how much the score may get worse; more is exit code 3.",
+    )
     inline: bool = _option(
         False,
         "--inline",

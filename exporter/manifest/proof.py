@@ -1,4 +1,4 @@
-"""Records of what was proven: parity over cases, and streaming in pieces.
+"""Records of what was proven: parity over cases, streaming in pieces, the user's own score.
 
 Numbers that are not finite are None: JSON has no way to write them.
 """
@@ -17,6 +17,17 @@ class ToleranceRecord:
     relative: float
     absolute: float
     why: str
+
+
+@dataclass(frozen=True)
+class MetricRecord:
+    """The user's own score; ``drop`` is by how much it got worse."""
+
+    name: str
+    before: float
+    after: float
+    drop: float
+    lower_is_better: bool
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from linexport.manifest.proof import MetricRecord
+
 
 @dataclass(frozen=True)
 class PositionDivergence:
@@ -141,6 +143,9 @@ class QuantisationRecord:
         original_divergence: of the original computed in the half precision of the weights; None
             for other weights, where it was not run, and for other models than language models.
         original_output_error: the same for other models.
+        metric: the user's own score of the float32 artifact and of this one; None where none was
+            asked for.
+        max_drop: by how much that score may be worse; None: no limit.
     """
 
     weights: str
@@ -158,6 +163,8 @@ class QuantisationRecord:
     pareto: tuple[ParetoPoint, ...] = ()
     original_divergence: TokenDivergenceRecord | None = None
     original_output_error: float | None = None
+    metric: MetricRecord | None = None
+    max_drop: float | None = None
 
     @property
     def worse_than_original(self) -> bool:
@@ -170,11 +177,18 @@ class QuantisationRecord:
         return not self.output_error <= self.original_output_error
 
     @property
+    def scores_too_low(self) -> bool:
+        """True if the user's own score is worse by more than allowed."""
+        if self.metric is None or self.max_drop is None:
+            return False
+        return not self.metric.drop <= self.max_drop
+
+    @property
     def passed(self) -> bool:
         """True if sequences may be split, and errors are within the limits."""
         if self.drift is not None and not self.drift.streaming <= self.drift.tolerance:
             return False
-        if self.worse_than_original:
+        if self.worse_than_original or self.scores_too_low:
             return False
         if self.max_kld is None or self.divergence is None:
             return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from linexport.manifest.proof import MetricRecord
 from linexport.manifest.quantisation import QuantisationRecord
 from linexport.report.tables import Cell, Table, make_table
 from linexport.report.text import ABSENT, amount, count, error
@@ -13,6 +14,15 @@ MEGABYTE = 1e6
 
 def effect(record: QuantisationRecord) -> str:
     """Say what quantisation changed, with its numbers."""
+    return "; ".join([_difference(record), *([score(record.metric)] if record.metric else [])])
+
+
+def score(metric: MetricRecord) -> str:
+    """Return the user's own score on both sides."""
+    return f"{metric.name} {amount(metric.before)} in float32, {amount(metric.after)} now"
+
+
+def _difference(record: QuantisationRecord) -> str:
     found = record.divergence
     if found is not None:
         spread = "" if found.standard_error is None else f" ± {error(found.standard_error)}"
@@ -66,6 +76,10 @@ def numbers(record: QuantisationRecord) -> Table | None:
         ]
     if record.output_error is not None:
         rows.append(("Relative output error (root mean square)", error(record.output_error)))
+    if record.metric is not None:
+        rows.append(("The score", score(record.metric)))
+    if record.max_drop is not None:
+        rows.append(("Largest drop of the score allowed", amount(record.max_drop)))
     theirs = record.original_divergence
     if theirs is not None:
         mean = f"{error(theirs.mean)} ± {error(theirs.standard_error)} nats"

@@ -145,6 +145,8 @@ def _quantised(record: QuantisationRecord, fast: str) -> Verdict:
         return Verdict(
             "bad", f"{sentence}; the original itself in {record.weights} is nearer to float32."
         )
+    if record.scores_too_low:
+        return Verdict("bad", f"{sentence}, worse by more than {amount(record.max_drop)}.")
     if not record.passed:
         return Verdict("bad", f"{sentence}, above the {error(record.max_kld)} allowed.")
     return Verdict("good", f"{sentence}; {fast}.")

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 import linexport
 from linexport.errors import LinexportError, ParityError, UnsupportedModelError, UsageError
 from linexport.linearization.cost import crossover
-from linexport.linearization.metric import Metric
 from linexport.linearization.verdict import verdict
+from linexport.loaders.metric import Metric
 from linexport.manifest.linearization_records import FormCosts, FormTimes
 from linexport.models import DigitClassifier, LanguageModel, LinearAttention
 from linexport.models.classifier import DigitClassifierConfig

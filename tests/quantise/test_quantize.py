@@ -274,3 +274,49 @@ def test_weights_of_what_is_no_language_model(
     assert record.output_error is not None and 0 < record.output_error < 0.02
     with pytest.raises(UsageError, match="no language model"):
         linexport.quantize(converted("heavy"), tmp_path / "auto", weights="auto")
+
+
+def test_the_users_own_score_is_of_both_artifacts_and_may_drop_no_further(
+    cli: Callable[..., Result],
+    converted: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The score is the mean of the outputs for one input, which the test computes as well."""
+    (tmp_path / "scores_of_heavy.py").write_text(
+        "import numpy as np\n"
+        "def spread(model):\n"
+        "    sizes = [d if isinstance(d, int) else 3 for d in model.manifest.inputs[0].shape]\n"
+        "    x = np.linspace(-1, 1, int(np.prod(sizes)), dtype=np.float32).reshape(sizes)\n"
+        "    return np.abs(model.run(x)[model.manifest.outputs[0].name]).mean()\n"
+        "def broken(model):\n"
+        "    return 'much'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    given = ("quantize", converted("heavy"), "--weights", "int4", "--evaluate")
+    result = cli(*given, "scores_of_heavy:spread", "-o", "good", "--max-drop", "1e3")
+    assert result.code == 0, result.err
+    assert "scores_of_heavy:spread" in result.out
+    record = read(tmp_path / "good").quantisation
+    assert record and record.metric and record.max_drop == 1e3
+    from scores_of_heavy import spread
+
+    expected = [spread(linexport.load(path)) for path in (converted("heavy"), "good")]
+    assert [record.metric.before, record.metric.after] == pytest.approx(expected, rel=1e-5)
+    assert record.metric.drop == pytest.approx(expected[0] - expected[1], abs=1e-6)
+    worse = replace(record, metric=replace(record.metric, drop=2e3))
+    assert (
+        not worse.passed
+        and "worse by more than"
+        in verdict(replace(read(tmp_path / "good"), quantisation=worse)).sentence
+    )
+    sign = "" if record.metric.drop > 0 else "--lower-is-better"
+    limits = ("--max-drop", "0", *([sign] if sign else []))
+    result = cli(*given, "scores_of_heavy:spread", "-o", "bad", *limits)
+    assert result.code == 3 and "worse by more than 0" in " ".join(result.out.split())
+    result = cli(*given, "scores_of_heavy:broken", "-o", "none")
+    assert result.code == 2 and "returned str; expected a number" in " ".join(result.err.split())
+    assert not (tmp_path / "none").exists()
+    result = cli("quantize", converted("heavy"), "-o", "none", "--max-drop", "1")
+    assert result.code == 2 and "--max-drop needs --evaluate" in result.err

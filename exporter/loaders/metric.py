@@ -1,4 +1,4 @@
-"""The user's own score of a module, before and after."""
+"""The user's own score of a model, before and after it was changed."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from linexport.errors import UsageError
 from linexport.loaders.callables import find_callable, user_code
+from linexport.manifest.proof import MetricRecord
 
-Evaluate = Callable[[nn.Module], Any]
+Evaluate = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """The user's own score of a module.
+    """The user's own score of a model: a module, or an opened artifact.
 
     Attributes:
         name: of the function.
-        evaluate: gives a number for a module; it may be a tensor of one element.
+        evaluate: gives a number for a model; it may be a tensor of one element.
         lower_is_better: a loss, not a score.
     """
 
@@ -30,14 +30,14 @@ class Metric:
     evaluate: Evaluate
     lower_is_better: bool = False
 
-    def of(self, module: nn.Module) -> float:
-        """The score of one module.
+    def of(self, model: Any) -> float:
+        """The score of one model.
 
         Raises:
             UsageError: the function raises, or gives something else than a finite number.
         """
         with torch.no_grad(), user_code(f"{self.name} failed"):
-            found = self.evaluate(module)
+            found = self.evaluate(model)
         try:
             value = float(found)
         except (TypeError, ValueError, RuntimeError):
@@ -46,7 +46,7 @@ class Metric:
             ) from None
         if not math.isfinite(value):
             raise UsageError(
-                f"{self.name} returned {value} for a {type(module).__name__}; expected a finite "
+                f"{self.name} returned {value} for a {type(model).__name__}; expected a finite "
                 "number."
             )
         return value
@@ -55,6 +55,11 @@ class Metric:
         """By how much it got worse; negative where it got better."""
         return after - before if self.lower_is_better else before - after
 
+    def compared(self, before: Any, after: Any) -> MetricRecord:
+        """The scores of two models, and by how much the second is worse."""
+        scores = self.of(before), self.of(after)
+        return MetricRecord(self.name, *scores, self.drop(*scores), self.lower_is_better)
+
 
 def find_metric(name: str, lower_is_better: bool) -> Metric:
     """The function ``package.module:evaluate``.
@@ -62,5 +67,20 @@ def find_metric(name: str, lower_is_better: bool) -> Metric:
     Raises:
         UsageError: there is none.
     """
-    wanted = "a function of a module that returns a number"
+    wanted = "a function of a model that returns a number"
     return Metric(name, find_callable(name, wanted), lower_is_better)
+
+
+def as_metric(
+    evaluate: Metric | Evaluate | str | None, lower_is_better: bool = False
+) -> Metric | None:
+    """The metric that a caller means by itself, a function, or ``package.module:evaluate``.
+
+    Raises:
+        UsageError: there is no function of that name.
+    """
+    if evaluate is None or isinstance(evaluate, Metric):
+        return evaluate
+    if isinstance(evaluate, str):
+        return find_metric(evaluate, lower_is_better)
+    return Metric(getattr(evaluate, "__name__", "the metric"), evaluate, lower_is_better)
