@@ -15,9 +15,10 @@ Names are imported when they are first used, so that importing the package costs
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from linexport.artifact import Artifact, NGramDraft, Stream, load
     from linexport.conversion.pipeline import convert
     from linexport.conversion.quantize import quantize

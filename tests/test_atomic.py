@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -417,6 +418,22 @@ def test_a_signal_while_the_program_is_imported_ends_it_in_its_own_words(
         assert answer["message"].startswith(message)
     else:
         assert message in err and not out
+
+
+def test_a_signal_waits_until_torch_is_imported(tmp_path: Path) -> None:
+    """An exception of a handler in the middle of that ends the process by SIGABRT."""
+    (tmp_path / "torch.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.1)\nwhole = 1\n"
+    )
+    program = (
+        "import sys, time\nfrom linexport.system import signals\n"
+        "signals.install()\nsignals.unwind()\n"
+        "try:\n    import torch\n    time.sleep(20)\n"
+        "except KeyboardInterrupt:\n    print(torch.whole)\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
 # Publishing

@@ -123,7 +123,7 @@ def test_the_package_names_only_what_it_imports_late() -> None:
     """Its imports are for type checkers; at run time there are none."""
     tree = ast.parse(MODULES["linexport"].read_text())
     direct = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
-    assert {n.module for n in direct if isinstance(n, ast.ImportFrom)} == {"__future__", "typing"}
+    assert {n.module for n in direct if isinstance(n, ast.ImportFrom)} == {"__future__"}
 
 
 def test_there_are_no_cycles() -> None:

@@ -63,8 +63,6 @@ def main() -> None:
         app()
     try:
         sys.exit(app(standalone_mode=False))
-    except typer.Abort:
-        raise KeyboardInterrupt from None
     except typer.TyperException as error:
         # Options that do not parse: no command has run that could have answered in JSON.
         from linexport.cli.errors import print_error

@@ -29,6 +29,7 @@ def guarded(json_output: bool) -> Iterator[None]:
     """Turn exceptions of a command into one message and an exit code."""
     reset = _stdout.set(sys.stdout)
     try:
+        signals.unwind()
         with redirect_stdout(sys.stderr) if json_output else nullcontext():
             yield
     except StoppedAfterPass as stopped:
@@ -60,6 +61,7 @@ def guarded(json_output: bool) -> Iterator[None]:
             json_output,
         )
     finally:
+        signals.ignore()
         _stdout.reset(reset)
 
 
