@@ -35,7 +35,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from linexport.plugins.ops.body import MICROSOFT
 from linexport.quantise.block_quantisation import Grid, Quantised
-from linexport.quantise.choose_bits import TABLE_BITS, Chosen
+from linexport.quantise.choose_bits import TABLE_BITS, Chosen, grid_of
 from linexport.quantise.experts import find_experts
 from linexport.quantise.quantisable import BLOCK, LEAST_OUTPUTS, find, floating_weights
 from linexport.quantise.rewrite import INTEGER_ACTIVATIONS, quantised_model
@@ -146,7 +146,7 @@ def quantised(model: onnx.ModelProto, values: dict[str, np.ndarray], bits: int) 
     chosen = {}
     for weight in (*find(model, floats)[0], *find_experts(model, floats, True)[0]):
         own = max(bits, TABLE_BITS) if weight.is_table else bits
-        made = random_weights(weight.outputs, weight.inputs, Grid(own, weight.block))
+        made = random_weights(weight.outputs, weight.inputs, grid_of(weight, own))
         chosen[weight.name] = Chosen(weight, made, "none")
     return quantised_model(model, chosen)
 
@@ -203,14 +203,14 @@ def products(
             initializers.append(numpy_helper.from_array(weight.T, f"w{i}"))
             nodes.append(helper.make_node("MatMul", [x, f"w{i}"], [f"y{i}"]))
         else:
-            made = random_weights(outputs, inputs, Grid(bits, BLOCK))
-            values, zeros = made.packed()
-            for part, array in (("q", values), ("s", made.scales), ("z", zeros)):
+            grid = Grid(bits, BLOCK, symmetric=bits == BITS["int4"])
+            arrays = random_weights(outputs, inputs, grid).packed()
+            for part, array in arrays.items():
                 initializers.append(numpy_helper.from_array(array, f"{part}{i}"))
             nodes.append(
                 helper.make_node(
                     "MatMulNBits",
-                    [x, f"q{i}", f"s{i}", f"z{i}"],
+                    [x, *(f"{part}{i}" for part in arrays)],
                     [f"y{i}"],
                     domain=MICROSOFT,
                     K=inputs,

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from linexport.errors import UnsupportedModelError
 from linexport.quantise.allocate import Allocation, StorageOption, allocations
-from linexport.quantise.block_quantisation import Grid, Quantised, gptq, nearest
+from linexport.quantise.block_quantisation import Grid, Quantised, nearest
 from linexport.quantise.experts import find_experts
+from linexport.quantise.gptq import gptq
 from linexport.quantise.half import HALF
 from linexport.quantise.opened import Arrays, FloatModel, second_moments, smallest
 from linexport.quantise.quantisable import Kept, Weight, find
@@ -51,8 +52,17 @@ class Chosen:
     @property
     def bytes(self) -> int:
         """Size of values, scales and zero points."""
-        values, zeros = self.quantised.packed()
-        return values.nbytes + zeros.nbytes + self.quantised.scales.nbytes
+        return sum(array.nbytes for array in self.quantised.packed().values())
+
+
+def grid_of(weight: Weight, bits: int) -> Grid:
+    """Return how a weight is stored in so many bits.
+
+    Without zero points ONNX Runtime's product of 4 bits is 11 % faster, and GPTQ's divergence 9 %
+    larger, which its last cycles gain; in 8 bits the product is as fast with them.
+    """
+    product_alone = not weight.is_table and weight.experts is None
+    return Grid(bits, weight.block, symmetric=bits == min(MIXED_BITS) and product_alone)
 
 
 class Quantiser:
@@ -110,7 +120,7 @@ class Quantiser:
         """Quantise one weight; kept for later calls."""
         if (weight.name, bits) not in self._done:
             matrix = weight.matrix(self._model.values[weight.name])
-            grid = Grid(bits, weight.block)
+            grid = grid_of(weight, bits)
             moment = self._moments.get(weight.activations[0]) if weight.activations else None
             if moment is None:
                 made = Chosen(weight, nearest(matrix, grid), "nearest")
@@ -138,7 +148,7 @@ class Quantiser:
             [
                 StorageOption(
                     bits,
-                    sum(w.outputs * Grid(bits, w.block).row_bytes(w.inputs) for w in group),
+                    sum(w.outputs * grid_of(w, bits).row_bytes(w.inputs) for w in group),
                     sum(divergences[w.name] for w in group) * 4.0 ** (4 - bits),
                 )
                 for bits in MIXED_BITS

@@ -15,7 +15,6 @@ from typing import Protocol
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from linexport.plugins.ops.body import MICROSOFT
@@ -110,15 +109,14 @@ def float_activations(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _initializers(weight: Weight, quantised: Quantised) -> Iterator[TensorProto]:
-    """Yield values, scales and zero points.
+    """Yield values, scales and, where they are stored, zero points.
 
     Values are (N, blocks, bytes), those of a table (N, bytes), those of experts (E, F, bytes).
     """
-    values, zeros = quantised.packed()
+    arrays = quantised.packed()
     if weight.is_table or weight.experts:
-        values = values.reshape(len(values), -1)
-    arrays: tuple[NDArray, ...] = (values, quantised.scales, zeros)
-    for name, array in zip(weight.parts, arrays, strict=True):
+        arrays["values"] = arrays["values"].reshape(weight.outputs, -1)
+    for name, array in zip(weight.parts, arrays.values(), strict=False):
         ordered = experts.by_expert(array, weight.experts) if weight.experts else array
         yield numpy_helper.from_array(ordered, name)
 
@@ -149,7 +147,7 @@ def _replacement(
         values = blocks
     yield helper.make_node(
         "MatMulNBits",
-        [node.input[0], values, scales, zeros],
+        [node.input[0], values, scales, *([] if quantised.grid.symmetric else [zeros])],
         node.output,
         node.name,
         domain=MICROSOFT,

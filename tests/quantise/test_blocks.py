@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from linexport.quantise.block_quantisation import Grid, Quantised, gptq, nearest
+from linexport.quantise.block_quantisation import Grid, Quantised, nearest
+from linexport.quantise.gptq import gptq
 
-GRIDS = [Grid(bits, block) for bits in (4, 8) for block in (16, 32, 64)]
+GRIDS = [Grid(bits, block, s) for bits in (4, 8) for block in (16, 32, 64) for s in (False, True)]
+LOOKED_UP = [grid for grid in GRIDS if not grid.symmetric]
 
 
 def drawn(outputs: int, inputs: int, seed: int) -> np.ndarray:
@@ -46,11 +48,14 @@ def test_values_are_within_half_a_step_of_the_weights(
     matrix = drawn(outputs, inputs, seed)
     found = nearest(matrix, grid)
     np.testing.assert_allclose(found.matrix(), by_loops(found), rtol=1e-6, atol=1e-30)
-    stored = (*found.packed(), found.scales)
-    assert sum(array.nbytes for array in stored) == outputs * grid.row_bytes(inputs)
+    stored = found.packed()
+    assert ("zeros" in stored) == (not grid.symmetric)
+    assert sum(array.nbytes for array in stored.values()) == outputs * grid.row_bytes(inputs)
     padded = np.pad(matrix, ((0, 0), (0, grid.blocks(inputs) * grid.block - inputs)))
     blocks = padded.reshape(outputs, -1, grid.block)
     reach = np.maximum(blocks.max(-1), 0) - np.minimum(blocks.min(-1), 0)
+    if grid.symmetric:
+        reach = np.abs(blocks).max(-1) * grid.top / grid.middle * 2
     # Plain rounding over the whole range errs by half a step at most; the chosen scale is better.
     plain = (reach / grid.top / 2) ** 2 * grid.block
     wrong = np.pad((found.matrix() - matrix) ** 2, ((0, 0), (0, padded.shape[1] - inputs)))
@@ -59,20 +64,18 @@ def test_values_are_within_half_a_step_of_the_weights(
 
 def session_of(quantised: Quantised, gather: bool) -> onnxruntime.InferenceSession:
     """One MatMulNBits with float32 activations, or one GatherBlockQuantized."""
-    values, zeros = quantised.packed()
+    arrays = quantised.packed()
     grid = quantised.grid
     stored = {"bits": grid.bits, "block_size": grid.block, "domain": "com.microsoft"}
     if gather:
-        values = values.reshape(len(values), -1)
-        node = helper.make_node(
-            "GatherBlockQuantized", ["q", "x", "s", "z"], ["y"], quantize_axis=1, **stored
-        )
+        arrays["values"] = arrays["values"].reshape(len(quantised.values), -1)
+        names = ["values", "x", "scales", "zeros"]
+        node = helper.make_node("GatherBlockQuantized", names, ["y"], quantize_axis=1, **stored)
         given_type, shape = TensorProto.INT64, ["n"]
     else:
-        sizes = {"K": quantised.inputs, "N": len(values), "accuracy_level": 1}
-        node = helper.make_node("MatMulNBits", ["x", "q", "s", "z"], ["y"], **stored, **sizes)
+        sizes = {"K": quantised.inputs, "N": len(quantised.values), "accuracy_level": 1}
+        node = helper.make_node("MatMulNBits", ["x", *arrays], ["y"], **stored, **sizes)
         given_type, shape = TensorProto.FLOAT, ["n", quantised.inputs]
-    arrays = {"q": values, "s": quantised.scales, "z": zeros}
     graph = helper.make_graph(
         [node],
         "alone",
@@ -95,7 +98,7 @@ def test_onnx_runtime_reads_the_same_matrix(grid: Grid, inputs: int) -> None:
     np.testing.assert_allclose(y, expected, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("grid", LOOKED_UP, ids=str)
 def test_onnx_runtime_looks_up_the_same_rows(grid: Grid) -> None:
     found = nearest(drawn(40, 128, 5), grid)
     rows = np.asarray([3, 0, 39, 3])
@@ -118,9 +121,17 @@ def test_gptq_errs_less_where_inputs_vary_together(inputs: int) -> None:
 
 
 def test_gptq_of_independent_inputs_of_one_size_is_rounding() -> None:
+    """Values are the nearest for their scales, which are better than those of rounding alone."""
     matrix = drawn(12, 64, 3)
     found, plain = gptq(matrix, Grid(4, 32), np.eye(64)), nearest(matrix, Grid(4, 32))
-    np.testing.assert_array_equal(found.values, plain.values)
+    scales, zeros = found.scales[..., None], found.zeros[..., None]
+    rows = matrix.reshape(12, 2, 32)
+    with np.errstate(invalid="ignore"):
+        expected = np.clip(np.rint(rows / scales) + zeros, 0, 15)
+    different = expected != found.values
+    assert different.mean() < 0.01
+    error, before = (((q.matrix() - matrix) ** 2).sum() for q in (found, plain))
+    assert error <= before
 
 
 def test_inputs_that_never_occur_do_no_harm() -> None:
@@ -143,3 +154,27 @@ def test_inputs_of_very_different_sizes_gain_most() -> None:
 
     plain = error(nearest(matrix, Grid(4, 32)))
     assert error(gptq(matrix, Grid(4, 32), x.T @ x / len(x))) < 0.65 * plain
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_no_value_of_gptq_could_be_better_alone(symmetric: bool) -> None:
+    """Every weight one step up or down, all others as they are, errs no less."""
+    random = np.random.default_rng(4)
+    inputs, grid = 64, Grid(4, 32, symmetric)
+    x = random.standard_normal((500, inputs)) @ random.standard_normal((inputs, inputs))
+    moment = x.T @ x / len(x) + 0.01 * np.diag(x.T @ x / len(x)).mean() * np.eye(inputs)
+    matrix = random.standard_normal((5, inputs)).astype(np.float32)
+    found = gptq(matrix, grid, x.T @ x / len(x))
+    wrong = by_loops(found) - matrix
+    worse = better = 0
+    for row, column in np.ndindex(wrong.shape):
+        block = column // grid.block
+        before = wrong[row] @ moment @ wrong[row]
+        for step in (-1, 1):
+            if 0 <= int(found.values[row, block, column % grid.block]) + step <= grid.top:
+                moved = wrong[row].copy()
+                moved[column] += step * float(found.scales[row, block])
+                change = moved @ moment @ moved - before
+                better, worse = better + (change < -1e-9 * before), worse + (change >= 0)
+    # The last scales came after some of the values, so that a few may have moved since.
+    assert worse > 0 and better <= 0.02 * worse
