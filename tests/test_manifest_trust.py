@@ -109,6 +109,8 @@ def fewer_states(content: Any) -> None:
         (lambda c: c["inputs"][0].update(dtype="float64"), "x is said to be float64"),
         (lambda c: c["inputs"].reverse(), "in this order"),
         (lambda c: c["outputs"][0].update(shape=["batch", "seq", 9]), "output is said to be"),
+        (lambda c: c["inputs"][0]["shape"].__setitem__(0, 2**31 - 1), "x is said to be float32"),
+        (lambda c: c["outputs"][0].update(shape=["batch", "batch", 8]), "output is said to be"),
         (lambda c: c["dims"].update(more=c["dims"]["seq"]), r"dims\.more is in the shape of no"),
         (lambda c: c["dims"].pop("seq"), r"\$\.dims has no 'seq'"),
         (lambda c: c["dims"]["seq"].update(min=9, max=8), "not in order"),

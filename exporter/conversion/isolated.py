@@ -16,7 +16,6 @@ import selectors
 import signal
 import stat
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -32,6 +31,7 @@ from linexport.errors import LinexportError, UnsupportedModelError, UsageError
 from linexport.manifest import ConvertOptions, Manifest
 from linexport.manifest.records import IsolationRecord
 from linexport.system import sandbox
+from linexport.system.child_process import python_module
 from linexport.system.control_groups import control_groups
 from linexport.system.progress import Progress
 
@@ -105,7 +105,7 @@ def _child(asked: dict[str, Any], temporary: Path) -> Iterator[tuple[subprocess.
     """Start the child and hand it its task; afterwards it and all it started are gone."""
     channel, theirs = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-m", "linexport.conversion.isolated_child", str(theirs)],
+        python_module("linexport.conversion.isolated_child", str(theirs)),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         pass_fds=(theirs,),

@@ -9,7 +9,7 @@ import onnx
 from linexport.errors import UsageError
 from linexport.graph.states import initial_values
 from linexport.manifest import Manifest
-from linexport.manifest.records import InputRecord, Shape, StateRecord, TensorRecord
+from linexport.manifest.records import InputRecord, StateRecord, TensorRecord
 from linexport.plugins.ops.registry import dim_of
 
 
@@ -82,24 +82,16 @@ def _differences(
         yield f"the {what}s are {list(there)}, in this order"
     for name in sorted(said.keys() & there.keys()):
         one, other = said[name], there[name]
-        if one.dtype != other.dtype or not _alike(one.shape, other.shape):
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
             yield (
                 f"the {what} {name} is said to be {one.dtype} {list(one.shape)}; it is "
                 f"{other.dtype} {list(other.shape)}"
             )
 
 
-def _alike(described: Shape, found: Shape) -> bool:
-    """Compare sizes; dynamic ones may have other names."""
-    return len(described) == len(found) and all(
-        a == b or not (isinstance(a, int) and isinstance(b, int))
-        for a, b in zip(described, found, strict=True)
-    )
-
-
 def _state(state: StateRecord, taken: TensorRecord) -> Iterator[str]:
     """A state has the input's type; it grows along its only dynamic axis after the batch."""
-    if state.dtype != taken.dtype or not _alike(state.shape, taken.shape):
+    if (state.dtype, state.shape) != (taken.dtype, taken.shape):
         yield f"the state {state.past} is not of the type of its input"
         return
     dynamic = [axis for axis, size in enumerate(taken.shape) if axis and not isinstance(size, int)]

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from linexport.artifact.tokenizer import TOKENIZER_CONFIG, Files, read_file, read_json
 from linexport.errors import LinexportError, UsageError
+from linexport.system.child_process import python_module
 
 CHAT_TEMPLATE = "chat_template.jinja"
 SECONDS = 5.0
@@ -115,7 +115,7 @@ class ChatTemplate:
     async def _ask(self, line: bytes) -> dict[str, Any]:
         if self._process is None:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "linexport.serving.template_process"),
+                *python_module("linexport.serving.template_process"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=LARGEST,

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from linexport.system.child_process import python_module
+
 
 def peak_megabytes(
     baseline: str, model: str, inputs: Path, small_inputs: Path, target: str = "ort"
@@ -36,7 +38,7 @@ def peak_megabytes(
         "target": target,
     }
     done = subprocess.run(
-        [sys.executable, "-m", "linexport.timing.peak_memory", json.dumps(request)],
+        python_module("linexport.timing.peak_memory", json.dumps(request)),
         capture_output=True,
         text=True,
         timeout=600,

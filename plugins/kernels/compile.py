@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from linexport.errors import BuildError, EnvironmentProblemError
 from linexport.plugins.kernels.launch import Kernel
+from linexport.system.child_process import python_module
 
 PTX_VERSION = {80: 83, 87: 83, 89: 83, 90: 83, 100: 87, 120: 87}
 """The oldest PTX ISA each compute capability can be had with: drivers refuse newer ones than
@@ -101,7 +101,7 @@ def _compile(kernels: Sequence[Kernel], sm: int, folder: Path) -> None:
             "kernels": [{"name": kernel.name, **asdict(kernel)} for kernel in kernels],
         }
         done = subprocess.run(
-            [sys.executable, "-m", f"{__package__}.worker"],
+            python_module(f"{__package__}.worker"),
             input=json.dumps(request),
             capture_output=True,
             text=True,
