@@ -202,7 +202,9 @@ def errors(got: Sequence[np.ndarray], expected: Sequence[Tensor]) -> list[float]
     ]
 
 
-def wrong(session: targets.Session, model: onnx.ModelProto, module: Layers) -> dict[str, float]:
+def wrong(
+    session: targets.InferenceSession, model: onnx.ModelProto, module: Layers
+) -> dict[str, float]:
     """The layers whose output differs, at lengths on and off the borders of chunks."""
     found = {}
     for batch, length in ((1, 1), (2, 16), (3, 67), (1, 150)):

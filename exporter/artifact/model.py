@@ -15,7 +15,7 @@ from linexport.artifact.token_axis import TokenAxis
 from linexport.errors import UsageError
 from linexport.graph.states import LENGTH, State
 from linexport.manifest import Manifest
-from linexport.targets import Session
+from linexport.targets import InferenceSession
 from linexport.targets.base import run_into
 
 PADDING = "PaddingMask"
@@ -32,7 +32,9 @@ class Model:
         inputs: those that a caller gives.
     """
 
-    def __init__(self, manifest: Manifest, session: Session, ranges: Mapping[str, Range]) -> None:
+    def __init__(
+        self, manifest: Manifest, session: InferenceSession, ranges: Mapping[str, Range]
+    ) -> None:
         held = [State.from_record(s) for s in manifest.states]
         self.manifest, self.model_sha256 = manifest, manifest.model_sha256
         self.states = {s.past: s for s in held}

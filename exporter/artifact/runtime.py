@@ -129,7 +129,7 @@ class Artifact(Model):
         self,
         path: Path,
         manifest: Manifest,
-        session: targets.Session,
+        session: targets.InferenceSession,
         *,
         ranges: Mapping[str, Range] | None = None,
         options: Mapping[str, Any] | None = None,

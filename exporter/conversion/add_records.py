@@ -85,7 +85,7 @@ def with_parity(
 def with_library_checked(
     manifest: Manifest,
     tested: parity.ModelUnderTest,
-    open_with_library: Callable[[], targets.Session],
+    open_with_library: Callable[[], targets.InferenceSession],
     seed: int,
 ) -> Manifest:
     """Compare the CPU library with the functions that parity was of, where there is an op to run.

@@ -12,11 +12,11 @@ from linexport.manifest import Manifest
 from linexport.manifest.records import TensorRecord, named
 from linexport.parity import ModelUnderTest
 from linexport.parity.tolerances import TOLERANCES, Tolerance
-from linexport.targets import Session
+from linexport.targets import InferenceSession
 
 
 def model_under_test(
-    manifest: Manifest, loaded: LoadedModel, open_session: Callable[[], Session]
+    manifest: Manifest, loaded: LoadedModel, open_session: Callable[[], InferenceSession]
 ) -> ModelUnderTest:
     """The converted model of a manifest beside its original."""
     pasts = {s.past for s in manifest.states}

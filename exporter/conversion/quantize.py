@@ -258,7 +258,7 @@ def _write(
     )
 
 
-def _open(manifest: Manifest, folder: Path, threads: int) -> targets.Session:
+def _open(manifest: Manifest, folder: Path, threads: int) -> targets.InferenceSession:
     model = folder / MODEL
     return targets.find_target(manifest.target).open(model, threads=threads, taking_turns=True)
 

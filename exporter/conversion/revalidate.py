@@ -185,7 +185,7 @@ def reopen(
         loaded = _original(manifest, source, trust_remote_code)
         target = targets.find_target(manifest.target)
 
-    def open_session() -> targets.Session:
+    def open_session() -> targets.InferenceSession:
         return target.open(
             folder / MODEL,
             threads=threads,

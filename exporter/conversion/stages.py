@@ -66,7 +66,7 @@ class Job:
         """The model file."""
         return self.folder / MODEL
 
-    def open(self, native: bool = False) -> targets.Session:
+    def open(self, native: bool = False) -> targets.InferenceSession:
         """The model as checks open it: with little memory, and threads that sleep in between."""
         threads = self.options.threads
         return self.target.open(

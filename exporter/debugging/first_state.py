@@ -23,7 +23,7 @@ from linexport.parity.diverge import BothValues
 from linexport.parity.tolerances import Tolerance
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.registry import all_ops, attach_functions
-from linexport.targets.base import OrtSession, Session
+from linexport.targets.base import OrtSession, InferenceSession
 
 STEPS = 64
 """Most tokens that are fed one by one."""
@@ -94,7 +94,7 @@ def _inputs(both: BothValues, names: Sequence[str], model: onnx.ModelProto) -> A
 
 
 def first_split(
-    session: Session,
+    session: InferenceSession,
     states: Sequence[State],
     fed: Arrays,
     axes: Mapping[str, int],

@@ -33,7 +33,7 @@ from linexport.manifest.linearization_records import (
 from linexport.manifest.records import named
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.reference import feeds
-from linexport.targets import Session
+from linexport.targets import InferenceSession
 from linexport.timing.export import TARGET, export
 from linexport.timing.latency import Call, Settings, interleaved
 from linexport.timing.peak_memory import peak_megabytes
@@ -115,7 +115,7 @@ class Curves:
         """Median milliseconds of each, in turns."""
         (args, kwargs), fed = self._feeds(length)
 
-        def exported(session: Session) -> Call:
+        def exported(session: InferenceSession) -> Call:
             return lambda: session.run(fed)
 
         @torch.no_grad()

@@ -13,7 +13,7 @@ from linexport.models.linear_attention_layer import (
     LinearAttentionLayer,
     LinearAttentionLayerConfig,
 )
-from linexport.targets import Session
+from linexport.targets import InferenceSession
 from linexport.timing import export as timing
 from linexport.timing.export import TARGET
 from linexport.timing.latency import Call, Settings, interleaved
@@ -51,7 +51,7 @@ def times(
 ) -> dict[str, float]:
     """Microseconds a token, the median of calls in which all take turns."""
     target = targets.find_target(TARGET)
-    sessions: dict[str, Session] = {
+    sessions: dict[str, InferenceSession] = {
         name: target.open(path, threads=threads, taking_turns=True) for name, path in models.items()
     }
     calls = {name: _call(session, fed) for name, session in sessions.items()}
@@ -73,5 +73,5 @@ def memory(
     return (None if peak is None else peak * 2**20 / length), reason
 
 
-def _call(session: Session, fed: Mapping[str, np.ndarray]) -> Call:
+def _call(session: InferenceSession, fed: Mapping[str, np.ndarray]) -> Call:
     return lambda: session.run(fed)

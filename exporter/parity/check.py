@@ -32,7 +32,7 @@ from linexport.parity.reference import Arguments, Reference, feeds
 from linexport.parity.rounding import apart
 from linexport.parity.tolerances import TOLERANCES, Tolerance
 from linexport.system import memory
-from linexport.targets import Session
+from linexport.targets import InferenceSession
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ModelUnderTest:
     """
 
     loaded: LoadedModel
-    open: Callable[[], Session]
+    open: Callable[[], InferenceSession]
     input_names: Sequence[str]
     input_shapes: Sequence[Sequence[int | str]]
     output_names: Sequence[str]
@@ -182,7 +182,7 @@ def _with_half(
 
 def _run_case(
     tested: ModelUnderTest,
-    session: Session,
+    session: InferenceSession,
     parity: Parity,
     case: Case,
     expected: list[ReferenceOutput],

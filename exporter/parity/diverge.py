@@ -19,7 +19,7 @@ from linexport.parity.original_values import OriginalValues, original_values
 from linexport.parity.reference import feeds
 from linexport.parity.tolerances import Tolerance
 from linexport.system import memory
-from linexport.targets import Session
+from linexport.targets import InferenceSession
 from linexport.trace import Traced
 
 
@@ -45,7 +45,7 @@ class BothValues:
         path: Path,
         original: OriginalValues,
         fed: Mapping[str, np.ndarray],
-        open_session: Callable[..., Session],
+        open_session: Callable[..., InferenceSession],
         tolerance: Tolerance,
         kept: Callable[[tuple[int, ...]], np.ndarray | None] = lambda shape: None,
     ) -> None:
@@ -88,7 +88,7 @@ def first_divergence(
     tested: ModelUnderTest,
     traced: Traced,
     path: Path,
-    open_session: Callable[..., Session],
+    open_session: Callable[..., InferenceSession],
     case: Case,
 ) -> DivergenceRecord | None:
     """Tensor, node, op and error of the first value out of tolerance; None if none can be named."""

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from linexport.graph import external_data
-from linexport.targets import Session
+from linexport.targets import InferenceSession
 
 
 def outputs_of(model: onnx.ModelProto, targets: Collection[str]) -> list[onnx.ValueInfoProto]:
@@ -26,7 +26,7 @@ def run(
     path: Path,
     targets: Collection[str],
     inputs: Mapping[str, np.ndarray],
-    open_session: Callable[..., Session],
+    open_session: Callable[..., InferenceSession],
 ) -> tuple[dict[str, np.ndarray], list[onnx.NodeProto]]:
     """Outputs of the model in that file and these values, by name; and its nodes."""
     model = external_data.read_graph(path)

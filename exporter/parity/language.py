@@ -28,7 +28,7 @@ from linexport.parity.reference import Reference
 from linexport.parity.rounding import apart
 from linexport.parity.tolerances import MOST, Tolerance
 from linexport.system import memory
-from linexport.targets import Session
+from linexport.targets import InferenceSession
 
 PROMPT, GREEDY_STEPS = 16, 128
 
@@ -171,7 +171,11 @@ class _Check:
     """One run of the artifact over all trials; what needs a second precision is kept aside."""
 
     def __init__(
-        self, tested: ModelUnderTest, language: LanguageFacts, parity: Parity, session: Session
+        self,
+        tested: ModelUnderTest,
+        language: LanguageFacts,
+        parity: Parity,
+        session: InferenceSession,
     ) -> None:
         self.tested, self.language = tested, language
         self.parity, self.session = parity, session

@@ -24,7 +24,7 @@ from linexport.parity.prompts import Prompt, draw_prompt
 from linexport.parity.reference import passing
 from linexport.parity.tolerances import Tolerance
 from linexport.system import memory
-from linexport.targets import Session
+from linexport.targets import InferenceSession
 from linexport.trace import Traced
 
 AFTER = "after the last layer"
@@ -35,7 +35,7 @@ def first_layer(
     tested: ModelUnderTest,
     traced: Traced,
     path: Path,
-    open_session: Callable[..., Session],
+    open_session: Callable[..., InferenceSession],
     case: Case,
 ) -> DivergenceRecord | None:
     """Layer, token, tensor and error of the first layer out of tolerance; None if it fails."""

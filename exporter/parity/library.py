@@ -21,7 +21,7 @@ from linexport.parity.reference import feeds
 from linexport.parity.streaming import check_streaming
 from linexport.plugins.cpu import library
 from linexport.system import memory
-from linexport.targets import Session
+from linexport.targets import InferenceSession
 
 Arrays = Mapping[str, np.ndarray]
 Reference = Literal["functions", "original"]
@@ -33,7 +33,7 @@ UNKNOWN_NODE = "the CPU library does not compute a node of this model: -v says w
 @memory.low_memory()
 def check_library(
     tested: ModelUnderTest,
-    open_with_library: Callable[[], Session],
+    open_with_library: Callable[[], InferenceSession],
     functions: ParityRecord | None,
     seed: int = 0,
 ) -> LibraryRecord:
@@ -68,7 +68,7 @@ def check_library(
     return record("functions", reason is None, tried, max(worst, error), reason)
 
 
-def proven(found: ParityRecord, session: Session) -> LibraryRecord:
+def proven(found: ParityRecord, session: InferenceSession) -> LibraryRecord:
     """Return the record of a library that was compared with the original itself."""
     if library.find() is None:
         return not_run("original", NOT_BUILT)
@@ -140,7 +140,7 @@ def _rounding(functions: ParityRecord | None) -> dict[str, float]:
 def _compare(
     tested: ModelUnderTest,
     case: Case,
-    session: Session,
+    session: InferenceSession,
     wanted: Arrays,
     rounding: Mapping[str, float],
 ) -> tuple[float, str | None]:

@@ -20,7 +20,7 @@ from linexport.parity.compare import compare_arrays
 from linexport.parity.reference import Reference, feeds
 from linexport.parity.rounding import apart
 from linexport.system import memory
-from linexport.targets import Session
+from linexport.targets import InferenceSession
 
 LENGTH = 150
 TRIALS = 4
@@ -30,7 +30,7 @@ class InPlace(Protocol):
     """A session that can give a present state the memory of its past."""
 
     def run(self, inputs: Mapping[str, np.ndarray], in_place: bool = ...) -> dict[str, np.ndarray]:
-        """See ``linexport.targets.Session``."""
+        """See ``linexport.targets.InferenceSession``."""
         ...
 
 
@@ -100,7 +100,7 @@ def _pieces(length: int, trial: int, seed: int) -> list[int]:
 
 
 def _one(
-    tested: ModelUnderTest, session: Session, case: Case, sequence: str, pieces: list[int]
+    tested: ModelUnderTest, session: InferenceSession, case: Case, sequence: str, pieces: list[int]
 ) -> tuple[float, str | None]:
     inputs = feeds(draw_inputs(tested.loaded, tested.input_shapes, case), tested.input_names)
     state = tested.initial_state(tested.batch(case.sizes))

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 from linexport.targets.registry import DEFAULT, Listing, find_target, listings, loaded
 
 if TYPE_CHECKING:
-    from linexport.targets.base import DTYPES, Build, Converted, Options, Session, Target, unchanged
+    from linexport.targets.base import (
+        DTYPES,
+        Build,
+        Converted,
+        Options,
+        InferenceSession,
+        Target,
+        unchanged,
+    )
 
 __all__ = [
     "DEFAULT",
@@ -20,7 +28,7 @@ __all__ = [
     "Converted",
     "Listing",
     "Options",
-    "Session",
+    "InferenceSession",
     "Target",
     "find_target",
     "listings",

@@ -27,7 +27,7 @@ DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """Precisions by the name users choose them by."""
 
 
-class Session(Protocol):
+class InferenceSession(Protocol):
     """An opened model."""
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -36,7 +36,7 @@ class Session(Protocol):
 
 
 def run_into(
-    session: Session, inputs: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]
+    session: InferenceSession, inputs: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Run a model with some outputs written to arrays that are there; return the others.
 
@@ -106,7 +106,7 @@ class Converted:
 Build = Callable[[Converted], list[EngineRecord]]
 """Makes engines of a converted model, and returns a record of each for the manifest."""
 
-Deploy = Callable[[Path, Manifest], Session]
+Deploy = Callable[[Path, Manifest], InferenceSession]
 """Opens the engine of an artifact, given its folder and its manifest."""
 
 
@@ -129,7 +129,7 @@ class Target:
 
     name: str
     candidates: Candidates
-    open: Callable[..., Session]
+    open: Callable[..., InferenceSession]
     prepare: Callable[[onnx.ModelProto], onnx.ModelProto] = unchanged
     configure: Callable[[Target, Options], Target] = without_options
     bound: Callable[[Mapping[str, DimRange]], dict[str, DimRange]] = dict
@@ -189,7 +189,7 @@ class OrtSession:
         self.output_names = [o.name for o in self.inner.get_outputs()]
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """See ``Session``."""
+        """See ``InferenceSession``."""
         values = self.inner.run(None, dict(inputs))
         return dict(zip(self.output_names, values, strict=True))
 

@@ -21,7 +21,7 @@ from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.check import ModelUnderTest
 from linexport.parity.reference import feeds
 from linexport.system import memory
-from linexport.targets import Session
+from linexport.targets import InferenceSession
 from linexport.targets.base import OrtSession
 from linexport.timing.admission import Admission, if_equal
 from linexport.timing.latency import Call, Called, Settings, latency_table, measure
@@ -52,7 +52,7 @@ class Bench:
     settings: Settings
     seed: int = 0
     reasons: dict[str, str] = field(default_factory=dict)
-    artifact: Session | None = None
+    artifact: InferenceSession | None = None
     plain: OrtSession | None = None
     plain_path: Path | None = None
     plain_nodes: int | None = None
@@ -187,7 +187,7 @@ class Bench:
         }
         return {**found, **sizes}
 
-    def opened(self) -> Session:
+    def opened(self) -> InferenceSession:
         """Return the artifact, as it is deployed."""
         if self.artifact is None:
             target = targets.find_target(self.target)

@@ -120,7 +120,7 @@ def profile_for(profiles: Sequence[Profile], sizes: Mapping[str, int]) -> int:
 
 
 class EngineSession:
-    """An engine on this machine's GPU; see ``targets.base.Session``.
+    """An engine on this machine's GPU; see ``targets.base.InferenceSession``.
 
     Attributes:
         record: what the manifest says of it.
