@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,26 +69,9 @@ def language_model(
     attention: AttentionKind = "linear",
 ) -> None:
     """A byte-level language model of the standard library's source text."""
-    _check_folder(out)
-    options = _options(features, map_option or [])
-    started = time.monotonic()
-    text = data.library_text()
-    model = training.train_language_model(
-        steps,
-        seed=seed,
-        feature_map=map,
-        options=options,
-        heads=heads,
-        attention=attention,
-        seconds=seconds,
-        say=_say,
-    )
-    _say("scoring the held-out text")
-    bits, unigram = (
-        scores.bits_per_byte(model, text.held_out),
-        scores.unigram_bits_per_byte(text),
-    )
-    _finish(model, out, started, f"{bits:.3f} bits per byte (unigram {unigram:.3f})")
+    how = _attention(map, features, map_option, heads, attention)
+    run = partial(training.train_language_model, steps, seed=seed, seconds=seconds, **how)
+    _train(out, run, _bits_per_byte)
 
 
 @app.command()
@@ -102,20 +87,9 @@ def digits(
     attention: AttentionKind = "linear",
 ) -> None:
     """A classifier of scikit-learn's handwritten digits."""
-    _check_folder(out)
-    options = _options(features, map_option or [])
-    started = time.monotonic()
-    model = training.train_digits(
-        steps,
-        seed=seed,
-        feature_map=map,
-        options=options,
-        heads=heads,
-        attention=attention,
-        seconds=seconds,
-        say=_say,
-    )
-    _finish(model, out, started, _right(samples.accuracy(model)))
+    how = _attention(map, features, map_option, heads, attention)
+    run = partial(training.train_digits, steps, seed=seed, seconds=seconds, **how)
+    _train(out, run, lambda model: _accuracy(samples.accuracy(model)))
 
 
 @app.command()
@@ -123,10 +97,8 @@ def digit_network(
     out: Out, steps: Steps = training.DIGITS_STEPS, seconds: Seconds = None, seed: Seed = 0
 ) -> None:
     """Two layers with GELU between them, on scikit-learn's handwritten digits."""
-    _check_folder(out)
-    started = time.monotonic()
-    model = training.train_digit_network(steps, seed=seed, seconds=seconds, say=_say)
-    _finish(model, out, started, _right(samples.network_accuracy(model)))
+    run = partial(training.train_digit_network, steps, seed=seed, seconds=seconds)
+    _train(out, run, lambda model: _accuracy(samples.network_accuracy(model)))
 
 
 @app.command()
@@ -134,35 +106,56 @@ def digit_memory(
     out: Out, steps: Steps = training.MEMORY_STEPS, seconds: Seconds = None, seed: Seed = 0
 ) -> None:
     """Cross-attention to 4,096 stored images of digits, which tells others by them."""
+    run = partial(training.train_digit_memory, steps, seed=seed, seconds=seconds)
+    _train(out, run, lambda model: _accuracy(samples.memory_accuracy(model)))
+
+
+def _train(out: Path, run: Callable[..., ReferenceModel], score: Callable[[Any], str]) -> None:
+    """Train, save, and print the score on held-out data.
+
+    Raises:
+        UsageError: see ``_check_folder``; nothing was trained.
+    """
     _check_folder(out)
     started = time.monotonic()
-    model = training.train_digit_memory(steps, seed=seed, seconds=seconds, say=_say)
-    _finish(model, out, started, _right(samples.memory_accuracy(model)))
+    model = run(say=_say)
+    found = score(model)
+    checkpoint.save(model, out)
+    print(f"held out: {found}; {time.monotonic() - started:.0f} s; saved {out}")
 
 
-def _options(features: int | None, given: list[str]) -> dict[str, Any]:
-    """Options of the feature map."""
+def _attention(
+    map: str, features: int | None, given: list[str] | None, heads: int, attention: str
+) -> dict[str, Any]:
+    """Return the arguments of training that say what the attention layers are."""
     options: dict[str, Any] = {} if features is None else {"features": features}
-    return options | from_text(given, "degree=3")
+    options |= from_text(given or [], "degree=3")
+    return {"feature_map": map, "options": options, "heads": heads, "attention": attention}
 
 
-def _right(share: float) -> str:
-    """The score of a model of digits."""
+def _bits_per_byte(model: torch.nn.Module) -> str:
+    _say("scoring the held-out text")
+    text = data.library_text()
+    bits, unigram = scores.bits_per_byte(model, text.held_out), scores.unigram_bits_per_byte(text)
+    return f"{bits:.3f} bits per byte (unigram {unigram:.3f})"
+
+
+def _accuracy(share: float) -> str:
+    """Return the score of a model of digits in words; ``share`` is what it tells right."""
     _, held_out = data.digits()
     return f"accuracy {share:.1%} on {len(held_out.labels)} images"
 
 
 def _check_folder(out: Path) -> None:
-    """Before minutes are spent on a model that cannot be saved."""
+    """Refuse a place that cannot be written, before minutes are spent on a model.
+
+    Raises:
+        UsageError: its folder does not exist, or it is a folder.
+    """
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}. Create it first.")
     if out.is_dir():
         raise UsageError(f"--out {out} is a folder; give the path of a file in it.")
-
-
-def _finish(model: ReferenceModel, out: Path, started: float, score: str) -> None:
-    checkpoint.save(model, out)
-    print(f"held out: {score}; {time.monotonic() - started:.0f} s; saved {out}")
 
 
 def _say(line: str) -> None:

@@ -20,6 +20,8 @@ os.environ["TRITON_INTERPRET"] = "1"
 import pytest
 import torch
 
+import linexport
+from linexport.artifact import Artifact
 from linexport.manifest import Manifest, from_json, read
 from tests.support import FACTORIES, command_line
 from tests.support.command_line import Result
@@ -44,8 +46,6 @@ def converted(
     factories: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Path]:
     """``converted(factory, **options)``: an artifact made once and shared; change copies only."""
-    import linexport
-
     folder = tmp_path_factory.mktemp("artifacts")
     made: dict[str, Path] = {}
 
@@ -59,6 +59,30 @@ def converted(
         return made[key]
 
     return convert
+
+
+@pytest.fixture(scope="session")
+def model(converted: Callable[..., Path]) -> Artifact:
+    """A byte-level language model."""
+    return linexport.load(converted("language_model"), threads=1)
+
+
+@pytest.fixture(scope="session")
+def another(converted: Callable[..., Path]) -> Artifact:
+    """A language model of the sizes of ``model`` with other weights."""
+    return linexport.load(converted("another_language_model"), threads=1)
+
+
+@pytest.fixture(scope="session")
+def small(converted: Callable[..., Path]) -> Artifact:
+    """Takes x (batch, seq, 8) in float32; x^2 is in its state."""
+    return linexport.load(converted("small"), threads=1)
+
+
+@pytest.fixture(scope="session")
+def counting(converted: Callable[..., Path]) -> Artifact:
+    """Has convolutions, and positions counted for all rows of a call together."""
+    return linexport.load(converted("streaming"), threads=1)
 
 
 @pytest.fixture

@@ -26,16 +26,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TOLERANCE = 5e-5
 
 
-@pytest.fixture(scope="module")
-def model(converted: Callable[..., Path]) -> Artifact:
-    return linexport.load(converted("language_model"), threads=1)
-
-
-@pytest.fixture(scope="module")
-def small(converted: Callable[..., Path]) -> Artifact:
-    return linexport.load(converted("small"), threads=1)
-
-
 def tokens(batch: int, length: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(256, size=(batch, length))
 

@@ -35,11 +35,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPT = "def f(x): return "
 
 
-@pytest.fixture(scope="module")
-def model(converted: Callable[..., Path]) -> Artifact:
-    return linexport.load(converted("language_model"), threads=1)
-
-
 @pytest.fixture
 def copy(converted: Callable[..., Path], tmp_path: Path) -> Path:
     """The language model's artifact, for files to be added to."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 
 from linexport.inspection import inspect
 from linexport.inspection.subgraph import around
+from linexport.manifest.inspected import GraphPart, SourceInspection
 from linexport.report import render_findings
 from linexport.report.layers import place
 
@@ -50,8 +52,15 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(source: Path) -> dict[str, Any]:
-    return inspect(source, drawings=True)
+def inspected(source: Path) -> SourceInspection:
+    found = inspect(source, drawings=True)
+    assert isinstance(found, SourceInspection)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(inspected: SourceInspection) -> dict[str, Any]:
+    return inspected.to_json()
 
 
 def test_a_match_says_what_it_is(found: dict[str, Any]) -> None:
@@ -91,8 +100,8 @@ def test_edges_join_nodes_that_are_there(found: dict[str, Any]) -> None:
         assert len({n["id"] for n in part["nodes"]}) == len(part["nodes"])
 
 
-def test_the_page_is_whole_and_loads_nothing(found: dict[str, Any]) -> None:
-    page = render_findings(found)
+def test_the_page_is_whole_and_loads_nothing(inspected: SourceInspection) -> None:
+    page = render_findings(inspected)
     assert "1 linear attention fused, 1 left as it was." in page
     assert not re.search(r"(src|href)=\"(?!data:|#)", page) and "<script" not in page
     drawings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
@@ -102,10 +111,12 @@ def test_the_page_is_whole_and_loads_nothing(found: dict[str, Any]) -> None:
     assert page.count("<section>") == page.count("</section>") == 2
 
 
-def test_names_from_a_model_are_text(found: dict[str, Any]) -> None:
-    (match,) = found["matches"]
-    part = {"nodes": [{**n, "op": "<b>"} for n in match["before"]["nodes"]], "edges": []}
-    page = render_findings({**found, "matches": [{**match, "where": "<i>", "before": part}]})
+def test_names_from_a_model_are_text(inspected: SourceInspection) -> None:
+    (one,) = inspected.matches
+    assert one.before is not None
+    part = GraphPart(tuple(replace(n, op="<b>") for n in one.before.nodes), ())
+    named = replace(one, match=replace(one.match, where="<i>"), before=part)
+    page = render_findings(replace(inspected, matches=(named,)))
     assert "<b>" not in page.split("<main>")[1] and "<i>" not in page
 
 
@@ -141,7 +152,7 @@ def test_a_part_of_nothing_is_empty(source: Path) -> None:
     from linexport.trace import trace
 
     model = trace(load_model(source)).model
-    assert around(model, ()) == {"nodes": [], "edges": []}
+    assert around(model, ()) == GraphPart((), ())
 
 
 # Layout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,29 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import linexport
 from linexport.artifact import Artifact, NGramDraft
 from linexport.errors import ParityError, UsageError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 HISTORY = 12
-
-
-@pytest.fixture(scope="module")
-def model(converted: Callable[..., Path]) -> Artifact:
-    return linexport.load(converted("language_model"), threads=1)
-
-
-@pytest.fixture(scope="module")
-def another(converted: Callable[..., Path]) -> Artifact:
-    return linexport.load(converted("another_language_model"), threads=1)
-
-
-@pytest.fixture(scope="module")
-def counting(converted: Callable[..., Path]) -> Artifact:
-    """Has convolutions, and positions counted from the beginning."""
-    return linexport.load(converted("streaming"), threads=1)
 
 
 def tokens(length: int, seed: int = 0) -> np.ndarray:

@@ -26,17 +26,6 @@ from linexport.errors import NonFiniteError, UsageError
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def model(converted: Callable[..., Path]) -> Artifact:
-    return linexport.load(converted("language_model"), threads=1)
-
-
-@pytest.fixture(scope="module")
-def small(converted: Callable[..., Path]) -> Artifact:
-    """Takes x (batch, seq, 8) in float32; x^2 is in its state."""
-    return linexport.load(converted("small"), threads=1)
-
-
 def tokens(batch: int, length: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(256, size=(batch, length))
 

@@ -74,7 +74,8 @@ def bench(
         folder = converted(name)
         watch = SimpleNamespace(stage=lambda name: _nothing())
         manifest, tested = revalidate.reopen(folder, factories.source(name), 1, False, watch)
-        return Bench(tested, folder / "model.onnx", manifest.target, tmp_path, QUICK)
+        native = manifest.trusts_library
+        return Bench(tested, folder / "model.onnx", manifest.target, native, tmp_path, QUICK)
 
     return open_bench
 

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import Json
 from linexport.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from linexport.manifest.inspected import (
+        ArtifactInspection,
+        FoundCandidate,
+        OpRecord,
+        SourceInspection,
+    )
+    from linexport.manifest.records import RangeRecord, RejectionRecord, SourceRecord
 
 
 def inspect(
@@ -28,21 +41,22 @@ def inspect(
         if html is not None:
             _write(html, found)
         if json:
-            print_json(found)
+            print_json(found.to_json())
         else:
             _print(found)
             if html is not None:
                 typer.echo(f"\npage  {html}")
 
 
-def _write(html: Path, found: dict[str, Any]) -> None:
+def _write(html: Path, found: SourceInspection | ArtifactInspection) -> None:
     from linexport.artifact.write import replace_text
+    from linexport.manifest.inspected import ArtifactInspection
     from linexport.report import render_findings
 
-    if found["kind"] == "artifact":
+    if isinstance(found, ArtifactInspection):
         raise UsageError(
             "--html draws what is found in a source; an artifact has its own report.html. Give "
-            f"the model it was made from: {found['source']['location']}."
+            f"the model it was made from: {found.manifest.source.location}."
         )
     try:
         replace_text(html, render_findings(found))
@@ -50,56 +64,76 @@ def _write(html: Path, found: dict[str, Any]) -> None:
         raise UsageError(f"Cannot write {html}: {error.strerror}. Choose another place.") from None
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(found: SourceInspection | ArtifactInspection) -> None:
     from rich.console import Console
 
+    from linexport.manifest.inspected import ArtifactInspection
+
     console = Console(highlight=False)
-    source = found["source"]
-    console.print(f"{source['description']} ({found['kind']}: {source['location']})", markup=False)
-    for name, limits in found["dims"].items():
-        high = limits["max"] if limits["max"] is not None else "any"
-        console.print(f"dimension {name}: {limits['min']} to {high}", markup=False)
-    for what, count in found["nodes"].items():
-        if count is not None:
-            console.print(f"nodes, {what}: {count}", markup=False)
-    for warning in found.get("warnings", ()):
-        console.print(f"! {warning}", style="yellow", markup=False)
-    _print_findings(found, console)
-    if found["ops"]:
+    if isinstance(found, ArtifactInspection):
+        manifest = found.manifest
+        _print_origin(console, "artifact", manifest.source, manifest.dims, vars(manifest.nodes))
+        _print_left(manifest.rejected, console)
+        lowerings = {op.node: found.lowering(op) for op in found.ops}
+    else:
+        nodes = {"traced": found.traced, "rewritten": found.rewritten}
+        _print_origin(console, found.source.kind, found.source, found.dims, nodes)
+        _print_findings(found, console)
+        lowerings = None
+    if found.ops:
         console.print()
-        console.print(_table(found))
-    elif found["kind"] != "artifact":
+        console.print(_table(found.ops, lowerings))
+    elif lowerings is None:
         console.print("\nNo linear attention was found: the model would be exported as it is.")
 
 
-def _print_findings(found: dict[str, Any], console: Any) -> None:
-    """Print the fused matches, and the rejected ones with their reasons."""
-    from linexport.manifest.matches import MatchRecord
+def _print_origin(
+    console: Console,
+    kind: str,
+    source: SourceRecord,
+    dims: Mapping[str, RangeRecord],
+    nodes: Mapping[str, int],
+) -> None:
+    console.print(f"{source.description} ({kind}: {source.location})", markup=False)
+    for name, limits in dims.items():
+        high = limits.max if limits.max is not None else "any"
+        console.print(f"dimension {name}: {limits.min} to {high}", markup=False)
+    for what, count in nodes.items():
+        console.print(f"nodes, {what}: {count}", markup=False)
+
+
+def _print_findings(found: SourceInspection, console: Console) -> None:
+    """Print warnings, the fused matches, and the rejected ones with their reasons."""
     from linexport.report.matches import facts, summary
 
-    for match in found.get("matches", ()):
-        record = MatchRecord.from_json(match)
-        console.print(f"\n✓ {summary(record)}, computes {record.where}", style="green")
-        for name, fact in facts(record):
+    for warning in found.warnings:
+        console.print(f"! {warning}", style="yellow", markup=False)
+    for one in found.matches:
+        console.print(f"\n✓ {summary(one.match)}, computes {one.match.where}", style="green")
+        for name, fact in facts(one.match):
             console.print(f"  {name}: {fact}", markup=False)
-    for one in (*found.get("unmatched", ()), *found.get("rejected", ())):
-        console.print(f"\n– {one['where']} was left as it is", style="yellow", markup=False)
-        console.print(f"  {one['reason']}", markup=False)
-    if found.get("mixing"):
-        mixing = ", ".join(found["mixing"])
+    _print_left((*found.unmatched, *found.rejected), console)
+    if found.mixing:
+        mixing = ", ".join(found.mixing)
         console.print(f"\nDoes not stream, because tokens are mixed by: {mixing}", markup=False)
 
 
-def _table(found: dict[str, Any]) -> Any:
+def _print_left(found: Iterable[FoundCandidate | RejectionRecord], console: Console) -> None:
+    for one in found:
+        console.print(f"\n– {one.where} was left as it is", style="yellow", markup=False)
+        console.print(f"  {one.reason}", markup=False)
+
+
+def _table(ops: Iterable[OpRecord], lowerings: Mapping[str, str | None] | None) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for title in ("node", "op", "details", *(["lowering"] if found["kind"] == "artifact" else [])):
+    for title in ("node", "op", "details", *(["lowering"] if lowerings is not None else [])):
         table.add_column(title, overflow="fold")
-    for op in found["ops"]:
-        row = [op["node"], op["op"], op["details"]]
-        if found["kind"] == "artifact":
-            row.append(str(op["lowering"]))
+    for op in ops:
+        row = [op.node, op.op, op.details]
+        if lowerings is not None:
+            row.append(str(lowerings[op.node]))
         table.add_row(*row)
     return table
 

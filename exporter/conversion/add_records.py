@@ -202,7 +202,7 @@ def with_measurements(
 ) -> Manifest:
     """Measure latency, the decode step and peak memory, and the engine that runs here."""
     with tempfile.TemporaryDirectory() as work:
-        runner = Bench(tested, folder / MODEL, manifest.target, Path(work), how.settings, how.seed)
+        runner = _bench(manifest, tested, folder, Path(work), how)
         runner.export_plainly(how.program)
         rows = runner.latency(how.lengths)
         decode = runner.decode()
@@ -229,12 +229,21 @@ def with_throughput(
 ) -> Manifest:
     """Measure prefill and decode of the artifact and its baselines."""
     with tempfile.TemporaryDirectory() as scratch:
-        runner = Bench(
-            tested, folder / MODEL, manifest.target, Path(scratch), how.settings, how.seed
-        )
+        runner = _bench(manifest, tested, folder, Path(scratch), how)
         runner.export_plainly()
         rows = tuple(throughput(runner, work))
     return replace(manifest, throughput=rows)
+
+
+def _bench(
+    manifest: Manifest,
+    tested: parity.ModelUnderTest,
+    folder: Path,
+    scratch: Path,
+    how: Measuring,
+) -> Bench:
+    native = manifest.trusts_library
+    return Bench(tested, folder / MODEL, manifest.target, native, scratch, how.settings, how.seed)
 
 
 def check_place(place: Path, overwrite: bool) -> None:

@@ -23,7 +23,7 @@ from linexport.parity.diverge import BothValues
 from linexport.parity.tolerances import Tolerance
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.registry import all_ops, attach_functions
-from linexport.targets.base import OrtSession, InferenceSession
+from linexport.targets.base import InferenceSession, OrtSession
 
 STEPS = 64
 """Most tokens that are fed one by one."""

@@ -1,7 +1,5 @@
 """The part of a graph around some nodes, as data that can be drawn.
 
-A part is ``{"nodes": [{"id", "op", "note", "shape", "role"}], "edges": [[from, to]]}``. Roles:
-"inside" the nodes asked for, "outside" those next to them, "input" and "output" of the graph.
 Constants are notes of the nodes that read them; arithmetic on shapes is left out.
 """
 
@@ -15,6 +13,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import producer
+from linexport.manifest.inspected import DrawnNode, GraphPart
 from linexport.plugins.ops import linear_attention
 
 SHAPE_OPS = ("Shape", "Size", "Constant", "ConstantOfShape")
@@ -23,7 +22,7 @@ MOST = 90
 """Nodes of a part that can still be read."""
 
 
-def around(model: onnx.ModelProto, names: Collection[str], reach: int = 1) -> dict[str, Any]:
+def around(model: onnx.ModelProto, names: Collection[str], reach: int = 1) -> GraphPart:
     """Return the nodes of those names, their consumers, and ``reach`` steps of their producers."""
     graph = gs.import_onnx(model)
     arithmetic = _shape_arithmetic(graph)
@@ -40,7 +39,7 @@ def around(model: onnx.ModelProto, names: Collection[str], reach: int = 1) -> di
             for consumer in tensor.outputs:
                 if id(consumer) not in chosen and consumer.name not in arithmetic:
                     part.edge(node.name, part.add(consumer, "outside"))
-    return {"nodes": list(part.nodes.values()), "edges": part.edges}
+    return GraphPart(tuple(part.nodes.values()), tuple(part.edges))
 
 
 def _shape_arithmetic(graph: gs.Graph) -> set[str]:
@@ -59,8 +58,8 @@ class _Part:
 
     def __init__(self, graph: gs.Graph, inside: list[gs.Node], arithmetic: set[str]) -> None:
         self.graph, self.arithmetic = graph, arithmetic
-        self.nodes: dict[str, dict[str, Any]] = {}
-        self.edges: list[list[str]] = []
+        self.nodes: dict[str, DrawnNode] = {}
+        self.edges: dict[tuple[str, str], None] = {}
         self.inside = {id(n) for n in inside}
         for node in inside:
             self.add(node, "inside")
@@ -69,22 +68,19 @@ class _Part:
         """Note a node once."""
         if node.name not in self.nodes:
             output = node.outputs[0] if node.outputs else None
-            self.nodes[node.name] = {
-                "id": node.name,
-                "op": node.op,
-                "note": _note(node, self.arithmetic),
-                "shape": _shape(output),
-                "role": role,
-            }
+            self.nodes[node.name] = DrawnNode(
+                id=node.name,
+                op=node.op,
+                note=_note(node),
+                shape=_shape(output),
+                role=role,
+            )
         return str(node.name)
 
     def end(self, tensor: gs.Tensor, role: str) -> str:
         """Note an input or output of the graph once."""
         ident = f"{role}:{tensor.name}"
-        self.nodes.setdefault(
-            ident,
-            {"id": ident, "op": tensor.name, "note": "", "shape": _shape(tensor), "role": role},
-        )
+        self.nodes.setdefault(ident, DrawnNode(ident, tensor.name, "", _shape(tensor), role))
         return ident
 
     def link(self, tensor: gs.Tensor, node: gs.Node) -> list[gs.Node]:
@@ -102,9 +98,8 @@ class _Part:
         return [source] * new
 
     def edge(self, start: str, end: str) -> None:
-        """Each pair once."""
-        if [start, end] not in self.edges:
-            self.edges.append([start, end])
+        """Note a pair once."""
+        self.edges[start, end] = None
 
 
 def _shape(tensor: gs.Tensor | None) -> str:
@@ -113,7 +108,7 @@ def _shape(tensor: gs.Tensor | None) -> str:
     return " × ".join("?" if d is None else str(d) for d in tensor.shape)
 
 
-def _note(node: gs.Node, arithmetic: set[str]) -> str:
+def _note(node: gs.Node) -> str:
     """Return what distinguishes a node from others of its kind: an attribute or a constant."""
     attrs = node.attrs
     if node.op == linear_attention.OP.name:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -65,9 +63,3 @@ class MatchRecord:
     replaced: tuple[str, ...]
     added: tuple[str, ...]
     proof: ProofRecord
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> MatchRecord:
-        """Return the match that ``inspect --json`` prints; other keys are left aside."""
-        own = {field.name: value[field.name] for field in fields(cls)}
-        return cls(**own | {"proof": ProofRecord(**value["proof"])})

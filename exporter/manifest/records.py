@@ -93,21 +93,30 @@ class StateRecord:
 
 
 @dataclass(frozen=True)
-class DimRecord:
-    """Sizes a dynamic dimension may take, and the size it had in the example.
+class RangeRecord:
+    """Sizes a dynamic dimension may take.
 
     Attributes:
         min: smallest size.
         opt: usual size; None if none was named.
         max: largest size; None if nothing bounds it.
         batch: independent samples are stacked along it.
-        traced: size in the example inputs.
     """
 
     min: int
     opt: int | None
     max: int | None
     batch: bool
+
+
+@dataclass(frozen=True)
+class DimRecord(RangeRecord):
+    """Sizes a dynamic dimension may take, and the size it had in the example.
+
+    Attributes:
+        traced: size in the example inputs.
+    """
+
     traced: int
 
 

@@ -55,8 +55,10 @@ def unify(first: Index, second: Index) -> dict[Axis, Index] | None:
         x, y = a.pop(0), b.pop(0)
         if x is y:
             continue
+        # Equal sizes, or the last axes of indices of equal size: the same whatever they are called.
         if x.size == y.size or (not a and not b):
             _rename(renaming, y, (x,))
+        # x is the larger: its slow part is y, and the rest goes on with what follows y.
         elif rest := x.size.divided(y.size):
             y_rest = Axis(rest)
             _rename(renaming, x, (y, y_rest))
@@ -67,6 +69,7 @@ def unify(first: Index, second: Index) -> dict[Axis, Index] | None:
             b.insert(0, x_rest)
         else:
             return None
+        # An axis may stand in both indices, or twice: what was renamed is renamed everywhere.
         a, b = (list(renamed(tuple(i), renaming)) for i in (a, b))
     return None if a or b else renaming
 
@@ -79,14 +82,18 @@ def regroup(
     Sizes are compared from both ends. What is left in the middle is one dimension split, or several
     merged: the number of elements is the same, whatever their sizes are called.
     """
+    # Row-major order is the order of the axes: a reshape only puts the brackets elsewhere, and cuts
+    # an axis where a bracket would fall inside of it.
     axes = [a for index in dims for a in index]
     splits: dict[Axis, Index] = {}
     front, axes, rest = _take(axes, list(target), splits, last=False)
     back, axes, rest = _take(axes, rest, splits, last=True)
+    # One size left: all axes left are merged into it.
     if len(rest) == 1:
         middle = [tuple(axes)]
     elif not axes and all(size == ONE for size in rest):
         middle = [() for _ in rest]
+    # One axis left: it is split into the sizes left.
     elif len(axes) == 1:
         middle = [fresh(size) for size in rest]
         _rename(splits, axes[0], tuple(a for index in middle for a in index))
@@ -108,9 +115,12 @@ def _take(
         pool, made, missing = axes[:], dict[Axis, Index](), target[0]
         while missing != ONE and pool:
             axis = pool.pop(0)
+            # The axis fits whole into what is missing of the size.
             if rest := missing.divided(axis.size):
                 index.append(axis)
                 missing = rest
+            # It is larger: a part of it completes the size, the remainder begins the next one. From
+            # the front the part is the slow one, from the back the fast one.
             elif rest := axis.size.divided(missing):
                 part, remainder = Axis(missing), Axis(rest)
                 made[axis] = (remainder, part) if last else (part, remainder)
@@ -119,6 +129,7 @@ def _take(
                 missing = ONE
             else:
                 break
+        # A size that was not filled leaves nothing behind: its splits are not made.
         if missing != ONE:
             break
         for axis, parts in made.items():
@@ -129,6 +140,7 @@ def _take(
 
 
 def _rename(renaming: dict[Axis, Index], axis: Axis, to: Index) -> None:
+    """Add a renaming, also within what other axes are renamed to: one pass then applies all."""
     for known, index in renaming.items():
         renaming[known] = renamed(index, {axis: to})
     renaming[axis] = to

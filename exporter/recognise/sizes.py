@@ -2,7 +2,7 @@
 
     size = coefficient * atom_1 * ... * atom_n
 
-An atom is a symbol of the graph, or the text of an expression that is no monomial (``(seq+1)``).
+An atom is a symbol of the graph, or the text of an expression that is not a monomial (``(seq+1)``).
 Two equal sizes have equal texts; sizes with different texts may still turn out equal.
 """
 
@@ -40,6 +40,7 @@ class Size:
         return self._sum(other, -1)
 
     def _sum(self, other: Size, sign: int) -> Size:
+        # 2 * seq + 3 * seq = 5 * seq; another sum is not a monomial: its text becomes an atom.
         if self.atoms == other.atoms:
             return Size(self.coefficient + sign * other.coefficient, self.atoms)
         if other == Size(0):
@@ -47,6 +48,7 @@ class Size:
         return Size(1, (f"({self}{'+' if sign > 0 else '-'}{other})",))
 
     def __floordiv__(self, other: Size) -> Size:
+        # 8 * seq // 8 = seq for any seq; a quotient with a remainder becomes an atom.
         exact = self.divided(other)
         return exact or Size(1, (f"({self}//{other})",))
 
@@ -57,6 +59,7 @@ class Size:
 
     def divided(self, other: Size) -> Size | None:
         """The exact quotient, if it is one."""
+        # Each atom of the divisor cancels one of the dividend; so does its coefficient.
         atoms = list(self.atoms)
         for atom in other.atoms:
             if atom not in atoms:
@@ -78,6 +81,7 @@ def parse(size: int | str) -> Size:
     if not MONOMIAL.fullmatch(text):
         return Size(1, (text,))
     result = ONE
+    # Numbers multiply into the coefficient, symbols become atoms; their order does not matter.
     for part in (p.strip() for p in text.split("*")):
         result = result * (Size(int(part)) if part.isdigit() else Size(1, (part,)))
     return result

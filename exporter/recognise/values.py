@@ -67,7 +67,9 @@ class Values:
         if node.op == "Constant":
             return _constant(node)
         inputs = [None if t.is_empty() else self.get(t) for t in node.inputs]
+        # An absent optional input is not a missing one.
         missing = [v is None and not t.is_empty() for v, t in zip(inputs, node.inputs, strict=True)]
+        # Of its second input CastLike reads the dtype alone, so the value may be unknown.
         if node.op == "CastLike" and not missing[0] and inputs[0] is not None:
             kind = node.inputs[1].dtype
             known = inputs[0].dtype != object and kind is not None
@@ -77,6 +79,7 @@ class Values:
         if any(v is not None and v.size > LARGEST for v in inputs):
             return None
         if any(v is not None and v.dtype == object for v in inputs):
+            # A size among them is an expression: no evaluator takes it.
             return _symbolic(node, inputs) if node.op in SYMBOLIC else None
         if any(isinstance(a, gs.Graph) for a in node.attrs.values()) or "Random" in node.op:
             return None
@@ -95,6 +98,7 @@ def _constant(node: gs.Node) -> np.ndarray | None:
 
 
 def _evaluate(node: gs.Node, inputs: list[np.ndarray | None]) -> np.ndarray | None:
+    # An operator that the reference does not know, or inputs that it refuses: the value is unknown.
     with contextlib.suppress(Exception), np.errstate(all="ignore"):
         proto = OnnxExporter.export_node(node)
         given = [v for v in inputs if v is not None]
@@ -105,7 +109,7 @@ def _evaluate(node: gs.Node, inputs: list[np.ndarray | None]) -> np.ndarray | No
 
 
 def _symbolic(node: gs.Node, inputs: list[Any]) -> np.ndarray | None:
-    """Shape arithmetic."""
+    """Return the result of shape arithmetic, None where it is not followed."""
     with contextlib.suppress(Exception):
         x, rest = inputs[0], inputs[1:]
         if node.op in ("Identity", "Cast", "CastLike"):
@@ -121,6 +125,7 @@ def _symbolic(node: gs.Node, inputs: list[Any]) -> np.ndarray | None:
         if node.op == "Slice":
             start, end = int(rest[0][0]), int(rest[1][0])
             return _settled(x[start:end]) if len(rest) < 4 or int(rest[3][0]) == 1 else None
+        # What is left are the arithmetic operators, entry by entry.
         sizes = [_as_sizes(v) for v in inputs]
         if node.op == "Neg":
             return _settled(_as_sizes(np.asarray(0)) - sizes[0])
@@ -135,7 +140,7 @@ def _as_sizes(value: np.ndarray) -> np.ndarray:
 
 def _whole(number: Any) -> Size:
     if number != int(number):
-        raise ValueError(f"{number} is no size")
+        raise ValueError(f"{number} is not a size")
     return Size(int(number))
 
 

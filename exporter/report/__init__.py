@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from linexport.manifest import Manifest
+    from linexport.manifest.inspected import SourceInspection
 
 __all__ = ["render_findings", "render_html", "render_summary"]
 
@@ -20,7 +21,7 @@ def render_html(manifest: Manifest) -> str:
     return artifact_page(manifest)
 
 
-def render_findings(found: dict[str, Any]) -> str:
+def render_findings(found: SourceInspection) -> str:
     """Render what ``inspect`` found, with drawings, as one self-contained HTML document."""
     from linexport.report.findings import findings_page
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from linexport.manifest.matches import MatchRecord
+from linexport.manifest.inspected import FoundCandidate, FoundMatch, SourceInspection
 from linexport.report.matches import facts, summary
 from linexport.report.subgraph_drawing import drawing
 from linexport.report.text import count
@@ -19,8 +18,8 @@ WIDEST_PAIR = 1500
 NAMED = 3
 
 
-def findings_page(found: Mapping[str, Any]) -> str:
-    """The document as text; ``found`` has drawings."""
+def findings_page(found: SourceInspection) -> str:
+    """Return the document as text; ``found`` has drawings."""
     environment = Environment(
         loader=PackageLoader("linexport.report", ""),
         autoescape=True,
@@ -28,25 +27,24 @@ def findings_page(found: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    nodes = found["nodes"]
     return environment.get_template("findings.html").render(
-        source=found["source"],
+        source=found.source,
         sentence=sentence(found),
-        tone="good" if found["matches"] else "open",
-        before=count(nodes["traced"]),
-        after=count(nodes["rewritten"]),
-        matches=[_match(i, m) for i, m in enumerate(found["matches"], 1)],
-        unmatched=[_candidate(i, m) for i, m in enumerate(found["unmatched"], 1)],
-        rejected=found["rejected"],
+        tone="good" if found.matches else "open",
+        before=count(found.traced),
+        after=count(found.rewritten),
+        matches=[_match(i, m) for i, m in enumerate(found.matches, 1)],
+        unmatched=[_candidate(i, m) for i, m in enumerate(found.unmatched, 1)],
+        rejected=found.rejected,
         streaming=streaming(found),
-        warnings=found["warnings"],
+        warnings=found.warnings,
     )
 
 
-def sentence(found: Mapping[str, Any]) -> str:
-    """The outcome in one sentence."""
-    matches, others = found["matches"], [*found["unmatched"], *found["rejected"]]
-    own = sum(op["op"] == "LinearAttention" for op in found["ops"]) - len(matches)
+def sentence(found: SourceInspection) -> str:
+    """Return the outcome in one sentence."""
+    matches, others = found.matches, [*found.unmatched, *found.rejected]
+    own = sum(op.op == "LinearAttention" for op in found.ops) - len(matches)
     parts = []
     if matches:
         parts.append(f"{len(matches)} linear attention{'s' * (len(matches) != 1)} fused")
@@ -57,30 +55,31 @@ def sentence(found: Mapping[str, Any]) -> str:
     return f"{', '.join(parts) or 'No linear attention found'}."
 
 
-def streaming(found: Mapping[str, Any]) -> str:
-    """Streaming verdict in words, known before any split is tried."""
-    if found["mixing"]:
-        return f"prevented by {', '.join(found['mixing'][:NAMED])}"
-    causal = any(op["op"] == "LinearAttention" and op.get("causal", 1) for op in found["ops"])
+def streaming(found: SourceInspection) -> str:
+    """Return in words whether the model can stream, known before any split is tried."""
+    if found.mixing:
+        return f"prevented by {', '.join(found.mixing[:NAMED])}"
+    causal = any(op.op == "LinearAttention" and op.attributes.get("causal", 1) for op in found.ops)
     return "nothing prevents it" if causal else "there is no state to carry"
 
 
-def _match(number: int, match: Mapping[str, Any]) -> dict[str, Any]:
-    before = drawing(match["before"], f"before-{number}", "The nodes that were found")
-    after = drawing(match["after"], f"after-{number}", "What took their place")
+def _match(number: int, found: FoundMatch) -> dict[str, Any]:
+    assert found.before is not None and found.after is not None
+    before = drawing(found.before, f"before-{number}", "The nodes that were found")
+    after = drawing(found.after, f"after-{number}", "What took their place")
     # Columns in proportion to the drawings, which so have one scale.
-    record = MatchRecord.from_json(match)
     beside = before.width + after.width <= WIDEST_PAIR
     return {
-        "title": summary(record),
-        "where": record.where,
-        "facts": facts(record),
+        "title": summary(found.match),
+        "where": found.match.where,
+        "facts": facts(found.match),
         "before": Markup(before.svg),
         "after": Markup(after.svg),
         "columns": f"{before.width:.0f}fr {after.width:.0f}fr" if beside else "1fr",
     }
 
 
-def _candidate(number: int, one: Mapping[str, Any]) -> dict[str, Any]:
-    part = drawing(one["before"], f"unmatched-{number}", "The nodes that were left as they were")
-    return {"where": one["where"], "reason": one["reason"], "drawing": Markup(part.svg)}
+def _candidate(number: int, one: FoundCandidate) -> dict[str, Any]:
+    assert one.before is not None
+    part = drawing(one.before, f"unmatched-{number}", "The nodes that were left as they were")
+    return {"where": one.where, "reason": one.reason, "drawing": Markup(part.svg)}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
-from typing import Any
 
+from linexport.manifest.inspected import DrawnNode, GraphPart
 from linexport.report.layers import Placed, place
 
 ROW = 66.0
@@ -24,16 +23,13 @@ class Drawing:
     width: float
 
 
-def drawing(part: Mapping[str, Any], ident: str, label: str) -> Drawing:
+def drawing(part: GraphPart, ident: str, label: str) -> Drawing:
     """Boxes and curves. Shapes of values are shown when one points at a box."""
-    nodes: Sequence[Mapping[str, str]] = part["nodes"]
-    placed = place(
-        {n["id"]: _width(n) for n in nodes}, [(start, end) for start, end in part["edges"]]
-    )
+    placed = place({n.id: _width(n) for n in part.nodes}, part.edges)
     width = placed.width + 2 * MARGIN
     height = (placed.layers - 1) * ROW + HEIGHT + 2 * MARGIN
     curves = "".join(_curve(placed, start, end) for start, end in placed.bends)
-    boxes = "".join(_box(node, placed) for node in nodes)
+    boxes = "".join(_box(node, placed) for node in part.nodes)
     svg = (
         f'<svg viewBox="0 0 {width:.0f} {height:.0f}" style="max-width: {width:.0f}px" role="img" '
         f'aria-labelledby="{escape(ident)}"><title id="{escape(ident)}">{escape(label)}</title>'
@@ -42,8 +38,8 @@ def drawing(part: Mapping[str, Any], ident: str, label: str) -> Drawing:
     return Drawing(svg, width)
 
 
-def _width(node: Mapping[str, str]) -> float:
-    letters = max(1.14 * len(_cut(node["op"])), 0.9 * len(_cut(node["note"])))
+def _width(node: DrawnNode) -> float:
+    letters = max(1.14 * len(_cut(node.op)), 0.9 * len(_cut(node.note)))
     return max(LEAST, 7.0 * letters + 26)
 
 
@@ -68,19 +64,19 @@ def _curve(placed: Placed, start: str, end: str) -> str:
     return f'<path class="edge" d="{path}"/>'
 
 
-def _box(node: Mapping[str, str], placed: Placed) -> str:
-    x, y = placed.x[node["id"]] + MARGIN, _middle(placed, placed.layer[node["id"]])
+def _box(node: DrawnNode, placed: Placed) -> str:
+    x, y = placed.x[node.id] + MARGIN, _middle(placed, placed.layer[node.id])
     width = _width(node)
-    shape = f", {node['shape']}" if node["shape"] else ""
-    corner = HEIGHT / 2 if node["role"] in ("input", "output") else 6
-    lines = [("op", _cut(node["op"])), *([("note", _cut(node["note"]))] if node["note"] else [])]
+    shape = f", {node.shape}" if node.shape else ""
+    corner = HEIGHT / 2 if node.role in ("input", "output") else 6
+    lines = [("op", _cut(node.op)), *([("note", _cut(node.note))] if node.note else [])]
     first = y + 4.5 - 7.5 * (len(lines) - 1)
     texts = "".join(
         f'<text class="{kind}" x="{x:.1f}" y="{first + 15 * i:.1f}">{escape(text)}</text>'
         for i, (kind, text) in enumerate(lines)
     )
     return (
-        f'<g class="box {escape(node["role"])}"><title>{escape(node["id"] + shape)}</title>'
+        f'<g class="box {escape(node.role)}"><title>{escape(node.id + shape)}</title>'
         f'<rect x="{x - width / 2:.1f}" y="{y - HEIGHT / 2:.1f}" width="{width:.1f}" '
         f'height="{HEIGHT:.0f}" rx="{corner:.0f}"/>'
         f"{texts}</g>"

@@ -19,10 +19,11 @@ from linexport.artifact.language_interface import LanguageInterface
 from linexport.artifact.sampling import log_probabilities
 from linexport.artifact.tokenizer import Tokenizer
 from linexport.serving.channel import Channel
-from linexport.serving.engine import Engine, Feeds
+from linexport.serving.engine import Engine
 from linexport.serving.metrics import Metrics, Pace
 from linexport.serving.session import Session
 from linexport.serving.stops import StopStrings
+from linexport.serving.task import Feeds
 from linexport.serving.text import (
     Beginning,
     End,

@@ -13,13 +13,14 @@ from linexport.artifact.language_interface import language_interface
 from linexport.errors import UsageError
 from linexport.serving.channel import Channel, Outbox
 from linexport.serving.completion import Completion, Writer
-from linexport.serving.engine import Engine, Feeds, QueueFullError
+from linexport.serving.engine import Engine, QueueFullError
 from linexport.serving.language import Language
 from linexport.serving.limits import Limits
 from linexport.serving.metrics import Metrics
 from linexport.serving.pool import Pool
 from linexport.serving.prefix_cache import PrefixCache
 from linexport.serving.sequence import Outputs, SequenceStep
+from linexport.serving.task import Feeds
 from linexport.serving.text import Order, TextEvent
 
 CALLS = 2

@@ -14,18 +14,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
-import numpy as np
-
-from linexport.artifact import StreamState
 from linexport.errors import LinexportError, NoFreeSlotError, UsageError
 from linexport.serving.pool import Outcome, Pool
 from linexport.serving.session import Session
+from linexport.serving.task import Feeds, Task
 
 log = logging.getLogger(__name__)
 
-Feeds = Mapping[str, np.ndarray]
 TICK = 1.0
 """Seconds after which an engine without work looks for sequences that were left."""
 
@@ -59,44 +55,6 @@ class StoppedError(LinexportError):
 
 class StepError(LinexportError):
     """A step of all sequences failed."""
-
-
-class Task(Protocol):
-    """A sequence to be advanced. Its methods are called in the engine's thread.
-
-    Attributes:
-        cancelled: set by ``Engine.cancel``.
-        resumes: name of the held session that it goes on with; None takes a slot.
-        holds: name under which its session is kept when it is done; None frees the slot.
-    """
-
-    cancelled: bool
-    resumes: str | None
-    holds: str | None
-
-    def state(self) -> StreamState | None:
-        """Return the state to begin from; None for the beginning."""
-        ...
-
-    def begin(self) -> Feeds | None:
-        """Return the first inputs; None where there is nothing to compute."""
-        ...
-
-    def receive(self, outputs: Feeds, session: Session) -> Feeds | None:
-        """Take outputs, and return the next inputs, None when done.
-
-        Of a piece that is computed in several calls, it is called for each; what is returned while
-        ``session.queued`` is not 0 is left.
-        """
-        ...
-
-    def fail(self, error: Exception) -> None:
-        """Take the error that ended it."""
-        ...
-
-    def park(self, session: Session | None) -> None:
-        """Keep what is needed to go on later: the engine stops."""
-        ...
 
 
 class Engine:

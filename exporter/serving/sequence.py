@@ -8,8 +8,9 @@ import numpy as np
 
 from linexport.artifact import Artifact, StreamState
 from linexport.serving.channel import Channel
-from linexport.serving.engine import Feeds, StoppedError
+from linexport.serving.engine import StoppedError
 from linexport.serving.session import Session
+from linexport.serving.task import Feeds
 
 Outputs = dict[str, np.ndarray]
 

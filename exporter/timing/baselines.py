@@ -41,6 +41,7 @@ class Bench:
         tested: the converted model with its original.
         model: the artifact's model file.
         target: name of its target.
+        native: open it with the CPU library, where one is built; as ``linexport.load`` would.
         work: an existing folder for temporary files.
         settings: of the measurement.
     """
@@ -48,6 +49,7 @@ class Bench:
     tested: ModelUnderTest
     model: Path
     target: str
+    native: bool
     work: Path
     settings: Settings
     seed: int = 0
@@ -192,7 +194,7 @@ class Bench:
         if self.artifact is None:
             target = targets.find_target(self.target)
             self.artifact = target.open(
-                self.model, threads=self.settings.threads, taking_turns=True, native=True
+                self.model, threads=self.settings.threads, taking_turns=True, native=self.native
             )
         return self.artifact
 

@@ -23,6 +23,8 @@ from linexport.plugins.cpu import library
 from linexport.report.verdict import checks
 from linexport.system.progress import Silent, Stopwatch
 from linexport.targets.base import OrtSession
+from linexport.timing.baselines import Bench
+from linexport.timing.latency import Settings
 
 
 def stated(folder: Path, record: LibraryRecord | None) -> Manifest:
@@ -66,6 +68,18 @@ def test_loading_says_that_the_library_was_not_compared(
     with caplog.at_level(logging.WARNING):
         assert linexport.load(artifact, threads=1)._session.native
     assert [words in text for text in warned(caplog)] == [True]
+
+
+def test_a_library_that_differed_is_not_what_is_timed(
+    artifact: Path, factories: SimpleNamespace
+) -> None:
+    watch = Stopwatch(Silent())
+    for passed in (True, False):
+        manifest = stated(artifact, LibraryRecord("functions", passed, version="0123"))
+        _, tested = reopen(artifact, factories.source("small"), 1, False, watch)
+        settings = Settings(warmup=1, repeats=1, threads=1)
+        bench = Bench(tested, artifact / MODEL, "ort", manifest.trusts_library, artifact, settings)
+        assert bench.opened().native is passed
 
 
 def test_a_library_that_differed_is_not_used(

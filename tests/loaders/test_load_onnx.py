@@ -494,7 +494,7 @@ def test_a_graph_with_operators_nobody_has_can_be_looked_at(written: Callable[..
             z = acme.Mystery(y)
         }"""
     path = written(text)
-    found = inspect(path)
+    found = inspect(path).to_json()
     assert [m["query_map"] for m in found["matches"]] == ["relu"]
     assert "acme.Mystery" in found["warnings"][0]
     with pytest.raises(LinexportError, match="Mystery"):

@@ -23,11 +23,6 @@ TOKEN = "0123456789abcdef"
 
 
 @pytest.fixture(scope="module")
-def model(converted: Callable[..., Path]) -> Artifact:
-    return linexport.load(converted("language_model"), threads=1)
-
-
-@pytest.fixture(scope="module")
 def slow(converted: Callable[..., Path]) -> Artifact:
     """A model whose calls take 20 ms, and whose logits are NaN after one byte."""
     return changed(

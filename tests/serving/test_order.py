@@ -6,14 +6,12 @@ import asyncio
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import linexport
 from linexport.artifact import Artifact
 from linexport.artifact.sampling import Sampling
 from linexport.errors import UsageError
@@ -30,11 +28,6 @@ from tests.support.serving import alone
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPT, TOKENS = b"import numpy", 16
-
-
-@pytest.fixture(scope="module")
-def model(converted: Callable[..., Path]) -> Artifact:
-    return linexport.load(converted("language_model"), threads=1)
 
 
 def order(count: int, stops: tuple[str, ...] = ()) -> Order:

@@ -21,23 +21,6 @@ from tests.support.schedules import Schedule, schedules
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def model(converted: Callable[..., Path]) -> Artifact:
-    return linexport.load(converted("language_model"), threads=1)
-
-
-@pytest.fixture(scope="module")
-def small(converted: Callable[..., Path]) -> Artifact:
-    """Takes x (batch, seq, 8) in float32; x^2 is in its state."""
-    return linexport.load(converted("small"), threads=1)
-
-
-@pytest.fixture(scope="module")
-def counting(converted: Callable[..., Path]) -> Artifact:
-    """Its positions are counted for all rows of a call together."""
-    return linexport.load(converted("streaming"), threads=1)
-
-
 def tokens(length: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(256, size=(1, length))
 

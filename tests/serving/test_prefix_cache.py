@@ -19,17 +19,6 @@ from linexport.serving import Pool, PrefixCache, Session, prefix_cache
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def model(converted: Callable[..., Path]) -> Artifact:
-    return linexport.load(converted("language_model"), threads=1)
-
-
-@pytest.fixture(scope="module")
-def another(converted: Callable[..., Path]) -> Artifact:
-    """The same sizes, other weights."""
-    return linexport.load(converted("another_language_model"), threads=1)
-
-
 def tokens(length: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(256, size=(1, length))
 

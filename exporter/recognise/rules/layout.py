@@ -1,4 +1,12 @@
-"""Operators that move entries without changing them."""
+"""Operators that move entries without changing them.
+
+    Transpose, Reshape, Expand    dims are other tuples of the same axes
+    Slice                         of positions: [s <= t + c] with another c; of a padding or a
+                                  concatenation: what was there before it
+    Trilu                         times [s <= t + k]
+
+A form is a sum of products whose factors are indexed by axes, so all of this is renaming of axes.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +45,8 @@ def cast(e: Evaluator, node: gs.Node) -> Form | None:
     made = numpy_type(node) if node.op == "Cast" else node.outputs[0].dtype
     if made is None:
         return form
+    # The cast of a tensor is repeated where the fused nodes read it. That of a sum or a product is
+    # left out: rounding in between is not part of the formula, and the proof compares the results.
     leaf, dtype = form.leaf, np.dtype(made)
     if leaf.function == IDENTITY and leaf.tensor.dtype == dtype:
         return form
@@ -68,11 +78,13 @@ def squeeze(e: Evaluator, node: gs.Node) -> Form | None:
     dims = list(form.dims)
     if node.op == "Squeeze":
         gone = range(len(dims)) if axes is None else [a % len(dims) for a in axes]
+        # A dim with an axis is not known to have size 1.
         if axes is not None and any(dims[a] for a in gone):
             return None
         return replace(form, dims=tuple(d for p, d in enumerate(dims) if d or p not in gone))
     if axes is None:
         return None
+    # ONNX counts the axes of Unsqueeze in the result.
     rank = len(dims) + len(axes)
     for place in sorted(a % rank for a in axes):
         dims.insert(place, ())
@@ -102,10 +114,12 @@ def reshape(e: Evaluator, node: gs.Node) -> Form | None:
         axis = node.attrs.get("axis", 1) % (len(sizes) + 1)
         target: list[Size] | None = [product(sizes[:axis]), product(sizes[axis:])]
     else:
+        # Where the computation of the shape is not followed: the sizes that the graph states.
         target = _target(e, node, sizes) or e.stated(node.outputs[0])
     grouped = None if target is None else regroup(form.dims, target)
     if grouped is None:
         return None
+    # An axis that was split is split in every factor: x[a] with a = (a1, a2) is x[(a1, a2)].
     dims, splits = grouped
     return replace(form.rename(splits), dims=tuple(dims))
 
@@ -122,6 +136,7 @@ def _target(e: Evaluator, node: gs.Node, sizes: list[Size]) -> list[Size] | None
             target.append(None)
         else:
             target.append(sizes[place] if size == Size(0) and copies else size)
+    # -1 is what the other sizes leave of the elements; an unknown size where that is not whole.
     if target.count(None) == 1:
         rest = product(sizes).divided(product([s for s in target if s is not None]))
         target[target.index(None)] = rest or Size(1, (f"{node.outputs[0].name}[-1]",))
@@ -142,6 +157,7 @@ def expand(e: Evaluator, node: gs.Node) -> Form | None:
         target = tuple(fresh(s) for s in sizes)
     if target is None:
         return None
+    # Multiplying by ones of the wanted shape is broadcasting.
     return algebra.times(form, algebra.constant(1.0, target))
 
 
@@ -179,17 +195,21 @@ def _sliced(e: Evaluator, form: Form, place: int, start: int, end: Size) -> Form
     size = size_of(index)
     if start == 0 and (end == size or (end.known is not None and end.known >= END)):
         return form
+    # Of a known size, numbers from the end become numbers from the start.
     if size.known is not None:
         start = max(start + size.known, 0) if start < 0 else start
         last = size.known if end.known is None else min(end.known, size.known)
         last = last + size.known if last < 0 else last
+        # The piece of a concatenation that lies there is simpler than a slice of the whole.
         piece = _piece(e, form, place, start, last) if end.known is not None else None
         if piece is not None:
             return piece
         end = Size(last - start) if end.known is not None else end
+    # The first positions of a padded dim are the dim before the padding.
     cut = unpadded(e, form, place, end) if start == 0 else None
     if cut is not None:
         return cut
+    # Otherwise the new size must be known: it is that of the axis in the place of the sliced one.
     if start < 0 or len(index) != 1 or (end.known is None and start):
         return None
     if end.known is not None and (end.known <= 0 or size.known is None):
@@ -207,6 +227,7 @@ def _shifted(form: Form, place: int, axis: Axis, start: int, size: Size) -> Form
             if axis not in factor.axes:
                 factors.append(factor)
                 continue
+            # The values of a tensor would be others; a position is t, or t + start for a triangle.
             if not isinstance(factor, PositionOrder | Iota) or (start and isinstance(factor, Iota)):
                 return None
             moved = factor.rename({axis: new})
@@ -227,6 +248,7 @@ def _piece(e: Evaluator, form: Form, place: int, start: int, end: int) -> Form |
     terms: list[Term] = []
     dims: tuple[Index, ...] | None = None
     for term in form.terms:
+        # One tensor alone depends on the dim: a product of two would need the same piece of both.
         using = [f for f in term.factors if f.axes & set(index)]
         if len(using) != 1 or not isinstance(using[0], Leaf):
             return None
@@ -237,6 +259,7 @@ def _piece(e: Evaluator, form: Form, place: int, start: int, end: int) -> Form |
         part = _part(pieces, start, end)
         if part is None:
             return None
+        # The piece has axes of its own: along the other dims they are made those of the whole.
         part = part.fresh()
         for p, own in enumerate(part.dims):
             if p != pieces.place and own:
@@ -244,6 +267,7 @@ def _piece(e: Evaluator, form: Form, place: int, start: int, end: int) -> Form |
                 if shared is None or any(a in term.axes for a in shared):
                     return None
                 part = part.rename(shared)
+        # coefficient * rest * whole becomes coefficient * rest * piece, a sum where that is one.
         rest = Term(term.coefficient, tuple(f for f in term.factors if f is not leaf))
         products = [algebra.multiplied(rest, t) for t in part.terms]
         terms += [t for t in products if t is not None]
@@ -253,6 +277,7 @@ def _piece(e: Evaluator, form: Form, place: int, start: int, end: int) -> Form |
 
 
 def _part(pieces: Pieces, start: int, end: int) -> Form | None:
+    """Return the piece that fills exactly start to end, None where a cut goes through one."""
     at = 0
     for size, form in pieces.parts:
         if (at, at + size) == (start, end):
@@ -286,6 +311,7 @@ def trilu(e: Evaluator, node: gs.Node) -> Form | None:
     row, column = form.dims[-2:]
     if not row or not column:
         return None
+    # Tril keeps column s of row t where s <= t + k.
     order = PositionOrder(row, column, offset[0])
     if node.attrs.get("upper", 1):
         # Triu keeps s >= t + k, which is t <= s - k.

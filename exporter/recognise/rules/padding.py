@@ -44,6 +44,8 @@ def pad(e: Evaluator, node: gs.Node) -> Form | None:
         return None
     value = float(filling.item()) if filling is not None else 0.0
     ((place, end),) = ends.items()
+    # Both sizes known: the result is a concatenation, whatever the constant. Unknown: only zeros
+    # are of use, as terms that vanish there.
     size = size_of(form.dims[place]).known
     if size is not None and end.known is not None and end.known > 0:
         beside = tuple(fresh(end) if p == place else d for p, d in enumerate(form.dims))
@@ -61,6 +63,7 @@ def _ends(e: Evaluator, node: gs.Node) -> dict[int, Size]:
     if form is None or given is None or node.attrs.get("mode", "constant") != "constant":
         return {}
     pads = [n if isinstance(n, Size) else Size(int(n)) for n in np.atleast_1d(given)]
+    # First the padding in front of every axis, then the padding behind.
     axes = e.ints(node, 3, "axes") or list(range(len(form.dims)))
     if any(n != Size(0) for n in pads[: len(axes)]):
         return {}
@@ -75,6 +78,7 @@ def unpadded(e: Evaluator, form: Form, place: int, size: Size) -> Form | None:
     apart = len({a for index in padded for a in index}) == sum(map(len, padded))
     if form.dims[place] not in padded or not apart:
         return None
+    # Each padded dim gets an axis of the size it had before; dims and terms are rewritten to it.
     cuts = {index: (Axis(size),) for index in padded}
     dims = [_index(index, cuts) for index in form.dims]
     terms = _terms(e, form, cuts)
@@ -122,11 +126,13 @@ def _factor(e: Evaluator, factor: Factor, cuts: Cuts) -> Term | None:
     touched = [index for index in cuts if set(index) & factor.axes]
     if not touched:
         return Term(1.0, (factor,))
+    # A factor that has only a part of a padded dim (one of two merged axes) has no such cut.
     if not all(set(index) <= factor.axes for index in touched):
         return None
     if isinstance(factor, Leaf):
         return _leaf(e, factor, cuts)
     if isinstance(factor, Nested):
+        # f(sum of terms) is cut where its sum can be; its free axes are the new ones afterwards.
         terms = _terms(e, factor.inner, cuts)
         free = factor.axes - {a for index in cuts for a in index}
         free |= {a for index in touched for a in cuts[index]}
@@ -146,6 +152,7 @@ def _leaf(e: Evaluator, leaf: Leaf, cuts: Cuts) -> Term | None:
     found = e.padded.get(leaf.tensor.name)
     if found is None or leaf.function != IDENTITY or leaf.dims[found.place] not in cuts:
         return None
+    # pad(x)[i] = x[i] for i < T: put x there, with its axes renamed to those of the padded tensor.
     form = found.form.fresh()
     for place, index in enumerate(leaf.dims):
         own = form.dims[place]

@@ -20,6 +20,7 @@ def position_order(a: Form, b: Form, offset: int) -> Form | None:
     # t - s + c >= 0 is s <= t + c: an order of two positions. Positions are whole numbers, so
     # a > b is a - 1 >= b.
     up, down, shift = None, None, float(offset)
+    # Read the difference as up - down + shift: one position with +1, one with -1, and numbers.
     for term in difference.terms:
         if not term.factors:
             shift += term.coefficient
@@ -45,6 +46,8 @@ def _threshold(difference: Form, offset: int) -> Form | None:
     only = masks[0].factors
     if len(masks) > 1 or len(only) > 1 or not isinstance(only[0], PositionOrder):
         return None
+    # offset is 0 for >= and -1 for >. c m + shift need not be a whole number: for > it must reach
+    # the least number above 0, not 1.
     slack = 0.0 if offset == 0 else -1e-30
     # m has two values, so the comparison does: both outcomes the same is a constant; otherwise it
     # is m or 1 - m.
@@ -57,6 +60,7 @@ def _threshold(difference: Form, offset: int) -> Form | None:
 
 def equal(a: Form, b: Form) -> Form | None:
     """Return [c m = y] for a mask m of zeros and ones: m where y is c, 1 - m where y is 0."""
+    # A mask is c or 0, so it can equal only these two numbers; the comparison is symmetric.
     for x, y in ((a, b), (b, a)):
         orders = [t for t in x.terms if t.of(PositionOrder)]
         if len(x.terms) == 1 and orders and len(orders[0].factors) == 1 and y.scalar is not None:
@@ -71,6 +75,7 @@ def rectify(a: Form) -> Form | None:
     """Return max(t - s, 0) = [s <= t] (t - s), for positions."""
     if len(a.terms) != 2 or a.leaf is not None:
         return None
+    # Where t - s < 0 the mask is 0, elsewhere the difference is itself.
     above = position_order(a, algebra.constant(0.0), 0)
     return above and algebra.times(above, a)
 

@@ -10,11 +10,11 @@ from typing import Any
 from linexport.artifact import Artifact, StreamState, load
 from linexport.serving.channel import Channel
 from linexport.serving.computing import Local
-from linexport.serving.engine import Feeds
 from linexport.serving.limits import Limits
 from linexport.serving.sequence import Outputs, SequenceStep
 from linexport.serving.service import Service
 from linexport.serving.session import Session
+from linexport.serving.task import Feeds
 from linexport.serving.text import End, Order, TextEvent
 
 Piece = tuple[Outputs, StreamState | None]

@@ -21,12 +21,13 @@ import ray
 from ray.serve.handle import DeploymentHandle
 
 from linexport.errors import UsageError
-from linexport.serving.engine import Feeds, QueueFullError
+from linexport.serving.engine import QueueFullError
 from linexport.serving.language import Language
 from linexport.serving.limits import Limits
 from linexport.serving.metrics import Metrics, Pace
 from linexport.serving.ray.survival import LOST, Patience, surviving
 from linexport.serving.sequence import Outputs
+from linexport.serving.task import Feeds
 from linexport.serving.text import End, Order, TextEvent
 
 SESSION: ContextVar[str] = ContextVar("session", default="")

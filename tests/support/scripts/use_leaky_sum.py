@@ -51,7 +51,7 @@ if __name__ == "__main__":
                 "lowerings": [c.lowering for c in manifest.lowerings],
                 "stream_error": float(np.abs(pieces - artifact.run(x)["output"]).max()),
                 "oracle_error": float(np.abs(got - expected).max()),
-                "details": inspect(folder)["ops"][0]["details"],
+                "details": inspect(folder).ops[0].details,
             }
         )
     )
