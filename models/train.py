@@ -128,9 +128,14 @@ def _attention(
     map: str, features: int | None, given: list[str] | None, heads: int, attention: str
 ) -> dict[str, Any]:
     """Return the arguments of training that say what the attention layers are."""
-    options: dict[str, Any] = {} if features is None else {"features": features}
-    options |= from_text(given or [], "degree=3")
+    options = _options(features, given or [])
     return {"feature_map": map, "options": options, "heads": heads, "attention": attention}
+
+
+def _options(features: int | None, given: list[str]) -> dict[str, Any]:
+    """Return the options of the feature map."""
+    options: dict[str, Any] = {} if features is None else {"features": features}
+    return options | from_text(given, "degree=3")
 
 
 def _bits_per_byte(model: torch.nn.Module) -> str:
