@@ -15,6 +15,7 @@ import glob
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -48,13 +49,33 @@ def staged(output: Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno not in _UNWRITABLE:
             raise
-        raise EnvironmentProblemError(
-            f"Cannot write the artifact to {parent}: {error.strerror}. "
-            "What was there before is unchanged."
-        ) from error
+        raise _unwritable(error, f"the artifact to {parent}") from error
     finally:
         for folder in named:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make a folder in ``TMPDIR``, and remove it in the end.
+
+    Raises:
+        EnvironmentProblemError: the disk is full, or a file cannot be written.
+    """
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        place = f"temporary files to {tempfile.gettempdir()}, which TMPDIR names"
+        raise _unwritable(error, place) from error
+
+
+def _unwritable(error: OSError, what: str) -> EnvironmentProblemError:
+    return EnvironmentProblemError(
+        f"Cannot write {what}: {error.strerror}. What was there before is unchanged."
+    )
 
 
 def _prefix(output: Path) -> str:

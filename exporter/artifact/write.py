@@ -19,8 +19,9 @@ from linexport.manifest import DATA, MODEL, is_artifact
 
 __all__ = ["check_output", "copy_files", "publish", "replace_text", "save_model", "staged"]
 
-EXTERNAL_ABOVE = 1_500_000_000
-"""Bytes above which weights go to a file of their own: a protobuf ends at 2 GB."""
+EXTERNAL_ABOVE = 500_000_000
+"""Bytes above which weights go to a file of their own, which is mapped into memory where those
+inside of a model are copied there; a protobuf ends at 2 GB."""
 
 SMALLEST = 2**10
 """Bytes of the smallest weight that goes there with the others."""

@@ -39,6 +39,9 @@ NAMES = {
     "save": "Writing the linear form",
 }
 
+QUIET = 5
+"""Seconds after which what is left is worth a line's end."""
+
 
 class Spinner:
     """Shows stages with rich; see ``linexport.system.progress.Progress``."""
@@ -62,16 +65,39 @@ class Spinner:
 
     @contextmanager
     def steps(self, name: str, total: int) -> Iterator[Advance]:
-        """A bar within a stage; without a terminal, a line now and then."""
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        """A bar within a stage and the time left; without a terminal, a line now and then."""
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
         if not self._console.is_terminal:
-            yield lambda done, note: self._console.print(f"    {done}/{total}  {note}")
+            yield self._lines(total)
             return
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+        )
         with Progress(*columns, console=self._console, transient=True) as progress:
             bar = progress.add_task("", total=total)
             yield lambda done, note: progress.update(bar, completed=done, description=note)
+
+    def _lines(self, total: int) -> Advance:
+        """Return a function that prints the steps done, and after a while the time left."""
+        start = time.perf_counter()
+
+        def advance(done: int, note: str) -> None:
+            passed = time.perf_counter() - start
+            left = passed / max(done, 1) * (total - done)
+            more = f", about {left:.0f} s left" if passed > QUIET and done < total else ""
+            self._console.print(f"    {done}/{total}  {note}{more}", markup=False)
+
+        return advance
 
     def note(self, text: str) -> None:
         """The text as it is."""

@@ -28,8 +28,10 @@ from linexport.graph import dims as dimensions
 from linexport.loaders import LoadedModel, load_model
 from linexport.loaders.memory_map import memory_map_weights
 from linexport.loaders.metric import as_metric
+from linexport.loaders.sizes import float32_bytes
 from linexport.manifest import ConvertOptions, Manifest
 from linexport.manifest.options import FLOAT32, command, described
+from linexport.quantise import forecast
 from linexport.quantise.half import HALF
 from linexport.system.progress import Progress, Silent, Stopwatch
 
@@ -97,6 +99,8 @@ def _quantised(
     check_score(asked.evaluate, asked.max_drop)
     metric = as_metric(asked.evaluate, asked.lower_is_better)
     check_place(place, asked.overwrite)
+    if not isinstance(source, LoadedModel):
+        forecast.announce("convert", float32_bytes(source), place, progress or Silent())
     none = dict.fromkeys(("data", "max_kld", "evaluate", "max_drop"))
     plain = {**none, "weights": FLOAT32, "bench": False}
     with write.staged(place) as folder:

@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from linexport import targets
-from linexport.artifact import load, write
+from linexport.artifact import write
 from linexport.artifact.runtime import Artifact
 from linexport.conversion.add_records import check_place, publish, with_status
 from linexport.conversion.automatic_bits import within
@@ -35,10 +35,11 @@ from linexport.manifest.quantisation import (
     ParetoPoint,
 )
 from linexport.manifest.records import NodesRecord, StageRecord
+from linexport.quantise import forecast
 from linexport.quantise.calibration_inputs import CalibrationInputs, inputs_of
 from linexport.quantise.choose_bits import AUTO, BITS, CHOICES, Chosen, Quantiser
 from linexport.quantise.half import HALF, half_model
-from linexport.quantise.opened import FloatModel, Run
+from linexport.quantise.opened import FloatModel, Run, unopened
 from linexport.quantise.proof import Runs, with_proof
 from linexport.quantise.rewrite import float_activations, quantised_model
 from linexport.quantise.sensitivity import divergences
@@ -104,8 +105,11 @@ def quantize(
     check_place(place, overwrite)
     watch = Stopwatch(progress or Silent())
     with watch.stage("read"):
-        opened = load(source, threads=threads)
+        opened = unopened(source, threads)
         _check(opened)
+        if options is None:  # else it was said of the whole conversion
+            size = model_bytes(opened.manifest.files)
+            forecast.announce("quantise", size, place, watch.shown)
         model = FloatModel.of(opened, source / MODEL, threads)
         quantiser = Quantiser(model, integers=weights not in HALF)
         inputs = inputs_of(opened, None if data is None else Path(data), seed)
@@ -116,8 +120,11 @@ def quantize(
     limit = MAX_KLD if weights == AUTO and max_kld is None else max_kld
     found = None
     if weights not in HALF:
-        with watch.stage("calibrate"):
-            quantiser.calibrate(inputs.calibration)
+        with (
+            watch.stage("calibrate"),
+            watch.shown.steps("calibrate", quantiser.measured) as advance,
+        ):
+            quantiser.calibrate(inputs.calibration, advance)
         found = _choose(weights, limit, model, quantiser, inputs, watch)
     with write.staged(place) as folder:
         with watch.stage("write"):

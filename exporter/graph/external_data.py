@@ -7,13 +7,15 @@ values are beside it in a mapping, where possible in the memory of the model its
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+from linexport.system import memory
 
 Weights = Mapping[str, np.ndarray]
 """Values by the initializer's name; of any strides."""
@@ -42,7 +44,7 @@ def external_initializer(name: str, values: np.ndarray) -> TensorProto:
 
 def externalize(model: onnx.ModelProto, size: int = LARGE) -> dict[str, np.ndarray]:
     """Make initializers of at least ``size`` bytes external, in place; returns their values."""
-    found = {}
+    found: dict[str, np.ndarray] = {}
     for tensor in model.graph.initializer:
         if len(tensor.raw_data) >= size:
             found[tensor.name] = numpy_helper.to_array(tensor)
@@ -79,8 +81,43 @@ def externals_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def read_graph(path: Path) -> onnx.ModelProto:
     """Read a file that ``save`` wrote, without the weights that follow the graph there."""
+    return onnx.load_from_string(b"".join(_parts(path, following=False)))
+
+
+def read_mapped(path: Path) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """Read a file that ``save`` wrote, one large weight at a time.
+
+    Returns:
+        The model, and the values of its large weights, which are external and memory-mapped: from
+        the file beside it, or copied to one without a name.
+    """
+    model = read_graph(path)
+    found: dict[str, np.ndarray] = {}
+    for tensor in model.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            entries = {entry.key: entry.value for entry in tensor.external_data}
+            found[tensor.name] = np.memmap(
+                path.parent / entries["location"],
+                helper.tensor_dtype_to_np_dtype(tensor.data_type),
+                "r",
+                int(entries.get("offset", 0)),
+                tuple(tensor.dims),
+            )
+    sizes = [len(part) for part in _parts(path, following=True)]
+    for block, part in zip(memory.blocks(sizes), _parts(path, following=True), strict=True):
+        for tensor in onnx.load_from_string(part).graph.initializer:
+            values = numpy_helper.to_array(tensor)
+            place = block[: values.nbytes].view(values.dtype).reshape(values.shape)
+            np.copyto(place, values)
+            memory.release(block.ctypes.data, block.nbytes)
+            found[tensor.name] = place
+            model.graph.initializer.append(external_initializer(tensor.name, place))
+    return model, found
+
+
+def _parts(path: Path, following: bool) -> Iterator[bytes]:
+    """Yield the fields of a model file: its graphs after the first, or all others."""
     size = path.stat().st_size
-    kept = bytearray()
     graphs = 0
     with path.open("rb") as file:
         while file.tell() < size:
@@ -89,11 +126,10 @@ def read_graph(path: Path) -> onnx.ModelProto:
             value = _varint(file)
             end = file.tell() + (value if tag & 7 == _LENGTH_DELIMITED else 0)
             graphs += tag == _GRAPH
-            if tag != _GRAPH or graphs == 1:
+            if (tag == _GRAPH and graphs > 1) == following:
                 file.seek(start)
-                kept += file.read(end - start)
+                yield file.read(end - start)
             file.seek(end)
-    return onnx.load_from_string(bytes(kept))
 
 
 def files_beside(model: onnx.ModelProto) -> set[str]:

@@ -8,7 +8,7 @@ auto         4 or 8 bits for each, 8 where it buys most, until a limit of diverg
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from linexport.quantise.gptq import gptq
 from linexport.quantise.half import HALF
 from linexport.quantise.opened import Arrays, FloatModel, second_moments, smallest
 from linexport.quantise.quantisable import Kept, Weight, find
+from linexport.system import memory
 from linexport.system.progress import Advance
 
 BITS = {"int8": 8, "int4": 4}
@@ -33,6 +34,10 @@ TABLE_BITS = 8
 
 MOMENTS_AT_ONCE = 16
 """Inputs of products that are measured in one run over the data."""
+
+
+def ignore(done: int, note: str) -> None:
+    """Show nothing."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +104,8 @@ class Quantiser:
         self._moments: dict[str, NDArray[np.float64]] = {}
         self._done: dict[tuple[str, int], Chosen] = {}
 
-    def calibrate(self, data: Sequence[Arrays]) -> None:
-        """Measure how the inputs of all products vary together.
+    def calibrate(self, data: Sequence[Arrays], advance: Advance = ignore) -> None:
+        """Measure how the inputs of all products vary together; ``advance`` is shown the runs.
 
         Experts whose router gives negative weights stay: their kernel leaves those out.
         """
@@ -115,6 +120,12 @@ class Quantiser:
         for start in range(0, len(names), MOMENTS_AT_ONCE):
             part = names[start : start + MOMENTS_AT_ONCE]
             self._moments |= second_moments(self._model, part, data)
+            advance(start + len(part), part[-1])
+
+    @property
+    def measured(self) -> int:
+        """Number of values that ``calibrate`` measures."""
+        return len({w.activations[0] for w in self.weights if w.activations})
 
     def quantise(self, weight: Weight, bits: int) -> Chosen:
         """Quantise one weight; kept for later calls."""
@@ -123,9 +134,11 @@ class Quantiser:
             grid = grid_of(weight, bits)
             moment = self._moments.get(weight.activations[0]) if weight.activations else None
             if moment is None:
-                made = Chosen(weight, nearest(matrix, grid), "nearest")
+                found, method = nearest(matrix, grid), "nearest"
             else:
-                made = Chosen(weight, gptq(matrix, grid, moment), "gptq")
+                found, method = gptq(matrix, grid, moment), "gptq"
+            [values] = memory.memory_mapped([found.values])
+            made = Chosen(weight, replace(found, values=values), method)
             self._done[weight.name, bits] = made
         return self._done[weight.name, bits]
 

@@ -1,12 +1,12 @@
 """Models that are changed and opened while weights are chosen.
 
-The float32 model is read once. Its large values stay apart from the graph, so that a changed graph
-costs no copy of them until it is written for ONNX Runtime to open.
+The float32 model is read once, one weight at a time. Its large values are memory-mapped and apart
+from the graph: a changed graph costs no copy of them until it is written to a file, which ONNX
+Runtime maps into memory. What is not in use is not open.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,16 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from linexport import manifest as manifests
 from linexport import targets
-from linexport.artifact import write
+from linexport.artifact import opening, write
 from linexport.artifact.runtime import Artifact
+from linexport.artifact.staging import temporary_folder
+from linexport.errors import ParityError
 from linexport.graph import external_data
+from linexport.graph.interface import check_interface
+from linexport.loaders.onnx_file.index_ranges import index_range
+from linexport.manifest import DATA
 from linexport.quantise.quantisable import floating_weights
 
 Arrays = Mapping[str, NDArray]
@@ -44,11 +50,19 @@ class FloatModel:
 
     @classmethod
     def of(cls, artifact: Artifact, model: Path, threads: int) -> FloatModel:
-        """Read the model file of an opened artifact."""
-        graph = onnx.load_model(str(model))
-        values = {t.name: numpy_helper.to_array(t) for t in floating_weights(graph)}
-        for tensor in floating_weights(graph):
-            tensor.CopyFrom(external_data.external_initializer(tensor.name, values[tensor.name]))
+        """Read the model file of an artifact."""
+        graph, external = external_data.read_mapped(model)
+        values = {}
+        weights = {t.name for t in floating_weights(graph)}
+        for tensor in graph.graph.initializer:
+            if tensor.name in weights:
+                own = external.get(tensor.name)
+                values[tensor.name] = numpy_helper.to_array(tensor) if own is None else own
+                tensor.CopyFrom(
+                    external_data.external_initializer(tensor.name, values[tensor.name])
+                )
+            elif tensor.name in external:
+                tensor.CopyFrom(numpy_helper.from_array(external[tensor.name], tensor.name))
         return cls(artifact, graph, values, threads)
 
     def run(self, model: onnx.ModelProto) -> Run:
@@ -93,12 +107,60 @@ def open_written(model: onnx.ModelProto, values: Mapping[str, NDArray], threads:
     """
     named = {t.name for t in model.graph.initializer}
     external = {name: value for name, value in values.items() if name in named}
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
-        path = write.save_model(copy, Path(folder), external)
-        session = targets.find_target("ort").open(path, threads=threads, taking_turns=True)
+        path = write.save_model(copy, folder, external)
+        low = any(place.stat().st_size > write.EXTERNAL_ABOVE for place in path.parent.iterdir())
+        target = targets.find_target("ort")
+        session = target.open(path, threads=threads, taking_turns=True, low_memory=low)
     return lambda feeds: session.run(feeds)
+
+
+class OnDemand:
+    """A session of a model file that is opened when it is first run, and may be closed.
+
+    Args:
+        model: the file.
+        threads: 0 for ONNX Runtime's choice.
+    """
+
+    def __init__(self, model: Path, threads: int) -> None:
+        self._model, self._threads = model, threads
+        self._session: targets.Session | None = None
+
+    def run(self, inputs: Arrays) -> dict[str, NDArray]:
+        """See ``Session``."""
+        if self._session is None:
+            self._session = targets.find_target("ort").open(
+                self._model,
+                threads=self._threads,
+                taking_turns=True,
+                low_memory=self._model.with_name(DATA).exists(),
+            )
+        return self._session.run(inputs)
+
+
+def unopened(folder: Path, threads: int) -> Artifact:
+    """Return an artifact whose files were checked as ``load`` does, opened when it is first run.
+
+    Raises:
+        UsageError, ParityError: see ``load``.
+    """
+    manifest = manifests.read(folder)
+    if manifest.status != "ok":
+        raise ParityError(f"{folder} failed its parity check; see {folder / manifests.REPORT}.")
+    opening.check_files(folder, manifest)
+    graph = opening.checked_graph(folder / manifests.MODEL)
+    check_interface(manifest, graph, str(folder / manifests.MANIFEST))
+    ranges = {i.name: index_range(graph, i.name) for i in manifest.inputs}
+    return Artifact(
+        folder,
+        manifest,
+        OnDemand(folder / manifests.MODEL, threads),
+        ranges={name: values for name, values in ranges.items() if values},
+        options={"verify": True, "threads": threads},
+    )
 
 
 def second_moments(

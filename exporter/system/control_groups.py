@@ -17,6 +17,9 @@ MOUNT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 FILES = {"pids": ("pids.max", "pids.max"), "memory": ("memory.max", "memory.limit_in_bytes")}
 """Files of the limit in versions 2 and 1, by controller."""
 
+_UNLIMITED = 2**60
+"""Bytes from which version 1 writes a limit that is none."""
+
 
 @contextmanager
 def control_groups(limits: Mapping[str, int]) -> Iterator[dict[str, Path]]:
@@ -67,3 +70,39 @@ def _make(folder: Path, file: str, limit: int) -> bool:
             folder.rmdir()
         return False
     return True
+
+
+def memory_left() -> int | None:
+    """Return the bytes that this process's group may still take; None where it has no limit.
+
+    Pages of files that the group has not used for long would be dropped first: they count as free.
+    """
+    place = _group("memory")
+    if place is None:
+        place = _unified()
+    if place is None:
+        return None
+    folder, limit_file = place
+    usage_file = "memory.current" if limit_file == "memory.max" else "memory.usage_in_bytes"
+    try:
+        limit = (folder / limit_file).read_text().strip()
+        used = int((folder / usage_file).read_text())
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    if not limit.isdecimal() or int(limit) >= _UNLIMITED:
+        return None
+    files = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+    return max(0, int(limit) - used + files)
+
+
+def _unified() -> tuple[Path, str] | None:
+    """Return the folder of this process's group in version 2, whether or not others may be made."""
+    with suppress(OSError):
+        for line in OWN.read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number == "0" and not controllers:
+                folder = MOUNT / path.lstrip("/")
+                if (folder / "memory.max").exists():
+                    return folder, "memory.max"
+    return None

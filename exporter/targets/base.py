@@ -228,6 +228,8 @@ def _session_options(threads: int, taking_turns: bool, low_memory: bool) -> Any:
         options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
         options.enable_mem_reuse = False
         options.enable_cpu_mem_arena = False
+        # Packed weights are a copy in memory of what the system maps from the file.
+        options.add_session_config_entry("session.disable_prepacking", "1")
     if taking_turns:
         options.add_session_config_entry("session.force_spinning_stop", "1")
     return options

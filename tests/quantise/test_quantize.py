@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,6 +22,7 @@ from onnx import numpy_helper
 
 import linexport
 from linexport.errors import ParityError, UnsupportedModelError, UsageError
+from linexport.graph import external_data
 from linexport.manifest import Manifest, read
 from linexport.quantise import quantisable
 from linexport.quantise.half import half_model
@@ -320,3 +325,35 @@ def test_the_users_own_score_is_of_both_artifacts_and_may_drop_no_further(
     assert not (tmp_path / "none").exists()
     result = cli("quantize", converted("heavy"), "-o", "none", "--max-drop", "1")
     assert result.code == 2 and "--max-drop needs --evaluate" in result.err
+
+
+@pytest.mark.parametrize("full", ["temporary files", "the artifact"])
+def test_a_full_disk_is_one_sentence_and_leaves_the_earlier_artifact(
+    full: str,
+    cli: Callable[..., Result],
+    exact: Path,
+    quantised: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Files below one folder cannot be written, as where its disk is full."""
+    place = shutil.copytree(quantised("int8"), tmp_path / "out" / "q")
+    before = {p.name: p.read_bytes() for p in place.iterdir()}
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    there = tmp_path / ("tmp" if full == "temporary files" else "out")
+    save = external_data.save
+
+    def no_room(model: onnx.ModelProto, weights: Any, path: Path, data: Path | None = None) -> None:
+        save(model, weights, path, data)
+        if there in path.parents:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(external_data, "save", no_room)
+    result = cli("quantize", exact, "-o", place, "--weights", "int4", "--overwrite")
+    assert result.code == 5
+    found = " ".join(result.err.split())
+    assert f"Cannot write {full} to {there}" in found and "No space left on device" in found
+    assert {p.name: p.read_bytes() for p in place.iterdir()} == before
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["q"]
+    assert not list((tmp_path / "tmp").iterdir())

@@ -1,0 +1,36 @@
+"""Size of a model in float32, known from its files' headers before anything is read."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from pathlib import Path
+
+FLOAT32_BYTES = 4
+_LENGTH_BYTES = 8
+_LONGEST_HEADER = 100_000_000
+
+
+def float32_bytes(source: str | Path) -> int | None:
+    """Return the bytes of a source's weights in float32; None where no file says so.
+
+    Args:
+        source: a model file, or a folder of safetensors.
+    """
+    path = Path(source)
+    try:
+        if path.is_dir():
+            return sum(_tensor_bytes(file) for file in path.glob("*.safetensors")) or None
+        return path.stat().st_size if path.is_file() else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # what is wrong with it is said where it is read
+
+
+def _tensor_bytes(path: Path) -> int:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if length > _LONGEST_HEADER:
+            raise ValueError(f"a header of {length} bytes")
+        header = json.loads(file.read(length))
+    shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+    return FLOAT32_BYTES * sum(prod(shape) for shape in shapes)

@@ -1,0 +1,77 @@
+"""Room in memory and on disk: what is there, what is asked for, and the refusal between them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from linexport.errors import EnvironmentProblemError
+from linexport.loaders.sizes import float32_bytes
+from linexport.quantise import forecast
+from linexport.system import control_groups, room
+from linexport.system.progress import Silent
+
+
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def test_the_size_in_float32_is_that_of_all_tensors(tmp_path: Path) -> None:
+    save_file({"a": np.zeros((3, 5), np.float16)}, tmp_path / "model-1.safetensors")
+    save_file({"b": np.zeros(7, np.float32)}, tmp_path / "model-2.safetensors")
+    assert float32_bytes(tmp_path) == 4 * (15 + 7)
+    (tmp_path / "model-2.safetensors").write_bytes(b"no header")
+    assert float32_bytes(tmp_path) is None
+    (tmp_path / "other").write_bytes(bytes(9))
+    assert float32_bytes(tmp_path / "other") == 9
+    assert float32_bytes("package.module:function") is None
+
+
+def test_small_models_are_not_announced(tmp_path: Path) -> None:
+    shown = Notes()
+    forecast.announce("convert", None, tmp_path / "q", shown)
+    forecast.announce("convert", forecast.SMALL - 1, tmp_path / "q", shown)
+    assert not shown.texts
+
+
+def test_what_does_not_fit_is_refused_with_all_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "available_memory", lambda: 2 * room.GIB)
+    shown = Notes()
+    with pytest.raises(EnvironmentProblemError, match=r"There are 2.0 GiB of memory"):
+        forecast.announce("convert", 4 * room.GIB, tmp_path / "q", shown)
+    assert len(shown.texts) == 1 and "of memory, and of disk" in shown.texts[0]
+    with pytest.raises(EnvironmentProblemError, match=r"GiB free\. Make room"):
+        room.check(room.Needs(0, {tmp_path: 2**60}))
+    room.check(room.Needs(room.GIB, {tmp_path: 1}))
+
+
+def test_a_control_group_leaves_what_its_limit_and_its_use_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, mount = tmp_path / "cgroup", tmp_path / "mount"
+    (mount / "box").mkdir(parents=True)
+    own.write_text("0::/box\n")
+    monkeypatch.setattr(control_groups, "OWN", own)
+    monkeypatch.setattr(control_groups, "MOUNT", mount)
+    assert control_groups.memory_left() is None
+    (mount / "box" / "memory.max").write_text("max\n")
+    (mount / "box" / "memory.current").write_text("300\n")
+    (mount / "box" / "memory.stat").write_text("anon 200\ninactive_file 50\n")
+    assert control_groups.memory_left() is None
+    (mount / "box" / "memory.max").write_text("1000\n")
+    assert control_groups.memory_left() == 750
+    assert room.available_memory() == 750
+
+
+def test_this_machine_has_memory() -> None:
+    found = room.available_memory()
+    assert found is None or found > 2**20
