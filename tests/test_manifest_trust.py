@@ -95,6 +95,17 @@ def fewer_states(content: Any) -> None:
     content["states"].pop()
 
 
+def renamed(content: Any, past: str, present: str) -> None:
+    """Give a state other names, such as those of NumPy's parameters or a path."""
+    state = content["states"][0]
+    for name, new, records in (
+        (state["past"], past, "inputs"),
+        (state["present"], present, "outputs"),
+    ):
+        next(r for r in content[records] if r["name"] == name)["name"] = new
+    state.update(past=past, present=present)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -104,6 +115,8 @@ def fewer_states(content: Any) -> None:
         (lambda c: c["states"].clear(), r"\$\.states is empty"),
         (lambda c: c["states"][0].update(past="x"), r"\$\.states\[0\]"),
         (lambda c: c["states"][0].update(present="output"), r"\$\.states\[0\]"),
+        (lambda c: renamed(c, "file", "present_file"), r"not past_\.\.\. and present_"),
+        (lambda c: renamed(c, "past_../x", "present_../x"), r"not past_\.\.\. and present_"),
         (lambda c: c["states"][0].update(shape=["batch", 2, 4, 5]), r"\$\.states\[0\] is float32"),
         (lambda c: c["inputs"][0].update(name="y"), r"the input (x|y) is in the m"),
         (lambda c: c["inputs"][0].update(dtype="float64"), "x is said to be float64"),

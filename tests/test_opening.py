@@ -308,7 +308,7 @@ def described(artifact: Path, edit: Callable[[dict[str, Any]], object]) -> None:
         (lambda m: m["states"][0].update(grows=7), r"states\[0\]\.grows is 7"),
         (lambda m: m["states"][0].update(dtype="float16"), r"states\[0\] is float16"),
         (lambda m: m["states"][0]["shape"].append(3), r"states\[0\] is float32"),
-        (lambda m: m["states"][0].update(past="elsewhere"), r"states\[0\] names 'elsewhere'"),
+        (lambda m: m["states"][0].update(past="elsewhere"), r"states\[0\] is 'elsewhere'"),
         (lambda m: m["inputs"].pop(0), "is in the shape of no input"),
         (lambda m: m["inputs"][0].update(dtype="int64"), r"x is said to be int64 .* it is float32"),
         (lambda m: m["inputs"][0]["shape"].pop(), "the input x is said to be"),

@@ -17,6 +17,7 @@ Source: src/models/{recurrent_state,kv_cache,position_inputs}.cpp of onnxruntime
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
@@ -37,7 +38,9 @@ from linexport.graph.states import State
 CONFIG = "genai_config.json"
 MASK, MASK_STATE = "attention_mask", "past_mask"
 PAST, PRESENT = "past_key_values.{}.{}", "present.{}.{}"
-GROWING = {"key": "key", "value": "value"}
+ROWS = re.compile(r"past_(key|value)_(0|[1-9]\d*)", re.ASCII)
+"""Names of the states that are rows of attention, with the layer."""
+
 CONTEXT = 131072
 """Written where nothing limits the model: the library wants a number."""
 
@@ -85,7 +88,7 @@ def write_genai(artifact: str | Path, output: str | Path) -> Path:
 
 def _check_rows(source: Path, states: Sequence[State]) -> None:
     """The library's cache has one number of heads and one width, of keys as of values."""
-    shapes = {(s.shape[1], s.shape[3]): s.past for s in states if _kind(s) in GROWING}
+    shapes = {(s.shape[1], s.shape[3]): s.past for s in states if _rows(s)}
     if len(shapes) > 1:
         found = ", ".join(f"{past} {h} of {d}" for (h, d), past in shapes.items())
         raise UsageError(
@@ -95,13 +98,12 @@ def _check_rows(source: Path, states: Sequence[State]) -> None:
         )
 
 
-def _kind(state: State) -> str:
-    """``key`` of past_key_3."""
-    return state.past.split("_")[1]
-
-
-def _layer(state: State) -> int:
-    return int(state.past.split("_")[2])
+def _rows(state: State) -> tuple[str, int] | None:
+    """Return ``key`` or ``value`` and the layer of rows (B, H, T, d); None for other states."""
+    name = ROWS.fullmatch(state.past)
+    if name is None or len(state.shape) != 4 or state.growing_axis != 2:
+        return None
+    return name[1], int(name[2])
 
 
 def _recurrent(states: Sequence[State]) -> list[State]:
@@ -132,8 +134,10 @@ class _Rewiring:
 
     def run(self, states: Sequence[State]) -> None:
         for state in states:
-            if _kind(state) in GROWING:
-                self._rename(state, _layer(state), GROWING[_kind(state)])
+            rows = _rows(state)
+            if rows is not None:
+                kind, layer = rows
+                self._rename(state, layer, kind)
         pairs = _pairs(states)
         if pairs is not None:
             for layer, (conv, recurrent) in enumerate(pairs):
@@ -223,12 +227,13 @@ class _Rewiring:
 def _config(manifest: manifests.Manifest, states: Sequence[State], source: Path) -> dict[str, Any]:
     """genai_config.json."""
     language = language_interface(manifest)
-    keys = [s for s in states if _kind(s) == "key"]
-    heads, width = (keys[0].shape[1], keys[0].shape[3]) if keys else (1, 1)
+    keys = {layer: s for s in states for kind, layer in [_rows(s) or ("", 0)] if kind == "key"}
+    first = next(iter(keys.values()), None)
+    heads, width = (first.shape[1], first.shape[3]) if first else (1, 1)
     settings = model_config(source, manifest.files)
     context = settings.get("max_position_embeddings") or CONTEXT
     ends = sorted(end_tokens(source, manifest.files))
-    layers = {_layer(s) for s in keys} | set(range(len(_pairs(states) or [1])))
+    layers = keys.keys() | set(range(len(_pairs(states) or [1])))
     decoder = {
         "session_options": {"log_id": "linexport", "provider_options": []},
         "filename": manifests.MODEL,

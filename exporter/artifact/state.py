@@ -124,8 +124,11 @@ class StreamState:
         Raises:
             UsageError: it is not a saved state, is damaged, or holds no state.
         """
+        place = Path(path)
         try:
-            with Path(path).open("rb") as file:
+            if place.exists() and not place.is_file():  # a pipe would be waited for
+                raise ValueError("it is not a file")
+            with place.open("rb") as file:
                 return cls._read(file)
         except (OSError, ValueError, EOFError, NotImplementedError, BadZipFile) as error:
             raise UsageError(f"{path} is not a saved stream: {error}.") from None

@@ -9,6 +9,8 @@ from linexport.manifest.file_names import MANIFEST, MODEL, REPORT
 from linexport.manifest.records import FileRecord, Manifest, SourceRecord, StateRecord
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
+STATE = re.compile(r"past_(\w+)", re.ASCII)
+"""Names that linexport gives to states; the output's begins with ``present_``."""
 FACTORY = re.compile(r"[\w.]+:[\w.]+")
 """``package.module:callable``."""
 
@@ -25,7 +27,10 @@ def contradictions(manifest: Manifest) -> Iterator[str]:
     for place, state in enumerate(manifest.states):
         path = f"$.states[{place}]"
         past, present = inputs.get(state.past), outputs.get(state.present)
-        if past is None or present is None:
+        name = STATE.fullmatch(state.past)
+        if name is None or state.present != f"present_{name[1]}":
+            yield f"{path} is {state.past!r} and {state.present!r}, not past_... and present_..."
+        elif past is None or present is None:
             yield f"{path} names {state.past!r} and {state.present!r}, not an input and an output"
         elif (past.dtype, past.shape) != (state.dtype, state.shape):
             yield f"{path} is {state.dtype} {state.shape}; the input is {past.dtype} {past.shape}"

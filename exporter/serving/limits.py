@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+STOPS, LONGEST_STOP, MOST_LOGPROBS = 16, 256, 20
+"""Most stop strings of a text, characters of one, and tokens whose probabilities are reported."""
+
 HELP, LEAST = "help", "min"
 """Keys of a field's metadata: a sentence for the command line, and the smallest value."""
 

@@ -14,19 +14,23 @@ import re
 import secrets
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from linexport.artifact import StreamState
 from linexport.artifact.sampling import Sampling
 from linexport.errors import UsageError
+from linexport.serving.limits import LONGEST_STOP, MOST_LOGPROBS, STOPS
 from linexport.serving.text import Beginning, TextSettings
 
 log = logging.getLogger(__name__)
 
 ID = re.compile(r"[a-z]{1,12}-[0-9a-f]{32}(-[0-9]{1,3})?")
 """Ids cannot be guessed: who knows one may go on with its sequence."""
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 
 
 def new_id(kind: str) -> str:
@@ -52,16 +56,16 @@ class ParkedText(BaseModel):
     finished: bool
     chat: bool
     unfed: tuple[int, ...]
-    prompt_tokens: int
+    prompt_tokens: Count
     written: tuple[int, ...]
     temperature: float
     top_k: int
     top_p: float
     min_p: float
     seed: int
-    max_tokens: int
-    stops: tuple[str, ...]
-    logprobs: int | None
+    max_tokens: Count
+    stops: Annotated[tuple[Stop, ...], Field(max_length=STOPS)]
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None
 
     @classmethod
     def of(

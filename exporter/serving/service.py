@@ -149,11 +149,21 @@ class Service:
         """Return a parked sequence.
 
         Raises:
-            UsageError: there is none of this name, or it is damaged.
+            UsageError: there is none of this name, it is damaged, or is beyond the limits.
         """
         if self.parking is None:
             raise UsageError("This server parks nothing; start it with --park DIR.")
         text, state = await asyncio.to_thread(self.parking.load, name, self.manifest.model_sha256)
+        for ids in (text.unfed, text.written):
+            if ids:
+                language_interface(self.manifest).checked(ids)
+        count = max(text.max_tokens, len(text.written))
+        if len(text.unfed) > self.limits.max_prompt or count > self.limits.max_tokens:
+            raise UsageError(
+                f"The parked sequence {name} has {len(text.unfed)} tokens of a prompt to be read "
+                f"and a text of up to {count}; this server takes at most "
+                f"{self.limits.max_prompt} and {self.limits.max_tokens}."
+            )
         return text, text.beginning(state)
 
 

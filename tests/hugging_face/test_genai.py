@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 import linexport
-from linexport.artifact.genai import CONFIG, write_genai
+from linexport.artifact.genai import CONFIG, ROWS, write_genai
 from linexport.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -101,3 +101,8 @@ def test_key_value_rows_of_two_widths_are_refused(
     with pytest.raises(UsageError, match=r"1 of 12.*1 of 8.*onnxruntime-genai has one for all"):
         write_genai(artifact, tmp_path / "genai")
     assert not (tmp_path / "genai").exists()
+
+
+@pytest.mark.parametrize("name", ["past_key", "past_key_x", "past_key_00", "past_value_", "past_0"])
+def test_states_of_other_names_are_not_rows_of_attention(name: str) -> None:
+    assert ROWS.fullmatch(name) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,16 @@ def parked(client: Any) -> str:
     [
         (lambda f, n: (f / f"{n}.json").write_text("{"), "is damaged"),
         (lambda f, n: (f / f"{n}.npz").unlink(), "is damaged"),
+        (lambda f, n: pipe(f / f"{n}.npz"), "is damaged"),
         (lambda f, n: (f / f"{n}.npz").write_bytes(b"PK\x03\x04"), "is damaged"),
         (lambda f, n: flip(f / f"{n}.npz"), "is damaged"),
         (lambda f, n: edit(f / f"{n}.json", unfed=[99999]), "vocabulary"),
+        (lambda f, n: edit(f / f"{n}.json", written=[256]), "vocabulary"),
+        (lambda f, n: edit(f / f"{n}.json", max_tokens=4097), "takes at most 32768 and 4096"),
+        (lambda f, n: edit(f / f"{n}.json", unfed=[1] * 32769), "has 32769 tokens of a prompt"),
+        (lambda f, n: edit(f / f"{n}.json", prompt_tokens=-1), "is damaged"),
+        (lambda f, n: edit(f / f"{n}.json", stops=["a"] * 17), "is damaged"),
+        (lambda f, n: edit(f / f"{n}.json", logprobs=-1), "is damaged"),
         (lambda f, n: edit(f / f"{n}.json", temperature=-1.0), "temperature is -1"),
         (lambda f, n: edit(f / f"{n}.json", written="abc"), "is damaged"),
         (lambda f, n: edit(f / f"{n}.json", format=2), "is damaged"),
@@ -110,6 +118,11 @@ def test_the_state_of_another_model_is_refused(
 def test_ids_that_name_nothing(client: Any, name: str) -> None:
     with pytest.raises(openai.BadRequestError, match="No sequence"):
         complete(client, "x", resume=name)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
 def flip(path: Path) -> None:

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from linexport.artifact.sampling import Sampling
 from linexport.serving.http.errors import ProtocolError
+from linexport.serving.limits import LONGEST_STOP, MOST_LOGPROBS, STOPS
 from linexport.serving.service import new_seed
 
-STOPS, LONGEST_STOP, MOST_LOGPROBS = 16, 256, 20
 COMPLETION_TOKENS = 16
 """Tokens of a text where the request says nothing: OpenAI's default of /v1/completions."""
 
