@@ -19,6 +19,7 @@ from linexport.passes import Pass, PassResult
 from linexport.patches import Patch, Swap
 
 PASS = Pass("simplify", "tidy", "nothing", lambda graph: PassResult(False))
+LATE = Pass("late", "target", "nothing", lambda graph: PassResult(False))
 PATCH = Patch((Swap("mamba_selective_scan", (), print),), (), ())
 TARGET = "a target"
 
@@ -40,6 +41,12 @@ def __getattr__(name):
             "again = sample_additions:PASS",
             registry.all_passes,
             "is a pass named 'simplify', and there is one already",
+        ),
+        (
+            "passes",
+            "late = sample_additions:LATE",
+            registry.all_passes,
+            "has the stage 'target', which only targets of linexport have",
         ),
         (
             "targets",

@@ -26,6 +26,7 @@ from linexport.loaders.onnx_file.index_ranges import index_range
 from linexport.manifest import Manifest
 from linexport.manifest.records import FileRecord
 from linexport.plugins.cpu.library import sources_digest
+from linexport.targets.base import uses_library
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ def _load(folder: Path, **options: Any) -> Artifact:
         if options["engine"] and target.deploy:
             session = target.deploy(folder, manifest)
         else:
-            native = manifest.trusts_library
+            native = uses_library(manifest)
             session = target.open(model, threads=options["threads"], native=native)
             if getattr(session, "native", False):
                 _say_what_is_proven(folder, manifest)
@@ -106,7 +107,7 @@ def _load(folder: Path, **options: Any) -> Artifact:
 def _say_what_is_proven(folder: Path, manifest: Manifest) -> None:
     """Log that the library which runs the artifact is not the one that was compared."""
     known = manifest.library
-    if not manifest.fused or (known and known.passed and known.version == sources_digest()):
+    if known and known.passed and known.version == sources_digest():
         return
     what = "no CPU library" if known is None or not known.passed else "another version of it"
     log.warning(

@@ -19,7 +19,9 @@ from linexport.manifest import MANIFEST, MODEL, REPORT, Manifest, dumps, to_json
 from linexport.manifest.engines import EngineLatencyRow, EngineRecord
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.reference import feeds
+from linexport.plugins.cpu import library
 from linexport.report import render_html
+from linexport.targets.base import uses_library
 from linexport.timing.baselines import LENGTHS, Bench
 from linexport.timing.latency import Settings
 from linexport.timing.throughput import Workload, throughput
@@ -92,7 +94,7 @@ def with_library_checked(
 
     A library that differs fails nothing: the artifact runs by its functions then.
     """
-    if not manifest.fused:
+    if not library.computes(manifest.fused):
         return manifest
     found = parity.check_library(tested, open_with_library, manifest.parity, seed)
     manifest = replace(manifest, library=found)
@@ -104,7 +106,7 @@ def with_library_checked(
 
 def with_library_proven(manifest: Manifest, tested: parity.ModelUnderTest) -> Manifest:
     """Say whether parity is that of the library, which may have opened what was tested."""
-    if not manifest.fused or manifest.parity is None:
+    if not library.computes(manifest.fused) or manifest.parity is None:
         return manifest
     return replace(manifest, library=parity.proven(manifest.parity, tested.open()))
 
@@ -242,7 +244,7 @@ def _bench(
     scratch: Path,
     how: Measuring,
 ) -> Bench:
-    native = manifest.trusts_library
+    native = uses_library(manifest)
     return Bench(tested, folder / MODEL, manifest.target, native, scratch, how.settings, how.seed)
 
 

@@ -29,6 +29,7 @@ from linexport.loaders import LoadedModel, is_factory, load_model
 from linexport.loaders.memory_map import memory_map_weights
 from linexport.manifest import MODEL, Manifest
 from linexport.system.progress import Progress, Silent, Stopwatch
+from linexport.targets.base import uses_library
 from linexport.timing.latency import Settings
 from linexport.timing.throughput import Workload
 
@@ -191,7 +192,7 @@ def reopen(
             threads=threads,
             taking_turns=True,
             low_memory=True,
-            native=manifest.trusts_library,
+            native=uses_library(manifest),
         )
 
     return manifest, model_under_test(manifest, loaded, open_session)

@@ -58,7 +58,10 @@ class _Inputs:
     mask: np.ndarray | None = None
 
     def kept(self, shape: tuple[int, ...]) -> np.ndarray | None:
-        """Say which elements of a value count: those of tokens that are not padding."""
+        """Return which elements of a value are of tokens and not padding, (B, T) as bool.
+
+        None where all count: without padding, or where the value is not (B, T, ...).
+        """
         if self.mask is None or shape[:2] != self.mask.shape:
             return None
         return self.mask.astype(bool)

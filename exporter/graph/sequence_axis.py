@@ -98,7 +98,7 @@ def _places(tensors: list[gs.Tensor], tokens: str) -> Iterator[int]:
 
 
 def _changes_length(node: gs.Node, tokens: str) -> bool:
-    """A size such as "seq + 3" where there was "seq"."""
+    """Return whether an output has a size such as "seq + 3" where the inputs have "seq"."""
     sizes = {d for t in node.outputs for d in t.shape or () if isinstance(d, str)}
     before = {d for t in node.inputs for d in t.shape or ()}
     return any(tokens in size and size != tokens for size in sizes - before)

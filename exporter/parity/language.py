@@ -83,8 +83,8 @@ def check_language(tested: ModelUnderTest, seed: int = 0) -> Parity:
 def _recheck(suspects: list[_Suspect], second: _Original, vocabulary: int, parity: Parity) -> None:
     """Compare suspects again, allowing for what the second precision shows; stop at a failure.
 
-    The allowance is the original's largest loss in any of the cases: where a norm divides by what
-    happens to be nearly nothing, one token has most of it, and in one case it may be lucky there.
+    The allowance is the original's largest loss in any of the cases: where a norm divides by a
+    value near zero, one token has most of the loss, and one case may have no such token.
     """
     tolerance = parity.tolerance
     others = [second.run_reference(suspect.trial.prompt(vocabulary)) for suspect in suspects]

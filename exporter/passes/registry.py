@@ -11,7 +11,7 @@ import pkgutil
 from functools import cache
 
 from linexport.errors import UsageError
-from linexport.passes.contract import Pass
+from linexport.passes.contract import TARGET, Pass
 from linexport.system.extensions import find_entry_points, load_entry_point, unusable
 
 GROUP = "linexport.passes"
@@ -22,12 +22,15 @@ def all_passes() -> tuple[Pass, ...]:
     """Return every pass, linexport's own first, each part sorted by name.
 
     Raises:
-        EnvironmentProblemError: a pass of another package cannot be loaded, or has a name that is
-            taken.
+        EnvironmentProblemError: a pass of another package cannot be loaded, has a name that is
+            taken, or the stage of passes that belong to a target.
     """
     found = _in_folder(str(__package__))
     for point in find_entry_points(GROUP):
         other = load_entry_point(point, Pass)
+        if other.stage == TARGET:
+            reason = "has the stage 'target', which only targets of linexport have: call it in the "
+            raise unusable(point, f"{reason}`prepare` of your Target")
         if other.name in found:
             raise unusable(point, f"is a pass named {other.name!r}, and there is one already")
         found[other.name] = other

@@ -99,7 +99,7 @@ def numbers(record: QuantisationRecord) -> Table | None:
 
 
 def tensors(record: QuantisationRecord) -> Table | None:
-    """Every quantised weight, then those that stay."""
+    """Return the quantised weights, then those that stay in float32, with reasons."""
     labels = ["Weight", "#Outputs", "#Inputs", "#Bits", "Method", "#Bytes", "#Divergence alone"]
     rows = [
         [

@@ -50,6 +50,11 @@ def run_into(
     return outputs
 
 
+def uses_library(manifest: Manifest) -> bool:
+    """Return whether the CPU library is to run an artifact, where one is built."""
+    return manifest.trusts_library and library.computes(manifest.fused)
+
+
 def unchanged(model: onnx.ModelProto) -> onnx.ModelProto:
     """The default of ``Target.prepare``."""
     return model

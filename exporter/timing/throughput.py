@@ -60,8 +60,11 @@ def throughput(bench: Bench, work: Workload) -> list[ThroughputRow]:
     """Measure every test of a workload on the artifact and its baselines.
 
     Args:
-        bench: the artifact and its baselines; the plain export is there, or a reason.
+        bench: the artifact and its baselines, after ``export_plainly``.
         work: what is measured.
+
+    Returns:
+        A row for each test and runner, in tokens a second and milliseconds a call.
 
     Raises:
         UsageError: the artifact does not stream, or a length is not among those it takes.
@@ -76,7 +79,8 @@ def throughput(bench: Bench, work: Workload) -> list[ThroughputRow]:
     for _, tokens, depth in work.tests:
         wrong = [n for n in (1, tokens, depth + tokens) if not limits.allows(n)]
         if wrong:
-            raise UsageError(f"{wrong[0]} tokens: the model takes {limits.min} to {limits.max}.")
+            most = "any number" if limits.max is None else limits.max
+            raise UsageError(f"{wrong[0]} tokens: the model takes {limits.min} to {most}.")
     return [
         _row(runner, kind, tokens, depth, *_measured(bench, runner, kind, tokens, depth, work))
         for kind, tokens, depth in work.tests

@@ -112,7 +112,7 @@ class KernelFeedForward(WideBuffers):
 
 
 def _exactly(phi: nn.Module, x: Tensor) -> Tensor:
-    """phi in float64, with the frozen tensors it has."""
+    """Return phi(x) of x (..., d) in float64, by the frozen tensors that phi has."""
     frozen = [p.double() if p.is_floating_point() else p for p in phi.frozen()]  # type: ignore[operator]
     features: Tensor = phi.phi(x, *frozen)  # type: ignore[operator]
     return features

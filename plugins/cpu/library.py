@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ SWITCH = "LINEXPORT_CPU_LIBRARY"
 THREADS = "linexport.threads"
 """Entry of a session's configuration: how many threads its pool has, which ONNX Runtime does not
 tell operators. Without it they assume one for each core of the process."""
+
+OPS = frozenset({"GeneralizedDeltaRule", "LinearAttention"})
+"""Ops of the domain that it computes; others run by their functions beside it."""
 
 INSTALL = "pip install --force-reinstall --no-deps linexport  (where g++ or clang++ is installed)"
 
@@ -49,6 +53,11 @@ def find() -> Path | None:
         return None
     file = _FOLDER / _NAME
     return None if _problem(file) else file
+
+
+def computes(ops: Iterable[str]) -> bool:
+    """Return whether it computes any of these ops, given by name."""
+    return not OPS.isdisjoint(ops)
 
 
 def register(options: Any, threads: int = 0) -> bool:

@@ -19,7 +19,7 @@ LANES = 32
 
 
 def checked(result: tuple[Any, ...]) -> Any:
-    """The value of a driver call.
+    """Return the value of a driver call; a tuple where it has several, or none.
 
     Raises:
         EnvironmentProblemError: it failed; names CUDA's error.

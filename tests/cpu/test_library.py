@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +15,12 @@ import pytest
 from onnx import helper
 
 import linexport
+from linexport import manifest as manifests
 from linexport.errors import EnvironmentProblemError
 from linexport.models import feature_maps
 from linexport.plugins.cpu import library
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
-from linexport.targets.base import OrtSession
+from linexport.targets.base import OrtSession, uses_library
 from tests.support.layouts import Layout, mapped_model
 from tests.support.native import on_library, session
 
@@ -218,6 +221,17 @@ def test_another_program_registers_the_file() -> None:
     opened = ort.InferenceSession(LAYOUT.model().SerializeToString(), options)
     want = on_library(LAYOUT.model())(feeds())
     np.testing.assert_array_equal(opened.run(None, feeds())[0], want[0])
+
+
+def test_the_ops_it_says_it_computes_are_those_it_registers() -> None:
+    sources = "".join(p.read_text() for p in sorted((library._FOLDER / "cpp").glob("*.cc")))
+    assert set(re.findall(r'Registered registered\(\{"(\w+)"', sources)) == library.OPS
+
+
+def test_a_model_of_other_ops_is_not_opened_with_it(converted: Callable[..., Path]) -> None:
+    manifest = manifests.read(converted("small"))
+    assert uses_library(manifest)
+    assert not uses_library(replace(manifest, fused={"CausalConvWithState": 2}))
 
 
 def test_artifacts_are_opened_with_it(converted: Callable[..., Path]) -> None:

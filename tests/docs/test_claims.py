@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from functools import cache
 
 import pytest
@@ -58,3 +59,10 @@ def test_the_files_that_pages_name_exist() -> None:
             continue
         for path in PATH.findall(page.read_text(encoding="utf-8")):
             assert (ROOT / path).exists(), f"{page.name} names {path}"
+
+
+def test_the_extras_of_the_install_page_exist() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = set(tomllib.load(file)["project"]["optional-dependencies"])
+    named = set(re.findall(r"^\| `linexport\[([\w-]+)\]`", (DOCS / "install.md").read_text(), re.M))
+    assert named == extras - {"dev", "gpu", "kernels", "test", "zoo"}

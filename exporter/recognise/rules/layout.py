@@ -38,7 +38,7 @@ def identity(e: Evaluator, node: gs.Node) -> Form | None:
 
 @rule("Cast", "CastLike")
 def cast(e: Evaluator, node: gs.Node) -> Form | None:
-    """Numbers have no dtype in a form; a single leaf keeps the cast, so that it is repeated."""
+    """Return the form of the input; a single tensor keeps the cast as a function of it."""
     form = e.form(node.inputs[0])
     if form is None or form.leaf is None or form.terms[0].coefficient != 1:
         return form
@@ -61,7 +61,7 @@ def _with(form: Form, function: Function) -> Form:
 
 @rule("Transpose")
 def transpose(e: Evaluator, node: gs.Node) -> Form | None:
-    """Dims in another order."""
+    """Return the form with its dims in another order."""
     form = e.form(node.inputs[0])
     if form is None:
         return None
@@ -71,7 +71,7 @@ def transpose(e: Evaluator, node: gs.Node) -> Form | None:
 
 @rule("Squeeze", "Unsqueeze")
 def squeeze(e: Evaluator, node: gs.Node) -> Form | None:
-    """Dims of size 1 taken away or put in."""
+    """Return the form with dims of size 1 taken away or put in."""
     form, axes = e.form(node.inputs[0]), e.ints(node, 1, "axes")
     if form is None:
         return None
@@ -93,7 +93,7 @@ def squeeze(e: Evaluator, node: gs.Node) -> Form | None:
 
 @rule("Gather")
 def gather(e: Evaluator, node: gs.Node) -> Form | None:
-    """The only entry along a dim of size 1: ``x[..., 0]``."""
+    """Return the only entry along a dim of size 1: ``x[..., 0]``."""
     form, index = e.form(node.inputs[0]), e.values.numbers(node.inputs[1])
     if form is None or index is None or index.ndim:
         return None
@@ -105,7 +105,7 @@ def gather(e: Evaluator, node: gs.Node) -> Form | None:
 
 @rule("Reshape", "Flatten")
 def reshape(e: Evaluator, node: gs.Node) -> Form | None:
-    """Row-major regrouping."""
+    """Return the form with its dims regrouped in row-major order."""
     form = e.form(node.inputs[0])
     if form is None:
         return None
@@ -145,7 +145,7 @@ def _target(e: Evaluator, node: gs.Node, sizes: list[Size]) -> list[Size] | None
 
 @rule("Expand")
 def expand(e: Evaluator, node: gs.Node) -> Form | None:
-    """Repeated along dims of size 1."""
+    """Return the form repeated along dims of size 1."""
     form, shape = e.form(node.inputs[0]), e.values.get(node.inputs[1])
     if form is None:
         return None
@@ -163,7 +163,7 @@ def expand(e: Evaluator, node: gs.Node) -> Form | None:
 
 @rule("Slice")
 def slice_(e: Evaluator, node: gs.Node) -> Form | None:
-    """All of a dim; a part of a triangle or of positions; or one piece of a concatenation."""
+    """Return a slice: all of a dim, a part of positions, or one piece of a concatenation."""
     form = e.form(node.inputs[0])
     starts, axes = e.ints(node, 1, "starts"), e.ints(node, 3, "axes")
     steps = e.ints(node, 4, "steps") or [1] * len(starts or ())
@@ -243,7 +243,7 @@ def _shifted(form: Form, place: int, axis: Axis, start: int, size: Size) -> Form
 
 
 def _piece(e: Evaluator, form: Form, place: int, start: int, end: int) -> Form | None:
-    """The part of every term that comes from one piece of a Pad or Concat."""
+    """Return the part of every term that comes from one piece of a Pad or Concat."""
     index = form.dims[place]
     terms: list[Term] = []
     dims: tuple[Index, ...] | None = None
@@ -288,7 +288,7 @@ def _part(pieces: Pieces, start: int, end: int) -> Form | None:
 
 @rule("Concat")
 def concat(e: Evaluator, node: gs.Node) -> Form | None:
-    """Opaque, but its parts are remembered."""
+    """Return None, and note the parts, for a slice that takes one of them out again."""
     forms = e.forms(node.inputs)
     if forms is None or not all(f.leaf is not None or f.scalar is not None for f in forms):
         return None

@@ -35,7 +35,7 @@ Cuts = Mapping[Index, Index]
 
 @rule("Pad")
 def pad(e: Evaluator, node: gs.Node) -> Form | None:
-    """Opaque, but remembered: a concatenation with a constant, or a dim with zeros behind it."""
+    """Return None, and note the result: a concatenation with a constant, or a zero-padded dim."""
     form, ends = e.form(node.inputs[0]), _ends(e, node)
     if form is None or form.leaf is None or len(ends) != 1:
         return None

@@ -91,9 +91,10 @@ def channel_scores(rows, keys, sums):
 
 @triton.jit
 def times_state(rows, state, PRECISION: tl.constexpr):
-    """rows @ state: the state, in float32, becomes bfloat16, or for float16 TensorFloat-32.
+    """Return rows (C, d_k) times the float32 state (d_k, d_v), as (C, d_v) in float32.
 
-    That has float16's digits, but not its range: sums over a long sequence leave it.
+    The state is rounded to bfloat16 where rows have that type. For float16 rows the product is in
+    TensorFloat-32, which has the same digits: sums over a long sequence leave float16's range.
     """
     if rows.dtype == tl.float16:
         return tl.dot(rows.to(tl.float32), state, input_precision="tf32")
