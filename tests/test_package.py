@@ -16,9 +16,11 @@ import onnxruntime
 import pytest
 import yaml
 from onnx import helper
+from onnx.parser import parse_model
 
 import linexport
 from linexport.errors import ParityError, UsageError
+from linexport.loaders.onnx_file.walk import nodes_within
 from linexport.manifest import describe_files, read, to_json
 from linexport.package import destinations, find_destination, package
 from linexport.package.folder import RECORD
@@ -107,6 +109,35 @@ def test_the_interface_gets_plain_names_that_do_not_collide() -> None:
     assert rename_interface(model) == {"a.b": "a_b_2", "c/d": "c_d"}
     onnx.checker.check_model(model)
     assert rename_interface(inlined(model)) == {}
+
+
+def test_renaming_reaches_subgraphs_and_avoids_the_names_within() -> None:
+    """A branch reads the input ``my.in``; a value within is called ``my_in`` already."""
+    model = parse_model(
+        """<ir_version: 9, opset_import: ["" : 17]>
+        g (float[n, 4] x) => (float[n, 4] y) <float zero = {0}> {
+            x_in = Neg (x)
+            total = ReduceSum <keepdims = 0> (x)
+            positive = Greater (total, zero)
+            y = If (positive) <
+                then_branch = t () => (float[n, 4] a) { a = Add (x, x_in) },
+                else_branch = e () => (float[n, 4] b) { b = Mul (x, x_in) }
+            >
+        }"""
+    )
+    rename(model, "x", "x.in")
+    assert rename_interface(model) == {"x.in": "x_in_2"}
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for value, expected in ((2.0, 0.0), (-2.0, -4.0)):
+        (found,) = session.run(None, {"x_in_2": np.full((3, 4), value, np.float32)})
+        np.testing.assert_array_equal(found, np.full((3, 4), expected, np.float32))
+
+
+def rename(model: onnx.ModelProto, old: str, new: str) -> None:
+    """Names with dots cannot be written in the text form."""
+    model.graph.input[0].name = new
+    for node in nodes_within(model.graph.node):
+        node.input[:] = [new if name == old else name for name in node.input]
 
 
 def test_triton_repositories(converted: Callable[..., Path], tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from linexport.artifact.tokenizer import end_tokens, model_config
 from linexport.errors import ParityError, UsageError
 from linexport.graph.interface import check_interface
 from linexport.graph.states import State
+from linexport.loaders.onnx_file.walk import nodes_within
 
 CONFIG = "genai_config.json"
 MASK, MASK_STATE = "attention_mask", "past_mask"
@@ -158,7 +159,7 @@ class _Rewiring:
     def _replace(self, infos: Any, old: str, new: str) -> None:
         """Call a value by another name everywhere."""
         next(i for i in infos if i.name == old).name = new
-        for node in self.graph.node:
+        for node in nodes_within(self.graph.node):
             for names in (node.input, node.output):
                 names[:] = [new if name == old else name for name in names]
 
@@ -198,7 +199,7 @@ class _Rewiring:
     def _mask(self, held: Sequence[State]) -> None:
         """The mask of all tokens -> that of the past ones and that of the new ones."""
         total = f"{MASK}/total"
-        for node in self.graph.node:
+        for node in nodes_within(self.graph.node):
             node.input[:] = [f"{MASK}/new" if name == MASK else name for name in node.input]
         info = next(i for i in self.graph.input if i.name == MASK)
         info.type.tensor_type.shape.dim[1].dim_param = "total"

@@ -31,6 +31,7 @@ import numpy as np
 
 from linexport.artifact import at_rest
 from linexport.errors import UsageError
+from linexport.system.npz import save_npz
 
 OWNER, FORMAT = "model_sha256", "state_format"
 CURRENT, SMALLER = 2, 3
@@ -110,7 +111,7 @@ class StreamState:
         arrays = self.arrays if exact else at_rest.shrink(self.arrays, precision)
         version = CURRENT if exact else SMALLER
         entries: dict[str, Any] = {**arrays, OWNER: self.model_sha256, FORMAT: version}
-        np.savez(buffer, allow_pickle=False, **{n: np.asarray(v) for n, v in entries.items()})
+        save_npz(buffer, {n: np.asarray(v) for n, v in entries.items()})
         return buffer.getvalue()
 
     def save(self, path: str | Path, precision: str = "float32") -> None:

@@ -20,6 +20,7 @@ from linexport.parity import ModelUnderTest
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.reference import feeds
 from linexport.system import environment
+from linexport.system.npz import save_npz
 from linexport.targets.base import OrtSession
 from linexport.timing.peak_memory import peak_megabytes
 
@@ -111,7 +112,7 @@ class Meter:
         with tempfile.TemporaryDirectory() as work:
             first, second = Path(work) / "inputs.npz", Path(work) / "small.npz"
             for path, chosen in ((first, sizes), (second, small)):
-                np.savez(path, allow_pickle=False, **self._fed(chosen))
+                save_npz(path, self._fed(chosen))
             model, target = str(self._model), self._manifest.target
             peaks = [
                 peak_megabytes("onnx", model, first, second, target)[0] for _ in range(MEMORY_RUNS)

@@ -11,6 +11,7 @@ import onnx
 
 from linexport.artifact import write
 from linexport.debugging.differences import Differences
+from linexport.system.npz import save_npz
 
 RUN = '''"""Run the first wrong value's node on the original's inputs, and on the artifact's own.
 
@@ -65,9 +66,9 @@ def write_repro(
     write.check_output(place, overwrite=False)
     with write.staged(place) as folder:
         write.save_model(part, folder)
-        np.savez(folder / "inputs_of_original.npz", allow_pickle=False, **original)
-        np.savez(folder / "inputs_of_artifact.npz", allow_pickle=False, **artifact)
-        np.savez(folder / "expected.npz", allow_pickle=False, **expected)
+        save_npz(folder / "inputs_of_original.npz", original)
+        save_npz(folder / "inputs_of_artifact.npz", artifact)
+        save_npz(folder / "expected.npz", expected)
         (folder / "findings.json").write_text(json.dumps(findings.json(), indent=2) + "\n")
         (folder / "run.py").write_text(RUN)
         write.publish(folder, place)

@@ -33,6 +33,7 @@ from linexport.manifest.linearization_records import (
 from linexport.manifest.records import named
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.reference import feeds
+from linexport.system.npz import save_npz
 from linexport.targets import InferenceSession
 from linexport.timing.export import TARGET, export
 from linexport.timing.latency import Call, Settings, interleaved
@@ -132,7 +133,7 @@ class Curves:
         """Peak megabytes of one run of each in ONNX Runtime, in processes of their own."""
         files = (self.folder / f"full-{length}.npz", self.folder / f"short-{length}.npz")
         for path, size in zip(files, (length, min(SHORT, length)), strict=True):
-            np.savez(path, allow_pickle=False, **self._feeds(size)[1])
+            save_npz(path, self._feeds(size)[1])
         found = {
             name: peak_megabytes("onnx", str(path), *files, TARGET)
             for name, path in self.paths.items()

@@ -13,6 +13,7 @@ from linexport.models.linear_attention_layer import (
     LinearAttentionLayer,
     LinearAttentionLayerConfig,
 )
+from linexport.system.npz import save_npz
 from linexport.targets import InferenceSession
 from linexport.timing import export as timing
 from linexport.timing.export import TARGET
@@ -68,7 +69,7 @@ def memory(
     files = folder / "full.npz", folder / "short.npz"
     for path, size in zip(files, (length, SHORT), strict=True):
         if not path.exists():
-            np.savez(path, allow_pickle=False, **{n: x[:, :size] for n, x in fed.items()})
+            save_npz(path, {n: x[:, :size] for n, x in fed.items()})
     peak, reason = peak_megabytes("onnx", str(model), *files, TARGET)
     return (None if peak is None else peak * 2**20 / length), reason
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import onnx
 
 from linexport.errors import UsageError
+from linexport.loaders.onnx_file.walk import all_graphs, nodes_within
 from linexport.manifest import MODEL, Manifest
 from linexport.package.destination import Packaging
 from linexport.targets.inlined import inlined
@@ -35,7 +36,7 @@ def standalone(job: Packaging) -> tuple[onnx.ModelProto, dict[str, str]]:
 def rename_interface(model: onnx.ModelProto) -> dict[str, str]:
     """Give inputs and outputs names of letters, digits and _, in place; returns what changed."""
     graph = model.graph
-    taken = {i.name for i in (*graph.input, *graph.output)}
+    taken = _names(model)
     renamed: dict[str, str] = {}
     for info in (*graph.input, *graph.output):
         plain = re.sub(r"\W", "_", info.name, flags=re.ASCII)
@@ -47,12 +48,22 @@ def rename_interface(model: onnx.ModelProto) -> dict[str, str]:
             name = f"{plain}_{count}"
         taken.add(name)
         renamed[info.name] = name
-    for node in graph.node:
+    for node in nodes_within(graph.node):  # a subgraph reads inputs of the graph around it
         node.input[:] = [renamed.get(name, name) for name in node.input]
         node.output[:] = [renamed.get(name, name) for name in node.output]
     for info in (*graph.input, *graph.output, *graph.value_info):
         info.name = renamed.get(info.name, info.name)
     return renamed
+
+
+def _names(model: onnx.ModelProto) -> set[str]:
+    """Return the names of all values, in subgraphs too."""
+    found = {
+        name for node in nodes_within(model.graph.node) for name in (*node.input, *node.output)
+    }
+    for graph in all_graphs(model):
+        found |= {i.name for i in (*graph.input, *graph.output, *graph.initializer)}
+    return found
 
 
 def rename_records(manifest: Manifest, renamed: Mapping[str, str]) -> Manifest:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import onnx
 from onnx import inliner, shape_inference
 
+from linexport.loaders.onnx_file.walk import nodes_within
+
 
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with its functions inlined and its shapes inferred.
@@ -49,7 +51,7 @@ def _drop_identities(model: onnx.ModelProto) -> None:
         return
     del graph.node[:]
     graph.node.extend(kept)
-    for node in graph.node:
+    for node in nodes_within(graph.node):
         node.input[:] = [renamed.get(name, name) for name in node.input]
         node.output[:] = [renamed.get(name, name) for name in node.output]
 

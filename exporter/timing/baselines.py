@@ -21,6 +21,7 @@ from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.check import ModelUnderTest
 from linexport.parity.reference import feeds
 from linexport.system import memory
+from linexport.system.npz import save_npz
 from linexport.targets import InferenceSession
 from linexport.targets.base import OrtSession
 from linexport.timing.admission import Admission, if_equal
@@ -149,9 +150,9 @@ class Bench:
         for name, sizes in (("small", small), ("inputs", {sequence: length} if sequence else {})):
             _, fed = self._inputs(sizes)
             plain, full = self.work / f"plain-{name}.npz", self.work / f"full-{name}.npz"
-            np.savez(plain, allow_pickle=False, **fed)
+            save_npz(plain, fed)
             state = self.state(sizes)
-            np.savez(full, allow_pickle=False, **fed, **state)
+            save_npz(full, {**fed, **state})
             files[name] = (plain, full)
         tokens = self._tokens({sequence: length} if sequence else {})
         moved = self.moved.get(tokens)
