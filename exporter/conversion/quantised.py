@@ -16,9 +16,8 @@ from linexport.manifest import MODEL, Manifest
 from linexport.parity.reference import Reference
 from linexport.quantise.calibration_inputs import inputs_of
 from linexport.quantise.half import HALF
-from linexport.quantise.opened import Arrays, Run, open_written
+from linexport.quantise.opened import Arrays, Run, open_exactly
 from linexport.quantise.proof import Runs, with_proof
-from linexport.quantise.rewrite import float_activations
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -47,8 +46,7 @@ def with_quantisation_checked(
     artifact = Artifact(folder, manifest, session)
     exact: Run = session.run
     if record.weights not in HALF:
-        model = float_activations(onnx.load_model(str(folder / MODEL)))
-        exact = open_written(model, {}, threads)
+        exact = open_exactly(onnx.load_model(str(folder / MODEL)), threads)
     original, name = run_original(tested, torch.float32), "the original in PyTorch"
     runs = Runs(original, session.run, exact, name, run_in_half(tested, record.weights))
     inputs = inputs_of(artifact, data, seed)

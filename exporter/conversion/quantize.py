@@ -39,14 +39,15 @@ from linexport.quantise import forecast
 from linexport.quantise.calibration_inputs import CalibrationInputs, inputs_of
 from linexport.quantise.choose_bits import AUTO, BITS, CHOICES, Chosen, Quantiser
 from linexport.quantise.half import HALF, half_model
-from linexport.quantise.opened import FloatModel, Run, unopened
+from linexport.quantise.opened import FloatModel, Run, open_exactly, unopened
+from linexport.quantise.portable import portable_model
 from linexport.quantise.proof import Runs, with_proof
-from linexport.quantise.rewrite import float_activations, quantised_model
+from linexport.quantise.rewrite import quantised_model
 from linexport.quantise.sensitivity import divergences
 from linexport.system.progress import Progress, Silent, Stopwatch
 
-TARGET = "ort"
-"""The target whose runtime has kernels for quantised weights."""
+REWRITES = {"ort": quantised_model, "onnx": portable_model}
+"""How quantised weights are written, by target: for ONNX Runtime's kernels, or portably."""
 
 MAX_KLD = 0.01
 """Limit of ``auto`` where the user names none, nats."""
@@ -72,7 +73,7 @@ def quantize(
     """Write a copy of a checked float32 artifact whose weights take fewer bits.
 
     Args:
-        artifact: folder that ``linexport convert`` wrote for target ort.
+        artifact: folder that ``linexport convert`` wrote for target ort or onnx.
         output: the folder to make.
         weights: fp16 or bf16; int8, int4, or auto: 4 or 8 bits for each, until ``max_kld`` holds.
         data: text to choose values by and to compare on: a file or a folder of ``.txt`` files.
@@ -99,7 +100,7 @@ def quantize(
         UnsupportedModelError: nothing of it can be quantised.
     """
     source, place = Path(artifact), Path(output)
-    check_quantisation(weights, TARGET, max_kld)
+    check_quantisation(weights, None, max_kld)
     check_score(evaluate, max_drop)
     metric = as_metric(evaluate, lower_is_better)
     check_place(place, overwrite)
@@ -111,7 +112,8 @@ def quantize(
             size = model_bytes(opened.manifest.files)
             forecast.announce("quantise", size, place, watch.shown)
         model = FloatModel.of(opened, source / MODEL, threads)
-        quantiser = Quantiser(model, integers=weights not in HALF)
+        portable = REWRITES[opened.manifest.target] is portable_model
+        quantiser = Quantiser(model, integers=weights not in HALF, portable=portable)
         inputs = inputs_of(opened, None if data is None else Path(data), seed)
     if weights == AUTO and inputs.language is None:
         raise UsageError(
@@ -134,7 +136,8 @@ def quantize(
                 tensors = tuple(half_tensor(w, weights) for w in quantiser.weights)
                 record = record_of(weights, limit, tensors, quantiser, model)
             else:
-                graph = quantised_model(model.graph, {c.weight.name: c for c in found.chosen})
+                rewrite = REWRITES[opened.manifest.target]
+                graph = rewrite(model.graph, {c.weight.name: c for c in found.chosen})
                 manifest = _write(opened, model, graph, {}, folder)
                 alone = found.divergences
                 tensors = tuple(integer_tensor(c, alone.get(c.weight.name)) for c in found.chosen)
@@ -145,7 +148,7 @@ def quantize(
             exact: Run = session.run
             half = None
             if found is not None:
-                exact = model.run(float_activations(onnx.load_model(str(folder / MODEL))))
+                exact = open_exactly(onnx.load_model(str(folder / MODEL)), threads)
             elif original is not None:
                 tested = model_under_test(manifest, original, lambda: session)
                 half = run_in_half(tested, weights)
@@ -166,7 +169,7 @@ def quantize(
         return publish(folder, place, with_status(manifest))
 
 
-def check_quantisation(weights: str, target: str, max_kld: float | None) -> None:
+def check_quantisation(weights: str, target: str | None, max_kld: float | None) -> None:
     """Refuse what cannot be done, before work is spent on it.
 
     Raises:
@@ -176,10 +179,10 @@ def check_quantisation(weights: str, target: str, max_kld: float | None) -> None
     if weights not in CHOICES:
         known = ", ".join((FLOAT32, *CHOICES))
         raise UsageError(f"--weights is {weights!r}; expected one of {known}.")
-    if target != TARGET:
+    if target is not None and target not in REWRITES:
         raise UsageError(
-            f"--weights {weights} is for target {TARGET}, whose kernels read them; found target "
-            f"{target}. Leave out --weights or --target."
+            f"--weights {weights} is for targets {' and '.join(REWRITES)}; found target {target}. "
+            "Leave out --weights or --target."
         )
     if max_kld is not None and not 0 < max_kld < float("inf"):
         raise UsageError(f"--max-kld is {max_kld}; expected a positive number of nats.")
@@ -277,8 +280,8 @@ def _check(artifact: Artifact) -> None:
             f"{artifact.path} has {manifest.quantisation.weights} weights already; expected a "
             "float32 artifact. Quantise the one it was made from."
         )
-    if manifest.target != TARGET:
+    if manifest.target not in REWRITES:
         raise UsageError(
-            f"{artifact.path} is for target {manifest.target}; quantised weights are for target "
-            f"{TARGET}. Convert the model with --target {TARGET}."
+            f"{artifact.path} is for target {manifest.target}; quantised weights are for targets "
+            f"{' and '.join(REWRITES)}. Convert the model with --target {next(iter(REWRITES))}."
         )

@@ -55,8 +55,8 @@ class ConvertOptions:
     weights: str = _option(
         FLOAT32,
         "--weights",
-        "For ort: float32; fp16 or bf16, stored so and computed with in float32; int8 or int4; or "
-        "auto, 4 or 8 bits for each weight, 8 where they buy most, until --max-kld holds.",
+        "For ort and onnx: float32; fp16 or bf16, stored so and computed with in float32; int8 or "
+        "int4; or auto, 4 or 8 bits for each weight, 8 where they buy most, until --max-kld holds.",
     )
     data: str | None = _option(
         None,

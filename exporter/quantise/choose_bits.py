@@ -76,6 +76,7 @@ class Quantiser:
     Args:
         model: the float32 model.
         integers: kernels for integer weights must have what is found.
+        portable: standard operators must.
 
     Attributes:
         weights: weights that can be quantised.
@@ -85,9 +86,13 @@ class Quantiser:
         UnsupportedModelError: nothing can be quantised, or a weight is not finite.
     """
 
-    def __init__(self, model: FloatModel, integers: bool = True) -> None:
+    def __init__(self, model: FloatModel, integers: bool = True, portable: bool = False) -> None:
         products, kept = find(model.graph, model.values)
         experts, others = find_experts(model.graph, model.values, integers)
+        if integers and portable:
+            reason = "experts in integers would become float32 in every call, all of them"
+            others = [*others, *(Kept(w.name, reason) for w in experts)]
+            experts = []
         self.weights, self.kept = [*products, *experts], [*kept, *others]
         if not self.weights:
             reasons = "; ".join(f"{k.name}: {k.reason}" for k in self.kept[:3]) or "it has none"
@@ -100,7 +105,7 @@ class Quantiser:
                 raise UnsupportedModelError(
                     f"The weight {weight.name} has NaN or infinite values; expected finite ones."
                 )
-        self._model = model
+        self._model, self._portable = model, portable
         self._moments: dict[str, NDArray[np.float64]] = {}
         self._done: dict[tuple[str, int], Chosen] = {}
 
@@ -164,7 +169,7 @@ class Quantiser:
                     sum(w.outputs * grid_of(w, bits).row_bytes(w.inputs) for w in group),
                     sum(divergences[w.name] for w in group) * 4.0 ** (4 - bits),
                 )
-                for bits in MIXED_BITS
+                for bits in self._choices(group)
             ]
             for group in self._groups()
         ]
@@ -173,10 +178,15 @@ class Quantiser:
     def allocated(self, allocation: Allocation) -> list[Chosen]:
         """Quantise all weights as an allocation of ``mixed`` says."""
         return [
-            self.quantise(weight, MIXED_BITS[index])
+            self.quantise(weight, self._choices(group)[index])
             for group, index in zip(self._groups(), allocation.choice, strict=True)
             for weight in group
         ]
+
+    def _choices(self, group: Sequence[Weight]) -> tuple[int, ...]:
+        """Bits that these weights may have: the standard Gather has no type of 4."""
+        looked_up = any(weight.is_table for weight in group)
+        return (TABLE_BITS,) if looked_up and self._portable else MIXED_BITS
 
     def _groups(self) -> list[list[Weight]]:
         """Weights that have the same bits: those of one mixture of experts, any other alone."""

@@ -27,6 +27,10 @@ from linexport.graph.interface import check_interface
 from linexport.loaders.onnx_file.index_ranges import index_range
 from linexport.manifest import DATA
 from linexport.quantise.quantisable import floating_weights
+from linexport.quantise.rewrite import FLOAT_ACTIVATIONS, float_activations
+
+FLOAT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": str(FLOAT_ACTIVATIONS)}
+"""Activations in float32 where ONNX Runtime joins a product with a DequantizeLinear."""
 
 Arrays = Mapping[str, NDArray]
 Run = Callable[[Arrays], dict[str, NDArray]]
@@ -97,13 +101,24 @@ class FloatModel:
         return model
 
 
-def open_written(model: onnx.ModelProto, values: Mapping[str, NDArray], threads: int) -> Run:
+def open_exactly(model: onnx.ModelProto, threads: int) -> Run:
+    """Open a quantised model with activations in float32."""
+    return open_written(float_activations(model), {}, threads, FLOAT_PRODUCTS)
+
+
+def open_written(
+    model: onnx.ModelProto,
+    values: Mapping[str, NDArray],
+    threads: int,
+    settings: Mapping[str, str] | None = None,
+) -> Run:
     """Open a graph from a temporary file, which it may be too large to be opened without.
 
     Args:
         model: not changed.
         values: of external initializers, by name; others are left out.
         threads: 0 for ONNX Runtime's choice.
+        settings: of its session configuration.
     """
     named = {t.name for t in model.graph.initializer}
     external = {name: value for name, value in values.items() if name in named}
@@ -113,7 +128,9 @@ def open_written(model: onnx.ModelProto, values: Mapping[str, NDArray], threads:
         path = write.save_model(copy, folder, external)
         low = any(place.stat().st_size > write.EXTERNAL_ABOVE for place in path.parent.iterdir())
         target = targets.find_target("ort")
-        session = target.open(path, threads=threads, taking_turns=True, low_memory=low)
+        session = target.open(
+            path, threads=threads, taking_turns=True, low_memory=low, settings=settings
+        )
     return lambda feeds: session.run(feeds)
 
 

@@ -10,7 +10,7 @@ Runtime computes when it opens the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -55,6 +55,26 @@ def quantised_model(
         model: not changed; values of its initializers may be apart from it.
         chosen: weights with their quantised values, by initializer.
     """
+    result = replaced_weights(model, chosen, _replacement, _initializers)
+    if all(o.domain != MICROSOFT for o in result.opset_import):
+        result.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    return result
+
+
+def replaced_weights(
+    model: onnx.ModelProto,
+    chosen: Mapping[str, WithValues],
+    replacement: Callable[[onnx.NodeProto, Use, Weight, Quantised], Iterable[onnx.NodeProto]],
+    initializers: Callable[[Weight, Quantised], Iterable[TensorProto]],
+) -> onnx.ModelProto:
+    """Return a copy of the model with other nodes and initializers for some weights.
+
+    Args:
+        model: not changed; values of its initializers may be apart from it.
+        chosen: weights with their quantised values, by initializer.
+        replacement: gives the nodes in the place of one that reads a weight.
+        initializers: gives what is stored of a weight.
+    """
     result = onnx.ModelProto()
     result.CopyFrom(model)
     by_node: dict[int, list[tuple[Use, WithValues]]] = {}
@@ -63,10 +83,15 @@ def quantised_model(
             by_node.setdefault(use.node, []).append((use, made))
     nodes: list[onnx.NodeProto] = []
     for index, node in enumerate(model.graph.node):
-        if index in by_node:
-            nodes.extend(_replaced(node, by_node[index]))
-        else:
+        read = by_node.get(index)
+        if read is None:
             nodes.append(node)
+        elif len(read) == 1:
+            [(use, made)] = read
+            nodes.extend(replacement(node, use, made.weight, made.quantised))
+        else:
+            up, down = ((made.weight, made.quantised) for _, made in read)
+            nodes.extend(experts.replacement(node, up, down, INTEGER_ACTIVATIONS))
     gone = {use.weight for made in chosen.values() for use in made.weight.uses}
     dead = {n.output[0] for n in nodes if n.op_type == "Transpose" and n.input[0] in gone}
     del result.graph.node[:]
@@ -75,20 +100,8 @@ def quantised_model(
     del result.graph.initializer[:]
     result.graph.initializer.extend(left)
     for made in chosen.values():
-        result.graph.initializer.extend(_initializers(made.weight, made.quantised))
-    if all(o.domain != MICROSOFT for o in result.opset_import):
-        result.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+        result.graph.initializer.extend(initializers(made.weight, made.quantised))
     return result
-
-
-def _replaced(
-    node: onnx.NodeProto, read: Sequence[tuple[Use, WithValues]]
-) -> Iterator[onnx.NodeProto]:
-    if len(read) == 1:
-        [(use, made)] = read
-        return _replacement(node, use, made.weight, made.quantised)
-    up, down = ((made.weight, made.quantised) for _, made in read)
-    return experts.replacement(node, up, down, INTEGER_ACTIVATIONS)
 
 
 def float_activations(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -156,6 +156,7 @@ class OrtSession:
         low_memory: take less memory and more time, and keep no memory of a call for the next one.
         native: run linexport ops by the CPU library, where it is built and runs all of the model's;
             otherwise, as by default, by the functions that their nodes carry.
+        settings: of ONNX Runtime's session configuration, by name.
 
     Attributes:
         native: whether the CPU library runs them.
@@ -172,11 +173,14 @@ class OrtSession:
         providers: tuple[str, ...] = ("CPUExecutionProvider",),
         low_memory: bool = False,
         native: bool = False,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         import onnxruntime
 
         def opened(native: bool) -> Any:
             options = _session_options(threads, taking_turns, low_memory)
+            for name, value in (settings or {}).items():
+                options.add_session_config_entry(name, value)
             if native and not library.register(options, threads):
                 return None
             source: Any = model if isinstance(model, bytes) else str(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import linexport
 from linexport.artifact.genai import CONFIG, ROWS, write_genai
 from linexport.errors import UsageError
+from linexport.plugins.ops.body import MICROSOFT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -43,6 +45,18 @@ def check(artifact: Path, folder: Path, prompt: list[int], batch: int = 1) -> No
             written = [generator.get_sequence(i)[-1] for i in range(batch)]
             assert written == [tokens[0, 0]] * batch
     assert steps > 3
+
+
+def test_weights_in_four_bits_are_run_as_they_are(
+    converted: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Only inputs and outputs have other names there; products and tables stay in integers."""
+    artifact = tmp_path / "int4"
+    linexport.quantize(converted("language_model"), artifact, weights="int4", threads=1)
+    check(artifact, tmp_path / "genai", list(b"import "))
+    both = (onnx.load(str(tmp_path / n / "model.onnx")).graph for n in ("int4", "genai"))
+    kinds = [Counter(n.op_type for n in graph.node if n.domain == MICROSOFT) for graph in both]
+    assert kinds[0] == kinds[1] and kinds[0]["MatMulNBits"] > 2
 
 
 def inputs(folder: Path) -> set[str]:

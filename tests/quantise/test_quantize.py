@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from linexport.graph import external_data
 from linexport.manifest import Manifest, read
 from linexport.quantise import quantisable
 from linexport.quantise.half import half_model
+from linexport.quantise.opened import FLOAT_PRODUCTS
 from linexport.report.verdict import verdict
 from tests.support.command_line import Result
 
@@ -264,8 +266,57 @@ def test_what_is_quantised_already_is_refused(
 def test_an_artifact_for_another_target_is_refused(
     converted: Callable[..., Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="is for target onnx"):
-        linexport.quantize(converted("language_model", target="onnx"), tmp_path / "q")
+    with pytest.raises(UsageError, match="is for target onnx27"):
+        linexport.quantize(converted("small", target="onnx27"), tmp_path / "q")
+
+
+@pytest.mark.parametrize("choice", ["int4", "auto"])
+def test_portable_artifacts_have_standard_operators_that_onnx_runtime_joins(
+    choice: str, converted: Callable[..., Path], tmp_path: Path
+) -> None:
+    """With activations in float32 the file computes the float32 graph with the stored weights."""
+    source = converted("language_model", target="onnx")
+    limit = {"max_kld": 1.0} if choice == "auto" else {}
+    manifest = linexport.quantize(source, tmp_path / "q", weights=choice, threads=1, **limit)
+    record = manifest.quantisation
+    assert record and record.passed and record.model_bytes < 0.3 * record.float32_bytes
+    path = tmp_path / "q" / "model.onnx"
+    model = onnx.load_model(str(path))
+    onnx.checker.check_model(model)
+    assert {o.domain: o.version for o in model.opset_import}[""] == 21
+    kinds = Counter(node.op_type for node in model.graph.node)
+    assert not {n.domain for n in model.graph.node} - {"", "linexport"}
+    assert kinds["DequantizeLinear"] == kinds["MatMul"] + 1
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "joined.onnx")
+    for name, value in FLOAT_PRODUCTS.items():
+        options.add_session_config_entry(name, value)
+    session = onnxruntime.InferenceSession(str(path), options)
+    joined = Counter(n.op_type for n in onnx.load(options.optimized_model_filepath).graph.node)
+    assert joined["MatMulNBits"] == kinds["MatMul"] and not joined["MatMul"]
+    stored = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    exact = onnx.load_model(str(source / "model.onnx"))
+    values = {t.name: numpy_helper.to_array(t) for t in quantisable.floating_weights(exact)}
+    for weight in quantisable.find(exact, values)[0]:
+        if f"{weight.name}/values" not in stored:
+            continue
+        parts = [stored.get(name) for name in weight.parts]
+        q, s = (np.asarray(part, np.float64) for part in parts[:2])
+        z = np.zeros_like(s) if parts[2] is None else np.asarray(parts[2], np.float64)
+        block = np.arange(len(q)) // weight.block
+        matrix = ((q - z[block]) * s[block]).T.astype(np.float32)
+        for use in weight.uses:
+            own = matrix.T if use.rows_are_inputs else matrix
+            tensor = next(t for t in exact.graph.initializer if t.name == use.weight)
+            tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(own), use.weight))
+    opened = linexport.load(tmp_path / "q", threads=1)
+    for wrong in (-1, 256):
+        with pytest.raises(UsageError):
+            opened.run(np.asarray([[wrong]]))
+    feeds = opened.feeds(np.arange(40, dtype=np.int64)[None])
+    expected = onnxruntime.InferenceSession(exact.SerializeToString())
+    for value, wanted in zip(session.run(None, feeds), expected.run(None, feeds), strict=True):
+        np.testing.assert_allclose(value, wanted, atol=2e-5 * np.abs(wanted).max())
 
 
 def test_weights_of_what_is_no_language_model(
