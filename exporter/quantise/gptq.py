@@ -63,7 +63,7 @@ def gptq(matrix: Matrix, grid: Grid, second_moment: Moment) -> Quantised:
     """Round one input after another, correcting those to come; then each to its best.
 
     Inputs are taken in their own order, with a scale for each block when its turn comes, and in
-    the order of their size, with scales chosen before. Each output has what errs less.
+    the order of their size, with scales chosen before; of both each output has what errs less.
 
     Args:
         matrix: (N, K), finite.
@@ -85,18 +85,14 @@ def gptq(matrix: Matrix, grid: Grid, second_moment: Moment) -> Quantised:
 
 def _rows(matrix: Matrix, grid: Grid, damped: Moment, orders: list[_Order]) -> Rounded:
     """Return values (N, blocks, block), scales and zero points of some outputs."""
-    tries = []
-    for order in orders:
-        state = _Descent(matrix, grid, damped, *_in_turn(matrix, grid, order))
-        for _ in range(CYCLES):
-            state.cycle()
-        tries.append(state)
-    best = np.argmin([state.errors() for state in tries], axis=0)
-    rows = np.arange(len(matrix))
-    stacked = (np.stack([getattr(t, name) for t in tries]) for name in ("values", "scales"))
-    values, scales = (both[best, rows] for both in stacked)
-    zeros = np.stack([t.zeros for t in tries])[best, rows]
-    return values.reshape(len(matrix), -1, grid.block), scales.astype(np.float32), zeros
+    first, second = (
+        _Descent(matrix, grid, damped, *_in_turn(matrix, grid, order)) for order in orders
+    )
+    first.take(second, second.errors() < first.errors())
+    for _ in range(CYCLES):
+        first.cycle()
+    values = first.values.reshape(len(matrix), -1, grid.block)
+    return values, first.scales.astype(np.float32), first.zeros
 
 
 def _in_turn(matrix: Matrix, grid: Grid, order: _Order) -> Rounded:
@@ -159,6 +155,11 @@ class _Descent:
     def errors(self) -> NDArray[np.float64]:
         """Mean squared error of each output, (N,)."""
         return np.asarray((self._gradient * self._difference).sum(-1))
+
+    def take(self, other: _Descent, rows: NDArray[np.bool_]) -> None:
+        """Have these outputs as the other one has them."""
+        for name in ("values", "scales", "zeros", "_difference", "_gradient"):
+            getattr(self, name)[rows] = getattr(other, name)[rows]
 
     def cycle(self) -> None:
         """Let every scale and every value go to its best, block by block."""
