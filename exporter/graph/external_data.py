@@ -8,6 +8,7 @@ values are beside it in a mapping, where possible in the memory of the model its
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import IO
 
@@ -93,16 +94,14 @@ def read_mapped(path: Path) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """
     model = read_graph(path)
     found: dict[str, np.ndarray] = {}
+    files = {name: memory.mapped_file(path.parent / name) for name in files_beside(model)}
     for tensor in model.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
             entries = {entry.key: entry.value for entry in tensor.external_data}
-            found[tensor.name] = np.memmap(
-                path.parent / entries["location"],
-                helper.tensor_dtype_to_np_dtype(tensor.data_type),
-                "r",
-                int(entries.get("offset", 0)),
-                tuple(tensor.dims),
-            )
+            dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+            start, size = int(entries.get("offset", 0)), prod(tensor.dims) * dtype.itemsize
+            values = files[entries["location"]][start : start + size].view(dtype)
+            found[tensor.name] = values.reshape(tuple(tensor.dims))
     sizes = [len(part) for part in _parts(path, following=True)]
     for block, part in zip(memory.blocks(sizes), _parts(path, following=True), strict=True):
         for tensor in onnx.load_from_string(part).graph.initializer:

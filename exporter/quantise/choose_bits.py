@@ -7,7 +7,7 @@ auto         4 or 8 bits for each, 8 where it buys most, until a limit of diverg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,8 +32,8 @@ MIXED_BITS = (4, 8)
 
 TABLE_BITS = 8
 
-MOMENTS_AT_ONCE = 16
-"""Inputs of products that are measured in one run over the data."""
+MOMENT_BYTES = 2**29
+"""Second moments, in float64, that are measured in one run over the data."""
 
 
 def ignore(done: int, note: str) -> None:
@@ -106,7 +106,7 @@ class Quantiser:
                     f"The weight {weight.name} has NaN or infinite values; expected finite ones."
                 )
         self._model, self._portable = model, portable
-        self._moments: dict[str, NDArray[np.float64]] = {}
+        self._moments: dict[str, NDArray[np.float32]] = {}
         self._done: dict[tuple[str, int], Chosen] = {}
 
     def calibrate(self, data: Sequence[Arrays], advance: Advance = ignore) -> None:
@@ -121,11 +121,13 @@ class Quantiser:
             wrong = [w for w in self.weights if w.experts and found[w.experts.share] < 0]
             self.kept += [Kept(w.name, reason) for w in wrong]
             self.weights = [w for w in self.weights if w not in wrong]
-        names = sorted({w.activations[0] for w in self.weights if w.activations})
-        for start in range(0, len(names), MOMENTS_AT_ONCE):
-            part = names[start : start + MOMENTS_AT_ONCE]
-            self._moments |= second_moments(self._model, part, data)
-            advance(start + len(part), part[-1])
+        done = 0
+        for part in _together({w.activations[0]: w.inputs for w in self.weights if w.activations}):
+            moments = second_moments(self._model, part, data)
+            mapped = memory.memory_mapped([m.astype(np.float32) for m in moments.values()])
+            self._moments |= dict(zip(moments, mapped, strict=True))
+            done += len(part)
+            advance(done, part[-1])
 
     @property
     def measured(self) -> int:
@@ -145,6 +147,7 @@ class Quantiser:
             [values] = memory.memory_mapped([found.values])
             made = Chosen(weight, replace(found, values=values), method)
             self._done[weight.name, bits] = made
+            memory.trim_memory()
         return self._done[weight.name, bits]
 
     def uniform(self, bits: int, advance: Advance) -> list[Chosen]:
@@ -195,3 +198,18 @@ class Quantiser:
             key = weight.uses[0].node if weight.experts else weight.name
             groups.setdefault(key, []).append(weight)
         return list(groups.values())
+
+
+def _together(widths: Mapping[str, int]) -> Iterator[list[str]]:
+    """Yield names of values whose moments are measured in one run, by ``MOMENT_BYTES``."""
+    part: list[str] = []
+    size = 0
+    for name, width in sorted(widths.items()):
+        own = 8 * width**2
+        if part and size + own > MOMENT_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(name)
+        size += own
+    if part:
+        yield part

@@ -59,7 +59,7 @@ class _Order:
         return bool((self.places[1:] > self.places[:-1]).all())
 
 
-def gptq(matrix: Matrix, grid: Grid, second_moment: Moment) -> Quantised:
+def gptq(matrix: Matrix, grid: Grid, second_moment: Moment | Matrix) -> Quantised:
     """Round one input after another, correcting those to come; then each to its best.
 
     Inputs are taken in their own order, with a scale for each block when its turn comes, and in
@@ -199,7 +199,7 @@ class _Descent:
             gradient += np.outer(change, own[k])
 
 
-def _damped(second_moment: Moment, size: int) -> Moment:
+def _damped(second_moment: Moment | Matrix, size: int) -> Moment:
     """Return the second moment with a larger diagonal, and inputs that never occur up to size."""
     inputs = len(second_moment)
     damped = np.eye(size) * 1e-6
@@ -210,6 +210,5 @@ def _damped(second_moment: Moment, size: int) -> Moment:
 
 
 def _inverse_factor(damped: Moment) -> Moment:
-    """Upper Cholesky factor of the inverse."""
-    inverse = np.linalg.inv(damped)
-    return np.ascontiguousarray(np.linalg.cholesky((inverse + inverse.T) / 2).T)
+    """Upper Cholesky factor of the inverse, of which the lower half is read."""
+    return np.ascontiguousarray(np.linalg.cholesky(np.linalg.inv(damped)).T)

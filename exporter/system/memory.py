@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:  # the command's help comes without it
+    from pathlib import Path
+
     import numpy as np
 
 MIN_MMAP_BYTES = 2**20
@@ -113,6 +115,18 @@ def blocks(sizes: Sequence[int]) -> list[np.ndarray]:
     if file:
         _MAPS[file] = whole.ctypes.data
     return [whole[a : a + n] for a, n in zip(starts, sizes, strict=False)]
+
+
+def mapped_file(path: Path) -> np.ndarray:
+    """Return the bytes of a file, uint8, memory-mapped; they cannot be written."""
+    import numpy as np
+
+    with path.open("rb") as opened:
+        file = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    whole = np.frombuffer(file, np.uint8)
+    if hasattr(mmap, "MADV_DONTNEED"):
+        _MAPS[file] = whole.ctypes.data
+    return whole
 
 
 def memory_mapped(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
