@@ -202,7 +202,7 @@ def allowed(made: LinearAttentionLayer, x: tuple[Tensor, ...]) -> tuple[Tensor, 
     return want, max(2e-5 * want.abs().max().item(), 4 * (single - want).abs().max().item())
 
 
-@pytest.mark.parametrize("target", ["onnx", "ort"])
+@pytest.mark.parametrize("target", [pytest.param("onnx", marks=pytest.mark.slow), "ort"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_exported_layer(kind: str, target: str) -> None:
     causal = not find_map(kind).over_time

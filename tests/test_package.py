@@ -20,13 +20,15 @@ from onnx.parser import parse_model
 
 import linexport
 from linexport.errors import ParityError, UsageError
-from linexport.loaders.onnx_file.walk import nodes_within
+from linexport.graph.walk import nodes_within
 from linexport.manifest import describe_files, read, to_json
 from linexport.package import destinations, find_destination, package
 from linexport.package.folder import RECORD
+from linexport.package.lookups import expand_lookups
 from linexport.package.standalone import rename_interface, rename_records
 from linexport.serving.ray import Arguments
 from linexport.targets.inlined import inlined
+from tests.support.runtimes import session
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -127,9 +129,9 @@ def test_renaming_reaches_subgraphs_and_avoids_the_names_within() -> None:
     )
     rename(model, "x", "x.in")
     assert rename_interface(model) == {"x.in": "x_in_2"}
-    session = onnxruntime.InferenceSession(model.SerializeToString())
+    opened = session(model)
     for value, expected in ((2.0, 0.0), (-2.0, -4.0)):
-        (found,) = session.run(None, {"x_in_2": np.full((3, 4), value, np.float32)})
+        (found,) = opened.run(None, {"x_in_2": np.full((3, 4), value, np.float32)})
         np.testing.assert_array_equal(found, np.full((3, 4), expected, np.float32))
 
 
@@ -138,6 +140,35 @@ def rename(model: onnx.ModelProto, old: str, new: str) -> None:
     model.graph.input[0].name = new
     for node in nodes_within(model.graph.node):
         node.input[:] = [new if name == old else name for name in node.input]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("zeros", [True, False])
+def test_lookups_by_standard_operators(bits: int, zeros: bool) -> None:
+    """Bit for bit what ONNX Runtime's own operator gives; rows have an odd number of blocks."""
+    choose = np.random.default_rng(bits)
+    rows, blocks, block = 11, 3, 32
+    packed = [blocks * block * bits // 8, -(-blocks * bits // 8)]
+    table, points = (choose.integers(0, 256, (rows, width), np.uint8) for width in packed)
+    scales = choose.random((rows, blocks), np.float32)
+    held = {"table": table, "scales": scales, **({"zeros": points} if zeros else {})}
+    node = helper.make_node(
+        "GatherBlockQuantized", ["table", "ids", "scales", *(["zeros"] if zeros else [])], ["out"],
+        domain="com.microsoft", gather_axis=0, quantize_axis=1, bits=bits, block_size=block,
+    )  # fmt: skip
+    infos = [
+        helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["batch", "length"]),
+        helper.make_tensor_value_info("out", onnx.TensorProto.FLOAT, None),
+    ]
+    tensors = [onnx.numpy_helper.from_array(array, name) for name, array in held.items()]
+    graph = helper.make_graph([node], "lookup", infos[:1], infos[1:], tensors)
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    ids = {"ids": choose.integers(0, rows, (2, 5))}
+    [wanted] = session(model).run(None, ids)
+    expand_lookups(model)
+    assert {n.domain for n in model.graph.node} == {""}
+    np.testing.assert_array_equal(session(model).run(None, ids)[0], wanted)
 
 
 def test_triton_repositories(converted: Callable[..., Path], tmp_path: Path) -> None:
@@ -167,15 +198,13 @@ def test_triton_repositories(converted: Callable[..., Path], tmp_path: Path) -> 
 def test_names_are_neither_paths_nor_text_of_a_configuration(
     converted: Callable[..., Path], tmp_path: Path, backend: str
 ) -> None:
-    """The server would run what a parameter of its configuration names."""
+    """The server would run what a parameter of its configuration names.
+
+    States have no other names than linexport's own: a manifest with others is refused.
+    """
     parameter = 'parameters { key: "EXECUTION_ENV_PATH" value: { string_value: "/evil" } }'
     artifact = Path(shutil.copytree(converted("language_model"), tmp_path / "artifact"))
-    state = read(artifact).states[0]
-    hostile = {
-        state.past: "../../../../victim",
-        state.present: "../../../../victim_too",
-        "tokens": f'" }} ] {parameter} #',
-    }
+    hostile = {"logits": "../../../../victim", "tokens": f'" }} ] {parameter} #'}
     model = onnx.load(artifact / "model.onnx")
     for infos in (model.graph.input, model.graph.output):
         for info in infos:

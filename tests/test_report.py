@@ -270,7 +270,7 @@ def test_missing_sections_say_so() -> None:
 
 
 @pytest.mark.usefixtures("each_chart_once")
-@pytest.mark.parametrize("value", [None, "text", -1.5, float("nan"), {}, [None]])
+@pytest.mark.parametrize("value", [None, "text", float("nan"), [None]])
 def test_no_value_in_any_place_stops_the_report(value: Any) -> None:
     manifest = failed()
     manifest["parity"]["cases"] = manifest["parity"]["cases"][7:9]

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from linexport.loaders.onnx_file.walk import reads
+from linexport.graph.walk import reads
 
 
 def cut(

@@ -9,7 +9,7 @@ from dataclasses import replace
 import onnx
 
 from linexport.errors import UsageError
-from linexport.loaders.onnx_file.walk import all_graphs, nodes_within
+from linexport.graph.walk import all_graphs, nodes_within, rename_values
 from linexport.manifest import MODEL, Manifest
 from linexport.package.destination import Packaging
 from linexport.targets.inlined import inlined
@@ -48,9 +48,7 @@ def rename_interface(model: onnx.ModelProto) -> dict[str, str]:
             name = f"{plain}_{count}"
         taken.add(name)
         renamed[info.name] = name
-    for node in nodes_within(graph.node):  # a subgraph reads inputs of the graph around it
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-        node.output[:] = [renamed.get(name, name) for name in node.output]
+    rename_values(graph, renamed)
     for info in (*graph.input, *graph.output, *graph.value_info):
         info.name = renamed.get(info.name, info.name)
     return renamed

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from linexport.loaders.onnx_file.walk import reads
+from linexport.graph.walk import reads
 
 WIDTH = 8
 """Extra outputs of one run."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import onnx
 from onnx import inliner, shape_inference
 
-from linexport.loaders.onnx_file.walk import nodes_within
+from linexport.graph.walk import all_nodes, rename_values
 
 
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -22,7 +22,7 @@ def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     flat = inliner.inline_local_functions(model)
     _drop_identities(flat)
     _name_nodes(flat)
-    used = {node.domain for node in flat.graph.node}
+    used = {node.domain for node in all_nodes(flat)}
     kept = [o for o in flat.opset_import if o.domain in ("", "ai.onnx") or o.domain in used]
     del flat.opset_import[:]
     flat.opset_import.extend(kept)
@@ -51,9 +51,7 @@ def _drop_identities(model: onnx.ModelProto) -> None:
         return
     del graph.node[:]
     graph.node.extend(kept)
-    for node in nodes_within(graph.node):
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-        node.output[:] = [renamed.get(name, name) for name in node.output]
+    rename_values(graph, renamed)
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:

@@ -23,7 +23,7 @@ import onnx
 import onnxruntime
 from onnx import helper
 
-from linexport.loaders.onnx_file.walk import reads
+from linexport.graph.walk import reads
 from linexport.trace.messages import error_summary
 
 log = logging.getLogger(__name__)

@@ -16,6 +16,8 @@ import pytest
 from tests.support import ROOT
 from tests.support.families import TINY, save_model
 
+pytestmark = pytest.mark.services
+
 SOURCE = ROOT / "examples" / "extension"
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -17,7 +17,7 @@ from linexport.artifact.genai import CONFIG, ROWS, write_genai
 from linexport.errors import UsageError
 from linexport.plugins.ops.body import MICROSOFT
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
 
 TOKENS = 40
 

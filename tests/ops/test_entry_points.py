@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Run:
     return start
 
 
-@pytest.mark.parametrize("target", ["ort", "onnx"])
+@pytest.mark.parametrize("target", ["ort", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_an_op_of_another_package_converts_and_streams(
     run: Run, target: str, tmp_path: Path
 ) -> None:

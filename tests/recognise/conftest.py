@@ -68,11 +68,45 @@ TABLES = {
 }
 
 
+NEAR_ANOTHER = {
+    "cumsum_column_vectors",
+    "cumsum_value_first",
+    "ones_column",
+    "retnet",
+    "flat_batch_heads",
+    "multi_query",
+    "normalised_scores",
+    "ones_tril_product",
+    "masked_fill",
+    "trilbuffer",
+    "plain_unnormalised",
+    "matmul_ones",
+    "taylor_features",
+    "taylor_scores_doubled",
+    "even_polynomial",
+    "squared_scores",
+    "squared_scores_and_one",
+    "fourth_power",
+    "cube_of_positive_scores",
+    "squared_scores_of_all",
+    "einsum_katharopoulos",
+    "galerkin",
+    "quadratic_unnormalised",
+    "sharedprojection",
+}
+"""Formulations that differ little from one that every run has."""
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that asks for ``causal`` runs once for every causal formulation, and so on."""
     for name, table in TABLES.items():
         if name in metafunc.fixturenames:
-            metafunc.parametrize(name, list(table))
+            cases = [pytest.param(n, marks=_marks(n)) for n in table]
+            metafunc.parametrize(name, cases)
+
+
+def _marks(name: str) -> tuple[pytest.MarkDecorator, ...]:
+    return (pytest.mark.slow,) if name in NEAR_ANOTHER else ()
 
 
 @pytest.fixture(scope="session")

@@ -9,35 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 import linexport
 from linexport.artifact import Artifact
+from tests.support.browser import browser as opened_browser
 from tests.support.serving import alone, changed, eventually, served
 
 pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
 
 TOKEN = "0123456789abcdef"
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}a:"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    found = [path for path in map(shutil.which, BROWSERS) if path]
-    driver = shutil.which("chromedriver")
-    if not found or driver is None:
-        pytest.skip("needs a browser: apt-get install chromium chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = found[0]
-    for argument in ("headless=new", "no-sandbox", "disable-gpu", "window-size=900,800"):
-        options.add_argument(f"--{argument}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    made = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    yield made
-    made.quit()
+    with opened_browser() as page:
+        yield page
 
 
 @pytest.fixture(scope="module")

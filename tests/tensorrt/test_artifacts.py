@@ -18,6 +18,8 @@ from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.manifest import read
 from linexport.targets.base import OrtSession
 
+pytestmark = pytest.mark.services
+
 
 def test_what_was_not_run_is_said_to_be_not_checked(
     made: Path, manifest_of: Callable[..., Any]

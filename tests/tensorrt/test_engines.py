@@ -16,6 +16,8 @@ from linexport.errors import BuildError
 from linexport.plugins.tensorrt.flavour import RTX
 from tests.support import SCRIPTS, tensorrt_models
 
+pytestmark = pytest.mark.services
+
 MEGABYTE = 1e6
 
 

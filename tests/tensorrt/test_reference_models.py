@@ -26,6 +26,8 @@ from linexport.targets.trt import parser_form
 from linexport.targets.trt.build import BuiltEngine, build_engine
 from linexport.targets.trt.profiles import profiles
 
+pytestmark = pytest.mark.services
+
 ATTENTION, CONV, MAP = "LinearAttention", "CausalConvWithState", "FeatureMap"
 
 LAYERS = {

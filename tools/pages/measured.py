@@ -196,6 +196,22 @@ def _linearize_memory(result: Any) -> str:
     return table(titles, [[r[key] for key in keys] for r in result["rows"]])
 
 
+def _runtimes(result: Any) -> str:
+    models = list(dict.fromkeys(r["model"] for r in result))
+    forms = {"artifact": "`--target onnx`", "packaged": "`package --for onnx`"}
+    found = {(r["runtime"], r["form"], r["model"]): r["error"] for r in result}
+    rows = [
+        [runtime, title, *(_relative(found[runtime, form, model]) for model in models)]
+        for runtime in dict.fromkeys(r["runtime"] for r in result)
+        for form, title in forms.items()
+    ]
+    return table(["runtime", "file", *models], rows)
+
+
+def _relative(error: float | None) -> str:
+    return "refused" if error is None else f"{error:.0e}"
+
+
 PARTS = {
     f"measured-{name.replace('_', '-')}": _part(name, rows)
     for name, rows in {
@@ -209,6 +225,7 @@ PARTS = {
         "linearize_memory": _linearize_memory,
         "maps": _maps,
         "nodes": _nodes,
+        "runtimes": _runtimes,
         "weights": _weights,
         "zoo": _zoo,
     }.items()

@@ -9,9 +9,9 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, checker
 
 from linexport.errors import UnsupportedModelError
+from linexport.graph.walk import all_nodes
 from linexport.loaders.files import first_line, refuse, unreadable
 from linexport.loaders.onnx_file.structure import check_structure
-from linexport.loaders.onnx_file.walk import all_nodes
 
 LARGEST = 2**31 - 1
 """Bytes a protobuf message may have; weights beside the file do not count."""

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from linexport.loaders.onnx_file.walk import all_graphs, all_nodes, all_tensors
+from linexport.graph.walk import all_graphs, all_nodes, all_tensors
 
 TYPED = {"to", "dtype"}
 """Attributes that name the type of what a node makes."""

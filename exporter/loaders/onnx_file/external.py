@@ -11,8 +11,8 @@ import onnx
 from onnx import TensorProto, external_data_helper, helper
 
 from linexport.errors import UnsupportedModelError
+from linexport.graph.walk import all_tensors
 from linexport.loaders.files import sha256
-from linexport.loaders.onnx_file.walk import all_tensors
 
 PACKED = (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1)
 """Types with two values in a byte."""

@@ -8,7 +8,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from linexport.errors import UnsupportedModelError
-from linexport.loaders.onnx_file.walk import all_graphs, all_nodes
+from linexport.graph.walk import all_graphs, all_nodes
 
 RANDOM_OPS = frozenset(
     {

@@ -14,9 +14,9 @@ import onnx
 from onnx import TensorProto, inliner, shape_inference
 
 from linexport.errors import UnsupportedModelError
+from linexport.graph.walk import all_graphs, all_nodes, all_tensors, subgraphs
 from linexport.loaders.files import first_line
 from linexport.loaders.onnx_file.external import stored_bytes
-from linexport.loaders.onnx_file.walk import all_graphs, all_nodes, all_tensors, subgraphs
 
 EINSUM = "Einsum"
 RANK_KEPT = {

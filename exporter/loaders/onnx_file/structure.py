@@ -18,15 +18,15 @@ from pathlib import Path
 import onnx
 
 from linexport.errors import UnsupportedModelError
-from linexport.loaders.onnx_file.external import check_external
-from linexport.loaders.onnx_file.ranks import check_ranks
-from linexport.loaders.onnx_file.walk import (
+from linexport.graph.walk import (
     all_nodes,
     all_tensors,
     all_texts,
     nodes_within,
     reads,
 )
+from linexport.loaders.onnx_file.external import check_external
+from linexport.loaders.onnx_file.ranks import check_ranks
 
 MOST_EXPANDED = 2**16
 """Nodes that calls of functions may add to the graph: 60 layers of a thousand nodes. ONNX Runtime

@@ -24,6 +24,8 @@ from linexport.plugins.kernels.launch import Argument, Kernel
 from linexport.plugins.kernels.plan import ARCHITECTURES, plan_launches
 from tests.support import kernels
 
+pytestmark = pytest.mark.services
+
 VARIANTS = ("linear", "elu1", "gated", "channel", "delta", "gated_delta", "kda", "bidirectional")
 QUICK = [("elu1", 64, 90), ("gated_delta", 64, 120)]
 ROOT = Path(__file__).resolve().parents[3]
@@ -51,7 +53,7 @@ def tool() -> ModuleType:
     ("case", "dtype", "width", "sm"),
     [
         ("linear elu1", "bfloat16", 64, 90),
-        ("gated delta", "bfloat16", 64, 120),
+        pytest.param("gated delta", "bfloat16", 64, 120, marks=pytest.mark.slow),
         ("delta", "float32", 128, 87),
     ],
 )

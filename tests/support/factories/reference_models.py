@@ -27,8 +27,24 @@ def digits():
     return make("digit_classifier", dim=40, layers=2)
 
 
+def _rule(name):
+    return make("language_model", dim=40, layers=1, update_rule=name, normalize=name == "linear")
+
+
+def linear_rule():
+    return _rule("linear")
+
+
+def gated_rule():
+    return _rule("gated")
+
+
+def delta_rule():
+    return _rule("delta")
+
+
 def gated_delta():
-    return make("language_model", dim=40, layers=1, update_rule="gated_delta", normalize=False)
+    return _rule("gated_delta")
 
 
 def taylor():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import onnx
 
@@ -77,3 +77,19 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
         for inner in graph.node:
             yield from (name for name in reads(inner) if name not in own)
         yield from (o.name for o in graph.output if o.name not in own)
+
+
+def rename_values(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
+    """Give values that nodes make and read other names, in place, in subgraphs too.
+
+    Args:
+        graph: whose own inputs, outputs and stored shapes keep their names.
+        renamed: old to new.
+    """
+    for node in nodes_within(graph.node):
+        for names in (node.input, node.output):
+            if not renamed.keys().isdisjoint(names):
+                names[:] = [renamed.get(name, name) for name in names]
+        for body in subgraphs(node):
+            for output in body.output:
+                output.name = renamed.get(output.name, output.name)
