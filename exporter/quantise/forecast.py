@@ -4,7 +4,8 @@
     disk      weights in files without a name and models that are opened meanwhile, in TMPDIR;
               the float32 artifact and the new one, beside the output
 
-Sizes are of the float32 weights; parts were measured, see ``docs/quantise.md``.
+Parts of disk are those of the files that are written. Memory is most while the checkpoint is read,
+which holds its weights in float32 once; later they are in mapped files.
 """
 
 from __future__ import annotations

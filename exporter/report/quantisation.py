@@ -17,6 +17,18 @@ def effect(record: QuantisationRecord) -> str:
     return "; ".join([_difference(record), *([score(record.metric)] if record.metric else [])])
 
 
+def advice(record: QuantisationRecord) -> str:
+    """Say which choice of weights or which limit would hold, where the divergence is too large."""
+    if record.divergence is None:
+        return ""
+    limit = f"--max-kld {1.1 * record.divergence.mean:.2g} would hold"
+    if record.weights == "int4":
+        return f"--weights auto raises bits until the limit holds; of int4 {limit}"
+    if record.weights in ("int8", "auto"):
+        return f"No choice of 4 and 8 bits is nearer; {limit}, or try --weights bf16"
+    return limit
+
+
 def score(metric: MetricRecord) -> str:
     """Return the user's own score on both sides."""
     return f"{metric.name} {amount(metric.before)} in float32, {amount(metric.after)} now"

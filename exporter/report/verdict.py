@@ -148,7 +148,8 @@ def _quantised(record: QuantisationRecord, fast: str) -> Verdict:
     if record.scores_too_low:
         return Verdict("bad", f"{sentence}, worse by more than {amount(record.max_drop)}.")
     if not record.passed:
-        return Verdict("bad", f"{sentence}, above the {error(record.max_kld)} allowed.")
+        limit = f"above the {error(record.max_kld)} allowed. {quantisation.advice(record)}"
+        return Verdict("bad", f"{sentence}, {limit}.")
     return Verdict("good", f"{sentence}; {fast}.")
 
 

@@ -226,6 +226,11 @@ def test_a_limit_that_cannot_be_met_fails_and_keeps_the_earlier_artifact(
     limits = ("--weights", "int4", "--max-kld", "1e-9", "--overwrite")
     result = cli("quantize", exact, "-o", place, *limits)
     assert result.code == 3 and "above the 1.0e-09 allowed" in " ".join(result.out.split())
+    assert "--weights auto raises bits until the limit holds" in " ".join(result.out.split())
+    whole = read(quantised("int8"))
+    assert whole.quantisation
+    unmet = replace(whole, quantisation=replace(whole.quantisation, max_kld=1e-9))
+    assert "No choice of 4 and 8 bits is nearer; --max-kld" in verdict(unmet).sentence
     assert (place / "manifest.json").read_bytes() == before
     failed = tmp_path / "q.failed"
     assert read(failed).status == "parity_failed"
