@@ -87,6 +87,13 @@ def test_inputs_that_disagree_are_refused(converted: Callable[..., Path]) -> Non
 
 
 @pytest.mark.smoke
+def test_pieces_give_what_the_whole_gives(small: Artifact) -> None:
+    x = np.random.default_rng(0).normal(size=(2, 40, 8)).astype(np.float32)
+    stream = small.stream()
+    got = [stream.step(part)["output"] for part in np.split(x, [1, 2, 17], axis=1)]
+    close(np.concatenate(got, 1), small.run(x)["output"])
+
+
 @given(
     pieces=st.lists(st.integers(1, 70), min_size=1, max_size=5),
     batch=st.integers(1, 3),
