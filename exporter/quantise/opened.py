@@ -196,8 +196,9 @@ def second_moments(
     for feeds in data:
         for name, value in run(feeds).items():
             rows = value.reshape(-1, value.shape[-1]).astype(np.float64)
-            product = rows.T @ rows
-            sums[name] = sums[name] + product if name in sums else product
+            if name not in sums:
+                sums[name] = np.zeros((rows.shape[-1],) * 2)
+            sums[name] += rows.T @ rows
             counts[name] += len(rows)
     return {name: total / counts[name] for name, total in sums.items()}
 
