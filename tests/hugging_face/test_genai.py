@@ -13,7 +13,8 @@ import onnx
 import pytest
 
 import linexport
-from linexport.artifact.genai import CONFIG, ROWS, write_genai
+from linexport.artifact.genai import CONFIG, write_genai
+from linexport.artifact.rewiring import ROWS
 from linexport.errors import UsageError
 from linexport.plugins.ops.body import MICROSOFT
 
