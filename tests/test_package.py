@@ -171,6 +171,16 @@ def test_lookups_by_standard_operators(bits: int, zeros: bool) -> None:
     np.testing.assert_array_equal(session(model).run(None, ids)[0], wanted)
 
 
+def test_lookups_of_other_forms_stay() -> None:
+    """A table that is a vector, and attributes that no kernel takes."""
+    for dims, attributes in (([8], {}), ([4, 8], {"bits": 3}), ([4, 8], {"block_size": 0})):
+        node = helper.make_node("GatherBlockQuantized", ["t", "i", "s"], ["o"], **attributes)
+        table = onnx.numpy_helper.from_array(np.zeros(dims, np.uint8), "t")
+        model = helper.make_model(helper.make_graph([node], "lookup", [], [], [table]))
+        expand_lookups(model)
+        assert list(model.graph.node) == [node]
+
+
 def test_triton_repositories(converted: Callable[..., Path], tmp_path: Path) -> None:
     artifact = converted("language_model")
     packaged = package(artifact, find_destination("triton"), tmp_path / "a", name="lm")

@@ -16,6 +16,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 OP = "GatherBlockQuantized"
+DEFAULTS = {"bits": 4, "block_size": 128, "gather_axis": 0, "quantize_axis": 1}
+"""Attributes of a node that has none of its own, as ONNX Runtime declares them."""
 
 
 def expand_lookups(model: onnx.ModelProto) -> None:
@@ -119,9 +121,12 @@ class _Lookup:
 
 def _lookup(node: onnx.NodeProto, tables: Mapping[str, onnx.TensorProto]) -> _Lookup | None:
     """The lookup of a node; None where its table has another form."""
-    form = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    form = DEFAULTS | {a.name: helper.get_attribute_value(a) for a in node.attribute}
     table, bits, block = tables.get(node.input[0]), form["bits"], form["block_size"]
-    if table is None or (form["gather_axis"], form["quantize_axis"]) != (0, 1):
+    along_rows = (form["gather_axis"], form["quantize_axis"]) == (0, 1)
+    if table is None or len(table.dims) != 2 or not along_rows:
+        return None
+    if bits not in (4, 8) or block < 1:
         return None
     width = table.dims[1] * 8 // bits
     return None if width % block else _Lookup(node, bits, block, width // block)
