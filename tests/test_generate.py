@@ -257,20 +257,12 @@ def test_without_a_tokenizer_other_vocabularies_are_refused(tmp_path: Path) -> N
 @pytest.fixture
 def tokenizer_file(tmp_path: Path) -> Path:
     """A byte-level tokenizer of 300 tokens, and an end-of-text token; its folder."""
-    tokenizers = pytest.importorskip("tokenizers", reason="needs the hf extra")
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<end>"],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    made.train_from_iterator(["the théorème of the day"] * 20, trainer)
+    pytest.importorskip("tokenizers", reason="needs the hf extra")
+    from tests.support.tokenizers import save_tokenizer
+
     folder = tmp_path / "tokenizer"
     folder.mkdir()
-    made.save(str(folder / "tokenizer.json"))
+    save_tokenizer(folder, 300, ("<end>",))
     return folder
 
 

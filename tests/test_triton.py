@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ import pytest
 
 import linexport
 from linexport.package import find_destination, package
-from tests.support import ROOT
+from tests.support import ROOT, environments
 
 pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
 
@@ -33,18 +32,8 @@ for path in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def environment() -> Path:
-    """The server's environment; made once, as it takes minutes."""
-    place = Path(os.environ.get("LINEXPORT_TRITON", ROOT / ".triton"))
-    script = ROOT / "tools" / "triton_environment"
-    made = subprocess.run(
-        [str(script), str(place)],
-        env={**os.environ, "PYTHON": sys.executable, "PYTHONPATH": ""},
-        capture_output=True,
-        text=True,
-    )
-    if made.returncode:
-        pytest.skip(f"the server's environment cannot be made: {made.stderr[-300:]}")
-    return place
+    """The server's environment."""
+    return environments.made("triton")
 
 
 @pytest.fixture(scope="module")

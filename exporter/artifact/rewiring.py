@@ -1,10 +1,11 @@
 """The inputs and outputs of a language model, changed to what another decoder feeds and carries.
 
-rename   a state gets another name
-pack     several states become one, end to end, at the price of a copy at every step
-mask     one mask over all tokens so far, in place of one of new tokens and one of past ones
+- rename: a state gets another name.
+- pack: several states become one, end to end, at the price of a copy at every step.
+- count: rows of width 0 are added, for a decoder that asks rows for the number of tokens.
+- mask: one mask over all tokens so far, in place of one of new tokens and one of past ones.
 
-Nodes that do so stand before and after those of the model.
+The nodes that compute this are put before and after those of the model.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Rewiring:
             raise UsageError("States that are not all float32 cannot be packed for this runtime.")
         axis, filled = ones + 1, [1] * ones
         sizes = [prod(int(str(d)) for d in s.shape[1:]) for s in states]
-        self.replace_states(states, past, present, [*filled, sum(sizes)])
+        self._replace_states(states, past, present, [*filled, sum(sizes)])
         flat = [f"{s.past}/flat" for s in states]
         split = self._constant("pack/sizes", sizes)
         self._before.append(helper.make_node("Split", [past, split], flat, axis=axis))
@@ -112,7 +113,7 @@ class Rewiring:
 
     def pass_through(self, past: str, present: str, sizes: Sequence[int]) -> None:
         """Add a state (B, *sizes) that nothing reads."""
-        self.replace_states([], past, present, sizes)
+        self._replace_states([], past, present, sizes)
         self._after.append(helper.make_node("Identity", [past], [present]))
 
     def count_tokens(self, tokens: str, past: str, present: str) -> None:
@@ -123,7 +124,7 @@ class Rewiring:
             past: name of the rows before.
             present: name of the rows after.
         """
-        self.replace_states([], past, present, [1, "past", 0])
+        self._replace_states([], past, present, [1, "past", 0])
         axes, zero = self._constant("count/axes", [1, 3]), self._constant("count/zero", [0])
         last = self._constant("count/last", [3])
         self._after += [
@@ -133,7 +134,7 @@ class Rewiring:
             helper.make_node("Concat", [past, "count/new"], [present], axis=2),
         ]
 
-    def replace_states(
+    def _replace_states(
         self, states: Sequence[State], past: str, present: str, sizes: Sequence[int | str]
     ) -> None:
         """Declare one input and one output, (B, *sizes) float32, in the place of some states."""

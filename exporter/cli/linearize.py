@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from linexport.cli.errors import guarded, print_json
-from linexport.cli.options import Json, Lengths, Seed, Threads, parse_lengths
+from linexport.cli.options import Json, Lengths, LowerIsBetter, Seed, Threads, parse_lengths
 from linexport.cli.progress import Spinner
 from linexport.errors import ParityError, UsageError
 
@@ -99,9 +99,7 @@ def linearize(
         str | None,
         typer.Option(help="package.module:evaluate, a score of a module, measured on both."),
     ] = None,
-    lower_is_better: Annotated[
-        bool, typer.Option("--lower-is-better", help="That score is a loss.")
-    ] = False,
+    lower_is_better: LowerIsBetter = False,
     max_drop: Annotated[
         float | None,
         typer.Option(min=0, help="By how much the score may get worse; beyond, exit 3."),

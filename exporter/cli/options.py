@@ -38,6 +38,7 @@ Seed = Annotated[int, option("seed")]
 Threads = Annotated[int, option("threads")]
 TrustRemoteCode = Annotated[bool, option("trust_remote_code")]
 Lengths = Annotated[str | None, option("lengths")]
+LowerIsBetter = Annotated[bool, option("lower_is_better")]
 ArtifactPath = Annotated[Path, typer.Argument(help="Folder made by linexport convert.")]
 SourceOption = Annotated[
     str | None,

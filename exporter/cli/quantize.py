@@ -9,7 +9,7 @@ import typer
 
 from linexport.cli.errors import guarded
 from linexport.cli.exit_status import finish
-from linexport.cli.options import ArtifactPath, Json, Seed, Threads
+from linexport.cli.options import ArtifactPath, Json, LowerIsBetter, Seed, Threads
 from linexport.cli.progress import Spinner
 
 
@@ -45,9 +45,7 @@ def quantize(
             "one and on the new one."
         ),
     ] = None,
-    lower_is_better: Annotated[
-        bool, typer.Option("--lower-is-better", help="That score is a loss.")
-    ] = False,
+    lower_is_better: LowerIsBetter = False,
     max_drop: Annotated[
         float | None,
         typer.Option(help="By how much the score may get worse; more is exit code 3."),

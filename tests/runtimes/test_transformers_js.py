@@ -19,6 +19,7 @@ from tests.runtimes.runtimes import PROGRAMS, SECONDS, need_node, run_process, s
 from tests.support.browser import browser
 from tests.support.families import TINY, save_model
 from tests.support.runtimes import session
+from tests.support.tokenizers import save_tokenizer
 
 pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
 
@@ -28,25 +29,14 @@ FAMILIES = ("falcon_h1", "mamba2")
 """A layer with both kinds of states; no attention, so that no row counts the tokens."""
 
 
-def save_tokenizer(folder: Path, vocabulary: int) -> None:
-    """A byte-level tokenizer as a checkpoint has it."""
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet)
-    made.train_from_iterator(["the theory of the day"] * 20, trainer)
-    made.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-
-
 def convert(family: str, place: Path, **changes: Any) -> Path:
     source = place / f"{family}-checkpoint"
     source.mkdir()
     save_model({**TINY[family], **changes}, family, source)
     if changes:
         save_tokenizer(source, changes["vocab_size"])
+        config = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        (source / "tokenizer_config.json").write_text(json.dumps(config))
     linexport.convert(str(source), place / family, bench=False, threads=1)
     return place / family
 

@@ -9,7 +9,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import tritonclient.http as triton
 from pages import blocks
 
 import linexport
-from tests.support import ROOT
+from tests.support import ROOT, environments
 from tests.support.serving import alone
 
 pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
@@ -77,17 +76,8 @@ def wait(condition: Callable[[], object], seconds: float) -> None:
 
 @pytest.fixture(scope="module")
 def environment() -> Path:
-    """Ray's environment; made once, as it takes a minute."""
-    place = Path(os.environ.get("LINEXPORT_RAY", ROOT / ".ray"))
-    made = subprocess.run(
-        [str(ROOT / "tools" / "ray_environment"), str(place)],
-        env={**os.environ, "PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-    )
-    if made.returncode:
-        pytest.skip(f"Ray's environment cannot be made: {made.stderr[-300:]}")
-    return place
+    """Ray's environment."""
+    return environments.made("ray")
 
 
 @pytest.fixture(scope="module")
