@@ -536,6 +536,7 @@ def train(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.services
 def test_command_line_trains_and_refuses(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     path = tmp_path / "digits.pt"

@@ -24,6 +24,7 @@ SETUP = ("tools/", "pip install")
 """Commands that set the project up: that the tests run at all shows that they work."""
 
 
+@pytest.mark.services
 @pytest.mark.parametrize("name", FAST)
 def test_page(
     name: str,

@@ -19,13 +19,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 Converted = Callable[[str], tuple[Path, dict[str, Any]]]
 
-EVERY_TIME = ("qwen3_5_text", "mamba2")
-"""The delta rule beside attention, and no attention layer."""
+TIERS = {"mamba2": (), "qwen3_5_text": (pytest.mark.services,)}
+"""Of what is not slow: no attention layer, and the delta rule beside attention."""
 
-PARAMETERS = [
-    name if name in EVERY_TIME else pytest.param(name, marks=pytest.mark.slow)
-    for name in LINEAR_LAYERS
-]
+PARAMETERS = [pytest.param(name, marks=TIERS.get(name, pytest.mark.slow)) for name in LINEAR_LAYERS]
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -61,6 +58,7 @@ def test_rows_do_not_depend_on_padding_or_on_each_other(
         assert np.abs(both - alone).max() <= 5e-5 * np.abs(alone).max()
 
 
+@pytest.mark.services
 def test_decoding_continues_a_padded_prefill(converted_family: Converted) -> None:
     artifact = linexport.load(converted_family("qwen3_5_text")[0], threads=1)
     tokens = np.random.default_rng(2).integers(3, 64, size=(1, 40))
@@ -73,6 +71,7 @@ def test_decoding_continues_a_padded_prefill(converted_family: Converted) -> Non
     assert np.abs(np.stack(steps) - whole[30:]).max() <= 5e-5 * np.abs(whole).max()
 
 
+@pytest.mark.services
 def test_the_graph_of_a_small_model_is_small_and_says_what_its_states_are(
     converted_family: Converted,
 ) -> None:
@@ -93,6 +92,7 @@ def test_the_graph_of_a_small_model_is_small_and_says_what_its_states_are(
     assert set(manifest.dims) == {"batch", "seq"}
 
 
+@pytest.mark.services
 def test_states_are_saved_and_restored_at_any_length(
     converted_family: Converted, tmp_path: Path
 ) -> None:
@@ -107,6 +107,7 @@ def test_states_are_saved_and_restored_at_any_length(
     np.testing.assert_array_equal(other.step(tokens[:, 11:])["logits"], expected)
 
 
+@pytest.mark.services
 def test_one_row_of_a_hybrid_begins_anew_and_the_others_go_on(
     converted_family: Converted,
 ) -> None:
@@ -123,12 +124,14 @@ def test_one_row_of_a_hybrid_begins_anew_and_the_others_go_on(
     assert np.abs(got[1] - fresh[0]).max() < limit
 
 
+@pytest.mark.services
 def test_validate_reads_the_folder_again(converted_family: Converted) -> None:
     folder, _ = converted_family("lfm2")
     manifest = linexport.validate(folder, threads=1, seed=7)
     assert manifest.status == "ok" and manifest.seed == 7
 
 
+@pytest.mark.services
 def test_a_failure_names_the_token_and_the_layer(
     model_folder: Callable[..., Path], miscompile: Callable[..., None], tmp_path: Path
 ) -> None:
@@ -159,6 +162,7 @@ def test_the_original_is_left_as_it_was(model_folder: Callable[..., Path]) -> No
     assert vars(library) == before
 
 
+@pytest.mark.services
 def test_tokenizer_files_come_along(converted_family: Converted) -> None:
     folder, manifest = converted_family("lfm2")
     assert (folder / "tokenizer_config.json").read_text() == "{}"
@@ -166,6 +170,7 @@ def test_tokenizer_files_come_along(converted_family: Converted) -> None:
     assert copied <= set(manifest.files)
 
 
+@pytest.mark.services
 def test_a_factory_may_return_such_a_model(
     model_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ import linexport
 from linexport.artifact import Artifact
 from tests.support.schedules import Schedule, schedules
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ def check(layout: Any, run: Any, x: dict[str, np.ndarray], rtol: float) -> None:
 
 
 @pytest.mark.parametrize("rule", [*RULES[:-1], pytest.param(RULES[-1], marks=pytest.mark.smoke)])
-@fixed(70)
+@fixed(40)
 @given(data=st.data())
 def test_equals_oracle(rule: str, data: st.DataObject) -> None:
     layout = data.draw(layouts(rule))
@@ -119,7 +119,7 @@ def test_typical_widths(rule: str, chunk: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("rule", RULES)
-@fixed(16)
+@fixed(8)
 @given(data=st.data())
 def test_half_precision(rule: str, dtype: str, data: st.DataObject) -> None:
     """Only the output is rounded to half precision: states are as accurate as in float32."""

@@ -16,6 +16,8 @@ from tests.support import SCRIPTS
 
 LEAKY_SUM = SCRIPTS.parent / "extension" / "leaky_sum.py"
 
+pytestmark = pytest.mark.services
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
