@@ -175,6 +175,8 @@ def test_many_clients_get_what_each_would_get_alone(client: Any, model: Artifact
         ({"prompt": [256]}, 400, None, "vocabulary is 0 to 255"),
         ({"prompt": [-1]}, 400, None, "vocabulary is 0 to 255"),
         ({"prompt": ["a", "b"]}, 400, None, "2 prompts"),
+        ({"prompt": 3}, 400, "invalid_value", "prompt: Input should be"),
+        ({"prompt": [[3.5]]}, 400, "invalid_value", "prompt: "),
         ({"prompt": "x" * 400}, 400, "context_length_exceeded", "made for 400"),
         ({"max_tokens": 0}, 400, "invalid_value", "max_tokens: .*greater than or equal to 1"),
         ({"max_tokens": 5000}, 400, None, "at most 4096"),
@@ -198,6 +200,11 @@ def test_wrong_requests_are_refused_in_openais_form(
         client.completions.create(**{"model": "tiny", "prompt": "x", **change})
     assert (caught.value.status_code, caught.value.code) == (status, code)
     assert caught.value.type == "invalid_request_error"
+
+
+def test_a_message_without_content_is_refused(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"messages\.0: .*role user needs content"):
+        client.chat.completions.create(model="tiny", messages=[{"role": "user"}], max_tokens=1)
 
 
 def test_neutral_fields_of_openai_are_taken(client: Any) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError, from_json
 
 from linexport.artifact.sampling import Sampling
 from linexport.serving.http.errors import ProtocolError
@@ -124,6 +125,14 @@ class Message(Record):
     tool_call_id: str | None = None
     tool_calls: Nothing | None = None
 
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        if self.content is None and self.role != "assistant":
+            raise PydanticCustomError(
+                "content", "A message of the role {role} needs content", {"role": self.role}
+            )
+        return self
+
     def plain(self) -> dict[str, Any]:
         """Return it as templates take it."""
         content = self.content
@@ -167,9 +176,23 @@ def parse(kind: type[Request], body: bytes) -> Request:
         first = error.errors(include_url=False, include_context=False)[0]
     if first["type"] == "json_invalid":
         raise ProtocolError(400, f"The body is not JSON: {first['msg']}", code="invalid_json")
-    place = ".".join(map(str, first["loc"]))
+    place = ".".join(map(str, _present(first["loc"], from_json(body)))) or "The body"
     if first["type"] == "extra_forbidden":
         raise ProtocolError(
             400, f"Unrecognized request argument: {place}", code="unknown_parameter", param=place
         )
     raise ProtocolError(400, f"{place}: {first['msg']}", code="invalid_value", param=place)
+
+
+def _present(location: tuple[int | str, ...], value: Any) -> list[int | str]:
+    """Return the steps of an error's location that a body has, without names of alternatives."""
+    kept: list[int | str] = []
+    for step in location:
+        if isinstance(value, dict):
+            value = value.get(step)
+        elif isinstance(value, list) and isinstance(step, int):
+            value = value[step]
+        else:
+            continue
+        kept.append(step)
+    return kept
