@@ -1,13 +1,26 @@
-"""Ranges of dynamic dimensions: what users may write, and how they narrow the model's own."""
+"""Ranges of dynamic dimensions: what users may write, and how they narrow the model's own.
+
+Multiples of a number, too: a module in chunks that takes 64 n tokens.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.export import Dim
 
-from linexport.errors import UsageError
+import linexport
+from linexport.errors import UnsupportedModelError, UsageError
 from linexport.graph.dims import DimRange, merge, parse, sequence
+from linexport.loaders.factory import load_module
+from linexport.trace import trace
+from tests.support.independent import check_independently
 
 
 def test_ranges_by_name() -> None:
@@ -80,3 +93,66 @@ def test_the_sequence_is_the_first_dimension_that_is_no_batch() -> None:
     dims = {"items": DimRange(batch=True), "steps": DimRange(), "more": DimRange()}
     assert sequence(dims) == "steps"
     assert sequence({"items": DimRange(batch=True)}) is None
+
+
+CHUNK = 4
+
+
+class Chunked(nn.Module):
+    """Attention in chunks of a length that must divide that of the sequence."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 4 n, 24) -> (B, 4 n, 8)."""
+        q, k, v = x.unflatten(1, (x.shape[1] // CHUNK, CHUNK)).chunk(3, -1)
+        states = torch.einsum("bncd,bnce->bnde", k, v)
+        before = torch.einsum("bncd,bnde->bnce", q, states.cumsum(1) - states)
+        return (before + torch.einsum("bncd,bnsd->bncs", q, k).tril() @ v).flatten(1, 2)
+
+
+def chunked(spec: object) -> tuple[nn.Module, tuple[Tensor, ...], object]:
+    return Chunked(), (torch.randn(2, 3 * CHUNK, 24),), spec
+
+
+def test_a_multiple_of_a_dim_is_a_dimension_whose_sizes_are_multiples() -> None:
+    n = Dim("blocks", min=2, max=100)
+    found = trace(load_module(chunked(({0: Dim("batch"), 1: CHUNK * n},)), "a:b"))
+    assert found.dims == {
+        "batch": DimRange(batch=True),
+        "4*blocks": DimRange(4, None, 400, multiple=4),
+    }
+    assert found.example_sizes == {"batch": 2, "4*blocks": 12}
+    shape = found.graph.graph.input[0].type.tensor_type.shape
+    assert [d.dim_param or d.dim_value for d in shape.dim] == ["batch", "4*blocks", 24]
+
+
+@given(st.integers(1, 9), st.integers(1, 50), st.integers(0, 50), st.integers(-5, 600))
+def test_the_nearest_size_is_allowed(multiple: int, low: int, more: int, size: int) -> None:
+    limits = DimRange(multiple * low, None, multiple * (low + more), multiple=multiple)
+    found = limits.nearest(size)
+    assert limits.allows(found)
+    assert limits.allows(size) == (found == size)
+    assert found >= size or found == limits.max
+
+
+def test_a_size_that_follows_from_another_inputs_is_refused() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x + y.repeat(1, 2)
+
+    n = Dim("n")
+    example = torch.randn(3, 8), torch.randn(3, 4)
+    with pytest.raises(UnsupportedModelError, match="which follows from the size of another"):
+        trace(load_module((Two(), example, ({1: 2 * n}, {1: n})), "a:b"))
+
+
+@pytest.mark.slow
+def test_a_model_in_chunks_of_fixed_length_streams_in_chunks(tmp_path: Path) -> None:
+    model = load_module(chunked(({0: Dim("batch"), 1: CHUNK * Dim("blocks")},)), "a:b")
+    manifest = linexport.convert(model, tmp_path / "a", target="onnx", bench=True, threads=1)
+    assert manifest.fused == {"LinearAttention": 1} and manifest.streaming.passed
+    assert all(sum(p) % CHUNK == 0 for p in manifest.streaming.pieces)
+    assert linexport.validate(tmp_path / "a", threads=1).status == "ok"
+    check_independently(tmp_path / "a", Chunked(), 24, lengths=(4, 12, 128, 516), unit=CHUNK)
+    stream = linexport.load(tmp_path / "a", threads=1).stream()
+    with pytest.raises(UsageError, match=r"4\*blocks 3; the model takes multiples of 4"):
+        stream.step(np.zeros((1, 3, 24), np.float32))

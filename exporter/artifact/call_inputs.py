@@ -90,6 +90,10 @@ class CallInputs:
             raise UsageError(f"{name} has {dim} {found}; another input has {sizes[dim]}.")
         if found == 0 and limits.min != 0:
             raise UsageError(f"{name} has {dim} 0; expected at least 1.")
+        if found % limits.multiple:
+            raise UsageError(
+                f"{name} has {dim} {found}; the model takes multiples of {limits.multiple}."
+            )
         if limits.max is not None and found > limits.max:
             raise UsageError(f"{name} has {dim} {found}; the model takes at most {limits.max}.")
 

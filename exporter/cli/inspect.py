@@ -97,7 +97,8 @@ def _print_origin(
     console.print(f"{source.description} ({kind}: {source.location})", markup=False)
     for name, limits in dims.items():
         high = limits.max if limits.max is not None else "any"
-        console.print(f"dimension {name}: {limits.min} to {high}", markup=False)
+        steps = f", multiples of {limits.multiple}" if limits.multiple > 1 else ""
+        console.print(f"dimension {name}: {limits.min} to {high}{steps}", markup=False)
     for what, count in nodes.items():
         console.print(f"nodes, {what}: {count}", markup=False)
 

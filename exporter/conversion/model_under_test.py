@@ -31,7 +31,9 @@ def model_under_test(
         output_names=[o.name for o in outputs],
         output_shapes=[o.shape for o in outputs],
         states=[State.from_record(s) for s in manifest.states],
-        dims={n: DimRange(d.min, d.opt, d.max, d.batch) for n, d in manifest.dims.items()},
+        dims={
+            n: DimRange(d.min, d.opt, d.max, d.batch, d.multiple) for n, d in manifest.dims.items()
+        },
         traced={n: d.traced for n, d in manifest.dims.items()},
         tolerance=tolerance_of(manifest.precision, manifest.outputs),
     )

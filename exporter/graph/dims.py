@@ -13,20 +13,33 @@ class DimRange:
     """Sizes a named dimension may take: at least ``min``, usually ``opt``, at most ``max``.
 
     ``max`` is None where nothing bounds it. ``batch`` tells the dimension that independent samples
-    are stacked along from those of sequences, whatever they are called.
+    are stacked along from those of sequences, whatever they are called. Every size is a multiple
+    of ``multiple``, as are ``min`` and ``max``.
     """
 
     min: int = 1
     opt: int | None = None
     max: int | None = None
     batch: bool = False
+    multiple: int = 1
 
     def allows(self, size: int) -> bool:
-        """Return whether ``size`` lies in the range."""
-        return self.min <= size and (self.max is None or size <= self.max)
+        """Return whether ``size`` is one that the dimension may take."""
+        within = self.min <= size and (self.max is None or size <= self.max)
+        return within and size % self.multiple == 0
+
+    def rounded(self, size: int) -> int:
+        """Return the next multiple from ``size`` on."""
+        return -(-size // self.multiple) * self.multiple
+
+    @property
+    def steps(self) -> str:
+        """Text for people on which sizes of the range are allowed; "" where all are."""
+        return f"multiples of {self.multiple}" if self.multiple > 1 else ""
 
     def nearest(self, size: int) -> int:
-        """Return ``size``, or the end of the range it lies beyond."""
+        """Return the next allowed size from ``size`` on, or the end of the range it lies beyond."""
+        size = self.rounded(size)
         return max(self.min, size if self.max is None else min(size, self.max))
 
 
@@ -89,7 +102,8 @@ def merge(found: Mapping[str, DimRange], asked: Mapping[str, DimRange]) -> dict[
             if size is not None and not own.allows(size):
                 bound = "unbounded" if own.max is None else own.max
                 raise UsageError(
-                    f"--dim {name}: found {size}; the model takes {own.min} to {bound}."
+                    f"--dim {name}: found {size}; the model takes {own.min} to {bound}"
+                    f"{', ' + own.steps if own.steps else ''}."
                 )
-        merged[name] = replace(wanted, batch=own.batch)
+        merged[name] = replace(wanted, batch=own.batch, multiple=own.multiple)
     return merged

@@ -8,6 +8,7 @@ it has tokens, and whether it mixes them only by its states.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import onnx
@@ -30,6 +31,9 @@ ALWAYS = (*RECURRENT, "InstanceNormalization", "GroupNormalization", "LRN")
 """Operators that mix tokens wherever the token axis is among their first input's, the batch aside:
 CumSum keeps its axis in a tensor, and is not worth reading to find one that does no harm."""
 
+DIMENSION = re.compile(r"(\d+\*)?[^\W\d]\w*")
+"""Sizes that are a dimension: "seq", or "64*blocks" of one whose sizes are multiples."""
+
 KNOWN = (None, "", "ai.onnx", "com.microsoft")
 """Domains whose operators are told apart here; any other may do anything."""
 
@@ -46,7 +50,7 @@ def symbol(graph: gs.Graph) -> str | None:
             shape = node.inputs[0].shape
             lengths.add(shape[op.token_axis[op.input_names[0]]] if shape else None)
     found = lengths.pop() if len(lengths) == 1 else None
-    return found if isinstance(found, str) and found.isidentifier() else None
+    return found if isinstance(found, str) and DIMENSION.fullmatch(found) else None
 
 
 def _op(node: gs.Node) -> Op | None:

@@ -8,7 +8,7 @@ the keys of the JSON.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from linexport.manifest.engines import EngineRecord
@@ -101,12 +101,14 @@ class RangeRecord:
         opt: usual size; None if none was named.
         max: largest size; None if nothing bounds it.
         batch: independent samples are stacked along it.
+        multiple: every size is a multiple of it.
     """
 
     min: int
     opt: int | None
     max: int | None
     batch: bool
+    multiple: int = field(default=1, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -100,9 +100,10 @@ def _lengths(
     limits = dims[first]
     longest = limits.nearest(longest)
     # In a range that leaves those out, its optimum, its middle and its ends take their place.
-    tried = (*NEVER_TRACED, limits.opt, (limits.min + longest) // 2, limits.min, longest)
+    never_traced = map(limits.rounded, NEVER_TRACED)
+    tried = (*never_traced, limits.opt, (limits.min + longest) // 2, limits.min, longest)
     inside = dict.fromkeys(n for n in tried if n and n != traced[first] and limits.allows(n))
-    target = [1, traced[first], *list(inside)[:2], longest]
+    target = [limits.multiple, traced[first], *list(inside)[:2], longest]
     return list(dict.fromkeys(n for n in target if limits.allows(n)))
 
 

@@ -54,13 +54,13 @@ def check_streaming(tested: ModelUnderTest, seed: int = 0) -> StreamingRecord:
             )
     session = tested.open()
     limits = tested.dims[sequence]
-    length = min(LENGTH, limits.max or LENGTH)
+    length = limits.nearest(LENGTH)
     worst, tried = 0.0, []
     for trial in range(TRIALS):
         sizes = {d: tested.traced[d] for d in tested.dims}
         sizes[sequence] = length
         case = Case("stream", sizes, seed + trial)
-        pieces = _pieces(length, trial, seed)
+        pieces = [limits.multiple * n for n in _pieces(length // limits.multiple, trial, seed)]
         tried.append(tuple(pieces))
         error, reason = _one(tested, session, case, sequence, pieces)
         worst = max(worst, error)

@@ -36,7 +36,7 @@ def run(graph: gs.Graph) -> PassResult:
     known = Values(lambda t: None if t.shape is None else [parse(d) for d in t.shape])
     for node in graph.nodes:
         known.visit(node)
-    counted = Size(1, (length,))
+    counted = parse(length)
     ranges = [n for n in graph.nodes if n.op == "Range" and _is_position(n, known, counted)]
     slices = [n for n in graph.nodes if n.op == "Slice" and _heads_table(n, known, counted)]
     source = _source(graph, length)

@@ -19,7 +19,7 @@ from linexport.graph.edit import is_output, producer
 from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.plugins.ops.causal_conv import OP
 from linexport.plugins.ops.op import DOMAIN
-from linexport.recognise.sizes import Size, parse
+from linexport.recognise.sizes import parse
 from linexport.recognise.values import Values
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def _cut(graph: gs.Graph, long: gs.Tensor, known: Values, length: str) -> gs.Ten
     others = [known.numbers(cut.inputs[i]) for i in (1, *range(3, len(cut.inputs)))]
     start, *rest = [None if value is None else value.tolist() for value in others]
     lengthwise = start == [0] and rest in ([[2]], [[-1]], [[2], [1]], [[-1], [1]])
-    if not lengthwise or end is None or end.size != 1 or end.item() != Size(1, (length,)):
+    if not lengthwise or end is None or end.size != 1 or end.item() != parse(length):
         raise NoMatchError("it is padded on both sides, and its output is not cut to the tokens")
     return cut.outputs[0]
 

@@ -86,4 +86,6 @@ def _size(dim: int | str | None, dims: dict[str, DimRecord]) -> int:
     if isinstance(dim, int):
         return dim
     limits = dims.get(str(dim))
-    return 1 if limits is None or limits.batch or limits.opt is None else limits.opt
+    if limits is None:
+        return 1
+    return limits.multiple if limits.batch or limits.opt is None else limits.opt

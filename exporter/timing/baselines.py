@@ -116,7 +116,7 @@ class Bench:
     def decode(self) -> DecodeRecord | None:
         """One token with the states carried over; None where the artifact has none."""
         tested, sequence = self.tested, dims.sequence(self.tested.dims)
-        if not tested.states or sequence is None:
+        if not tested.states or sequence is None or not tested.dims[sequence].allows(1):
             return None
         inputs, fed = self._inputs({sequence: 1})
         state, session = self.state({}), self.opened()

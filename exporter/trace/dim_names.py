@@ -1,29 +1,41 @@
-"""Names for the dynamic sizes of a program: the user's own, else batch, seq, seq_2 ... by axis."""
+"""Names for the dynamic sizes of a program: the user's own, else batch, seq, seq_2 ... by axis.
+
+A size 64 n, of which n is no size of an input itself, is a dimension whose sizes are multiples:
+"64*n", or "64*seq_blocks" where nobody named it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import onnx
 import torch
 
+from linexport.errors import UnsupportedModelError
 from linexport.graph.dims import DimRange, batch_dims
 
 SYMBOL = re.compile(r"\b[su]\d+\b")
+MULTIPLE = re.compile(r"(\d+)\*([su]\d+)")
 
 
 def name_symbols(
     program: torch.export.ExportedProgram, spec: Any
 ) -> tuple[dict[str, str], dict[str, DimRange], dict[str, int]]:
-    """Name the program's input symbols; returns the names, the ranges and the example's sizes."""
+    """Name the program's input symbols; returns the names, the ranges and the example's sizes.
+
+    Raises:
+        UnsupportedModelError: a size of an input follows from others in another way than as a
+            multiple of one that no input has.
+    """
     own = _own_names(spec)
     names: dict[str, str] = {}
     sizes: dict[str, int] = {}
     dims: dict[str, DimRange] = {}
     axes: dict[str, set[int]] = {}
+    multiples: dict[str, str] = {}
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     leaf = -1
     for entry in program.graph_signature.input_specs:
@@ -34,7 +46,8 @@ def name_symbols(
         for axis, size in enumerate(getattr(value, "shape", ())):
             symbol = str(size)
             axes.setdefault(symbol, set()).add(axis)
-            if isinstance(size, int) or symbol in names or not SYMBOL.fullmatch(symbol):
+            multiple, root = _multiple(symbol) if not isinstance(size, int) else (1, "")
+            if not root or root in names:
                 continue
             given = own.get((leaf, axis))
             stem = given or {0: "batch", 1: "seq"}.get(axis, f"dim_{axis}")
@@ -43,16 +56,54 @@ def name_symbols(
             while given is None and name in names.values():
                 count += 1
                 name = f"{stem}_{count}"
-            names[symbol] = name
+            if multiple > 1:
+                names[root] = given.rpartition("*")[2] if given else f"{name}_blocks"
+                name = f"{multiple}*{names[root]}"
+                multiples[root] = symbol
+            else:
+                names[root] = name
             sizes[name] = int(size.node.hint)
-            limits = program.range_constraints.get(size.node.expr)
+            (base,) = size.node.expr.free_symbols
+            limits = program.range_constraints.get(base)
             # torch assumes sizes of at least 2 while it traces; that is not a limit of the model.
             low, high = (limits.lower, limits.upper) if limits else (1, None)
             finite = isinstance(high, int) or getattr(high, "is_Integer", False)
-            bound = int(str(high)) if finite else None
-            dims[name] = DimRange(1 if low <= 2 else int(low), None, bound)
-    batch = batch_dims({name: axes[symbol] for symbol, name in names.items()})
+            least = 1 if low <= 2 else int(low)
+            most = multiple * int(str(high)) if finite else None
+            dims[name] = DimRange(multiple * least, None, most, multiple=multiple)
+    _check_independent(axes, names, multiples)
+    placed = {multiples.get(root, root): name for root, name in names.items()}
+    batch = batch_dims({SYMBOL.sub(names[_multiple(s)[1]], s): axes[s] for s in placed})
     return names, {n: replace(d, batch=n in batch) for n, d in dims.items()}, sizes
+
+
+def _multiple(size: str) -> tuple[int, str]:
+    """Return 64 and n of a size 64 n; "" in the place of n where the size is another."""
+    found = MULTIPLE.fullmatch(size)
+    if found:
+        return int(found[1]), found[2]
+    return 1, size if SYMBOL.fullmatch(size) else ""
+
+
+def _check_independent(
+    sizes: Iterable[str], names: Mapping[str, str], multiples: Mapping[str, str]
+) -> None:
+    """Check that every dynamic size is a dimension of its own.
+
+    Raises:
+        UnsupportedModelError: one follows from another.
+    """
+    for size in sizes:
+        root = _multiple(size)[1]
+        if size.isdecimal() or size == multiples.get(root, root):
+            continue
+        known = SYMBOL.sub(lambda m: names.get(m[0], m[0]), size)
+        raise UnsupportedModelError(
+            f"An input has the size {known}, which follows from the size of another dimension. "
+            "linexport takes dimensions that vary by themselves, and multiples such as 64*n of a "
+            "number that no other input has. Derive one input from the other inside the model, or "
+            "give each a Dim of its own."
+        )
 
 
 def _own_names(spec: Any) -> dict[tuple[int, int], str]:
