@@ -57,6 +57,8 @@ def load_module(result: Any, location: str, *, whole: bool = False) -> LoadedMod
     Raises:
         UsageError: `result` is something else.
     """
+    from linexport.loaders.bfloat16 import widened
+
     module, args, dynamic_shapes, warnings = _unpack(location, result)
     module.eval()
     warnings = (*warnings, *_frozen_draws(module))
@@ -72,13 +74,14 @@ def load_module(result: Any, location: str, *, whole: bool = False) -> LoadedMod
         return plain.whole(module.float(), origin)
     if is_language_model(module):  # it says itself how it is called
         return adopt(module.float(), origin)
+    args, changed = widened(module, args)
     return LoadedModel(
         module=module,
         args=args,
         kwargs={},
         dynamic_shapes=dynamic_shapes,
         source=origin,
-        warnings=(*warnings, *non_finite_warnings(named_tensors(module))),
+        warnings=(*warnings, *changed, *non_finite_warnings(named_tensors(module))),
     )
 
 

@@ -71,6 +71,7 @@ def trace(loaded: LoadedModel) -> Traced:
     """
     if loaded.graph is not None:
         graph = normalise(loaded.graph)
+        _check_types(graph)
         log.info("the ONNX file has %d nodes after normalisation", len(graph.graph.node))
         return Traced(graph, externalize(graph), loaded.graph.dims, loaded.graph.sizes)
     program = loaded.program or export_program(loaded)
@@ -79,6 +80,7 @@ def trace(loaded: LoadedModel) -> Traced:
     names, dims, sizes = name_symbols(program, (step or loaded).dynamic_shapes)
     model, weights, translated = to_graph(program, names, (step or loaded).outputs)
     _check_outputs(program, model)
+    _check_types(model)
     if step is not None:
         _check_fused(model, step)
         # How long a past is follows from what was fed; it is not for anybody to choose.
@@ -115,6 +117,21 @@ def _check_fused(model: onnx.ModelProto, step: DecodeModule) -> None:
                 f"No {state.op} node continues the state {state.past}: the layer it belongs to is "
                 "computed by code that linexport does not know."
             )
+
+
+def _check_types(model: onnx.ModelProto) -> None:
+    """Check that nothing is computed in bfloat16, which ONNX Runtime cannot do on a CPU."""
+    graph = model.graph
+    low = onnx.TensorProto.BFLOAT16
+    values = [*graph.input, *graph.output, *graph.value_info]
+    found = [v.name for v in values if v.type.tensor_type.elem_type == low]
+    found += [i.name for i in graph.initializer if i.data_type == low]
+    if found:
+        raise UnsupportedModelError(
+            f"The model has values in bfloat16 ({found[0]}), for which ONNX Runtime has no CPU "
+            "kernels. Export it in float32: model.float(), and float32 where its code names "
+            "bfloat16. A factory, package.module:callable, is converted in float32 by linexport."
+        )
 
 
 def _check_outputs(program: torch.export.ExportedProgram, model: onnx.ModelProto) -> None:
