@@ -14,6 +14,7 @@ that has such a function, whichever family it belongs to.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import inspect
 import logging
 import pkgutil
@@ -48,11 +49,13 @@ class Swap:
         name: in its modeling file; "Class.method" for a method.
         parameters: names of the parameters it must have, in order.
         replacement: called in its place, with the same arguments.
+        optional: names of parameters that it has in some families, before ``**kwargs``.
     """
 
     name: str
     parameters: tuple[str, ...]
     replacement: Callable[..., Any]
+    optional: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,14 @@ class Patch:
         swaps: the functions.
         families: model types of the library that were converted and checked with it.
         tried: versions of the library it was tried with, as "package version".
+        ignores_padding: the library's code does not know which tokens are padding. The patch does,
+            and is compared with the library on every row without its padding.
     """
 
     swaps: tuple[Swap, ...]
     families: tuple[str, ...]
     tried: tuple[str, ...]
+    ignores_padding: bool = False
 
 
 @cache
@@ -108,6 +114,12 @@ def applied(modules: Iterable[ModuleType]) -> Iterator[None]:
         yield
 
 
+def ignore_padding(modules: Iterable[ModuleType]) -> bool:
+    """Return whether a patch for these modules is of code that does not know padding."""
+    names = {swap.name for patch in patches() if patch.ignores_padding for swap in patch.swaps}
+    return any(name.partition(".")[0] in vars(module) for module in modules for name in names)
+
+
 @contextmanager
 def original(modules: Iterable[ModuleType]) -> Iterator[None]:
     """Swap the functions that patches name, and others that call kernels, for plain PyTorch.
@@ -136,7 +148,10 @@ def _places(modules: Iterable[ModuleType]) -> list[tuple[Place, Swap]]:
                 function = getattr(holder, name, None)
                 if function is not None and _defined_in(function, module):
                     place = f"{module.__name__}.{swap.name}"
-                    check_signature(place, function, swap.parameters, patch.tried)
+                    own = inspect.signature(inspect.unwrap(function)).parameters
+                    optional = [name for name in swap.optional if name in own]
+                    *first, last = swap.parameters
+                    check_signature(place, function, (*first, *optional, last), patch.tried)
                     found.append(((holder, name), swap))
     return found
 
@@ -162,10 +177,16 @@ def check_signature(
     """
     found = tuple(inspect.signature(inspect.unwrap(function)).parameters)
     if found != parameters:
+        package, _, version = tried[-1].partition(" ")
+        same = importlib.metadata.version(package) == version
+        advice = (
+            "This family has a form of it that linexport does not convert."
+            if same
+            else "Install such a version, or a newer linexport."
+        )
         raise UnsupportedModelError(
             f"{place} has the parameters ({', '.join(found)}); linexport knows it with "
-            f"({', '.join(parameters)}), as in {' and '.join(tried)}. Install such a version, or a "
-            "newer linexport."
+            f"({', '.join(parameters)}), as in {' and '.join(tried)}. {advice}"
         )
 
 

@@ -69,6 +69,13 @@ PATCH = Patch(
         Swap("chunk_kimi_delta_attention", _CHUNKED, gated_delta_rule),
         Swap("recurrent_kimi_delta_attention", _RECURRENT, gated_delta_rule),
     ),
-    families=("kimi_linear", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next"),
+    families=(
+        "bailing_hybrid",
+        "kimi_linear",
+        "olmo_hybrid",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "qwen3_next",
+    ),
     tried=("transformers 5.23.0",),
 )

@@ -66,6 +66,6 @@ PATCH = Patch(
             selective_scan,
         ),
     ),
-    families=("falcon_mamba", "jamba", "mamba"),
+    families=("falcon_mamba", "jamba", "mamba", "zamba"),
     tried=("transformers 5.23.0",),
 )

@@ -27,10 +27,14 @@ def eager_attention_forward(
     attention_mask: Tensor | None,
     scaling: float,
     dropout: float = 0.0,
+    position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Output (B, T, H, d) and weights (B, H, T, S)."""
-    output, weights = attend(query, key, value, attention_mask, scaling)
+    """Output (B, T, H, d) and weights (B, H, T, S); a position_bias (B, H, T, S) is added."""
+    added = attention_mask
+    if position_bias is not None:
+        added = position_bias if added is None else position_bias + added
+    output, weights = attend(query, key, value, added, scaling)
     return output.transpose(1, 2).contiguous(), weights
 
 
@@ -88,6 +92,7 @@ PATCH = Patch(
             "eager_attention_forward",
             ("module", "query", "key", "value", "attention_mask", "scaling", "dropout", "kwargs"),
             eager_attention_forward,
+            optional=("position_bias",),
         ),
         Swap(
             "create_causal_mask",
@@ -107,18 +112,24 @@ PATCH = Patch(
         ),
     ),
     families=(
+        "bailing_hybrid",
         "bamba",
         "falcon_h1",
         "granitemoehybrid",
+        "inkling",
         "jamba",
         "kimi_linear",
         "lfm2",
+        "lfm2_moe",
+        "lfm3",
         "minimax",
         "nemotron_h",
         "olmo_hybrid",
         "qwen3_5",
         "qwen3_5_moe",
         "qwen3_next",
+        "recurrent_gemma",
+        "zamba",
         "zamba2",
     ),
     tried=("transformers 5.23.0",),

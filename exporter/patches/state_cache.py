@@ -7,6 +7,9 @@ library's take the past of that layer from here and leave the present here, as t
 
     conv_<layer>    (B, C, k - 1)        the last inputs of a causal convolution
     state_<layer>   (B, H, d_k, d_v)     the state of linear attention
+    max_<layer>     (B, H, M)            the running maximum of exponents
+
+A layer that computes its heads in several calls has a state for each: state_<layer>_1 and so on.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from linexport.errors import UnsupportedModelError
@@ -32,14 +36,15 @@ class StateCache:
 
     Args:
         past: empty at the beginning of a sequence.
+        mask: (B, T), False for padding, of the tokens of this run.
     """
 
-    def __init__(self, past: Mapping[str, Tensor]) -> None:
-        self.past = past
+    def __init__(self, past: Mapping[str, Tensor], mask: Tensor | None = None) -> None:
+        self.past, self.mask = past, mask
         self.present: dict[str, Tensor] = {}
         self._layer: str | None = None
         self._convolving: str | None = None
-        self._attended: Tensor | None = None
+        self._attended: list[Tensor] = []
 
     def begin_convolution(self, layer: str) -> None:
         """The next convolution is that of ``layer``."""
@@ -81,7 +86,7 @@ class StateCache:
         Returns:
             The output (B, T, H, d_v) and the state.
         """
-        past = self.past.get(f"state_{layer or self._layer}")
+        past = self.past.get(_state(layer or self._layer, len(self._attended)))
         output, state, _ = functional.linear_attention(
             query.flatten(2),
             key.flatten(2),
@@ -92,24 +97,76 @@ class StateCache:
             **options,
         )
         if layer is None:
-            self._attended = state
+            self._attended.append(state)
         else:
             self.present[f"state_{layer}"] = state
         return output.unflatten(2, (-1, value.shape[3])), state
 
+    def next_layer(self) -> str:
+        """Name a layer that does not know its place, by how many have a state already."""
+        return str(sum(name.startswith("state_") for name in self.present))
+
+    def unpadded(self, x: Tensor) -> Tensor:
+        """Return (B, T, C) with zeros where a token is padding."""
+        return x if self.mask is None else torch.where(self.mask[..., None], x, 0.0)
+
+    def accumulate(self, value: Tensor, decay: Tensor, layer: str) -> Tensor:
+        """Return h_t = exp(decay_t) h_{t-1} + value_t with the past of ``layer``.
+
+        Args:
+            value: (B, T, C).
+            decay: (B, T, C), at most 0.
+            layer: its name.
+        """
+        # Linear attention with a head for each channel, whose queries and keys are 1.
+        one = torch.ones_like(value[..., :1]).unsqueeze(2)
+        output, _ = self.attend(
+            one, one, value.unsqueeze(3), layer, decay=decay, update_rule="gated", scale=1.0
+        )
+        return output.squeeze(3)
+
+    def stabilized_exp(
+        self, query: Tensor, key: Tensor, decay: Tensor, layer: str
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """``functional.stabilized_exp`` of exponents with the past of ``layer``.
+
+        Args:
+            query: (B, T, H, M).
+            key: (B, T, H, M).
+            decay: (B, T, H, M), at most 0.
+            layer: its name.
+
+        Returns:
+            Features of query and key, and the decay of the state, (B, T, H, M) each.
+        """
+        heads = key.shape[2]
+        *found, present = functional.stabilized_exp(
+            query.flatten(2),
+            key.flatten(2),
+            self.past.get(f"max_{layer}"),
+            self.mask,
+            decay.flatten(2),
+            q_num_heads=heads,
+            k_num_heads=heads,
+        )
+        self.present[f"max_{layer}"] = present
+        features, key_features, lost = (x.unflatten(2, (heads, -1)) for x in found)
+        return features, key_features, lost
+
     def end_attention(self, layer: str) -> None:
-        """Keep the state of the linear attention just computed as that of ``layer``.
+        """Keep the states of the linear attention just computed as those of ``layer``.
 
         Raises:
             UnsupportedModelError: it was computed by something that no patch stands in for.
         """
-        if self._attended is None or layer != self._layer:
+        if not self._attended or layer != self._layer:
             raise UnsupportedModelError(
-                f"The linear attention of layer {layer} is computed by code that linexport does "
+                f"The recurrent state of layer {layer} is computed by code that linexport does "
                 "not know, so no fused op can stand in for it."
             )
-        self.present[f"state_{layer}"] = self._attended
-        self._attended = None
+        for call, state in enumerate(self._attended):
+            self.present[_state(layer, call)] = state
+        self._attended = []
 
     def finish(self) -> None:
         """Check at the end of a run, or of a layer, that nothing was left to the library's code.
@@ -122,6 +179,10 @@ class StateCache:
                 f"The convolution of layer {self._convolving} is computed by code that linexport "
                 "does not know, so no fused op can stand in for it."
             )
+
+
+def _state(layer: str | None, call: int) -> str:
+    return f"state_{layer}_{call}" if call else f"state_{layer}"
 
 
 @contextmanager

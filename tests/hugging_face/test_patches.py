@@ -49,7 +49,7 @@ def test_a_changed_signature_stops_the_conversion(
 
 @pytest.mark.parametrize(
     ("name", "what"),
-    [("torch_chunk_gated_delta_rule", "linear attention"), ("causal_conv1d_fn", "convolution")],
+    [("torch_chunk_gated_delta_rule", "recurrent state"), ("causal_conv1d_fn", "convolution")],
 )
 def test_a_layer_that_no_patch_stands_in_for_stops_the_conversion(
     library: ModuleType,

@@ -129,6 +129,71 @@ TINY: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "full_attention"],
     },
     "lfm2": {**SIZES, **ATTENTION, **LONG, "layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {
+        **SIZES,
+        **ATTENTION,
+        **LONG,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "num_dense_layers": 1,
+        "layer_types": ["conv", "full_attention"],
+    },
+    "lfm3": {
+        **SIZES,
+        **ATTENTION,
+        **LONG,
+        "head_dim": 16,
+        "sliding_window": 24,
+        "layer_types": ["conv", "sliding_attention"],
+    },
+    "inkling_text": {
+        **SIZES,
+        **ATTENTION,
+        **LONG,
+        **{"head_dim": 8, "swa_head_dim": 8, "d_rel": 4, "rel_extent": 24},
+        **{"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "sliding_window_size": 24},
+        **{"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+        "moe_intermediate_size": 16,
+    },
+    "bailing_hybrid": {
+        **SIZES,
+        **LONG,
+        **{"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16},
+        **{"kv_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16},
+        **{"num_local_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 2},
+        "moe_intermediate_size": 16,
+        "layer_types": ["linear_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse"],
+    },
+    "zamba": {
+        **SIZES,
+        **LONG,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+        "mamba_d_state": 4,
+        "mamba_dt_rank": 4,
+        "n_mamba_heads": 2,
+    },
+    "recurrent_gemma": {
+        **SIZES,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "lru_width": 32,
+        "attention_window_size": 24,
+        "block_types": ["recurrent", "recurrent", "attention"],
+    },
+    "rwkv": {
+        **{"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2},
+        **{"bos_token_id": 1, "eos_token_id": 2, "rescale_every": 1},
+    },
+    "xlstm": {
+        **{"vocab_size": 64, "hidden_size": 32, "embedding_dim": 32, **TOKENS},
+        **{"num_hidden_layers": 2, "num_blocks": 2, "num_heads": 2, "chunk_size": 16},
+    },
 }
 """Configuration by model type."""
 
@@ -149,8 +214,16 @@ LINEAR_LAYERS = {
     "jamba": 1,
     "minimax": 1,
     "lfm2": 0,
+    "lfm2_moe": 0,
+    "lfm3": 0,
+    "inkling_text": 0,
+    "bailing_hybrid": 1,
+    "zamba": 8,
+    "recurrent_gemma": 2,
+    "rwkv": 2,
+    "xlstm": 2,
 }
-"""Layers with a state of linear attention in a tiny model, by model type."""
+"""LinearAttention nodes with a state in a tiny model, by model type."""
 
 FOUR = ["linear_attention"] * 3 + ["full_attention"]
 WIDE_SIZES = {
@@ -246,6 +319,45 @@ WIDE: dict[str, dict[str, Any]] = {
         "layer_types": FOUR,
     },
     "lfm2": {**WIDE_ATTENTION, "layer_types": ["conv"] * 3 + ["full_attention"]},
+    "lfm2_moe": {
+        **WIDE_ATTENTION,
+        "num_experts": 8,
+        "moe_intermediate_size": 256,
+        "layer_types": ["conv"] * 3 + ["full_attention"],
+    },
+    "lfm3": {
+        **WIDE_ATTENTION,
+        "head_dim": 64,
+        "sliding_window": 256,
+        "layer_types": ["conv"] * 3 + ["sliding_attention"],
+    },
+    "inkling_text": {
+        **WIDE_ATTENTION,
+        **{"head_dim": 64, "swa_head_dim": 64, "d_rel": 16, "rel_extent": 256},
+        **{"swa_num_attention_heads": 8, "swa_num_key_value_heads": 2, "sliding_window_size": 256},
+        **{"n_routed_experts": 8, "moe_intermediate_size": 256},
+    },
+    "bailing_hybrid": {
+        **{"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64},
+        **{"kv_lora_rank": 128, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 64},
+        **{"num_local_experts": 8, "moe_intermediate_size": 256},
+        "layer_types": FOUR,
+        "mlp_layer_types": ["dense"] * 3 + ["sparse"],
+    },
+    "zamba": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "mamba_d_state": 16,
+        "mamba_dt_rank": 32,
+    },
+    "recurrent_gemma": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "lru_width": 512,
+        "attention_window_size": 256,
+    },
+    "rwkv": {"intermediate_size": 2048},
+    "xlstm": {"embedding_dim": 512, "num_blocks": 4, "num_heads": 8, "chunk_size": 64},
 }
 """Options that are different in a wide model, by model type."""
 

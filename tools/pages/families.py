@@ -14,6 +14,9 @@ KINDS = {
     "mamba2": "Mamba2",
     "mamba1": "Mamba",
     "lightning": "lightning attention",
+    "mlstm": "mLSTM (xLSTM)",
+    "rwkv4": "RWKV-4",
+    "rg_lru": "RG-LRU (Griffin)",
     "causal_conv": "short convolution",
 }
 """Recurrence that a patch's module computes, in the order of the table."""

@@ -95,7 +95,8 @@ def adopt(model: Any, source: Source) -> LoadedModel:
     from linexport.loaders.hugging_face.causal_model import OriginalCausalModel, decode_module
 
     model.set_attn_implementation("eager")
-    original = OriginalCausalModel(model.eval()).eval()
+    # Buffers may be in another precision than the weights were asked for.
+    original = OriginalCausalModel(model.eval().float()).eval()
     step = decode_module(model)
     text = model.config.get_text_config(decoder=True)
     vocabulary = int(text.vocab_size)

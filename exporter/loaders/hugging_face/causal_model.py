@@ -12,6 +12,7 @@ the tokens it feeds. Positions count the tokens that are not padding, as ``gener
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from linexport.loaders.hugging_face.cache import KEYS, VALUES, make_cache, prese
 from linexport.loaders.loaded_model import DecodeModule
 from linexport.patches import experts
 from linexport.patches.state_cache import StateCache, using_states
-from linexport.plugins.ops import causal_conv, linear_attention
+from linexport.plugins.ops import causal_conv, linear_attention, stabilized_exp
 
 MASK = "mask"
 """Name of the state that holds the mask of the tokens before."""
@@ -40,17 +41,24 @@ BATCH, SEQUENCE, PAST = "batch", "seq", "past"
 OPS = {
     "conv": causal_conv.OP.name,
     "state": linear_attention.OP.name,
+    "max": stabilized_exp.OP.name,
     KEYS: "KeyValueCache",
     VALUES: "KeyValueCache",
     MASK: "PaddingMask",
 }
 """Ops that read and write a state, by the first part of its name."""
 
+INITIAL_VALUES = {"max": stabilized_exp.LOWEST}
+"""Value of a state before the first token, where that is not 0."""
+
 GROWING_AXES = {KEYS: 2, VALUES: 2, MASK: 1}
 """The axis along which a state grows."""
 
 BY_LENGTH = ("dynamic", "longrope")
 """Rotary embeddings whose frequencies depend on how long a sequence is by the end of a call."""
+
+CACHE = re.compile(r"\bCache\b")
+"""The library's class for states, in the annotation of such a parameter."""
 
 CACHE_NAMES = ("past_key_values", "cache_params")
 """Names of the parameter for the cache."""
@@ -68,7 +76,10 @@ class _CausalModel(nn.Module):
         self.model = model
         taken = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in taken
-        self.cache_name = next(name for name in CACHE_NAMES if name in taken)
+        # Not a cache of the model's own class, which only its own code knows how to fill.
+        self.cache_name = next(
+            (n for n in CACHE_NAMES if n in taken and CACHE.search(str(taken[n].annotation))), None
+        )
 
     def _positions(self, mask: Tensor, length: int) -> dict[str, Tensor]:
         """Return the positions of the last ``length`` tokens, where the model takes them."""
@@ -89,6 +100,11 @@ class OriginalCausalModel(_CausalModel):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Logits."""
+        if patches.ignore_padding(modeling_files(self.model)):
+            return self._without_padding(input_ids, attention_mask)
+        return self._whole(input_ids, attention_mask)
+
+    def _whole(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         with patches.original(modeling_files(self.model)):
             logits: Tensor = self.model(
                 input_ids=input_ids,
@@ -96,6 +112,19 @@ class OriginalCausalModel(_CausalModel):
                 use_cache=False,
                 **self._positions(attention_mask, input_ids.shape[1]),
             ).logits
+        return logits
+
+    def _without_padding(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Logits of rows that are run one by one where any has padding; 0 for what is padding."""
+        if bool(attention_mask.all()):
+            return self._whole(input_ids, attention_mask)
+        kept = attention_mask.bool()
+        rows = [
+            self._whole(row[real][None], mask[real][None])[0]
+            for row, mask, real in zip(input_ids, attention_mask, kept, strict=True)
+        ]
+        logits = rows[0].new_zeros(*input_ids.shape, rows[0].shape[-1])
+        logits[kept] = torch.cat(rows)
         return logits
 
     def initial_state(self, batch: int) -> dict[str, Any]:
@@ -106,6 +135,7 @@ class OriginalCausalModel(_CausalModel):
         """Logits, with the library's own cache kept in ``state``: for timing, none is padding."""
         with patches.original(modeling_files(self.model)):
             output = self.model(input_ids=input_ids, use_cache=True, **state)
+        assert self.cache_name is not None  # models without one have no step
         state[self.cache_name] = output[self.cache_name]
         logits: Tensor = output.logits
         return logits
@@ -121,7 +151,7 @@ class Streaming(_CausalModel):
 
         At the beginning of a sequence ``past`` may be empty.
         """
-        state_cache = StateCache(past)
+        state_cache = StateCache(past, attention_mask.bool())
         mask = torch.cat([past[MASK], attention_mask], -1) if MASK in past else attention_mask
         cache = make_cache(self.model.config, state_cache)
         with using_states(state_cache):
@@ -129,7 +159,7 @@ class Streaming(_CausalModel):
                 input_ids=input_ids,
                 attention_mask=mask,
                 use_cache=False,  # that is, none but the one given
-                **{self.cache_name: cache},
+                **({self.cache_name: cache} if self.cache_name else {}),
                 **self._positions(mask, input_ids.shape[1]),
             ).logits
         found = presents(cache, state_cache)
@@ -168,7 +198,8 @@ def decode_module(model: Any) -> DecodeModule:
     if not any(name.startswith(("conv_", "state_")) for name in past):
         raise UnsupportedModelError(
             f"{type(model).__name__} has no layer of linear attention, state space or short "
-            "convolution: linexport has nothing to make faster. Use a plain exporter."
+            "convolution whose state linexport knows: it has nothing to make faster. Use a plain "
+            "exporter."
         )
     states = tuple(_state(name, value) for name, value in past.items())
     ids = torch.zeros(batch, length, dtype=torch.int64)
@@ -198,4 +229,12 @@ def _state(name: str, value: Tensor) -> State:
     if growing_axis is not None:
         shape[growing_axis] = PAST
     dtype = str(value.dtype).removeprefix("torch.")
-    return State(f"past_{name}", f"present_{name}", dtype, tuple(shape), OPS[kind], growing_axis)
+    return State(
+        f"past_{name}",
+        f"present_{name}",
+        dtype,
+        tuple(shape),
+        OPS[kind],
+        growing_axis,
+        INITIAL_VALUES.get(kind, 0.0),
+    )

@@ -1,0 +1,104 @@
+"""The mLSTM of xLSTM in transformers -> ``StabilizedExp`` and ``LinearAttention``, gated.
+
+    C_t = f_t C_{t-1} + exp(i_t) k_t v_t^T,   n_t = f_t n_{t-1} + exp(i_t) k_t,   f = sigmoid
+    h_t = C_t^T q_t / max(|n_t . q_t|, 1)                                           per head
+
+(Beck et al. 2024, arXiv:2405.04517, equations 19 to 27), with q divided by sqrt(d_k). C and n are
+kept times exp(-m_t), m_t the running maximum of the exponents. Exponents have two features, that
+maximum and 0, so that those of the query, exp(m_t - M) and exp(-M) with M = max(m_t, 0), are what
+numerator and 1 are multiplied by. The library adds eps to the denominator that is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from linexport.patches import Patch, Swap
+from linexport.patches.state_cache import active
+
+
+def backend(
+    self: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    igate: Tensor,
+    fgate: Tensor,
+    c_initial: Tensor | None = None,
+    n_initial: Tensor | None = None,
+    m_initial: Tensor | None = None,
+    return_last_states: bool | None = None,
+    mode: str | None = None,
+) -> tuple[Tensor, None]:
+    """Stands in for ``xLSTMBackend.forward``; query, key and value are (B, H, T, d)."""
+    states = active()
+    layer = states.next_layer()
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    exponent, forget = igate.transpose(1, 2), F.logsigmoid(fgate).transpose(1, 2)
+    zero = torch.zeros_like(exponent)
+    scales, features, decay = states.stabilized_exp(
+        torch.stack([zero, zero], -1),
+        torch.stack([exponent, zero], -1),
+        torch.stack([forget, zero], -1),
+        layer,
+    )
+    # The normaliser is the sum of a value that is 1.
+    value = torch.cat([value, torch.ones_like(value[..., :1])], -1)
+    sums, _ = states.attend(
+        query,
+        key * features[..., :1],
+        value,
+        layer,
+        decay=decay[..., 0],
+        key_mask=states.mask,
+        update_rule="gated",
+        scale=query.shape[-1] ** -0.5,
+    )
+    numerator, normalizer = sums[..., :-1], sums[..., -1:].abs()
+    kept, one = scales[..., :1], scales[..., 1:]
+    denominator = torch.maximum(kept * normalizer, one) + kept * self.config.eps
+    return (kept * numerator / denominator).transpose(1, 2), None
+
+
+def model(self: Any, input_ids: Tensor, **kwargs: Any) -> Any:
+    """Stands in for ``xLSTMModel.forward``, which cuts long inputs into chunks of its own."""
+    hidden = self.embeddings(input_ids)
+    for block in self.blocks:
+        hidden, _ = block(hidden, None)
+    return (self.out_norm(hidden),)
+
+
+def language_model(self: Any, input_ids: Tensor, **kwargs: Any) -> Any:
+    """Stands in for ``xLSTMForCausalLM.forward``, which does as well."""
+    from transformers.modeling_outputs import CausalLMOutput
+
+    logits = self.lm_head(self.backbone(input_ids)[0]).float()
+    cap = self.config.output_logit_soft_cap
+    return CausalLMOutput(logits=logits if cap is None else cap * torch.tanh(logits / cap))
+
+
+_INPUTS = ("self", "input_ids", "inputs_embeds", "cache_params")
+
+PATCH = Patch(
+    swaps=(
+        Swap(
+            "xLSTMBackend.forward",
+            (
+                *("self", "query", "key", "value", "igate", "fgate"),
+                *("c_initial", "n_initial", "m_initial", "return_last_states", "mode"),
+            ),
+            backend,
+        ),
+        Swap("xLSTMModel.forward", (*_INPUTS, "use_cache", "kwargs"), model),
+        Swap(
+            "xLSTMForCausalLM.forward", (*_INPUTS, "labels", "use_cache", "kwargs"), language_model
+        ),
+    ),
+    families=("xlstm",),
+    tried=("transformers 5.23.0",),
+    ignores_padding=True,
+)
