@@ -20,6 +20,7 @@ from tests.support import ROOT, environments
 pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
 
 CLIENT = ROOT / "tests" / "support" / "scripts" / "triton_client.py"
+LOST = CLIENT.with_name("triton_lost_clients.py")
 PARSE = """
 import sys
 from google.protobuf import text_format
@@ -85,15 +86,19 @@ def ask(
     environment: Path, port: int, folder: Path, given: dict[str, np.ndarray], *more: str
 ) -> dict[str, np.ndarray]:
     np.savez(folder / "given.npz", **given)
-    command = [str(environment / "bin" / "python"), str(CLIENT), f"localhost:{port}", "lm"]
     files = [str(folder / "given.npz"), str(folder / "found.npz")]
+    client(environment, CLIENT, port, *files, *more)
+    with np.load(folder / "found.npz") as found:
+        return dict(found)
+
+
+def client(environment: Path, script: Path, port: int, *arguments: str) -> str:
     done = subprocess.run(
-        [*command, *files, *more],
+        [str(environment / "bin" / "python"), str(script), f"localhost:{port}", "lm", *arguments],
         env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    with np.load(folder / "found.npz") as found:
-        return dict(found)
+    return done.stdout
 
 
 def packaged(artifact: Path, place: Path, **options: str) -> Path:
@@ -135,6 +140,31 @@ def test_tokens_are_streamed(
         for got in found[name]:
             assert np.abs(got - output[0, -1]).max() < 5e-5 * np.abs(output).max()
             output = stream.step(output[:, -1:].argmax(-1))["output"]
+
+
+def test_clients_that_go_away_and_a_restart_leave_nothing_behind(
+    converted: Callable[..., Path],
+    environment: Path,
+    served: Callable[[Path], int],
+    sequences: dict[str, np.ndarray],
+    tmp_path: Path,
+) -> None:
+    """Sequences that nobody ends give their places back, and are not those of whoever comes."""
+    artifact = converted("language_model", target="onnx")
+    options = {"backend": "python", "idle-seconds": "2"}
+    repository = packaged(artifact, tmp_path / "repository", **options)
+    port = served(repository)
+    client(environment, LOST, port, "begin")
+    time.sleep(3)
+    refused = client(environment, LOST, port, "refused").splitlines()
+    assert len(refused) == 2 and all("START flag" in line for line in refused), refused
+    for running in (port, served(repository)):  # the second knows no sequence of the first
+        assert client(environment, LOST, running, "refused").splitlines() == refused
+        found = ask(environment, running, tmp_path, sequences)
+        model = linexport.load(artifact, threads=1)
+        for name, tokens in sequences.items():
+            expected = model.run(tokens[None])["output"][0]
+            assert np.abs(found[name] - expected).max() < 5e-5 * np.abs(expected).max()
 
 
 def test_the_server_reads_every_configuration(
