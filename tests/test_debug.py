@@ -137,3 +137,46 @@ def test_the_first_state_that_differs_is_named(factories: SimpleNamespace, artif
     assert found.value is None and found.state is not None
     assert found.state.name == present
     assert found.state.max_relative_error == pytest.approx(0.01, rel=0.05)
+
+
+def test_time_and_error_of_every_node_are_written(
+    artifact: Path, factories: SimpleNamespace, cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    place = tmp_path / "overlay"
+    source = ("--source", factories.source("small"), "--threads", 1)
+    assert cli("debug", artifact, *source, "--overlay", place).code == 0
+    graph = onnx.load(artifact / "model.onnx").graph
+    names, found = {n.name for n in graph.node}, {}
+    for file in ("times", "errors"):
+        content = json.loads((place / f"{file}.json").read_text())[graph.name]
+        assert [stop["stop"] for stop in content["gradient"]] == [0, 1]
+        found[file] = {name: one["value"] for name, one in content["results"].items()}
+        assert found[file].keys() <= names
+    attention = next(n.name for n in graph.node if n.op_type == "LinearAttention")
+    assert found["times"][attention] > 0
+    assert 0 < found["errors"][attention] < 5e-5
+    again = cli("debug", artifact, *source, "--overlay", place)
+    assert again.code == 2 and str(place) in again.err
+
+
+def test_time_of_what_onnx_runtime_made_counts_for_what_it_leads_to(tmp_path: Path) -> None:
+    """An identity is not run; a product and what follows it may be one node."""
+    from linexport.timing.nodes import node_times
+
+    weights = [onnx.numpy_helper.from_array(np.ones((8, 8), np.float32), "w")]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"], name="product"),
+        helper.make_node("Identity", ["y"], ["same"], name="same"),
+        helper.make_node("Relu", ["same"], ["z"], name="last"),
+    ]
+    shape = [None, 8]
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, shape)
+    z = helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, shape)
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [z], weights),
+        opset_imports=[helper.make_opsetid("", 20)],
+        ir_version=10,
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    times = node_times(tmp_path / "model.onnx", {"x": np.ones((64, 8), np.float32)}, 1)
+    assert "same" not in times and {"last"} <= times.keys() <= {"product", "last"}

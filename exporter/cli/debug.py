@@ -25,6 +25,13 @@ def debug(
             "a script that needs NumPy and ONNX Runtime only.",
         ),
     ] = None,
+    overlay: Annotated[
+        Path | None,
+        typer.Option(
+            help="A new folder for the time and the error of every node: node data that Model "
+            "Explorer shows over the graph.",
+        ),
+    ] = None,
     length: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens; without it, those of the smallest case that failed."),
@@ -50,6 +57,7 @@ def debug(
             artifact,
             source=source,
             output=output,
+            overlay=overlay,
             length=length,
             seed=seed,
             threads=threads,

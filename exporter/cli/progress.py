@@ -36,6 +36,7 @@ NAMES = {
     "sensitivity": "Trying each weight alone",
     "choose": "Choosing bits",
     "search": "Searching the first value that differs",
+    "overlay": "Measuring every node",
     "save": "Writing the linear form",
 }
 

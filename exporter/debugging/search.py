@@ -21,9 +21,10 @@ from linexport.debugging.cut import cut
 from linexport.debugging.differences import Differences, StateFinding, ValueFinding, Verdict
 from linexport.debugging.first_state import first_split, first_state
 from linexport.debugging.first_token import first_token, token_axis
+from linexport.debugging.overlay import errors, write_overlay
 from linexport.debugging.repro import write_repro
 from linexport.errors import UsageError
-from linexport.graph import dims
+from linexport.graph import dims, external_data
 from linexport.loaders import LoadedModel
 from linexport.manifest import MODEL, Manifest
 from linexport.parity.bisection import Found
@@ -35,7 +36,8 @@ from linexport.parity.prompts import LEFT, NONE, RIGHT, draw_prompt
 from linexport.parity.reference import feeds
 from linexport.plugins.ops.registry import known_shapes
 from linexport.system.progress import Progress, Silent, Stopwatch
-from linexport.targets.base import OrtSession
+from linexport.targets.base import OrtSession, uses_library
+from linexport.timing.nodes import node_times
 
 LENGTH = 37
 """Tokens of the inputs where no check failed before: a multiple of no chunk."""
@@ -72,6 +74,7 @@ def debug(
     *,
     source: str | Path | LoadedModel | None = None,
     output: str | Path | None = None,
+    overlay: str | Path | None = None,
     length: int | None = None,
     seed: int | None = None,
     tolerance: float | None = None,
@@ -88,6 +91,8 @@ def debug(
         artifact: the folder; one that failed its parity check, too.
         source: the original, where it is not at the place the manifest names, or is a function.
         output: a new folder for what repeats the first wrong value; None: none is written.
+        overlay: a new folder for the time and the error of every node, as node data of Model
+            Explorer; None: none is written.
         length: tokens; None for those of the case that failed.
         seed: of the inputs; None for that of the case that failed.
         tolerance: relative error allowed of every value; None for that of the precision.
@@ -119,7 +124,14 @@ def debug(
             tested.tolerance,
             inputs.kept,
         )
-        return _search(folder, manifest, tested, both, inputs, output)
+        found = _search(folder, manifest, tested, both, inputs, output)
+    if overlay is not None:
+        with watch.stage("overlay"):
+            native = uses_library(manifest)
+            times = node_times(folder / MODEL, inputs.fed, threads, native)
+            graph = external_data.read_graph(folder / MODEL).graph.name
+            write_overlay(Path(overlay), graph, times, errors(both))
+    return found
 
 
 def _search(

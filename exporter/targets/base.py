@@ -157,6 +157,7 @@ class OrtSession:
         native: run linexport ops by the CPU library, where it is built and runs all of the model's;
             otherwise, as by default, by the functions that their nodes carry.
         settings: of ONNX Runtime's session configuration, by name.
+        profile: a folder for a profile of what is run, and for ``optimized.onnx``, the graph of it.
 
     Attributes:
         native: whether the CPU library runs them.
@@ -174,6 +175,7 @@ class OrtSession:
         low_memory: bool = False,
         native: bool = False,
         settings: Mapping[str, str] | None = None,
+        profile: Path | None = None,
     ) -> None:
         import onnxruntime
 
@@ -181,6 +183,8 @@ class OrtSession:
             options = _session_options(threads, taking_turns, low_memory)
             for name, value in (settings or {}).items():
                 options.add_session_config_entry(name, value)
+            if profile is not None:
+                _write_profile(options, profile)
             if native and not library.register(options, threads):
                 return None
             source: Any = model if isinstance(model, bytes) else str(model)
@@ -221,6 +225,15 @@ class OrtSession:
         self.inner.run_with_iobinding(binding)
         found = binding.get_outputs()[len(arrays) :]
         return {name: value.numpy() for name, value in zip(others, found, strict=True)}
+
+
+def _write_profile(options: Any, folder: Path) -> None:
+    options.enable_profiling = True
+    options.profile_file_prefix = str(folder / "profile")
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    options.add_session_config_entry(
+        "session.optimized_model_external_initializers_file_name", "weights"
+    )
 
 
 def _session_options(threads: int, taking_turns: bool, low_memory: bool) -> Any:

@@ -143,17 +143,17 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:
+    """Name nodes by the submodule they are of: ``blocks.0.attention/LinearAttention``."""
     taken: set[str] = set()
     for node in model.graph.node:
         metadata = {p.key: p.value for p in node.metadata_props}
         scopes = re.findall(r"'([^']*)'", metadata.get("pkg.torch.onnx.name_scopes", ""))
-        stem = scopes[-2] if len(scopes) > 1 else ""
-        if node.domain == DOMAIN:
-            node.name = f"{stem}/{node.op_type}" if stem else node.op_type
-        name, count = node.name or node.op_type, 1
+        own = node.op_type if node.domain == DOMAIN else node.name.removeprefix("node_")
+        stem = "/".join(filter(None, [*scopes[-2:-1], own or node.op_type]))
+        name, count = stem, 1
         while name in taken:
             count += 1
-            name = f"{node.name or node.op_type}_{count}"
+            name = f"{stem}_{count}"
         node.name = name
         taken.add(name)
 
