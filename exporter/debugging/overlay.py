@@ -19,7 +19,7 @@ from linexport.parity.bisection import WIDTH
 from linexport.parity.diverge import BothValues
 
 COLOURS = ("#ffffff", "#f28b30")
-"""Of the least and of the largest number."""
+"""Backgrounds of the least and of the largest number."""
 
 LARGEST = 1e9
 """In the place of an infinite error, which JSON does not have."""
