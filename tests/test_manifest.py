@@ -60,9 +60,10 @@ def test_a_manifest_of_format_1_is_read_as_one_of_format_2() -> None:
     assert found.files["model.onnx"] == FileRecord(size, digest)
     [engine] = found.engines
     assert found.files[engine.file].sha256 == engine.sha256
-    kept = {k for k in old if k not in ("format", "files", "engines", "refused")}
+    kept = {k for k in old if k not in ("format", "files", "engines", "refused", "parity")}
     again = to_json(found)
     old["dims"] = {name: {**limits, "multiple": 1} for name, limits in old["dims"].items()}
+    assert again["parity"] == {**old["parity"], "layers": []}
     assert {k: again[k] for k in kept} == {k: old[k] for k in kept}
     assert again["rejected"] == old["refused"]
 
@@ -127,6 +128,7 @@ OTHER: dict[str, Any] = {
     "max_drop": 0.01,
     "sms": (89, 120),
     "plugins": False,
+    "proof": "layers",
     "inline": True,
     "quick": True,
     "timing_cache": "a cache",

@@ -93,15 +93,22 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def save_model(
-    model: onnx.ModelProto, folder: Path, apart: external_data.Weights | None = None
+    model: onnx.ModelProto,
+    folder: Path,
+    apart: external_data.Weights | None = None,
+    above: int | None = None,
 ) -> Path:
-    """Write ``model.onnx`` (weights beside it where they are large); returns its path.
+    """Write ``model.onnx``; returns its path.
 
-    ``apart`` are the weights that are not in the model. Its own large ones are taken out of it.
+    Args:
+        model: its own large weights are taken out of it.
+        folder: to write to.
+        apart: weights that are not in the model.
+        above: bytes from which all weights go to a file beside the model; None: those of artifacts.
     """
     path, data = folder / MODEL, folder / DATA
     size = model.ByteSize() + sum(values.nbytes for values in (apart or {}).values())
-    beside = size > EXTERNAL_ABOVE
+    beside = size > (EXTERNAL_ABOVE if above is None else above)
     found = {
         **(apart or {}),
         **external_data.externalize(model, SMALLEST if beside else external_data.LARGE),

@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from linexport.artifact.temporary import Run
 from linexport.manifest.quantisation import ParetoPoint
 from linexport.quantise.allocate import Allocation
 from linexport.quantise.calibration_inputs import CalibrationInputs
 from linexport.quantise.choose_bits import Chosen, Quantiser
-from linexport.quantise.opened import FloatModel, Run
+from linexport.quantise.layer_chain import outputs_of
+from linexport.quantise.opened import FloatModel
 from linexport.quantise.proof import divergence
 from linexport.quantise.rewrite import quantised_model
 from linexport.timing.latency import Settings, interleaved
@@ -70,7 +72,8 @@ def _measured(
     assert inputs.language is not None and inputs.windows is not None
     run = model.run(quantised_model(model.graph, {c.weight.name: c for c in chosen}))
     artifact, windows = model.artifact, inputs.windows.compared
-    found, _ = divergence(artifact, inputs.language, artifact.run_graph, run, windows)
+    both = outputs_of(artifact, artifact.run_graph), outputs_of(artifact, run)
+    found, _ = divergence(artifact, inputs.language, *both, windows)
     return run, found.mean
 
 

@@ -19,6 +19,7 @@ from linexport.conversion.add_records import (
     check_place,
     publish,
 )
+from linexport.conversion.kind_of_proof import announced
 from linexport.conversion.quantize import check_quantisation, check_score, quantize
 from linexport.conversion.revalidate import bench
 from linexport.conversion.run import run
@@ -28,12 +29,13 @@ from linexport.graph import dims as dimensions
 from linexport.loaders import LoadedModel, load_model
 from linexport.loaders.memory_map import memory_map_weights
 from linexport.loaders.metric import as_metric
-from linexport.loaders.sizes import float32_bytes
 from linexport.manifest import ConvertOptions, Manifest
 from linexport.manifest.options import FLOAT32, command, described
-from linexport.quantise import forecast
 from linexport.quantise.half import HALF
 from linexport.system.progress import Progress, Silent, Stopwatch
+
+FOR_WEIGHTS = ("data", "max_kld", "evaluate", "max_drop", "proof")
+"""Options that go with quantised weights alone."""
 
 
 def convert(
@@ -72,9 +74,9 @@ def convert_checked(
     place = Path(output)
     if asked.weights != FLOAT32:
         return _quantised(source, place, asked, progress)
-    if (asked.data, asked.max_kld, asked.evaluate, asked.max_drop) != (None,) * 4:
+    if any(getattr(asked, name) is not None for name in FOR_WEIGHTS):
         raise UsageError(
-            "--data, --max-kld, --evaluate and --max-drop are for quantised weights: pass "
+            "--data, --max-kld, --evaluate, --max-drop and --proof are for quantised weights: pass "
             "--weights as well."
         )
     _configured(_named(source), place, asked)
@@ -99,14 +101,12 @@ def _quantised(
     check_score(asked.evaluate, asked.max_drop)
     metric = as_metric(asked.evaluate, asked.lower_is_better)
     check_place(place, asked.overwrite)
-    if not isinstance(source, LoadedModel):
-        forecast.announce("convert", float32_bytes(source), place, progress or Silent())
-    none = dict.fromkeys(("data", "max_kld", "evaluate", "max_drop"))
-    plain = {**none, "weights": FLOAT32, "bench": False}
+    by_layers = announced(source, place, asked, progress or Silent())
+    plain = {**dict.fromkeys(FOR_WEIGHTS), "weights": FLOAT32, "bench": False}
     with write.staged(place) as folder:
         exact = folder / "float32"
         plainly = ConvertOptions(**{**vars(asked), **plain})
-        manifest = convert_checked(source, exact, plainly, Checks(), progress)
+        manifest = convert_checked(source, exact, plainly, Checks(by_layers=by_layers), progress)
         if manifest.status != "ok":
             return publish(exact, place, replace(manifest, options=asked))
         manifest = quantize(
@@ -124,7 +124,7 @@ def _quantised(
             options=asked,
             original=_in_half(source, asked),
         )
-    if not asked.bench:
+    if not asked.bench or by_layers:  # the original would be in memory as a whole
         return manifest
     return bench(
         manifest.artifact,

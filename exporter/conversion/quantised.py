@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import onnx
 import torch
 from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
 from linexport import parity
 from linexport.artifact.runtime import Artifact
+from linexport.artifact.temporary import Arrays, Run
 from linexport.manifest import MODEL, Manifest
 from linexport.parity.reference import Reference
 from linexport.quantise.calibration_inputs import inputs_of
 from linexport.quantise.half import HALF
-from linexport.quantise.opened import Arrays, Run, open_exactly
+from linexport.quantise.opened import open_exactly
 from linexport.quantise.proof import Runs, with_proof
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -46,9 +46,10 @@ def with_quantisation_checked(
     artifact = Artifact(folder, manifest, session)
     exact: Run = session.run
     if record.weights not in HALF:
-        exact = open_exactly(onnx.load_model(str(folder / MODEL)), threads)
+        exact = open_exactly(folder / MODEL, threads)
     original, name = run_original(tested, torch.float32), "the original in PyTorch"
-    runs = Runs(original, session.run, exact, name, run_in_half(tested, record.weights))
+    half = run_in_half(tested, record.weights)
+    runs = Runs(original, session.run, exact, name, half, streams=False)
     inputs = inputs_of(artifact, data, seed)
     return replace(manifest, quantisation=with_proof(record, artifact, runs, inputs, seed))
 

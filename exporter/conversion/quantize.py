@@ -6,7 +6,7 @@ read -> calibrate -> choose bits -> quantise -> write -> compare -> report
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from linexport import targets
 from linexport.artifact import write
 from linexport.artifact.runtime import Artifact
+from linexport.artifact.temporary import Run
 from linexport.conversion.add_records import check_place, publish, with_status
 from linexport.conversion.automatic_bits import within
 from linexport.conversion.model_under_test import model_under_test
@@ -31,6 +32,7 @@ from linexport.loaders import LoadedModel
 from linexport.loaders.metric import Evaluate, Metric, as_metric
 from linexport.manifest import DATA, MODEL, ConvertOptions, Manifest, describe_files
 from linexport.manifest.options import FLOAT32
+from linexport.manifest.proof import LayerRecord
 from linexport.manifest.quantisation import (
     ParetoPoint,
 )
@@ -39,7 +41,8 @@ from linexport.quantise import forecast
 from linexport.quantise.calibration_inputs import CalibrationInputs, inputs_of
 from linexport.quantise.choose_bits import AUTO, BITS, CHOICES, Chosen, Quantiser
 from linexport.quantise.half import HALF, half_model
-from linexport.quantise.opened import FloatModel, Run, open_exactly, unopened
+from linexport.quantise.layer_chain import LayerChain
+from linexport.quantise.opened import FloatModel, open_exactly, unopened
 from linexport.quantise.portable import portable_model
 from linexport.quantise.proof import Runs, with_proof
 from linexport.quantise.rewrite import quantised_model
@@ -109,8 +112,8 @@ def quantize(
         opened = unopened(source, threads)
         _check(opened)
         if options is None:  # else it was said of the whole conversion
-            size = model_bytes(opened.manifest.files)
-            forecast.announce("quantise", size, place, watch.shown)
+            size = forecast.Size(model_bytes(opened.manifest.files))
+            forecast.announce(forecast.QUANTISE, size, place, watch.shown)
         model = FloatModel.of(opened, source / MODEL, threads)
         portable = REWRITES[opened.manifest.target] is portable_model
         quantiser = Quantiser(model, integers=weights not in HALF, portable=portable)
@@ -120,8 +123,12 @@ def quantize(
             "--weights auto compares distributions of tokens; this is no language model."
         )
     limit = MAX_KLD if weights == AUTO and max_kld is None else max_kld
-    found = None
-    if weights not in HALF:
+    found = chain = None
+    layers = opened.manifest.parity.layers if opened.manifest.parity else ()
+    if layers and weights in BITS:
+        chain = _chain(model, layers, inputs)
+        found = _choose_by_layers(weights, quantiser, chain, watch)
+    elif weights not in HALF:
         with (
             watch.stage("calibrate"),
             watch.shown.steps("calibrate", quantiser.measured) as advance,
@@ -148,11 +155,12 @@ def quantize(
             exact: Run = session.run
             half = None
             if found is not None:
-                exact = open_exactly(onnx.load_model(str(folder / MODEL)), threads)
+                exact = open_exactly(folder / MODEL, threads)
             elif original is not None:
                 tested = model_under_test(manifest, original, lambda: session)
                 half = run_in_half(tested, weights)
-            runs = Runs(opened.run_graph, session.run, exact, "the float32 artifact", half)
+            name = "the float32 artifact" if chain is None else "the float32 layers"
+            runs = Runs(opened.run_graph, session.run, exact, name, half, chain)
             record = with_proof(record, opened, runs, inputs, seed)
         if metric is not None:
             with watch.stage("evaluate"):
@@ -236,6 +244,23 @@ def _choose(
     with watch.stage("choose"):
         chosen, points = within(limit, alone, model, quantiser, inputs)
     return _Found(chosen, alone, points)
+
+
+def _chain(
+    model: FloatModel, layers: Sequence[LayerRecord], inputs: CalibrationInputs
+) -> LayerChain:
+    """Return the layers that were proven one by one, which are run so as well."""
+    assert inputs.windows is not None
+    values = [layer.value for layer in layers if layer.value is not None]
+    return LayerChain(model, values, inputs.windows.calibration, inputs.windows.compared)
+
+
+def _choose_by_layers(
+    weights: str, quantiser: Quantiser, chain: LayerChain, watch: Stopwatch
+) -> _Found:
+    total = len(quantiser.weights)
+    with watch.stage("quantise"), watch.shown.steps("quantise", total) as advance:
+        return _Found(quantiser.by_layers(chain, BITS[weights], advance), {})
 
 
 def _write(

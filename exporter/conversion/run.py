@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from linexport import parity, targets, trace
+from linexport.artifact.temporary import open_written
 from linexport.conversion.add_records import (
     Measuring,
     with_engines_checked,
@@ -27,6 +28,7 @@ from linexport.conversion.stages import Job, TracedOriginal
 from linexport.conversion.withdraw import blamed
 from linexport.conversion.written import written
 from linexport.graph import dims as dimensions
+from linexport.graph import external_data
 from linexport.loaders import LoadedModel, load_model
 from linexport.loaders.memory_map import memory_map_weights
 from linexport.manifest import Manifest
@@ -36,6 +38,8 @@ from linexport.timing.latency import BRIEF
 
 NAMED = 3
 """Operations that mix tokens, in the reason why a model does not stream."""
+
+NOT_AS_A_WHOLE = "each layer was proven in turn, and the float32 model not run as a whole"
 
 ROUNDED = (
     "ONNX Runtime has no bfloat16 kernels for CPUs: parity and streaming are those of "
@@ -47,7 +51,7 @@ def run(job: Job) -> Manifest:
     """Write everything to the job's folder except its reports; return the manifest."""
     original = _trace(job, _load(job))
     manifest, tested = _proven(job, original)
-    if _passed(manifest):
+    if _passed(manifest) and not job.checks.by_layers:
         with job.watch.stage("library"):
             manifest = with_library_checked(
                 manifest, tested, partial(job.open, native=True), job.options.seed
@@ -110,10 +114,35 @@ def _checked(
     job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]
 ) -> tuple[Manifest, parity.ModelUnderTest, Sequence[str]]:
     """The model without some matches, what to check it by, and its matches."""
+    if job.checks.by_layers:
+        return _by_layers(job, original, withdrawn)
     manifest, tested, matches = _stream(job, original, withdrawn)
     with job.watch.stage("parity"):
         manifest = with_parity(manifest, tested, job.options.seed, original.traced, job.model)
     return manifest, tested, matches
+
+
+def _by_layers(
+    job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]
+) -> tuple[Manifest, parity.ModelUnderTest, Sequence[str]]:
+    """The model with each of its layers compared, and with streams of them; see ``_checked``."""
+    model = written(job, original, with_state=True, withdrawn=withdrawn)
+    tested = _tested(job, model.manifest, original)
+    values = parity.layer_values(tested, original.traced)
+    graph, weights = external_data.read_mapped(job.model)
+    steps = job.watch.shown.steps("layers", len(values) + 1)
+    with job.watch.stage("layers"), steps as advance:
+        outcome, streaming = parity.check_layers(
+            tested,
+            values,
+            graph,
+            lambda part: open_written(part, weights, job.options.threads),
+            job.options.seed,
+            advance,
+        )
+    manifest = replace(model.manifest, parity=outcome.record(), streaming=streaming)
+    manifest = replace(manifest, library=parity.not_run("functions", NOT_AS_A_WHOLE))
+    return with_warnings(manifest, outcome.notes), tested, model.matches
 
 
 def _stream(

@@ -23,10 +23,12 @@ class Checks:
     Attributes:
         chosen: lengths and batches; empty for the usual ones.
         relative: error allowed, relative to the largest output; None for that of the precision.
+        by_layers: each layer of a language model is compared by itself, not the whole.
     """
 
     chosen: ChosenSizes = USUAL
     relative: float | None = None
+    by_layers: bool = False
 
     def applied(self, tested: ModelUnderTest) -> ModelUnderTest:
         """Return what is compared, with these sizes and this tolerance."""

@@ -27,6 +27,11 @@ LARGE = 2**20
 LOCATION = "external"
 """The file that an external initializer names until its values are written."""
 
+AT_ONCE = 2**26
+"""Bytes of a weight that are written at once: each is in memory three times meanwhile."""
+
+SUB_BYTE = (TensorProto.INT4, TensorProto.UINT4)
+
 _LENGTH_DELIMITED = 2
 _GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 """Field and wire type with which the graph of a model begins in a file of protocol buffers."""
@@ -99,9 +104,15 @@ def read_mapped(path: Path) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
         if tensor.data_location == TensorProto.EXTERNAL:
             entries = {entry.key: entry.value for entry in tensor.external_data}
             dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-            start, size = int(entries.get("offset", 0)), prod(tensor.dims) * dtype.itemsize
-            values = files[entries["location"]][start : start + size].view(dtype)
-            found[tensor.name] = values.reshape(tuple(tensor.dims))
+            start, count = int(entries.get("offset", 0)), prod(tensor.dims)
+            size = -(-count // 2) if tensor.data_type in SUB_BYTE else count * dtype.itemsize
+            stored = files[entries["location"]][start : start + size]
+            if tensor.data_type in SUB_BYTE:
+                bare = TensorProto(data_type=tensor.data_type, dims=tensor.dims)
+                bare.raw_data = stored.tobytes()
+                found[tensor.name] = numpy_helper.to_array(bare)
+            else:
+                found[tensor.name] = stored.view(dtype).reshape(tuple(tensor.dims))
     sizes = [len(part) for part in _parts(path, following=True)]
     for block, part in zip(memory.blocks(sizes), _parts(path, following=True), strict=True):
         for tensor in onnx.load_from_string(part).graph.initializer:
@@ -184,10 +195,20 @@ def _written(tensor: TensorProto, values: np.ndarray, file: IO[bytes], name: str
     """Write values to a file; returns the initializer that names their place there."""
     file.write(b"\0" * (-file.tell() % ALIGNED))
     offset = file.tell()
-    file.write(numpy_helper.from_array(values).raw_data)
+    for part in _parts_of(values):
+        file.write(numpy_helper.from_array(part).raw_data)
     moved = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
     _point(moved, location=name, offset=offset, length=file.tell() - offset)
     return moved
+
+
+def _parts_of(values: np.ndarray) -> list[np.ndarray]:
+    """Cut an array along its first axis; elements of less than a byte are packed all together."""
+    kind = helper.np_dtype_to_tensor_dtype(values.dtype)
+    if not values.ndim or kind in SUB_BYTE:
+        return [values]
+    count = min(len(values), -(-values.nbytes // AT_ONCE))
+    return np.array_split(values, max(count, 1))
 
 
 def _point(tensor: TensorProto, **entries: object) -> None:

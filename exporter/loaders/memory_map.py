@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeGuard
 
 from linexport.loaders.loaded_model import LoadedModel
@@ -15,6 +17,52 @@ if TYPE_CHECKING:
 def memory_map_weights(loaded: LoadedModel) -> None:
     """Move the large weights to a memory-mapped file; parameters stay the same objects."""
     _move(loaded, memory.is_memory_mapped, mapped=True)
+
+
+@contextmanager
+def mapped_parameters(size: int) -> Iterator[None]:
+    """Move every large parameter to one memory-mapped file as soon as a module registers it.
+
+    A model is never in memory as a whole then, not while it is built either.
+
+    Args:
+        size: bytes of the file; parameters for which it has no room stay in plain memory.
+    """
+    import torch
+    from torch.nn.modules import module as hooks
+
+    [file] = memory.blocks([size])
+    taken = 0
+
+    def register(module: torch.nn.Module, name: str, parameter: torch.Tensor | None) -> None:
+        nonlocal taken
+        if not is_plain(parameter) or parameter.nbytes < memory.MIN_MMAP_BYTES:
+            return
+        stop = taken + parameter.nbytes
+        if stop > size or memory.is_memory_mapped(parameter.data_ptr()):
+            return
+        place = torch.from_numpy(file[taken:stop]).view(parameter.dtype).view(parameter.shape)
+        parameter.data = place.copy_(parameter.detach())
+        memory.release(place.data_ptr(), place.nbytes)
+        taken += -(-parameter.nbytes // memory.ALIGNED) * memory.ALIGNED
+
+    with hooks.register_module_parameter_registration_hook(register), _one_weight_at_a_time():
+        yield
+
+
+@contextmanager
+def _one_weight_at_a_time() -> Iterator[None]:
+    """Keep transformers from reading weights ahead, in threads of its own."""
+    name = "HF_DEACTIVATE_ASYNC_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def unmap_weights(loaded: LoadedModel) -> None:

@@ -1,4 +1,4 @@
-"""Size of a model in float32, known from its files' headers before anything is read."""
+"""Size of a model, known from its files' headers before anything is read."""
 
 from __future__ import annotations
 
@@ -24,6 +24,17 @@ def float32_bytes(source: str | Path) -> int | None:
         return path.stat().st_size if path.is_file() else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # what is wrong with it is said where it is read
+
+
+def vocabulary(source: str | Path) -> int:
+    """Return the number of tokens that a folder's configuration names; 0 where it names none."""
+    try:
+        config = json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
+        parts = (config, config.get("text_config"))
+        found = (p.get("vocab_size") for p in parts if isinstance(p, dict))
+        return next((n for n in found if isinstance(n, int) and n > 0), 0)
+    except (OSError, ValueError, AttributeError):
+        return 0  # what is wrong with it is said where it is read
 
 
 def _tensor_bytes(path: Path) -> int:

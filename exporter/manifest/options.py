@@ -82,6 +82,14 @@ class ConvertOptions:
         "--max-drop",
         "With --evaluate: by how much the score may get worse; more is exit code 3.",
     )
+    proof: str | None = _option(
+        None,
+        "--proof",
+        "With --weights int4 or int8, of a Hugging Face folder: whole compares the float32 model "
+        "with the original as a whole; layers, each of its layers in turn, on what the original's "
+        "layers before it compute, which takes less memory. By default layers where memory is "
+        "short, else whole.",
+    )
     inline: bool = _option(
         False,
         "--inline",

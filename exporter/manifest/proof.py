@@ -156,6 +156,23 @@ class HistogramRecord:
 
 
 @dataclass(frozen=True)
+class LayerRecord:
+    """A layer beside the original's, both run on what the original's layers before compute.
+
+    Attributes:
+        name: of the submodule of the original; what follows the last one has a name of its own.
+        value: name of the value that it gives in the float32 graph; None after the last layer.
+        max_relative_error: largest of all cases; None if one is not finite.
+        passed: every case is within tolerance.
+    """
+
+    name: str
+    value: str | None
+    max_relative_error: float | None
+    passed: bool
+
+
+@dataclass(frozen=True)
 class ParityRecord:
     """The artifact's outputs beside the original's over all cases.
 
@@ -166,10 +183,11 @@ class ParityRecord:
         lengths: sequence lengths that were tried, in order.
         tolerance: limits that applied.
         smallest_denominator: of normalised linear attention; None where there is none.
-        cases: every comparison.
+        cases: every comparison; of a proof by layers the worst layer's of each.
         greedy: greedy decoding, for a language model.
         first_divergence: first wrong value of the graph, for a failure.
         histogram: errors of all elements.
+        layers: of a proof by layers, in which the whole was not run; else empty.
     """
 
     passed: bool
@@ -182,6 +200,7 @@ class ParityRecord:
     greedy: GreedyRecord | None
     first_divergence: DivergenceRecord | None
     histogram: HistogramRecord
+    layers: tuple[LayerRecord, ...] = ()
 
 
 @dataclass(frozen=True)

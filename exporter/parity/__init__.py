@@ -3,8 +3,9 @@
 from linexport.parity.check import ModelUnderTest, Parity, check
 from linexport.parity.diverge import first_divergence
 from linexport.parity.language import check_language
+from linexport.parity.layer_by_layer import check_layers, layer_values
 from linexport.parity.layers import first_layer
-from linexport.parity.library import check_library, proven
+from linexport.parity.library import check_library, not_run, proven
 from linexport.parity.streaming import check_in_place, check_streaming
 
 __all__ = [
@@ -13,9 +14,12 @@ __all__ = [
     "check",
     "check_in_place",
     "check_language",
+    "check_layers",
     "check_library",
     "check_streaming",
     "first_divergence",
     "first_layer",
+    "layer_values",
+    "not_run",
     "proven",
 ]

@@ -22,6 +22,7 @@ from linexport.manifest.proof import (
     DivergenceRecord,
     GreedyRecord,
     HistogramRecord,
+    LayerRecord,
     ParityRecord,
     ToleranceRecord,
 )
@@ -86,6 +87,7 @@ class Parity:
     failed: Case | None = None
     first_divergence: DivergenceRecord | None = None
     greedy: GreedyRecord | None = None
+    layers: list[LayerRecord] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
@@ -106,6 +108,7 @@ class Parity:
             greedy=self.greedy,
             first_divergence=self.first_divergence,
             histogram=HistogramRecord(tuple(EDGES.tolist()), tuple(self.counts.tolist())),
+            layers=tuple(self.layers),
         )
 
     def _smallest_denominator(self) -> DenominatorRecord | None:

@@ -138,7 +138,9 @@ class _Original:
 
     def run_reference(self, prompt: Prompt) -> np.ndarray:
         """Return logits (tokens, vocabulary) of the tokens that are not padding."""
-        [kept] = memory.memory_mapped([prompt.real(self.logits(prompt))])
+        kept = prompt.real(self.logits(prompt))
+        if not memory.is_memory_mapped(kept.ctypes.data):
+            [kept] = memory.memory_mapped([kept])
         memory.trim_memory()
         return kept
 

@@ -7,7 +7,8 @@ submodule they come from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from linexport.parity.cases import Case
 from linexport.parity.check import ModelUnderTest
 from linexport.parity.compare import compare_arrays
 from linexport.parity.prompts import Prompt, draw_prompt
-from linexport.parity.reference import passing
+from linexport.parity.reference import Widened, passing
 from linexport.parity.tolerances import Tolerance
 from linexport.system import memory
 from linexport.targets import InferenceSession
@@ -42,9 +43,9 @@ def first_layer(
     language, sizes = tested.loaded.language, case.sizes
     assert language is not None and traced.translated is not None
     prompt = draw_prompt(language.vocabulary, sizes["batch"], sizes["seq"], case.name, case.seed)
-    names = _returned_by(traced.translated, language.layers)
+    names = returned_by(traced.translated, language.layers)
     try:
-        expected = _observe(tested.loaded.module, prompt, list(names))
+        expected = observe(tested.loaded.module, prompt, list(names))
         fed = {**prompt.part(0, sizes["seq"]), **tested.initial_state(sizes["batch"])}
         got, nodes = extra_outputs.run(path, list(names.values()), fed, open_session)
     except Exception:
@@ -80,8 +81,8 @@ def first_token(
     return {"row": int(wrong[:, position].argmax()), "position": position}
 
 
-def _returned_by(program: torch.export.ExportedProgram, layers: Sequence[str]) -> dict[str, str]:
-    """The last value each layer computes, by the layer's name."""
+def returned_by(program: torch.export.ExportedProgram, layers: Sequence[str]) -> dict[str, str]:
+    """Return the last value that each layer computes, by the layer's name."""
     last: dict[str, str] = {}
     for node in program.graph.nodes:
         inside = {path for path, _ in (node.meta.get("nn_module_stack") or {}).values()}
@@ -90,22 +91,45 @@ def _returned_by(program: torch.export.ExportedProgram, layers: Sequence[str]) -
     return {layer: last[layer] for layer in layers if layer in last}
 
 
-def _observe(module: torch.nn.Module, prompt: Prompt, layers: list[str]) -> dict[str, np.ndarray]:
-    """Return the outputs of the original's layers, and its logits."""
+def observe(
+    module: torch.nn.Module,
+    prompt: Prompt,
+    layers: list[str],
+    given: Mapping[str, np.ndarray] | None = None,
+) -> dict[str, np.ndarray]:
+    """Return the outputs of the original's layers (B, T, width), and its logits.
+
+    Args:
+        module: the original, in any precision.
+        prompt: what it is run on.
+        layers: names of submodules.
+        given: what every layer is to hand on, by name, in place of what it computes: each is then
+            run on these inputs.
+    """
     seen: dict[str, np.ndarray] = {}
 
-    def keep(layer: str) -> Callable[..., None]:
-        def hook(_module: Any, _args: Any, output: Any) -> None:
+    def keep(layer: str) -> Callable[..., Any]:
+        def hook(_module: Any, _args: Any, output: Any) -> Any:
             first = output[0] if isinstance(output, tuple) else output
             seen[layer] = memory.memory_mapped([first.numpy()])[0]
+            if given is None:
+                return None
+            other = torch.from_numpy(given[layer]).to(first.dtype)
+            return (other, *output[1:]) if isinstance(output, tuple) else other
 
         return hook
 
     handles = [module.get_submodule(name).register_forward_hook(keep(name)) for name in layers]
+    wide = Widened() if module_dtype(module) == torch.float64 else nullcontext()
     try:
-        with torch.no_grad(), passing():
+        with torch.no_grad(), passing(), wide:
             logits = module(torch.from_numpy(prompt.tokens), torch.from_numpy(prompt.mask))
     finally:
         for handle in handles:
             handle.remove()
     return {**seen, AFTER: memory.memory_mapped([logits.numpy()])[0]}
+
+
+def module_dtype(module: torch.nn.Module) -> torch.dtype:
+    """Return the dtype of a module's first floating-point parameter."""
+    return next(p.dtype for p in module.parameters() if p.is_floating_point())

@@ -10,6 +10,7 @@ import numpy as np
 
 from linexport.graph.dims import DimRange
 from linexport.parity.cases import USUAL, Case, ChosenSizes
+from linexport.system import memory
 
 LENGTHS = (1, 7, 63, 64, 65, 100, 150, 1000)
 PADDED_BATCH = 3
@@ -35,10 +36,22 @@ class Prompt:
         }
 
     def real(self, logits: np.ndarray) -> np.ndarray:
-        """Return logits (tokens, vocabulary) of what is not padding; without padding no copy."""
+        """Return logits (tokens, vocabulary) of what is not padding; without padding no copy.
+
+        A large copy is memory-mapped: with it, the logits would be in memory twice.
+        """
         if self.mask.all():
             return logits.reshape(-1, logits.shape[-1])
-        kept: np.ndarray = logits[self.mask.astype(bool)]
+        shape = int(self.mask.sum()), logits.shape[-1]
+        size = max(1, shape[0] * shape[1] * logits.itemsize)
+        kept = np.empty(shape, logits.dtype)
+        if size >= memory.MIN_MMAP_BYTES:
+            kept = memory.blocks([size])[0].view(logits.dtype).reshape(shape)
+        start = 0
+        for row, real in zip(logits, self.mask.astype(bool), strict=True):
+            stop = start + int(real.sum())
+            kept[start:stop] = row[real]
+            start = stop
         return kept
 
 

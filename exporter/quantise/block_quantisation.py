@@ -113,10 +113,16 @@ def nearest(matrix: Matrix, grid: Grid) -> Quantised:
         matrix: (N, K), finite.
         grid: bits and block size.
     """
+    parts = [p for p in np.array_split(matrix, max(1, matrix.size // AT_ONCE)) if len(p)]
+    found = [_nearest_rows(part, grid) for part in parts]
+    return quantised(grid, matrix.shape[1], *(np.concatenate(x) for x in zip(*found, strict=True)))
+
+
+def _nearest_rows(matrix: Matrix, grid: Grid) -> tuple[NDArray[np.uint8], Matrix, Matrix]:
+    """Return values (N, blocks, block), scales and zero points of some outputs."""
     rows = in_blocks(matrix, grid)
     scales, zeros = fit(rows, grid)
-    values = round_to_grid(rows, scales[..., None], zeros[..., None], grid.top)
-    return quantised(grid, matrix.shape[1], values, scales, zeros)
+    return round_to_grid(rows, scales[..., None], zeros[..., None], grid.top), scales, zeros
 
 
 def quantised(

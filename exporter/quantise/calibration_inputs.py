@@ -9,8 +9,8 @@ import numpy as np
 
 from linexport.artifact.language_interface import LanguageInterface, language_interface
 from linexport.artifact.runtime import Artifact
+from linexport.artifact.temporary import Arrays
 from linexport.errors import UnsupportedModelError, UsageError
-from linexport.quantise.opened import Arrays
 from linexport.quantise.token_windows import LENGTH, TextWindows, text_windows
 
 DRAWN = 16

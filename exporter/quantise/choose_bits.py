@@ -13,13 +13,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from linexport.artifact.temporary import Arrays
 from linexport.errors import UnsupportedModelError
 from linexport.quantise.allocate import Allocation, StorageOption, allocations
 from linexport.quantise.block_quantisation import Grid, Quantised, nearest
 from linexport.quantise.experts import find_experts
 from linexport.quantise.gptq import gptq
 from linexport.quantise.half import HALF
-from linexport.quantise.opened import Arrays, FloatModel, second_moments, smallest
+from linexport.quantise.layer_chain import LayerChain
+from linexport.quantise.opened import FloatModel, SecondMoments, second_moments, smallest
 from linexport.quantise.quantisable import Kept, Weight, find
 from linexport.system import memory
 from linexport.system.progress import Advance
@@ -32,8 +34,8 @@ MIXED_BITS = (4, 8)
 
 TABLE_BITS = 8
 
-MOMENT_BYTES = 2**29
-"""Second moments, in float64, that are measured in one run over the data."""
+MOMENT_BYTES = 2**31
+"""Second moments, in mapped files, that are measured in one run over the data."""
 
 
 def ignore(done: int, note: str) -> None:
@@ -106,7 +108,7 @@ class Quantiser:
                     f"The weight {weight.name} has NaN or infinite values; expected finite ones."
                 )
         self._model, self._portable = model, portable
-        self._moments: dict[str, NDArray[np.float32]] = {}
+        self._moments: dict[str, NDArray[np.float64]] = {}
         self._done: dict[tuple[str, int], Chosen] = {}
 
     def calibrate(self, data: Sequence[Arrays], advance: Advance = ignore) -> None:
@@ -116,18 +118,59 @@ class Quantiser:
         """
         shares = {w.experts.share for w in self.weights if w.experts}
         if shares:
-            found = smallest(self._model, shares, data[0])
-            reason = "its router gives negative weights, which the kernel for experts leaves out"
-            wrong = [w for w in self.weights if w.experts and found[w.experts.share] < 0]
-            self.kept += [Kept(w.name, reason) for w in wrong]
-            self.weights = [w for w in self.weights if w not in wrong]
+            self._keep_negative(smallest(self._model, shares, data[0]))
         done = 0
         for part in _together({w.activations[0]: w.inputs for w in self.weights if w.activations}):
-            moments = second_moments(self._model, part, data)
-            mapped = memory.memory_mapped([m.astype(np.float32) for m in moments.values()])
-            self._moments |= dict(zip(moments, mapped, strict=True))
+            self._moments |= second_moments(self._model, part, data)
             done += len(part)
             advance(done, part[-1])
+
+    def _keep_negative(self, found: Mapping[str, float]) -> None:
+        """Leave experts as they are whose router gives negative weights."""
+        reason = "its router gives negative weights, which the kernel for experts leaves out"
+        wrong = [w for w in self.weights if w.experts and found.get(w.experts.share, 0.0) < 0]
+        self.kept += [Kept(w.name, reason) for w in wrong]
+        self.weights = [w for w in self.weights if w not in wrong]
+
+    def by_layers(self, chain: LayerChain, bits: int, advance: Advance) -> list[Chosen]:
+        """Calibrate and quantise all weights, one layer after another.
+
+        Args:
+            chain: the layers, on calibration data.
+            bits: see ``uniform``.
+            advance: shown the number of weights done, and the name of the last.
+        """
+        done = 0
+        for index in range(len(chain.segments)):
+            computed = chain.computes(index)
+            own = [w for w in self.weights if w.activations and w.activations[0] in computed]
+            own = [w for w in own if not self._quantised(w)]
+            inputs = {w.activations[0] for w in own}
+            shares = {w.experts.share: 0.0 for w in own if w.experts}
+            moments = SecondMoments()
+
+            def see(name: str, value: NDArray) -> None:
+                if name in inputs:  # noqa: B023 - called before the next layer is begun
+                    moments.add(name, value)  # noqa: B023
+                if name in shares:  # noqa: B023
+                    shares[name] = min(shares[name], float(value.min()))  # noqa: B023
+
+            chain.run_layer(index, [*inputs, *shares], see)
+            self._keep_negative(shares)
+            self._moments = moments.means()
+            for weight in (w for w in own if w in self.weights):
+                self.quantise(weight, self._bits(weight, bits))
+                done += 1
+                advance(done, weight.name)
+            self._moments = {}
+        return self.uniform(bits, advance)
+
+    def _quantised(self, weight: Weight) -> bool:
+        return any(name == weight.name for name, _ in self._done)
+
+    @staticmethod
+    def _bits(weight: Weight, bits: int) -> int:
+        return max(bits, TABLE_BITS) if weight.is_table else bits
 
     @property
     def measured(self) -> int:
@@ -154,8 +197,7 @@ class Quantiser:
         """Quantise all weights; tables in at least ``TABLE_BITS``."""
         chosen = []
         for done, weight in enumerate(self.weights, 1):
-            own = max(bits, TABLE_BITS) if weight.is_table else bits
-            chosen.append(self.quantise(weight, own))
+            chosen.append(self.quantise(weight, self._bits(weight, bits)))
             advance(done, weight.name)
         return chosen
 

@@ -19,6 +19,9 @@ QUANTILES = (0.5, 0.99, 0.999)
 RANGES = ((0, 64), (64, 512), (512, 4096))
 """Positions that are reported together."""
 
+AT_ONCE = 2**22
+"""Logits compared at once: in float64 they are in memory several times over."""
+
 Values = NDArray[np.float64]
 
 
@@ -29,23 +32,31 @@ def log_softmax(logits: NDArray) -> Values:
     return exact - np.log(np.exp(exact).sum(-1, keepdims=True))
 
 
-def compare(pairs: Iterable[tuple[NDArray, NDArray, NDArray]]) -> TokenDivergenceRecord:
+Pieces = Iterable[tuple[NDArray, NDArray]]
+"""Logits (t, V) of consecutive positions: the reference's and the other's."""
+
+
+def compare(windows: Iterable[tuple[NDArray, Pieces]]) -> TokenDivergenceRecord:
     """Compare windows of text.
 
     Args:
-        pairs: for each window, its tokens (T,), the reference's logits (T, V) and the other's.
+        windows: for each, its tokens (T,), and logits of them all.
 
     Raises:
         ValueError: there is no window.
     """
-    divergences, tops, gains, likelihoods = [], [], [], []
-    for tokens, reference, other in pairs:
-        p, q = log_softmax(reference), log_softmax(other)
-        divergences.append(np.maximum((np.exp(p) * (p - q)).sum(-1), 0.0))
-        tops.append(p.argmax(-1) == q.argmax(-1))
-        place = (np.arange(len(tokens) - 1), tokens[1:])
-        likelihoods.append(-p[:-1][place])
-        gains.append(p[:-1][place] - q[:-1][place])
+    columns: tuple[list[Values], ...] = ([], [], [], [])
+    for tokens, pieces in windows:
+        parts, start = [], 0
+        for reference, other in pieces:
+            for at in _blocks(*reference.shape):
+                following = tokens[start + 1 :][at]
+                parts.append(_position_values(following, reference[at], other[at]))
+            start += len(reference)
+        found = [np.concatenate(own) for own in zip(*parts, strict=True)]
+        for column, values in zip(columns, found, strict=True):
+            column.append(values)
+    divergences, tops, likelihoods, gains = columns
     if not divergences:
         raise ValueError("expected at least one window of text")
     joined = np.concatenate(divergences)
@@ -69,6 +80,26 @@ def compare(pairs: Iterable[tuple[NDArray, NDArray, NDArray]]) -> TokenDivergenc
         None if spread is None else float(np.exp(gain)) * spread,
         tuple(_by_position(divergences)),
     )
+
+
+def _blocks(positions: int, vocabulary: int) -> Iterable[slice]:
+    """Return the places of positions that are compared at once."""
+    size = max(1, AT_ONCE // vocabulary)
+    starts = range(0, positions, size)
+    return (slice(start, min(start + size, positions)) for start in starts)
+
+
+def _position_values(
+    next_tokens: NDArray, reference: NDArray, other: NDArray
+) -> tuple[Values, ...]:
+    """Return divergence and equal top tokens (t,); loss and its gain (t or t - 1,).
+
+    The last position of a window has no next token.
+    """
+    p, q = log_softmax(reference), log_softmax(other)
+    divergence = np.maximum((np.exp(p) * (p - q)).sum(-1), 0.0)
+    place = (np.arange(len(next_tokens)), next_tokens)
+    return divergence, p.argmax(-1) == q.argmax(-1), -p[place], p[place] - q[place]
 
 
 def _by_position(divergences: Sequence[Values]) -> Iterable[PositionDivergence]:

@@ -17,9 +17,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from linexport.artifact.call_inputs import Arrays
 from linexport.artifact.runtime import Artifact
-from linexport.quantise.opened import Run
+from linexport.artifact.temporary import Arrays, Run
 
 LENGTH = 150
 PIECES = 5

@@ -1,50 +1,84 @@
 """Memory and disk that weights in fewer bits take to make, said and checked before.
 
-    memory    BASE + part of the float32 weights
+    memory    BASE + part of the float32 weights + logits of the longest prompt
     disk      weights in files without a name and models that are opened meanwhile, in TMPDIR;
               the float32 artifact and the new one, beside the output
 
-Parts of disk are those of the files that are written. Memory is most while the checkpoint is read,
-which holds its weights in float32 once; later they are in mapped files.
+Parts of disk are those of the files that are written. Weights are in mapped files, which leave
+memory when others need it; a part of them is in use. ``tools/bench_memory.py`` measures it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from linexport.system import room
 from linexport.system.progress import Progress
 
-BASE = 3 * room.GIB // 4
-"""Bytes of libraries, and of what does not depend on the weights."""
+WHOLE, LAYERS, QUANTISE = "whole", "layers", "quantise"
+"""Kinds of work: a conversion proven as a whole, or layer by layer; a float32 artifact quantised."""
 
-IN_MEMORY = {"convert": 1.1, "quantise": 0.4}
-IN_TEMPORARY = {"convert": 2.3, "quantise": 1.3}
-AT_OUTPUT = {"convert": 1.4, "quantise": 0.4}
+BASE = 3 * room.GIB // 4
+"""Bytes of libraries, and of what does not depend on the model."""
+
+IN_MEMORY = {WHOLE: 0.5, LAYERS: 0.3, QUANTISE: 0.4}
+IN_TEMPORARY = {WHOLE: 2.3, LAYERS: 2.3, QUANTISE: 1.3}
+AT_OUTPUT = {WHOLE: 1.4, LAYERS: 1.4, QUANTISE: 0.4}
 """Parts of the float32 weights, by what is done."""
+
+LOGITS = {WHOLE: 3 * 1000, LAYERS: 3 * 300, QUANTISE: 4096}
+"""Tokens whose logits are in memory at once."""
 
 SMALL = 2**28
 """Bytes of float32 weights below which nothing is said."""
 
 
-def announce(what: str, size: int | None, output: Path, shown: Progress) -> None:
-    """Say what work on so many bytes of weights takes, and refuse it where that is not there.
+@dataclass(frozen=True)
+class Size:
+    """Size of a model.
+
+    Attributes:
+        weights: bytes in float32; None: not known.
+        vocabulary: logits of a token, 0 where there are none.
+    """
+
+    weights: int | None
+    vocabulary: int = 0
+
+
+def memory(what: str, size: Size) -> int:
+    """Return the bytes of memory that work on a model takes."""
+    logits = 2 * 4 * LOGITS[what] * size.vocabulary
+    return BASE + int(IN_MEMORY[what] * (size.weights or 0)) + logits
+
+
+def fits(what: str, size: Size) -> bool:
+    """Return whether there is the memory for it, as far as anything says so."""
+    free = room.available_memory()
+    return (
+        size.weights is None or size.weights < SMALL or free is None or memory(what, size) <= free
+    )
+
+
+def announce(what: str, size: Size, output: Path, shown: Progress) -> None:
+    """Say what work on a model takes, and refuse it where that is not there.
 
     Args:
-        what: "convert", which begins at a source, or "quantise", at a float32 artifact.
-        size: bytes of the weights in float32; None: not known.
+        what: WHOLE or LAYERS, which begin at a source, or QUANTISE, at a float32 artifact.
+        size: of the model.
         output: the artifact to be made.
         shown: gets the sentence.
 
     Raises:
         EnvironmentProblemError: there is not enough memory or disk.
     """
-    if size is None or size < SMALL:
+    if size.weights is None or size.weights < SMALL:
         return
     disk = {
-        room.temporary(): int(IN_TEMPORARY[what] * size),
-        output.absolute().parent: int(AT_OUTPUT[what] * size),
+        room.temporary(): int(IN_TEMPORARY[what] * size.weights),
+        output.absolute().parent: int(AT_OUTPUT[what] * size.weights),
     }
-    needs = room.Needs(BASE + int(IN_MEMORY[what] * size), disk)
+    needs = room.Needs(memory(what, size), disk)
     shown.note(needs.described())
     room.check(needs)

@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from linexport.quantise.block_quantisation import (
@@ -73,21 +74,28 @@ def gptq(matrix: Matrix, grid: Grid, second_moment: Moment | Matrix) -> Quantise
     padded = grid.blocks(matrix.shape[1]) * grid.block
     damped = _damped(second_moment, padded)
     by_size = np.argsort(-np.diag(damped), kind="stable")
-    orders = [
-        _Order(places, _inverse_factor(damped[np.ix_(places, places)]))
-        for places in (np.arange(padded), by_size)
-    ]
     count = min(len(matrix), max(1, matrix.size // AT_ONCE))
-    parts = [_rows(part, grid, damped, orders) for part in np.array_split(matrix, count)]
-    values, scales, zeros = (np.concatenate(own) for own in zip(*parts, strict=True))
+    parts = np.array_split(matrix, count)
+    rounded = []
+    for places in (np.arange(padded), by_size):
+        # One factor at a time: they are the largest matrices there are.
+        order = _Order(places, _inverse_factor(damped[np.ix_(places, places)]))
+        rounded.append([_in_turn(part, grid, order) for part in parts])
+        del order
+    own_order, size_order = rounded
+    found = [
+        _rows(part, first, second, grid, damped)
+        for part, first, second in zip(parts, own_order, size_order, strict=True)
+    ]
+    values, scales, zeros = (np.concatenate(own) for own in zip(*found, strict=True))
     return quantised(grid, matrix.shape[1], values, scales, zeros)
 
 
-def _rows(matrix: Matrix, grid: Grid, damped: Moment, orders: list[_Order]) -> Rounded:
+def _rows(
+    matrix: Matrix, own_order: Rounded, by_size: Rounded, grid: Grid, damped: Moment
+) -> Rounded:
     """Return values (N, blocks, block), scales and zero points of some outputs."""
-    first, second = (
-        _Descent(matrix, grid, damped, *_in_turn(matrix, grid, order)) for order in orders
-    )
+    first, second = (_Descent(matrix, grid, damped, *rounded) for rounded in (own_order, by_size))
     first.take(second, second.errors() < first.errors())
     for _ in range(CYCLES):
         first.cycle()
@@ -210,5 +218,9 @@ def _damped(second_moment: Moment | Matrix, size: int) -> Moment:
 
 
 def _inverse_factor(damped: Moment) -> Moment:
-    """Upper Cholesky factor of the inverse, of which the lower half is read."""
-    return np.ascontiguousarray(np.linalg.cholesky(np.linalg.inv(damped)).T)
+    """Upper Cholesky factor of the inverse, in the memory of the argument."""
+    own = torch.from_numpy(damped)
+    torch.linalg.cholesky(own, out=own)
+    inverse = torch.cholesky_inverse(own)
+    torch.linalg.cholesky(inverse, upper=True, out=own)
+    return damped

@@ -7,7 +7,7 @@ Runtime maps into memory. What is not in use is not open.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +18,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from linexport import manifest as manifests
 from linexport import targets
-from linexport.artifact import opening, write
+from linexport.artifact import opening
 from linexport.artifact.runtime import Artifact
-from linexport.artifact.staging import temporary_folder
+from linexport.artifact.temporary import Arrays, Run, open_written
 from linexport.errors import ParityError
 from linexport.graph import external_data
 from linexport.graph.interface import check_interface
@@ -28,12 +28,13 @@ from linexport.loaders.onnx_file.index_ranges import index_range
 from linexport.manifest import DATA
 from linexport.quantise.quantisable import floating_weights
 from linexport.quantise.rewrite import FLOAT_ACTIVATIONS, float_activations
+from linexport.system import memory
+
+COLUMNS = 1024
+"""Rows of a sum of products that are added at once."""
 
 FLOAT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": str(FLOAT_ACTIVATIONS)}
 """Activations in float32 where ONNX Runtime joins a product with a DequantizeLinear."""
-
-Arrays = Mapping[str, NDArray]
-Run = Callable[[Arrays], dict[str, NDArray]]
 
 
 @dataclass(frozen=True)
@@ -101,37 +102,10 @@ class FloatModel:
         return model
 
 
-def open_exactly(model: onnx.ModelProto, threads: int) -> Run:
+def open_exactly(path: Path, threads: int) -> Run:
     """Open a quantised model with activations in float32."""
-    return open_written(float_activations(model), {}, threads, FLOAT_PRODUCTS)
-
-
-def open_written(
-    model: onnx.ModelProto,
-    values: Mapping[str, NDArray],
-    threads: int,
-    settings: Mapping[str, str] | None = None,
-) -> Run:
-    """Open a graph from a temporary file, which it may be too large to be opened without.
-
-    Args:
-        model: not changed.
-        values: of external initializers, by name; others are left out.
-        threads: 0 for ONNX Runtime's choice.
-        settings: of its session configuration.
-    """
-    named = {t.name for t in model.graph.initializer}
-    external = {name: value for name, value in values.items() if name in named}
-    with temporary_folder() as folder:
-        copy = onnx.ModelProto()
-        copy.CopyFrom(model)
-        path = write.save_model(copy, folder, external)
-        low = any(place.stat().st_size > write.EXTERNAL_ABOVE for place in path.parent.iterdir())
-        target = targets.find_target("ort")
-        session = target.open(
-            path, threads=threads, taking_turns=True, low_memory=low, settings=settings
-        )
-    return lambda feeds: session.run(feeds)
+    model, values = external_data.read_mapped(path)
+    return open_written(float_activations(model), values, threads, FLOAT_PRODUCTS)
 
 
 class OnDemand:
@@ -180,6 +154,38 @@ def unopened(folder: Path, threads: int) -> Artifact:
     )
 
 
+class SecondMoments:
+    """Sums of x x^T (K, K), float64, of values x with K channels in their last axis.
+
+    Sums are in memory-mapped files, as there is one of K^2 numbers for every product.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, NDArray[np.float64]] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, name: str, value: NDArray) -> None:
+        """Add the rows of one value (..., K)."""
+        rows = value.reshape(-1, value.shape[-1]).astype(np.float64)
+        width = rows.shape[-1]
+        if name not in self._sums:
+            [block] = memory.blocks([8 * width**2])
+            self._sums[name] = block.view(np.float64).reshape(width, width)
+            self._counts[name] = 0
+        own = self._sums[name]
+        for start in range(0, width, COLUMNS):
+            own[start : start + COLUMNS] += rows[:, start : start + COLUMNS].T @ rows
+        memory.release(own.ctypes.data, own.nbytes)
+        self._counts[name] += len(rows)
+
+    def means(self) -> dict[str, NDArray[np.float64]]:
+        """Return E[x x^T] by name; nothing may be added afterwards."""
+        for name, own in self._sums.items():
+            own /= self._counts[name]
+            memory.release(own.ctypes.data, own.nbytes)
+        return self._sums
+
+
 def second_moments(
     model: FloatModel, names: Collection[str], data: Collection[Arrays]
 ) -> dict[str, NDArray[np.float64]]:
@@ -191,16 +197,11 @@ def second_moments(
         data: inputs of the graph for each run, states included.
     """
     run = model.run(model.with_outputs(names))
-    sums: dict[str, NDArray[np.float64]] = {}
-    counts = dict.fromkeys(names, 0)
+    found = SecondMoments()
     for feeds in data:
         for name, value in run(feeds).items():
-            rows = value.reshape(-1, value.shape[-1]).astype(np.float64)
-            if name not in sums:
-                sums[name] = np.zeros((rows.shape[-1],) * 2)
-            sums[name] += rows.T @ rows
-            counts[name] += len(rows)
-    return {name: total / counts[name] for name, total in sums.items()}
+            found.add(name, value)
+    return found.means()
 
 
 def smallest(model: FloatModel, names: Collection[str], feeds: Arrays) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,14 +10,16 @@ from numpy.typing import NDArray
 
 from linexport.artifact.language_interface import LanguageInterface
 from linexport.artifact.runtime import Artifact
+from linexport.artifact.temporary import Arrays, Run
 from linexport.manifest.quantisation import DriftRecord, QuantisationRecord, TokenDivergenceRecord
 from linexport.parity.tolerances import TOLERANCES
 from linexport.quantise import drift
 from linexport.quantise.calibration_inputs import CalibrationInputs
 from linexport.quantise.divergence import compare
-from linexport.quantise.opened import Arrays, Run
+from linexport.quantise.layer_chain import LayerChain, Window, outputs_of, whole_outputs
 
-Window = NDArray[np.int64]
+Outputs = Callable[[Window], Iterator[Arrays]]
+"""Yields the outputs of a model for consecutive pieces of a window."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Runs:
         name: the reference in words.
         half: the original in the half precision of the weights; None for other weights, and where
             it is not at hand.
+        layers: the layers of the reference where it is never run as a whole.
+        streams: the reference carries states from call to call, as the artifact does.
     """
 
     reference: Run
@@ -38,13 +42,15 @@ class Runs:
     exact: Run
     name: str
     half: Run | None = None
+    layers: LayerChain | None = None
+    streams: bool = True
 
 
 def divergence(
     artifact: Artifact,
     language: LanguageInterface,
-    reference: Run,
-    quantised: Run,
+    reference: Outputs,
+    quantised: Outputs,
     windows: Sequence[Window],
 ) -> tuple[TokenDivergenceRecord, dict[str, float]]:
     """Compare distributions on windows of text, and states after the longest of them.
@@ -52,22 +58,21 @@ def divergence(
     Args:
         artifact: names inputs and states.
         language: names tokens and logits.
-        reference: the float32 model.
-        quantised: the other one.
+        reference: yields outputs of the float32 model for a window.
+        quantised: yields those of the other one, in the same pieces.
         windows: token ids, (T,) each.
     """
     longest = max(range(len(windows)), key=lambda index: len(windows[index]))
     states: dict[str, float] = {}
 
-    def pairs() -> Iterator[tuple[NDArray, NDArray, NDArray]]:
-        for index, ids in enumerate(windows):
-            feeds = artifact.feeds(ids[None])
-            expected, got = reference(feeds), quantised(feeds)
-            if index == longest:
-                states.update(drift.states(artifact, got, expected))
-            yield ids, expected[language.logits][0], got[language.logits][0]
+    def pieces(index: int) -> Iterator[tuple[NDArray, NDArray]]:
+        ids = windows[index]
+        for expected, got in zip(reference(ids), quantised(ids), strict=True):
+            yield expected[language.logits][0], got[language.logits][0]
+        if index == longest:
+            states.update(drift.states(artifact, got, expected))
 
-    return compare(pairs()), states
+    return compare((ids, pieces(index)) for index, ids in enumerate(windows)), states
 
 
 def output_error(
@@ -109,14 +114,21 @@ def with_proof(
         record = replace(record, output_error=error)
         if runs.half is None:
             return record
-        theirs = output_error(artifact, runs.reference, runs.half, inputs.compared)
-        return replace(record, original_output_error=theirs)
+        own = output_error(artifact, runs.reference, runs.half, inputs.compared)
+        return replace(record, original_output_error=own)
     windows = inputs.windows.compared
-    found, states = divergence(artifact, inputs.language, runs.reference, runs.quantised, windows)
+    quantised, logits = outputs_of(artifact, runs.quantised), inputs.language.logits
+    reference = outputs_of(artifact, runs.reference)
+    if runs.layers is not None:
+        reference = runs.layers.outputs
+    elif not runs.streams:
+        reference = whole_outputs(artifact, runs.reference, logits)
+    found, states = divergence(artifact, inputs.language, reference, quantised, windows)
     record = replace(record, divergence=found)
     if runs.half is not None:
-        half, _ = divergence(artifact, inputs.language, runs.reference, runs.half, windows)
-        record = replace(record, original_divergence=half)
+        half = whole_outputs(artifact, runs.half, logits)
+        theirs, _ = divergence(artifact, inputs.language, reference, half, windows)
+        record = replace(record, original_divergence=theirs)
     if not artifact.manifest.states:
         return record
     exact, rounded = (

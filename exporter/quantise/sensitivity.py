@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from linexport.artifact.temporary import Arrays
 from linexport.quantise.block_quantisation import Matrix
 from linexport.quantise.divergence import compare
-from linexport.quantise.opened import Arrays, FloatModel
+from linexport.quantise.opened import FloatModel
 from linexport.quantise.quantisable import Weight
 
 WINDOWS = 4
@@ -48,7 +49,8 @@ def divergences(
     for done, weight in enumerate(weights, 1):
         changed = {**originals, **_stored(weight, tried(weight), model.values)}
         got = [run({**given, **changed})[logits][0] for given in feeds]
-        found[weight.name] = compare(zip(windows, expected, got, strict=False)).mean
+        both = zip(windows, expected, got, strict=False)
+        found[weight.name] = compare((ids, [(p, q)]) for ids, p, q in both).mean
         advance(done, weight.name)
     return found
 

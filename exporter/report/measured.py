@@ -29,6 +29,23 @@ def cases(parity: ParityRecord) -> Table | None:
     return make_table("Parity, case by case", labels, [_case(case) for case in parity.cases])
 
 
+def layers(parity: ParityRecord) -> Table | None:
+    """Every layer beside the original's, where they were proven one by one."""
+    rows = [
+        [
+            Cell(layer.name, layer.value or ""),
+            Cell(error(layer.max_relative_error), tone="strong"),
+            Cell("✓ passed", tone="good") if layer.passed else Cell("✗ failed", tone="bad"),
+        ]
+        for layer in parity.layers
+    ]
+    return make_table(
+        "Layers, each on what the original's before it compute",
+        ["Layer", "#Max relative", "Result"],
+        rows,
+    )
+
+
 def _case(case: CaseRecord) -> list[Cell]:
     worst = case.worst
     values = f"{exact(worst.expected)} → {exact(worst.got)}" if worst else ABSENT

@@ -143,6 +143,7 @@ def _parity(manifest: Manifest, parity: ParityRecord) -> dict[str, Any]:
     return {
         "failed": parity_failed(manifest),
         "cases": measured.cases(parity),
+        "layers": measured.layers(parity),
         "lengths": ", ".join(map(count, parity.lengths)) or ABSENT,
         "divergence": parity.first_divergence,
         "relative": error(parity.max_relative_error),

@@ -194,6 +194,9 @@ def parity_check(manifest: Manifest) -> Check:
         return Check("Parity", "parity", tone, word, NO_REASON)
     good = sum(case.passed for case in parity.cases)
     graph = "the float32 graph: " if manifest.quantisation else ""
+    if parity.layers:
+        right = sum(layer.passed for layer in parity.layers)
+        graph = f"{right} of {len(parity.layers)} float32 layers, each by itself: "
     detail = f"{graph}{good} of {len(parity.cases)} checks, largest relative error "
     detail += error(parity.max_relative_error)
     smallest = parity.smallest_denominator
@@ -215,6 +218,8 @@ def streaming_check(manifest: Manifest) -> Check:
         return Check("Streaming", "streaming", "open", word, reason)
     tried = len(streaming.splits)
     graph = "the float32 graph: " if manifest.quantisation else ""
+    if manifest.parity is not None and manifest.parity.layers:
+        graph = "the float32 layers, each by itself: "
     detail = f"{graph}{tried} split{'s' * (tried != 1)}, largest relative error "
     detail += error(streaming.max_relative_error)
     if streaming.passed:

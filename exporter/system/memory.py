@@ -25,6 +25,9 @@ if TYPE_CHECKING:  # the command's help comes without it
 MIN_MMAP_BYTES = 2**20
 """Size in bytes from which an array is put into a memory-mapped file."""
 
+ALIGNED = 64
+"""Bytes that arrays inside of one file are aligned to, as an allocator's are."""
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _GLIBC_MOST = 2**25
 """Bytes that glibc raises the second of these to by itself, and twice that for the first."""

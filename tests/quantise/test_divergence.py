@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from linexport.quantise import divergence
 from linexport.quantise.allocate import StorageOption, allocations
 from linexport.quantise.divergence import compare
 
@@ -37,7 +38,7 @@ def windows(
 
 def test_every_number_is_that_of_its_definition() -> None:
     given = windows(3, 100, 0.3)
-    found = compare(given)
+    found = compare((t, [(p, q)]) for t, p, q in given)
     exact = [by_definition(p, q) for _, p, q in given]
     joined = np.concatenate(exact)
     assert found.tokens == 300 and found.windows == 3
@@ -55,9 +56,24 @@ def test_every_number_is_that_of_its_definition() -> None:
     assert second.mean == pytest.approx(np.mean([e[64:] for e in exact]))
 
 
+def test_pieces_of_a_window_are_compared_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = windows(2, 100, 0.3)
+    found = compare((t, [(p, q)]) for t, p, q in given)
+    monkeypatch.setattr(divergence, "AT_ONCE", 13 * 11)
+    cuts = (slice(0, 1), slice(1, 40), slice(40, 100))
+    pieces = compare((t, [(p[at], q[at]) for at in cuts]) for t, p, q in given)
+    assert pieces.mean == pytest.approx(found.mean) and pieces.tokens == found.tokens
+    assert pieces.same_top == found.same_top
+    assert pieces.perplexity == pytest.approx(found.perplexity)
+    assert pieces.perplexity_ratio_error == pytest.approx(found.perplexity_ratio_error)
+    assert [p.mean for p in pieces.by_position] == pytest.approx(
+        [p.mean for p in found.by_position]
+    )
+
+
 def test_perplexity_is_of_the_token_that_follows() -> None:
     [(tokens, p, q)] = windows(1, 50, 0.3)
-    found = compare([(tokens, p, q)])
+    found = compare([(tokens, [(p, q)])])
 
     def perplexity(logits: np.ndarray) -> float:
         exact = logits.astype(np.float64)
@@ -74,7 +90,7 @@ def test_perplexity_is_of_the_token_that_follows() -> None:
 
 
 def test_a_model_does_not_diverge_from_itself() -> None:
-    found = compare((t, p, p) for t, p, _ in windows(2, 20, 0.0))
+    found = compare((t, [(p, p)]) for t, p, _ in windows(2, 20, 0.0))
     assert found.mean == found.maximum == 0.0 and found.same_top == 1.0
 
 

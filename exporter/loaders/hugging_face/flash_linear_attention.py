@@ -19,6 +19,8 @@ from linexport.loaders.hugging_face.folder import (
 )
 from linexport.loaders.hugging_face.size_limits import limit_size
 from linexport.loaders.loaded_model import LanguageFacts, LoadedModel, Source
+from linexport.loaders.memory_map import mapped_parameters
+from linexport.loaders.sizes import float32_bytes
 from linexport.loaders.weights import named_tensors, non_finite_warnings, parameter_summary
 
 if TYPE_CHECKING:
@@ -50,7 +52,8 @@ def load(folder: Path, config: dict[str, Any], files: list[Path], location: str)
     try:
         with torch.device("meta"), limit_size(folder, files):
             build(config)
-        model = build(config)
+        with mapped_parameters(float32_bytes(folder) or 1):
+            model = build(config)
     except LinexportError:
         raise
     except Exception as error:  # widths are computed from settings, any of which may be wrong

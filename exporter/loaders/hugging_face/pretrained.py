@@ -13,6 +13,8 @@ from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import first_line, refuse
 from linexport.loaders.hugging_face.folder import CONFIG, check_weights, missing
 from linexport.loaders.hugging_face.size_limits import limit_size
+from linexport.loaders.memory_map import mapped_parameters
+from linexport.loaders.sizes import float32_bytes
 
 
 def causal_language_model(
@@ -76,7 +78,7 @@ def _pretrained(
             ) from error
         loader: Any = _class(folder, name)
         try:
-            with limit_size(folder, files):
+            with limit_size(folder, files), mapped_parameters(float32_bytes(folder) or 1):
                 model, report = loader.from_pretrained(
                     folder,
                     config=parsed,

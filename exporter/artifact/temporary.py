@@ -1,0 +1,49 @@
+"""Graphs opened from temporary files, which are too large to be opened without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import onnx
+from numpy.typing import NDArray
+
+from linexport import targets
+from linexport.artifact import write
+from linexport.artifact.staging import temporary_folder
+from linexport.manifest import DATA
+
+MAPPED_ABOVE = 2**26
+"""Bytes of a temporary model above which its weights are mapped from a file beside it."""
+
+Arrays = Mapping[str, NDArray]
+Run = Callable[[Arrays], dict[str, NDArray]]
+
+
+def open_written(
+    model: onnx.ModelProto,
+    values: Mapping[str, NDArray],
+    threads: int,
+    settings: Mapping[str, str] | None = None,
+) -> Run:
+    """Open a graph from a temporary file; returns a function from its inputs to its outputs.
+
+    Args:
+        model: not changed.
+        values: of external initializers, by name; others are left out.
+        threads: 0 for ONNX Runtime's choice.
+        settings: of its session configuration.
+    """
+    named = {t.name for t in model.graph.initializer}
+    external = {name: value for name, value in values.items() if name in named}
+    with temporary_folder() as folder:
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        path = write.save_model(copy, folder, external, MAPPED_ABOVE)
+        session = targets.find_target("ort").open(
+            path,
+            threads=threads,
+            taking_turns=True,
+            low_memory=(folder / DATA).exists(),
+            settings=settings,
+        )
+    return lambda feeds: session.run(feeds)

@@ -1,0 +1,71 @@
+"""How the float32 model behind quantised weights is proven: as a whole, or layer by layer.
+
+--proof given              that, or an error that names what cannot
+memory for the whole       whole
+memory for the layers      layers, and the user is told
+neither                    an error with the numbers
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from linexport.errors import UsageError
+from linexport.loaders import LoadedModel
+from linexport.loaders.sizes import float32_bytes, vocabulary
+from linexport.manifest import ConvertOptions
+from linexport.quantise import forecast
+from linexport.quantise.choose_bits import BITS
+from linexport.quantise.forecast import LAYERS, WHOLE
+from linexport.system.progress import Progress
+
+CONFIG = "config.json"
+
+
+def announced(
+    source: str | Path | LoadedModel, place: Path, asked: ConvertOptions, shown: Progress
+) -> bool:
+    """Say what a conversion takes, and return whether it is proven layer by layer.
+
+    Args:
+        source: of the conversion.
+        place: the artifact to be made.
+        asked: its options.
+        shown: gets the sentences.
+
+    Raises:
+        UsageError: ``--proof`` names no proof, or one that this conversion cannot have.
+        EnvironmentProblemError: there is not enough memory or disk.
+    """
+    if asked.proof not in (None, WHOLE, LAYERS):
+        raise UsageError(f"--proof is {asked.proof!r}; expected {WHOLE} or {LAYERS}.")
+    problem = _no_layers(source, asked)
+    if asked.proof == LAYERS and problem:
+        raise UsageError(f"--proof layers is not for {problem}. Leave out --proof.")
+    if isinstance(source, LoadedModel):
+        return asked.proof == LAYERS
+    size = forecast.Size(float32_bytes(source), vocabulary(source))
+    if asked.proof is None and problem is None and not forecast.fits(WHOLE, size):
+        shown.note(
+            "Memory is short for a proof of the whole float32 model: each of its layers is proven "
+            "in turn (--proof layers), and the quantised model compared as a whole."
+        )
+        asked_proof = LAYERS
+    else:
+        asked_proof = asked.proof or WHOLE
+    forecast.announce(asked_proof, size, place, shown)
+    return asked_proof == LAYERS
+
+
+def _no_layers(source: str | Path | LoadedModel, asked: ConvertOptions) -> str | None:
+    """Return what cannot be proven layer by layer; None where that can be tried."""
+    if asked.weights not in BITS:
+        return f"--weights {asked.weights}, which runs the whole in float32"
+    if asked.target != "ort":
+        return f"target {asked.target}"
+    if asked.isolated:
+        return "--isolated conversions"
+    folder = source.source.location if isinstance(source, LoadedModel) else source
+    if not (Path(folder) / CONFIG).is_file():
+        return f"{folder}, which is not a folder of a Hugging Face model"
+    return None

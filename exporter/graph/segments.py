@@ -1,0 +1,138 @@
+"""A graph cut at some of its values: parts that are run one after another.
+
+    inputs -> [0] -> v_0 -> [1] -> v_1 -> ... -> [n] -> outputs
+
+A part has the nodes between the values it begins from and those it gives. What follows from the
+inputs alone, such as masks and rotary embeddings, is computed in every part that needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto, helper
+
+from linexport.errors import UnsupportedModelError
+from linexport.graph.walk import reads
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a graph.
+
+    Attributes:
+        model: its nodes and initializers, with the values it begins from as inputs.
+        inputs: names of inputs of the whole graph that it reads.
+        begins: names of the cut values that it reads.
+        ends: the cut value that it gives; None for the last part.
+        outputs: names of outputs of the whole graph that it gives.
+    """
+
+    model: onnx.ModelProto
+    inputs: tuple[str, ...]
+    begins: tuple[str, ...]
+    ends: str | None
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Nodes by position, and the names that they read and do not compute."""
+
+    nodes: frozenset[int]
+    read: frozenset[str]
+
+
+def cut(model: onnx.ModelProto, values: Sequence[str], states: Mapping[str, str]) -> list[Segment]:
+    """Cut a graph at values that follow one another.
+
+    Args:
+        model: its initializers may be external; is not changed.
+        values: names, in the order of the graph; of floating-point numbers.
+        states: outputs that continue inputs, by input.
+
+    Returns:
+        One part more than there are values. Every output of the graph is given by the first part
+        that can compute it from the cut values before it, and by all parts that read the state it
+        continues.
+
+    Raises:
+        UnsupportedModelError: the graph does not compute one of the values.
+    """
+    made = {name: i for i, node in enumerate(model.graph.node) for name in node.output}
+    absent = [name for name in values if name not in made]
+    if absent:
+        raise UnsupportedModelError(
+            f"The graph has no value {absent[0]}, at which it would be cut: a rewrite removed it."
+        )
+    place = {name: i for i, name in enumerate(values)}
+    given: list[list[str]] = [[] for _ in range(len(values) + 1)]
+    for output in model.graph.output:
+        found = _part(model, made, [output.name], place.keys() - {output.name})
+        own = place.get(output.name)
+        after = max((place[name] + 1 for name in found.read & place.keys()), default=0)
+        given[after if own is None else own].append(output.name)
+    segments = []
+    for index, outputs in enumerate(given):
+        end = values[index] if index < len(values) else None
+        wanted = [*outputs, *([end] if end is not None and end not in outputs else [])]
+        part = _part(model, made, wanted, place.keys() - {*wanted})
+        more = [states[n] for n in sorted(part.read & states.keys()) if states[n] not in outputs]
+        part = _part(model, made, [*wanted, *more], place.keys() - {*wanted})
+        later = [name for name in part.read if place.get(name, -1) >= index]
+        if later:
+            raise UnsupportedModelError(
+                f"The value {end or outputs[0]} is computed from {later[0]}, which follows it: the "
+                "graph cannot be cut there."
+            )
+        segments.append(_segment(model, part, (*outputs, *more), end, place))
+    return segments
+
+
+def _part(
+    model: onnx.ModelProto, made: dict[str, int], wanted: Iterable[str], stops: Collection[str]
+) -> _Part:
+    """Return what computes the wanted values from the stops."""
+    nodes: set[int] = set()
+    read: set[str] = set()
+    left = list(wanted)
+    while left:
+        name = left.pop()
+        if name in stops or name not in made:
+            read.add(name)
+        elif made[name] not in nodes:
+            nodes.add(made[name])
+            left.extend(reads(model.graph.node[made[name]]))
+    return _Part(frozenset(nodes), frozenset(read))
+
+
+def _segment(
+    model: onnx.ModelProto,
+    part: _Part,
+    outputs: tuple[str, ...],
+    end: str | None,
+    place: dict[str, int],
+) -> Segment:
+    graph = model.graph
+    begins = tuple(sorted((name for name in part.read if name in place), key=place.__getitem__))
+    known = {info.name: info for info in [*graph.value_info, *graph.output]}
+    made = onnx.ModelProto(ir_version=model.ir_version)
+    made.opset_import.extend(model.opset_import)
+    made.functions.extend(model.functions)
+    made.graph.name = graph.name
+    made.graph.node.extend(graph.node[i] for i in sorted(part.nodes))
+    made.graph.initializer.extend(t for t in graph.initializer if t.name in part.read)
+    stored = {t.name for t in graph.initializer}
+    own = [i for i in graph.input if i.name in part.read and i.name not in stored]
+    made.graph.input.extend([*own, *(_info(name, known) for name in begins)])
+    made.graph.output.extend(o for o in graph.output if o.name in outputs)
+    if end is not None and end not in outputs:
+        made.graph.output.append(_info(end, known))
+    return Segment(made, tuple(i.name for i in own), begins, end, outputs)
+
+
+def _info(name: str, known: dict[str, onnx.ValueInfoProto]) -> onnx.ValueInfoProto:
+    """Return what is known of a value."""
+    return known.get(name) or helper.make_tensor_value_info(name, TensorProto.FLOAT, None)

@@ -1,0 +1,199 @@
+"""Parity of a causal language model layer by layer, where the whole would take too much memory.
+
+    for each layer k:   artifact_k(h_{k-1})  beside  h_k = original_k(h_{k-1})
+
+h_{k-1} is what the original's layers before compute of the same prompt: each layer is run on its
+real inputs, whole and in pieces with its own states, with and without padding. Only one layer's
+weights are in use at a time. Where a layer is off by more than the tolerance, the original's is run
+in float64 on the same inputs, and what it loses to rounding is allowed for.
+
+That every layer is right is not that their errors stay small together: the quantised model, which
+has an error of its own, is compared as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import torch
+
+from linexport.artifact.temporary import Run
+from linexport.errors import UnsupportedModelError
+from linexport.graph.segments import Segment, cut
+from linexport.manifest.proof import CaseRecord, LayerRecord, StreamingRecord
+from linexport.parity.cases import ChosenSizes
+from linexport.parity.check import ModelUnderTest, Parity, case_record, largest_error
+from linexport.parity.compare import Comparison, compare_arrays
+from linexport.parity.layers import AFTER, observe, returned_by
+from linexport.parity.prompts import BATCH, SEQUENCE, Prompt, Trial, plan_prompts
+from linexport.parity.reference import Reference
+from linexport.parity.rounding import apart
+from linexport.system import memory
+from linexport.trace import Traced
+
+LENGTHS = (1, 64, 65, 300)
+"""Lengths of whole sequences: more than any chunk, and few logits in memory at once."""
+
+OpenGraph = Callable[[onnx.ModelProto], Run]
+"""Opens a part of the artifact's graph, and gives a function to run it."""
+
+
+def layer_values(tested: ModelUnderTest, traced: Traced) -> dict[str, str]:
+    """Return the value of the graph that each layer of a language model returns, by layer.
+
+    Raises:
+        UnsupportedModelError: it is not a language model whose layers have names.
+    """
+    language = tested.loaded.language
+    found = (
+        {}
+        if language is None or traced.translated is None
+        else returned_by(traced.translated, language.layers)
+    )
+    if not found:
+        raise UnsupportedModelError(
+            "--proof layers is for language models of Hugging Face folders, whose layers are known "
+            f"by name; found {tested.loaded.source.description}. Leave out --proof."
+        )
+    return found
+
+
+@dataclass
+class _Layer:
+    """A layer with the worst of its comparisons."""
+
+    name: str
+    error: float = 0.0
+    passed: bool = True
+
+
+@dataclass
+class _Outcome:
+    """The worst comparison of each trial."""
+
+    layers: list[_Layer] = field(default_factory=list)
+    worst: dict[int, CaseRecord] = field(default_factory=dict)
+
+    def add(
+        self, number: int, trial: Trial, layer: str, result: Comparison, rounding: float | None
+    ) -> None:
+        """Take in what was found for a layer."""
+        own = next((found for found in self.layers if found.name == layer), None)
+        if own is None:
+            self.layers.append(own := _Layer(layer))
+        own.error = max(own.error, result.max_relative_error)
+        own.passed &= result.passed
+        sizes = trial.case.sizes
+        record = case_record(
+            trial.case, result, sizes[BATCH], sizes[SEQUENCE], "float32", layer, rounding
+        )
+        before = self.worst.get(number)
+        if before is None or _badness(record) > _badness(before):
+            self.worst[number] = record
+
+
+def _badness(record: CaseRecord) -> tuple[bool, float]:
+    return not record.passed, largest_error([record.max_relative_error])
+
+
+@memory.low_memory()
+def check_layers(
+    tested: ModelUnderTest,
+    values: Mapping[str, str],
+    graph: onnx.ModelProto,
+    open_graph: OpenGraph,
+    seed: int = 0,
+    advance: Callable[[int, str], None] = lambda done, note: None,
+) -> tuple[Parity, StreamingRecord]:
+    """Compare every layer of a graph with the original's on the original's inputs.
+
+    Args:
+        tested: the converted model; it is not opened.
+        values: see ``layer_values``.
+        graph: of the converted model.
+        open_graph: opens a part of it.
+        seed: of the prompts.
+        advance: shown the number of layers done, and the name of the last.
+
+    Returns:
+        The outcome, one case a trial, that of its worst layer; and that of the trials in pieces.
+    """
+    language = tested.loaded.language
+    assert language is not None
+    trials = plan_prompts(tested.dims, language.context, seed, ChosenSizes(LENGTHS))
+    prompts = [trial.prompt(language.vocabulary) for trial in trials]
+    original = Reference(tested.loaded, torch.float32).module
+    expected = [observe(original, prompt, list(values)) for prompt in prompts]
+    parity, outcome = Parity(tested.tolerance), _Outcome()
+    exact: list[dict[str, np.ndarray]] = []
+    names = [*values, AFTER]
+    states = {s.past: s.present for s in tested.states}
+    for index, segment in enumerate(cut(graph, list(values.values()), states)):
+        layer = names[index]
+        run = open_graph(segment.model)
+        for number, (trial, prompt) in enumerate(zip(trials, prompts, strict=True)):
+            begins = {values[n]: expected[number][n] for n in names[:index]}
+            got = _in_pieces(tested, run, segment, prompt, trial, begins)
+            wanted = prompt.real(expected[number][layer])
+            result, rounding = compare_arrays(wanted, got, tested.tolerance), None
+            if not result.passed and result.max_relative_error <= tested.tolerance.most:
+                exact = exact or _in_float64(tested, prompts, expected, list(values))
+                rounding = apart(wanted, prompt.real(exact[number][layer]))
+                result = compare_arrays(wanted, got, tested.tolerance, rounding)
+            parity.counts += np.asarray(result.counts)
+            outcome.add(number, trial, layer, result, rounding)
+            memory.trim_memory()
+        del run
+        advance(index + 1, layer)
+    parity.cases = [outcome.worst[number] for number in range(len(trials))]
+    parity.layers = [
+        LayerRecord(x.name, values.get(x.name), x.error, x.passed) for x in outcome.layers
+    ]
+    split = [(t, c) for t, c in zip(trials, parity.cases, strict=True) if len(t.pieces) > 1]
+    return parity, StreamingRecord(
+        all(case.passed for _, case in split),
+        None,
+        largest_error(case.max_relative_error for _, case in split),
+        tuple(trial.pieces for trial, _ in split),
+    )
+
+
+def _in_float64(
+    tested: ModelUnderTest,
+    prompts: Sequence[Prompt],
+    expected: Sequence[Mapping[str, np.ndarray]],
+    layers: list[str],
+) -> list[dict[str, np.ndarray]]:
+    """Run every layer of the original in float64 on its inputs of float32."""
+    module = Reference(tested.loaded, torch.float64).module
+    return [
+        observe(module, prompt, layers, given)
+        for prompt, given in zip(prompts, expected, strict=True)
+    ]
+
+
+def _in_pieces(
+    tested: ModelUnderTest,
+    run: Run,
+    segment: Segment,
+    prompt: Prompt,
+    trial: Trial,
+    begins: Mapping[str, np.ndarray],
+) -> np.ndarray:
+    """Return what a part computes of a prompt's tokens that are not padding."""
+    result = segment.ends or tested.output_names[0]
+    pasts = {s.present: s.past for s in tested.states}
+    state = tested.initial_state(prompt.tokens.shape[0])
+    parts, start = [], 0
+    for size in trial.pieces:
+        fed = {**prompt.part(start, start + size), **state}
+        given = {name: values[:, start : start + size] for name, values in begins.items()}
+        own = {name: fed[name] for name in segment.inputs}
+        outputs = run({**own, **{name: given[name] for name in segment.begins}})
+        state |= {pasts[name]: outputs[name] for name in segment.outputs if name in pasts}
+        parts.append(outputs[result])
+        start += size
+    return prompt.real(parts[0] if len(parts) == 1 else np.concatenate(parts, 1))
