@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from linexport.errors import EnvironmentProblemError
-from linexport.loaders.sizes import float32_bytes
+from linexport.loaders.sizes import float32_bytes, vocabulary
 from linexport.quantise import forecast
 from linexport.system import control_groups, room
 from linexport.system.progress import Silent
@@ -34,10 +34,28 @@ def test_the_size_in_float32_is_that_of_all_tensors(tmp_path: Path) -> None:
     assert float32_bytes("package.module:function") is None
 
 
+def test_the_vocabulary_is_that_of_the_text_model(tmp_path: Path) -> None:
+    assert vocabulary(tmp_path) == vocabulary("package.module:function") == 0
+    (tmp_path / "config.json").write_text('{"vocab_size": 7}')
+    assert vocabulary(tmp_path) == 7
+    (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 9}}')
+    assert vocabulary(tmp_path) == 9
+    (tmp_path / "config.json").write_text('[1, "vocab_size"]')
+    assert vocabulary(tmp_path) == 0
+
+
+def test_what_a_process_holds_counts_as_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "available_memory", lambda: 100)
+    monkeypatch.setattr(room, "held_memory", lambda: 50)
+    assert room.fits(150) and not room.fits(151)
+    monkeypatch.setattr(room, "available_memory", lambda: None)
+    assert room.fits(2**60)
+
+
 def test_small_models_are_not_announced(tmp_path: Path) -> None:
     shown = Notes()
-    forecast.announce("convert", None, tmp_path / "q", shown)
-    forecast.announce("convert", forecast.SMALL - 1, tmp_path / "q", shown)
+    for size in (None, forecast.SMALL - 1):
+        forecast.announce(forecast.WHOLE, forecast.Size(size), tmp_path / "q", shown)
     assert not shown.texts
 
 
@@ -45,9 +63,10 @@ def test_what_does_not_fit_is_refused_with_all_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "available_memory", lambda: 2 * room.GIB)
+    monkeypatch.setattr(room, "held_memory", lambda: 0)
     shown = Notes()
-    with pytest.raises(EnvironmentProblemError, match=r"There are 2.0 GiB of memory"):
-        forecast.announce("convert", 4 * room.GIB, tmp_path / "q", shown)
+    with pytest.raises(EnvironmentProblemError, match=r"There are 2.0 GiB of memory left"):
+        forecast.announce(forecast.WHOLE, forecast.Size(4 * room.GIB), tmp_path / "q", shown)
     assert len(shown.texts) == 1 and "of memory, and of disk" in shown.texts[0]
     with pytest.raises(EnvironmentProblemError, match=r"GiB free\. Make room"):
         room.check(room.Needs(0, {tmp_path: 2**60}))

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from linexport.cli.errors import guarded, print_json
-from linexport.cli.options import Json, Lengths, LowerIsBetter, Seed, Threads, parse_lengths
+from linexport.cli.options import (
+    Json,
+    Lengths,
+    LowerIsBetter,
+    MaxDrop,
+    Seed,
+    Threads,
+    parse_lengths,
+)
 from linexport.cli.progress import Spinner
 from linexport.errors import ParityError, UsageError
 
@@ -97,13 +105,13 @@ def linearize(
     ] = 0,
     evaluate: Annotated[
         str | None,
-        typer.Option(help="package.module:evaluate, a score of a module, measured on both."),
+        typer.Option(
+            help="package.module:evaluate, a score of a module, measured on the original and on "
+            "its linear form."
+        ),
     ] = None,
     lower_is_better: LowerIsBetter = False,
-    max_drop: Annotated[
-        float | None,
-        typer.Option(min=0, help="By how much the score may get worse; beyond, exit 3."),
-    ] = None,
+    max_drop: MaxDrop = None,
     bench: Annotated[bool, typer.Option(help="Measure latency and memory.")] = True,
     lengths: Lengths = None,
     threads: Threads = 0,
@@ -120,12 +128,11 @@ def linearize(
         from linexport.linearization.pipeline import linearize as run
         from linexport.linearization.replace import rebuildable
         from linexport.linearization.save import check_checkpoint_path
-        from linexport.loaders.metric import find_metric
+        from linexport.loaders.metric import check_drop, find_metric
         from linexport.models.config import from_text
         from linexport.models.feed_forward import MAX_COST
 
-        if max_drop is not None and evaluate is None:
-            raise UsageError("--max-drop needs --evaluate, the score that may drop.")
+        check_drop(evaluate, max_drop)
         metric = None if evaluate is None else find_metric(evaluate, lower_is_better)
         spinner = Spinner(quiet=json)
         with spinner.stage("load"):

@@ -38,7 +38,9 @@ Seed = Annotated[int, option("seed")]
 Threads = Annotated[int, option("threads")]
 TrustRemoteCode = Annotated[bool, option("trust_remote_code")]
 Lengths = Annotated[str | None, option("lengths")]
+Evaluate = Annotated[str | None, option("evaluate")]
 LowerIsBetter = Annotated[bool, option("lower_is_better")]
+MaxDrop = Annotated[float | None, option("max_drop")]
 ArtifactPath = Annotated[Path, typer.Argument(help="Folder made by linexport convert.")]
 SourceOption = Annotated[
     str | None,

@@ -9,7 +9,15 @@ import typer
 
 from linexport.cli.errors import guarded
 from linexport.cli.exit_status import finish
-from linexport.cli.options import ArtifactPath, Json, LowerIsBetter, Seed, Threads
+from linexport.cli.options import (
+    ArtifactPath,
+    Evaluate,
+    Json,
+    LowerIsBetter,
+    MaxDrop,
+    Seed,
+    Threads,
+)
 from linexport.cli.progress import Spinner
 
 
@@ -38,18 +46,9 @@ def quantize(
             help="Largest mean KL divergence from the float32 model, in nats; more is exit code 3."
         ),
     ] = None,
-    evaluate: Annotated[
-        str | None,
-        typer.Option(
-            help="package.module:evaluate, a score of an opened artifact, measured on the float32 "
-            "one and on the new one."
-        ),
-    ] = None,
+    evaluate: Evaluate = None,
     lower_is_better: LowerIsBetter = False,
-    max_drop: Annotated[
-        float | None,
-        typer.Option(help="By how much the score may get worse; more is exit code 3."),
-    ] = None,
+    max_drop: MaxDrop = None,
     threads: Threads = 0,
     seed: Seed = 0,
     overwrite: Annotated[

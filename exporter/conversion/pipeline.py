@@ -20,7 +20,7 @@ from linexport.conversion.add_records import (
     publish,
 )
 from linexport.conversion.kind_of_proof import announced
-from linexport.conversion.quantize import check_quantisation, check_score, quantize
+from linexport.conversion.quantize import check_quantisation, quantize
 from linexport.conversion.revalidate import bench
 from linexport.conversion.run import run
 from linexport.conversion.stages import Checks, Job
@@ -28,7 +28,7 @@ from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph import dims as dimensions
 from linexport.loaders import LoadedModel, load_model
 from linexport.loaders.memory_map import memory_map_weights
-from linexport.loaders.metric import as_metric
+from linexport.loaders.metric import as_metric, check_drop
 from linexport.manifest import ConvertOptions, Manifest
 from linexport.manifest.options import FLOAT32, command, described
 from linexport.quantise.half import HALF
@@ -98,7 +98,7 @@ def _quantised(
 ) -> Manifest:
     """Convert to float32 beside the output, prove that, and quantise it."""
     check_quantisation(asked.weights, asked.target, asked.max_kld)
-    check_score(asked.evaluate, asked.max_drop)
+    check_drop(asked.evaluate, asked.max_drop)
     metric = as_metric(asked.evaluate, asked.lower_is_better)
     check_place(place, asked.overwrite)
     by_layers = announced(source, place, asked, progress or Silent())

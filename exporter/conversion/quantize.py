@@ -29,7 +29,7 @@ from linexport.conversion.quantisation_record import (
 from linexport.conversion.quantised import run_in_half
 from linexport.errors import UsageError
 from linexport.loaders import LoadedModel
-from linexport.loaders.metric import Evaluate, Metric, as_metric
+from linexport.loaders.metric import Evaluate, Metric, as_metric, check_drop
 from linexport.manifest import DATA, MODEL, ConvertOptions, Manifest, describe_files
 from linexport.manifest.options import FLOAT32
 from linexport.manifest.proof import LayerRecord
@@ -104,7 +104,7 @@ def quantize(
     """
     source, place = Path(artifact), Path(output)
     check_quantisation(weights, None, max_kld)
-    check_score(evaluate, max_drop)
+    check_drop(evaluate, max_drop)
     metric = as_metric(evaluate, lower_is_better)
     check_place(place, overwrite)
     watch = Stopwatch(progress or Silent())
@@ -194,20 +194,6 @@ def check_quantisation(weights: str, target: str | None, max_kld: float | None) 
         )
     if max_kld is not None and not 0 < max_kld < float("inf"):
         raise UsageError(f"--max-kld is {max_kld}; expected a positive number of nats.")
-
-
-def check_score(evaluate: object, max_drop: float | None) -> None:
-    """Refuse a limit of a score that nothing measures, or that is not a number.
-
-    Raises:
-        UsageError: see above.
-    """
-    if max_drop is None:
-        return
-    if evaluate is None:
-        raise UsageError("--max-drop needs --evaluate, the score that may drop.")
-    if not 0 <= max_drop < float("inf"):
-        raise UsageError(f"--max-drop is {max_drop}; expected a number that is not negative.")
 
 
 @dataclass(frozen=True)

@@ -84,3 +84,17 @@ def as_metric(
     if isinstance(evaluate, str):
         return find_metric(evaluate, lower_is_better)
     return Metric(getattr(evaluate, "__name__", "the metric"), evaluate, lower_is_better)
+
+
+def check_drop(evaluate: object, max_drop: float | None) -> None:
+    """Refuse a limit of a score that nothing measures, or that is not a number.
+
+    Raises:
+        UsageError: see above.
+    """
+    if max_drop is None:
+        return
+    if evaluate is None:
+        raise UsageError("--max-drop needs --evaluate, the score that may drop.")
+    if not 0 <= max_drop < float("inf"):
+        raise UsageError(f"--max-drop is {max_drop}; expected a number that is not negative.")

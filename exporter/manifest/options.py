@@ -73,8 +73,8 @@ class ConvertOptions:
     evaluate: str | None = _option(
         None,
         "--evaluate",
-        "With --weights: package.module:evaluate, a score of an opened artifact, measured on the "
-        "float32 one and on the other.",
+        "For weights in fewer bits: package.module:evaluate, a score of an opened artifact, "
+        "measured on the float32 one and on the new one.",
     )
     lower_is_better: bool = _option(False, "--lower-is-better", "That score is a loss.")
     max_drop: float | None = _option(

@@ -17,7 +17,7 @@ from linexport.system import room
 from linexport.system.progress import Progress
 
 WHOLE, LAYERS, QUANTISE = "whole", "layers", "quantise"
-"""Kinds of work: a conversion proven as a whole, or layer by layer; a float32 artifact quantised."""
+"""Kinds of work: a conversion, proven as a whole or by layers, and quantising an artifact."""
 
 BASE = 3 * room.GIB // 4
 """Bytes of libraries, and of what does not depend on the model."""

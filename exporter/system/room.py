@@ -23,7 +23,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Needs:
-    """Estimated sizes in bytes: of memory, and of files below folders."""
+    """Estimated sizes in bytes: of this process's memory, and of files below folders."""
 
     memory: int
     disk: Mapping[Path, int]
@@ -46,10 +46,10 @@ def check(needs: Needs) -> None:
         EnvironmentProblemError: names what is short, how much there is and what to do.
     """
     free = available_memory()
-    if free is not None and free < needs.memory:
+    if free is not None and not fits(needs.memory):
         raise EnvironmentProblemError(
-            f"{needs.described()} There are {_gib(free)} of memory. Close other programs, or take "
-            "a machine with more."
+            f"{needs.described()} There are {_gib(free)} of memory left. Close other programs, or "
+            "take a machine with more."
         )
     by_device: dict[int, list[Path]] = {}
     for place in needs.disk:
@@ -61,6 +61,20 @@ def check(needs: Needs) -> None:
                 f"{needs.described()} The disk of {places[0]} has {_gib(left)} free. Make room, or "
                 "name another disk with TMPDIR or --output."
             )
+
+
+def fits(memory: int) -> bool:
+    """Return whether this process may grow to so many bytes, as far as anything says so."""
+    free = available_memory()
+    return free is None or memory <= free + held_memory()
+
+
+def held_memory() -> int:
+    """Return the bytes that this process has taken; 0 where nothing says so."""
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(x for x in lines if x.startswith("RssAnon:")).split()[1])
+    return 0
 
 
 def available_memory() -> int | None:

@@ -381,6 +381,11 @@ def test_the_users_own_score_is_of_both_artifacts_and_may_drop_no_further(
     assert not (tmp_path / "none").exists()
     result = cli("quantize", converted("heavy"), "-o", "none", "--max-drop", "1")
     assert result.code == 2 and "--max-drop needs --evaluate" in result.err
+    for command in (given, ("linearize", "small_models:small", "--data", "none", "--evaluate")):
+        result = cli(*command, "scores_of_heavy:spread", "-o", "none", "--max-drop", "-1")
+        assert result.code == 2 and "expected a number that is not negative" in " ".join(
+            result.err.split()
+        )
 
 
 @pytest.mark.parametrize("full", ["temporary files", "the artifact"])
