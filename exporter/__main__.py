@@ -5,12 +5,13 @@ Signals are handled before anything that takes time is imported.
 
 from __future__ import annotations
 
-from linexport.system import signals
+from linexport.system import signals, unread
 
 
 def main() -> None:
     """Run the command line."""
     signals.install()
+    unread.install()
     from linexport.cli import main as run
     from linexport.system import memory
 

@@ -17,11 +17,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 
 import linexport
 from linexport.artifact import staging, write
+from linexport.cli.errors import guarded
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph import external_data
+from linexport.system import signals
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -260,8 +263,8 @@ SIGNALS = {
 }
 
 
-# Each moment and each signal once; a conversion in a process of its own takes seconds.
-QUICK = set(zip(MOMENTS, SIGNALS, strict=True))
+# A conversion in a process of its own takes seconds.
+QUICK = {("with the model written", signal.SIGTERM)}
 INTERRUPTIONS = [
     pytest.param(
         moment,
@@ -309,6 +312,41 @@ def test_an_interrupted_run_leaves_the_earlier_artifact(
         assert message in err
     with write.staged(artifact):  # what every run begins with
         assert not [p for p in left if p.exists()]
+
+
+@pytest.mark.parametrize("sent", SIGNALS)
+def test_a_command_that_is_interrupted_removes_what_it_staged(
+    tmp_path: Path, sent: signal.Signals
+) -> None:
+    """A copy of this process stages; another run removes what a killed one left."""
+    output, ready = make(tmp_path / "out", "earlier"), tmp_path / "ready"
+    child = os.fork()
+    if child == 0:
+        try:
+            stage(output, ready)
+        except typer.Exit as end:
+            os._exit(end.exit_code)
+        finally:
+            os._exit(1)
+    while not ready.exists() and os.waitpid(child, os.WNOHANG) == (0, 0):
+        time.sleep(0.001)
+    os.kill(child, sent)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code == SIGNALS[sent][0]
+    left = {p.name for p in tmp_path.iterdir()} - {"out", "ready"}
+    assert len(left) == (1 if sent == signal.SIGKILL else 0)
+    with write.staged(output):
+        assert not any((tmp_path / name).exists() for name in left)
+    assert (output / "file").read_text() == "earlier"
+
+
+def stage(output: Path, ready: Path) -> None:
+    """Wait with a half-written folder, as a command does."""
+    signals.install()
+    with guarded(False), write.staged(output) as folder:
+        (folder / "model.onnx").write_text("half")
+        ready.touch()
+        time.sleep(60)
 
 
 @pytest.mark.parametrize("name", ["out", "out[1]", "o*t"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -72,6 +73,30 @@ def test_it_is_a_module_and_a_program() -> None:
     for command in ([sys.executable, "-m", "linexport"], [str(program)]):
         done = subprocess.run([*command, "--version"], capture_output=True, text=True)
         assert done.stdout == f"linexport {linexport.__version__}\n"
+
+
+# Output that nobody reads
+
+
+def unread(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the program with standard output, and errors, in a pipe whose reader has left."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    streams = {"stdout": writing, "stderr": writing}
+    if "--help" in arguments:
+        streams["stderr"] = subprocess.PIPE
+    try:
+        command = [sys.executable, "-m", "linexport", *arguments]
+        return subprocess.run(command, text=True, **streams)
+    finally:
+        os.close(writing)
+
+
+def test_output_that_nobody_reads_changes_no_exit_code() -> None:
+    """As of ``linexport validate artifact | head -3``."""
+    done = unread("convert", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert unread("no-such-command").returncode == 2
 
 
 # JSON and exit codes

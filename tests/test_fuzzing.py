@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -13,21 +14,28 @@ import pytest
 from linexport.artifact.state import StreamState
 from linexport.errors import UsageError
 from tests.support.fuzzing import archives, campaign, values
-from tests.support.fuzzing.kinds import KINDS
+from tests.support.fuzzing.kinds import ARTIFACTS, KINDS, save_state
 
 COUNTS = {"pt": 60, "pt2": 40, "onnx": 40, "config": 30, "safetensors": 40} | {
     "manifest": 60,
     "state": 60,
-    "graphs": 20,
-    "modules": 2,
+    "graphs": 10,
+    "modules": 1,
 }
 OF_TRANSFORMERS = ("config", "safetensors")
 
 
 @pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[campaign.Worker]:
-    """One process for all kinds."""
+def worker(
+    tmp_path_factory: pytest.TempPathFactory, converted: Callable[..., Path]
+) -> Iterator[campaign.Worker]:
+    """One process for all kinds, given the artifacts that other tests have made."""
     started = campaign.Worker(tmp_path_factory.mktemp("fuzzing"))
+    place = KINDS["manifest"].samples(started.folder)
+    for name in ARTIFACTS:
+        shutil.copytree(converted(name), place / "valid" / name)
+        save_state(place / "valid" / name)
+    (place / "complete").touch()
     yield started
     started.stop()
 

@@ -362,12 +362,9 @@ def test_a_tokenizer_that_never_ends_is_an_error_and_the_next_prompt_is_encoded(
     content = json.loads((tokenizer_file / "tokenizer.json").read_text())
     content["normalizer"] = doubled("normalizers")
     encoder = Encoder(tokenizer_file / "tokenizer.json", json.dumps(content).encode(), **limit)
-    for _ in range(2):
-        with pytest.raises(
-            UsageError, match=r"tokenizer\.json takes more than (1 s|0\.125 GiB) of"
-        ):
-            encoder.encode("a", special=True)
-        assert encoder.encode("the theory", special=True)
+    with pytest.raises(UsageError, match=r"tokenizer\.json takes more than (1 s|0\.125 GiB) of"):
+        encoder.encode("a", special=True)
+    assert encoder.encode("the theory", special=True)
 
 
 def test_a_tokenizer_is_read_within_the_limits(tokenizer_file: Path) -> None:

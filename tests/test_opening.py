@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _ctypes
 import hashlib
 import json
 import os
@@ -283,6 +284,18 @@ def test_validate_checks_the_graph_as_well(artifact: Path, cli: Callable[..., An
     result = cli("validate", artifact, "--json")
     assert result.code == 2
     assert "functions expand to" in result.json()["message"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="asks Linux what is loaded")
+def test_no_library_of_an_artifact_is_loaded(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even in its own folder, under the names of libraries that are looked for."""
+    for name in ("liblinexport_cpu.so", "libonnxruntime_providers_shared.so", "libstdc++.so.6"):
+        shutil.copy(_ctypes.__file__, artifact / name)
+    monkeypatch.chdir(artifact)
+    linexport.load(".", threads=1).run(np.ones((1, 2, 8), np.float32))
+    assert str(artifact) not in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.parametrize("end", [1, 20, 100])

@@ -241,6 +241,29 @@ def test_names_are_neither_paths_nor_text_of_a_configuration(
     assert names and names <= known
 
 
+@pytest.mark.parametrize("destination", ["genai", "transformers.js"])
+def test_other_systems_get_no_file_that_only_the_manifest_names(
+    converted: Callable[..., Path], tmp_path: Path, destination: str
+) -> None:
+    """onnxruntime-genai loads the library that its configuration names."""
+    artifact = Path(shutil.copytree(converted("language_model"), tmp_path / "artifact"))
+    library = {"session_options": {"custom_ops_library": "evil.so"}}
+    (artifact / "genai_config.json").write_text(json.dumps({"model": {"decoder": library}}))
+    for name in ("evil.so", "modeling.py", "onnx", RECORD):
+        (artifact / name).write_text("evil")
+    settings = {"hidden_size": library, "max_position_embeddings": "many", "pad_token_id": [1]}
+    (artifact / "config.json").write_text(json.dumps(settings))
+    (artifact / "tokenizer_config.json").write_text("{}")
+    manifest = replace(read(artifact), files=describe_files(artifact))
+    (artifact / "manifest.json").write_text(json.dumps(to_json(manifest)))
+    package(artifact, find_destination(destination), tmp_path / "out")
+    made = {p.name for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    ours = {"genai": {"genai_config.json"}, "transformers.js": set()}[destination]
+    assert made == {"model.onnx", "config.json", "tokenizer_config.json", RECORD} | ours
+    for name in ours:
+        assert "custom_ops_library" not in (tmp_path / "out" / name).read_text()
+
+
 def test_an_earlier_folder_is_replaced_whole_or_not_at_all(
     converted: Callable[..., Path], tmp_path: Path
 ) -> None:

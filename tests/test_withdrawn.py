@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import linexport
 from linexport.conversion.withdraw import TRIALS, blamed
+from linexport.manifest import Manifest
 from linexport.recognise import functions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -71,8 +72,14 @@ def two() -> tuple[nn.Module, tuple[Tensor]]:
     return Two(), (torch.randn(2, 16, 8),)
 
 
+def convert(place: Path) -> Manifest:
+    """For short sequences: parity at thousands of tokens takes longest."""
+    options = {"dims": ("seq=1:16:200",), "bench": False, "threads": 1}
+    return linexport.convert(f"{__name__}:two", place / "out", **options)
+
+
 def test_a_bounded_map_is_converted(tmp_path: Path) -> None:
-    manifest = linexport.convert(f"{__name__}:two", tmp_path / "out", bench=False)
+    manifest = convert(tmp_path)
     assert manifest.status == "ok" and manifest.fused["LinearAttention"] == 2
     assert not manifest.rejected
 
@@ -86,7 +93,7 @@ def test_what_parity_refutes_is_withdrawn(tmp_path: Path, monkeypatch: pytest.Mo
         return "relu" if bounded else right(function)
 
     monkeypatch.setattr(functions, "kind_of", mistaken)
-    manifest = linexport.convert(f"{__name__}:two", tmp_path / "out", bench=False)
+    manifest = convert(tmp_path)
     assert manifest.status == "ok" and manifest.parity is not None and manifest.parity.passed
     assert manifest.fused["LinearAttention"] == 1
     (withdrawn,) = manifest.rejected

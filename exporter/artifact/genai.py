@@ -27,7 +27,7 @@ from linexport import manifest as manifests
 from linexport.artifact import opening, write
 from linexport.artifact.language_interface import language_interface
 from linexport.artifact.rewiring import MASK, Rewiring, pairs, recurrent, rows
-from linexport.artifact.tokenizer import end_tokens, model_config
+from linexport.artifact.tokenizer import context, end_tokens, model_config
 from linexport.errors import ParityError, UsageError
 from linexport.graph.interface import check_interface
 from linexport.graph.states import State
@@ -73,8 +73,8 @@ def write_genai(artifact: str | Path, output: str | Path) -> Path:
     with write.staged(place) as folder:
         write.save_model(model, folder)
         (folder / CONFIG).write_text(json.dumps(_config(manifest, states, source), indent=2))
-        ours = (manifests.MODEL, manifests.DATA)
-        write.copy_files((source / name for name in manifest.files if name not in ours), folder)
+        kept = [name for name in manifests.LANGUAGE_FILES if name in manifest.files]
+        write.copy_files((source / name for name in kept), folder)
         write.publish(folder, place)
     return place
 
@@ -121,15 +121,16 @@ def _config(manifest: manifests.Manifest, states: Sequence[State], source: Path)
     keys = {layer: s for s in states for kind, layer in [rows(s) or ("", 0)] if kind == "key"}
     first = next(iter(keys.values()), None)
     heads, width = (first.shape[1], first.shape[3]) if first else (1, 1)
-    settings = model_config(source, manifest.files)
-    context = settings.get("max_position_embeddings") or CONTEXT
+    stated = model_config(source, manifest.files)
+    numbers = {name: value for name, value in stated.items() if type(value) is int}
+    length = context(source, manifest.files) or CONTEXT
     ends = sorted(end_tokens(source, manifest.files))
     layers = keys.keys() | set(range(len(pairs(states) or [1])))
     decoder = {
         "session_options": {"log_id": "linexport", "provider_options": []},
         "filename": manifests.MODEL,
-        "hidden_size": settings.get("hidden_size", 1),
-        "num_attention_heads": settings.get("num_attention_heads", heads),
+        "hidden_size": numbers.get("hidden_size", 1),
+        "num_attention_heads": numbers.get("num_attention_heads", heads),
         "num_key_value_heads": heads,
         "head_size": width,
         "num_hidden_layers": len(layers),
@@ -149,11 +150,11 @@ def _config(manifest: manifests.Manifest, states: Sequence[State], source: Path)
         "model": {
             "type": "decoder",
             "vocab_size": language.vocabulary,
-            "context_length": context,
-            "bos_token_id": settings.get("bos_token_id") or 0,
+            "context_length": length,
+            "bos_token_id": numbers.get("bos_token_id", 0),
             "eos_token_id": ends,
-            "pad_token_id": settings.get("pad_token_id") or 0,
+            "pad_token_id": numbers.get("pad_token_id", 0),
             "decoder": decoder,
         },
-        "search": {"do_sample": False, "max_length": context, "past_present_share_buffer": False},
+        "search": {"do_sample": False, "max_length": length, "past_present_share_buffer": False},
     }

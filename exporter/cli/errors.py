@@ -44,9 +44,7 @@ def guarded(json_output: bool) -> Iterator[None]:
     except LinexportError as error:
         interrupted = signals.interruption() if signals.received() else None
         _fail(*(interrupted or (str(error), error.exit_code)), json_output)
-    except BrokenPipeError:
-        # Whoever read the output has had enough; Python would complain once more at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # of a text without end: its reader has had enough
         raise typer.Exit from None
     except Exception as error:
         if signals.received():

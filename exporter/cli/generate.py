@@ -13,6 +13,7 @@ import typer
 from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import ArtifactPath, Json, Threads
 from linexport.errors import UsageError
+from linexport.system import unread
 
 if TYPE_CHECKING:
     from linexport.artifact import Artifact
@@ -178,6 +179,8 @@ def _show(text: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
     sys.stdout.flush()
+    if unread.left():
+        raise BrokenPipeError
 
 
 def _discard(text: str) -> None:

@@ -1,6 +1,6 @@
 """The manifest of an artifact: typed records, their JSON, its schema, and options beside them."""
 
-from linexport.manifest.file_names import DATA, MANIFEST, MODEL, REPORT
+from linexport.manifest.file_names import DATA, LANGUAGE_FILES, MANIFEST, MODEL, REPORT
 from linexport.manifest.folder import describe_files, digest, has_manifest, is_artifact, read
 from linexport.manifest.json_text import dumps
 from linexport.manifest.options import ConvertOptions
@@ -10,6 +10,7 @@ from linexport.manifest.schema import from_json, to_json
 __all__ = [
     "DATA",
     "FORMAT",
+    "LANGUAGE_FILES",
     "MANIFEST",
     "MODEL",
     "REPORT",

@@ -1,3 +1,21 @@
-"""Names of the files every artifact has."""
+"""Names of the files that artifacts have."""
 
 MANIFEST, MODEL, DATA, REPORT = "manifest.json", "model.onnx", "model.onnx.data", "report.html"
+
+LANGUAGE_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+    "config.json",
+)
+"""Files that an artifact keeps of a Hugging Face folder: of its tokenizer, and how to generate.
+
+Other systems are given no others: some load a library that a file of theirs names.
+"""

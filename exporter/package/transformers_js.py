@@ -56,8 +56,8 @@ def _write(job: Packaging) -> Packaged:
     folder = job.folder / "onnx"
     folder.mkdir()
     write.save_model(model, folder).rename(folder / f"model{suffix}.onnx")
-    ours = (manifests.MODEL, manifests.DATA, MODEL_CONFIG)
-    kept = [name for name in job.manifest.files if name not in ours]
+    files = job.manifest.files
+    kept = [n for n in manifests.LANGUAGE_FILES if n in files and n != MODEL_CONFIG]
     write.copy_files((job.source / name for name in kept), job.folder)
     config = _config(job, language, layers, dtype)
     (job.folder / MODEL_CONFIG).write_text(json.dumps(config, indent=2) + "\n")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import struct
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,12 @@ OPS = frozenset({"GeneralizedDeltaRule", "LinearAttention"})
 """Ops of the domain that it computes; others run by their functions beside it."""
 
 INSTALL = "pip install --force-reinstall --no-deps linexport  (where g++ or clang++ is installed)"
+
+_ELF = struct.Struct("<32xQ14xHH6x")
+"""Header of a file: place of its table of segments, size of an entry, and how many there are."""
+
+_SEGMENT = struct.Struct("<8xQ16xQ16x")
+"""Entry of that table: place of a segment in the file, and its bytes there."""
 
 _FOLDER = Path(__file__).parent
 _NAME = "liblinexport_cpu.so"
@@ -95,10 +102,12 @@ def _problem(file: Path) -> str:
     """Return why the library cannot be used, "" where it can."""
     if not file.is_file():
         return "The CPU library was not built when linexport was installed"
+    if _is_cut(file.read_bytes()):
+        return f"{file} is damaged: its end is missing"
     try:
         library = ctypes.CDLL(str(file))
         entries = library.RegisterCustomOps, library.linexport_sources
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter of a damaged name in its message
         return f"{file} does not load on this machine: {error}"
     except AttributeError as error:
         return f"{file} is not linexport's CPU library: {error}"
@@ -107,6 +116,17 @@ def _problem(file: Path) -> str:
     if built != expected:
         return f"{file} is of another version: its sources are {built}, expected {expected}"
     return ""
+
+
+def _is_cut(content: bytes) -> bool:
+    """Return whether a 64-bit ELF file has segments beyond its end, on which loading it crashes."""
+    if content[:6] != b"\x7fELF\2\1" or len(content) < _ELF.size:
+        return False
+    table, size, count = _ELF.unpack_from(content)
+    if table + size * count > len(content) or size < _SEGMENT.size:
+        return True
+    segments = (_SEGMENT.unpack_from(content, table + size * i) for i in range(count))
+    return any(offset + length > len(content) for offset, length in segments)
 
 
 def sources_digest() -> str:

@@ -84,6 +84,15 @@ def test_library_of_other_sources_is_not_used(
         library.path()
 
 
+@pytest.mark.parametrize("end", [64, 1000, 0.5, 0.9])
+def test_a_library_that_was_cut_is_not_loaded(other_file: Path, end: float) -> None:
+    """The system ends a process that touches a page beyond the end of a file."""
+    content = (library._FOLDER / "liblinexport_cpu.so").read_bytes()
+    other_file.write_bytes(content[: int(end if end > 1 else end * len(content))])
+    with pytest.raises(EnvironmentProblemError, match="is damaged: its end is missing"):
+        library.path()
+
+
 def test_older_runtime_is_refused_in_a_sentence() -> None:
     """RegisterCustomOps with a runtime whose interface ends at version 1."""
     get_api = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)

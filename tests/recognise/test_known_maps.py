@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -74,7 +75,15 @@ BOUNDED: dict[str, tuple[Map, float, float]] = {
 """A map, and the magnitude and mean of inputs on which it is not the map it resembles."""
 
 
-@pytest.mark.parametrize("name", BOUNDED)
+QUICK = {"relu below 1e4", "relu, and 3 below -100", "exp + 1e-8", "relu", "softplus"}
+"""One of each kind; others are exported and compared in the slow tier."""
+
+
+def quick_first(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in names]
+
+
+@pytest.mark.parametrize("name", quick_first(BOUNDED))
 def test_a_map_with_a_bound_or_a_constant_of_its_own_stays_in_front(name: str) -> None:
     phi, magnitude, shift = BOUNDED[name]
     module, found = rewritten(phi)
@@ -94,7 +103,7 @@ SAME: dict[str, tuple[str, Map]] = {
 }
 
 
-@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("name", quick_first(SAME))
 def test_a_known_map_is_found_and_the_range_is_stated(name: str) -> None:
     kind, phi = SAME[name]
     _, found = rewritten(phi)
@@ -142,7 +151,13 @@ def test_a_narrow_exception_is_found_by_its_constant() -> None:
     assert functions.kind_of(relu) == "relu"
 
 
-@pytest.mark.parametrize("outer", [torch.sin, torch.cos, torch.floor, torch.round])
+@pytest.mark.parametrize(
+    "outer",
+    [
+        torch.sin,
+        *(pytest.param(f, marks=pytest.mark.slow) for f in (torch.cos, torch.floor, torch.round)),
+    ],
+)
 def test_a_map_of_numbers_beyond_float32_is_judged_without_all_their_digits(outer: Map) -> None:
     """The sine of exp(1e30) would take a remainder of pi to 1e30 digits."""
     _, found = rewritten(lambda x: outer(x.exp()) + 2)

@@ -14,6 +14,7 @@ from typing import Any
 from linexport.errors import EnvironmentProblemError, UnsupportedModelError, UsageError
 from linexport.loaders.files import check_link, refuse, sha256, unreadable
 from linexport.loaders.hugging_face.size_limits import check_layers
+from linexport.manifest import LANGUAGE_FILES
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -27,21 +28,6 @@ _NESTED = 50
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 """Dtypes of weights that are not quantised, as safetensors names them."""
-
-COPIED = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template.jinja",
-    "generation_config.json",
-    CONFIG,
-)
-"""Files that an artifact keeps: those of the tokenizer, and how to generate."""
 
 
 def read_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
@@ -156,7 +142,7 @@ def copied_files(folder: Path) -> tuple[Path, ...]:
     Raises:
         UsageError: one is a symbolic link that leads out of the folder.
     """
-    files = tuple(folder / name for name in COPIED if (folder / name).is_file())
+    files = tuple(folder / name for name in LANGUAGE_FILES if (folder / name).is_file())
     for path in files:
         check_link(path)
     return files

@@ -90,6 +90,7 @@ class Small(torch.nn.Module):
         return padded[:, : x.shape[1]] + self.mask.exp().sum()
 
 
+@cache
 def program() -> torch.export.ExportedProgram:
     """Export ``Small`` with dynamic batch and length."""
     torch.manual_seed(0)
@@ -139,13 +140,20 @@ def folders(folder: Path) -> None:
 
 def artifacts(folder: Path) -> None:
     """Write artifacts of a layer and of a language model, with a saved state each."""
-    for name, shape in (("small", (1, 5, 8)), ("language_model", (1, 5))):
-        source = f"small_models:{name}"
-        linexport.convert(source, folder / name, bench=False, threads=1)
-        artifact = linexport.load(folder / name, threads=1)
-        stream = artifact.stream()
-        stream.step(np.zeros(shape, artifact.manifest.inputs[0].dtype))
-        stream.save(folder / name / "state.npz")
+    for name in ARTIFACTS:
+        linexport.convert(f"small_models:{name}", folder / name, bench=False, threads=1)
+        save_state(folder / name)
+
+
+ARTIFACTS = ("small", "language_model")
+
+
+def save_state(folder: Path) -> None:
+    """Write a saved state beside an artifact."""
+    artifact = linexport.load(folder, threads=1)
+    stream = artifact.stream()
+    stream.step({name: np.repeat(values, 5, 1) for name, values in feeds(artifact).items()})
+    stream.save(folder / "state.npz")
 
 
 def use(folder: Path, random: Random) -> str:
