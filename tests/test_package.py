@@ -194,7 +194,7 @@ def test_triton_repositories(converted: Callable[..., Path], tmp_path: Path) -> 
     check_equal(artifact, tmp_path / "a" / "lm" / "1" / "model.onnx")
     triton = find_destination("triton")
     for options, message in (
-        ({"backend": "tensorflow"}, "expected onnxruntime or python"),
+        ({"backend": "tensorflow"}, "expected onnxruntime, tensorrt or python"),
         ({"decoupled": "true", "backend": "onnxruntime"}, "tokens are streamed"),
         ({"max-batch": "0"}, "expected a positive integer"),
         ({"colour": "red"}, "has no option 'colour'"),

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import socket
 import subprocess
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import linexport
+from linexport.errors import UsageError
+from linexport.manifest import describe_files, read, to_json
+from linexport.manifest.engines import EngineRecord, ProfileRecord
 from linexport.package import find_destination, package
+from linexport.plugins.tensorrt.library import NAME as LIBRARY
 from tests.support import ROOT, environments
 
 pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
@@ -27,7 +34,10 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 for path in sys.argv[1:]:
     found = text_format.Parse(open(path).read(), model_config_pb2.ModelConfig())
-    print(found.backend, len(found.sequence_batching.state), found.HasField("dynamic_batching"))
+    print(
+        found.backend, len(found.sequence_batching.state), found.HasField("dynamic_batching"),
+        found.max_batch_size, list(found.instance_group[0].profile),
+    )
 """
 
 
@@ -106,6 +116,30 @@ def packaged(artifact: Path, place: Path, **options: str) -> Path:
     return place
 
 
+def with_engine(artifact: Path, place: Path, **changes: str) -> Path:
+    """A copy that claims an engine, of bytes that are none."""
+    shutil.copytree(artifact, place)
+    (place / "model.sm89.engine").write_bytes(b"an engine")
+    file = describe_files(place)["model.sm89.engine"]
+    sizes = {"batch": (1, 1, 8), "seq": (1, 256, 1024)}
+    profiles = (
+        ProfileRecord("prefill", sizes),
+        ProfileRecord("decode", sizes | {"seq": (1, 1, 1)}),
+    )
+    engine = EngineRecord(
+        "model.sm89.engine", file.sha256, "tensorrt", "10.14", 89, "fp32", (), (), 0, {}, 0,
+        profiles, True, (), reason="no GPU",
+    )  # fmt: skip
+    manifest = read(place)
+    changed = replace(
+        manifest,
+        engines=(replace(engine, **changes),),  # type: ignore[arg-type]
+        files={**manifest.files, "model.sm89.engine": file},
+    )
+    (place / "manifest.json").write_text(json.dumps(to_json(changed)))
+    return place
+
+
 def test_sequences_of_sixteen_clients_are_those_of_single_runs(
     converted: Callable[..., Path],
     environment: Path,
@@ -174,14 +208,49 @@ def test_the_server_reads_every_configuration(
     packaged(stateful, tmp_path / "a")
     packaged(stateful, tmp_path / "b", backend="python", decoupled="true")
     packaged(stateless, tmp_path / "c")
-    files = [str(tmp_path / name / "lm" / "config.pbtxt") for name in "abc"]
+    packaged(with_engine(stateful, tmp_path / "engine"), tmp_path / "d")
+    files = [str(tmp_path / name / "lm" / "config.pbtxt") for name in "abcd"]
     done = subprocess.run(
         [str(environment / "bin" / "python"), "-c", PARSE, *files],
         env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     states = len(linexport.load(stateful).manifest.states)
-    assert done.stdout.split("\n")[:3] == [
-        f"onnxruntime {states} False",
-        "python 0 False",
-        "onnxruntime 0 True",
+    assert done.stdout.splitlines() == [
+        f"onnxruntime {states} False 16 []",
+        "python 0 False 16 []",
+        "onnxruntime 0 True 16 []",
+        f"tensorrt {states} False 8 ['0', '1']",
     ]
+    assert (tmp_path / "d" / "lm" / "1" / "model.plan").read_bytes() == b"an engine"
+
+
+def test_engines_that_the_server_cannot_open_are_refused(
+    converted: Callable[..., Path], tmp_path: Path
+) -> None:
+    artifact = converted("language_model", target="onnx")
+    other = with_engine(artifact, tmp_path / "rtx", runtime="tensorrt-rtx")
+    cases = [
+        (artifact, {"backend": "tensorrt"}, "has no engine; .*--target tensorrt"),
+        (other, {"backend": "tensorrt"}, "engines of tensorrt-rtx only"),
+        (with_engine(artifact, tmp_path / "one"), {"sm": "90"}, "engines for 89: choose"),
+        (with_engine(artifact, tmp_path / "two"), {"plugins": "nowhere.so"}, "plugins=nowhere.so"),
+    ]
+    for source, options, words in cases:
+        with pytest.raises(UsageError, match=words):
+            packaged(source, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_engine_brings_its_plugins_and_what_the_server_must_be(
+    converted: Callable[..., Path], tmp_path: Path
+) -> None:
+    artifact = with_engine(converted("language_model", target="onnx"), tmp_path / "engine")
+    (tmp_path / "built.so").write_bytes(b"plugins")
+    options = {"plugins": str(tmp_path / "built.so")}
+    done = package(
+        artifact, find_destination("triton"), tmp_path / "out", name="lm", options=options
+    )
+    assert (tmp_path / "out" / "lm" / LIBRARY).read_bytes() == b"plugins"
+    notes = " ".join(done.notes)
+    assert "TensorRT 10.14" in notes and "8.9" in notes and "was not checked: no GPU" in notes
+    assert f"plugins=REPOSITORY/lm/{LIBRARY}" in notes

@@ -2,6 +2,7 @@
 
     REPOSITORY/NAME/config.pbtxt      what comes in, what goes out, how sequences are batched
     REPOSITORY/NAME/1/model.onnx      backend onnxruntime: the server carries implicit states
+    REPOSITORY/NAME/1/model.plan      backend tensorrt: the same of an engine, see triton_engine
     REPOSITORY/NAME/1/model.py        backend python: the model carries them itself, in a pool
 
 The server matches the states of a model in the lexicographic order of their names (server issue
@@ -13,7 +14,7 @@ with the tokens, and a state of all sequences together, need the python backend.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -24,50 +25,42 @@ from linexport.artifact import write
 from linexport.errors import UsageError
 from linexport.graph.states import State
 from linexport.manifest import MODEL
-from linexport.manifest.records import TensorRecord
+from linexport.package import triton_engine
 from linexport.package.destination import Destination, Packaged, Packaging
 from linexport.package.standalone import rename_records, standalone
+from linexport.package.triton_config import CPU, config, own_inputs, warmup
 from linexport.system import environment
 
-TYPES = {
-    "float32": "TYPE_FP32",
-    "float16": "TYPE_FP16",
-    "float64": "TYPE_FP64",
-    "int64": "TYPE_INT64",
-    "int32": "TYPE_INT32",
-    "bool": "TYPE_BOOL",
-}
-CONTROLS = (
-    ("START", "CONTROL_SEQUENCE_START", "fp32_false_true: [ 0, 1 ]"),
-    ("END", "CONTROL_SEQUENCE_END", "fp32_false_true: [ 0, 1 ]"),
-    ("READY", "CONTROL_SEQUENCE_READY", "fp32_false_true: [ 0, 1 ]"),
-    ("CORRID", "CONTROL_SEQUENCE_CORRID", "data_type: TYPE_UINT64"),
-)
-MAX_BATCH, MAX_SEQUENCES = 16, 128
+MAX_BATCH = 16
 IDLE_SECONDS = 60
 OPTIONS = {
-    "backend": "onnxruntime or python; the former unless a state needs the latter.",
+    "backend": "onnxruntime, tensorrt or python; by default python where a state needs it, and "
+    "tensorrt where there is an engine of it.",
     "max-batch": f"sequences of one call, {MAX_BATCH} by default.",
     "idle-seconds": f"a sequence without a request for so long ends, {IDLE_SECONDS} by default.",
+    "sm": "with tensorrt: which engine, such as 89, where there are several.",
+    "plugins": "with tensorrt: the library that linexport plugins build made, copied beside it.",
     "decoupled": "with python: true streams tokens; a request says how many by MAX_TOKENS.",
 }
 
 
 def _write(job: Packaging) -> Packaged:
-    backend = job.options.get("backend") or ("python" if _why_python(job) else "onnxruntime")
+    backend = job.options.get("backend") or _backend(job)
     decoupled = _flag(job, "decoupled")
-    if backend not in ("onnxruntime", "python"):
-        raise UsageError(f"backend={backend}: expected onnxruntime or python.")
-    if backend == "onnxruntime":
+    if backend not in ("onnxruntime", "tensorrt", "python"):
+        raise UsageError(f"backend={backend}: expected onnxruntime, tensorrt or python.")
+    if backend != "python":
         reason = _why_python(job) or ("tokens are streamed" if decoupled else None)
         if reason is not None:
             raise UsageError(
-                f"The onnxruntime backend cannot hold {job.source}: {reason}. Pass --option "
+                f"The {backend} backend cannot hold {job.source}: {reason}. Pass --option "
                 "backend=python, whose model carries the states itself."
             )
     folder = job.folder / job.name
     version = folder / "1"
     version.mkdir(parents=True)
+    if backend == "tensorrt":
+        return _write_engine(job, folder, version)
     model, renamed = standalone(job)
     write.save_model(model, version)
     # From here on names are plain ones: they become paths, and text of the configuration.
@@ -78,8 +71,31 @@ def _write(job: Packaging) -> Packaged:
     else:
         _check_order(states)
         _write_starts(folder, states)
-    (folder / "config.pbtxt").write_text("\n".join(_config(job, backend, states, decoupled)) + "\n")
+    most, idle = _number(job, "max-batch", MAX_BATCH), _number(job, "idle-seconds", IDLE_SECONDS)
+    lines = [*config(job, backend, states, most, idle, decoupled), CPU]
+    if not states:
+        lines += warmup(own_inputs(job))
+    (folder / "config.pbtxt").write_text("\n".join(lines) + "\n")
     return Packaged(renamed, _notes(backend))
+
+
+def _backend(job: Packaging) -> str:
+    if _why_python(job):
+        return "python"
+    return "tensorrt" if triton_engine.has_engine(job) else "onnxruntime"
+
+
+def _write_engine(job: Packaging, folder: Path, version: Path) -> Packaged:
+    engine = triton_engine.chosen(job)
+    notes = triton_engine.write_engine(job, engine, version)
+    states = [State.from_record(s) for s in job.manifest.states]
+    _check_order(states)
+    _write_starts(folder, states)
+    idle = _number(job, "idle-seconds", IDLE_SECONDS)
+    most = triton_engine.largest_batch(job, engine, _number(job, "max-batch", MAX_BATCH))
+    lines = [*config(job, "tensorrt", states, most, idle), *triton_engine.instances(engine)]
+    (folder / "config.pbtxt").write_text("\n".join(lines) + "\n")
+    return Packaged({}, notes)
 
 
 def _why_python(job: Packaging) -> str | None:
@@ -125,82 +141,6 @@ def _check_order(states: Sequence[State]) -> None:
             "The names of the states' inputs and outputs do not sort alike, by which the server "
             "would mix them up. Pass --option backend=python."
         )
-
-
-def _config(
-    job: Packaging, backend: str, states: Sequence[State], decoupled: bool
-) -> Iterator[str]:
-    """Yield the lines of config.pbtxt."""
-    pasts, presents = {s.past for s in states}, {s.present for s in states}
-    yield f'name: "{job.name}"'
-    yield f'backend: "{backend}"'
-    yield f"max_batch_size: {_number(job, 'max-batch', MAX_BATCH)}"
-    inputs = [i for i in job.manifest.inputs if i.name not in pasts]
-    outputs = [o for o in job.manifest.outputs if o.name not in presents]
-    for record in inputs:
-        optional = " optional: true" if record.default is not None else ""
-        yield f"input [ {{ {_tensor(record)}{optional} }} ]"
-    if decoupled:
-        yield 'input [ { name: "MAX_TOKENS" data_type: TYPE_INT32 dims: [ 1 ] optional: true } ]'
-        yield "model_transaction_policy { decoupled: true }"
-    for result in outputs:
-        yield f"output [ {{ {_tensor(result)} }} ]"
-    if states:
-        yield from _sequences(job, backend, states)
-    else:
-        yield "dynamic_batching { }"
-    yield "instance_group [ { kind: KIND_CPU count: 1 } ]"
-    if not states:
-        yield from _warmup(inputs)
-
-
-def _sequences(job: Packaging, backend: str, states: Sequence[State]) -> Iterator[str]:
-    yield "sequence_batching {"
-    yield f"  max_sequence_idle_microseconds: {_number(job, 'idle-seconds', IDLE_SECONDS)}000000"
-    yield f"  oldest {{ max_candidate_sequences: {MAX_SEQUENCES} }}"
-    if backend == "python":  # the graph of the other backend has no such inputs
-        for name, kind, form in CONTROLS:
-            yield f'  control_input [ {{ name: "{name}" control [ {{ kind: {kind} {form} }} ] }} ]'
-    else:
-        for state in states:
-            yield from _state(state)
-    yield "}"
-
-
-def _state(state: State) -> Iterator[str]:
-    kind, dims = TYPES[state.dtype], ", ".join(map(str, state.shape[1:]))
-    start = "zero_data: true" if state.initial_value == 0 else f'data_file: "{state.past}"'
-    yield "  state [ {"
-    yield f'    input_name: "{state.past}" output_name: "{state.present}"'
-    yield f"    data_type: {kind} dims: [ {dims} ]"
-    yield f"    initial_state: {{ data_type: {kind} dims: [ {dims} ] {start}"
-    yield f'      name: "{state.past}" }}'
-    yield "  } ]"
-
-
-def _tensor(record: TensorRecord) -> str:
-    if record.dtype not in TYPES:
-        raise UsageError(f"{record.name} is {record.dtype}; the server has {', '.join(TYPES)}.")
-    if not record.shape or isinstance(record.shape[0], int):
-        raise UsageError(
-            f"{record.name} has the shape {list(record.shape)}; the server stacks requests along a "
-            "dynamic first axis. Convert with a dynamic batch."
-        )
-    dims = ", ".join(str(d) if isinstance(d, int) else "-1" for d in record.shape[1:])
-    shape = dims or "1"
-    reshape = "" if dims else " reshape: { shape: [ ] }"
-    return f'name: "{record.name}" data_type: {TYPES[record.dtype]} dims: [ {shape} ]{reshape}'
-
-
-def _warmup(inputs: Sequence[TensorRecord]) -> Iterator[str]:
-    """Yield one request of zeros, so that the first of a user does not wait for the model."""
-    yield 'model_warmup [ { name: "zeros" batch_size: 1'
-    for record in inputs:
-        dims = ", ".join(str(d) if isinstance(d, int) else "1" for d in record.shape[1:]) or "1"
-        yield f'  inputs {{ key: "{record.name}" value: {{ data_type: {TYPES[record.dtype]} ' + (
-            f"dims: [ {dims} ] zero_data: true }} }}"
-        )
-    yield "} ]"
 
 
 def _write_starts(folder: Path, states: Sequence[State]) -> None:
