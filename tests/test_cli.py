@@ -102,7 +102,6 @@ def test_output_that_nobody_reads_changes_no_exit_code() -> None:
 # JSON and exit codes
 
 
-@pytest.mark.smoke
 def test_a_whole_conversion_in_a_process_of_its_own(
     program: Cli, factories: SimpleNamespace, tmp_path: Path
 ) -> None:
@@ -137,6 +136,7 @@ def test_a_whole_conversion_in_a_process_of_its_own(
     ]
 
 
+@pytest.mark.smoke
 def test_nothing_but_json_is_on_standard_output_whatever_the_model_prints(
     cli: Cli, factories: SimpleNamespace, tmp_path: Path
 ) -> None:
