@@ -140,6 +140,16 @@ def with_engine(artifact: Path, place: Path, **changes: str) -> Path:
     return place
 
 
+def check_single_runs(
+    artifact: Path, sequences: dict[str, np.ndarray], found: dict[str, np.ndarray]
+) -> None:
+    """Every output is that of its sequence alone."""
+    model = linexport.load(artifact, threads=1)
+    for name, tokens in sequences.items():
+        expected = model.run(tokens[None])["output"][0]
+        assert np.abs(found[name] - expected).max() < 5e-5 * np.abs(expected).max()
+
+
 def test_sequences_of_sixteen_clients_are_those_of_single_runs(
     converted: Callable[..., Path],
     environment: Path,
@@ -149,12 +159,8 @@ def test_sequences_of_sixteen_clients_are_those_of_single_runs(
 ) -> None:
     artifact = converted("language_model", target="onnx")
     port = served(packaged(artifact, tmp_path / "repository", backend="python"))
-    model = linexport.load(artifact, threads=1)
     for _ in range(2):  # the same correlation ids again: they begin anew
-        found = ask(environment, port, tmp_path, sequences)
-        for name, tokens in sequences.items():
-            expected = model.run(tokens[None])["output"][0]
-            assert np.abs(found[name] - expected).max() < 5e-5 * np.abs(expected).max()
+        check_single_runs(artifact, sequences, ask(environment, port, tmp_path, sequences))
 
 
 def test_tokens_are_streamed(
@@ -194,11 +200,7 @@ def test_clients_that_go_away_and_a_restart_leave_nothing_behind(
     assert len(refused) == 2 and all("START flag" in line for line in refused), refused
     for running in (port, served(repository)):  # the second knows no sequence of the first
         assert client(environment, LOST, running, "refused").splitlines() == refused
-        found = ask(environment, running, tmp_path, sequences)
-        model = linexport.load(artifact, threads=1)
-        for name, tokens in sequences.items():
-            expected = model.run(tokens[None])["output"][0]
-            assert np.abs(found[name] - expected).max() < 5e-5 * np.abs(expected).max()
+        check_single_runs(artifact, sequences, ask(environment, running, tmp_path, sequences))
 
 
 def test_the_server_reads_every_configuration(
