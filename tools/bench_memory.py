@@ -1,7 +1,7 @@
 """Memory of a conversion to int4, stage by stage, of a bfloat16 checkpoint with random weights.
 
     python tools/bench_memory.py [MODEL_TYPE] [--width 1024] [--layers 12] [--vocabulary 32000]
-                                 [--limit MIB] [--json FILE]
+                                 [--proof whole|layers] [--limit MIB] [--json FILE]
 
 Memory of the process is sampled every 5 ms, in MiB: what is its own, and pages of files that are
 mapped, which leave when others need them. ``--limit`` converts in a control group that has no more
@@ -146,6 +146,7 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--limit", type=int, help="MiB of memory that there are")
     options.add_argument("--model", type=Path, help="a folder to make the model in, or to find it")
+    options.add_argument("--only-make", action="store_true", help="make the model, and no more")
     options.add_argument("--alone", help=argparse.SUPPRESS)
     measurement.add_option(options)
     given = options.parse_args()
@@ -156,6 +157,8 @@ def main() -> None:
             return
         if not folder.is_dir():
             make(given.family, (given.width, given.layers, given.vocabulary), folder)
+        if given.only_make:
+            return
         command = [sys.executable, __file__, *sys.argv[1:], "--alone", "1", "--model", str(folder)]
         found = limited(command, given.limit)
     stages = found.pop("stages")

@@ -6,7 +6,7 @@ read -> calibrate -> choose bits -> quantise -> write -> compare -> report
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,10 +32,7 @@ from linexport.loaders import LoadedModel
 from linexport.loaders.metric import Evaluate, Metric, as_metric, check_drop
 from linexport.manifest import DATA, MODEL, ConvertOptions, Manifest, describe_files
 from linexport.manifest.options import FLOAT32
-from linexport.manifest.proof import LayerRecord
-from linexport.manifest.quantisation import (
-    ParetoPoint,
-)
+from linexport.manifest.quantisation import ParetoPoint, QuantisationRecord
 from linexport.manifest.records import NodesRecord, StageRecord
 from linexport.quantise import forecast
 from linexport.quantise.calibration_inputs import CalibrationInputs, inputs_of
@@ -125,9 +122,10 @@ def quantize(
     limit = MAX_KLD if weights == AUTO and max_kld is None else max_kld
     found = chain = None
     layers = opened.manifest.parity.layers if opened.manifest.parity else ()
-    if layers and weights in BITS:
-        chain = _chain(model, layers, inputs)
-        found = _choose_by_layers(weights, quantiser, chain, watch)
+    if layers and weights in BITS and inputs.windows is not None:
+        values = [layer.value for layer in layers if layer.value is not None]
+        chain = LayerChain(model, values, inputs.windows.calibration, inputs.windows.compared)
+        found = _choose_by_layers(weights, chain, quantiser, watch)
     elif weights not in HALF:
         with (
             watch.stage("calibrate"),
@@ -137,19 +135,7 @@ def quantize(
         found = _choose(weights, limit, model, quantiser, inputs, watch)
     with write.staged(place) as folder:
         with watch.stage("write"):
-            if found is None:
-                made = half_model(model.graph, model.values, quantiser.weights, weights)
-                manifest = _write(opened, model, made.graph, made.values, folder)
-                tensors = tuple(half_tensor(w, weights) for w in quantiser.weights)
-                record = record_of(weights, limit, tensors, quantiser, model)
-            else:
-                rewrite = REWRITES[opened.manifest.target]
-                graph = rewrite(model.graph, {c.weight.name: c for c in found.chosen})
-                manifest = _write(opened, model, graph, {}, folder)
-                alone = found.divergences
-                tensors = tuple(integer_tensor(c, alone.get(c.weight.name)) for c in found.chosen)
-                record = record_of(weights, limit, tensors, quantiser, model, found.pareto)
-            record = replace(record, model_bytes=model_bytes(manifest.files))
+            manifest, record = _stored(weights, limit, found, quantiser, model, folder)
         with watch.stage("compare"):
             session = _open(manifest, folder, threads)
             exact: Run = session.run
@@ -232,31 +218,46 @@ def _choose(
     return _Found(chosen, alone, points)
 
 
-def _chain(
-    model: FloatModel, layers: Sequence[LayerRecord], inputs: CalibrationInputs
-) -> LayerChain:
-    """Return the layers that were proven one by one, which are run so as well."""
-    assert inputs.windows is not None
-    values = [layer.value for layer in layers if layer.value is not None]
-    return LayerChain(model, values, inputs.windows.calibration, inputs.windows.compared)
-
-
 def _choose_by_layers(
-    weights: str, quantiser: Quantiser, chain: LayerChain, watch: Stopwatch
+    weights: str, chain: LayerChain, quantiser: Quantiser, watch: Stopwatch
 ) -> _Found:
     total = len(quantiser.weights)
     with watch.stage("quantise"), watch.shown.steps("quantise", total) as advance:
         return _Found(quantiser.by_layers(chain, BITS[weights], advance), {})
 
 
+def _stored(
+    weights: str,
+    limit: float | None,
+    found: _Found | None,
+    quantiser: Quantiser,
+    model: FloatModel,
+    folder: Path,
+) -> tuple[Manifest, QuantisationRecord]:
+    """Write the model; returns its manifest, and how its weights are stored."""
+    if found is None:
+        made = half_model(model.graph, model.values, quantiser.weights, weights)
+        manifest = _write(model, made.graph, made.values, folder)
+        tensors = tuple(half_tensor(w, weights) for w in quantiser.weights)
+        record = record_of(weights, limit, tensors, quantiser, model)
+    else:
+        rewrite = REWRITES[model.artifact.manifest.target]
+        graph = rewrite(model.graph, {c.weight.name: c for c in found.chosen})
+        manifest = _write(model, graph, {}, folder)
+        alone = found.divergences
+        tensors = tuple(integer_tensor(c, alone.get(c.weight.name)) for c in found.chosen)
+        record = record_of(weights, limit, tensors, quantiser, model, found.pareto)
+    return manifest, replace(record, model_bytes=model_bytes(manifest.files))
+
+
 def _write(
-    opened: Artifact,
     model: FloatModel,
     graph: onnx.ModelProto,
     values: Mapping[str, NDArray],
     folder: Path,
 ) -> Manifest:
     """Write the model and copy what belongs to it; returns its manifest, nothing compared yet."""
+    opened = model.artifact
     left = {t.name for t in graph.graph.initializer}
     nodes = len(graph.graph.node)
     same = {n: v for n, v in model.values.items() if n in left}

@@ -3,7 +3,8 @@
     inputs -> [0] -> v_0 -> [1] -> v_1 -> ... -> [n] -> outputs
 
 A part has the nodes between the values it begins from and those it gives. What follows from the
-inputs alone, such as masks and rotary embeddings, is computed in every part that needs it.
+inputs alone, such as masks and rotary embeddings, is computed in every part that needs it. Parts
+may read how long the states of others are.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from linexport.errors import UnsupportedModelError
@@ -55,8 +58,8 @@ def cut(model: onnx.ModelProto, values: Sequence[str], states: Mapping[str, str]
 
     Returns:
         One part more than there are values. Every output of the graph is given by the first part
-        that can compute it from the cut values before it, and by all parts that read the state it
-        continues.
+        that can compute it from the cut values before it. What continues a state and follows from
+        the inputs alone, such as a mask, is given by all parts that read that state.
 
     Raises:
         UnsupportedModelError: the graph does not compute one of the values.
@@ -79,7 +82,12 @@ def cut(model: onnx.ModelProto, values: Sequence[str], states: Mapping[str, str]
         end = values[index] if index < len(values) else None
         wanted = [*outputs, *([end] if end is not None and end not in outputs else [])]
         part = _part(model, made, wanted, place.keys() - {*wanted})
-        more = [states[n] for n in sorted(part.read & states.keys()) if states[n] not in outputs]
+        more = [
+            states[name]
+            for name in sorted(part.read & states.keys())
+            if states[name] not in outputs
+            and not _part(model, made, [states[name]], place.keys()).read & place.keys()
+        ]
         part = _part(model, made, [*wanted, *more], place.keys() - {*wanted})
         later = [name for name in part.read if place.get(name, -1) >= index]
         if later:
@@ -89,6 +97,20 @@ def cut(model: onnx.ModelProto, values: Sequence[str], states: Mapping[str, str]
             )
         segments.append(_segment(model, part, (*outputs, *more), end, place))
     return segments
+
+
+def stand_in(initial: NDArray, axis: int | None, length: int) -> NDArray:
+    """Return zeros for a state of another part, of which only the length is read.
+
+    Args:
+        initial: the state before the first token.
+        axis: along which it grows; None: it does not.
+        length: tokens before.
+    """
+    if axis is None:
+        return initial
+    shape = (*initial.shape[:axis], length, *initial.shape[axis + 1 :])
+    return np.zeros(shape, initial.dtype)
 
 
 def _part(

@@ -13,6 +13,9 @@ from linexport.system import memory
 if TYPE_CHECKING:
     import torch
 
+MARGIN = 2**20
+"""Bytes for the alignment of parameters in one file."""
+
 
 def memory_map_weights(loaded: LoadedModel) -> None:
     """Move the large weights to a memory-mapped file; parameters stay the same objects."""
@@ -26,11 +29,12 @@ def mapped_parameters(size: int) -> Iterator[None]:
     A model is never in memory as a whole then, not while it is built either.
 
     Args:
-        size: bytes of the file; parameters for which it has no room stay in plain memory.
+        size: bytes of all parameters; those for which it has no room stay in plain memory.
     """
     import torch
     from torch.nn.modules import module as hooks
 
+    size += MARGIN
     [file] = memory.blocks([size])
     taken = 0
 
@@ -46,7 +50,11 @@ def mapped_parameters(size: int) -> Iterator[None]:
         memory.release(place.data_ptr(), place.nbytes)
         taken += -(-parameter.nbytes // memory.ALIGNED) * memory.ALIGNED
 
-    with hooks.register_module_parameter_registration_hook(register), _one_weight_at_a_time():
+    with (
+        hooks.register_module_parameter_registration_hook(register),
+        _one_weight_at_a_time(),
+        memory.low_memory(),
+    ):
         yield
 
 

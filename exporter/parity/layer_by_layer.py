@@ -22,7 +22,7 @@ import torch
 
 from linexport.artifact.temporary import Run
 from linexport.errors import UnsupportedModelError
-from linexport.graph.segments import Segment, cut
+from linexport.graph.segments import Segment, cut, stand_in
 from linexport.manifest.proof import CaseRecord, LayerRecord, StreamingRecord
 from linexport.parity.cases import ChosenSizes
 from linexport.parity.check import ModelUnderTest, Parity, case_record, largest_error
@@ -186,10 +186,14 @@ def _in_pieces(
     """Return what a part computes of a prompt's tokens that are not padding."""
     result = segment.ends or tested.output_names[0]
     pasts = {s.present: s.past for s in tested.states}
-    state = tested.initial_state(prompt.tokens.shape[0])
+    initial = tested.initial_state(prompt.tokens.shape[0])
+    axes = {s.past: s.growing_axis for s in tested.states}
+    state: dict[str, np.ndarray] = {}
     parts, start = [], 0
     for size in trial.pieces:
-        fed = {**prompt.part(start, start + size), **state}
+        others = {name: stand_in(x, axes[name], start) for name, x in initial.items()}
+        before = {**(others if start else initial), **state}
+        fed = {**prompt.part(start, start + size), **before}
         given = {name: values[:, start : start + size] for name, values in begins.items()}
         own = {name: fed[name] for name in segment.inputs}
         outputs = run({**own, **{name: given[name] for name in segment.begins}})

@@ -187,8 +187,9 @@ class Quantiser:
                 found, method = nearest(matrix, grid), "nearest"
             else:
                 found, method = gptq(matrix, grid, moment), "gptq"
-            [values] = memory.memory_mapped([found.values])
-            made = Chosen(weight, replace(found, values=values), method)
+            values, scales, zeros = memory.memory_mapped([found.values, found.scales, found.zeros])
+            found = replace(found, values=values, scales=scales, zeros=zeros)
+            made = Chosen(weight, found, method)
             self._done[weight.name, bits] = made
             memory.trim_memory()
         return self._done[weight.name, bits]

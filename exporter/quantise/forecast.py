@@ -27,8 +27,11 @@ IN_TEMPORARY = {WHOLE: 2.3, LAYERS: 2.3, QUANTISE: 1.3}
 AT_OUTPUT = {WHOLE: 1.4, LAYERS: 1.4, QUANTISE: 0.4}
 """Parts of the float32 weights, by what is done."""
 
-LOGITS = {WHOLE: 3 * 1000, LAYERS: 3 * 300, QUANTISE: 4096}
+LOGITS = {WHOLE: 3 * 1000, LAYERS: 3 * 300, QUANTISE: 2 * 256}
 """Tokens whose logits are in memory at once."""
+
+COPIES = 1.25
+"""Times that those are there: some are copied, a row at a time."""
 
 SMALL = 2**28
 """Bytes of float32 weights below which nothing is said."""
@@ -49,8 +52,8 @@ class Size:
 
 def memory(what: str, size: Size) -> int:
     """Return the bytes of memory that work on a model takes."""
-    logits = 2 * 4 * LOGITS[what] * size.vocabulary
-    return BASE + int(IN_MEMORY[what] * (size.weights or 0)) + logits
+    logits = 4 * LOGITS[what] * size.vocabulary
+    return BASE + int(IN_MEMORY[what] * (size.weights or 0) + COPIES * logits)
 
 
 def fits(what: str, size: Size) -> bool:

@@ -39,7 +39,7 @@ DAMPING = 0.01
 CYCLES = 4
 """Times that every value goes to its best; more were measured to gain nothing."""
 
-AT_ONCE = 2**22
+AT_ONCE = 2**21
 """Weights that are rounded at once: each takes about 50 bytes meanwhile."""
 
 Moment = NDArray[np.float64]

@@ -17,11 +17,11 @@ from onnx import TensorProto, helper
 
 from linexport.artifact.runtime import Artifact
 from linexport.artifact.temporary import Arrays, Run
-from linexport.graph.segments import Segment, cut
+from linexport.graph.segments import Segment, cut, stand_in
 from linexport.quantise.opened import FloatModel
 from linexport.system import memory
 
-PIECE = 512
+PIECE = 256
 """Tokens of a call: logits of long sequences, and scores of softmax layers, are large."""
 
 Window = NDArray[np.int64]
@@ -52,6 +52,7 @@ class LayerChain:
         states = {s.past: s.present for s in artifact.manifest.states}
         self.segments = cut(model.graph, values, states)
         self._model, self._pasts = model, {present: past for past, present in states.items()}
+        self._growing = {s.past: s.grows for s in artifact.manifest.states if s.grows is not None}
         self._measured, self._compared = len(calibration), compared
         self._sequences = [*calibration, *compared]
         self._held: list[dict[str, NDArray]] = [{} for _ in self._sequences]
@@ -128,6 +129,8 @@ class LayerChain:
     def _feeds(self, segment: Segment, number: int, start: int, state: Arrays) -> Arrays:
         piece = self._sequences[number][None, start : start + PIECE]
         given = {**self._model.artifact.feeds(piece), **state}
+        for other in self._growing.keys() - state.keys() if start else ():
+            given[other] = stand_in(given[other], self._growing[other], start)
         held = self._held[number]
         begins = {name: held[name][:, start : start + PIECE] for name in segment.begins}
         return {**{name: given[name] for name in segment.inputs}, **begins}
