@@ -5,15 +5,16 @@ Signals are handled before anything that takes time is imported.
 
 from __future__ import annotations
 
-from linexport.system import signals, unread
+from linexport.system import signals
 
 
 def main() -> None:
     """Run the command line."""
     signals.install()
+    from linexport.system import memory, unread
+
     unread.install()
     from linexport.cli import main as run
-    from linexport.system import memory
 
     memory.own_process()
     run()
