@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from onnx import helper, numpy_helper
 
 import linexport
 from linexport.artifact import Artifact
@@ -27,7 +29,7 @@ from linexport.artifact.sampling import Sampling, continuation, log_probabilitie
 from linexport.artifact.tokenizer import end_tokens, find_tokenizer
 from linexport.errors import EnvironmentProblemError, ParityError, UsageError
 from linexport.loaders import load_model
-from linexport.manifest import Manifest, digest
+from linexport.manifest import Manifest, describe_files, digest
 from linexport.manifest.records import InputRecord, StateRecord, TensorRecord
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -491,6 +493,29 @@ def test_bad_requests(
 ) -> None:
     done = cli("generate", model.path, *options)
     assert done.code == code and words in done.err and "Traceback" not in done.err
+
+
+def test_a_model_that_cannot_be_run_is_no_fault_of_the_program(
+    cli: Callable[..., Any], copy: Path
+) -> None:
+    """More bytes than any machine has addresses for."""
+    model = onnx.load(copy / "model.onnx")
+    graph, logits = model.graph, model.graph.output[0].name
+    [node] = [n for n in graph.node if logits in n.output]
+    node.output[list(node.output).index(logits)] = "right"
+    graph.initializer.append(numpy_helper.from_array(np.array([2**50]), "size"))
+    graph.node.append(helper.make_node("ConstantOfShape", ["size"], ["much"]))
+    graph.node.append(helper.make_node("ReduceSum", ["much"], ["sum"], keepdims=0))
+    graph.node.append(helper.make_node("Add", ["right", "sum"], [logits]))
+    onnx.save(model, copy / "model.onnx")
+    files = describe_files(copy)
+    content = json.loads((copy / "manifest.json").read_text())
+    content["files"]["model.onnx"] = vars(files["model.onnx"])
+    content["model_sha256"] = files["model.onnx"].sha256
+    (copy / "manifest.json").write_text(json.dumps(content))
+    done = cli("generate", copy, "--prompt", "x")
+    assert done.code == 5, done.err
+    assert "ONNX Runtime cannot run the model" in done.err and "fault" not in done.err
 
 
 def test_a_reader_that_has_had_enough_ends_it_quietly(

@@ -15,8 +15,9 @@ from typing import Any, TextIO
 
 import typer
 
-from linexport.errors import LinexportError, StoppedAfterPass
+from linexport.errors import EnvironmentProblemError, LinexportError, StoppedAfterPass
 from linexport.system import signals
+from linexport.system.terminal import printable
 
 TRACEBACKS = "LINEXPORT_TRACEBACK"
 
@@ -52,6 +53,13 @@ def guarded(json_output: bool) -> Iterator[None]:
         if os.environ.get(TRACEBACKS):
             raise
         first = (str(error).strip() or "no message").splitlines()[0]
+        if type(error).__module__.startswith("onnxruntime"):
+            _fail(
+                f"ONNX Runtime cannot run the model: {first}\nIt may need more memory than there "
+                "is, or the model is not one that linexport wrote.",
+                EnvironmentProblemError.exit_code,
+                json_output,
+            )
         _fail(
             f"Internal error: {type(error).__name__}: {first}\nThis is a fault of linexport. Run "
             f"again with {TRACEBACKS}=1 to see where, and report it.",
@@ -68,7 +76,7 @@ def _fail(message: str, code: int, json_output: bool) -> None:
         print_error(message, code)
     else:
         typer.secho("Error: ", fg="red", bold=True, err=True, nl=False)
-        typer.echo(message, err=True)
+        typer.echo(printable(message), err=True)
     raise typer.Exit(code)
 
 

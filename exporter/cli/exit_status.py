@@ -21,12 +21,11 @@ def finish(manifest: Manifest, folder: Path, json: bool) -> None:
 
         print_json(to_json(manifest))
     else:
-        from rich.console import Console
-
         from linexport.manifest import REPORT
         from linexport.report import render_summary
+        from linexport.system.terminal import plain_console
 
-        console = Console(highlight=False)
+        console = plain_console(highlight=False)
         render_summary(manifest, console)
         first = manifest.parity and manifest.parity.first_divergence
         if first:

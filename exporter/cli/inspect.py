@@ -11,6 +11,7 @@ import typer
 from linexport.cli.errors import guarded, print_json
 from linexport.cli.options import Json
 from linexport.errors import UsageError
+from linexport.system.terminal import plain_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,11 +66,9 @@ def _write(html: Path, found: SourceInspection | ArtifactInspection) -> None:
 
 
 def _print(found: SourceInspection | ArtifactInspection) -> None:
-    from rich.console import Console
-
     from linexport.manifest.inspected import ArtifactInspection
 
-    console = Console(highlight=False)
+    console = plain_console(highlight=False)
     if isinstance(found, ArtifactInspection):
         manifest = found.manifest
         _print_origin(console, "artifact", manifest.source, manifest.dims, vars(manifest.nodes))
