@@ -5,7 +5,7 @@
 
 Memory of the process is sampled every 5 ms, in MiB: what is its own, and pages of files that are
 mapped, which leave when others need them. ``--limit`` converts in a control group that has no more
-than this, pages of files among it.
+than this, pages of files among it. Runs are added to those in FILE.
 """
 
 from __future__ import annotations
@@ -163,7 +163,10 @@ def main() -> None:
         found = limited(command, given.limit)
     stages = found.pop("stages")
     print(json.dumps(found))
-    measurement.write(given.json, {**found, "limit": given.limit, "stages": stages})
+    most = max(stages, key=lambda row: row["own"])["name"]
+    run = {**found, "proof": given.proof or "whole", "limit": given.limit, "stage": most}
+    earlier = measurement.read(given.json)["runs"] if given.json and given.json.exists() else []
+    measurement.write(given.json, {"family": given.family, "runs": [*earlier, run]})
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 from pages import ROOT, table
 
 NONE = "–"
+MEMORY = ("file", "proof", "own", "stage", "limit")
 
 
 def record(name: str) -> dict[str, Any]:
@@ -132,6 +133,16 @@ def _weights(result: Any) -> str:
     return f"{head}\n\n{table(titles, rows)}"
 
 
+def _memory(result: Any) -> str:
+    titles = ["checkpoint, MiB", "`--proof`", "own memory, MiB", "most while", "allowed, MiB"]
+    rows = [
+        [f"{run[key]:,}" if isinstance(run[key], int) else run[key] for key in MEMORY]
+        for run in result["runs"]
+    ]
+    head = f"A `{result['family']}` with random weights, converted with `--weights int4`:"
+    return f"{head}\n\n{table(titles, rows)}"
+
+
 def _maps(result: Any) -> str:
     long, favor = result["taylor2"], result["favor"]
     speed = long["ms"]["plain"] / long["ms"]["artifact"]
@@ -224,6 +235,7 @@ PARTS = {
         "linearize_digits": _linearize_digits,
         "linearize_memory": _linearize_memory,
         "maps": _maps,
+        "memory": _memory,
         "nodes": _nodes,
         "runtimes": _runtimes,
         "weights": _weights,
