@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from linexport.artifact import write
 from linexport.graph import external_data
 from linexport.loaders import load_model
 from linexport.loaders.loaded_model import LoadedModel, Source
-from linexport.loaders.memory_map import memory_map_weights, unmap_weights
+from linexport.loaders.memory_map import mapped_parameters, memory_map_weights, unmap_weights
 from linexport.parity.reference import Reference
 from linexport.system import memory
 from linexport.system.progress import Silent
@@ -199,3 +200,27 @@ def test_a_model_opened_at_all_gives_back_the_same(factories: SimpleNamespace) -
     before = loaded.module(*loaded.args)
     memory_map_weights(loaded)
     assert torch.equal(loaded.module(*loaded.args), before)
+
+
+def test_parameters_are_mapped_as_they_are_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_DEACTIVATE_ASYNC_LOAD", raising=False)
+    large, small = torch.randn(512, 1024), torch.randn(3)
+
+    def registered(size: int) -> tuple[torch.nn.Parameter, torch.nn.Parameter]:
+        with mapped_parameters(size):
+            assert os.environ["HF_DEACTIVATE_ASYNC_LOAD"] == "1"
+            module = torch.nn.Module()
+            module.first = torch.nn.Parameter(large.clone())
+            module.tied = module.first
+            module.other = torch.nn.Parameter(small.clone())
+        assert module.tied is module.first and torch.equal(module.other, small)
+        assert torch.equal(module.first, large)
+        return module.first, module.other
+
+    first, other = registered(large.nbytes)
+    assert memory.is_memory_mapped(first.data_ptr())
+    assert not memory.is_memory_mapped(other.data_ptr())
+    assert "HF_DEACTIVATE_ASYNC_LOAD" not in os.environ
+    monkeypatch.setattr("linexport.loaders.memory_map.MARGIN", 0)
+    first, _ = registered(large.nbytes - 1)
+    assert not memory.is_memory_mapped(first.data_ptr())
