@@ -263,14 +263,14 @@ SIGNALS = {
 }
 
 
-# A conversion in a process of its own takes seconds.
+# Conversions in processes of their own; continuous integration runs one of them.
 QUICK = {("with the model written", signal.SIGTERM)}
 INTERRUPTIONS = [
     pytest.param(
         moment,
         sent,
         id=f"{moment}-{sent.name}",
-        marks=() if (moment, sent) in QUICK else pytest.mark.slow,
+        marks=pytest.mark.services if (moment, sent) in QUICK else pytest.mark.slow,
     )
     for moment in MOMENTS
     for sent in SIGNALS

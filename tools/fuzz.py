@@ -23,19 +23,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.support.fuzzing import campaign
 from tests.support.fuzzing.kinds import KINDS
 
-EVERY = 500
+EVERY = 60
+"""Seconds between two lines of progress."""
 
 
 def main() -> int:
     """Attempt the cases and print the counts."""
     given = arguments()
-    started = time.monotonic()
+    started = shown = time.monotonic()
 
     def progress(index: int, report: campaign.Report) -> None:
-        done = index - given.first + 1
-        if done % EVERY == 0:
-            rate = done / (time.monotonic() - started)
-            print(f"{done} cases, {rate:.1f}/s: {dict(report.counts)}", file=sys.stderr)
+        nonlocal shown
+        now = time.monotonic()
+        if now - shown >= EVERY:
+            shown, done = now, index - given.first + 1
+            rate = done / (now - started)
+            print(f"{done} cases, {rate:.2f}/s: {dict(report.counts)}", file=sys.stderr)
             for found in report.findings.values():
                 print(f"    {found.count} x {found.outcome}: {found.where}", file=sys.stderr)
 
