@@ -90,7 +90,11 @@ def test_artifacts_that_are_replaced_all_the_time_are_opened_whole(
     seen = set()
     try:
         for _ in range(40):
-            opened = linexport.load(first, threads=1)
+            try:
+                opened = linexport.load(first, threads=1)
+            except UsageError as error:  # on a busy machine
+                assert "is being replaced over and over" in str(error)
+                continue
             np.testing.assert_array_equal(logits(opened), expected[opened.model_sha256])
             seen.add(opened.model_sha256)
     finally:
