@@ -137,9 +137,12 @@ def exponential(form: Form) -> Form | None:
 def _exponential(term: Term, form: Form) -> Form | None:
     if not term.factors:
         return constant(math.exp(term.coefficient), form.dims)
+    only = term.factors[0]
+    if isinstance(only, Nested) and only.kind == "log" and len(term.factors) == 1:
+        # exp(log X) = X for positive X, and a logarithm of anything else is NaN on both sides.
+        return Form(form.dims, only.inner.terms) if term.coefficient == 1 else None
     if term.coefficient == -math.inf:
         # exp(-inf m) is 0 where the mask m is 1 and, with 0 inf = 0, 1 where m is 0: that is 1 - m.
-        only = term.factors[0]
         if len(term.factors) > 1 or not isinstance(only, PositionOrder | Leaf):
             return None
         return complement(Form(form.dims, (Term(1.0, (only,)),)))

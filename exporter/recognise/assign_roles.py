@@ -8,12 +8,12 @@ positions it compares. Without one, every group of bound labels is tried as s.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from linexport.recognise.axes import Axis, Index, size_of
-from linexport.recognise.joining import match
+from linexport.recognise.decay import common_exponent
+from linexport.recognise.recurrence import read_recurrence
 from linexport.recognise.roles import NotAttentionError, Roles
 from linexport.recognise.terms import Form, Leaf, Nested, PositionOrder, Term
 
@@ -29,8 +29,11 @@ def assign_roles(product: Term, form: Form) -> Roles | None:
     leaves = [f for f in product.of(Leaf) if f.axes]
     if len(leaves) != len(product.of(Leaf)):
         return None
+    if any(f.kind == "log" for f in product.of(Nested)):
+        return None
     if orders:
-        return _causal(product, orders, leaves, free, bound)
+        roles = _causal(product, orders, leaves, free, bound)
+        return read_recurrence(product, form) if roles is None else roles
     found = list(_bidirectional(product, leaves, free, bound))
     return min(found, key=_ambiguity_rank, default=None)
 
@@ -153,7 +156,7 @@ def _sides(
         tuple(value),
         tuple(weights),
         mask[0] if mask else None,
-        _decay(product, query_position, key_position),
+        common_exponent(product, query_position, key_position),
         query_position,
         key_position,
         tuple(_ordered(query, channels)),
@@ -164,34 +167,6 @@ def _sides(
     if len(roles.channels) != len(channels):
         return None
     return replace(roles, batch=_batch(roles))
-
-
-def _decay(product: Term, query_position: Index, key_position: Index) -> Term | None:
-    """Return X where exp(X_t) and exp(-X_s) are factors; None without exps."""
-    exps = [f for f in product.of(Nested) if f.kind == "exp"]
-    if not exps:
-        return None
-    if any(len(f.inner.terms) != 1 for f in exps):
-        raise NotAttentionError("exp is taken of a sum of several things")
-    both = [f for f in exps if f.axes & set(query_position) and f.axes & set(key_position)]
-    if both:
-        raise NotAttentionError("exp is taken of query times key, which is softmax attention")
-    at_row = [f.inner.terms[0] for f in exps if f.axes & set(query_position)]
-    at_column = [f.inner.terms[0] for f in exps if f.axes & set(key_position)]
-    if len(at_row) != 1 or len(at_column) != 1 or len(exps) != 2:
-        raise NotAttentionError("its decay is not one factor for queries and its inverse for keys")
-    # exp(X_t - X_s) is a product of decays between s and t only if both sides have the same X: the
-    # key's exponent, with t for s and the other sign, must be the query's.
-    moved = (
-        at_column[0]
-        .scaled(-1.0)
-        .rename({s: (t,) for s, t in zip(key_position, query_position, strict=True)})
-    )
-    shared = frozenset(at_row[0].axes | moved.axes) & frozenset(product.axes)
-    same_rate = math.isclose(moved.coefficient, at_row[0].coefficient)
-    if not same_rate or match(at_row[0], moved, shared) is None:
-        raise NotAttentionError("the decays of queries and of keys differ")
-    return at_row[0]
 
 
 def _batch(roles: Roles) -> Index:

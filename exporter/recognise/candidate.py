@@ -49,6 +49,7 @@ def rewrite_candidate(
         {n: v for n, v in known.items() if v is not None},
         names | falling if rising else names,
         frozenset() if rising else falling,
+        frozenset() if roles.query else frozenset(f.tensor.name for f in decays),
         _channels(roles) if writer.applies_map or len(roles.query) > 1 else {},
         (root.region, root.tensor),
         (writer.nodes, writer.result),

@@ -6,11 +6,13 @@ exp(X_t - X_s) with X_t = c t                   decay c at every token      (Ret
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from linexport.recognise.axes import Index
+from linexport.recognise.joining import match
 from linexport.recognise.roles import NotAttentionError, Roles
-from linexport.recognise.terms import Iota, Leaf, PositionOrder
+from linexport.recognise.terms import Iota, Leaf, Nested, PositionOrder, Term
 
 
 @dataclass(frozen=True)
@@ -54,3 +56,35 @@ def read_decay(roles: Roles, heads: Index) -> Decay:
         raise NotAttentionError("its decay depends on labels that keys do not have")
     width = roles.channels if own & set(roles.channels) else ()
     return Decay(leaf, time, width, term.coefficient)
+
+
+def common_exponent(product: Term, query_position: Index, key_position: Index) -> Term | None:
+    """Return X where exp(X_t) and exp(-X_s) are factors; None without exps.
+
+    Raises:
+        NotAttentionError: exps are factors in another way.
+    """
+    exps = [f for f in product.of(Nested) if f.kind == "exp"]
+    if not exps:
+        return None
+    if any(len(f.inner.terms) != 1 for f in exps):
+        raise NotAttentionError("exp is taken of a sum of several things")
+    both = [f for f in exps if f.axes & set(query_position) and f.axes & set(key_position)]
+    if both:
+        raise NotAttentionError("exp is taken of query times key, which is softmax attention")
+    at_row = [f.inner.terms[0] for f in exps if f.axes & set(query_position)]
+    at_column = [f.inner.terms[0] for f in exps if f.axes & set(key_position)]
+    if len(at_row) != 1 or len(at_column) != 1 or len(exps) != 2:
+        raise NotAttentionError("its decay is not one factor for queries and its inverse for keys")
+    # exp(X_t - X_s) is a product of decays between s and t only if both sides have the same X: the
+    # key's exponent, with t for s and the other sign, must be the query's.
+    moved = (
+        at_column[0]
+        .scaled(-1.0)
+        .rename({s: (t,) for s, t in zip(key_position, query_position, strict=True)})
+    )
+    shared = frozenset(at_row[0].axes | moved.axes) & frozenset(product.axes)
+    same_rate = math.isclose(moved.coefficient, at_row[0].coefficient)
+    if not same_rate or match(at_row[0], moved, shared) is None:
+        raise NotAttentionError("the decays of queries and of keys differ")
+    return at_row[0]

@@ -49,10 +49,17 @@ class MatchWriter(Factors):
         """
         roles, order = self.roles, self.layout
         dtype = self._dtype()
-        query = self.packed("query", roles.query, order.query, roles.channels, dtype)
-        key = self.packed("key", roles.key, order.key, roles.channels, dtype)
-        value = self._value(dtype)
-        inputs = [query, key, value]
+        # Without a value, or query and key, they are 1, of width 1.
+        inputs: list[gs.Tensor] = [
+            self.packed(role, leaves, heads, width, dtype)
+            if leaves
+            else self._everywhere(np.ones((1, 1, axis_size(heads)), dtype), heads, time)
+            for role, leaves, heads, width, time in (
+                ("query", roles.query, order.query, roles.channels, roles.query_position),
+                ("key", roles.key, order.key, roles.channels, roles.key_position),
+                ("value", roles.value, order.value, roles.widths, roles.key_position),
+            )
+        ]
         # Inputs are positional, and these two are states: a pass that follows may add them.
         if roles.decay is not None or roles.mask is not None:
             inputs += [gs.Variable.empty(), gs.Variable.empty()]
@@ -104,14 +111,6 @@ class MatchWriter(Factors):
         if any(k.name not in DTYPES for k in kinds):
             raise NotAttentionError(f"it computes in {widest}; expected {', '.join(DTYPES)}")
         return widest
-
-    def _value(self, dtype: np.dtype[np.generic]) -> gs.Variable:
-        roles, order = self.roles, self.layout
-        if roles.value:
-            return self.packed("value", roles.value, order.value, roles.widths, dtype)
-        # sum_s q . k_s is attention whose values are all one, of width 1.
-        ones = np.ones((1, 1, axis_size(order.value)), dtype)
-        return self._everywhere(ones, order.value, roles.key_position)
 
     def _everywhere(self, row: np.ndarray, heads: Index, time: Index) -> gs.Variable:
         """Numbers of the heads, (1, 1, heads), repeated for every token."""

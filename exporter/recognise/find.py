@@ -106,7 +106,7 @@ class Search:
                     reason := softmax.not_linear_reason(self.evaluator, node, form)
                 ):
                     self._reject(node, reason)
-                if roles is not None:
+                if roles is not None and not _overflows(tensor, roles):
                     region = self._region(tensor, roles)
                     roots[tensor.name] = Root(tensor, form, roles, region, mapped)
         return roots
@@ -155,6 +155,8 @@ class Search:
                 if tensor is root.tensor or tensor.name not in roots:
                     continue
                 inner = roots[tensor.name].roles
+                if root.roles.query and not inner.query:
+                    continue  # a sum over keys alone, of which the attention is made
                 # Factors that differ from query to query are outside the sum over keys: without
                 # them the inner value is the whole attention, and a simpler one.
                 if root.roles.weights and inner.value and not inner.weights:
@@ -214,6 +216,12 @@ class Search:
             last = result.inputs[0]
             last.outputs = [root.tensor if o is result else o for o in last.outputs]
         self.graph.nodes += writer.nodes
+
+
+def _overflows(tensor: gs.Tensor, roles: Roles) -> bool:
+    """Return whether a sum of exps is taken the logarithm of, which a pass computes stably."""
+    exps = not roles.query and any(f.function[0] == "Exp" for f in roles.value)
+    return exps and any(node.op == "Log" for node in tensor.outputs)
 
 
 def _check_quotient(tensor: gs.Tensor, roles: Roles) -> None:

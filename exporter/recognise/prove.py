@@ -51,6 +51,8 @@ class RewriteCandidate:
         known: values of inputs that are the same at every run.
         positive, negative: names of inputs that must be drawn so, for the denominator not to change
             its sign and for decays to decay.
+        steady: names of inputs that are of unit variance in every kind: decays that are written as
+            a quotient of products leave float32 sooner than the recurrence does.
         channels: dims of channels of queries (0) and keys (1) whose scores are to be nearly 0.
         original, replacement: the nodes of each, in order, and what they compute.
         length: the size of a sequence.
@@ -62,6 +64,7 @@ class RewriteCandidate:
     known: Mapping[str, np.ndarray]
     positive: frozenset[str]
     negative: frozenset[str]
+    steady: frozenset[str]
     channels: Mapping[str, tuple[int, int]]
     original: tuple[Sequence[gs.Node], gs.Variable]
     replacement: tuple[Sequence[gs.Node], gs.Variable]
@@ -181,6 +184,8 @@ def _draw(
     if dtype.kind in "iu":
         return random.integers(0, 2, shape).astype(dtype)
     x = random.standard_normal(shape)
+    if tensor.name in candidate.steady:
+        kind = "normal"
     if kind == "orthogonal" and tensor.name in candidate.channels:
         # Queries live in channels 0, 2, 4, ..., keys in 1, 3, 5, ...
         place, side = candidate.channels[tensor.name]

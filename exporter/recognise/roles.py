@@ -21,7 +21,8 @@ class Roles:
     """The parts of one linear attention.
 
     Attributes:
-        query, key, value: factors of each; no value means a value of one (a denominator).
+        query, key, value: factors of each; no value means a value of one (a denominator), no query
+            and key a recurrence.
         weights: factors of the output that differ from query to query, and not along its width.
         mask: a mask of the keys, True where they count.
         decay: what ``exp`` is taken of at the query's position, once for a gated recurrence.

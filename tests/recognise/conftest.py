@@ -93,6 +93,11 @@ NEAR_ANOTHER = {
     "galerkin",
     "quadratic_unnormalised",
     "sharedprojection",
+    "min_lstm",
+    "quotient_of_products",
+    "moving_average",
+    "powers_of_channels",
+    "running_mean_of_exponents",
 }
 """Formulations that differ little from one that every run has."""
 

@@ -177,6 +177,14 @@ def negate(a: Form) -> Form | None:
     return algebra.negated(a)
 
 
+def log(a: Form) -> Form | None:
+    """Return log of a sum over positions, which an exp behind it undoes."""
+    summed = any(term.axes - a.axes for term in a.terms)
+    if len(a.terms) != 1 or not summed:
+        return None
+    return replace(a, terms=(Term(1.0, (algebra.nested("log", a),)),))
+
+
 def reciprocal(a: Form) -> Form | None:
     """Return 1 / a."""
     return None if _single(a) else divide(algebra.constant(1.0), a)
@@ -265,6 +273,7 @@ SPECIAL: dict[str, Any] = {
     "Neg": negate,
     "Reciprocal": reciprocal,
     "Exp": exp,
+    "Log": log,
     "Pow": power,
     "Where": where,
     "GreaterOrEqual": lambda a, b: position_order(a, b, 0),

@@ -99,9 +99,3 @@ class RandomMask(nn.Module):
 
 
 formulation(OTHER)(RandomMask)
-
-
-@formulation(OTHER)
-def running_mean(q, k, v):
-    """A cumulative sum that is no attention."""
-    return v.cumsum(1) / (torch.arange(v.shape[1]) + 1).view(1, -1, 1) * torch.sigmoid(q) + k
