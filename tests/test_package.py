@@ -348,3 +348,8 @@ def test_wrong_options_of_a_cluster_are_named(
     done = cli("package", artifact, "--for", "ray", "-o", tmp_path / "x", "--option", option)
     assert (done.code, words in " ".join(done.err.split())) == (2, True), done.err
     assert not (tmp_path / "x").exists()
+
+
+def test_help_names_every_destination(cli: Callable[..., Any]) -> None:
+    text = cli("package", "--help").out
+    assert all(name in text for name in destinations())

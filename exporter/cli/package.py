@@ -16,7 +16,7 @@ def package(
     artifact: ArtifactPath,
     destination: Annotated[
         str,
-        typer.Option("--for", help="genai, onnx, ort-mobile, ray or triton."),
+        typer.Option("--for", help="genai, onnx, ort-mobile, ray, transformers.js or triton."),
     ],
     output: Annotated[
         Path, typer.Option("-o", "--output", help="A new folder, or one to replace.")
