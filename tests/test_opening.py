@@ -381,3 +381,13 @@ def test_an_artifact_is_opened_by_the_key_it_was_signed_with(
     linexport.load(artifact, threads=1)
     with pytest.raises(SignatureError, match=r"changed: report\.html"):
         linexport.load(artifact, threads=1, key=public)
+
+
+@pytest.mark.parametrize("target", ["ort", "onnx"])
+@pytest.mark.parametrize("name", ["mixed_heads", "mixed_features"])
+def test_an_einsum_of_what_attention_returns_is_opened(
+    converted: Callable[..., Path], name: str, target: str
+) -> None:
+    """Ranks follow through the bodies of functions, which hold branches and loops."""
+    model = linexport.load(converted(name, target=target), threads=1)
+    assert model.run(np.ones((1, 5, 8), np.float32))["output"].shape == (1, 5, 8)

@@ -353,6 +353,16 @@ BAD = [
         ),
         "Einsum reads 'z', whose number of dimensions is known only when the graph runs",
     ),
+    (
+        lambda: (
+            HEAD
+            + """ g (float[n, k] x, int64[4000000000] shape) => (float[m, n] y) {
+            z = Reshape(x, shape)
+            y = Einsum <equation = "ij,jk->ik"> (z, z)
+        }"""
+        ),
+        "Einsum reads 'z', whose number of dimensions is known only when the graph runs",
+    ),
     (lambda: axes_of_type(2**31 - 1), "invalid ONNX model: .*data type 2147483647"),
     (
         lambda: (
@@ -367,6 +377,12 @@ BAD = [
 
 
 EINSUMS = {
+    "of a computed shape": """ g (float[n, k] x) => (float[a, b] y) {
+        s = Shape(x)
+        t = Concat <axis = 0> (s)
+        z = Reshape(x, t)
+        y = Einsum <equation = "ij,kj->ik"> (x, z)
+    }""",
     "reshaped": """ g (float[2, 3] x) => (float[a, b] y) <int64[2] s = {3, 2}> {
         z = Reshape(x, s)
         y = Einsum <equation = "ij,jk->ik"> (x, z)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
-from onnx import TensorProto, inliner, shape_inference
+from onnx import TensorProto, helper, inliner, shape_inference
 
 from linexport.errors import UnsupportedModelError
 from linexport.graph.walk import all_graphs, all_nodes, all_tensors, subgraphs
@@ -20,13 +20,18 @@ from linexport.loaders.onnx_file.external import stored_bytes
 
 EINSUM = "Einsum"
 RANK_KEPT = {
-    ("com.microsoft", name) for name in ("CausalConvWithState", "LinearAttention", "MatMulNBits")
+    ("com.microsoft", "CausalConvWithState"): (0, 3),
+    ("com.microsoft", "LinearAttention"): (0, 3),
+    ("com.microsoft", "MatMulNBits"): (0,),
 }
-"""Operators of ONNX Runtime in artifacts, whose first output has the rank of the first input; onnx
-knows of no shapes for them."""
+"""Operators of ONNX Runtime in artifacts, of which onnx knows no shapes: the input that each output
+has the rank of."""
 
 SHAPES = 2**12
 """Bytes of a tensor that may be a shape; the values of larger ones are not looked at."""
+
+ROUNDS, MOST_AXES = 16, 64
+"""How often shapes are inferred, and the largest rank that is told from the length of a shape."""
 
 _LARGEST = 2**28
 """Bytes of a graph, without its weights, that shapes are inferred of, since that copies it."""
@@ -49,7 +54,7 @@ def check_ranks(path: Path, model: onnx.ModelProto) -> None:
         _check_equations(bare)
         plain = inliner.inline_local_functions(bare)
         _keep_ranks(plain)
-        unknown = sorted(set(_unranked(shape_inference.infer_shapes(plain).graph, set())))
+        unknown = sorted(set(_unranked(_inferred(plain).graph, set())))
     except (ValueError, RuntimeError, shape_inference.InferenceError) as error:
         raise UnsupportedModelError(f"its shapes cannot be told: {first_line(error)}") from error
     if unknown:
@@ -115,11 +120,62 @@ def _without_values(tensor: TensorProto) -> TensorProto:
 
 
 def _keep_ranks(model: onnx.ModelProto) -> None:
-    """Put Identity in the place of operators that keep the rank."""
-    for node in all_nodes(model):
-        if (node.domain, node.op_type) in RANK_KEPT:
-            del node.input[1:], node.output[1:], node.attribute[:]
-            node.domain, node.op_type = "", "Identity"
+    """Put an Identity in the place of every output of operators that keep ranks."""
+    for graph in all_graphs(model):
+        nodes = [one for node in graph.node for one in _as_identities(node)]
+        del graph.node[:]
+        graph.node.extend(nodes)
+
+
+def _as_identities(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    kept = RANK_KEPT.get((node.domain, node.op_type))
+    if kept is None:
+        return [node]
+    pairs = [
+        (node.input[i], o) for i, o in zip(kept, node.output, strict=False) if i < len(node.input)
+    ]
+    return [helper.make_node("Identity", [given], [o]) for given, o in pairs if given and o]
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Infer shapes, and ranks that follow from the length of a shape alone.
+
+    onnx infers nothing of a Reshape or an Expand to a shape that is computed, or of a value that
+    it knows nothing of.
+    """
+    found = shape_inference.infer_shapes(model)
+    for _ in range(ROUNDS):
+        if not sum(_shaped(graph) for graph in all_graphs(found)):
+            break
+        found = shape_inference.infer_shapes(found)
+    return found
+
+
+def _shaped(graph: onnx.GraphProto) -> bool:
+    """Write the ranks that follow from the lengths of shapes; return whether there were any."""
+    own = [*graph.input, *graph.output, *graph.value_info]
+    shapes = {v.name: v.type.tensor_type.shape for v in own if _has_shape(v)}
+    lengths = {name: s.dim[0].dim_value for name, s in shapes.items() if len(s.dim) == 1}
+    lengths |= {t.name: t.dims[0] for t in graph.initializer if len(t.dims) == 1}
+    ranks = {name: len(shape.dim) for name, shape in shapes.items()}
+    ranks |= {t.name: len(t.dims) for t in graph.initializer}
+    stated = {value.name: value for value in own}
+    changed = False
+    for node in graph.node:
+        if node.op_type not in ("Reshape", "Expand") or len(node.input) != 2:
+            continue
+        rank = lengths.get(node.input[1], 0)
+        if node.op_type == "Expand":  # to the rank of whichever has more
+            rank = max(rank, ranks[node.input[0]]) if rank and node.input[0] in ranks else 0
+        value = stated.get(node.output[0])
+        if 0 < rank <= MOST_AXES and value is not None and not _has_shape(value):
+            value.type.tensor_type.shape.dim.extend([onnx.TensorShapeProto.Dimension()] * rank)
+            changed = True
+    return changed
+
+
+def _has_shape(value: onnx.ValueInfoProto) -> bool:
+    return bool(value.type.tensor_type.HasField("shape"))
 
 
 def _unranked(graph: onnx.GraphProto, around: set[str]) -> Iterator[str]:
@@ -127,7 +183,7 @@ def _unranked(graph: onnx.GraphProto, around: set[str]) -> Iterator[str]:
     own = [*graph.input, *graph.output, *graph.value_info]
     named = {value.name for value in own} | {name for node in graph.node for name in node.output}
     ranked = around - named | {tensor.name for tensor in graph.initializer}
-    ranked |= {v.name for v in own if v.type.tensor_type.HasField("shape")}
+    ranked |= {v.name for v in own if _has_shape(v)}
     for node in graph.node:
         if node.op_type == EINSUM:
             yield from (name for name in node.input if name not in ranked)

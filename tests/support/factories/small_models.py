@@ -22,6 +22,31 @@ def small():
     return Attend(), (torch.randn(2, 16, 8),)
 
 
+class MixHeads(nn.Module):
+    """Einsums of what attention returns: of its heads, or of the whole."""
+
+    def __init__(self, heads):
+        super().__init__()
+        self.heads, shape = heads, (heads, 8 // heads, 8 // heads)
+        self.weight = nn.Parameter(torch.randn(shape) / 3)
+
+    def forward(self, x):
+        y = attend(x)[0]
+        if self.heads == 1:
+            return torch.einsum("bti,ij->btj", y, self.weight[0])
+        return torch.einsum(
+            "bthi,hij->bthj", y.unflatten(2, (self.heads, -1)), self.weight
+        ).flatten(2)
+
+
+def mixed_heads():
+    return MixHeads(2), (torch.randn(2, 16, 8),)
+
+
+def mixed_features():
+    return MixHeads(1), (torch.randn(2, 16, 8),)
+
+
 def example():
     return models.build("language_model", LM), (torch.randint(256, (2, 16)),)
 
