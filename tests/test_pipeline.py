@@ -140,7 +140,7 @@ def test_what_mixes_tokens_makes_a_model_stateless_and_is_named(
     assert not manifest.streaming.passed
     reason = manifest.streaming.reason
     assert reason.startswith("exported without state: ")
-    assert reason.endswith(". What mixes tokens: ReduceMean node_mean")
+    assert reason.endswith(". What mixes tokens: ReduceMean mean")
 
 
 def test_positions_and_causal_convolutions_get_states(made: Callable[..., Manifest]) -> None:
