@@ -2,20 +2,22 @@
 
     python tools/bench_cpu.py [--lengths 512,1024] [--threads N] [--only NAME] [--json FILE]
 
-Causal elu+1, normalised, H = 8, d = 64, B = 1, then one head, gated and gated delta rules, and what
-ONNX Runtime has no kernel for. All baselines of a row take turns in one process, hot (the same
-inputs again) and cold (other memory was read in between). The bound is the recurrence's operations
-(4 H d^2 T for elu+1) at the speed that MatMul of 768 x 768 had in the same turns. ONNX Runtime's
-kernel has neither map nor normaliser; the library computes both.
+Causal elu+1, normalised, H = 8, d = 64, B = 1, then one head, gated and gated delta rules, what
+ONNX Runtime has no kernel for, and layers of favor+ and taylor2. All baselines of a row take turns
+in one process, hot (the same inputs again) and cold (other memory was read in between). The bound
+is the recurrence's operations (4 H d^2 T for elu+1) at the speed that MatMul of 768 x 768 had in
+the same turns. ONNX Runtime's kernel has neither map nor normaliser; the library computes both.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import measurement
@@ -24,7 +26,9 @@ import onnx
 import torch
 from onnx import TensorProto, helper
 
+from linexport.maps import cost
 from linexport.models import feature_maps
+from linexport.models.linear_attention_layer import LinearAttentionLayerConfig
 from linexport.plugins.ops.registry import attach_functions, register_schemas
 from linexport.targets import diagonal
 from linexport.targets.base import OrtSession
@@ -36,10 +40,13 @@ COLD = np.zeros(2**24, np.float32)
 
 
 class Measured(Protocol):
-    """One node to measure; ``domains`` have an operator for it."""
+    """A model to measure; ``domains`` have operators for it."""
 
-    name: str
     domains: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Shown beside its times."""
 
     def feeds(self, length: int) -> dict[str, np.ndarray]:
         """Random inputs."""
@@ -185,6 +192,42 @@ class Scan:
         return _model(node, self.shapes(), lambda *_: diagonal.by_element)
 
 
+@dataclass(frozen=True)
+class Layer:
+    """A converted layer with a feature map, its functions those of target ort."""
+
+    domains = ("linexport",)
+    kind: str
+    heads: int = 8
+    width: int = 64
+
+    @property
+    def name(self) -> str:
+        """The map and the width of heads."""
+        return f"{self.kind}, {self.heads} heads of {self.width}"
+
+    @property
+    def config(self) -> LinearAttentionLayerConfig:
+        """The layer's."""
+        return LinearAttentionLayerConfig(
+            num_heads=self.heads, head_dim=self.width, feature_map=self.kind
+        )
+
+    def operations(self, length: int) -> float:
+        """Writing the state and reading it; of the map nothing."""
+        features = feature_maps.make(self.kind, self.width).features
+        return 4.0 * self.heads * features * self.width * length
+
+    def feeds(self, length: int) -> dict[str, np.ndarray]:
+        """Random inputs."""
+        return cost.inputs(self.config, length)
+
+    def model(self, domain: str) -> onnx.ModelProto:
+        """Return the converted layer."""
+        with tempfile.TemporaryDirectory() as folder:
+            return onnx.load(cost.export(self.config, Path(folder) / "layer"))
+
+
 def _model(
     node: onnx.NodeProto, shapes: dict[str, list[Any]], choose: Any = None
 ) -> onnx.ModelProto:
@@ -308,7 +351,9 @@ def main() -> None:
         DeltaRule("generalised delta rule"),
         Scan("selective scan, 1024 channels of 16"),
     )
+    maps = (Layer("favor+"), Layer("taylor2"), Layer("taylor2", width=16))
     measured = [(layer, n) for n in lengths] + [(case, n) for case in others for n in (1, 1024)]
+    measured += [(case, 4096) for case in maps]
     rows = [
         row(case, length, given.threads, case is layer and not given.no_torch)
         for case, length in measured

@@ -115,13 +115,25 @@ def test_older_runtime_is_refused_in_a_sentence() -> None:
 
 def test_what_it_does_not_compute_runs_by_the_function(caplog: pytest.LogCaptureFixture) -> None:
     shapes = dict.fromkeys(("query", "key", "value"), ("B", "T", 8))
-    model = mapped_model(LinearAttentionSpec(2, 2), feature_maps.find_map("taylor2")(4), shapes)
-    with pytest.raises(Exception, match='feature map "taylor2" is not computed'):
+    model = mapped_model(LinearAttentionSpec(2, 2), feature_maps.find_map("favor+")(4), shapes)
+    with pytest.raises(Exception, match='feature map "favor\\+" is not computed'):
         session(model)
     with caplog.at_level(logging.INFO, "linexport"):
         opened = OrtSession(model.SerializeToString(), threads=1, native=True)
-    assert not opened.native and "taylor2" in caplog.text
+    assert not opened.native and "favor+" in caplog.text
     assert opened.run({n: np.ones((1, 3, 8), np.float32) for n in shapes})
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_opened_with_it(dtype: str) -> None:
+    layout = Layout(LinearAttentionSpec(2, 2), 2, dtype=dtype)
+    model, x = layout.model().SerializeToString(), layout.inputs(np.random.default_rng(0), 1, 5)
+    x = {n: a.astype(np.float32) if a.dtype != bool else a for n, a in x.items()}
+    alone, native = OrtSession(model, threads=1), OrtSession(model, threads=1, native=True)
+    assert native.native and not alone.native
+    np.testing.assert_allclose(
+        native.run(x)["output"], alone.run(x)["output"], rtol=0.01, atol=0.01
+    )
 
 
 @pytest.mark.parametrize(
@@ -240,7 +252,7 @@ def test_the_ops_it_says_it_computes_are_those_it_registers() -> None:
 def test_a_model_of_other_ops_is_not_opened_with_it(converted: Callable[..., Path]) -> None:
     manifest = manifests.read(converted("small"))
     assert uses_library(manifest)
-    assert not uses_library(replace(manifest, fused={"CausalConvWithState": 2}))
+    assert not uses_library(replace(manifest, fused={"FeatureMap": 2}))
 
 
 def test_artifacts_are_opened_with_it(converted: Callable[..., Path]) -> None:

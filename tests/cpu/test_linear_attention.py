@@ -131,7 +131,7 @@ def test_decays_that_forget_all() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("length", [1, 200])
+@pytest.mark.parametrize("length", [1, 200, 3000])
 def test_same_bits_whatever_the_threads(rule: str, length: int) -> None:
     layout = Layout(LinearAttentionSpec(1, 1, rule), 1, d_k=33, d_v=200, past=True)
     x = layout.inputs(np.random.default_rng(0), 1, length)
@@ -139,3 +139,39 @@ def test_same_bits_whatever_the_threads(rule: str, length: int) -> None:
     for other in others:
         for one, two in zip(alone, other, strict=True):
             np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("rule", ["linear", "gated"])
+@pytest.mark.parametrize("heads", [1, 3, 8])
+def test_long_sequences_in_pieces(rule: str, heads: int) -> None:
+    """Chunks that do not end where a piece does, on threads that share heads and that do not."""
+    spec = LinearAttentionSpec(heads, heads, rule, normalize=True, eps=0.25)
+    layout = Layout(spec, heads, 17, 40, past=True, masked=True)
+    x = layout.inputs(np.random.default_rng(0), 2, 1200)
+    run = on_library(layout.model(), threads=4)
+    want = layout.reference(x)
+    assert_close(run(x), want, layout.magnitude(x), RTOL[rule])
+    states = {n: x[n] for n in ("past_state", "past_normalizer")}
+    outputs = []
+    for start, end in ((0, 15), (15, 31), (31, 1160), (1160, 1161), (1161, 1200)):
+        piece = {n: v[:, start:end] for n, v in x.items() if n not in states}
+        output, *present = run(piece | states)
+        states = dict(zip(states, present, strict=True))
+        outputs.append(output)
+    got = [np.concatenate(outputs, 1), *states.values()]
+    assert_close(got, want, layout.magnitude(x), RTOL[rule])
+
+
+@pytest.mark.parametrize("d_k", [33, 64])
+def test_same_bits_of_a_map_whatever_the_threads(d_k: int) -> None:
+    """Of one head, whose features threads compute together."""
+    spec = LinearAttentionSpec(1, 1, normalize=True, scale=0.5, eps=0.25)
+    shapes = dict.fromkeys(("query", "key"), ("B", "T", d_k)) | {"value": ("B", "T", 200)}
+    model = mapped_model(spec, feature_maps.find_map("elu1")(d_k), shapes)
+    rng = np.random.default_rng(0)
+    for length in (200, 201):
+        x = {n: rng.normal(size=(1, length, s[-1])).astype(np.float32) for n, s in shapes.items()}
+        alone, *others = (on_library(model, threads)(x) for threads in (1, 2, 3, 5))
+        for other in others:
+            for one, two in zip(alone, other, strict=True):
+                np.testing.assert_array_equal(one, two)

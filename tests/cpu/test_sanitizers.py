@@ -15,6 +15,9 @@ from linexport.plugins.cpu import library
 pytestmark = pytest.mark.slow
 
 SOURCES = Path(library.__file__).parent / "cpp"
+HERE = Path(__file__).parent
+OTHERS = {"test_sanitizers.py", "test_library.py", "test_proven.py"}
+"""Tests of the file, of artifacts and of this; those of operators are the rest."""
 
 
 def build(folder: Path, *flags: str) -> Path:
@@ -28,9 +31,10 @@ def build(folder: Path, *flags: str) -> Path:
 
 
 def run(environment: dict[str, str]) -> str:
-    """The tests of LinearAttention in a process with this environment."""
-    test = Path(__file__).with_name("test_linear_attention.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(test)]
+    """The tests of all operators in a process with this environment."""
+    tests = [str(path) for path in sorted(HERE.glob("test_*.py")) if path.name not in OTHERS]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    command += ["-m", "not slow"]
     done = subprocess.run(
         command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=3000
     )
@@ -42,10 +46,12 @@ def test_address_and_undefined_behaviour_sanitizers_find_nothing(tmp_path: Path)
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed")
     made = build(tmp_path, "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-    runtime = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True)
+    # The sanitizer looks for the C++ runtime's throw when it is loaded: Python brings none.
+    names = [f"-print-file-name={name}.so" for name in ("libasan", "libstdc++")]
+    found = [subprocess.run(["g++", n], capture_output=True, text=True).stdout for n in names]
     environment = {
         "LINEXPORT_TEST_LIBRARY": str(made),
-        "LD_PRELOAD": runtime.stdout.strip(),
+        "LD_PRELOAD": " ".join(found).replace("\n", ""),
         "ASAN_OPTIONS": "detect_leaks=0",  # Python frees nothing at its end
     }
     assert "passed" in run(environment)

@@ -1,7 +1,6 @@
 #include "division.h"
 
 #include <algorithm>
-#include <vector>
 
 namespace linexport {
 namespace {
@@ -10,11 +9,11 @@ constexpr int64_t kWorthAThread = 1 << 18;  // multiplications; a thread is woke
 
 }  // namespace
 
-Division::Division(int64_t streams, int64_t panels, int64_t multiplications, int threads)
+Division::Division(int64_t streams, int64_t panels, int64_t multiplications, int threads, int64_t turns)
     : streams(streams), panels(panels) {
   if (multiplications < kWorthAThread) threads = 1;
   splits = streams >= threads || streams == 0 ? 1 : std::min(panels, (threads + streams - 1) / streams);
-  shares = std::min<int64_t>(streams, threads == 1 ? 1 : 4 * threads);
+  shares = std::min(streams, threads == 1 ? 1 : std::clamp<int64_t>(streams / turns, threads, 4 * threads));
 }
 
 void Division::run(const Context& call, const std::function<void(const Part&)>& part) const {
@@ -24,6 +23,12 @@ void Division::run(const Context& call, const std::function<void(const Part&)>& 
     part({share * streams / shares, (share + 1) * streams / shares, split * panels / splits,
           (split + 1) * panels / splits});
   });
+}
+
+const float* Division::apart(const float* past, const float* present, int64_t floats, std::vector<float>& copy) const {
+  if (splits <= 1 || !past || past != present) return past;
+  copy.assign(past, past + floats);
+  return copy.data();
 }
 
 float* memory(int64_t floats) {

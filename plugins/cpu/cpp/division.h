@@ -4,10 +4,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "operator.h"
 
 namespace linexport {
+
+constexpr int64_t kTurns = 4;  // streams of a thread, where they take turns
 
 // Some streams, and of their value channels some panels (the kernel's unit).
 struct Part {
@@ -18,9 +21,12 @@ struct Division {
   int64_t streams, panels;
   int64_t shares, splits;  // of the streams, and of the panels
 
-  // For so many multiplications on so many threads.
-  Division(int64_t streams, int64_t panels, int64_t multiplications, int threads);
+  // For so many multiplications on so many threads. Of streams that take turns, a thread has a few where there
+  // are enough: a token's heads are neighbours in memory, and their pages are met once.
+  Division(int64_t streams, int64_t panels, int64_t multiplications, int threads, int64_t turns = 1);
   void run(const Context& call, const std::function<void(const Part&)>& part) const;
+  // What parts may read of a past while another one writes the present: a copy where those are one memory.
+  const float* apart(const float* past, const float* present, int64_t floats, std::vector<float>& copy) const;
 };
 
 // A thread's own memory, aligned to 64 bytes, kept from call to call.

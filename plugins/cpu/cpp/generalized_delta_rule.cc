@@ -31,7 +31,7 @@ class GeneralizedDeltaRule : public Kernel {
     d.output = call.output(0, {d.batch, d.length, d.heads * d.d_v}).out<float>();
     d.present_state = call.output(1, {d.batch, d.heads, d.d_k, d.d_v}).out<float>();
     const int64_t work = 4 * d.streams() * d.length * d.d_k * d.d_v;
-    const Division division(d.streams(), DISPATCH(panels(d)), work, threads_);
+    const Division division(d.streams(), DISPATCH(panels(d)), work, threads_, kTurns);
     division.run(call, [&](const Part& part) { DISPATCH(run(d, part, memory(DISPATCH(memory_floats(d, part))))); });
   }
 
@@ -67,15 +67,15 @@ class GeneralizedDeltaRule : public Kernel {
 };
 
 const Registered registered({"GeneralizedDeltaRule",
-                             {{"query", kFloat},
-                              {"key", kFloat},
-                              {"value", kFloat},
-                              {"decay", kFloat},
-                              {"a", kFloat},
-                              {"b", kFloat},
+                             {{"query", kActivation},
+                              {"key", kActivation},
+                              {"value", kActivation},
+                              {"decay", kActivation},
+                              {"a", kActivation},
+                              {"b", kActivation},
                               {"past_state", kFloat, true},
                               {"key_mask", kBool, true}},
-                             {{"output", kFloat}, {"present_state", kFloat, true}},
+                             {{"output", kActivation}, {"present_state", kFloat, true}},
                              make<GeneralizedDeltaRule>});
 
 }  // namespace

@@ -99,7 +99,7 @@ static void tile(const DeltaRule& d, float* memory, int64_t width, const State& 
   const Prepared<R> p(memory, width);
   const int64_t stride = d.heads * d.d_v;
   Tile<2 * R> sums = read<2 * R>(p.query, width, d.d_k, S), added;  // of queries and a; of keys and b
-  const Tile<R> v = load_values<R>(value, stride, columns);
+  const Tile<R> v = load_tile<R>(value, stride, columns);
   UNROLL for (int r = 0; r < R; ++r) UNROLL for (int j = 0; j < kColumns; ++j) {
       Vector w = sums.at[R + r][j];
       UNROLL for (int s = 0; s < r; ++s)

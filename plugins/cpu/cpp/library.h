@@ -6,9 +6,9 @@
 namespace linexport {
 
 struct CustomOp : OrtCustomOp {
-  CustomOp(const Declaration* declaration, int threads);
+  CustomOp(const Declaration* declaration, int activation, int threads);
   const Declaration* declaration;
-  int threads;
+  int activation, threads;  // activation: the type of those
 };
 
 // A domain with all operators. It lives as long as the process: sessions refer to it.

@@ -1,10 +1,13 @@
-// LinearAttention: all four rules and both ways, with normaliser, mask, shared heads and elementwise maps.
+// LinearAttention: all four rules and both ways, with normaliser, mask, shared heads, elementwise
+// maps and those of polynomials.
 #include "linear_attention.h"
 
 #include <algorithm>
 #include <vector>
 
+#include "chunked_attention.h"
 #include "division.h"
+#include "polynomial_attention.h"
 #include "selective_scan.h"
 
 #define KERNEL "linear_attention_kernel.h"
@@ -13,7 +16,7 @@
 namespace linexport {
 namespace {
 
-enum Input { kQuery, kKey, kValue, kPastState, kPastNormalizer, kDecay, kBeta, kKeyMask, kDecayScale = 12 };
+enum Input { kQuery, kKey, kValue, kPastState, kPastNormalizer, kDecay, kBeta, kKeyMask, kParameters, kDecayScale = 12 };
 
 void expect(bool holds, const char* what) {
   if (!holds) throw Error(std::string("LinearAttention: ") + what);
@@ -28,7 +31,11 @@ class LinearAttention : public Kernel {
     node_.normalize = attributes.integer("normalize", 0) != 0;
     node_.scale = attributes.number("scale", 1.0f);
     node_.eps = attributes.number("eps", 0.0f);
-    node_.map = map_named(attributes.text("feature_map", ""));
+    const std::string map = attributes.text("feature_map", "");
+    if (is_polynomial(map))
+      polynomial_ = map;
+    else
+      node_.map = map_named(map);
     const std::string rule = attributes.text("update_rule", "linear");
     node_.has_decay = rule == "gated" || rule == "gated_delta";
     node_.has_beta = rule == "delta" || rule == "gated_delta";
@@ -38,24 +45,31 @@ class LinearAttention : public Kernel {
            "one head count must be a multiple of the other");
     expect(node_.causal || rule == "linear", "causal=0 is of the linear rule");
     expect(!(node_.has_beta && node_.normalize), "a delta rule is not normalised");
+    expect(polynomial_.empty() || (node_.causal && rule == "linear"),
+           (polynomial_ + " is computed causally, by the linear rule").c_str());
   }
 
   void compute(Context& call) const override {
     Attention a = node_;
-    read(call, a);
+    Polynomial polynomial;
+    read(call, a, polynomial);
     const int64_t state = a.d_k, channels = a.d_v;
     a.output = call.output(0, {a.batch, a.queries, a.output_heads() * channels}).out<float>();
     a.present_state = call.output(1, {a.batch, a.heads, state, channels}).out<float>();
     a.present_normalizer = call.output(2, {a.batch, a.heads, state}).out<float>();
-    if (is_selective_scan(a))
+    if (!polynomial_.empty())
+      polynomial_attention(call, a, polynomial, threads_);
+    else if (is_selective_scan(a))
       selective_scan(call, a, threads_);
+    else if (is_chunked(a))
+      chunked_attention(call, a, threads_);
     else
       share(call, a);
   }
 
  private:
   // The sizes that the inputs imply, each checked against the others.
-  static void read(const Context& call, Attention& a) {
+  void read(const Context& call, Attention& a, Polynomial& polynomial) const {
     const Tensor query = call.input(kQuery), key = call.input(kKey), value = call.input(kValue);
     expect(query.rank == 3 && key.rank == 3 && value.rank == 3, "query, key and value have three dimensions");
     a.batch = query.dims[0];
@@ -69,6 +83,10 @@ class LinearAttention : public Kernel {
     expect((a.keys == a.queries || !a.causal) && key.dims[0] == a.batch && value.dims[0] == a.batch &&
                value.dims[1] == a.keys,
            "query, key and value differ in batch or length");
+    if (!polynomial_.empty()) {
+      polynomial = read_polynomial(call, polynomial_, a.d_k, kParameters);
+      a.d_k = polynomial.features;
+    }
     a.query = query.in<float>(), a.key = key.in<float>(), a.value = value.in<float>();
     a.past_state = of_shape(call, kPastState, {a.batch, a.heads, a.d_k, a.d_v}, "past_state");
     a.past_normalizer = of_shape(call, kPastNormalizer, {a.batch, a.heads, a.d_k}, "past_normalizer");
@@ -113,34 +131,32 @@ class LinearAttention : public Kernel {
 
   void share(const Context& call, Attention& a) const {
     const int64_t streams = a.streams();
-    const Division division(streams, DISPATCH(panels(a)), streams * (a.keys + a.queries) * a.d_k * a.d_v, threads_);
-    std::vector<float> before;  // of all streams: parts may write what others have yet to read
-    if (division.splits > 1 && a.past_normalizer && a.past_normalizer == a.present_normalizer) {
-      before.assign(a.past_normalizer, a.past_normalizer + streams * a.d_k);
-      a.past_normalizer = before.data();
-    }
+    const Division division(streams, DISPATCH(panels(a)), streams * (a.keys + a.queries) * a.d_k * a.d_v, threads_, kTurns);
+    std::vector<float> copy;
+    a.past_normalizer = division.apart(a.past_normalizer, a.present_normalizer, streams * a.d_k, copy);
     division.run(call, [&](const Part& part) { DISPATCH(run(a, part, memory(DISPATCH(memory_floats(a, part))))); });
   }
 
   Attention node_;
+  std::string polynomial_;  // name of the map where that is one
   int threads_;
 };
 
 const Registered registered({"LinearAttention",
-                             {{"query", kFloat},
-                              {"key", kFloat},
-                              {"value", kFloat},
+                             {{"query", kActivation},
+                              {"key", kActivation},
+                              {"value", kActivation},
                               {"past_state", kFloat, true},
                               {"past_normalizer", kFloat, true},
-                              {"decay", kFloat, true},
-                              {"beta", kFloat, true},
+                              {"decay", kActivation, true},
+                              {"beta", kActivation, true},
                               {"key_mask", kBool, true},
                               {"parameter_0", kUndefined, true},
                               {"parameter_1", kUndefined, true},
                               {"parameter_2", kUndefined, true},
                               {"parameter_3", kUndefined, true},
                               {"decay_scale", kFloat, true}},
-                             {{"output", kFloat}, {"present_state", kFloat, true}, {"present_normalizer", kFloat, true}},
+                             {{"output", kActivation}, {"present_state", kFloat, true}, {"present_normalizer", kFloat, true}},
                              make<LinearAttention>});
 
 }  // namespace

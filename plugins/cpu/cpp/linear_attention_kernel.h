@@ -63,7 +63,7 @@ INLINE void finish(const Group& g, const Tokens& x, float* output, const Tile<R>
 template <int R, bool kDecay, bool kDelta>
 static void tile(const Group& first, int64_t heads, int64_t width, int64_t rows, const State& S, const Tokens& x) {
   const Group last = first.head(heads - 1, width);
-  Tile<R> u = load_values<R>(x.value, x.value_stride, x.columns);
+  Tile<R> u = load_tile<R>(x.value, x.value_stride, x.columns);
   if constexpr (kDelta) {
     Tile<R> seen = read<R>(last.key, width, rows, S);
     UNROLL for (int r = 0; r < R; ++r) UNROLL for (int j = 0; j < kColumns; ++j) {
@@ -332,10 +332,10 @@ static void add_keys(const Stream& stream, float* memory, int64_t start, int64_t
       const int64_t left = count - t, stride = a.heads * a.d_v;
       Tile<kRows> u = nothing<kRows>();
       if (left >= kRows)
-        u = load_values<kRows>(value, stride, stream.columns(p));
+        u = load_tile<kRows>(value, stride, stream.columns(p));
       else
         for (int64_t r = 0; r < left; ++r) {
-          const Tile<1> one = load_values<1>(value + r * stride, stride, stream.columns(p));
+          const Tile<1> one = load_tile<1>(value + r * stride, stride, stream.columns(p));
           for (int j = 0; j < kColumns; ++j) u.at[r][j] = one.at[0][j];
         }
       write<kRows, false, false>(nullptr, keys + t * at.width, nullptr, at.width, at.rows, stream.panel(p), u);

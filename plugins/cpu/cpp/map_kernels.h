@@ -4,11 +4,11 @@ INLINE Vector relu(Vector x) { return all(0.0f) > x ? Vector{} : x; }
 
 template <Map kMap>
 INLINE Vector mapped(Vector x) {
-  if constexpr (kMap == Map::kElu1) return relu(x) + exponential(at_most(x, 0.0f));
+  if constexpr (kMap == Map::kElu1) return relu(x) + exponential_of_negative(at_most(x, 0.0f));
   if constexpr (kMap == Map::kExp) return exponential(x);
   if constexpr (kMap == Map::kRelu) return relu(x);
   if constexpr (kMap == Map::kSquaredRelu) return relu(x) * relu(x);
-  if constexpr (kMap == Map::kSoftplus) return relu(x) + log_one_plus(exponential(x < Vector{} ? x : -x));
+  if constexpr (kMap == Map::kSoftplus) return relu(x) + log_one_plus(exponential_of_negative(x < Vector{} ? x : -x));
   return x;
 }
 

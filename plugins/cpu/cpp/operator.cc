@@ -1,6 +1,9 @@
 // Operators as ONNX Runtime's custom operators; an Error becomes a status.
 #include "operator.h"
 
+#include <algorithm>
+
+#include "half.h"
 #include "library.h"
 
 namespace linexport {
@@ -43,24 +46,32 @@ OrtStatus* guarded(OrtApi api, const F& work) {
 
 struct Opened {
   OrtApi api;
+  const CustomOp* op;
   std::unique_ptr<Kernel> kernel;
 };
 
+constexpr int64_t kConverted = 1 << 15;  // numbers that one part of a conversion has
+
 const Declaration& of(const OrtCustomOp* op) { return *static_cast<const CustomOp*>(op)->declaration; }
+
+int type_of(const OrtCustomOp* op, const Argument& argument) {
+  return argument.type == kActivation ? static_cast<const CustomOp*>(op)->activation : argument.type;
+}
 
 OrtStatus* create(const OrtCustomOp* op, OrtApi api, const OrtKernelInfo* info, void** out) {
   return guarded(api, [&] {
     Attributes attributes(api, info, static_cast<const CustomOp*>(op)->threads);
     if (attributes.lists("absent_inputs")) throw Error("absent_inputs is of nodes prepared for TensorRT");
-    *out = new Opened{api, of(op).create(attributes)};
+    *out = new Opened{api, static_cast<const CustomOp*>(op), of(op).create(attributes)};
   });
 }
 
 OrtStatus* compute(void* opened, OrtKernelContext* context) {
   const Opened& own = *static_cast<Opened*>(opened);
   return guarded(own.api, [&] {
-    Context call(own.api, context);
+    Context call(own.api, context, *own.op->declaration, own.op->activation);
     own.kernel->compute(call);
+    call.finish();
   });
 }
 
@@ -91,7 +102,8 @@ bool Attributes::lists(const char* name) const {
   return found<KernelInfoGetAttributeInt64Array>(api_, info_, name, static_cast<int64_t*>(nullptr), &size) && size > 0;
 }
 
-Context::Context(OrtApi api, OrtKernelContext* context) : api_(api), context_(context) {
+Context::Context(OrtApi api, OrtKernelContext* context, const Declaration& declaration, int activation)
+    : api_(api), context_(context), declaration_(declaration), activation_(activation) {
   checked<KernelContextGetInputCount>(api, context, &inputs_);
   checked<KernelContextGetOutputCount>(api, context, &outputs_);
 }
@@ -104,17 +116,23 @@ Tensor Context::input(size_t place) const {
   OrtTensorTypeAndShapeInfo* info;
   checked<GetTensorTypeAndShape>(api_, value, &info);
   size_t rank = 0;
-  bool read = found<GetDimensionsCount>(api_, info, &rank) && rank <= Tensor::kMaxRank &&
+  bool read = found<GetTensorElementType>(api_, info, &tensor.type) && found<GetDimensionsCount>(api_, info, &rank) && rank <= Tensor::kMaxRank &&
               found<GetDimensions>(api_, info, tensor.dims, rank);
   call<ReleaseTensorTypeAndShapeInfo>(api_, info);
   if (!read) throw Error("an input has more than 8 dimensions");
   tensor.rank = static_cast<int>(rank);
   checked<GetTensorMutableData>(api_, const_cast<OrtValue*>(value), &tensor.data);
   tensor.present = true;
+  if (activation_ != kFloat && declaration_.inputs[place].type == kActivation) {
+    const auto* from = static_cast<const uint16_t*>(tensor.data);
+    float* to = kept(place, tensor.count());
+    convert(tensor.count(), [&](int64_t start, int64_t end) { widen(activation_, from + start, to + start, end - start); });
+    tensor.data = to;
+  }
   return tensor;
 }
 
-Tensor Context::output(size_t place, std::initializer_list<int64_t> dims) const {
+Tensor Context::output(size_t place, std::initializer_list<int64_t> dims) {
   Tensor tensor;
   OrtValue* value = nullptr;
   if (place < outputs_) checked<KernelContextGetOutput>(api_, context_, place, dims.begin(), dims.size(), &value);
@@ -122,7 +140,35 @@ Tensor Context::output(size_t place, std::initializer_list<int64_t> dims) const 
   checked<GetTensorMutableData>(api_, value, &tensor.data);
   for (int64_t dim : dims) tensor.dims[tensor.rank++] = dim;
   tensor.present = true;
+  if (activation_ != kFloat && declaration_.outputs[place].type == kActivation) {
+    float* from = kept(kMostInputs + place, tensor.count());
+    narrowed_[place] = {static_cast<uint16_t*>(tensor.data), from, tensor.count()};
+    tensor.data = from;
+  }
   return tensor;
+}
+
+void Context::finish() const {
+  for (const Narrowed& output : narrowed_)
+    if (output.to) convert(output.count, [&](int64_t start, int64_t end) {
+        narrow(activation_, output.from + start, output.to + start, end - start);
+      });
+}
+
+float* Context::kept(size_t place, int64_t floats) {
+  static thread_local std::vector<float> all[kMostInputs + kMostOutputs];
+  std::vector<float>& own = all[place];
+  if (static_cast<int64_t>(own.size()) < floats + 1) own.resize(floats + 1);
+  return own.data();
+}
+
+void Context::convert(int64_t count, const std::function<void(int64_t, int64_t)>& part) const {
+  const int64_t parts = (count + kConverted - 1) / kConverted;
+  if (parts == 0) return;
+  parallel(parts, [&](size_t index) {
+    const int64_t start = static_cast<int64_t>(index) * kConverted;
+    part(start, std::min(start + kConverted, count));
+  });
 }
 
 void Context::parallel(size_t count, const std::function<void(size_t)>& work) const {
@@ -140,14 +186,14 @@ std::vector<Declaration>& declarations() {
 
 Registered::Registered(Declaration declaration) { declarations().push_back(std::move(declaration)); }
 
-CustomOp::CustomOp(const Declaration* declaration, int threads)
-    : OrtCustomOp{}, declaration(declaration), threads(threads) {
+CustomOp::CustomOp(const Declaration* declaration, int activation, int threads)
+    : OrtCustomOp{}, declaration(declaration), activation(activation), threads(threads) {
   version = kApiVersion;
   GetName = [](const OrtCustomOp* op) { return of(op).name; };
   GetExecutionProviderType = [](const OrtCustomOp*) { return "CPUExecutionProvider"; };
-  GetInputType = [](const OrtCustomOp* op, size_t i) { return of(op).inputs[i].type; };
+  GetInputType = [](const OrtCustomOp* op, size_t i) { return type_of(op, of(op).inputs[i]); };
   GetInputTypeCount = [](const OrtCustomOp* op) { return of(op).inputs.size(); };
-  GetOutputType = [](const OrtCustomOp* op, size_t i) { return of(op).outputs[i].type; };
+  GetOutputType = [](const OrtCustomOp* op, size_t i) { return type_of(op, of(op).outputs[i]); };
   GetOutputTypeCount = [](const OrtCustomOp* op) { return of(op).outputs.size(); };
   GetInputCharacteristic = [](const OrtCustomOp* op, size_t i) {
     return of(op).inputs[i].optional ? kOptional : kRequired;
@@ -167,7 +213,11 @@ OrtCustomOpDomain* new_domain(OrtApi api, int threads) {
   OrtCustomOpDomain* domain = nullptr;
   checked<CreateCustomOpDomain>(api, "linexport", &domain);
   for (const Declaration& declaration : declarations())
-    checked<CustomOpDomainAdd>(api, domain, static_cast<const OrtCustomOp*>(new CustomOp(&declaration, threads)));
+    for (int activation : {kFloat, kFloat16, kBFloat16}) {
+      if (activation != kFloat && !declaration.has_activations()) continue;
+      const OrtCustomOp* op = new CustomOp(&declaration, activation, threads);
+      checked<CustomOpDomainAdd>(api, domain, op);
+    }
   return domain;
 }
 

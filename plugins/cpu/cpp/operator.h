@@ -43,10 +43,15 @@ struct Tensor {
   static constexpr int kMaxRank = 8;
   void* data = nullptr;
   bool present = false;
-  int rank = 0;
+  int type = 0, rank = 0;
   int64_t dims[kMaxRank] = {};
 
   explicit operator bool() const { return present; }
+  int64_t count() const {
+    int64_t product = 1;
+    for (int i = 0; i < rank; ++i) product *= dims[i];
+    return product;
+  }
   template <class T>
   const T* in() const {
     return static_cast<const T*>(data);
@@ -57,19 +62,36 @@ struct Tensor {
   }
 };
 
-// One call of a kernel.
+struct Declaration;
+
+// One call of a kernel. Activations of 16 bits are float32 for it: converted when they are asked for, and outputs when
+// the call ends.
 class Context {
  public:
-  Context(OrtApi api, OrtKernelContext* context);
+  Context(OrtApi api, OrtKernelContext* context, const Declaration& declaration, int activation);
   Tensor input(size_t place) const;
-  Tensor output(size_t place, std::initializer_list<int64_t> dims) const;
+  Tensor output(size_t place, std::initializer_list<int64_t> dims);
+  void finish() const;
   // Call work(0) ... work(count - 1) on the threads of the session.
   void parallel(size_t count, const std::function<void(size_t)>& work) const;
 
  private:
+  static constexpr size_t kMostInputs = 16, kMostOutputs = 4;
+  struct Narrowed {
+    uint16_t* to = nullptr;
+    const float* from;
+    int64_t count;
+  };
+  // Memory of this thread, kept from call to call.
+  static float* kept(size_t place, int64_t floats);
+  void convert(int64_t count, const std::function<void(int64_t start, int64_t end)>& part) const;
+
   OrtApi api_;
   OrtKernelContext* context_;
+  const Declaration& declaration_;
+  const int activation_;
   size_t inputs_ = 0, outputs_ = 0;
+  Narrowed narrowed_[kMostOutputs];
 };
 
 class Kernel {
@@ -88,6 +110,12 @@ struct Declaration {
   const char* name;
   std::vector<Argument> inputs, outputs;
   std::unique_ptr<Kernel> (*create)(const Attributes&);
+
+  bool has_activations() const {
+    for (const Argument& input : inputs)
+      if (input.type == kActivation) return true;
+    return false;
+  }
 };
 
 template <class K>

@@ -11,32 +11,37 @@ struct State {
   int64_t from_stride, to_stride;
 };
 
-// Sums or values of a tile. Loops over it are unrolled, so that it is in registers.
-template <int R>
+// Sums or values of a tile of J vectors. Loops over it are unrolled, so that it is in registers.
+template <int R, int J = kColumns>
 struct Tile {
-  Vector at[R][kColumns];
+  Vector at[R][J];
 };
 
-template <int R>
-INLINE Tile<R> nothing() {
-  Tile<R> tile;
-  UNROLL for (int r = 0; r < R; ++r) UNROLL for (int j = 0; j < kColumns; ++j) tile.at[r][j] = Vector{};
+template <int R, int J = kColumns>
+INLINE Tile<R, J> nothing() {
+  Tile<R, J> tile;
+  UNROLL for (int r = 0; r < R; ++r) UNROLL for (int j = 0; j < J; ++j) tile.at[r][j] = Vector{};
   return tile;
+}
+
+// sums_r += the sum over i of x_ri y_i, a product of matrices.
+template <int R, int J>
+INLINE void multiply(Tile<R, J>& sums, const float* x, int64_t x_stride, int64_t depth, const float* y, int64_t y_stride) {
+  for (int64_t i = 0; i < depth; ++i, y += y_stride) {
+    Vector row[J];
+    UNROLL for (int j = 0; j < J; ++j) row[j] = load(y + j * kLanes);
+    UNROLL for (int r = 0; r < R; ++r) {
+      const float factor = x[r * x_stride + i];
+      UNROLL for (int j = 0; j < J; ++j) sums.at[r][j] += factor * row[j];
+    }
+  }
 }
 
 // The sums over rows of x_r and the state.
 template <int R>
 INLINE Tile<R> read(const float* x, int64_t width, int64_t rows, const State& S) {
   Tile<R> sums = nothing<R>();
-  const float* from = S.from;
-  for (int64_t i = 0; i < rows; ++i, from += S.from_stride) {
-    Vector row[kColumns];
-    UNROLL for (int j = 0; j < kColumns; ++j) row[j] = load(from + j * kLanes);
-    UNROLL for (int r = 0; r < R; ++r) {
-      const float factor = x[r * width + i];
-      UNROLL for (int j = 0; j < kColumns; ++j) sums.at[r][j] += factor * row[j];
-    }
-  }
+  multiply(sums, x, width, rows, S.from, S.from_stride);
   return sums;
 }
 
@@ -68,13 +73,31 @@ INLINE Tile<R> write(const float* query, const float* key, const float* decay, i
 INLINE int64_t rows(int64_t left) { return left < kRows ? 1 : kRows; }
 
 template <int R>
-INLINE Tile<R> load_values(const float* value, int64_t stride, int64_t columns) {
+INLINE Tile<R> load_tile(const float* value, int64_t stride, int64_t columns) {
   Tile<R> u;
   UNROLL for (int r = 0; r < R; ++r) UNROLL for (int j = 0; j < kColumns; ++j) {
       const int64_t left = columns - j * kLanes;
       u.at[r][j] = left > 0 ? load_first(value + r * stride + j * kLanes, left) : Vector{};
     }
   return u;
+}
+
+// factors_r times row r.
+template <int R>
+INLINE void scale_rows(Tile<R>& tile, const float* factors) {
+  UNROLL for (int r = 0; r < R; ++r) UNROLL for (int j = 0; j < kColumns; ++j) tile.at[r][j] *= factors[r];
+}
+
+// The first `rows` rows and `columns` channels.
+template <int R>
+INLINE void store_tile(const Tile<R>& tile, float* to, int64_t stride, int64_t rows, int64_t columns) {
+  UNROLL for (int r = 0; r < R; ++r) {
+    if (r == rows) return;
+    UNROLL for (int j = 0; j < kColumns; ++j) {
+      const int64_t left = columns - j * kLanes;
+      if (left > 0) store_first(to + r * stride + j * kLanes, tile.at[r][j], left);
+    }
+  }
 }
 
 // A state of rows x channels between calls and meanwhile: past and present by rows of all channels, either

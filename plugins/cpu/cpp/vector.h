@@ -1,6 +1,7 @@
 // Vectors of kLanes floats, by the vector extensions of GCC and Clang. Included per instruction set.
 
 #define INLINE static inline __attribute__((always_inline))
+#define INLINE_MEMBER inline __attribute__((always_inline))
 #if defined(__clang__)
 #define UNROLL _Pragma("unroll")
 #else
@@ -16,10 +17,11 @@ INLINE void store(float* p, Vector v) { *reinterpret_cast<Unaligned*>(p) = v; }
 INLINE Vector all(float x) { return x - Vector{}; }
 INLINE int64_t vectors(int64_t count) { return (count + kLanes - 1) / kLanes; }
 
-// The first count floats (at most kLanes), zeros behind them; nothing behind them is read.
-INLINE Vector load_first(const float* p, int64_t count) {
+// The first count floats (at most kLanes), others set behind them; nothing behind them is read.
+INLINE Vector load_first(const float* p, int64_t count, float others = 0) {
   if (count >= kLanes) return load(p);
-  float part[kLanes] = {};
+  float part[kLanes];
+  *reinterpret_cast<Unaligned*>(part) = all(others);
   std::memcpy(part, p, count * sizeof(float));
   return load(part);
 }
@@ -38,16 +40,53 @@ INLINE float sum(Vector v) {
   return total;
 }
 
+template <int... I>
+INLINE Integers numbers(std::integer_sequence<int, I...>) {
+  return Integers{I...};
+}
+
+// 0, 1, ... kLanes - 1.
+INLINE Integers lane() { return numbers(std::make_integer_sequence<int, kLanes>()); }
+
+// Lanes of a and b such that exchange(1), (2), (4) ... of all pairs transpose: with S = 1 and four lanes
+// a0 b0 a2 b2, and with kHigh a1 b1 a3 b3.
+template <int S, bool kHigh, int... I>
+INLINE Vector exchange(Vector a, Vector b, std::integer_sequence<int, I...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, ((I & S) ? kLanes + I - (kHigh ? 0 : S) : I + (kHigh ? S : 0))...);
+#else
+  return __builtin_shuffle(a, b, Integers{((I & S) ? kLanes + I - (kHigh ? 0 : S) : I + (kHigh ? S : 0))...});
+#endif
+}
+
+template <int S>
+INLINE void exchange(Vector (&x)[kLanes]) {
+  const std::make_integer_sequence<int, kLanes> lanes;
+  if constexpr (S < kLanes) UNROLL for (int i = 0; i < kLanes; ++i) {
+      if (i & S) continue;
+      const Vector a = x[i], b = x[i + S];
+      x[i] = exchange<S, false>(a, b, lanes), x[i + S] = exchange<S, true>(a, b, lanes);
+    }
+}
+
+INLINE void transpose(Vector (&x)[kLanes]) { exchange<1>(x), exchange<2>(x), exchange<4>(x), exchange<8>(x); }
+
+// The sums of kLanes vectors, each in its lane.
+INLINE Vector sums(Vector (&x)[kLanes]) {
+  transpose(x);
+  UNROLL for (int count = kLanes / 2; count > 0; count /= 2) UNROLL for (int i = 0; i < count; ++i) x[i] += x[i + count];
+  return x[0];
+}
+
 // A NaN is kept: comparisons with it are false, and the second operand is x.
 INLINE Vector at_least(Vector x, float low) { return all(low) > x ? all(low) : x; }
 INLINE Vector at_most(Vector x, float high) { return all(high) < x ? all(high) : x; }
 
-// exp(x) = 2^n e^r, n = round(x / ln 2), |r| <= ln 2 / 2; within 2 units in the last place, 0 below
-// -87.3 and infinity above 88.7. n is read from the mantissa of a sum with 3 * 2^22.
-INLINE Vector exponential(Vector x) {
-  const Vector limited = at_most(at_least(x, -87.3f), 88.7228f), shift = all(12582912.0f);
-  const Vector shifted = limited * 1.44269504f + shift, n = shifted - shift;
-  const Vector r = (limited - n * 0.693359375f) + n * 2.12194440e-4f;
+// exp(x) = 2^n e^r, n = round(x / ln 2), |r| <= ln 2 / 2; within 2 units in the last place, for
+// -87.3 <= x <= 88.7. n is read from the mantissa of a sum with 3 * 2^22.
+INLINE Vector exponential_within_range(Vector x) {
+  const Vector shift = all(12582912.0f), shifted = x * 1.44269504f + shift, n = shifted - shift;
+  const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   Vector p = all(1.98756915e-4f);
   p = p * r + 1.39819995e-3f;
   p = p * r + 8.33345190e-3f;
@@ -60,9 +99,17 @@ INLINE Vector exponential(Vector x) {
   std::memcpy(&power, &shifted, sizeof p);
   bits += power << 23;
   std::memcpy(&p, &bits, sizeof p);
-  p = x < all(-87.3f) ? Vector{} : p;
+  return p;
+}
+
+// 0 below -87.3 and infinity above 88.7.
+INLINE Vector exponential(Vector x) {
+  const Vector p = x < all(-87.3f) ? Vector{} : exponential_within_range(at_most(at_least(x, -87.3f), 88.7228f));
   return x > all(88.7228f) ? all(INFINITY) : p;
 }
+
+// For x <= 0; 1.2e-38 below -87.3.
+INLINE Vector exponential_of_negative(Vector x) { return exponential_within_range(at_least(x, -87.3f)); }
 
 // log(1 + u) for 0 <= u <= 1: 2 artanh(s) with s = u / (2 + u) <= 1/3, as a series.
 INLINE Vector log_one_plus(Vector u) {

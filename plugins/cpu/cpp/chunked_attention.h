@@ -1,0 +1,15 @@
+// Causal LinearAttention by the linear rule, or the gated one with a decay per head: a form with a kernel of its own.
+#pragma once
+
+#include "linear_attention.h"
+#include "operator.h"
+
+namespace linexport {
+
+constexpr int64_t kChunk = 16;  // tokens whose products with each other are computed
+
+// Whether the call is of that form, and long enough to gain by it.
+bool is_chunked(const Attention& a);
+void chunked_attention(const Context& call, const Attention& a, int threads);
+
+}  // namespace linexport
