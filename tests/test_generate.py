@@ -23,9 +23,10 @@ from onnx import helper, numpy_helper
 
 import linexport
 from linexport.artifact import Artifact
+from linexport.artifact.continuation import END, Generation, TextRow, continuations
 from linexport.artifact.encoder import Encoder
 from linexport.artifact.language_interface import LanguageInterface, language_interface
-from linexport.artifact.sampling import Sampling, continuation, log_probabilities
+from linexport.artifact.sampling import Sampling, log_probabilities
 from linexport.artifact.tokenizer import end_tokens, find_tokenizer
 from linexport.errors import EnvironmentProblemError, ParityError, UsageError
 from linexport.loaders import load_model
@@ -151,17 +152,46 @@ def test_settings_without_meaning_are_refused(values: tuple[Any, ...], words: st
         Sampling(*values)
 
 
+def counting(prompts: list[list[int]], how: Generation) -> tuple[list[Any], list[Any]]:
+    """What a model that counts writes in a batch, and what it was fed."""
+    fed: list[Any] = []
+
+    def after(last: list[int]) -> np.ndarray:
+        fed.append(last)
+        return np.eye(9)[[token + 1 for token in last]]
+
+    texts = [TextRow(how, np.array(prompt), i) for i, prompt in enumerate(prompts)]
+    written = continuations(
+        lambda: after([prompt[-1] for prompt in prompts]), lambda t: after(t.tolist()), texts
+    )
+    return list(written), fed
+
+
 def test_a_text_ends_by_count_or_by_a_token_that_is_not_part_of_it() -> None:
-    fed = []
+    three, until_5 = (
+        Generation(Sampling(), frozenset(), max_tokens=3),
+        Generation(Sampling(), frozenset({5})),
+    )
+    assert counting([[0, 1]], three) == ([(2,), (3,), (4,)], [[1], [2], [3]])
+    assert counting([[0, 1]], until_5)[0] == [(2,), (3,), (4,)]
 
-    def step(tokens: np.ndarray) -> np.ndarray:
-        fed.append(tokens.tolist())
-        return np.eye(9)[int(tokens[0, -1]) + 1]
 
-    prompt = np.array([0, 1])
-    assert list(continuation(step, prompt, Sampling(), 3, ())) == [2, 3, 4]
-    assert fed == [[[0, 1]], [[2]], [[3]]]
-    assert list(continuation(step, prompt, Sampling(), None, (5,))) == [2, 3, 4]
+def test_each_text_of_a_batch_ends_by_itself() -> None:
+    written, fed = counting([[1], [3]], Generation(Sampling(), frozenset({5})))
+    assert written == [(2, 4), (3, END), (4, END)]
+    assert fed == [[1, 3], [2, 4], [3, END], [4, END]]
+
+
+def test_a_text_has_room_up_to_the_nearest_bound() -> None:
+    def room(**bounds: int) -> int | None:
+        return Generation(Sampling(), frozenset(), **bounds).room(10)
+
+    assert room() is None
+    assert room(max_tokens=7) == room(max_tokens=7, context=99) == 7
+    assert room(max_tokens=7, context=12) == room(max_length=12) == 2
+    assert room(max_length=4) == room(context=10) == 0
+    with pytest.raises(UsageError, match="10 tokens; the model was made for 9"):
+        room(context=9)
 
 
 # Artifacts ---------------------------------------------------------------------------------------
@@ -183,6 +213,67 @@ def test_random_text_depends_on_the_seed_alone(model: Artifact) -> None:
         return list(model.generate([1, 2], max_tokens=20, temperature=1.0, top_k=50, seed=seed))
 
     assert text(1) == text(1) != text(2)
+
+
+def test_rows_of_a_batch_are_what_each_is_alone_without_a_mask(model: Artifact) -> None:
+    prompts = [b"import numpy", b"x", b"def f(x): "]
+    how: Any = {"max_tokens": 20, "temperature": 0.8, "repetition_penalty": 1.3, "top_p": 0.9}
+    batch = zip(*model.generate_batch(prompts, seed=3, **how), strict=True)
+    alone = [list(model.generate(p, seed=3 + i, **how)) for i, p in enumerate(prompts)]
+    assert [list(row) for row in batch] == alone
+    even = zip(*model.generate_batch([b"ab", b"cd"], max_tokens=9), strict=True)
+    assert [list(row) for row in even] == [
+        list(model.generate(p, max_tokens=9)) for p in (b"ab", b"cd")
+    ]
+    with pytest.raises(UsageError, match="no prompts"):
+        model.generate_batch([])
+
+
+def test_prompts_that_one_state_cannot_hold_are_refused(model: Artifact) -> None:
+    """A state of all rows together, such as the number of tokens before."""
+
+    class Shared(Artifact):
+        def shared_states(self) -> list[str]:
+            return ["past_length"]
+
+    shared = Shared(model.path, model.manifest, model._session)
+    assert len(list(shared.generate_batch([b"ab", b"cd"], max_tokens=3))) == 3
+    with pytest.raises(UsageError, match=r"prompts have 2, 1 tokens; expected one .* past_length"):
+        shared.generate_batch([b"ab", b"c"], max_tokens=3)
+
+
+def test_a_text_ends_with_the_token_that_completes_a_stop_string(model: Artifact) -> None:
+    text = bytes(model.generate(b"import ", max_tokens=60))
+    stop = text[11:13].decode("latin-1")
+    assert text[11:13].isascii()
+    end = text.index(text[11:13]) + 2
+    for draft in (None, linexport.NGramDraft()):
+        found = model.generate(b"import ", max_tokens=60, stop_strings=["@@", stop], draft=draft)
+        assert bytes(found) == text[:end]
+    for bad in (stop, [""]):
+        with pytest.raises(UsageError, match="expected a list of texts"):
+            model.generate(b"import ", stop_strings=bad)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"max_tokens": -1}, "max_tokens is -1"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; expected more than 0"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty is nan"),
+    ],
+)
+def test_requests_without_meaning_are_refused(
+    model: Artifact, values: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        model.generate([1], **values)
+
+
+def test_asking_for_a_filter_asks_for_samples(model: Artifact) -> None:
+    assert list(model.generate([1], max_tokens=9, top_p=0.9)) == list(
+        model.generate([1], max_tokens=9, top_p=0.9, temperature=1.0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,7 +322,9 @@ def test_inputs_with_a_default_are_left_to_it(sample_manifest: Manifest) -> None
         ),
         states=(StateRecord("past_state_0", "present_state_0", "float32", state, "Sum"),),
     )
-    assert language_interface(manifest) == LanguageInterface("input_ids", "logits", 50)
+    assert language_interface(manifest) == LanguageInterface(
+        "input_ids", "logits", 50, "attention_mask"
+    )
     pixels = InputRecord("pixels", "float32", ("batch", 3, 8, 8))
     manifest = replace(manifest, inputs=(*manifest.inputs, pixels))
     with pytest.raises(UsageError, match="pixels"):
@@ -479,12 +572,42 @@ def test_the_command_uses_the_copied_tokenizer_and_stops_at_the_end_it_names(
     assert found["tokens"] == written[: written.index(written[7])]
 
 
+def test_the_command_continues_several_texts_at_once(
+    cli: Callable[..., Any], model: Artifact
+) -> None:
+    prompts = ["import ", "def f(x): return x", "a"]
+    asked = [part for prompt in prompts for part in ("--prompt", prompt)]
+    asked += ["--max-tokens", 12, "--repetition-penalty", 1.2]
+    found = cli("generate", model.path, *asked, "--json").json()
+    for text, prompt in zip(found["texts"], prompts, strict=True):
+        alone = model.generate(prompt.encode(), max_tokens=12, repetition_penalty=1.2)
+        assert text["tokens"] == list(alone)
+        assert (text["prompt"], text["stopped"]) == (prompt, "length")
+    done = cli("generate", model.path, *asked)
+    assert done.out == "".join(f"{t['prompt']}{t['text']}\n" for t in found["texts"])
+    assert "36 tokens after 26 of 3 prompts" in done.err
+
+
+def test_the_command_ends_before_a_stop_string(cli: Callable[..., Any], model: Artifact) -> None:
+    asked = ["generate", model.path, "--prompt", PROMPT, "--max-tokens", 40]
+    text = cli(*asked, "--json").json()["text"]
+    stop = text[9:11]
+    found = cli(*asked, "--stop", stop, "--stop", "@@", "--json").json()
+    assert (found["text"], found["stopped"]) == (text[: text.index(stop)], "stop")
+    assert cli(*asked, "--stop", stop).out == f"{PROMPT}{text[: text.index(stop)]}\n"
+
+
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
         (["--prompt", ""], 2, "no tokens"),
         (["--prompt", "x", "--temperature", "inf"], 2, "temperature is inf"),
         (["--prompt", "x", "--max-tokens", "0"], 2, "max-tokens"),
+        (["--prompt", "x", "--stop", ""], 2, "expected a list of texts"),
+        (["--prompt", "x", "--repetition-penalty", "0"], 2, "repetition_penalty is 0.0"),
+        (["--prompt", "x", "--chat"], 2, "has no chat template: expected chat_template.jinja"),
+        (["--prompt", "x", "--system", "y"], 2, "give --chat too"),
+        (["--prompt", "x", "--prompt", "y", "--draft", "ngram"], 2, "--draft takes one prompt"),
         ([], 2, "--prompt"),
     ],
 )

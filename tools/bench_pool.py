@@ -113,7 +113,8 @@ def main() -> None:
     print(f"tokens/s {rate:.2f} of one session's; p99 between tokens {wait:.2f} of one session's")
     known = {name: round(float(np.median(values)), 3) for name, values in first.items()}
     print(f"first token after {given.prefix} tokens, ms: {known}")
-    record = {"sessions": given.sessions, "dim": given.dim, **result}
+    load = Path("/proc/loadavg").read_text().split()[:3]
+    record = {"sessions": given.sessions, "dim": given.dim, "load": load, **result}
     measurement.write(given.json, {**record, "prefix": given.prefix, "first_token_ms": known})
 
 

@@ -4,8 +4,9 @@
     python tools/bench_ray.py --ray DIR [--dim 512] [--streams 500] [--json FILE]
 
 Clusters of one and of two replicas answer the same requests in turns; each replica has one thread.
-Then all streams are sent to two replicas, and one is killed (SIGKILL) in the midst of them: every
-text must be the one ``generate`` writes alone.
+Beside the speed stands how many cores were busy, and with the replicas: where one replica leaves
+none idle, a second cannot help. Then all streams are sent to two replicas, and one is killed
+(SIGKILL) in the midst of them: every text must be the one ``generate`` writes alone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import bench_serve
@@ -31,7 +33,7 @@ import measurement
 import linexport
 from linexport import models
 
-CLIENTS, TOKENS, ROUNDS = 16, 64, 2
+CLIENTS, TOKENS, ROUNDS = 16, 64, 3
 
 
 @contextmanager
@@ -67,6 +69,15 @@ def replicas() -> list[int]:
     return found
 
 
+def busy_seconds() -> dict[str, float]:
+    """Return the processor time since the start: of the machine, and of the replicas."""
+    user, nice, system = map(int, Path("/proc/stat").read_text().split()[1:4])
+    stats = [Path(f"/proc/{process}/stat").read_text() for process in replicas()]
+    own = [sum(map(int, stat.rpartition(")")[2].split()[11:13])) for stat in stats]
+    ticks = os.sysconf("SC_CLK_TCK")
+    return {"cores_busy": (user + nice + system) / ticks, "with_replicas": sum(own) / ticks}
+
+
 async def killed(url: str, texts: list[bench_serve.Text]) -> list[str]:
     """Read all texts, and kill a replica when a tenth of them has ended; return them."""
     ended = 0
@@ -89,6 +100,15 @@ async def killed(url: str, texts: list[bench_serve.Text]) -> list[str]:
         return await asyncio.gather(*tasks)
 
 
+def measured(url: str) -> dict[str, float]:
+    """Return the speed of all clients together, and how busy the machine was."""
+    before, begun = busy_seconds(), time.perf_counter()
+    rounds = [asyncio.run(bench_serve.together(url, CLIENTS)) for _ in range(ROUNDS)]
+    seconds, after = time.perf_counter() - begun, busy_seconds()
+    used = {name: (after[name] - before[name]) / seconds for name in after}
+    return {"tokens_per_second": median(r["tokens_per_second"] for r in rounds), **used}
+
+
 def main() -> None:
     """Print both measurements; exit 1 where a text was wrong or lost."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -97,19 +117,18 @@ def main() -> None:
     options.add_argument("--streams", type=int, default=500)
     measurement.add_option(options)
     given = options.parse_args()
-    speeds: dict[int, list[float]] = {1: [], 2: []}
+    runs: dict[int, list[dict[str, float]]] = {1: [], 2: []}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for name, dim in {"large": given.dim, "small": 32}.items():
             config = {"dim": dim, "num_heads": max(2, dim // 64), "layers": bench_serve.LAYERS}
             models.save(models.build("language_model", config), folder / f"{name}.pt")
             linexport.convert(folder / f"{name}.pt", folder / name, bench=False)
-        for _ in range(ROUNDS):
-            for count, found in speeds.items():
+        for _ in range(2):
+            for count, found in runs.items():
                 with cluster(given.ray, folder / "large", count, folder / "ray.log") as url:
                     asyncio.run(bench_serve.together(url, CLIENTS))
-                    numbers = asyncio.run(bench_serve.together(url, CLIENTS))
-                    found.append(numbers["tokens_per_second"])
+                    found.append(measured(url))
         texts = [bench_serve.Text(f"def f{i}(", 40, i, 0.8) for i in range(given.streams)]
         model = linexport.load(folder / "small", threads=1)
         expected = [bench_serve.alone(model, text) for text in texts]
@@ -120,7 +139,7 @@ def main() -> None:
     lost = sum(text.startswith("lost: ") for text in written)
     wrong = sum(w != e for w, e in zip(written, expected, strict=True)) - lost
     result: dict[str, Any] = {
-        "tokens_per_second": {f"{n} replicas": speeds[n] for n in speeds},
+        "runs": {f"{count} replicas": found for count, found in runs.items()},
         "kill": {"streams": len(texts), "wrong": wrong, "lost": lost, "seconds": round(seconds, 1)},
         "load": Path("/proc/loadavg").read_text().split()[:3],
     }

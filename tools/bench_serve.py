@@ -1,6 +1,6 @@
 """Load on ``linexport serve``: sixteen clients beside one, and thousands that are not all polite.
 
-    python tools/bench_serve.py [--dim 512] [--requests 2000] [--json FILE]
+    python tools/bench_serve.py [--dim 512] [--requests 2000] [--only requests] [--json FILE]
 
 The program runs as processes of its own. In turns, one client and sixteen ask a server with 16
 slots for texts, and sixteen ask one with a single slot, which answers one request at a time. Then
@@ -33,9 +33,12 @@ import numpy as np
 import linexport
 from linexport import models
 
-LAYERS, TOKENS, CLIENTS, ROUNDS = 4, 64, 16, 3
+LAYERS, TOKENS, CLIENTS, ROUNDS = 4, 64, 16, 9
 DISTINCT, RATE = 100, 60.0
 """Different texts of the long run, and its arrivals a second."""
+
+SMALL = 32
+"""Width of the model of the long run."""
 
 BAD = (b"", b"{", b"[]", b'{"model": "m", "prompt": 3}', b'{"model": "m", "prompt": [-1]}', b"\xff")
 
@@ -105,11 +108,15 @@ def serve(artifact: Path, log: Path, *options: object) -> Iterator[Server]:
 
 
 async def read(
-    client: httpx2.AsyncClient, text: Text, least: int | None = None
+    client: httpx2.AsyncClient, text: Text, least: int | None = None, **more: Any
 ) -> tuple[str, list[float]]:
-    """Read a stream, to its end or for ``least`` pieces; return the text and the time of each."""
+    """Read a stream, to its end or for ``least`` pieces; return the text and the time of each.
+
+    ``more`` are further fields of the request.
+    """
     written, times = "", [time.perf_counter()]
-    async with client.stream("POST", "/v1/completions", json=text.body(True)) as answer:
+    asked = {**text.body(True), **more}
+    async with client.stream("POST", "/v1/completions", json=asked) as answer:
         answer.raise_for_status()
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
@@ -122,12 +129,12 @@ async def read(
     return written, times
 
 
-async def together(url: str, clients: int) -> dict[str, float]:
-    """Let so many clients read a text each at the same time."""
+async def together(url: str, clients: int, **more: Any) -> dict[str, float]:
+    """Let so many clients read a text each at the same time; ``more`` as of ``read``."""
     texts = [Text(f"def f{i}(", TOKENS, i, 0.0) for i in range(clients)]
     async with httpx2.AsyncClient(base_url=url, timeout=600) as client:
         begun = time.perf_counter()
-        found = await asyncio.gather(*(read(client, text) for text in texts))
+        found = await asyncio.gather(*(read(client, text, **more) for text in texts))
         seconds = time.perf_counter() - begun
     gaps = np.concatenate([np.diff(times[1:]) for _, times in found])
     first = [times[1] - times[0] for _, times in found]
@@ -285,25 +292,35 @@ def main() -> None:
     options.add_argument("--dim", type=int, default=512)
     options.add_argument("--requests", type=int, default=2000)
     options.add_argument("--seed", type=int, default=0, help="of the arrivals")
+    options.add_argument("--only", choices=("clients", "requests"))
     measurement.add_option(options)
     given = options.parse_args()
+    result: dict[str, Any] = {"dim": given.dim, "tokens": TOKENS}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        sizes = {"large": given.dim, "small": 32}
-        for name, dim in sizes.items():
-            config = {"dim": dim, "num_heads": max(2, dim // 64), "layers": LAYERS}
-            models.save(models.build("language_model", config), folder / f"{name}.pt")
-            linexport.convert(folder / f"{name}.pt", folder / name, bench=False)
-        times = throughput(folder / "large", folder)
-        for name, numbers in times.items():
-            print(name, {key: round(value, 2) for key, value in numbers.items()})
-        long_run = soak(folder / "small", folder, given.requests, given.seed)
-        print(json.dumps(long_run, indent=2))
-    load = Path("/proc/loadavg").read_text().split()[:3]
-    print("load average", *load)
-    result = {"dim": given.dim, "tokens": TOKENS, "times": times, "soak": long_run, "load": load}
+        if given.only != "requests":
+            times = throughput(artifact(folder, given.dim), folder)
+            for name, numbers in times.items():
+                print(name, {key: round(value, 2) for key, value in numbers.items()})
+            result["times"] = times
+        if given.only != "clients":
+            found = soak(artifact(folder, SMALL), folder, given.requests, given.seed)
+            print(json.dumps(found, indent=2))
+            result["soak"] = found
+    result["load"] = Path("/proc/loadavg").read_text().split()[:3]
+    print("load average", *result["load"])
     measurement.write(given.json, result)
-    sys.exit(bool(long_run["wrong_or_lost"] or long_run["slots_left_taken"]))
+    long_run = result.get("soak", {})
+    sys.exit(bool(long_run.get("wrong_or_lost") or long_run.get("slots_left_taken")))
+
+
+def artifact(folder: Path, dim: int) -> Path:
+    """Convert a model with random weights."""
+    source, place = folder / f"{dim}.pt", folder / str(dim)
+    config = {"dim": dim, "num_heads": max(2, dim // 64), "layers": LAYERS}
+    models.save(models.build("language_model", config), source)
+    linexport.convert(source, place, bench=False)
+    return place
 
 
 if __name__ == "__main__":

@@ -25,11 +25,13 @@ class LanguageInterface:
         tokens: the input of token ids.
         logits: the output.
         vocabulary: width of the logits.
+        mask: the input that says which tokens are no padding; None where there is none.
     """
 
     tokens: str
     logits: str
     vocabulary: int
+    mask: str | None = None
 
     def checked(self, prompt: Prompt) -> np.ndarray:
         """Return a prompt as (T,) int64.
@@ -58,6 +60,11 @@ def language_interface(manifest: Manifest) -> LanguageInterface:
     Raises:
         UsageError: it describes something else.
     """
+    if manifest.head not in (None, "causal_lm"):
+        raise UsageError(
+            f"{manifest.artifact} is not a language model: its output is of the kind "
+            f"{manifest.head}. Expected one that was converted with its language model's head."
+        )
     states = {name for s in manifest.states for name in (s.past, s.present)}
     given = [i for i in manifest.inputs if i.default is None]
     tokens = [i for i in given if i.name not in states]
@@ -75,4 +82,7 @@ def language_interface(manifest: Manifest) -> LanguageInterface:
             f"{manifest.artifact} is not a language model: it has {', '.join(found)}. Expected "
             "token ids (batch, length) in int64 and logits (batch, length, vocabulary)."
         )
-    return LanguageInterface(tokens[0].name, outputs[0].name, vocabulary)
+    masks = [i.name for i in manifest.inputs if i.default == 1 and i.shape == tokens[0].shape]
+    return LanguageInterface(
+        tokens[0].name, outputs[0].name, vocabulary, masks[0] if masks else None
+    )

@@ -23,7 +23,8 @@ from linexport.errors import UsageError
 from linexport.graph.states import State
 from linexport.graph.walk import rename_values
 
-MASK, MASK_STATE = "attention_mask", "past_mask"
+MASK, MASK_STATE, COUNT_STATE = "attention_mask", "past_mask", "past_count"
+"""Names of the input of a mask, and of the states that a mask over all tokens so far tells."""
 
 ROWS = re.compile(r"past_(key|value)_(0|[1-9]\d{0,4})", re.ASCII)
 """Names of the states that are rows of attention, with the layer."""
@@ -46,8 +47,9 @@ def layer(state: State) -> int:
 
 
 def recurrent(states: Sequence[State]) -> list[State]:
-    """Return the states that do not grow with the tokens."""
-    return [s for s in states if s.growing_axis is None]
+    """Return the states that do not grow with the tokens, except those that a mask tells."""
+    told = (MASK_STATE, COUNT_STATE)
+    return [s for s in states if s.growing_axis is None and s.past not in told]
 
 
 def pairs(states: Sequence[State]) -> list[tuple[State, State]] | None:
@@ -156,19 +158,41 @@ class Rewiring:
         found.type.tensor_type.shape.dim[1].dim_param = "total"
         total = f"{MASK}/total"
         rename_values(self.graph, {MASK: f"{MASK}/new"})
-        axis, zero = self._constant("mask/axis", [1]), self._constant("mask/zero", [0])
+        axis = self._constant("mask/axis", [1])
         self._before += [
             helper.make_node("Shape", [tokens], ["mask/length"], start=1, end=2),
             helper.make_node("Shape", [MASK], [total], start=1, end=2),
             helper.make_node("Sub", [total, "mask/length"], ["mask/start"]),
             helper.make_node("Slice", [MASK, "mask/start", total, axis], [f"{MASK}/new"]),
         ]
-        for state in (s for s in states if s.past == MASK_STATE):
-            self._before.append(
-                helper.make_node("Slice", [MASK, zero, "mask/start", axis], [state.past])
-            )
+        told = [s for s in states if s.past in (MASK_STATE, COUNT_STATE)]
+        if told:
+            self._constant("mask/zero", [0])
+        for state in told:
+            self._read_from_mask(state)
             for infos in (self.graph.input, self.graph.output):
                 _keep(infos, [i for i in infos if i.name not in (state.past, state.present)])
+
+    def _read_from_mask(self, state: State) -> None:
+        """Compute the mask of past tokens, all or the last ones, or their number."""
+        before = ["mask/zero", "mask/start", "mask/axis"]
+        if state.growing_axis is not None:
+            self._before.append(helper.make_node("Slice", [MASK, *before], [state.past]))
+            return
+        # A window that is not full yet begins with padding.
+        kept, padded = int(str(state.shape[1])), f"{state.past}/padded"
+        pads = self._constant(f"{state.past}/pads", [0, kept, 0, 0])
+        self._before += [
+            helper.make_node("Slice", [MASK, *before], [f"{state.past}/all"]),
+            helper.make_node("Pad", [f"{state.past}/all", pads], [padded]),
+        ]
+        if state.past == COUNT_STATE:
+            node = helper.make_node("ReduceSum", [padded, "mask/axis"], [state.past], keepdims=1)
+        else:
+            first = self._constant(f"{state.past}/first", [-kept])
+            last = self._constant(f"{state.past}/last", [np.iinfo(np.int64).max])
+            node = helper.make_node("Slice", [padded, first, last, "mask/axis"], [state.past])
+        self._before.append(node)
 
     def _constant(self, name: str, values: Sequence[Any]) -> str:
         array = np.asarray(values, np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,10 @@ import numpy as np
 import linexport
 from linexport import manifest as manifests
 from linexport import targets
-from linexport.artifact import opening, signature, tokenizer
+from linexport.artifact import opening, signature
 from linexport.artifact.call_inputs import Arrays, Input, Range
-from linexport.artifact.language_interface import Prompt, language_interface
-from linexport.artifact.model import Model
-from linexport.artifact.sampling import Sampling, continuation
-from linexport.artifact.speculation import Draft, StreamDraft, speculative
 from linexport.artifact.stream import Stream
+from linexport.artifact.text_model import TextModel
 from linexport.errors import EnvironmentProblemError, LinexportError, ParityError, UsageError
 from linexport.graph.interface import check_interface
 from linexport.loaders.onnx_file.index_ranges import index_range
@@ -117,7 +114,7 @@ def _say_what_is_proven(folder: Path, manifest: Manifest) -> None:
     )
 
 
-class Artifact(Model):
+class Artifact(TextModel):
     """A converted model, ready to run; several threads may do so.
 
     Pickled, it is its folder and the digest of its model: it is opened again where it arrives.
@@ -136,8 +133,12 @@ class Artifact(Model):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(manifest, session, ranges or {})
-        self.path = path
+        self._path = path
         self._options = options or {}
+
+    @property
+    def path(self) -> Path:
+        return self._path
 
     @property
     def verified(self) -> Mapping[str, FileRecord]:
@@ -179,18 +180,6 @@ class Artifact(Model):
             raise UsageError(f"{self.path} does not stream: {self.manifest.why_stateless}")
         return Stream(self, finite=finite, history=history)
 
-    def draft(self, tokens: int = 4) -> StreamDraft:
-        """Return this model as the draft of a larger one with the same tokens, for ``generate``.
-
-        Args:
-            tokens: proposed at a time.
-
-        Raises:
-            UsageError: not a language model, or it does not stream.
-        """
-        language_interface(self.manifest)
-        return StreamDraft(self.stream(history=tokens), tokens)
-
     def pool(self, **options: Any) -> linexport.Pool:
         """Return a pool of sessions that share calls of the model.
 
@@ -205,62 +194,6 @@ class Artifact(Model):
         share one.
         """
         return linexport.PrefixCache(**options)
-
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        max_tokens: int | None = None,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        seed: int = 0,
-        stop: Collection[int] | None = None,
-        draft: Draft | None = None,
-    ) -> Iterator[int]:
-        """Return token ids that continue a prompt of token ids, one at a time, from the state.
-
-        The text ends where the model's context is full, if its configuration names one.
-
-        Args:
-            prompt: at least one token id; of bytes, their values.
-            max_tokens: None goes on for ever, or until the model ends the text.
-            temperature: 0 takes the argmax; more samples from softmax(logits / temperature).
-            top_k: sample from that many tokens of the largest logits; 0 from all.
-            top_p: sample from the fewest likeliest tokens that have this probability together.
-            min_p: sample from tokens that have this share of the largest probability, or more.
-            seed: of the samples.
-            stop: tokens that end the text, and are not returned; None for the model's own.
-            draft: proposes tokens, which are checked several in a call. The text is the same, up to
-                ties within the rounding of float32.
-
-        Raises:
-            UsageError: not a language model, no states to continue from, a prompt longer than the
-                model's context, or a bad argument.
-        """
-        model = language_interface(self.manifest)
-        ids = model.checked(prompt)
-        sampling = Sampling(temperature, top_k, seed, top_p, min_p)
-        ends = tokenizer.end_tokens(self.path, self.verified) if stop is None else frozenset(stop)
-        limit = tokenizer.context(self.path, self.verified)
-        if limit is not None:
-            if ids.size > limit:
-                raise UsageError(
-                    f"The prompt has {ids.size} tokens; the model was made for {limit} at most. "
-                    "Leave out the beginning."
-                )
-            left = limit - ids.size
-            max_tokens = left if max_tokens is None else min(max_tokens, left)
-        stream = self.stream()
-        if draft is not None:
-            return speculative(stream, ids, sampling, max_tokens, ends, draft)
-
-        def step(tokens: np.ndarray) -> np.ndarray:
-            logits: np.ndarray = stream.step({model.tokens: tokens})[model.logits][0, -1]
-            return logits
-
-        return continuation(step, ids, sampling, max_tokens, ends)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the folder, the digest and the options it was opened with."""

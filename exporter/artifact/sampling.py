@@ -1,26 +1,28 @@
-"""Tokens one after another from a model that takes some and gives the logits of the next.
+"""The next token of a text, chosen from its logits.
 
-temperature = 0    argmax; of equals, the first
-temperature > 0    sampled from p = softmax(logits / temperature), restricted to tokens that are
-                   all of:  among the top_k largest logits
-                            in the nucleus: the fewest likeliest tokens with sum(p) >= top_p
-                            p >= min_p max(p)
+repetition_penalty r    logits x of tokens in prompt and text become x / r, or x r where x < 0
+temperature = 0         argmax; of equals, the first
+temperature > 0         sampled from p = softmax(logits / temperature), restricted to tokens that
+                        are all of:  among the top_k largest logits
+                                     in the nucleus: the fewest likeliest tokens, sum(p) >= top_p
+                                     p >= min_p max(p)
 
-Sources: top_p of Holtzman et al., The Curious Case of Neural Text Degeneration, 2020; min_p of
-Nguyen et al., Turning Up the Heat, 2024.
+Sources: repetition_penalty of Keskar et al., CTRL, 2019; top_p of Holtzman et al., The Curious Case
+of Neural Text Degeneration, 2020; min_p of Nguyen et al., Turning Up the Heat, 2024. The order is
+that of transformers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
 
 from linexport.errors import ParityError, UsageError
 
-Step = Callable[[np.ndarray], np.ndarray]
-"""Further tokens, (1, T) int64, to the logits of the token after them, (vocabulary,)."""
+Chooser = Callable[[np.ndarray], int]
+"""Logits, (vocabulary,), to a token."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Sampling:
         seed: of the samples.
         top_p: probability of the nucleus to sample from; 1 is all tokens.
         min_p: least probability of a token, as a share of the largest; 0 is any.
+        repetition_penalty: factor against tokens that the text has already; 1 is none.
 
     Raises:
         UsageError: a value without meaning.
@@ -43,6 +46,7 @@ class Sampling:
     seed: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -54,23 +58,42 @@ class Sampling:
             raise UsageError(f"top_p is {self.top_p}; expected more than 0, and at most 1.")
         if not 0 <= self.min_p <= 1:
             raise UsageError(f"min_p is {self.min_p}; expected 0 to 1.")
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise UsageError(
+                f"repetition_penalty is {self.repetition_penalty}; expected more than 0, and 1 for "
+                "none."
+            )
 
-    def chooser(self, skip: int = 0) -> Callable[[np.ndarray], int]:
+    def chooser(self, text: Collection[int] = (), skip: int = 0) -> Chooser:
         """Return a function from logits to a token, with random numbers of its own.
 
         Args:
+            text: tokens before the first one chosen, in any order; what is chosen joins them.
             skip: tokens chosen before, whose random numbers are passed over.
         """
         random = np.random.default_rng(self.seed)
         random.random(skip)
+        seen = {*text}
 
         def choose(logits: np.ndarray) -> int:
             check_finite_logits(logits)
+            if self.repetition_penalty != 1:
+                logits = self.penalised(logits, seen)
             if self.temperature == 0:
-                return int(logits.argmax())
-            return int(random.choice(len(logits), p=self.probabilities(logits)))
+                token = int(logits.argmax())
+            else:
+                token = int(random.choice(len(logits), p=self.probabilities(logits)))
+            seen.add(token)
+            return token
 
         return choose
+
+    def penalised(self, logits: np.ndarray, seen: Collection[int]) -> np.ndarray:
+        """Return logits with those of tokens seen lowered, (vocabulary,) in the same dtype."""
+        ids = np.fromiter(seen, np.int64, len(seen))
+        found, factor = logits.copy(), logits.dtype.type(self.repetition_penalty)
+        found[ids] = np.where(logits[ids] < 0, logits[ids] * factor, logits[ids] / factor)
+        return found
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
         """Return what is sampled from, (vocabulary,) float64, for a temperature above 0."""
@@ -115,23 +138,3 @@ def log_probabilities(logits: np.ndarray) -> np.ndarray:
     """Return log softmax(logits), (vocabulary,) float64."""
     shifted = logits.astype(np.float64) - logits.max()
     return np.asarray(shifted - np.log(np.exp(shifted).sum()))
-
-
-def continuation(
-    step: Step,
-    prompt: np.ndarray,
-    sampling: Sampling,
-    max_tokens: int | None,
-    ends: Collection[int],
-) -> Iterator[int]:
-    """Yield the tokens after a prompt, (T,) int64: each is fed back for the next.
-
-    Stops after ``max_tokens``, or at a token of ``ends``, which is not part of the text.
-    """
-    choose, tokens, count = sampling.chooser(), prompt, 0
-    while max_tokens is None or count < max_tokens:
-        token = choose(step(tokens[None]))
-        if token in ends:
-            return
-        yield token
-        tokens, count = np.array([token], np.int64), count + 1

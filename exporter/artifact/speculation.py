@@ -2,6 +2,9 @@
 
     propose d_1 ... d_k    verify x, d_1 ... d_k in one call    keep those the model chooses too
 
+Of the proposals as many are checked as twice the right ones of the last call, and one more: a text
+that no draft foresees costs little more than without one.
+
 Every token is chosen from the model's own logits, once and in order, by argmax or by sampling: the
 text is that without a draft, also with the same seed. Source of prompt look-up: A. Saxena, Prompt
 Lookup Decoding, 2023.
@@ -9,12 +12,12 @@ Lookup Decoding, 2023.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 
-from linexport.artifact.sampling import Sampling
+from linexport.artifact.continuation import END, TextRow
 from linexport.artifact.stream import Stream
 
 PROPOSED = 8
@@ -121,33 +124,28 @@ class StreamDraft:
             piece = np.array([found[-1]], np.int64)
 
 
-def speculative(
-    stream: Stream,
-    prompt: np.ndarray,
-    sampling: Sampling,
-    max_tokens: int | None,
-    ends: Collection[int],
-    draft: Draft,
-) -> Iterator[int]:
-    """Yield the tokens after a prompt, (T,) int64, as ``sampling.continuation`` does."""
-    choose, count = sampling.chooser(), 0
-    text, known = prompt.tolist(), prompt
+def speculative(stream: Stream, prompt: np.ndarray, text: TextRow, draft: Draft) -> Iterator[int]:
+    """Yield the tokens after a prompt, (T,) int64, as ``continuations`` does."""
+    read, known = prompt.tolist(), prompt
+    most, begun = PROPOSED, False
     draft.begin()
-    while max_tokens is None or count < max_tokens:
+    while not text.ended:
         # The prompt is a call of its own: what is wrong after it is not worth computing it again.
-        proposals = draft.propose(text) if count else []
-        if max_tokens is not None:
-            proposals = proposals[: max_tokens - count - 1]
+        proposals = draft.propose(read)[:most] if begun else []
+        if text.left is not None:
+            proposals = proposals[: text.left - 1]
         tokens = np.concatenate([known, np.asarray(proposals, np.int64)])
-        verified = stream.verify(tokens, known=len(known), choose=choose)
-        if count:
+        verified = stream.verify(tokens, known=len(known), choose=text.choose)
+        if begun:
             draft.calls += 1
             draft.proposed += len(proposals)
             draft.accepted += len(verified.tokens) - 1
+        if proposals:  # a wrong one costs more than a call: what follows it is computed again
+            most = 2 * len(verified.tokens) - 1
         for token in verified.tokens:
-            if token in ends:
+            if token == END:
                 return
             yield token
-            count += 1
-        text += verified.tokens
+        begun = True
+        read += verified.tokens
         known = np.array(verified.tokens[-1:], np.int64)

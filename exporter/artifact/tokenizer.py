@@ -49,7 +49,13 @@ class Decoder(Protocol):
 
 
 class Tokenizer(Protocol):
-    """Both directions between text and tokens."""
+    """Both directions between text and tokens.
+
+    Attributes:
+        special: tokens that have no text of their own, such as the end of a text, by their name.
+    """
+
+    special: Mapping[str, int]
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the tokens of a prompt.
@@ -173,6 +179,8 @@ def read_json(path: Path, files: Files = MappingProxyType({})) -> dict[str, Any]
 class _Bytes:
     """UTF-8: a character of several bytes is shown when its last one has come."""
 
+    special: Mapping[str, int] = MappingProxyType({})
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         # Bytes of the command line that were not UTF-8 come as surrogates, and go as they came.
         return list(text.encode("utf-8", "surrogateescape"))
@@ -212,6 +220,8 @@ class _HuggingFace:
         self._encoder = Encoder(path, content)
         check_decoder(path, content)
         self._inner = Inner.from_buffer(content)
+        added = self._inner.get_added_tokens_decoder()
+        self.special: Mapping[str, int] = {t.content: i for i, t in added.items() if t.special}
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         try:

@@ -10,19 +10,20 @@ text is put down and taken up again as its tokens and the state of the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from linexport.artifact import StreamState
 from linexport.artifact.language_interface import LanguageInterface
+from linexport.artifact.restrictions import Restrictions
 from linexport.artifact.sampling import log_probabilities
+from linexport.artifact.stops import StopStrings, stop_rules
 from linexport.artifact.tokenizer import Tokenizer
 from linexport.serving.channel import Channel
 from linexport.serving.engine import Engine
 from linexport.serving.metrics import Metrics, Pace
 from linexport.serving.session import Session
-from linexport.serving.stops import StopStrings
 from linexport.serving.task import Feeds
 from linexport.serving.text import (
     Beginning,
@@ -46,6 +47,7 @@ class Writer:
     tokenizer: Tokenizer
     ends: frozenset[int]
     metrics: Metrics
+    restrictions: Restrictions = field(default_factory=Restrictions)
 
 
 class Completion:
@@ -76,9 +78,11 @@ class Completion:
         self._written = list(beginning.written)
         self._unfed = list(beginning.unfed)
         sampling = replace(settings.sampling, seed=settings.sampling.seed + index)
-        self._choose = sampling.chooser(skip=len(self._written))
+        self._choose = sampling.chooser(beginning.tokens, skip=len(self._written))
         self._decode = writer.tokenizer.decoder()
-        self._stops = StopStrings(settings.stops)
+        special = writer.tokenizer.special
+        self._ends, stops = stop_rules(special, writer.ends, settings.stops)
+        self._stops = StopStrings(stops)
         self._decoded = self._shown = 0
         for token in self._written:
             self._shown += len(self._extend(token))
@@ -151,9 +155,9 @@ class Completion:
 
     def _next(self, logits: np.ndarray, state: Callable[[], StreamState | None]) -> Feeds | None:
         """Choose a token, give out its text, and return it to be fed; None at the end."""
-        token = self._choose(logits)
+        token = self._choose(self._allowed(logits))
         self._pace.token()
-        if token in self._writer.ends:
+        if token in self._ends:
             self._end("stop", state)
             return None
         scored = None if self._settings.logprobs is None else self._scored(token, logits)
@@ -167,6 +171,11 @@ class Completion:
             self._end("length", state)
             return None
         return self._feeds([token])
+
+    def _allowed(self, logits: np.ndarray) -> np.ndarray:
+        """Return logits with minus infinity for tokens that may not come here."""
+        writer, prompt = self._writer, self._beginning.prompt_tokens
+        return writer.restrictions.allowed(logits, prompt, len(self._written), writer.ends)
 
     def _extend(self, token: int) -> str:
         piece = self._decode(token)
@@ -191,7 +200,13 @@ class Completion:
         self._finish(reason, here)
 
     def _here(self) -> Beginning:
-        return replace(self._beginning, unfed=tuple(self._unfed), written=tuple(self._written))
+        begun = self._beginning
+        return replace(
+            begun,
+            unfed=tuple(self._unfed),
+            written=tuple(self._written),
+            seen=tuple(sorted(begun.tokens)),
+        )
 
     def _finish(self, reason: Reason, beginning: Beginning | None) -> None:
         usage = Usage(self._beginning.prompt_tokens, len(self._written), self._cached)

@@ -34,7 +34,7 @@ CACHE_METRICS = {
 }
 
 
-class Texts(Protocol):
+class TextEvents(Protocol):
     """Texts that are being written for one reader."""
 
     async def next(self) -> TextEvent:
@@ -61,7 +61,7 @@ class Computing(Protocol):
         """End every text: park it, or fail it."""
         ...
 
-    def write(self, order: Order, overflow: Callable[[], None]) -> Texts:
+    def write(self, order: Order, overflow: Callable[[], None]) -> TextEvents:
         """Let texts be written; ``overflow`` is called when their reader is too slow.
 
         Raises:
@@ -105,7 +105,7 @@ class LocalTexts:
         self._overflow()
 
 
-class Local:
+class LocalComputing:
     """The model in this process: an engine on a pool, and calls beside it.
 
     Args:
@@ -149,7 +149,8 @@ class Local:
         self._engine = engine
         if language is not None:
             model = language_interface(self.artifact.manifest)
-            self._writer = Writer(engine, model, language.tokenizer, language.ends, metrics)
+            texts = language.tokenizer, language.ends, metrics, language.defaults.restrictions
+            self._writer = Writer(engine, model, *texts)
 
     def _cache(self, metrics: Metrics) -> PrefixCache | None:
         """Return a cache of prefixes, and show what is in it."""

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from linexport.artifact.generation_config import GenerationDefaults, generation_defaults
 from linexport.artifact.language_interface import language_interface
-from linexport.artifact.tokenizer import Tokenizer, context, end_tokens, find_tokenizer
+from linexport.artifact.template import ChatTemplate, find_template, special_tokens
+from linexport.artifact.tokenizer import (
+    GENERATION_CONFIG,
+    Tokenizer,
+    context,
+    end_tokens,
+    find_tokenizer,
+)
 from linexport.errors import UsageError
 from linexport.manifest import Manifest
 from linexport.manifest.records import FileRecord
-from linexport.serving.template import ChatTemplate, find_template, special_tokens
+from linexport.serving.limits import LONGEST_STOP, STOPS
+
+log = logging.getLogger(__name__)
 
 
-class Source(Protocol):
+class OpenedFolder(Protocol):
     """An artifact's folder, opened to run or not.
 
     Attributes:
@@ -43,15 +54,17 @@ class Language:
         template: of conversations; None where the folder has none.
         context: tokens that prompt and text may have together.
         ends: tokens that end a text.
+        defaults: how its author has it generate.
     """
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
     context: int | None
     ends: frozenset[int]
+    defaults: GenerationDefaults
 
     @classmethod
-    def read(cls, source: Source) -> Language:
+    def read(cls, source: OpenedFolder) -> Language:
         """Return that of an artifact.
 
         Raises:
@@ -64,4 +77,18 @@ class Language:
         tokenizer = find_tokenizer(folder, model.vocabulary, files)
         found = find_template(folder, files)
         template = None if found is None else ChatTemplate(found, special_tokens(folder, files))
-        return cls(tokenizer, template, context(folder, files), end_tokens(folder, files))
+        defaults = generation_defaults(folder, files)
+        if len(defaults.stops) > STOPS or max(map(len, defaults.stops), default=0) > LONGEST_STOP:
+            raise UsageError(
+                f"{folder / GENERATION_CONFIG} has {len(defaults.stops)} stop_strings; a server "
+                f"takes at most {STOPS}, each of at most {LONGEST_STOP} characters."
+            )
+        if defaults.warning:
+            log.warning("%s", defaults.warning)
+        if defaults.restrictions.ngram:
+            log.warning(
+                "%s of this model asks for no_repeat_ngram_size, which a server does not have: its "
+                "texts are written without.",
+                GENERATION_CONFIG,
+            )
+        return cls(tokenizer, template, context(folder, files), end_tokens(folder, files), defaults)

@@ -58,10 +58,12 @@ class ParkedText(BaseModel):
     unfed: tuple[int, ...]
     prompt_tokens: Count
     written: tuple[int, ...]
+    seen: tuple[int, ...] = ()
     temperature: float
     top_k: int
     top_p: float
     min_p: float
+    repetition_penalty: float = 1.0
     seed: int
     max_tokens: Count
     stops: Annotated[tuple[Stop, ...], Field(max_length=STOPS)]
@@ -80,6 +82,7 @@ class ParkedText(BaseModel):
             unfed=beginning.unfed,
             prompt_tokens=beginning.prompt_tokens,
             written=beginning.written,
+            seen=beginning.seen,
             max_tokens=settings.max_tokens,
             stops=settings.stops,
             logprobs=settings.logprobs,
@@ -89,12 +92,17 @@ class ParkedText(BaseModel):
     def beginning(self, state: StreamState | None) -> Beginning:
         """Return where it goes on; a finished text is the prompt of the next."""
         if self.finished:
-            return Beginning(self.unfed, self.prompt_tokens + len(self.written), state)
-        return Beginning(self.unfed, self.prompt_tokens, state, self.written)
+            seen = tuple(sorted({*self.seen, *self.written}))
+            count = self.prompt_tokens + len(self.written)
+            return Beginning(self.unfed, count, state, seen=seen)
+        return Beginning(self.unfed, self.prompt_tokens, state, self.written, self.seen)
 
     def settings(self) -> TextSettings:
         """Return how it was written."""
-        sampling = Sampling(self.temperature, self.top_k, self.seed, self.top_p, self.min_p)
+        sampling = Sampling(
+            *(self.temperature, self.top_k, self.seed),
+            *(self.top_p, self.min_p, self.repetition_penalty),
+        )
         return TextSettings(sampling, self.max_tokens, self.stops, self.logprobs)
 
 

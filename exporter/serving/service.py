@@ -10,8 +10,8 @@ from pathlib import Path
 
 from linexport.artifact.language_interface import language_interface
 from linexport.errors import LinexportError, UsageError
-from linexport.serving.computing import Computing, Texts
-from linexport.serving.language import Language, Source
+from linexport.serving.computing import Computing, TextEvents
+from linexport.serving.language import Language, OpenedFolder
 from linexport.serving.limits import Limits
 from linexport.serving.metrics import Metrics
 from linexport.serving.parking import ParkedText, Parking
@@ -42,7 +42,7 @@ class Service:
 
     def __init__(
         self,
-        source: Source,
+        source: OpenedFolder,
         computing: Computing,
         name: str,
         limits: Limits,
@@ -118,7 +118,7 @@ class Service:
         language_interface(self.manifest).checked(unfed)
         return replace(start, unfed=unfed, prompt_tokens=start.prompt_tokens + len(prompt))
 
-    def write(self, order: Order, overflow: Callable[[], None]) -> Texts:
+    def write(self, order: Order, overflow: Callable[[], None]) -> TextEvents:
         """Let texts of a prompt be written; see ``Computing.write``.
 
         Raises:
@@ -154,7 +154,7 @@ class Service:
         if self.parking is None:
             raise UsageError("This server parks nothing; start it with --park DIR.")
         text, state = await asyncio.to_thread(self.parking.load, name, self.manifest.model_sha256)
-        for ids in (text.unfed, text.written):
+        for ids in (text.unfed, text.written, text.seen):
             if ids:
                 language_interface(self.manifest).checked(ids)
         count = max(text.max_tokens, len(text.written))

@@ -46,12 +46,19 @@ class Beginning:
         prompt_tokens: number of tokens before the text.
         state: after the tokens before ``unfed``; None where there are none.
         written: tokens of the text so far; the last of them may be in ``unfed``.
+        seen: which tokens there are before ``unfed``, each once.
     """
 
     unfed: tuple[int, ...]
     prompt_tokens: int
     state: StreamState | None = None
     written: tuple[int, ...] = ()
+    seen: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> frozenset[int]:
+        """All tokens that there are up to here."""
+        return frozenset({*self.seen, *self.unfed, *self.written})
 
     def after(self, tokens: tuple[int, ...]) -> Beginning:
         """Return where the text goes on after further tokens of it."""

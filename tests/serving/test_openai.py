@@ -76,6 +76,33 @@ def test_sampled_texts_depend_on_the_seed_alone(client: Any, model: Artifact) ->
     assert complete(client, **{**SAMPLED, "seed": 4}).choices[0].text != expected
 
 
+def test_a_penalty_on_repetition_is_that_of_generate(client: Any, model: Artifact) -> None:
+    more = {"repetition_penalty": 1.4}
+    found = complete(client, extra_body=more).choices[0].text
+    assert found == alone(model, PROMPT.encode(), max_tokens=20, **more)
+    assert found != complete(client).choices[0].text
+
+
+def test_what_a_request_leaves_out_is_as_the_model_says(model: Artifact, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(model.path, tmp_path / "tiny"))
+    own: dict[str, Any] = {"temperature": 0.6, "top_p": 0.8, "repetition_penalty": 1.2}
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": True, **own}))
+    prompt = PROMPT.encode()
+    whole = alone(model, prompt, max_tokens=40, seed=3, top_k=50, **own)
+    stop = whole[10:12]
+    content = {"do_sample": True, **own, "stop_strings": [stop]}
+    (folder / "generation_config.json").write_text(json.dumps(content))
+    with served(linexport.load(folder, threads=1, verify=False)) as found:
+        client: Any = openai.OpenAI(base_url=f"{found.url}/v1", api_key="none", max_retries=0)
+        asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "seed": 3}
+        text = client.completions.create(**asked).choices[0].text
+        assert text == whole[: whole.index(stop)]
+        greedy = client.completions.create(
+            **asked, temperature=0, stop="@@", extra_body={"repetition_penalty": 1}
+        )
+        assert greedy.choices[0].text == alone(model, prompt, max_tokens=40)
+
+
 def test_several_texts_share_a_prompt(client: Any, server: Served, model: Artifact) -> None:
     before = server.service.metrics.prompt_tokens._value.get()
     found = complete(client, n=3, **SAMPLED)

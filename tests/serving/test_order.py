@@ -16,7 +16,7 @@ from linexport.artifact import Artifact
 from linexport.artifact.sampling import Sampling
 from linexport.errors import UsageError
 from linexport.serving.channel import Channel, Outbox
-from linexport.serving.computing import Local
+from linexport.serving.computing import LocalComputing
 from linexport.serving.engine import QueueFullError
 from linexport.serving.language import Language
 from linexport.serving.limits import Limits
@@ -35,7 +35,7 @@ def order(count: int, stops: tuple[str, ...] = ()) -> Order:
     return Order(how, dict.fromkeys(range(count), Beginning(tuple(PROMPT), len(PROMPT))))
 
 
-async def read(local: Local, asked: Order, most: int | None = None) -> list[TextEvent]:
+async def read(local: LocalComputing, asked: Order, most: int | None = None) -> list[TextEvent]:
     """Return the events of an order, or the first of them."""
     texts, found, left = local.write(asked, lambda: None), [], len(asked.texts)
     while left and (most is None or len(found) < most):
@@ -45,11 +45,11 @@ async def read(local: Local, asked: Order, most: int | None = None) -> list[Text
     return found
 
 
-def of(model: Artifact, work: Callable[[Local], Any]) -> Any:
+def of(model: Artifact, work: Callable[[LocalComputing], Any]) -> Any:
     """Return what is done with an engine."""
 
     async def run() -> Any:
-        local = Local(model, Limits(slots=4, cache_mb=0))
+        local = LocalComputing(model, Limits(slots=4, cache_mb=0))
         local.start(Metrics(), Language.read(model))
         try:
             return await work(local)
@@ -76,7 +76,7 @@ def plain(events: list[TextEvent], index: int) -> list[Any]:
 def test_events_after_a_cut_are_those_that_would_have_come(
     model: Artifact, count: int, cut: int, stops: tuple[str, ...]
 ) -> None:
-    async def both(local: Local) -> Any:
+    async def both(local: LocalComputing) -> Any:
         whole = await read(local, order(count, stops))
         first = await read(local, order(count, stops), cut)
         ended = {event.index for event in first if isinstance(event, End)}

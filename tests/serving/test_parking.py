@@ -56,6 +56,15 @@ def test_a_parked_text_is_the_beginning_of_others(client: Any, model: Artifact) 
     assert text == alone(model, b"import ", max_tokens=10)
 
 
+def test_a_penalty_reaches_tokens_from_before_it_was_parked(client: Any, model: Artifact) -> None:
+    first = complete(client, park=True)
+    whole = [*b"import ", *model.generate(b"import ", max_tokens=10), *b" and "]
+    found = complete(client, " and ", resume=first.parked, repetition_penalty=1.5)
+    expected = alone(model, whole, max_tokens=10, repetition_penalty=1.5)
+    assert found.choices[0].text == expected
+    assert expected != alone(model, whole, max_tokens=10)
+
+
 def test_a_stream_names_what_it_parked(client: Any) -> None:
     stream = client.completions.create(
         model="tiny", prompt="a", max_tokens=3, stream=True, extra_body={"park": True}
@@ -80,6 +89,7 @@ def parked(client: Any) -> str:
         (lambda f, n: flip(f / f"{n}.npz"), "is damaged"),
         (lambda f, n: edit(f / f"{n}.json", unfed=[99999]), "vocabulary"),
         (lambda f, n: edit(f / f"{n}.json", written=[256]), "vocabulary"),
+        (lambda f, n: edit(f / f"{n}.json", seen=[256]), "vocabulary"),
         (lambda f, n: edit(f / f"{n}.json", max_tokens=4097), "takes at most 32768 and 4096"),
         (lambda f, n: edit(f / f"{n}.json", unfed=[1] * 32769), "has 32769 tokens of a prompt"),
         (lambda f, n: edit(f / f"{n}.json", prompt_tokens=-1), "is damaged"),

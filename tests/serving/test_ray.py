@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -47,18 +48,40 @@ class Cluster:
     driver: subprocess.Popen[bytes]
     completion: str
     artifact: Path
+    config: Path
+    environment: dict[str, str]
 
     def replicas(self) -> list[int]:
         """Processes of the models."""
+        return self.processes("ray::ServeReplica:", ":Model")
+
+    def processes(self, begin: str, part: str = "") -> list[int]:
+        """Processes of the cluster with such a command."""
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 command = (entry / "cmdline").read_text()
-                if command.startswith("ray::ServeReplica:") and ":Model" in command:
+                if command.startswith(begin) and part in command:
                     found.append(int(entry.name))
             except OSError:
                 continue
         return [pid for pid in found if self._descends(pid)]
+
+    def deploy(self, replicas: int) -> None:
+        """Change the number of replicas, as the page's ``serve deploy`` does."""
+        text = self.config.read_text()
+        for old in (1, 2):
+            text = text.replace(f"min_replicas: {old}", f"min_replicas: {replicas}")
+        text = re.sub(r"max_replicas: \d+", f"max_replicas: {max(replicas, 1)}", text)
+        changed = self.config.with_name("changed.yaml")
+        changed.write_text(text)
+        done = subprocess.run(
+            ["serve", "deploy", str(changed)],
+            env={**self.environment, "RAY_AUTH_MODE": "token"},  # that of the cluster started here
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def _descends(self, pid: int) -> bool:
         while pid > 1 and pid != self.driver.pid:
@@ -112,7 +135,8 @@ def cluster(
         driver = subprocess.Popen(
             shlex.split(serving), cwd=work, env={**os.environ, **own}, stdout=log, stderr=log
         )
-    running = Cluster(url, driver, completion.replace("8000", port), artifact)
+    command = completion.replace("8000", port)
+    running = Cluster(url, driver, command, artifact, config, {**os.environ, **own})
     try:
         wait(lambda: driver.poll() is not None or answers(url), STARTING)
         assert driver.poll() is None, (work / "serve.log").read_text()[-3000:]
@@ -169,8 +193,16 @@ class Read:
 
 
 async def read(client: httpx2.AsyncClient, number: int, found: Read) -> None:
+    try:
+        await read_stream(client, number, found)
+    except httpx2.TransportError as error:
+        found.error = repr(error)
+
+
+async def read_stream(client: httpx2.AsyncClient, number: int, found: Read) -> None:
     async with client.stream("POST", "/v1/completions", json=body(number)) as answer:
-        assert answer.status_code == 200, await answer.aread()
+        if answer.status_code != 200:
+            found.error = f"{answer.status_code}: {await answer.aread()!r}"
         async for line in answer.aiter_lines():
             if not line.startswith("data: {"):
                 continue
@@ -209,20 +241,64 @@ def test_a_replica_is_killed_in_mid_stream_and_every_text_is_that_of_one_process
     found = asyncio.run(under_load(cluster, lambda: os.kill(killed, signal.SIGKILL)))
     model = linexport.load(cluster.artifact, threads=1)
     for number, one in enumerate(found):
-        asked = body(number)
-        assert (one.error, one.ended) == ("", asked["n"])
-        for index, text in one.texts.items():
-            expected = alone(
-                model,
-                asked["prompt"].encode(),
-                max_tokens=TOKENS,
-                temperature=0.8,
-                seed=number + index,
-            )
-            assert text == expected
-            if asked["logprobs"]:
-                assert len(one.tokens[index]) == TOKENS
+        check(model, number, one)
     assert killed not in cluster.replicas()
+
+
+def check(model: linexport.Artifact, number: int, found: Read) -> None:
+    """Every text of a stream is the one of a single process."""
+    asked = body(number)
+    assert (found.error, found.ended) == ("", asked["n"])
+    for index, text in found.texts.items():
+        expected = alone(
+            model,
+            asked["prompt"].encode(),
+            max_tokens=TOKENS,
+            temperature=0.8,
+            seed=number + index,
+        )
+        assert text == expected
+        if asked["logprobs"]:
+            assert len(found.tokens[index]) == TOKENS
+
+
+def test_a_replica_is_taken_away_in_mid_stream(cluster: Cluster) -> None:
+    found = asyncio.run(under_load(cluster, lambda: cluster.deploy(1)))
+    model = linexport.load(cluster.artifact, threads=1)
+    for number, one in enumerate(found):
+        check(model, number, one)
+    wait(lambda: len(cluster.replicas()) == 1, STARTING)
+    cluster.deploy(2)
+
+
+@pytest.mark.parametrize(
+    "killed",
+    [("ray::ServeReplica:", ":Gateway"), ("ray::ProxyActor", "")],
+    ids=["gateway", "proxy"],
+)
+def test_what_holds_the_connections_is_killed(cluster: Cluster, killed: tuple[str, str]) -> None:
+    """A text is whole, or its client is told: no text ends early as if it were whole.
+
+    Ray's proxy answers 500 where nothing was sent yet, and breaks the connection otherwise.
+    """
+    victims = cluster.processes(*killed)
+    assert victims
+    found = asyncio.run(
+        under_load(cluster, lambda: [os.kill(pid, signal.SIGKILL) for pid in victims])
+    )
+    model, told = linexport.load(cluster.artifact, threads=1), 0
+    for number, one in enumerate(found):
+        if one.error:
+            told += 1
+        else:
+            check(model, number, one)
+    assert told
+    wait(lambda: answers(cluster.url), STARTING)
+    done = subprocess.run(cluster.completion, shell=True, capture_output=True, text=True)
+    expected = alone(model, b"import ", max_tokens=20)
+    assert json.loads(done.stdout)["choices"][0]["text"] == expected
+    metrics = httpx2.get(f"{cluster.url}/metrics").text.splitlines()
+    assert "linexport_sessions 0.0" in metrics
 
 
 def test_a_sequence_outlives_its_replica(cluster: Cluster) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from linexport.artifact.template import TemplateError
 from linexport.errors import NonFiniteError, ParityError, UsageError
 from linexport.serving.channel import SlowReaderError
 from linexport.serving.engine import QueueFullError, StoppedError
 from linexport.serving.service import ContextLengthError
-from linexport.serving.template import TemplateError
 
 log = logging.getLogger(__name__)
 

@@ -126,7 +126,8 @@ def _settings(
             400, "park needs a server started with --park DIR, and n of 1.", param="park"
         )
     most = service.fitted(beginning, tokens, default)
-    return TextSettings(asked.sampling(), most, asked.stops(), park=asked.park)
+    own = _language(service).defaults
+    return TextSettings(asked.sampling(own.sampling), most, asked.stops(own.stops), park=asked.park)
 
 
 async def _resumed(service: Service, asked: TextRequest, has_prompt: bool, *, chat: bool) -> Plan:

@@ -1,12 +1,14 @@
 """Requests of OpenAI's protocol, as records that are checked.
 
 Fields of OpenAI's that mean nothing here are taken at the value that asks for nothing, and refused
-at any other; fields that nobody knows are refused. Beside OpenAI's: ``top_k`` and ``min_p``, and
-``park`` and ``resume``, which keep a sequence and go on with it.
+at any other; fields that nobody knows are refused. Beside OpenAI's: ``top_k``, ``min_p`` and
+``repetition_penalty``, and ``park`` and ``resume``, which keep a sequence and go on with it. Fields
+of sampling that are left out are as the model's ``generation_config.json`` says.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -47,6 +49,7 @@ class TextRequest(Record):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=STOPS)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
@@ -63,19 +66,27 @@ class TextRequest(Record):
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
 
-    def sampling(self) -> Sampling:
-        """Return how tokens are chosen; OpenAI's default temperature is 1."""
-        return Sampling(
-            1.0 if self.temperature is None else self.temperature,
-            max(0, self.top_k or 0),
-            new_seed() if self.seed is None else self.seed % 2**63,
-            1.0 if self.top_p is None else self.top_p,
-            self.min_p or 0.0,
-        )
+    def sampling(self, own: Sampling) -> Sampling:
+        """Return how tokens are chosen; where nobody says, OpenAI's default temperature is 1.
 
-    def stops(self) -> tuple[str, ...]:
-        """Return the stop strings."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        Args:
+            own: defaults of the model.
+        """
+        given: dict[str, Any] = {
+            "temperature": own.temperature or 1.0 if self.temperature is None else self.temperature,
+            "top_k": None if self.top_k is None else max(0, self.top_k),
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "seed": new_seed() if self.seed is None else self.seed % 2**63,
+        }
+        return replace(own, **{n: value for n, value in given.items() if value is not None})
+
+    def stops(self, own: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the stop strings, where there are none those of the model."""
+        if self.stop is None:
+            return own
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def include_usage(self) -> bool:

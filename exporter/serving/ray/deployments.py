@@ -19,7 +19,7 @@ from linexport.manifest.records import FileRecord
 from linexport.serving.http.application import Application
 from linexport.serving.http.guards import LOCAL, Rules
 from linexport.serving.ray.arguments import Arguments
-from linexport.serving.ray.model import Model
+from linexport.serving.ray.model import ReplicaModel
 from linexport.serving.ray.remote import SESSION, Remote
 from linexport.serving.service import Service
 from linexport.serving.token import read_token
@@ -102,7 +102,7 @@ def application(arguments: Arguments) -> serve.Application:
     arguments = arguments.model_copy(update={"artifact": folder})
     limits = arguments.limits
     models = serve.deployment(
-        Model,
+        ReplicaModel,
         name="Model",
         max_ongoing_requests=limits.slots,
         max_queued_requests=limits.queue,

@@ -9,7 +9,7 @@ from typing import Any
 
 from linexport.artifact import Artifact, StreamState, load
 from linexport.serving.channel import Channel
-from linexport.serving.computing import Local
+from linexport.serving.computing import LocalComputing
 from linexport.serving.limits import Limits
 from linexport.serving.sequence import Outputs, SequenceStep
 from linexport.serving.service import Service
@@ -44,7 +44,7 @@ class PieceStep(SequenceStep):
         return self.joined(), session.state() if self._keep else None
 
 
-class Model:
+class ReplicaModel:
     """Computes; every call names what it goes on from.
 
     Args:
@@ -56,7 +56,7 @@ class Model:
     def __init__(self, folder: Path, threads: int, limits: Limits) -> None:
         artifact = load(folder, threads=threads)
         most = replace(limits, buffer=UNLIMITED)
-        self._local = Local(artifact, most)
+        self._local = LocalComputing(artifact, most)
         self._service = Service(artifact, self._local, "", most)
         self._service.start()
 

@@ -7,7 +7,7 @@ The longest end of the text that begins a stop string is held back until it is o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 
 class StopStrings:
@@ -37,6 +37,22 @@ class StopStrings:
         """Return what was held back, when no more will come."""
         held, self._held = self._held, ""
         return held
+
+
+def stop_rules(
+    special: Mapping[str, int], ends: Collection[int], stops: Collection[str]
+) -> tuple[frozenset[int], tuple[str, ...]]:
+    """Return the tokens and the strings that end a text.
+
+    A stop string that is a special token, whose text is not shown, becomes a token.
+
+    Args:
+        special: special tokens of the tokenizer.
+        ends: tokens that end a text.
+        stops: strings that do.
+    """
+    found = {special[stop] for stop in stops if stop in special}
+    return frozenset({*ends, *found}), tuple(stop for stop in stops if stop not in special)
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,37 @@ def special_tokens(folder: Path, files: Files) -> dict[str, str]:
     return words
 
 
+def chat_prompt(folder: Path, files: Files, messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the prompt of one conversation; ``ChatTemplate`` renders many.
+
+    Args:
+        folder: of the artifact.
+        files: of the artifact, as they were verified; empty to take files as they are.
+        messages: each with ``role`` and ``content``.
+
+    Raises:
+        UsageError: there is no template, or a file is damaged.
+        TemplateError: see ``ChatTemplate.render``.
+    """
+    found = find_template(folder, files)
+    if found is None:
+        raise UsageError(
+            f"{folder} has no chat template: expected {CHAT_TEMPLATE}, or chat_template in "
+            f"{TOKENIZER_CONFIG}. Write the prompt as the model expects it, or convert a model "
+            "folder that holds one."
+        )
+
+    async def render() -> str:
+        template = ChatTemplate(found, special_tokens(folder, files))
+        try:
+            return await template.render(messages)
+        finally:
+            await template.close()
+
+    with ThreadPoolExecutor(1) as thread:  # the caller's may run an event loop already
+        return thread.submit(asyncio.run, render()).result()
+
+
 class ChatTemplate:
     """Renders prompts one after another; belongs to one event loop."""
 
@@ -115,7 +147,7 @@ class ChatTemplate:
     async def _ask(self, line: bytes) -> dict[str, Any]:
         if self._process is None:
             self._process = await asyncio.create_subprocess_exec(
-                *python_module("linexport.serving.template_process"),
+                *python_module("linexport.artifact.template_process"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=LARGEST,

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from linexport.artifact.template import ChatTemplate, TemplateError, find_template, special_tokens
+from linexport.artifact.template_process import answer
 from linexport.errors import UsageError
 from linexport.manifest.records import FileRecord
-from linexport.serving.template import ChatTemplate, TemplateError, find_template, special_tokens
-from linexport.serving.template_process import answer
 
 MESSAGES = [{"role": "user", "content": "Grüß «Gott»"}, {"role": "assistant", "content": "a\n"}]
 

@@ -1,0 +1,167 @@
+"""Texts that ``linexport generate`` writes: prompts, what is shown of them, and their times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from linexport.cli.options import DEFAULT_TOKENS
+
+if TYPE_CHECKING:
+    from linexport.artifact import Artifact
+    from linexport.artifact.continuation import Generation
+    from linexport.artifact.generating import GenerationRequest
+    from linexport.artifact.speculation import Draft
+    from linexport.artifact.stops import StopStrings
+    from linexport.artifact.tokenizer import Decoder
+
+
+@dataclass
+class _Text:
+    """One text and its prompt."""
+
+    prompt: str
+    ids: list[int]
+    decode: Decoder
+    stops: StopStrings
+    tokens: list[int] = field(default_factory=list)
+    shown: str = ""
+
+    def add(self, token: int) -> str:
+        """Append a token; return the text that it makes certain."""
+        self.tokens.append(token)
+        return self._shown(self.stops.feed(self.decode(token)))
+
+    def end(self) -> str:
+        """Return the rest of the text."""
+        if self.stops.stopped:
+            return ""
+        rest = self.stops.feed(self.decode.end())
+        return self._shown(rest if self.stops.stopped else rest + self.stops.end())
+
+    def stopped(self, how: Generation) -> str:
+        """Return why it ended."""
+        count, whole = len(self.tokens), len(self.ids) + len(self.tokens)
+        if self.stops.stopped:
+            return "stop"
+        if count == how.max_tokens or (how.max_length is not None and whole >= how.max_length):
+            return "length"
+        return "context" if whole == how.context else "end"
+
+    def record(self, how: Generation) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {
+            "prompt": self.prompt,
+            "prompt_tokens": len(self.ids),
+            "text": self.shown,
+            "tokens": self.tokens,
+            "stopped": self.stopped(how),
+        }
+
+    def _shown(self, piece: str) -> str:
+        self.shown += piece
+        return piece
+
+
+class GeneratedTexts:
+    """Texts that are written together.
+
+    Args:
+        model: that writes them.
+        asked: how.
+        how: the same, with what the model's files say.
+        texts: each with its prompt.
+    """
+
+    def __init__(
+        self, model: Artifact, asked: GenerationRequest, how: Generation, texts: list[_Text]
+    ) -> None:
+        self._model, self._asked, self._how, self._texts = model, asked, how, texts
+        self._times: list[float] = []
+
+    @classmethod
+    def begin(
+        cls,
+        model: Artifact,
+        prompts: Sequence[str],
+        asked: GenerationRequest,
+        system: str | None,
+        *,
+        chat: bool,
+    ) -> GeneratedTexts:
+        """Return texts of which nothing is written.
+
+        Raises:
+            LinexportError: the model has no texts, or a file of it is damaged; says why.
+        """
+        from linexport.artifact.language_interface import language_interface
+        from linexport.artifact.stops import StopStrings
+        from linexport.artifact.tokenizer import find_tokenizer
+
+        vocabulary = language_interface(model.manifest).vocabulary
+        tokenizer = find_tokenizer(model.path, vocabulary, model.verified)
+        how = asked.generation(model.path, vocabulary, model.verified)
+        if how.max_tokens is None and how.max_length is None:
+            asked = replace(asked, max_tokens=DEFAULT_TOKENS)
+            how = replace(how, max_tokens=DEFAULT_TOKENS)
+        before = [] if system is None else [{"role": "system", "content": system}]
+        texts = []
+        for prompt in prompts:
+            if chat:
+                ids = model.encode_chat([*before, {"role": "user", "content": prompt}])
+            else:
+                ids = tokenizer.encode(prompt)
+            texts.append(_Text(prompt, ids, tokenizer.decoder(), StopStrings(how.stops)))
+        return cls(model, asked, how, texts)
+
+    def write(self, draft: Draft | None, show: Callable[[str], None]) -> None:
+        """Write all texts; ``show`` takes the pieces as they come."""
+        self._times = [time.perf_counter()]
+        for tokens in self._tokens(draft):
+            self._times.append(time.perf_counter())
+            for text, token in zip(self._texts, tokens, strict=True):
+                if token is not None:
+                    show(text.add(token))
+        for text in self._texts:
+            show(text.end())
+
+    def record(self) -> dict[str, Any]:
+        """Return the texts as JSON: of one text its fields, of several a list."""
+        records = [text.record(self._how) for text in self._texts]
+        first, following = self._milliseconds()
+        return {
+            **(records[0] if len(records) == 1 else {"texts": records}),
+            "first_token_ms": round(first, 3),
+            "next_token_ms": round(following, 3),
+        }
+
+    def whole(self, chat: bool) -> list[str]:
+        """Return each text with its prompt; of conversations, the answer alone."""
+        return [text.shown if chat else text.prompt + text.shown for text in self._texts]
+
+    def summary(self) -> str:
+        """Return a line about counts and times."""
+        written = sum(len(text.tokens) for text in self._texts)
+        read = sum(len(text.ids) for text in self._texts)
+        first, following = self._milliseconds()
+        what = "the prompt" if len(self._texts) == 1 else f"{len(self._texts)} prompts"
+        return (
+            f"{written} tokens after {read} of {what}: "
+            f"{first:.1f} ms to the first, {following:.2f} ms for each further one"
+        )
+
+    def _tokens(self, draft: Draft | None) -> Iterator[tuple[int | None, ...]]:
+        settings = vars(self._asked)
+        if len(self._texts) > 1:
+            return self._model.generate_batch([text.ids for text in self._texts], **settings)
+        tokens = self._model.generate(self._texts[0].ids, **settings, draft=draft)
+        return ((token,) for token in tokens)
+
+    def _milliseconds(self) -> tuple[float, float]:
+        """Return the time to the first token, and the mean for each further one."""
+        start, *ends = self._times
+        if not ends:
+            return 0.0, 0.0
+        return 1e3 * (ends[0] - start), 1e3 * (ends[-1] - ends[0]) / max(1, len(ends) - 1)
