@@ -57,6 +57,7 @@ class DigitClassifier(ReferenceModel):
 
     name = "digit_classifier"
     Config = DigitClassifierConfig
+    gives_classes = True
 
     def __init__(self, config: DigitClassifierConfig) -> None:
         super().__init__(config)

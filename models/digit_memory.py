@@ -48,6 +48,7 @@ class DigitMemory(ReferenceModel):
 
     name = "digit_memory"
     Config = DigitMemoryConfig
+    gives_classes = True
 
     keys: Tensor
     values: Tensor

@@ -34,6 +34,7 @@ class DigitNetwork(ReferenceModel):
 
     name = "digit_network"
     Config = DigitNetworkConfig
+    gives_classes = True
 
     def __init__(self, config: DigitNetworkConfig) -> None:
         super().__init__(config)

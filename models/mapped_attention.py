@@ -51,8 +51,16 @@ def check_map(feature_map: FeatureMap, spec: LinearAttentionSpec) -> None:
     """Refuse a map that does not fit the attention.
 
     Raises:
-        UsageError: it normalises keys over time, and the attention is causal.
+        UsageError: it normalises keys over time, and the attention is causal; or it is made for
+            another number of heads.
     """
+    heads = {spec.q_num_heads, spec.kv_num_heads}
+    if feature_map.heads is not None and heads != {feature_map.heads}:
+        found = " and ".join(f"{count:,}" for count in sorted(heads, reverse=True))
+        raise UsageError(
+            f"Feature map {feature_map.kind!r} is made for {feature_map.heads:,} heads; the "
+            f"attention has {found}."
+        )
     if feature_map.over_time and spec.causal:
         raise UsageError(
             f"Feature map {feature_map.kind!r} normalises keys over the whole sequence: it "

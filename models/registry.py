@@ -27,6 +27,7 @@ class ReferenceModel(nn.Module, ABC):
     Class attributes:
         name: what checkpoints and users call it.
         Config: a dataclass of JSON types; the only argument of the constructor.
+        gives_classes: its output are logits of classes, along the last dimension.
 
     Attributes:
         config: the fields of ``Config``, as a plain dict.
@@ -34,6 +35,7 @@ class ReferenceModel(nn.Module, ABC):
 
     name: ClassVar[str]
     Config: ClassVar[type[Any]]
+    gives_classes: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -19,6 +19,7 @@ import torch
 import linexport
 from linexport import models
 from linexport.errors import UsageError
+from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.manifest import dumps
 from linexport.manifest.map_records import MapComparison, MapRow
 from linexport.maps import accuracy, attention_samples, catalogue, compare_maps, output_files
@@ -207,8 +208,61 @@ def test_a_bidirectional_model_and_inputs_of_ones_own(tmp_path: Path) -> None:
     assert result.rows[0].output_error > 0 and result.rows[0].us_per_token > 0
 
 
+def test_a_softmax_models_own_queries_and_keys(tmp_path: Path) -> None:
+    path = saved(tmp_path, "language_model", **SMALL, kv_heads=1, attention="softmax")
+    found = attention_samples.model_samples(path, 40, 0, None)
+    assert found.queries.shape == found.keys.shape == (6, 40, 8) and found.causal
+    model = models.load(path)
+    block = model.blocks[0]
+    x, _ = block.conv(
+        block.attention_norm(model.embedding(model.example_inputs(1, 40, 0)[0])), None
+    )
+    want = block.attention.query(x)[0].detach().numpy()
+    got = found.queries[:3].swapaxes(0, 1).reshape(40, 24)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+class Scored(torch.nn.Module):
+    """Attention with a scale of its own, a mask, and cross-attention that is left out."""
+
+    def __init__(self, mask: torch.Tensor | None) -> None:
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        attention = torch.nn.functional.scaled_dot_product_attention
+        y = attention(x, x[:, :2], x[:, :2], self.mask, scale=1.0, enable_gqa=True)
+        return attention(y, x[:, :, :3], x[:, :, :3])
+
+
+@pytest.mark.parametrize("additive", [False, True])
+def test_scale_heads_and_masks_of_any_module(additive: bool) -> None:
+    x = torch.randn(2, 4, 6, 16, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    if additive:
+        mask = torch.zeros(6, 6).masked_fill(~mask, -torch.inf)
+    (layer,) = attention_samples._run(a_module(Scored(mask), x), (x,))
+    assert layer.causal
+    # Scores are q . k, and kernels of q . k / sqrt(16).
+    np.testing.assert_allclose(layer.queries, 4 * x[0].double().numpy())
+    np.testing.assert_allclose(layer.keys, x[0, [0, 0, 1, 1]].double().numpy())
+    with pytest.raises(UsageError, match=r"no attention to take queries and keys from: expected"):
+        attention_samples._run(a_module(Scored(torch.randn(6, 6)), x), (x,))
+
+
+def test_layers_of_torch_are_read_whatever_kernel_would_compute_them() -> None:
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 16, batch_first=True).eval()
+    x = torch.randn(1, 5, 16)
+    (found,) = attention_samples._run(a_module(layer, x), (x,))
+    assert found.queries.shape == (2, 5, 8) and not found.causal
+
+
+def a_module(module: torch.nn.Module, *args: torch.Tensor) -> LoadedModel:
+    return LoadedModel(module.eval(), args, {}, None, Source("factory", "here", None, "a module"))
+
+
 def test_a_model_without_such_layers_is_refused(factories: SimpleNamespace) -> None:
-    with pytest.raises(UsageError, match=r"no layer of linexport\.models"):
+    with pytest.raises(UsageError, match="no attention to take queries and keys from"):
         compare_maps(data=factories.source("position"), length=8)
 
 
@@ -256,7 +310,6 @@ def test_every_map_is_listed_with_all_it_says_of_itself() -> None:
     assert found["favor+"].options["features"] == found["favor+"].features == 128
     assert found["local"].features is None and "laplace" in found["local"].note
     assert not found["softmax_time"].causal
-    assert found["tensor_sketch"].error_is_bound
 
 
 def test_the_list_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

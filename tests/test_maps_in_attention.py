@@ -41,6 +41,9 @@ WIDTH = 4
 def options(kind: str) -> dict[str, Any] | None:
     """Few features, where there is a choice."""
     known = {f.name for f in fields(find_map(kind).Options)}
+    if find_map(kind).exponential and "bandwidth" in known:
+        # Exponents hardly larger than those of favor+, whose rounding is the limit of float32.
+        return {"features": 12, "bandwidth": 20.0}
     return {"features": 12} if "features" in known else None
 
 

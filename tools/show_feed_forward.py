@@ -35,7 +35,7 @@ from linexport.models import data, scores, training
 from linexport.models.digit_network import DigitNetwork
 from linexport.models.feed_forward import bernstein, linearize_feed_forward, problem, taylor
 from linexport.models.feed_forward.bernstein import SAFE_DEGREE
-from linexport.models.feed_forward.linearize import FeedForwardPlan, build, plan
+from linexport.models.feed_forward.power_plan import FeedForwardPlan, build, plan
 from linexport.models.feed_forward.problem import FeedForwardProblem
 
 ERRORS = 6.0
@@ -163,9 +163,10 @@ def show_taylor(claims: Claims, network: DigitNetwork, seed: int, draws: int) ->
     _, report = _replaced(network, "taylor", TAYLOR_ERROR, seed)
     print(report.table)
     given = problem.checked_problem(network.hidden, "gelu", train, seed)
-    rho, single = taylor.best(given)
+    law, single = taylor.best(given)
     count = math.ceil(single / TAYLOR_ERROR)
-    sample = taylor.draw(rho, count * draws, seed)
+    rho = 0.5
+    sample = taylor.draw(taylor.Degrees("geometric", rho), count * draws, seed)
     mean = float(sample @ np.arange(len(sample))) / sample.sum()
     error = math.sqrt(1 - rho) / rho / math.sqrt(sample.sum())
     right = abs(mean - (1 / rho - 1)) < ERRORS * error < abs(mean - (1 / rho + 1))
@@ -174,7 +175,7 @@ def show_taylor(claims: Claims, network: DigitNetwork, seed: int, draws: int) ->
     assert report.bound is not None
 
     def layer(seed: int) -> Rows:
-        return _drawn(given, FeedForwardPlan(*taylor.drawn(given, rho, count, seed), None), seed)
+        return _drawn(given, FeedForwardPlan(*taylor.drawn(given, law, count, seed), None), seed)
 
     _moments(claims, "Taylor", given, given.outputs, layer, draws, report.bound)
     _report_accuracy(network, "taylor", TAYLOR_ERROR, seed, held_out)

@@ -134,7 +134,7 @@ def chosen(
 ) -> dict[int, KernelAttention]:
     """For every site the form with the fewest features whose error is within the budget.
 
-    Layers for which there is none are left out.
+    One that is no better than the mean of the values is none. Layers without one are left out.
 
     Raises:
         ParityError: there is none for any.
@@ -144,12 +144,21 @@ def chosen(
     found, nearest = {}, []
     for site in sites:
         pairs = zip(tried[site.index], judged[site.index], strict=True)
-        safe = [(form, sums.error) for form, sums in pairs if not sums.vanishes]
+        safe = [
+            (form, sums.error)
+            for form, sums in pairs
+            if not sums.vanishes and sums.error < sums.uniform_error
+        ]
         safe.sort(key=lambda pair: (pair[0].feature_map.features, pair[1]))
         within = [form for form, error in safe if error <= config.budget]  # type: ignore[operator]
         if within:
             found[site.index] = within[0]
         nearest += [(error, site.name, form.feature_map) for form, error in safe]
+    if not nearest:
+        raise ParityError(
+            "No feature map is better than the mean of the values in any layer: attention of this "
+            "sharpness has no linear form with so few features. Ask for more with --features."
+        )
     if not found:
         error, name, best = min(nearest, key=lambda one: one[0])
         raise ParityError(

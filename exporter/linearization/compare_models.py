@@ -14,6 +14,8 @@ from linexport.errors import ParityError
 from linexport.linearization.calibration import Rows
 from linexport.linearization.distil import layer_outputs
 from linexport.linearization.find_softmax import Site
+from linexport.linearization.judge import uniform
+from linexport.models.softmax_calls import Attending
 
 REST = 1e-5
 """Relative rounding between ways of PyTorch to compute the same attention."""
@@ -53,6 +55,20 @@ def rest_error(original: nn.Module, unreplaced: nn.Module, batches: Sequence[Row
             "to call, or tells its parts apart by their class: give it as an exported program."
         )
     return error
+
+
+def uniform_output_error(
+    original: nn.Module, sites: Sequence[Site], batches: Sequence[Rows]
+) -> float | None:
+    """``output_error`` if these layers attended to all keys alike; None if there are none."""
+    indices = {site.index for site in sites}
+
+    class Uniform(nn.Module):
+        def forward(self, *batch: Any) -> Any:
+            with Attending(lambda at, call: uniform(call) if at in indices else call.softmax()):
+                return original(*batch)
+
+    return output_error(original, Uniform(), batches) if indices else None
 
 
 @torch.no_grad()

@@ -8,7 +8,8 @@ is faster than the original in either.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from torch import nn
 from linexport import targets, trace
 from linexport.errors import LinexportError
 from linexport.graph import dims as dimensions
+from linexport.graph.dims import DimRange
 from linexport.graph.interface import input_records
 from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention, MemoryAttention
@@ -30,7 +32,7 @@ from linexport.manifest.linearization_records import (
     FormTimes,
     ParameterCounts,
 )
-from linexport.manifest.records import named
+from linexport.manifest.records import InputRecord, named
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.reference import feeds
 from linexport.system.npz import save_npz
@@ -46,15 +48,45 @@ LEAD_IN = 2
 """Uncounted calls at every turn: a model that is in use has its threads awake, its weights near."""
 
 
-def parameters(original: nn.Module, linear: nn.Module) -> ParameterCounts:
-    """Numbers stored, buffers included: of both, and of those the ones that only one has."""
+def parameters(original: nn.Module, linear: LoadedModel) -> tuple[ParameterCounts, LoadedModel]:
+    """Numbers stored; and the linear form, with its program where it had to be exported.
+
+    Only pseudo-keys leave numbers behind that nothing computes with: keys and values of before.
+
+    Raises:
+        LinexportError: torch cannot export it; see ``export_program``.
+    """
     ids = {id(x) for x in (*original.parameters(), *original.buffers())}
-    stored = [*linear.parameters(), *linear.buffers()]
-    return ParameterCounts(
+    stored = [*linear.module.parameters(), *linear.module.buffers()]
+    exported = None
+    if any(isinstance(module, MemoryAttention) for module in linear.module.modules()):
+        program = trace.export_program(linear)
+        linear, exported = replace(linear, program=program), _numbers_used(program)
+    counts = ParameterCounts(
         original=sum(x.numel() for x in (*original.parameters(), *original.buffers())),
         linear=sum(x.numel() for x in stored),
         not_shared=sum(x.numel() for x in stored if id(x) not in ids),
+        exported=exported,
     )
+    return counts, linear
+
+
+def _numbers_used(program: torch.export.ExportedProgram) -> int:
+    """Numbers in parameters, buffers and constants on which an output depends."""
+    nodes = list(program.graph.nodes)
+    used = {node for node in nodes if node.op == "output"}
+    for node in reversed(nodes):
+        if node in used:
+            used |= set(node.all_input_nodes)
+    signature = program.graph_signature
+    names = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    tensors = {**program.state_dict, **program.constants}
+    found = {names[node.name] for node in used if node.name in names}
+    return sum(tensors[name].numel() for name in found)
 
 
 def softmax_multiply_adds(site: Site, length: int) -> int:
@@ -101,16 +133,28 @@ class Curves:
         }
         self.inputs = input_records(traced.graph.graph.input)
         self.dims, self.traced = traced.dims, traced.example_sizes
-        self.sequence = dimensions.sequence(self.dims)
+        self.sequence = dimensions.sequence(self.dims) or _rows(self.inputs, self.dims)
 
-    def lengths(self, requested: Sequence[int] | None) -> list[int]:
-        """Lengths that the model takes; its only one, where that is fixed."""
+    def lengths(self, requested: Sequence[int] | None) -> tuple[list[int], str | None]:
+        """Lengths that the model takes; its only one, where that is fixed.
+
+        Returns:
+            The lengths, and why some that were asked for are not among them.
+        """
         if self.sequence is None:
             shapes = [named(i.shape) for i in self.inputs]
-            return [next((s[1] for s in shapes if len(s) > 1 and isinstance(s[1], int)), 1)]
+            only = next((s[1] for s in shapes if len(s) > 1 and isinstance(s[1], int)), 1)
+            left = [n for n in requested or () if n != only]
+            taken = f"this model's inputs are of one size, {only:,}, at which it was measured"
+            return [only], _left_out(left, taken)
         limits = self.dims[self.sequence]
         found = [n for n in requested or LENGTHS if limits.allows(n)]
-        return found or [limits.nearest(self.traced[self.sequence])]
+        found = found or [limits.nearest(self.traced[self.sequence])]
+        left = [n for n in requested or () if n not in found]
+        most = "" if limits.max is None else f" to {limits.max:,}"
+        multiple = "" if limits.multiple == 1 else f", multiples of {limits.multiple:,}"
+        taken = f"this model takes lengths from {limits.min:,}{most}{multiple}"
+        return found, _left_out(left, taken)
 
     def time(self, length: int) -> FormTimes:
         """Median milliseconds of each, in turns."""
@@ -166,10 +210,30 @@ def curves(
             found = Curves(original, linear, Path(place), threads, seed)
         except LinexportError as error:
             return FormCosts(reason=str(error))
-        sizes = found.lengths(lengths)
+        sizes, left_out = found.lengths(lengths)
         latency = [found.time(n) for n in sizes]
         memory = [found.memory(n) for n in sizes if n >= MEMORY_FROM] or [found.memory(sizes[-1])]
-    return FormCosts(latency=tuple(latency), memory=tuple(memory), crossover=crossover(latency))
+    return FormCosts(
+        latency=tuple(latency),
+        memory=tuple(memory),
+        crossover=crossover(latency),
+        lengths_left_out=left_out,
+    )
+
+
+def _rows(inputs: Sequence[InputRecord], dims: Mapping[str, DimRange]) -> str | None:
+    """The batch of a model of (batch, features) alone: its rows are what others' tokens are."""
+    shapes = [named(one.shape) for one in inputs]
+    first = {str(shape[0]) for shape in shapes if len(shape) == 2}
+    (name,) = first if len(first) == 1 and all(len(s) == 2 for s in shapes) else ("",)
+    return name if name in dims else None
+
+
+def _left_out(lengths: Sequence[int], taken: str) -> str | None:
+    if not lengths:
+        return None
+    named = ", ".join(f"{n:,}" for n in lengths)
+    return f"{'Length' if len(lengths) == 1 else 'Lengths'} {named} not measured: {taken}."
 
 
 def crossover(rows: Sequence[FormTimes]) -> int | None:

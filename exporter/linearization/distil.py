@@ -20,9 +20,9 @@ from linexport.linearization.calibration import Calibration, Rows, row_batches
 from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention
 from linexport.linearization.replace import stem
-from linexport.linearization.softmax_calls import Projecting
 from linexport.manifest.linearization_records import DistillationRecord
 from linexport.models.attention import LinearAttention
+from linexport.models.softmax_calls import Projecting
 
 RATE = 5e-3
 BATCH = 32

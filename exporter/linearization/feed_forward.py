@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from linexport.errors import UnsupportedModelError, UsageError
-from linexport.linearization.activation_calls import Activated, Activating
+from linexport.linearization.activation_calls import Activated, Activating, Use, as_linear
 from linexport.linearization.calibration import Rows
 from linexport.linearization.choose_forms import KEEP, check_patterns, last
+from linexport.linearization.feed_forward_times import Before, feed_forward_times
 from linexport.linearization.find_softmax import numbered, run
 from linexport.linearization.replace import WithForms, stem
 from linexport.manifest.linearization_records import FeedForwardRow
 from linexport.models.feed_forward import (
     ACTIVATIONS,
-    KernelFeedForward,
+    NewLayer,
     linear_activation_pairs,
     linearize_feed_forward,
 )
@@ -25,6 +26,9 @@ from linexport.models.registry import ReferenceModel
 
 INPUTS = 4096
 """Rows of a layer's inputs that are fitted to at most."""
+
+NEXT = 0.5
+"""Share of the multiply-adds that is tried next where a layer is not faster than before."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,16 @@ class FeedForwardConfig:
         target_error: squared error of a layer's output.
         max_cost: multiply-adds for one token.
         seed: of rows and draws.
+        bench: measure the time of layers.
+        threads: of ONNX Runtime then, 0 for its own choice.
     """
 
     forms: Mapping[str, str]
     target_error: float | None
     max_cost: int
     seed: int
+    bench: bool
+    threads: int
 
 
 @dataclass
@@ -52,11 +60,20 @@ class FeedForwardSite:
         name: path of the linear layer; ``#2`` and so on where it runs more than once.
         first: of the runs; later ones have the same layer.
         inputs: x of all runs, each (n, d).
+        uses: of what comes out, in the first run: arguments of linear layers, None for others.
     """
 
     name: str
     first: Activated
     inputs: list[Tensor] = field(default_factory=list)
+    uses: list[Use | None] = field(default_factory=list)
+
+    @property
+    def following(self) -> nn.Linear | None:
+        """The linear layer that alone is given what comes out."""
+        if len(self.uses) != 1 or self.uses[0] is None:
+            return None
+        return as_linear(self.uses[0]["weight"], self.uses[0].get("bias"))
 
     @property
     def reason(self) -> str | None:
@@ -105,9 +122,20 @@ def _run(linear: nn.Module, batch: Rows, names: Mapping[int, str]) -> list[FeedF
         places.append(FeedForwardSite(own, activated, [activated.input.detach().flatten(0, -2)]))
         return activated.plain()
 
-    watched = linear.answered(record) if isinstance(linear, WithForms) else Activating(record)
+    def follow(index: int, activated: Activated, use: Use | None) -> None:
+        places[index].uses.append(use)
+
+    watched = (
+        linear.answered(record, follow)
+        if isinstance(linear, WithForms)
+        else Activating(record, follow)
+    )
     with torch.no_grad(), watched:
         run(stem(linear), batch)
+    # A layer that an activation follows is to be replaced itself.
+    own = {id(place.first.weight) for place in places}
+    for place in places:
+        place.uses = [None if use and id(use["weight"]) in own else use for use in place.uses]
     return places
 
 
@@ -138,7 +166,7 @@ def replace_feed_forward(
     places = find_pairs(linear, batches)
     check_patterns(config.forms, [place.name for place in places])
     records: list[FeedForwardRow] = []
-    layers: dict[int, KernelFeedForward] = {}
+    layers: dict[int, NewLayer] = {}
     for index, place in enumerate(places):
         form = last(config.forms, place.name) or KEEP
         if form == KEEP or place.reason:
@@ -160,15 +188,31 @@ def replace_feed_forward(
 
 def _fitted(
     place: FeedForwardSite, form: str, config: FeedForwardConfig, say: Callable[[str], None]
-) -> tuple[KernelFeedForward, FeedForwardRow]:
-    rows = torch.cat(place.inputs)
+) -> tuple[NewLayer, FeedForwardRow]:
+    """The layer; of low-rank ones, which have a choice, the first that is faster than before."""
+    layer, record = found = _made(place, form, config, say)
+    free = form == "low-rank" and config.target_error is None and config.bench
+    while free and not record.pays and record.multiply_adds:
+        config = replace(config, max_cost=int(NEXT * record.multiply_adds))
+        try:
+            layer, record = _made(place, form, config, say)
+        except UsageError:  # rank 1 costs more
+            return found
+    return (layer, record) if record.pays else found
+
+
+def _made(
+    place: FeedForwardSite, form: str, config: FeedForwardConfig, say: Callable[[str], None]
+) -> tuple[NewLayer, FeedForwardRow]:
+    rows, before = torch.cat(place.inputs), place.first.linear()
     generator = torch.Generator().manual_seed(config.seed)
     try:
         layer, report = linearize_feed_forward(
-            place.first.linear(),
+            before,
             place.first.name,
             rows[torch.randperm(len(rows), generator=generator)[:INPUTS]],
             form,
+            following=place.following,
             target_error=config.target_error,
             max_cost=config.max_cost,
             seed=config.seed,
@@ -176,11 +220,16 @@ def _fitted(
         )
     except UsageError as error:
         raise UsageError(f"{place.name}: {error}") from error
-    record = FeedForwardRow(name=place.name, **asdict(report))
+    times = None
+    if config.bench:
+        following = place.following if report.folded else None
+        replaced = Before(before, place.first.name, following)
+        times = feed_forward_times(replaced, layer, rows, config.threads)
+    record = FeedForwardRow(name=place.name, **asdict(report), times=times)
     return layer.to(place.first.weight.device), record
 
 
-def _put(linear: ReferenceModel, layers: Mapping[str, KernelFeedForward]) -> None:
+def _put(linear: ReferenceModel, layers: Mapping[str, NewLayer]) -> None:
     """Into a stack of linexport's layers, whose config then has them."""
     for pair in linear_activation_pairs(linear):
         if pair.name in layers:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from linexport.errors import UnsupportedModelError, UsageError
-from linexport.linearization import masks, multihead
 from linexport.linearization.calibration import Rows
-from linexport.linearization.softmax_calls import Attending, Call, Projecting
 from linexport.manifest.linearization_records import AttentionSite
+from linexport.models import attention_masks, multihead_attention
+from linexport.models.softmax_calls import Attending, Call, Projecting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,8 @@ def find_sites(module: nn.Module, batches: Iterable[Rows], required: bool = True
 
 
 def _nothing(module: nn.Module) -> str:
-    left = [f"{n}: {multihead.refusal(m)}" for n, m in module.named_modules()
-            if isinstance(m, nn.MultiheadAttention) and multihead.refusal(m)]  # fmt: skip
+    left = [f"{n}: {multihead_attention.refusal(m)}" for n, m in module.named_modules()
+            if isinstance(m, nn.MultiheadAttention) and multihead_attention.refusal(m)]  # fmt: skip
     found = f" {'; '.join(left)}." if left else ""
     return (
         f"{type(module).__name__} calls no softmax attention: there is nothing to replace.{found} "
@@ -146,13 +146,13 @@ def _kind(call: Call, length: int, keys: int) -> tuple[str, str | None]:
         return "causal", None
     if call.attn_mask is None:
         return "keys", None
-    found = masks.understood(call.attn_mask, length, keys)
+    found = attention_masks.understood(call.attn_mask, length, keys)
     return (found, None) if found in ("keys", "causal") else ("keys", found)
 
 
 def _constant(call: Call) -> tuple[Tensor, Tensor] | None:
     """Keys and values of the first row, where those of all rows are the same and all are seen."""
-    masked = call.attn_mask is not None and not bool(masks.visible(call.attn_mask).all())  # type: ignore[union-attr]
+    masked = call.attn_mask is not None and not bool(attention_masks.visible(call.attn_mask).all())  # type: ignore[union-attr]
     if masked or len(call.key) < 2:
         return None
     same = all(bool((x == x[:1]).all()) for x in (call.key, call.value))

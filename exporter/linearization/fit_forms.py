@@ -14,6 +14,7 @@ from linexport.linearization.choose_forms import AUTO, KEEP, MapConfig, chosen, 
 from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention
 from linexport.linearization.judge import judge_forms, refuse_vanishing
+from linexport.linearization.quality import no_better, why_kept
 from linexport.linearization.replace import rebuildable
 from linexport.linearization.samples import sample
 from linexport.linearization.static_memory import MemoryErrors, fit_memory
@@ -83,6 +84,17 @@ def replace_attention(
     return made
 
 
+def leave_out(made: FittedForms, sites: Sequence[Site]) -> list[Site]:
+    """Take out forms that are no better than the mean of the values; returns their sites."""
+    found = []
+    for at, (site, row) in enumerate(zip(sites, made.records, strict=True)):
+        if site.index in made.forms and no_better(row):
+            del made.forms[site.index]
+            made.records[at] = replace(row, reason=why_kept(row))
+            found.append(site)
+    return found
+
+
 def _record(
     made: FittedForms,
     module: nn.Module,
@@ -93,7 +105,7 @@ def _record(
     details: dict[int, MemoryErrors],
 ) -> None:
     forms = {index: [form] for index, form in made.forms.items()}
-    judged = judge_forms(module, held_out, forms)
+    judged = judge_forms(module, held_out, forms, binned=True)
     local = {} if locality is None else judge_forms(module, held_out, forms, locality)
     for site in sites:
         form = made.forms.get(site.index)
@@ -111,7 +123,11 @@ def _record(
                 record,
                 attention_error=sums.error,
                 uniform_error=sums.uniform_error,
+                margin=(local if local else judged)[site.index][0].margin,
                 local_error=local[site.index][0].error if local else None,
+                local_uniform_error=local[site.index][0].uniform_error if local else None,
+                by_position=sums.by_position.records(),
+                by_sharpness=sums.by_sharpness.records(),
             )
         if isinstance(form, KernelAttention):
             refuse_vanishing(site, form, judged[site.index][0])

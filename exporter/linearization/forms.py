@@ -15,11 +15,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from linexport.linearization import masks
 from linexport.linearization.find_softmax import Site
-from linexport.linearization.softmax_calls import Call
+from linexport.models import attention_masks
 from linexport.models.feature_maps import FeatureMap
 from linexport.models.mapped_attention import check_map, mapped_attention
+from linexport.models.softmax_calls import Call
 from linexport.models.static_memory import StaticMemory
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 
@@ -79,7 +79,7 @@ class KernelAttention(nn.Module):
     def _key_mask(self, call: Call) -> Tensor | None:
         if call.attn_mask is None:
             return None
-        return masks.key_mask(call.attn_mask, call.key.shape[0], call.key.shape[2])
+        return attention_masks.key_mask(call.attn_mask, call.key.shape[0], call.key.shape[2])
 
     def _across(self, q: Tensor, k: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Attention to keys of another sequence, in plain products: the op has one length."""

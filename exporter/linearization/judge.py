@@ -1,24 +1,28 @@
 """Errors of linear forms on the inputs that the attention they replace has in the original.
 
 error = |o^ - o| / |o|      over all queries that are there, o softmax attention's output
+
+Beside it stands the error of attending to all keys alike, o^ the mean of the values.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from linexport.errors import ParityError
-from linexport.linearization import masks
 from linexport.linearization.calibration import Rows
+from linexport.linearization.error_bins import ErrorBins, position_bins, sharpness_bins
 from linexport.linearization.find_softmax import Site, run
 from linexport.linearization.forms import KernelAttention
 from linexport.linearization.locality import masked
-from linexport.linearization.softmax_calls import Attending, Call
+from linexport.models import attention_masks
+from linexport.models.softmax_calls import Attending, Call
 
 
 @dataclass
@@ -31,6 +35,9 @@ class ErrorSums:
         uniform: of squared differences if all keys weighed the same.
         not_positive: denominators at or below zero, of maps whose kernel can be negative.
         denominators: how many there are.
+        leads: of each row; see ``lead``.
+        by_position: the same by the position of the query, where it was asked for.
+        by_sharpness: and by the share of the keys that it attends to.
     """
 
     difference: float = 0.0
@@ -38,6 +45,9 @@ class ErrorSums:
     uniform: float = 0.0
     not_positive: int = 0
     denominators: int = 0
+    leads: list[float] = field(default_factory=list)
+    by_position: ErrorBins = field(default_factory=ErrorBins)
+    by_sharpness: ErrorBins = field(default_factory=ErrorBins)
 
     @property
     def error(self) -> float:
@@ -52,6 +62,11 @@ class ErrorSums:
         return math.sqrt(self.uniform / self.size) if self.size else math.inf
 
     @property
+    def margin(self) -> float | None:
+        """See ``AttentionRow``."""
+        return standard_errors(self.leads)
+
+    @property
     def vanishes(self) -> bool:
         """The denominator does, or the output is not finite."""
         return self.not_positive > 0 or not math.isfinite(self.difference)
@@ -61,19 +76,30 @@ Forms = Mapping[int, Sequence[nn.Module]]
 
 
 def judge_forms(
-    module: nn.Module, batches: Iterable[Rows], forms: Forms, locality: float | None = None
+    module: nn.Module,
+    batches: Iterable[Rows],
+    forms: Forms,
+    locality: float | None = None,
+    binned: bool = False,
 ) -> dict[int, list[ErrorSums]]:
     """Every form of every site, by its index; the module itself goes on with softmax attention.
 
-    With a locality, against softmax attention to the keys within that L1 distance.
+    Args:
+        module: with softmax attention.
+        batches: its arguments.
+        forms: by the index of their sites.
+        locality: judge against softmax attention to the keys within that L1 distance.
+        binned: take errors apart by position and sharpness, too.
     """
     found = {index: [ErrorSums() for _ in ones] for index, ones in forms.items()}
 
     def answer(index: int, call: Call) -> Tensor:
         true = call.softmax()
-        wanted = true if locality is None else masked(call, locality)
-        for form, sums in zip(forms.get(index, ()), found.get(index, ()), strict=True):
-            _add(sums, form, call, wanted)
+        if forms.get(index):
+            wanted = true if locality is None else masked(call, locality)
+            judged = _Judged(call, wanted, binned)
+            for form, sums in zip(forms[index], found[index], strict=True):
+                judged.add(sums, form)
         return true
 
     with torch.no_grad():
@@ -81,6 +107,28 @@ def judge_forms(
             with Attending(answer):
                 run(module, batch)
     return found
+
+
+def lead(form: Tensor, alike: Tensor) -> list[float]:
+    """(a - f) / (a + f) of each row, for its squared errors a of all keys alike and f of a form.
+
+    Between -1 and 1, so that a few rows with large errors do not decide.
+    """
+    found: list[float] = ((alike - form) / (alike + form).clamp(min=1e-300)).tolist()
+    return found
+
+
+def standard_errors(leads: Sequence[float]) -> float | None:
+    """Mean over its own standard error; None of fewer than two values, or of equal ones."""
+    values = torch.tensor(leads, dtype=torch.float64)
+    if len(values) < 2 or not bool(values.isfinite().all()) or not float(values.std()):
+        return None
+    return float(values.mean() / values.std() * len(values) ** 0.5)
+
+
+def uniform(call: Call) -> Tensor:
+    """The mean of the values that each query may see."""
+    return replace(call, query=torch.zeros_like(call.query)).softmax()
 
 
 def refuse_vanishing(site: Site, form: KernelAttention, judged: ErrorSums) -> None:
@@ -105,18 +153,40 @@ def refuse_vanishing(site: Site, form: KernelAttention, judged: ErrorSums) -> No
     )
 
 
-def _add(sums: ErrorSums, form: nn.Module, call: Call, true: Tensor) -> None:
-    got = form(call)
-    there = _asked(call)
-    uniform = replace(call, query=torch.zeros_like(call.query)).softmax()
-    sums.uniform += _squares(torch.where(there, uniform - true, 0.0))
-    sums.difference += _squares(torch.where(there, got - true, 0.0))
-    sums.size += _squares(torch.where(there, true, 0.0))
-    if isinstance(form, KernelAttention) and not form.feature_map.kernel_positive:
-        denominators = form.denominators(call).mT[..., None]
-        kept = denominators[there.expand_as(denominators)]
-        sums.not_positive += int((kept <= 0).sum())
-        sums.denominators += kept.numel()
+class _Judged:
+    """One call with its true output, which forms are added up against."""
+
+    def __init__(self, call: Call, true: Tensor, binned: bool) -> None:
+        self.call, self.true = call, true
+        self.there = _asked(call).expand(*true.shape[:-1], 1)[..., 0]
+        self.size, self.alike = self._squares(true), self._squares(uniform(call) - true)
+        self.bins: tuple[Any, Any] | None = None
+        if binned:
+            bounds, at = position_bins(true.shape[2])
+            self.bins = (bounds, at.expand(true.shape[:-1])), sharpness_bins(call)
+
+    def add(self, sums: ErrorSums, form: nn.Module) -> None:
+        difference = self._squares(form(self.call) - self.true)
+        rows = (x.flatten(1).sum(1) for x in (difference, self.alike))
+        sums.leads += lead(*rows)
+        sums.uniform += float(self.alike.sum())
+        sums.difference += float(difference.sum())
+        sums.size += float(self.size.sum())
+        if self.bins is not None:
+            squares = torch.stack([difference, self.size, self.alike])
+            for kept, (bounds, at) in zip(
+                (sums.by_position, sums.by_sharpness), self.bins, strict=True
+            ):
+                kept.add(bounds, at, self.there, squares)
+        if isinstance(form, KernelAttention) and not form.feature_map.kernel_positive:
+            denominators = form.denominators(self.call).mT
+            kept_ones = denominators[self.there.expand_as(denominators)]
+            sums.not_positive += int((kept_ones <= 0).sum())
+            sums.denominators += kept_ones.numel()
+
+    def _squares(self, x: Tensor) -> Tensor:
+        """Squared length of each query's row, (B, H, T); 0 for those that are not there."""
+        return torch.where(self.there, x.double().square().sum(-1), 0.0)
 
 
 def _asked(call: Call) -> Tensor:
@@ -124,9 +194,5 @@ def _asked(call: Call) -> Tensor:
     length, keys = call.query.shape[2], call.key.shape[2]
     if call.attn_mask is None or length != keys:
         return call.query.new_ones(1, 1, 1, 1, dtype=torch.bool)
-    seen = masks.key_mask(call.attn_mask, call.query.shape[0], keys)
+    seen = attention_masks.key_mask(call.attn_mask, call.query.shape[0], keys)
     return seen[:, None, :, None]
-
-
-def _squares(x: Tensor) -> float:
-    return float(x.double().square().sum())

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from linexport.linearization.masks import visible
-from linexport.linearization.softmax_calls import Call
+from linexport.models.attention_masks import visible
+from linexport.models.softmax_calls import Call
 
 LOCAL = "favor+*local"
 

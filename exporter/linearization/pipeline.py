@@ -13,13 +13,16 @@ import linexport
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.linearization import compare_models, cost, find_softmax
 from linexport.linearization import distil as distillation
-from linexport.linearization.calibration import Calibration, calibration, row_batches
+from linexport.linearization.calibration import Calibration, Rows, calibration, row_batches
 from linexport.linearization.choose_forms import EVERY, MapConfig, local
+from linexport.linearization.default_score import default_score
 from linexport.linearization.feed_forward import FeedForwardConfig, replace_feed_forward
-from linexport.linearization.fit_forms import FittedForms, replace_attention
-from linexport.linearization.replace import inference_copy, shared_copy, with_forms
+from linexport.linearization.fit_forms import FittedForms, leave_out, replace_attention
+from linexport.linearization.projected_errors import projected_errors
+from linexport.linearization.quality import judged_no_better
+from linexport.linearization.replace import inference_copy, shared_copy, with_forms, without
 from linexport.linearization.save import save
-from linexport.linearization.verdict import verdict
+from linexport.linearization.verdict import Measurements, verdict
 from linexport.loaders.default_dims import default_dims
 from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.loaders.metric import Evaluate, Metric, as_metric
@@ -41,8 +44,8 @@ from linexport.system.progress import Progress, Silent, Stopwatch
 
 MAP = "favor+"
 EXAMPLES = 2
-FITTED = 4
-"""Batches that maps and memories are fitted to, and errors measured on."""
+FITTED, JUDGED = 4, 8
+"""Batches that maps and memories are fitted to, and that errors are measured on."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,13 @@ class Linearization:
     module: nn.Module
     report: LinearizationReport
     loaded: LoadedModel
+
+    @property
+    def replaced(self) -> bool:
+        """A layer is not what it was."""
+        report = self.report
+        reasons = [*(r.reason for r in report.layers), *(r.reason for r in report.feed_forward)]
+        return None in reasons
 
     def save(self, path: str | Path) -> None:
         """Write what ``linexport convert`` reads: a checkpoint of a reference model, else a .pt2.
@@ -88,6 +98,7 @@ def linearize(
     lengths: Sequence[int] | None = None,
     threads: int = 0,
     seed: int = 0,
+    force: bool = False,
     progress: Progress | None = None,
 ) -> Linearization:
     """Replace softmax attention by linear forms, calibrated on data, and measure what that costs.
@@ -101,22 +112,26 @@ def linearize(
         budget: for "auto": the largest relative error of the attention in a layer.
         locality: attend only to keys within this L1 distance; see ``locality``.
         memory_keys: pseudo-keys in place of keys that never change; None: one for each 16.
-        feed_forward: form of y = f(W x + b), "least-squares", "bernstein", "taylor" or "keep", of
-            every linear layer whose output goes into an activation, or by patterns of their names;
-            None: they stay.
+        feed_forward: form of y = f(W x + b), "low-rank", "chebyshev", "least-squares", "bernstein",
+            "taylor" or "keep", of every linear layer whose output goes into an activation, or by
+            patterns of their names; None: they stay.
         target_error: of these layers, for one token; see ``linearize_feed_forward``.
         max_cost: multiply-adds for one token that such a layer may have.
         distil: steps of learning the original's layer outputs at most.
         evaluate: gives a score of a module; higher is better, unless a ``Metric`` says otherwise.
+            None: that of ``default_score``, for the kinds of models it knows.
         max_drop: by how much that may get worse; None: by any amount.
         bench: measure latency and memory.
         lengths: to measure at.
         threads: of ONNX Runtime, 0 for its own choice.
         seed: of the split, of random maps and of distillation.
+        force: also replace attention by a form that is no better than the mean of its values, which
+            stays as it is otherwise, and do not decline feed-forward layers that do not pay.
         progress: shown the stages.
 
     Returns:
-        The linear form with its report.
+        The linear form with its report. Where no layer was better than the mean of its values,
+        nothing is replaced, and the report's status is "declined".
 
     Raises:
         UsageError: data or options that do not fit, or ``evaluate`` fails or gives no number.
@@ -130,59 +145,83 @@ def linearize(
     watch = Stopwatch(progress or Silent())
     data = calibration(calibration_data, seed)
     loaded = module if isinstance(module, LoadedModel) else _loaded(module, data)
-    metric = as_metric(evaluate)
+    evaluate = as_metric(evaluate)
     original = shared_copy(loaded.module)
     config = MapConfig(_rules(map), _rules(features), map_options or {}, budget, seed)
     if locality is not None:
         config = local(config, locality)
     with watch.stage("find"):
-        fit, held_out = (list(row_batches(x))[:FITTED] for x in (data.fit, data.held_out))
+        fit = list(row_batches(data.fit))[:FITTED]
+        held_out = list(row_batches(data.held_out))[:JUDGED]
         sites = find_softmax.find_sites(original, [*fit, *held_out], required=feed_forward is None)
     with watch.stage("fit"):
         made = FittedForms()
         if sites:
             made = replace_attention(original, sites, fit, held_out, config, memory_keys)
-        if feed_forward is None and not made.forms:
+        if not (force or distil):
+            leave_out(made, sites)
+        if feed_forward is None and not made.forms and not judged_no_better(made.records):
             why = "; ".join(f"{row.name}: {row.reason}" for row in made.records)
             raise UnsupportedModelError(f"No softmax attention was replaced. {why}")
     rest_error = compare_models.rest_error(loaded.module, with_forms(original, {}), held_out)
     linear = with_forms(original, made.forms)
-    replaced = [site for site in sites if site.index in made.forms]
+    replaced = _replaced(sites, made)
     distilled = None
-    if distil:
+    if distil and (replaced or feed_forward is None):
         with watch.stage("distil"), watch.shown.steps("distil", distil) as advance:
             distilled = distillation.distil(original, linear, replaced, data, distil, seed, advance)
+        linear = _judged_again(original, linear, sites, made, held_out, force)
+        replaced = _replaced(sites, made)
     dense: list[FeedForwardRow] = []
     if feed_forward is not None:
-        feed_forward_config = FeedForwardConfig(_rules(feed_forward), target_error, max_cost, seed)
+        feed_forward_config = FeedForwardConfig(
+            _rules(feed_forward), target_error, max_cost, seed, bench, threads
+        )
         with watch.stage("feed-forward"):
             dense = replace_feed_forward(linear, fit, feed_forward_config, watch.shown.note)
     with watch.stage("compare"):
         layer_errors = compare_models.layer_errors(original, linear, replaced, held_out)
         output_error = compare_models.output_error(original, linear, held_out)
+        alike = compare_models.uniform_output_error(original, replaced, held_out)
+        metric = evaluate or default_score(loaded.module, sites, held_out)
         scores = None if metric is None else metric.compared(loaded.module, linear)
-    result = replace(loaded, module=linear, program=None, decode_module=None, language=None)
+        result = replace(loaded, module=linear, program=None, decode_module=None, language=None)
+        numbers, result = cost.parameters(loaded.module, result)
     measured = FormCosts()
-    if bench:
+    if bench and (replaced or dense):
         with watch.stage("measure"):
             measured = cost.curves(
                 replace(loaded, decode_module=None, language=None), result, lengths, threads, seed
             )
     lengths_timed = {row.length for row in measured.latency or ()}
-    status, sentence = verdict(measured, scores, max_drop)
+    layers = _attention_rows(made, sites, layer_errors, lengths_timed)
+    status, sentence = verdict(
+        Measurements(
+            layers=layers,
+            feed_forward=dense,
+            output_error=output_error,
+            uniform_output_error=None if dense else alike,
+            costs=measured,
+            metric=scores,
+            max_drop=max_drop,
+            forced=force,
+        )
+    )
     report = LinearizationReport(
         linexport=linexport.__version__,
         source=OriginalRecord(**vars(loaded.source)),
         seed=seed,
         calibration=CalibrationRecord(len(data.fit[0]), len(data.held_out[0])),
-        layers=_attention_rows(made, sites, layer_errors, lengths_timed),
+        layers=layers,
         feed_forward=tuple(dense),
         output_error=output_error,
+        uniform_output_error=alike,
+        forced=force,
         rest_error=rest_error,
         distillation=distilled,
         metric=scores,
         max_drop=max_drop,
-        parameters=cost.parameters(loaded.module, linear),
+        parameters=numbers,
         **vars(measured),
         environment=environment.describe(),
         stages=tuple(StageRecord(**stage) for stage in watch.stages),
@@ -190,6 +229,37 @@ def linearize(
         verdict=sentence,
     )
     return Linearization(linear, report, result)
+
+
+def _replaced(sites: Sequence[find_softmax.Site], made: FittedForms) -> list[find_softmax.Site]:
+    return [site for site in sites if site.index in made.forms]
+
+
+def _judged_again(
+    original: nn.Module,
+    linear: nn.Module,
+    sites: Sequence[find_softmax.Site],
+    made: FittedForms,
+    held_out: Sequence[Rows],
+    force: bool,
+) -> nn.Module:
+    """Measure distilled forms; softmax is back in layers that are no better than the mean."""
+    judged = projected_errors(original, linear, _replaced(sites, made), held_out)
+    for at, site in enumerate(sites):
+        if site.index in judged:
+            sums = judged[site.index]
+            made.records[at] = replace(
+                made.records[at],
+                distilled_error=sums.error,
+                distilled_uniform_error=sums.uniform_error,
+                margin=sums.margin,
+            )
+    dropped = [] if force else leave_out(made, sites)
+    if not dropped:
+        return linear
+    owners = {site.name for site in dropped}
+    owners |= {site.projection.rpartition(".")[0] for site in dropped if site.projection}
+    return without(original, linear, made.forms, owners)
 
 
 def _rules(value: Any) -> dict[str, Any]:

@@ -10,20 +10,26 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, TypeVar
 
 from torch import nn
 
-from linexport.linearization import multihead
-from linexport.linearization.activation_calls import Activating, ComputeActivation, Layers
+from linexport.linearization.activation_calls import (
+    Activating,
+    ComputeActivation,
+    FollowActivation,
+    Layers,
+    leave,
+)
 from linexport.linearization.forms import Forms, KernelAttention
-from linexport.linearization.softmax_calls import Attending
+from linexport.models import multihead_attention
 from linexport.models.attention import LinearAttention
 from linexport.models.registry import ReferenceModel, build
 from linexport.models.softmax_attention import SoftmaxAttention
+from linexport.models.softmax_calls import Attending
 from linexport.models.stack import StackConfig
 
 M = TypeVar("M", bound=nn.Module)
@@ -49,7 +55,7 @@ def _inference(module: M) -> M:
 def shared_copy(module: nn.Module) -> nn.Module:
     """An ``inference_copy`` in which ``MultiheadAttention`` calls softmax attention, always."""
     found = inference_copy(module)
-    multihead.swap(found)
+    multihead_attention.swap(found)
     return found
 
 
@@ -67,7 +73,7 @@ def with_forms(module: nn.Module, forms: Mapping[int, nn.Module]) -> nn.Module:
     # torch.export names inputs after the parameters of forward: they are to be the original's.
     @functools.wraps(base.forward)
     def forward(self: WithForms, *args: Any, **kwargs: Any) -> Any:
-        with self.answered(self.layers.answer):
+        with self.answered(self.layers.answer, self.layers.follow):
             return self.inner(*args, **kwargs)
 
     made: type[WithForms] = type(f"Linear{base.__name__}", (WithForms,), {"forward": forward})
@@ -82,11 +88,36 @@ class WithForms(nn.Module):
         self.inner, self.forms, self.layers = inner, forms, Layers()
 
     @contextmanager
-    def answered(self, answer: ComputeActivation) -> Iterator[None]:
+    def answered(
+        self, answer: ComputeActivation, follow: FollowActivation = leave
+    ) -> Iterator[None]:
         """Runs of ``inner`` are in linear form, with activations handed to ``answer``."""
         # Activations of the module itself: those inside forms stay as they are.
-        with Attending(self.forms.answer), Activating(answer):
+        with Attending(self.forms.answer), Activating(answer, follow):
             yield
+
+
+def without(
+    original: nn.Module,
+    linear: nn.Module,
+    forms: Mapping[int, nn.Module],
+    owners: Iterable[str],
+) -> nn.Module:
+    """The linear form with ``forms`` alone, and modules named ``owners`` as they are originally.
+
+    Args:
+        original: a ``shared_copy`` of it.
+        linear: a linear form of it, whose parameters may have been learned.
+        forms: those that remain.
+        owners: paths of modules that get the original's parameters.
+    """
+    found = with_forms(original, forms)
+    taken = tuple(owners)
+    for name, parameter in stem(linear).named_parameters():
+        owner, _, own = name.rpartition(".")
+        if not any(owner == one or owner.startswith(f"{one}.") for one in taken):
+            setattr(stem(found).get_submodule(owner), own, parameter)
+    return found
 
 
 def stem(linear: nn.Module) -> nn.Module:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from linexport.linearization.calibration import Rows
 from linexport.linearization.find_softmax import Site, run
-from linexport.linearization.softmax_calls import Attending, Call
+from linexport.models.softmax_calls import Attending, Call
 
 MOST = 4096
 """Rows of a head that are kept, drawn evenly."""

@@ -53,7 +53,7 @@ def save(linear: LoadedModel, path: Path) -> None:
         if isinstance(linear.module, ReferenceModel):
             checkpoint.save(linear.module, path)
             return
-        program = export_program(linear)
+        program = linear.program or export_program(linear)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with temporary.open("wb") as file:

@@ -1,26 +1,135 @@
-"""Is it worth it? One sentence, and whether the linear form is to be used."""
+"""Is it worth it? One sentence: why not, or where it wins; the errors stand in both."""
 
 from __future__ import annotations
 
-from linexport.manifest.linearization_records import FormCosts, Status
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from linexport.linearization import quality
+from linexport.manifest.linearization_records import (
+    AttentionRow,
+    FeedForwardRow,
+    FormCosts,
+    Status,
+)
 from linexport.manifest.proof import MetricRecord
 
 
-def verdict(
-    costs: FormCosts, metric: MetricRecord | None, max_drop: float | None
-) -> tuple[Status, str]:
-    """Return ``status`` and ``verdict`` of a report: why not, or where it wins.
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """Numbers that a verdict rests on, as in the report.
 
-    Args:
+    Attributes:
+        layers: every call of softmax attention.
+        feed_forward: every feed-forward layer that was looked at.
+        output_error: of the whole model.
+        uniform_output_error: if the replaced layers attended to all keys alike.
         costs: as measured.
         metric: the score, before and after.
         max_drop: by how much it may get worse; None: by any amount.
+        forced: errors and costs of layers decide nothing.
     """
-    against = [*_too_much_lost(metric, max_drop), *_never_faster(costs)]
+
+    layers: Sequence[AttentionRow] = ()
+    feed_forward: Sequence[FeedForwardRow] = ()
+    output_error: float = 0.0
+    uniform_output_error: float | None = None
+    costs: FormCosts = field(default_factory=FormCosts)
+    metric: MetricRecord | None = None
+    max_drop: float | None = None
+    forced: bool = False
+
+
+def verdict(found: Measurements) -> tuple[Status, str]:
+    """Return ``status`` and ``verdict`` of a report."""
+    against = [*_too_much_lost(found.metric, found.max_drop), *_never_faster(found.costs)]
+    if not found.forced:
+        against = [*_no_better(found), *_dearer(found.feed_forward), *against]
+    errors = [*_attention(found.layers), *_dense(found.feed_forward)]
     if against:
-        return "declined", f"No: {'; and '.join(against)}."
-    words = [_faster(costs), _change(metric)]
-    return "ok", f"{'; '.join(w for w in words if w) or 'Converted; nothing was measured'}."
+        told = f" {'; '.join(errors)}." if errors else ""
+        return "declined", f"No: {'; and '.join(against)}.{told}"
+    return "ok", f"{'; '.join([*errors, _faster(found.costs), *_change(found.metric)])}."
+
+
+def _no_better(found: Measurements) -> list[str]:
+    """No form is better than the mean of the values; or all of them together are not."""
+    replaced = quality.replaced(found.layers)
+    refused = quality.judged_no_better(found.layers)
+    if refused and not replaced:
+        return ["no layer's linear form is better than the mean of its values"]
+    alike = found.uniform_output_error
+    if replaced and alike is not None and not found.output_error < alike:
+        return [
+            f"the outputs are {found.output_error:.3g} off, and {alike:.3g} if the same layers "
+            "attend to all keys alike"
+        ]
+    return []
+
+
+def _dearer(rows: Sequence[FeedForwardRow]) -> list[str]:
+    """No feed-forward layer pays: in time, or in multiply-adds where times were not measured."""
+    made = [row for row in rows if row.pays is not None]
+    if not made or any(row.pays for row in made):
+        return []
+    if any(row.times is None for row in made):
+        return ["no feed-forward layer costs less than the one it replaces"]
+    return ["no feed-forward layer is faster than the one it replaces"]
+
+
+def _attention(layers: Sequence[AttentionRow]) -> list[str]:
+    """The errors of replaced layers; of those that were refused, where there are no others."""
+    replaced, refused = quality.replaced(layers), quality.judged_no_better(layers)
+    pairs = [pair for row in replaced or refused if (pair := row.judged_errors)]
+    if not pairs:
+        return []
+    forms, alike = (_range(values) for values in zip(*pairs, strict=True))
+    name = layers[0].name
+    if replaced:
+        several = f"{len(replaced)} of {len(layers)} layers are linear"
+        found = [f"{name} is linear" if len(layers) == 1 else several]
+    else:
+        found = [f"{name} stays as it is" if len(layers) == 1 else "all layers stay as they are"]
+    found[0] += f", error {forms} where attending to all keys alike has {alike}"
+    if replaced and refused:
+        found.append(f"no better than that, softmax stays in {_names(refused)}")
+    worse = [row for row in replaced if quality.no_better(row)]
+    if worse:
+        found.append(f"no better than that, but forced: {_names(worse)}")
+    return found
+
+
+def _names(rows: Sequence[AttentionRow]) -> str:
+    return ", ".join(row.name for row in rows)
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.3g}", f"{max(values):.3g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _dense(rows: Sequence[FeedForwardRow]) -> list[str]:
+    """Costs and errors of feed-forward layers."""
+    made = [row for row in rows if row.cost_factor is not None]
+    if not made:
+        return []
+    named = f"{len(made)} feed-forward layers cost"
+    if len(made) == 1:
+        named = f"{made[0].name}{' with the layer after it' if made[0].folded else ''} costs"
+    costs = _range([row.cost_factor for row in made if row.cost_factor is not None])
+    error = _range([row.relative_error for row in made if row.relative_error is not None])
+    found = f"{named} {costs} times the multiply-adds of before{_times(made)}, error {error}"
+    return [found]
+
+
+def _times(rows: Sequence[FeedForwardRow]) -> str:
+    """Times of the layers with few and with many rows at once, over those of before."""
+    timed = [row.times for row in rows if row.times]
+    if not timed:
+        return ""
+    many, few = (_range([times[at].factor for times in timed]) for at in (-1, 0))
+    first, last = timed[0][0].rows, timed[0][-1].rows
+    return f", and {many} times the time for {last:,} rows at once, {few} for {first:,}"
 
 
 def _too_much_lost(metric: MetricRecord | None, max_drop: float | None) -> list[str]:
@@ -50,18 +159,18 @@ def _never_faster(costs: FormCosts) -> list[str]:
 def _faster(costs: FormCosts) -> str:
     rows = costs.latency
     if not rows or costs.crossover is None:
-        return ""
+        return "its speed was not measured"
     last = rows[-1]
     times = last.best_original_ms / last.linear_ms
     if len(rows) == 1:
-        return f"The linear form is {times:.1f} times faster"
+        return f"the linear form is {times:.1f} times faster"
     return (
-        f"The linear form is faster at lengths from {costs.crossover:,} on, "
+        f"the linear form is faster at lengths from {costs.crossover:,} on, "
         f"{times:.1f} times at {last.length:,}"
     )
 
 
-def _change(metric: MetricRecord | None) -> str:
+def _change(metric: MetricRecord | None) -> list[str]:
     if metric is None:
-        return ""
-    return f"{metric.name} goes from {metric.before:.4g} to {metric.after:.4g}"
+        return []
+    return [f"{metric.name} goes from {metric.before:.4g} to {metric.after:.4g}"]

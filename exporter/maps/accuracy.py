@@ -153,21 +153,27 @@ def _kernel(maps: Sequence[FeatureMap], samples: HeadSamples) -> dict[str, float
     """Measured and predicted, on random pairs of a query and a key; null for maps over time."""
     if maps[0].over_time:
         return {"kernel_error": None, "kernel_error_predicted": None}
-    random = np.random.default_rng(0)
-    head = random.integers(len(samples.queries), size=PAIRS)
-    at = random.integers(samples.queries.shape[1], size=(2, PAIRS))
-    q, k = samples.queries[head, at[0]], samples.keys[head, at[1]]
+    q, k = random_pairs(samples)
     with np.errstate(all="ignore"):
         kernel = maps[0].kernel_value(q, k)
         scale = _rms(kernel)
-        measured = _rms([_rms(_products(m, q, k) - kernel) for m in maps]) / scale
+        measured = _rms([_rms(products(m, q, k) - kernel) for m in maps]) / scale
         squares = maps[0].theoretical_error(q, k)
         predicted = 0.0 if squares is None else math.sqrt(float(np.mean(squares))) / scale
     fitted = maps[0].exactness == "fitted"
     return {"kernel_error": measured, "kernel_error_predicted": None if fitted else predicted}
 
 
-def _products(module: FeatureMap, q: Array, k: Array) -> Array:
+def random_pairs(samples: HeadSamples) -> tuple[Array, Array]:
+    """``PAIRS`` queries and keys of the same heads, at any two tokens, (n, d) each."""
+    random = np.random.default_rng(0)
+    head = random.integers(len(samples.queries), size=PAIRS)
+    at = random.integers(samples.queries.shape[1], size=(2, PAIRS))
+    return samples.queries[head, at[0]], samples.keys[head, at[1]]
+
+
+def products(module: FeatureMap, q: Array, k: Array) -> Array:
+    """phi(q) . phi(k), row by row, in float64."""
     frozen = _frozen(module)
     phi_q = module.phi(torch.from_numpy(q), *frozen)
     return (phi_q * module.phi_key(torch.from_numpy(k), *frozen)).sum(-1).numpy()

@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 from linexport.errors import UsageError
 from linexport.loaders import load_model
 from linexport.loaders.loaded_model import LoadedModel
+from linexport.models import multihead_attention
 from linexport.models.attention import LinearAttention
+from linexport.models.attention_masks import understood
 from linexport.models.linear_attention_layer import LinearAttentionLayer
 from linexport.models.registry import ReferenceModel
+from linexport.models.softmax_calls import Attending, Call, ComputeAttention
 
 Array = NDArray[np.float64]
 
@@ -61,7 +64,10 @@ def random_samples(d: int, length: int, seed: int) -> HeadSamples:
 
 
 def model_samples(source: str | Path, length: int, seed: int, inputs: Path | None) -> HeadSamples:
-    """Sample the linear attention layers of a model, run on ``inputs`` or on random ones.
+    """Sample the attention of a model, run on ``inputs`` or on random ones.
+
+    Layers of ``linexport.models`` with linear attention, and self-attention by
+    ``F.scaled_dot_product_attention`` in any module.
 
     Args:
         source: as for ``linexport.convert``.
@@ -70,8 +76,8 @@ def model_samples(source: str | Path, length: int, seed: int, inputs: Path | Non
         inputs: ``.npz`` of the model's arguments, in order; None: random ones.
 
     Raises:
-        UsageError: the model has no such layer, its layers differ in head width, or the inputs do
-            not fit it.
+        UsageError: the model has no such attention, its layers differ in head width, or the inputs
+            do not fit it.
     """
     loaded = load_model(source, seed=seed)
     shown = _run(loaded, _read(inputs) if inputs else _draw(loaded, length, seed))
@@ -132,9 +138,10 @@ def _read(path: Path) -> tuple[torch.Tensor, ...]:
 
 
 def _run(loaded: LoadedModel, args: tuple[Any, ...]) -> list[Layer]:
-    """Every linear attention layer's inputs in one call of the model."""
+    """Inputs of all attention in one call of the model."""
     seen: list[Layer] = []
-    with _hooked(loaded.module, seen), torch.no_grad():
+    multihead_attention.swap(loaded.module)
+    with _hooked(loaded.module, seen), Attending(_of_softmax(seen)), torch.no_grad():
         try:
             loaded.module(*args, **loaded.kwargs)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -142,8 +149,9 @@ def _run(loaded: LoadedModel, args: tuple[Any, ...]) -> list[Layer]:
             raise UsageError(f"The model does not run on these inputs: {first}") from error
     if not seen:
         raise UsageError(
-            f"{loaded.source.location} ({loaded.source.description}) has no layer of "
-            "linexport.models with linear attention to take queries and keys from."
+            f"{loaded.source.location} ({loaded.source.description}) has no attention to take "
+            "queries and keys from: expected layers of linexport.models, or self-attention by "
+            "F.scaled_dot_product_attention to all keys or to earlier ones."
         )
     return seen
 
@@ -173,6 +181,29 @@ def _of_projections(seen: list[Layer]) -> Any:
         seen.append(_layer(layer.spec, layer.query(x), layer.key(x), layer.value(x)))
 
     return hook
+
+
+def _of_softmax(seen: list[Layer]) -> ComputeAttention:
+    def record(index: int, call: Call) -> torch.Tensor:
+        mask = _mask(call)
+        if mask in ("keys", "causal"):
+            # Kernels are of q . k / sqrt(d), whatever the scale of this call.
+            query = call.query * (call.factor * call.query.shape[-1] ** 0.5)
+            q, k, v = (x[0].detach().double() for x in (query, call.key, call.value))
+            k, v = (x.repeat_interleave(len(q) // len(x), 0) for x in (k, v))
+            seen.append(Layer(q.numpy(), k.numpy(), v.numpy(), mask == "causal"))
+        return call.softmax()
+
+    return record
+
+
+def _mask(call: Call) -> str:
+    """Return "keys" or "causal", or why a call is no attention of all keys or of earlier ones."""
+    if call.query.shape[-2] != call.key.shape[-2]:
+        return "cross-attention"
+    if call.attn_mask is None:
+        return "causal" if call.is_causal else "keys"
+    return understood(call.attn_mask, call.query.shape[-2], call.key.shape[-2])
 
 
 def _layer(spec: Any, *packed: torch.Tensor) -> Layer:

@@ -42,7 +42,6 @@ def _entry(kind: str, d: int) -> MapDescription:
         kernel_positive=found.kernel_positive,
         causal=not found.over_time,
         error=found.error,
-        error_is_bound=found.error_is_bound,
         regime=found.regime,
         failure=found.failure,
         options=asdict(found.Options()),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import linexport
 from linexport.errors import LinexportError, UsageError
@@ -24,6 +24,7 @@ from linexport.system.progress import Progress, Silent
 
 WIDTH, LENGTH, FEATURES = 64, 1024, (64, 128, 256)
 DRAWS = 3
+Row = TypeVar("Row", bound=MapRow)
 LONGEST = 65536
 
 
@@ -82,23 +83,17 @@ def compare_maps(
         UsageError: an unknown map, sizes out of range, a model without such layers, or none of the
             maps can be made for it.
     """
-    _check(d, length, features, data, inputs)
     choices = _choices(maps, features)
     shown = progress or Silent()
     with shown.stage("sample"):
-        place = None if inputs is None else Path(inputs)
-        samples = (
-            random_samples(d or WIDTH, length, seed)
-            if data is None
-            else model_samples(data, length, seed, place)
-        )
+        samples = take_samples(d, length, data, inputs, seed)
         against = accuracy.reference(samples)
     with shown.stage("judge"):
-        rows = [_judge(choice, against, seed) for choice in choices]
+        rows = [judge_choice(choice, against, seed) for choice in choices]
     if not any(row.state_bytes for row in rows):
         reasons = dict.fromkeys(f"{row.map}: {row.reason}" for row in rows)
         raise UsageError(f"None of these maps can be compared here. {' '.join(reasons)}")
-    rows = _with_costs(rows, samples, threads, shown)
+    rows = with_costs(rows, samples, threads, shown)
     rows = _with_frontier(rows, against.uniform_error)
     heads, tokens, width = samples.queries.shape
     named = {row.map for row in rows}
@@ -122,7 +117,22 @@ def compare_maps(
     )
 
 
-def _check(d: int | None, length: int, features: Sequence[int], data: Any, inputs: Any) -> None:
+def take_samples(
+    d: int | None, length: int, data: str | Path | None, inputs: str | Path | None, seed: int
+) -> HeadSamples:
+    """Take samples of a model, or random ones of width d.
+
+    Raises:
+        UsageError: settings that contradict each other or are out of range; see
+            ``attention_samples.model_samples``.
+    """
+    _check(d, length, data, inputs)
+    if data is None:
+        return random_samples(d or WIDTH, length, seed)
+    return model_samples(data, length, seed, None if inputs is None else Path(inputs))
+
+
+def _check(d: int | None, length: int, data: Any, inputs: Any) -> None:
     if data is not None and d is not None:
         raise UsageError("Give either a model's data or a head width: a model has its own.")
     if inputs is not None and data is None:
@@ -131,23 +141,29 @@ def _check(d: int | None, length: int, features: Sequence[int], data: Any, input
         raise UsageError(f"Head width {d}; expected at least 1.")
     if not 1 <= length <= LONGEST:
         raise UsageError(f"Length {length}; expected 1 to {LONGEST} tokens.")
-    if not features or min(features) < 1:
-        raise UsageError(f"Features {list(features)}; expected one or more positive numbers.")
 
 
 def _choices(maps: Sequence[str] | None, features: Sequence[int]) -> list[MapChoice]:
     """Each map once, or once per number of features where it has the choice."""
+    if not features or min(features) < 1:
+        raise UsageError(f"Features {list(features)}; expected one or more positive numbers.")
     found = []
     for kind in dict.fromkeys(maps or feature_maps.kinds()):
-        names = {f.name for f in fields(feature_maps.find_map(kind).Options)}
         sizes: Iterable[dict[str, Any]] = [{}]
-        if "features" in names:
+        if features_field(kind):
             sizes = [{"features": size} for size in sorted(set(features))]
         found += [MapChoice(kind, options) for options in sizes]
     return found
 
 
-def _judge(choice: MapChoice, against: accuracy.SoftmaxReference, seed: int) -> MapRow:
+def features_field(kind: str) -> Field[Any] | None:
+    """The option for the number of features M, where a map has it."""
+    options = fields(feature_maps.find_map(kind).Options)
+    return next((f for f in options if f.name == "features"), None)
+
+
+def judge_choice(choice: MapChoice, against: accuracy.SoftmaxReference, seed: int) -> MapRow:
+    """Errors and size of one map; with a reason alone where it cannot be made."""
     found = feature_maps.find_map(choice.kind)
     row = MapRow(
         map=choice.kind,
@@ -156,7 +172,6 @@ def _judge(choice: MapChoice, against: accuracy.SoftmaxReference, seed: int) -> 
         exactness=found.exactness,
         positive=found.positive,
         kernel=found.kernel,
-        error_is_bound=found.error_is_bound,
     )
     if found.over_time and against.samples.causal:
         reason = "it normalises keys over the whole sequence: bidirectional only"
@@ -174,9 +189,9 @@ def _judge(choice: MapChoice, against: accuracy.SoftmaxReference, seed: int) -> 
     return replace(row, features=size, state_bytes=state, **judged)
 
 
-def _with_costs(
-    rows: Sequence[MapRow], samples: HeadSamples, threads: int, progress: Progress
-) -> list[MapRow]:
+def with_costs(
+    rows: Sequence[Row], samples: HeadSamples, threads: int, progress: Progress
+) -> list[Row]:
     """Measure time and memory of every map that could be made."""
     configs = {at: _config(row, samples) for at, row in enumerate(rows) if row.state_bytes}
     models: dict[str, Path] = {}

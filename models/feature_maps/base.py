@@ -49,7 +49,6 @@ class FeatureMap(WideBuffers, ABC):
         positive: phi >= 0, so that a normaliser cannot change sign.
         kernel_positive: phi(q) . phi(k) >= 0 always, whatever the features.
         error: formula of ``theoretical_error``; "0" for an exact map.
-        error_is_bound: that formula is an upper bound, not the value.
         regime: when to use it, in one sentence.
         failure: how it fails where it does, in one sentence.
         elementwise: M = d and every feature depends on one component only.
@@ -57,6 +56,8 @@ class FeatureMap(WideBuffers, ABC):
         float32_features: products of components leave the range of float16, so that attention
             widens half-precision queries and keys first.
         exponential: the features are exponentials, see ``ExponentialMap``.
+        refines: kind of the map that this one applies to a function of x, if any: in a graph that
+            is read as either, it is this one.
         Options: a frozen dataclass of JSON types with defaults, see ``options.bounded``.
         kappa_onnx: for a map whose kernel is a function of t = q . k alone, append kappa(t) to an
             ONNX body: ``kappa_onnx(b, t, width, *parameters)``.
@@ -72,13 +73,13 @@ class FeatureMap(WideBuffers, ABC):
     positive: ClassVar[bool]
     kernel_positive: ClassVar[bool]
     error: ClassVar[str] = "0"
-    error_is_bound: ClassVar[bool] = False
     regime: ClassVar[str]
     failure: ClassVar[str]
     elementwise: ClassVar[bool] = False
     over_time: ClassVar[bool] = False
     float32_features: ClassVar[bool] = False
     exponential: ClassVar[bool] = False
+    refines: ClassVar[str] = ""
     Options: ClassVar[type[Any]] = NoOptions
     kappa_onnx: ClassVar[Callable[..., str] | None] = None
 
@@ -111,6 +112,11 @@ class FeatureMap(WideBuffers, ABC):
         super().__init__()
         self.head_dim = head_dim
         self.options = self.Options() if options is None else options
+
+    @property
+    def heads(self) -> int | None:
+        """Heads that it is made for; None: any number."""
+        return None
 
     @property
     def features(self) -> int:
@@ -146,6 +152,11 @@ class FeatureMap(WideBuffers, ABC):
         """Append phi of keys to an ONNX body; that of queries unless a map says otherwise."""
         return cls.phi_onnx(b, x, width, *parameters)
 
+    @classmethod
+    def drawn_like(cls, *frozen: Array) -> bool:
+        """Return whether a graph's tensors may be this map's; maps of one formula differ in it."""
+        return True
+
     @abstractmethod
     def kernel_value(self, query: Array, key: Array) -> Array:
         """The kernel for rows of query and key, (n, d) each, in float64 and not through phi."""
@@ -153,7 +164,7 @@ class FeatureMap(WideBuffers, ABC):
     def theoretical_error(self, query: Array, key: Array) -> Array | None:
         """E (phi(q) . phi(k) - kernel)^2 over the draws, for rows (n, d); None for an exact map.
 
-        The closed form of ``error``, in float64, for independently drawn features.
+        The closed form of ``error``, in float64.
         """
         return None
 

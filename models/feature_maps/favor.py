@@ -15,6 +15,7 @@ import math
 import numpy as np
 from torch import Tensor
 
+from linexport.models.feature_maps import orthogonal
 from linexport.models.feature_maps.base import Array, ExponentialMap
 from linexport.models.feature_maps.projected import ProjectedMap
 from linexport.plugins.ops.body import Body
@@ -43,15 +44,16 @@ class Favor(ProjectedMap, ExponentialMap):
         norm = b.Add(half_square_onnx(b, scaled, width), b.const(math.log(w.shape[1]) / 2))
         return str(b.Sub(b.MatMul(scaled, w.name), norm))
 
-    def theoretical_error(self, query: Array, key: Array) -> Array:
-        return squared_error(query, key, self.features)
+    @classmethod
+    def variance(cls, query: Array, key: Array) -> Array:
+        square = ((query + key) ** 2).sum(-1)
+        return np.asarray(np.expm1(square) * np.exp(2 * (query * key).sum(-1)))
 
-
-def squared_error(query: Array, key: Array, features: int) -> Array:
-    """E (phi(q) . phi(k) - kernel)^2 of so many independent features, for rows (n, d)."""
-    q, k = (x / x.shape[-1] ** 0.25 for x in (query, key))
-    spread = np.expm1(((q + k) ** 2).sum(-1))
-    return np.asarray(spread * np.exp(2 * (q * k).sum(-1)) / features)
+    @classmethod
+    def covariance(cls, query: Array, key: Array) -> Array:
+        half = ((query + key) ** 2).sum(-1) / 2
+        shared = orthogonal.covariance(half, query.shape[-1])
+        return np.asarray(shared * np.exp(2 * (query * key).sum(-1)))
 
 
 def half_square_onnx(b: Body, x: str, width: int) -> str:

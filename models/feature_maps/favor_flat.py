@@ -29,7 +29,7 @@ from linexport.errors import UsageError
 from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
 from linexport.models.feature_maps.base import UNBIASED, Array, ExponentialMap
-from linexport.models.feature_maps.favor import Favor, squared_error
+from linexport.models.feature_maps.favor import Favor
 from linexport.models.feature_maps.projected import ProjectionOptions
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
@@ -167,5 +167,5 @@ class FavorFlat(ExponentialMap):
         return self._error(self._sharpness(), query, key)
 
     def _error(self, sharpness: float, query: Array, key: Array) -> Array:
-        root = math.sqrt(sharpness)
-        return squared_error(root * query, root * key, self.features - 1)
+        root, rows = math.sqrt(sharpness), self.options.orthogonal
+        return Favor.error_of(root * query, root * key, self.features - 1, rows)

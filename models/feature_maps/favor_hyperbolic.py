@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from linexport.models.feature_maps.base import Array, ExponentialMap
-from linexport.models.feature_maps.favor import half_square_onnx
+from linexport.models.feature_maps.favor import Favor, half_square_onnx
 from linexport.models.feature_maps.projected import PairedProjectionOptions, ProjectedMap
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.feature_map import Parameter
@@ -48,7 +48,11 @@ class FavorHyperbolic(ProjectedMap, ExponentialMap):
         projected = b.MatMul(scaled, w.name)
         return str(b.Sub(b.Concat(projected, b.Neg(projected), axis=-1), norm))
 
-    def theoretical_error(self, query: Array, key: Array) -> Array:
-        q, k = (x / self.head_dim**0.25 for x in (query, key))
-        s = ((q + k) ** 2).sum(-1)
-        return np.asarray(np.exp(2 * (q * k).sum(-1) - s) * np.expm1(s) ** 2 / self.features)
+    @classmethod
+    def variance(cls, query: Array, key: Array) -> Array:
+        s = ((query + key) ** 2).sum(-1)
+        return np.asarray(np.exp(2 * (query * key).sum(-1) - s) * np.expm1(s) ** 2 / 2)
+
+    @classmethod
+    def covariance(cls, query: Array, key: Array) -> Array:
+        return Favor.covariance(query, key)  # of odd powers of w_1 and w_2 the mean is 0

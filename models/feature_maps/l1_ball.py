@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 _NODES = 48
 _NODES_PER_WIDTH = 8
 _MOST_NODES = 400
+_AT_ONCE = 32
 
 _erf = np.vectorize(math.erf, otypes=[float])
 
@@ -36,14 +37,15 @@ def smoothed_indicator(offsets: Array, delta: float, tau: float) -> Array:
     basis = chebyshev.chebvander(2 * (at[:, None] - t) / delta - 1, count - 1)
     to_coefficients = np.linalg.inv(chebyshev.chebvander(nodes, count - 1))
     end = chebyshev.chebvander(np.array([1.0]), count - 1)[0]
-    found = []
-    for u in np.atleast_2d(offsets):
-        F = _folded_cdf(at, u[0], tau)
-        for mean in u[1:]:
-            f = _folded_density(t, mean, tau) * weights * at[:, None] / 2
-            F = np.einsum("sp,spc,c->s", f, basis, to_coefficients @ F, optimize=True)
-        found.append(end @ to_coefficients @ F)
-    return np.clip(np.array(found), 0.0, 1.0)
+    interpolate = basis.reshape(-1, count) @ to_coefficients
+    rows, found = np.atleast_2d(offsets), []
+    for part in np.array_split(rows, -(-len(rows) // _AT_ONCE)):
+        F = np.stack([_folded_cdf(at, u, tau) for u in part[:, 0]])
+        for means in part[:, 1:].T:
+            f = _folded_density(t, means[:, None, None], tau) * (weights * at[:, None] / 2)
+            F = (f * (F @ interpolate.T).reshape(f.shape)).sum(-1)
+        found.append(F @ to_coefficients.T @ end)
+    return np.clip(np.concatenate(found), 0.0, 1.0)
 
 
 def volume(width: int, delta: float) -> float:

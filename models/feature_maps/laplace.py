@@ -18,9 +18,8 @@ from torch import Tensor
 
 from linexport.models.config import bounded
 from linexport.models.feature_maps import draws
-from linexport.models.feature_maps.base import UNBIASED, Array, FeatureMap
-from linexport.plugins.ops.body import Body
-from linexport.plugins.ops.feature_map import Parameter
+from linexport.models.feature_maps.base import Array
+from linexport.models.feature_maps.fourier import FourierMap, is_cauchy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +38,11 @@ class LaplaceOptions:
     seed: int = bounded(0, at_least=0)
 
 
-class Laplace(FeatureMap):
+class Laplace(FourierMap):
     """Feature map ``laplace``: random features of exp(-|q - k|_1 / delta)."""
 
     kind = "laplace"
     kernel = "exp(-|q - k|_1 / delta)"
-    exactness = UNBIASED
-    positive = False
-    kernel_positive = False
     error = "(1 - k^2) / M"
     regime = "A factor that keeps attention local where d > 4; delta of the order of d."
     failure = (
@@ -77,21 +73,8 @@ class Laplace(FeatureMap):
         return (self.frequencies,)
 
     @classmethod
-    def feature_count(cls, width: int, *shapes: tuple[int, ...]) -> int:
-        return 2 * shapes[0][1]
-
-    @classmethod
-    def phi(cls, x: Tensor, *frozen: Tensor) -> Tensor:
-        (w,) = frozen
-        angle = x @ w.to(x.dtype)
-        return torch.cat([angle.cos(), angle.sin()], -1) * w.shape[1] ** -0.5
-
-    @classmethod
-    def phi_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
-        (w,) = parameters
-        angle = b.MatMul(x, w.name)
-        both = b.Concat(b.Cos(angle), b.Sin(angle), axis=-1)
-        return str(b.Mul(both, b.const(w.shape[1] ** -0.5)))
+    def drawn_like(cls, *frozen: Array) -> bool:
+        return is_cauchy(frozen[0])
 
     def kernel_value(self, query: Array, key: Array) -> Array:
         return np.asarray(np.exp(-np.abs(query - key).sum(-1) / self._delta))

@@ -162,7 +162,10 @@ def _peak(width: int, delta: float, tau: float) -> float:
 def _check(width: int, options: LocalOptions) -> None:
     """Refuse a ball that is no ball; say what a wide head costs."""
     delta, tau = options.delta, options.tau
-    advice = f"Use heads of at most {WIDEST}, or the map 'laplace', which takes any width"
+    advice = (
+        f"Use heads of at most {WIDEST}, or a map of nearness for any width: 'favor+*gaussian' for "
+        "attention, 'laplace' as a factor"
+    )
     peak = _peak(width, delta, tau)
     if peak < _LEAST:
         raise UsageError(

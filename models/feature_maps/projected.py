@@ -1,7 +1,15 @@
-"""Random projections w_j ~ N(0, I), drawn once, and what estimates softmax's kernel by them."""
+"""Random projections w_j ~ N(0, I), drawn once, and what estimates softmax's kernel by them.
+
+The error of m draws of variance V each, P ordered pairs of which have the covariance C, is
+
+    E (phi(q).phi(k) - kernel)^2 = (V + P C / m) / m
+
+with P = 0 for independent draws; see ``orthogonal`` for blocks.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from linexport.models.config import bounded
-from linexport.models.feature_maps import draws
+from linexport.models.feature_maps import draws, orthogonal
 from linexport.models.feature_maps.base import UNBIASED, Array, FeatureMap
 
 
@@ -63,5 +71,34 @@ class ProjectedMap(FeatureMap):
     def feature_count(cls, width: int, *shapes: tuple[int, ...]) -> int:
         return cls.features_each * shapes[0][1]
 
+    @classmethod
+    @abstractmethod
+    def variance(cls, query: Array, key: Array) -> Array:
+        """V, for rows (n, d) of q^ and k^."""
+
+    @classmethod
+    @abstractmethod
+    def covariance(cls, query: Array, key: Array) -> Array:
+        """C of two draws of one orthogonal block, for rows (n, d) of q^ and k^."""
+
+    @classmethod
+    def error_of(cls, query: Array, key: Array, count: int, in_blocks: bool) -> Array:
+        """E (phi(q) . phi(k) - kernel)^2 of ``count`` draws, for rows (n, d) of q and k."""
+        width = query.shape[-1]
+        q, k = (x / width**0.25 for x in (query, key))
+        covariance = cls.covariance(q, k) if in_blocks else None
+        return mean_square(cls.variance(q, k), covariance, count, width)
+
+    def theoretical_error(self, query: Array, key: Array) -> Array:
+        count = self.features // self.features_each
+        return self.error_of(query, key, count, self.options.orthogonal)
+
     def kernel_value(self, query: Array, key: Array) -> Array:
         return np.asarray(np.exp((query * key).sum(-1) / np.sqrt(self.head_dim)))
+
+
+def mean_square(variance: Array, covariance: Array | None, count: int, width: int) -> Array:
+    """(V + P C / m) / m for m = ``count``; ``covariance`` None: independent draws."""
+    if covariance is not None:
+        variance = variance + covariance * (orthogonal.paired(count, width) / count)
+    return np.asarray(variance / count)

@@ -7,7 +7,13 @@ with h_l(i) uniform on M places and s_l(i) a random sign, l = 1 ... n. The FFT o
 fixed complex matrix, and by Parseval the inverse transform changes no inner product: phi is the
 real and imaginary parts of the bins 0 ... M/2 of the product, scaled by sqrt(w / M), w = 1, 2, ...,
 2, 1. The imaginary parts of the first and last bin are zero and left out, so there are M features.
-Source: Pham and Pagh 2013; docs/math.md, "Tensor sketch without a Fourier operator".
+
+With s = (q.k)^2, c = sum_i q_i^2 k_i^2, a = |q|^2 |k|^2 - c and b = s - c,
+
+    Var = [2 (s+a+b)^n + (M-2) (s+a)^n + (M-2) (s+b)^n + (M^2 - 2M + 2) s^n] / M^2 - s^n
+
+Source: Pham and Pagh 2013; docs/math.md, "Tensor sketch without a
+Fourier operator" and "Variance of the tensor sketch".
 """
 
 from __future__ import annotations
@@ -49,11 +55,13 @@ class TensorSketch(FeatureMap):
     exactness = UNBIASED
     positive = False
     kernel_positive = False
-    error = "at most (2 + 3^n) |q|^(2n) |k|^(2n) / M; ((q.k)^2 + |q|^2 |k|^2) / M for n = 1"
-    error_is_bound = True
+    error = (
+        "[2 (s+a+b)^n + (M-2) ((s+a)^n + (s+b)^n) + (M^2-2M+2) s^n] / M^2 - s^n with s = (q.k)^2, "
+        "a = |q|^2 |k|^2 - c, b = s - c, c = q^2 . k^2, squares by component"
+    )
     float32_features = True
     regime = "Powers of q.k in a few hundred features whatever n: an error independent of d."
-    failure = "The bound on the error grows like 3^n; the estimate takes any sign."
+    failure = "The variance is near (2^(n+1) - 2) / M for unit q = k; the estimate takes any sign."
     Options = TensorSketchOptions
 
     def __init__(self, head_dim: int, options: TensorSketchOptions | None = None) -> None:
@@ -103,11 +111,25 @@ class TensorSketch(FeatureMap):
         return np.asarray((query * key).sum(-1) ** self.options.degree)
 
     def theoretical_error(self, query: Array, key: Array) -> Array:
-        n = self.options.degree
-        norms = ((query**2).sum(-1) * (key**2).sum(-1)) ** n
-        if n == 1:
-            return np.asarray(((query * key).sum(-1) ** 2 + norms) / self.features)
-        return np.asarray((2 + 3**n) * norms / self.features)
+        q, k = query**2, key**2
+        first, second = variance(
+            (query * key).sum(-1) ** 2, q.sum(-1) * k.sum(-1), (q * k).sum(-1), self.options.degree
+        )
+        return first / self.features + second / self.features**2
+
+
+def variance(square: Array, norms: Array, shared: Array, degree: int) -> tuple[Array, Array]:
+    """Coefficients of 1/M and 1/M^2 in the variance of a sketch.
+
+    Args:
+        square: s = (q . k)^2.
+        norms: |q|^2 |k|^2.
+        shared: c = sum_i q_i^2 k_i^2.
+        degree: n.
+    """
+    a, b = norms - shared, square - shared
+    both, one, other, none = ((square + x) ** degree for x in (a + b, a, b, 0.0))
+    return one + other - 2 * none, 2 * (both - one - other + none)
 
 
 def transforms(rng: np.random.Generator, width: int, degree: int, size: int) -> Array:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from linexport.models.feature_maps import orthogonal
 from linexport.models.feature_maps.base import Array
 from linexport.models.feature_maps.favor import half_square_onnx
 from linexport.models.feature_maps.projected import PairedProjectionOptions, ProjectedMap
@@ -52,7 +53,12 @@ class Trigonometric(ProjectedMap):
         magnitude = b.Exp(b.Sub(half_square_onnx(b, scaled, width), norm))
         return str(b.Mul(b.Concat(b.Cos(angle), b.Sin(angle), axis=-1), magnitude))
 
-    def theoretical_error(self, query: Array, key: Array) -> Array:
-        q, k = (x / self.head_dim**0.25 for x in (query, key))
-        squares, apart = (q**2 + k**2).sum(-1), ((q - k) ** 2).sum(-1)
-        return np.asarray(np.exp(squares) * np.expm1(-apart) ** 2 / self.features)
+    @classmethod
+    def variance(cls, query: Array, key: Array) -> Array:
+        squares, apart = (query**2 + key**2).sum(-1), ((query - key) ** 2).sum(-1)
+        return np.asarray(np.exp(squares) * np.expm1(-apart) ** 2 / 2)
+
+    @classmethod
+    def covariance(cls, query: Array, key: Array) -> Array:
+        squares, apart = (query**2 + key**2).sum(-1), ((query - key) ** 2).sum(-1)
+        return np.asarray(np.exp(squares) * orthogonal.covariance(-apart / 2, query.shape[-1]))

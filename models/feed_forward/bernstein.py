@@ -15,14 +15,13 @@ import math
 
 import numpy as np
 
-from linexport.errors import UsageError
 from linexport.models.feature_maps.base import Array
 from linexport.models.feed_forward.activations import Activation
 from linexport.models.feed_forward.polynomials import Polynomials
 from linexport.models.feed_forward.problem import FeedForwardProblem
 
 SAFE_DEGREE = 25
-"""Largest degree that is built.
+"""Largest degree of the powers; higher ones are built of Chebyshev polynomials.
 
 Measured: the coefficients alternate and grow, and beyond it float32, in which the layer runs, loses
 more than 1e-4 of max|f| to rounding on some interval, of tanh first.
@@ -30,19 +29,9 @@ more than 1e-4 of max|f| to rounding on some interval, of tanh first.
 
 
 def fit(problem: FeedForwardProblem, target_error: float) -> Polynomials:
-    """Polynomials whose bias, squared and summed over the outputs, is at most ``target_error``.
-
-    Raises:
-        UsageError: they need a degree above ``SAFE_DEGREE``.
-    """
+    """Polynomials in powers of u whose bias, squared and summed, is at most ``target_error``."""
     n = degree(problem, target_error)
-    if n > SAFE_DEGREE:
-        least = bias(problem, SAFE_DEGREE)
-        raise UsageError(
-            f"target_error {target_error:g} needs Bernstein polynomials of degree {n:,}, and above "
-            f"degree {SAFE_DEGREE} rounding in float32 spoils them. At {SAFE_DEGREE} the bound on "
-            f"the squared bias is {least:.3g}: ask for no less, or use form='least-squares'."
-        )
+    assert n <= SAFE_DEGREE
     return Polynomials(coefficients(problem, n), problem.scaled)
 
 
@@ -76,6 +65,19 @@ def coefficients(problem: FeedForwardProblem, degree: int) -> Array:
     nodes = np.linspace(-1, 1, degree + 1)
     values = problem.activation(problem.middle[:, None] + problem.half[:, None] * nodes)
     return np.asarray(values @ basis(degree))
+
+
+def values(problem: FeedForwardProblem, degree: int, u: Array) -> Array:
+    """B_n f at u (points,), from the definition, (out, points)."""
+    nodes = np.linspace(-1, 1, degree + 1)
+    j = np.arange(degree + 1)
+    # Logarithms: n over j is too large for a float from n = 1030 on, and s^j too small.
+    choices = np.array(
+        [math.lgamma(degree + 1) - math.lgamma(i + 1) - math.lgamma(degree - i + 1) for i in j]
+    )
+    logs = choices + j * np.log((1 + u[:, None]) / 2) + (degree - j) * np.log((1 - u[:, None]) / 2)
+    at_nodes = problem.activation(problem.middle[:, None] + problem.half[:, None] * nodes)
+    return np.asarray(at_nodes @ np.exp(logs).T)
 
 
 def basis(degree: int) -> Array:

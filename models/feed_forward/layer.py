@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from linexport.models.config import parse
 from linexport.models.feature_maps import make
 from linexport.models.feature_maps.base import Array
+from linexport.models.feed_forward.following import Following
 from linexport.models.feed_forward.polynomials import Polynomials
 from linexport.models.wide import WideBuffers
 
@@ -32,13 +33,15 @@ class KernelFeedForwardConfig:
 
     Attributes:
         in_features: d.
-        out_features: rows of W.
+        out_features: rows of Phi(W).
         maps: feature maps of x', each a dict of its ``kind`` and its ``options``.
+        folded: the linear layer after the activation is in Phi(W).
     """
 
     in_features: int
     out_features: int
     maps: list[dict[str, Any]]
+    folded: bool = False
 
 
 class KernelFeedForward(WideBuffers):
@@ -85,8 +88,16 @@ class KernelFeedForward(WideBuffers):
         y = features @ self.weight.to(features.dtype).mT
         return y.reshape(*x.shape[:-1], y.shape[-1]).to(x.dtype)
 
-    def fill(self, centre: Array, polynomials: Polynomials, degrees: Sequence[int]) -> Tensor:
-        """Compute Phi(W); ``degrees`` are those of ``maps``.
+    def fill(
+        self,
+        centre: Array,
+        polynomials: Polynomials,
+        degrees: Sequence[int],
+        following: Following | None = None,
+    ) -> Tensor:
+        """Compute Phi(W), with the linear layer after the activation in it where one is given.
+
+        ``degrees`` are those of ``maps``.
 
         Returns:
             Phi(W) in float64, (out, M), of which ``weight`` is the rounded copy.
@@ -100,6 +111,9 @@ class KernelFeedForward(WideBuffers):
             for k, phi in zip(degrees, self.maps, strict=True)
         ]
         weight = torch.cat(parts, -1)
+        if following is not None:
+            weight = torch.from_numpy(following.weight) @ weight
+            weight[:, v.shape[1] - 1] += torch.from_numpy(following.bias)
         self.centre.copy_(torch.from_numpy(centre))
         self.weight.copy_(weight)
         return weight

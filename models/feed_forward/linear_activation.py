@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,24 +11,31 @@ from torch import nn
 
 from linexport.errors import UsageError
 from linexport.models.feed_forward.activations import known
+from linexport.models.feed_forward.chebyshev_layer import ChebyshevFeedForward
 from linexport.models.feed_forward.layer import KernelFeedForward
+from linexport.models.feed_forward.low_rank import LowRankFeedForward
+
+NewLayer = KernelFeedForward | LowRankFeedForward | ChebyshevFeedForward
+"""New layers in the place of a pair; their config says whether the layer after it is folded in."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two modules of an ``nn.Sequential``, one after the other.
+    """Two modules of an ``nn.Sequential``, one after the other, and a linear one after them if any.
 
     Attributes:
         name: path of the linear layer.
         owner: the ``nn.Sequential``.
         first: name of the linear layer in it.
         second: name of the activation in it.
+        third: name of a linear layer after these, unless an activation follows it; else None.
     """
 
     name: str
     owner: nn.Module
     first: str
     second: str
+    third: str | None = None
 
     @property
     def linear(self) -> nn.Linear:
@@ -37,10 +44,23 @@ class Pair:
         assert isinstance(found, nn.Linear)
         return found
 
-    def replace(self, layer: KernelFeedForward) -> None:
-        """Put ``layer`` in the place of both; names of later modules stay as they are."""
+    @property
+    def following(self) -> nn.Linear | None:
+        """The linear layer ``third``."""
+        found = None if self.third is None else self.owner.get_submodule(self.third)
+        assert found is None or isinstance(found, nn.Linear)
+        return found
+
+    def replace(self, layer: NewLayer) -> None:
+        """Put ``layer`` in the place of both, and of the third if that is folded into it.
+
+        Names of later modules stay as they are.
+        """
         setattr(self.owner, self.first, layer)
         setattr(self.owner, self.second, nn.Identity())
+        if layer.config["folded"]:
+            assert self.third is not None
+            setattr(self.owner, self.third, nn.Identity())
 
 
 def linear_activation_pairs(module: nn.Module) -> list[Pair]:
@@ -49,10 +69,32 @@ def linear_activation_pairs(module: nn.Module) -> list[Pair]:
     for path, owner in module.named_modules():
         if not isinstance(owner, nn.Sequential):
             continue
-        for (first, linear), (second, activation) in pairwise(owner._modules.items()):
+        children = list(owner._modules.items())
+        for at, ((first, linear), (second, activation)) in enumerate(pairwise(children)):
             if type(linear) is nn.Linear and activation is not None and known(activation):
-                found.append(Pair(f"{path}.{first}" if path else first, owner, first, second))
+                name = f"{path}.{first}" if path else first
+                found.append(Pair(name, owner, first, second, _third(children[at + 2 :])))
     return found
+
+
+def _third(rest: Sequence[tuple[str, nn.Module | None]]) -> str | None:
+    """A linear layer first in ``rest``, whose output no activation is given."""
+    if not rest or type(rest[0][1]) is not nn.Linear:
+        return None
+    return None if len(rest) > 1 and rest[1][1] is not None else rest[0][0]
+
+
+def new_layer(config: dict[str, Any]) -> NewLayer:
+    """The layer of a ``config``, of any kind.
+
+    Raises:
+        UsageError: names what does not fit.
+    """
+    if "rank" in config:
+        return LowRankFeedForward.from_config(config)
+    if "degree" in config:
+        return ChebyshevFeedForward.from_config(config)
+    return KernelFeedForward.from_config(config)
 
 
 def substitute(module: nn.Module, configs: Mapping[str, Any] | None) -> None:
@@ -73,11 +115,17 @@ def substitute(module: nn.Module, configs: Mapping[str, Any] | None) -> None:
                 f"that an activation follows: {', '.join(found) or 'there are none'}."
             )
         linear = found[name].linear
-        layer = KernelFeedForward.from_config(config)
+        layer = new_layer(config)
+        last = found[name].following if layer.config["folded"] else linear
+        if last is None:
+            raise UsageError(
+                f"The kernel layer {name} has the linear layer after its activation folded in, and "
+                "there is none."
+            )
         sizes = (layer.config["in_features"], layer.config["out_features"])
-        if sizes != (linear.in_features, linear.out_features):
+        if sizes != (linear.in_features, last.out_features):
             raise UsageError(
                 f"The kernel layer {name} is of {sizes[0]} to {sizes[1]} features; expected "
-                f"{linear.in_features} to {linear.out_features}."
+                f"{linear.in_features} to {last.out_features}."
             )
         found[name].replace(layer)

@@ -7,7 +7,7 @@ the expected squared error of output i, so that
 
 keeps the sum over the n degrees and all outputs at eps. Of the maps that will do, the one with the
 fewest multiply-adds is taken. |v_i|^(2k) |x'|^(2k) in place of m MSE_k is too little: a tensor
-sketch has that only up to a factor of 2 + 3^k, random monomials up to (d + 1)^k.
+sketch has that only up to a factor of about 3^k, random monomials up to (d + 1)^k.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ import numpy as np
 from linexport.errors import UsageError
 from linexport.models.feature_maps import monomials
 from linexport.models.feature_maps.base import Array
+from linexport.models.feature_maps.tensor_sketch import variance
 from linexport.models.feed_forward.polynomials import Polynomials
 from linexport.models.feed_forward.problem import FeedForwardProblem
+
+MAX_COST = 10_000_000
+"""Multiply-adds for one token, and so about as many weights, that a replacement may have."""
 
 _NO_STATE = 1e9
 """For the limit on the state of attention, of which there is none here."""
@@ -92,18 +96,18 @@ def choose(
     width = problem.rows.shape[1]
     if budget is None:
         return [exact(k, width) for k in polynomials.terms()]
-    variance = Variance(problem.rows, polynomials.vectors)
+    errors = Variance(problem.rows, polynomials.vectors)
     found = []
     for k in polynomials.terms():
         squares = polynomials.coefficients[:, k] ** 2
         share = budget / polynomials.degree
-        drawn = len(squares) * float((squares * variance.random_monomials(k)).max())
-        hashed = len(squares) * float((squares * variance.tensor_sketch(k)).max())
-        m, even = _ceiling(drawn / share), 2 * _ceiling(hashed / share / 2)
+        drawn = len(squares) * float((squares * errors.random_monomials(k)).max())
+        m = _ceiling(drawn / share)
+        even, hashed = errors.sketch_size(k, squares * len(squares), share)
         candidates = [
             exact(k, width),
             random_monomials(k, m, drawn / m),
-            tensor_sketch(k, even, width, hashed / even),
+            tensor_sketch(k, even, width, hashed),
         ]
         found.append(min(candidates, key=lambda p: p.multiply_adds + p.features * len(squares)))
     return found
@@ -111,7 +115,7 @@ def choose(
 
 @dataclass(frozen=True)
 class Variance:
-    """Largest m MSE of the random maps over rows x', for each v, (out,).
+    """Errors of the random maps over rows x', for each v.
 
     As the maps state it in ``theoretical_error``, for all pairs at once.
     """
@@ -120,15 +124,28 @@ class Variance:
     vectors: Array
 
     def random_monomials(self, degree: int) -> Array:
-        """((d + 1) v^2 . x'^2)^k - (v . x')^(2k), the value."""
+        """Largest m MSE, (out,): ((d + 1) v^2 . x'^2)^k - (v . x')^(2k)."""
         second = self.rows.shape[1] * (self.rows**2 @ (self.vectors**2).T)
         product = (self.rows @ self.vectors.T) ** 2
         return np.asarray((second**degree - product**degree).max(0))
 
-    def tensor_sketch(self, degree: int) -> Array:
-        """(2 + 3^k) |v|^(2k) |x'|^(2k), a bound for k > 1."""
-        norms = (self.vectors**2).sum(1) * (self.rows**2).sum(1).max()
-        return np.asarray((2 + 3**degree) * norms**degree)
+    def sketch_size(self, degree: int, weights: Array, share: float) -> tuple[int, float]:
+        """Fewest features of a tensor sketch, even, with weights (out,) times MSE <= share.
+
+        And what is reached. w (A/m + B/m^2) = share has one positive root m for B >= 0; where
+        B < 0, A/m alone is an upper bound.
+        """
+        rows, vectors = self.rows**2, (self.vectors**2).T
+        first, second = variance(
+            (self.rows @ self.vectors.T) ** 2,
+            rows.sum(1)[:, None] * vectors.sum(0),
+            rows @ vectors,
+            degree,
+        )
+        first, second = weights * first, weights * np.maximum(second, 0)
+        half = first / (2 * share)
+        m = 2 * _ceiling(float((half + np.sqrt(half**2 + second / share)).max()) / 2)
+        return m, float((first / m + second / m / m).max())
 
 
 @dataclass(frozen=True)
@@ -139,11 +156,14 @@ class Cost:
         width: of x'.
         outputs: rows of Phi(W).
         powers: maps of the degrees above 1.
+        inside: rows of W where the linear layer after the activation is folded into Phi(W); else
+            None.
     """
 
     width: int
     outputs: int
     powers: Sequence[Power]
+    inside: int | None = None
 
     @property
     def features(self) -> int:
@@ -157,8 +177,10 @@ class Cost:
 
     @property
     def before(self) -> int:
-        """Multiply-adds of W x."""
-        return (self.width - 1) * self.outputs
+        """Multiply-adds of W x, and of the product after it where that is folded."""
+        if self.inside is None:
+            return (self.width - 1) * self.outputs
+        return (self.width - 1 + self.outputs) * self.inside
 
     def _of(self, power: Power) -> int:
         return power.multiply_adds + power.features * self.outputs
@@ -179,19 +201,29 @@ class Cost:
             for a, b, c, d in rows
         )
 
-    def check(self, most: int) -> None:
-        """Refuse what costs too much.
 
-        Raises:
-            UsageError: with the table.
-        """
-        if self.multiply_adds > most:
-            (cost,) = _numbers(self.multiply_adds)
-            raise UsageError(
-                f"The replacement would cost {cost} multiply-adds and as many weights for every "
-                f"token, and max_cost is {most:,}.\n{self.table()}\nAsk for a larger target_error, "
-                "take form='least-squares', or raise max_cost."
-            )
+def instead_of(form: str, target_error: float | None) -> str:
+    """Return what to try where a form is refused: a larger error, or another form."""
+    others = " or ".join(repr(name) for name in ("least-squares", "low-rank") if name != form)
+    larger = "Take" if target_error is None else "Ask for a larger target_error, or take"
+    return f"{larger} form={others}"
+
+
+def check_cost(
+    multiply_adds: int, most: int, table: str, form: str, target_error: float | None
+) -> None:
+    """Refuse what costs more than ``most`` multiply-adds.
+
+    Raises:
+        UsageError: with the table, and what to take instead.
+    """
+    if multiply_adds > most:
+        (cost,) = _numbers(multiply_adds)
+        raise UsageError(
+            f"The replacement would cost {cost} multiply-adds and as many weights for every "
+            f"token, and max_cost is {most:,}.\n{table}\n"
+            f"{instead_of(form, target_error)}, or raise max_cost."
+        )
 
 
 def _ceiling(value: float) -> int:

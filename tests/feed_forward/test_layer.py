@@ -32,8 +32,8 @@ from linexport.models.feed_forward import (
     powers,
     taylor,
 )
-from linexport.models.feed_forward.linearize import FeedForwardPlan, build, plan
 from linexport.models.feed_forward.polynomials import Polynomials
+from linexport.models.feed_forward.power_plan import FeedForwardPlan, build, plan
 from linexport.models.feed_forward.powers import Cost, Variance
 from linexport.models.feed_forward.problem import FeedForwardProblem, checked_problem
 from linexport.targets.lowering import lower
@@ -75,14 +75,19 @@ def given() -> FeedForwardProblem:
 def test_the_variance_is_that_of_the_maps(degree: int) -> None:
     problem = given()
     variance = Variance(problem.rows, problem.scaled)
-    for kind, found in (
-        ("random_monomials", variance.random_monomials(degree)),
-        ("tensor_sketch", variance.tensor_sketch(degree)),
-    ):
-        one = feature_maps.make(kind, IN + 1, {"features": 2, "degree": degree})
-        for v, most in zip(problem.scaled, found, strict=True):
-            error = one.theoretical_error(np.tile(v, (len(problem.rows), 1)), problem.rows)
-            assert error is not None and 2 * error.max() == pytest.approx(most, rel=1e-9)
+    weights = np.linspace(0.5, 2.0, len(problem.scaled))
+    size, reached = variance.sketch_size(degree, weights, 0.03)
+
+    def largest(kind: str, features: int) -> np.ndarray:
+        one = feature_maps.make(kind, IN + 1, {"features": features, "degree": degree})
+        pairs = ((np.tile(v, (len(problem.rows), 1)), problem.rows) for v in problem.scaled)
+        return np.array([one.theoretical_error(*pair).max() for pair in pairs])
+
+    np.testing.assert_allclose(
+        2 * largest("random_monomials", 2), variance.random_monomials(degree), rtol=1e-9
+    )
+    assert reached == pytest.approx((weights * largest("tensor_sketch", size)).max(), rel=1e-9)
+    assert reached <= 0.03 < (weights * largest("tensor_sketch", size - 2)).max()
 
 
 @pytest.mark.parametrize("kind", ["random_monomials", "tensor_sketch"])
@@ -177,16 +182,16 @@ def check_moments(sample: np.ndarray, mean: np.ndarray, stated: float) -> None:
 def test_the_composition_is_unbiased_and_of_the_stated_variance() -> None:
     problem = checked_problem(linear(0.6), "gelu", inputs(), 0)
     rows = problem.rows[:10]
-    rho, single = taylor.best(problem)
+    law, single = taylor.best(problem)
     count, sample = 600, []
     for seed in range(200):
-        planned = FeedForwardPlan(*taylor.drawn(problem, rho, count, seed), None)
+        planned = FeedForwardPlan(*taylor.drawn(problem, law, count, seed), None)
         layer, weight = build(problem, planned, seed)
         sample.append(layer.exactly(weight, rows))
     drawn, want = np.stack(sample), problem.outputs(rows)
     check_moments(drawn, want, single / count)
     second = (IN + 1) * (rows**2 @ (problem.vectors**2).T)
-    (one,) = taylor.variance(problem.activation, [rho], second, rows @ problem.vectors.T)
+    (one,) = taylor.variance(problem.activation, [law], second, rows @ problem.vectors.T)
     squares = ((drawn - want) ** 2).sum(2)
     # Both ways: this one is no bound.
     away = np.abs(squares.mean(0) - one.sum(1) / count)
@@ -297,15 +302,21 @@ def test_what_is_exported_is_equal(form: str, tmp_path: Path) -> None:
         ({"calibration": torch.full((50, IN), math.nan)}, "NaN or infinite entries"),
         ({"linear": nn.ReLU()}, "Only an nn.Linear can be linearised; found ReLU"),
         ({"activation": "softplus"}, "Unknown activation 'softplus'"),
-        ({"form": "chebyshev"}, "Unknown form 'chebyshev'; expected one of least-sq"),
+        ({"form": "legendre"}, "Unknown form 'legendre'; expected one of least-sq"),
         ({"form": "bernstein"}, "form='bernstein' needs a target_error"),
         ({"form": "taylor"}, "form='taylor' needs a target_error"),
         ({"target_error": -1.0}, "target_error is -1.0; expected a positive number"),
         ({"target_error": math.nan}, "target_error is nan"),
         ({"max_cost": 0}, "max_cost is 0; expected at least 1"),
         ({"max_cost": 100}, r"(?s)max_cost is 100\.\ndegree .*quadratic.*before +20"),
-        ({"form": "bernstein", "target_error": 1e-5}, "and above degree 25 rounding in float32"),
+        ({"max_cost": 100}, r"\nTake form='low-rank', or raise max_cost\."),
+        (
+            {"max_cost": 9, "form": "low-rank"},
+            "costs at most the 9 multiply-adds of max_cost: rank 1",
+        ),
+        ({"form": "bernstein", "target_error": 1e-5}, "and at most degree 256 is built"),
         ({"form": "bernstein", "target_error": 0.01, "max_cost": 1000}, r"(?s)degree.*monomials"),
+        ({"form": "bernstein", "target_error": 0.01, "max_cost": 1000}, "'least-squares' or 'low-"),
     ],
 )
 def test_what_cannot_be_done_is_refused(change: dict[str, Any], message: str) -> None:
@@ -341,4 +352,4 @@ def test_a_refusal_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_costs_beyond_any_integer_are_still_told() -> None:
     cost = Cost(5, 4, [powers.random_monomials(2, 10**300, 0.0)])
     with pytest.raises(UsageError, match=r"cost 6\.0e\+300 multiply-adds"):
-        cost.check(10**7)
+        powers.check_cost(cost.multiply_adds, 10**7, cost.table(), "taylor", 0.1)

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom
+from scipy.stats import binom, poisson
 from torch import nn
 
 from linexport.errors import UsageError
-from linexport.models.feed_forward import ACTIVATIONS, bernstein, least_squares, taylor
+from linexport.models.feed_forward import ACTIVATIONS, MAX_COST, bernstein, least_squares, taylor
 from linexport.models.feed_forward.activations import Activation, find_activation
 from linexport.models.feed_forward.polynomials import Polynomials
 from linexport.models.feed_forward.problem import HELD_OUT, FeedForwardProblem, checked_problem
@@ -167,11 +167,6 @@ def test_coefficients_of_the_unscaled_variable_are_ill_conditioned() -> None:
     assert rounding(f, 12, scaled=False) > 500 * rounding(f, 12)
 
 
-def test_a_degree_that_is_not_safe_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"of degree [\d,]+, and above degree 25 rounding"):
-        bernstein.fit(given(), 1e-6)
-
-
 # Least squares
 
 
@@ -212,33 +207,71 @@ def test_the_mean_of_k() -> None:
     """False alarm: six standard errors of a mean of 10^6 draws, 2e-9 each."""
     k = np.arange(taylor.TERMS)
     for seed, rho in enumerate((0.3, 0.5, 0.9)):
-        times = taylor.draw(rho, 10**6, seed)
+        times = taylor.draw(taylor.Degrees("geometric", rho), 10**6, seed)
         error = math.sqrt(1 - rho) / rho / 1e3
         assert abs(times @ k / 1e6 - (1 / rho - 1)) < 6 * error
         assert abs(times @ k / 1e6 - (1 / rho + 1)) > 100 * error, "wrong elsewhere"
+    for seed, mean in enumerate((0.25, 1.5, 4.0)):
+        law = taylor.Degrees("poisson", mean)
+        assert law.mean == mean and law.probabilities().sum() == pytest.approx(1)
+        np.testing.assert_allclose(law.probabilities(), poisson.pmf(k, mean), rtol=1e-10)
+        assert abs(taylor.draw(law, 10**6, seed) @ k / 1e6 - mean) < 6e-3 * math.sqrt(mean)
+
+
+@pytest.mark.parametrize("s", [0.5, 2.5, 12.0])
+def test_no_law_of_degrees_is_better_than_poissons_for_one_moment(s: float) -> None:
+    """With c_k = 1 / (2^k k!), whose second moments have the closed forms of docs/math.md."""
+    k = np.arange(200)
+    logs = -2 * k * math.log(2) - 2 * np.array([math.lgamma(i + 1) for i in k])
+    logs += 2 * k * math.log(s)
+
+    def moment(p: np.ndarray) -> float:
+        return float(np.exp(logs[p > 0] - np.log(p[p > 0])).sum())
+
+    poissons = min(moment(poisson.pmf(k, rate)) for rate in np.linspace(0.1, 10, 400))
+    geometric = min(moment(rho * (1 - rho) ** k) for rho in np.linspace(0.02, 0.98, 400))
+    assert poissons == pytest.approx(math.exp(s), rel=1e-3)
+    assert poissons < geometric
+
+
+def test_the_law_of_the_least_variance_is_taken_and_poissons_never_within_a_radius() -> None:
+    problem = given(scale=0.5)
+    law, least = taylor.best(problem)
+    second = problem.rows.shape[1] * (problem.rows**2 @ (problem.vectors**2).T)
+    t = problem.rows @ problem.vectors.T
+
+    def largest(laws: tuple[taylor.Degrees, ...]) -> float:
+        found = taylor.variance(problem.activation, laws, second, t)
+        return float(found.sum(2).max(1).min())
+
+    both = {"poisson": largest(taylor.POISSON), "geometric": largest(taylor.GEOMETRIC)}
+    assert both[law.kind] == min(both.values()) == pytest.approx(least) and 0 < least < math.inf
+    assert taylor.best(given("silu", scale=0.3))[0].kind == "geometric"
 
 
 def test_gelu_keeps_half_of_x() -> None:
     problem = given(scale=0.3)
     for seed in range(5):
-        found, _, _ = taylor.fit(problem, 0.5, seed)
+        found, _, _ = taylor.fit(problem, 0.5, seed, MAX_COST)
         assert (found.coefficients[:, 1] == 0.5).all()
         assert not found.coefficients[:, 3::2].any() and not found.coefficients[:, 0].any()
 
 
 def test_no_power_series_no_composition() -> None:
     with pytest.raises(UsageError, match="relu has no power series"):
-        taylor.fit(given("relu"), 0.1, 0)
+        taylor.fit(given("relu"), 0.1, 0, MAX_COST)
 
 
 def test_outside_the_radius_there_is_no_composition() -> None:
     with pytest.raises(UsageError, match=r"radius 1\.57.*calibration data reach"):
-        taylor.fit(given("tanh", scale=3.0), 0.1, 0)
+        taylor.fit(given("tanh", scale=3.0), 0.1, 0, MAX_COST)
 
 
 def test_more_draws_than_any_budget_allows_are_refused_with_the_table() -> None:
-    with pytest.raises(UsageError, match=r"(?s)would cost .*random_monomials.*\.\.\.") as error:
-        taylor.fit(given(scale=6.0), 1e-3, 0)
+    with pytest.raises(
+        UsageError, match=r"(?s)max_cost is 12,345.*random_monomials.*\.\.\."
+    ) as error:
+        taylor.fit(given(scale=6.0), 1e-3, 0, 12_345)
     assert len(str(error.value).splitlines()) < 25
 
 

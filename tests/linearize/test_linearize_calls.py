@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from linexport.errors import UnsupportedModelError, UsageError
-from linexport.linearization import masks
 from linexport.linearization.find_softmax import Site, find_sites
-from linexport.linearization.multihead import Multihead
 from linexport.linearization.replace import shared_copy
-from linexport.linearization.softmax_calls import Attending
+from linexport.models import attention_masks
+from linexport.models.multihead_attention import Multihead
+from linexport.models.softmax_calls import Attending
 
 DIM, HEADS, LENGTH = 16, 2, 6
 
@@ -101,11 +101,11 @@ def test_multihead_cross_attention_of_other_widths_is_torchs_own() -> None:
 def test_masks_of_keys_and_causal_ones_are_understood() -> None:
     keys = torch.arange(LENGTH) < torch.tensor([6, 4, 3, 5])[:, None]
     earlier = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
-    assert masks.understood(keys[:, None, None], LENGTH, LENGTH) == "keys"
-    assert masks.understood(keys[:, None, None] & earlier, LENGTH, LENGTH) == "causal"
+    assert attention_masks.understood(keys[:, None, None], LENGTH, LENGTH) == "keys"
+    assert attention_masks.understood(keys[:, None, None] & earlier, LENGTH, LENGTH) == "causal"
     additive = torch.where(earlier, 0.0, torch.finfo(torch.float32).min)
-    assert masks.understood(additive, LENGTH, LENGTH) == "causal"
-    found = masks.key_mask(keys[:, None, None] & earlier, 4, LENGTH)
+    assert attention_masks.understood(additive, LENGTH, LENGTH) == "causal"
+    found = attention_masks.key_mask(keys[:, None, None] & earlier, 4, LENGTH)
     assert torch.equal(found, keys)
 
 

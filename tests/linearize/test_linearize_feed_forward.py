@@ -16,6 +16,8 @@ from torch.nn import functional as F
 
 import linexport
 from linexport.errors import LinexportError, UnsupportedModelError, UsageError
+from linexport.linearization.verdict import Measurements, verdict
+from linexport.manifest.linearization_records import FeedForwardRow, FeedForwardTimes
 from linexport.models import DigitClassifier, LanguageModel
 from linexport.models.classifier import DigitClassifierConfig
 from linexport.models.feed_forward import KernelFeedForward
@@ -53,7 +55,9 @@ def test_each_form_is_reported_and_comes_near(form: str) -> None:
     found = run(module, form=form, target_error=0.05, map="keep")
     (row,) = found.report.feed_forward
     assert row.form == form and row.activation == "gelu" and row.reason is None
-    assert row.error < 2 * 0.05 and row.multiply_adds > row.multiply_adds_before == 8 * 12
+    # With the layer after it, 12 to 8, folded in.
+    assert row.folded and row.multiply_adds_before == 8 * 12 + 12 * 8
+    assert row.error < 2 * 0.05
     assert 0 < found.report.output_error < 0.2
     assert isinstance(found.module.blocks[0].feed_forward[0], KernelFeedForward)
     assert type(module.blocks[0].feed_forward[0]) is nn.Linear
@@ -194,6 +198,41 @@ def test_wishes_that_do_not_fit_are_refused(options: dict[str, Any], words: str)
         run(digits(1), **options)
 
 
+def row(*factors: float, cost: int = 50) -> FeedForwardRow:
+    times = tuple(FeedForwardTimes(rows, 1.0, f) for rows, f in zip((1, 64), factors, strict=False))
+    return FeedForwardRow(
+        name="layer", multiply_adds=cost, multiply_adds_before=100, relative_error=0.1,
+        times=times or None,
+    )  # fmt: skip
+
+
+def test_time_decides_and_multiply_adds_only_where_it_is_not_known() -> None:
+    def judged(*rows: FeedForwardRow, forced: bool = False) -> tuple[str, str]:
+        return verdict(Measurements(feed_forward=rows, forced=forced))
+
+    status, text = judged(row(3.0, 0.5))
+    assert status == "ok" and "0.5 times the time for 64 rows at once, 3 for 1" in text
+    status, text = judged(row(3.0, 1.5))
+    assert status == "declined"
+    assert text.startswith("No: no feed-forward layer is faster than the one it replaces")
+    assert judged(row(3.0, 1.5), forced=True)[0] == "ok"
+    assert judged(row(3.0, 1.5), row(3.0, 0.9))[0] == "ok"
+    assert judged(row(cost=150))[1].startswith("No: no feed-forward layer costs less than")
+    assert judged(row(cost=99))[0] == "ok" == judged(row(0.9, cost=150))[0]
+
+
+@pytest.mark.slow
+def test_layers_are_timed_and_rows_take_the_place_of_tokens() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(1, 512), nn.GELU(), nn.Linear(512, 1)).eval()
+    options = {"target_error": 0.1, "bench": True, "lengths": [2048], "threads": 1}
+    report = run(module, torch.rand(200, 1), "chebyshev", map="keep", **options).report
+    (found,) = report.feed_forward
+    assert [one.rows for one in found.times] == [1, 64, 1024] and found.pays
+    assert min(min(one.before_ms, one.after_ms) for one in found.times) > 0
+    assert [one.length for one in report.latency] == [2048] and report.lengths_left_out is None
+
+
 class WrittenOut(nn.Module):
     """GELU as a formula, which is not found."""
 
@@ -236,7 +275,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Any) 
     arguments = ("linearize", "softmax.pt", "--data", "rows.npz", "--map", "keep", "--no-bench")
     arguments += ("--feed-forward", "least-squares", "-o", "linear.pt")
     done = cli(*arguments, "--html", "page.html")
-    assert done.code == 0, done.err
+    assert done.code == 3 and "times the multiply-adds of before" in " ".join(done.out.split())
     assert FIRST in done.err and "before" in done.err
     text = Path("page.html").read_text()
     assert FIRST in text and "least-squares" in text and "blocks.0.attention" in text

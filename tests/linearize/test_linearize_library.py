@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import linexport
 from linexport.errors import LinexportError, ParityError, UnsupportedModelError, UsageError
 from linexport.linearization.cost import crossover
-from linexport.linearization.verdict import verdict
+from linexport.linearization.verdict import Measurements, verdict
 from linexport.loaders.metric import Metric
 from linexport.manifest.linearization_records import FormCosts, FormTimes
 from linexport.models import DigitClassifier, LanguageModel, LinearAttention
@@ -88,7 +88,7 @@ def test_its_checkpoint_is_the_same_model(tmp_path: Any) -> None:
 
 
 def test_the_linear_language_model_streams_as_it_runs() -> None:
-    found = run(language(), TOKENS, map="favor+", features=32)
+    found = run(language(), TOKENS, map="favor+", features=32, force=True)
     assert all(isinstance(b.attention, LinearAttention) for b in found.module.blocks)
     with torch.no_grad():
         whole, state, parts = found.module(TOKENS), found.module.initial_state(48), []
@@ -197,7 +197,7 @@ def test_a_score_before_and_after_decides_with_max_drop() -> None:
     loss = Metric("loss", lambda m: float(isinstance(m.blocks[0].attention, LinearAttention)), True)
     bad = run(digits(), map="taylor2", evaluate=loss, max_drop=0.5).report
     assert bad.status == "declined"
-    assert bad.verdict == "No: loss rises from 0 to 1, more than the 0.5 allowed."
+    assert bad.verdict.startswith("No: loss rises from 0 to 1, more than the 0.5 allowed. 2 of 2")
     json.dumps(asdict(bad))
 
 
@@ -224,7 +224,7 @@ def test_the_crossover_is_where_it_stays_ahead() -> None:
 
     assert crossover(rows(1, 3, 1, 1)) == 4
     assert crossover(rows(1, 1, 3)) is None
-    status, sentence = verdict(FormCosts(latency=rows(3, 3)), None, None)
+    status, sentence = verdict(Measurements(costs=FormCosts(latency=rows(3, 3))))
     assert status == "declined"
     assert "at the longest it takes 3 ms and the original 2 ms" in sentence
 

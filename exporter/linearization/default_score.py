@@ -1,0 +1,88 @@
+"""Scores of models whose kind is known, where the user gives none, on held-out rows.
+
+    language model    bits per token: mean -log2 p(next token), from its own tokens
+    classifier        share of its answers in which the largest logit is the original's
+
+A language model is one whose every attention is causal and which gives logits (B, T, V) of tokens
+(B, T); the second argument, if any, says which of them are there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from linexport.linearization.calibration import Rows
+from linexport.linearization.find_softmax import Site
+from linexport.loaders.hugging_face.whole import Whole
+from linexport.loaders.metric import Metric
+from linexport.models.registry import ReferenceModel
+
+_HEADS = ("Classification", "MaskedLM")
+"""Parts of names of classes in transformers whose outputs are logits of classes."""
+
+
+def default_score(
+    original: nn.Module, sites: Sequence[Site], batches: Sequence[Rows]
+) -> Metric | None:
+    """The score of a kind of model that is known, else None."""
+    if _is_language_model(original, sites, batches[0]):
+        return Metric("bits per token", partial(_bits_per_token, batches=batches), True)
+    if _is_classifier(original):
+        wanted = [_logits(original, batch).argmax(-1) for batch in batches]
+        evaluate = partial(_agreement, batches=batches, wanted=wanted)
+        return Metric("agreement with the original's classes", evaluate)
+    return None
+
+
+def _is_classifier(module: nn.Module) -> bool:
+    if isinstance(module, Whole):
+        return any(part in type(module.model).__name__ for part in _HEADS)
+    return isinstance(module, ReferenceModel) and module.gives_classes
+
+
+def _is_language_model(module: nn.Module, sites: Sequence[Site], batch: Rows) -> bool:
+    tokens = batch[0]
+    if tokens.dim() != 2 or tokens.is_floating_point() or tokens.shape[1] < 2:
+        return False
+    if len(batch) > 2 or not sites or not all(site.causal for site in sites):
+        return False
+    logits = _logits(module, tuple(x[:1] for x in batch))
+    return (
+        logits.dim() == 3
+        and logits.shape[:2] == tokens[:1].shape
+        and int(tokens.max()) < logits.shape[-1]
+    )
+
+
+@torch.no_grad()
+def _logits(module: nn.Module, batch: Rows) -> Tensor:
+    leaves: list[Any] = pytree.tree_leaves(module(*batch))
+    first: Tensor = leaves[0]
+    return first
+
+
+def _bits_per_token(module: nn.Module, batches: Sequence[Rows]) -> float:
+    total = count = 0.0
+    for batch in batches:
+        logits, tokens = _logits(module, batch), batch[0].long()
+        losses = F.cross_entropy(logits[:, :-1].mT.double(), tokens[:, 1:], reduction="none")
+        there = torch.ones_like(losses) if len(batch) == 1 else (batch[1][:, 1:] != 0).double()
+        total += float((losses * there).sum())
+        count += float(there.sum())
+    return total / (max(count, 1.0) * math.log(2))
+
+
+def _agreement(module: nn.Module, batches: Sequence[Rows], wanted: Sequence[Tensor]) -> float:
+    same = [
+        (_logits(module, batch).argmax(-1) == want).double().flatten()
+        for batch, want in zip(batches, wanted, strict=True)
+    ]
+    return float(torch.cat(same).mean())
