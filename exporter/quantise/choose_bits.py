@@ -3,6 +3,9 @@
 int8, int4   all products in these bits; tables such as embeddings in 8, which costs little
              memory and much divergence otherwise
 auto         4 or 8 bits for each, 8 where it buys most, until a limit of divergence holds
+
+int8 and int4 of language models are chosen one after another, for inputs that the quantised weights
+before them give; auto, and other models, for inputs of the float32 model.
 """
 
 from __future__ import annotations
@@ -18,11 +21,12 @@ from linexport.errors import UnsupportedModelError
 from linexport.quantise.allocate import Allocation, StorageOption, allocations
 from linexport.quantise.block_quantisation import Grid, Quantised, nearest
 from linexport.quantise.experts import find_experts
-from linexport.quantise.gptq import gptq
+from linexport.quantise.gptq import for_inexact_inputs, gptq
 from linexport.quantise.half import HALF
 from linexport.quantise.layer_chain import LayerChain
 from linexport.quantise.opened import FloatModel, SecondMoments, second_moments, smallest
-from linexport.quantise.quantisable import Kept, Weight, find
+from linexport.quantise.quantisable import KeptWeight, Weight, find
+from linexport.quantise.sensitivity import stored
 from linexport.system import memory
 from linexport.system.progress import Advance
 
@@ -93,7 +97,7 @@ class Quantiser:
         experts, others = find_experts(model.graph, model.values, integers)
         if integers and portable:
             reason = "experts in integers would become float32 in every call, all of them"
-            others = [*others, *(Kept(w.name, reason) for w in experts)]
+            others = [*others, *(KeptWeight(w.name, reason) for w in experts)]
             experts = []
         self.weights, self.kept = [*products, *experts], [*kept, *others]
         if not self.weights:
@@ -109,6 +113,7 @@ class Quantiser:
                 )
         self._model, self._portable = model, portable
         self._moments: dict[str, NDArray[np.float64]] = {}
+        self._errors: dict[str, NDArray[np.float64]] = {}
         self._done: dict[tuple[str, int], Chosen] = {}
 
     def calibrate(self, data: Sequence[Arrays], advance: Advance = ignore) -> None:
@@ -129,41 +134,62 @@ class Quantiser:
         """Leave experts as they are whose router gives negative weights."""
         reason = "its router gives negative weights, which the kernel for experts leaves out"
         wrong = [w for w in self.weights if w.experts and found.get(w.experts.share, 0.0) < 0]
-        self.kept += [Kept(w.name, reason) for w in wrong]
+        self.kept += [KeptWeight(w.name, reason) for w in wrong]
         self.weights = [w for w in self.weights if w not in wrong]
 
-    def by_layers(self, chain: LayerChain, bits: int, advance: Advance) -> list[Chosen]:
-        """Calibrate and quantise all weights, one layer after another.
+    def by_layers(
+        self, exact: LayerChain, made: LayerChain, bits: int, advance: Advance
+    ) -> list[Chosen]:
+        """Quantise all weights, one after another, each for inputs that earlier ones made inexact.
 
         Args:
-            chain: the layers, on calibration data.
+            exact: the layers, on calibration data.
+            made: the same, whose weights become the quantised ones.
             bits: see ``uniform``.
             advance: shown the number of weights done, and the name of the last.
         """
-        done = 0
-        for index in range(len(chain.segments)):
-            computed = chain.computes(index)
-            own = [w for w in self.weights if w.activations and w.activations[0] in computed]
-            own = [w for w in own if not self._quantised(w)]
-            inputs = {w.activations[0] for w in own}
-            shares = {w.experts.share: 0.0 for w in own if w.experts}
-            moments = SecondMoments()
-
-            def see(name: str, value: NDArray) -> None:
-                if name in inputs:  # noqa: B023 - called before the next layer is begun
-                    moments.add(name, value)  # noqa: B023
-                if name in shares:  # noqa: B023
-                    shares[name] = min(shares[name], float(value.min()))  # noqa: B023
-
-            chain.run_layer(index, [*inputs, *shares], see)
-            self._keep_negative(shares)
-            self._moments = moments.means()
-            for weight in (w for w in own if w in self.weights):
-                self.quantise(weight, self._bits(weight, bits))
-                done += 1
-                advance(done, weight.name)
-            self._moments = {}
+        for table in (w for w in self.weights if w.is_table):
+            self._replace(made, self.quantise(table, self._bits(table, bits)))
+        for index in range(len(exact.segments)):
+            computed, own = exact.computes(index), []
+            for name in self._inputs():
+                if name in computed:
+                    own += self._quantise_for(name, index, exact, made, bits)
+                    advance(len({name for name, _ in self._done}), own[-1].name if own else name)
+            exact.leave(index)
+            made.leave(index)
+            done = {use.weight for weight in own for use in weight.uses}
+            made.replace({name: self._model.values[name] for name in done})
         return self.uniform(bits, advance)
+
+    def _inputs(self) -> list[str]:
+        """Values that weights are multiplied with, in the order of the graph, to quantise for."""
+        left = [w for w in self.weights if w.activations and not self._quantised(w)]
+        return list(dict.fromkeys(w.activations[0] for w in left))
+
+    def _quantise_for(
+        self, name: str, index: int, exact: LayerChain, made: LayerChain, bits: int
+    ) -> list[Weight]:
+        """Quantise the weights that are multiplied with one value; returns them."""
+        own = [w for w in self.weights if w.activations[:1] == (name,)]
+        shares = dict.fromkeys((w.experts.share for w in own if w.experts), 0.0)
+        moments, errors = SecondMoments(), SecondMoments()
+        names = [name, *shares]
+        for true, found in zip(exact.values(index, names), made.values(index, names), strict=True):
+            moments.add(name, found[name])
+            errors.add(name, true[name] - found[name], found[name])
+            shares = {n: min(least, float(true[n].min())) for n, least in shares.items()}
+        self._keep_negative(shares)
+        self._moments, self._errors = moments.means(), errors.means()
+        own = [w for w in own if w in self.weights]
+        for weight in own:
+            self._replace(made, self.quantise(weight, self._bits(weight, bits)))
+        self._moments, self._errors = {}, {}
+        return own
+
+    def _replace(self, chain: LayerChain, chosen: Chosen) -> None:
+        values = stored(chosen.weight, chosen.quantised.matrix(), self._model.values)
+        chain.replace(dict(zip(values, memory.memory_mapped(list(values.values())), strict=True)))
 
     def _quantised(self, weight: Weight) -> bool:
         return any(name == weight.name for name, _ in self._done)
@@ -182,11 +208,13 @@ class Quantiser:
         if (weight.name, bits) not in self._done:
             matrix = weight.matrix(self._model.values[weight.name])
             grid = grid_of(weight, bits)
-            moment = self._moments.get(weight.activations[0]) if weight.activations else None
+            name = weight.activations[0] if weight.activations else ""
+            moment, error = self._moments.get(name), self._errors.get(name)
             if moment is None:
                 found, method = nearest(matrix, grid), "nearest"
             else:
-                found, method = gptq(matrix, grid, moment), "gptq"
+                wanted = matrix if error is None else for_inexact_inputs(matrix, moment, error)
+                found, method = gptq(wanted, grid, moment), "gptq"
             values, scales, zeros = memory.memory_mapped([found.values, found.scales, found.zeros])
             found = replace(found, values=values, scales=scales, zeros=zeros)
             made = Chosen(weight, found, method)

@@ -33,7 +33,7 @@ from linexport.quantise.quantisable import (
     LEAST_INPUTS,
     OTHER_READERS,
     Experts,
-    Kept,
+    KeptWeight,
     Use,
     Weight,
 )
@@ -50,7 +50,7 @@ INDEX, SHARE, UP = 1, 2, 3
 
 def find_experts(
     model: onnx.ModelProto, values: Mapping[str, NDArray], integers: bool = True
-) -> tuple[list[Weight], list[Kept]]:
+) -> tuple[list[Weight], list[KeptWeight]]:
     """Return the weights of experts that can be quantised, and those that stay.
 
     Args:
@@ -59,7 +59,7 @@ def find_experts(
         integers: the kernel for integer weights must have the node.
     """
     found: list[Weight] = []
-    kept: list[Kept] = []
+    kept: list[KeptWeight] = []
     sizes = known_shapes(model)
     readers = Counter(name for node in model.graph.node for name in node.input)
     for index, node in enumerate(model.graph.node):
@@ -69,7 +69,7 @@ def find_experts(
         up, down = (values[name].shape for name in names)
         reason = _reason(node, up, down, max(readers[name] for name in names))
         if reason and integers:
-            kept += [Kept(name, reason) for name in names]
+            kept += [KeptWeight(name, reason) for name in names]
             continue
         chosen, block = sizes[node.input[INDEX]][-1], _block(up, down) or BLOCK
         share = node.input[SHARE]

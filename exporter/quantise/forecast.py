@@ -38,7 +38,7 @@ SMALL = 2**28
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelSize:
     """Size of a model.
 
     Attributes:
@@ -50,21 +50,18 @@ class Size:
     vocabulary: int = 0
 
 
-def memory(what: str, size: Size) -> int:
+def memory(what: str, size: ModelSize) -> int:
     """Return the bytes of memory that work on a model takes."""
     logits = 4 * LOGITS[what] * size.vocabulary
     return BASE + int(IN_MEMORY[what] * (size.weights or 0) + COPIES * logits)
 
 
-def fits(what: str, size: Size) -> bool:
+def fits(what: str, size: ModelSize) -> bool:
     """Return whether there is the memory for it, as far as anything says so."""
-    free = room.available_memory()
-    return (
-        size.weights is None or size.weights < SMALL or free is None or memory(what, size) <= free
-    )
+    return size.weights is None or size.weights < SMALL or room.fits(memory(what, size))
 
 
-def announce(what: str, size: Size, output: Path, shown: Progress) -> None:
+def announce(what: str, size: ModelSize, output: Path, shown: Progress) -> None:
     """Say what work on a model takes, and refuse it where that is not there.
 
     Args:

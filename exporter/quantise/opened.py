@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from linexport import manifest as manifests
 from linexport import targets
@@ -24,6 +24,7 @@ from linexport.artifact.temporary import Arrays, Run, open_written
 from linexport.errors import ParityError
 from linexport.graph import external_data
 from linexport.graph.interface import check_interface
+from linexport.graph.outputs import with_outputs
 from linexport.loaders.onnx_file.index_ranges import index_range
 from linexport.manifest import DATA
 from linexport.quantise.quantisable import floating_weights
@@ -91,16 +92,6 @@ class FloatModel:
         )
         return model
 
-    def with_outputs(self, names: Collection[str]) -> onnx.ModelProto:
-        """Return the graph with the named values as its only outputs."""
-        model = onnx.ModelProto()
-        model.CopyFrom(self.graph)
-        del model.graph.output[:]
-        model.graph.output.extend(
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names
-        )
-        return model
-
 
 def open_exactly(path: Path, threads: int) -> Run:
     """Open a quantised model with activations in float32."""
@@ -155,7 +146,7 @@ def unopened(folder: Path, threads: int) -> Artifact:
 
 
 class SecondMoments:
-    """Sums of x x^T (K, K), float64, of values x with K channels in their last axis.
+    """Sums of x y^T (K, K), float64, of values x and y with K channels in their last axis.
 
     Sums are in memory-mapped files, as there is one of K^2 numbers for every product.
     """
@@ -164,9 +155,10 @@ class SecondMoments:
         self._sums: dict[str, NDArray[np.float64]] = {}
         self._counts: dict[str, int] = {}
 
-    def add(self, name: str, value: NDArray) -> None:
-        """Add the rows of one value (..., K)."""
+    def add(self, name: str, value: NDArray, other: NDArray | None = None) -> None:
+        """Add the rows of one value (..., K); y is x where there is no other."""
         rows = value.reshape(-1, value.shape[-1]).astype(np.float64)
+        others = rows if other is None else other.reshape(rows.shape).astype(np.float64)
         width = rows.shape[-1]
         if name not in self._sums:
             [block] = memory.blocks([8 * width**2])
@@ -174,12 +166,12 @@ class SecondMoments:
             self._counts[name] = 0
         own = self._sums[name]
         for start in range(0, width, COLUMNS):
-            own[start : start + COLUMNS] += rows[:, start : start + COLUMNS].T @ rows
+            own[start : start + COLUMNS] += rows[:, start : start + COLUMNS].T @ others
         memory.release(own.ctypes.data, own.nbytes)
         self._counts[name] += len(rows)
 
     def means(self) -> dict[str, NDArray[np.float64]]:
-        """Return E[x x^T] by name; nothing may be added afterwards."""
+        """Return E[x y^T] by name; nothing may be added afterwards."""
         for name, own in self._sums.items():
             own /= self._counts[name]
             memory.release(own.ctypes.data, own.nbytes)
@@ -196,7 +188,7 @@ def second_moments(
         names: values of the graph.
         data: inputs of the graph for each run, states included.
     """
-    run = model.run(model.with_outputs(names))
+    run = model.run(with_outputs(model.graph, names))
     found = SecondMoments()
     for feeds in data:
         for name, value in run(feeds).items():
@@ -206,4 +198,6 @@ def second_moments(
 
 def smallest(model: FloatModel, names: Collection[str], feeds: Arrays) -> dict[str, float]:
     """Return the smallest number in each of the named values, for one input."""
-    return {n: float(v.min()) for n, v in model.run(model.with_outputs(names))(feeds).items()}
+    return {
+        n: float(v.min()) for n, v in model.run(with_outputs(model.graph, names))(feeds).items()
+    }

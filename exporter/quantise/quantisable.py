@@ -112,7 +112,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptWeight:
     """A weight that stays as it is.
 
     Attributes:
@@ -124,7 +124,9 @@ class Kept:
     reason: str
 
 
-def find(model: onnx.ModelProto, values: Mapping[str, NDArray]) -> tuple[list[Weight], list[Kept]]:
+def find(
+    model: onnx.ModelProto, values: Mapping[str, NDArray]
+) -> tuple[list[Weight], list[KeptWeight]]:
     """Return weights of the main graph that can be quantised, and those that stay, by first use.
 
     Args:
@@ -142,7 +144,7 @@ def find(model: onnx.ModelProto, values: Mapping[str, NDArray]) -> tuple[list[We
         outputs, inputs = reversed(shape) if own[0].rows_are_inputs else shape
         reason = _reason(own, readers[name], outputs, inputs)
         if reason:
-            kept.append(Kept(name, reason))
+            kept.append(KeptWeight(name, reason))
         else:
             found.append(Weight(name, tuple(own), outputs, inputs))
     return _tied(found, values), kept

@@ -47,7 +47,7 @@ def divergences(
     expected = [run({**given, **originals})[logits][0] for given in feeds]
     found = {}
     for done, weight in enumerate(weights, 1):
-        changed = {**originals, **_stored(weight, tried(weight), model.values)}
+        changed = {**originals, **stored(weight, tried(weight), model.values)}
         got = [run({**given, **changed})[logits][0] for given in feeds]
         both = zip(windows, expected, got, strict=False)
         found[weight.name] = compare((ids, [(p, q)]) for ids, p, q in both).mean
@@ -55,7 +55,7 @@ def divergences(
     return found
 
 
-def _stored(weight: Weight, matrix: Matrix, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
+def stored(weight: Weight, matrix: Matrix, values: Mapping[str, NDArray]) -> dict[str, NDArray]:
     """Return the matrix in the orientation of each initializer of the weight."""
     return {
         use.weight: np.ascontiguousarray(

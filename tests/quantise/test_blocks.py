@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from linexport.quantise.block_quantisation import Grid, Quantised, nearest
-from linexport.quantise.gptq import gptq
+from linexport.quantise.gptq import RIDGE, for_inexact_inputs, gptq
 
 GRIDS = [Grid(bits, block, s) for bits in (4, 8) for block in (16, 32, 64) for s in (False, True)]
 LOOKED_UP = [grid for grid in GRIDS if not grid.symmetric]
@@ -178,3 +178,20 @@ def test_no_value_of_gptq_could_be_better_alone(symmetric: bool) -> None:
                 better, worse = better + (change < -1e-9 * before), worse + (change >= 0)
     # The last scales came after some of the values, so that a few may have moved since.
     assert worse > 0 and better <= 0.02 * worse
+
+
+def test_weights_for_inexact_inputs_give_what_exact_ones_give() -> None:
+    """Beside least squares over the samples themselves, with the ridge as further rows."""
+    random = np.random.default_rng(4)
+    x = random.standard_normal((500, 24)) @ random.standard_normal((24, 24))
+    y = x + 0.3 * random.standard_normal((500, 24)) @ random.standard_normal((24, 24))
+    matrix = random.standard_normal((8, 24)).astype(np.float32)
+    moment = y.T @ y / len(y)
+    found = for_inexact_inputs(matrix, moment, (x - y).T @ y / len(y))
+    ridge = (RIDGE * np.trace(moment) / 24 * len(y)) ** 0.5 * np.eye(24)
+    targets = np.concatenate([x @ matrix.T, ridge @ matrix.T])
+    expected = np.linalg.lstsq(np.concatenate([y, ridge]), targets, rcond=None)[0].T
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    same = for_inexact_inputs(matrix, moment, np.zeros((24, 24)))
+    np.testing.assert_array_equal(same, matrix)
+    np.testing.assert_array_equal(for_inexact_inputs(matrix, 0 * moment, moment), matrix)

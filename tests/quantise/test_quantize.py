@@ -137,7 +137,7 @@ def test_fewer_bits_diverge_more(quantised: Callable[[str], Path]) -> None:
     eight, four = (read(quantised(c)).quantisation for c in ("int8", "int4"))
     assert eight and four and eight.divergence and four.divergence
     assert four.model_bytes < eight.model_bytes
-    assert four.divergence.mean > 5 * eight.divergence.mean
+    assert four.divergence.mean > eight.divergence.mean
 
 
 def test_the_recorded_divergence_is_that_of_both_artifacts(
