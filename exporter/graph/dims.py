@@ -54,9 +54,12 @@ def batch_dims(axes: Mapping[str, Collection[int]]) -> set[str]:
     ``axes`` are the places each dimension has in the shapes of the inputs.
     """
     called = {name for name in axes if name.lower().startswith("batch")}
-    if called or all(0 in places for places in axes.values()):
-        return called
-    return {name for name, places in axes.items() if 0 in places}
+    leading = {name for name, places in axes.items() if 0 in places}
+    if called or len(leading) < len(axes):
+        return called or leading
+    # A square mask leads with the length as well: the batch is what does nothing else.
+    only = {name for name in leading if set(axes[name]) == {0}}
+    return only if len(only) < len(axes) else set()
 
 
 def parse(options: Iterable[str]) -> dict[str, DimRange]:

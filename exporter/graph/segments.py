@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
 
 from linexport.errors import UnsupportedModelError
+from linexport.graph.outputs import value_info
 from linexport.graph.walk import reads
 
 
@@ -139,7 +139,7 @@ def _segment(
 ) -> Segment:
     graph = model.graph
     begins = tuple(sorted((name for name in part.read if name in place), key=place.__getitem__))
-    known = {info.name: info for info in [*graph.value_info, *graph.output]}
+    known = {found.name: found for found in [*graph.value_info, *graph.output]}
     made = onnx.ModelProto(ir_version=model.ir_version)
     made.opset_import.extend(model.opset_import)
     made.functions.extend(model.functions)
@@ -148,13 +148,8 @@ def _segment(
     made.graph.initializer.extend(t for t in graph.initializer if t.name in part.read)
     stored = {t.name for t in graph.initializer}
     own = [i for i in graph.input if i.name in part.read and i.name not in stored]
-    made.graph.input.extend([*own, *(_info(name, known) for name in begins)])
+    made.graph.input.extend([*own, *(value_info(name, known) for name in begins)])
     made.graph.output.extend(o for o in graph.output if o.name in outputs)
     if end is not None and end not in outputs:
-        made.graph.output.append(_info(end, known))
+        made.graph.output.append(value_info(end, known))
     return Segment(made, tuple(i.name for i in own), begins, end, outputs)
-
-
-def _info(name: str, known: dict[str, onnx.ValueInfoProto]) -> onnx.ValueInfoProto:
-    """Return what is known of a value."""
-    return known.get(name) or helper.make_tensor_value_info(name, TensorProto.FLOAT, None)

@@ -79,7 +79,12 @@ def _mixes(node: gs.Node, tokens: str) -> bool:
     known = [t for t in node.outputs if t.shape is not None]
     lost = bool(known) and not made
     doubled = max(made, default=0) > max(places)
-    return lost or doubled or _changes_length(node, tokens) or _works_along(node, tokens)
+    return lost or doubled or changes_along(node, tokens)
+
+
+def changes_along(node: gs.Node, tokens: str) -> bool:
+    """Return whether a node changes the length of the token axis, or works along it."""
+    return _changes_length(node, tokens) or _works_along(node, tokens)
 
 
 def _elsewhere(node: gs.Node, op: Op, tokens: str) -> bool:

@@ -31,25 +31,30 @@ def load_model(
     trust_remote_code: bool = False,
     run: bool = True,
     whole: bool = False,
+    pooling: str | None = None,
 ) -> LoadedModel:
     """Load a model from a file, or from a function that builds it.
 
     Args:
         source: path of a linexport checkpoint (``.pt``), of an exported program (``.pt2``) or of
-            an ONNX file, or of a Hugging Face model folder; the name of a model in the Hugging Face
-            cache; or ``package.module:callable`` naming a function without arguments. The content
-            of a file decides its kind, not the name. A model that is loaded is returned as it is.
+            an ONNX file, of a Hugging Face model folder or of an adapter of peft's; the name of a
+            model in the Hugging Face cache; or ``package.module:callable`` naming a function
+            without arguments. The content of a file decides its kind, not the name. A model that
+            is loaded is returned as it is.
         seed: seed of the example inputs and of any weights a factory draws.
         trust_remote_code: run Python code that a model folder brings along.
         run: the module is to be run; else an ONNX file may have operators that nobody here knows.
         whole: a model of transformers of any kind as one plain module that is called once for a
-            whole sequence; else as a causal language model that carries states.
+            whole sequence; else as a causal model that carries states.
+        pooling: of the hidden states of a Hugging Face model without a head: "mean", "last" or
+            "cls"; None gives all of them.
 
     Returns:
         The module in inference mode, with example inputs, dynamic dims and provenance.
 
     Raises:
-        UsageError: nothing is there, it cannot be read, or the factory cannot be found or fails.
+        UsageError: nothing is there, it cannot be read, the factory cannot be found or fails, or
+            a pooling for something else than hidden states.
         UnsupportedModelError: the file is damaged, unsafe, or of a kind linexport does not read.
     """
     if isinstance(source, LoadedModel):
@@ -58,13 +63,15 @@ def load_model(
     path = Path(source)
     if not _exists(path):
         if is_factory(source):
+            _check_unpooled(source, pooling)
             from linexport.loaders.factory import load_factory
 
             return load_factory(str(source), seed=seed, whole=whole)
         if isinstance(source, str) and _HUB_NAME.fullmatch(source):
             from linexport.loaders.hugging_face import cached_folder
 
-            return _hugging_face(cached_folder(source), source, trust_remote_code, whole)
+            folder = cached_folder(source)
+            return _hugging_face(folder, source, trust_remote_code, whole, pooling)
         raise UsageError(
             f"no file or folder {source}. Expected a linexport checkpoint (.pt), an exported "
             "program (.pt2), an ONNX file, or package.module:callable naming a function that "
@@ -75,6 +82,9 @@ def load_model(
 
     kind = recognise(path)
     log.info("%s is taken for: %s", path, kind.name.lower().replace("_", " "))
+    if kind in (Kind.HUGGING_FACE_FOLDER, Kind.ADAPTER_FOLDER):
+        return _hugging_face(path, str(path), trust_remote_code, whole, pooling)
+    _check_unpooled(source, pooling)
     if kind is Kind.EXPORTED_PROGRAM:
         from linexport.loaders.exported_program import load_exported_program
 
@@ -87,9 +97,6 @@ def load_model(
         from linexport.loaders.onnx_file import load_onnx_file
 
         return load_onnx_file(path, seed=seed, run=run)
-
-    if kind is Kind.HUGGING_FACE_FOLDER:
-        return _hugging_face(path, str(path), trust_remote_code, whole)
 
     from linexport.loaders.refuse import refusal
 
@@ -106,14 +113,32 @@ def is_factory(source: str | Path) -> bool:
     return named and not _exists(Path(source))
 
 
-def _hugging_face(folder: Path, location: str, trust: bool, whole: bool) -> LoadedModel:
+def _check_unpooled(source: str | Path, pooling: str | None) -> None:
+    if pooling is not None:
+        raise UsageError(
+            f"--pooling is for a base model in a Hugging Face folder; {source} is none. Leave it "
+            "out, or pool in the model itself."
+        )
+
+
+def _hugging_face(
+    folder: Path, location: str, trust: bool, whole: bool, pooling: str | None
+) -> LoadedModel:
+    from linexport.loaders.hugging_face import load_adapter, load_hugging_face
+
+    adapted = not (folder / "config.json").exists()
+    if whole and adapted:
+        raise UsageError(
+            f"{folder} is an adapter without its model. Merge it with peft's merge_and_unload, and "
+            "give the folder of the result."
+        )
     if whole:
         from linexport.loaders.hugging_face.whole import load_whole
 
         return load_whole(folder, location)
-    from linexport.loaders.hugging_face import load_hugging_face
 
-    return load_hugging_face(folder, location=location, trust_remote_code=trust)
+    load = load_adapter if adapted else load_hugging_face
+    return load(folder, location=location, trust_remote_code=trust, pooling=pooling)
 
 
 def _exists(path: Path) -> bool:

@@ -38,6 +38,8 @@ class Kind(enum.Enum):
     UNKNOWN = "file of unknown format"
     ARTIFACT_FOLDER = "linexport artifact"
     HUGGING_FACE_FOLDER = "Hugging Face model folder"
+    ADAPTER_FOLDER = "adapter, of LoRA say, without the model it changes"
+    GGUF_FOLDER = "folder of GGUF files"
     SAVED_MODEL_FOLDER = "TensorFlow SavedModel folder"
     OTHER_FOLDER = "folder"
 
@@ -69,6 +71,10 @@ def _folder(names: set[str]) -> Kind:
         return Kind.SAVED_MODEL_FOLDER
     if "config.json" in names:
         return Kind.HUGGING_FACE_FOLDER
+    if "adapter_config.json" in names:
+        return Kind.ADAPTER_FOLDER
+    if any(name.endswith(".gguf") for name in names):
+        return Kind.GGUF_FOLDER
     return Kind.OTHER_FOLDER
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from linexport.graph.dims import DimRange
 from linexport.graph.states import State
+from linexport.manifest.records import HeadName
 
 if TYPE_CHECKING:
     import torch
@@ -77,17 +78,19 @@ class DecodeModule:
 
 @dataclass(frozen=True)
 class LanguageFacts:
-    """Facts of a causal language model: input_ids (B, T), attention_mask (B, T) -> logits.
+    """Facts of a causal model of tokens: input_ids (B, T), attention_mask (B, T) -> one output.
 
     Attributes:
         vocabulary: number of tokens.
         context: tokens it was made for, None where nothing limits them.
         layers: names of its layers, in order, as submodules of ``LoadedModel.module``.
+        head: what its output is; only a language model's, "causal_lm", chooses further tokens.
     """
 
     vocabulary: int
     context: int | None
     layers: tuple[str, ...]
+    head: HeadName = "causal_lm"
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ class LoadedModel:
             the example.
         warnings: what the user should know, such as NaN in a weight.
         decode_module: traced instead of ``module``, where the model carries states of its own.
-        language: set for a language model, which is then checked as one.
+        language: set for a model of tokens, which is then checked as one.
         outputs: names of the outputs; None where nothing names them.
         defaults: values that fill an input the caller leaves out, by name.
         files: copied into the artifact, such as those of a tokenizer.

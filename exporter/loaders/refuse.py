@@ -33,6 +33,8 @@ _ADVICE = {
     Kind.UNKNOWN: f"it may be damaged; {_TAKES[0].lower()}{_TAKES[1:]}",
     Kind.ARTIFACT_FOLDER: "it is converted already; use `linexport validate`, `linexport bench` "
     "or `linexport inspect` on it",
+    Kind.GGUF_FOLDER: "quantised GGUF weights are not read; give the folder of the model they were "
+    "made of, with config.json and safetensors",
     Kind.SAVED_MODEL_FOLDER: "linexport converts PyTorch models only; rebuild it in PyTorch",
 }
 

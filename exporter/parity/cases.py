@@ -117,6 +117,18 @@ def _sizes(dims: Mapping[str, DimRange], batch: int, length: int) -> dict[str, i
     return sizes
 
 
+def is_square(shape: Sequence[int | str]) -> bool:
+    """Return whether an input has a value for each pair of tokens, as masks do."""
+    return len(shape) > 1 and shape[-1] == shape[-2] and isinstance(shape[-1], str)
+
+
+def _mask(shape: Sequence[int], generator: torch.Generator, weighted: bool) -> torch.Tensor:
+    """Return ones and zeros, or weights and zeros; each token has itself at least."""
+    kept = (torch.rand(tuple(shape), generator=generator) < 0.8) | torch.eye(shape[-1]).bool()
+    weights = torch.rand(tuple(shape), generator=generator) / 2 + 0.5
+    return kept * (weights if weighted else torch.ones(()))
+
+
 def draw_inputs(
     loaded: LoadedModel, shapes: Sequence[Sequence[int | str]], case: Case
 ) -> tuple[tuple[object, ...], dict[str, object]]:
@@ -132,8 +144,12 @@ def draw_inputs(
         if not isinstance(leaf, torch.Tensor):
             drawn.append(leaf)
             continue
-        shape = [d if isinstance(d, int) else case.sizes[d] for d in next(tensors)]
-        if leaf.dtype == torch.bool:
+        dims = next(tensors)
+        shape = [d if isinstance(d, int) else case.sizes[d] for d in dims]
+        masks = is_square(dims) and case.magnitude in (0, 1)  # any other values at other magnitudes
+        if masks and (leaf.dtype == torch.bool or leaf.is_floating_point()):
+            drawn.append(_mask(shape, generator, case.seed % 2 == 1).to(leaf.dtype))
+        elif leaf.dtype == torch.bool:
             drawn.append(torch.rand(shape, generator=generator) < 0.8)
         elif leaf.is_floating_point():
             drawn.append(case.magnitude * torch.randn(shape, generator=generator, dtype=leaf.dtype))

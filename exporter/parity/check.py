@@ -19,7 +19,6 @@ from linexport.loaders.loaded_model import LoadedModel
 from linexport.manifest.proof import (
     CaseRecord,
     DenominatorRecord,
-    DivergenceRecord,
     GreedyRecord,
     HistogramRecord,
     LayerRecord,
@@ -85,7 +84,6 @@ class Parity:
     notes: list[str] = field(default_factory=list)
     counts: np.ndarray = field(default_factory=lambda: np.zeros(len(EDGES) - 1, np.int64))
     failed: Case | None = None
-    first_divergence: DivergenceRecord | None = None
     greedy: GreedyRecord | None = None
     layers: list[LayerRecord] = field(default_factory=list)
 
@@ -106,7 +104,7 @@ class Parity:
             smallest_denominator=self._smallest_denominator(),
             cases=tuple(self.cases),
             greedy=self.greedy,
-            first_divergence=self.first_divergence,
+            first_divergence=None,
             histogram=HistogramRecord(tuple(EDGES.tolist()), tuple(self.counts.tolist())),
             layers=tuple(self.layers),
         )

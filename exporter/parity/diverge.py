@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from torch.utils import _pytree as pytree
 
 from linexport.graph import external_data
+from linexport.graph.dims import sequence
 from linexport.manifest.proof import DivergenceRecord
 from linexport.parity import extra_outputs
 from linexport.parity.bisection import Ancestry, Found, first_different
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.check import ModelUnderTest
-from linexport.parity.compare import Comparison, compare_arrays
+from linexport.parity.compare import Comparison, compare_arrays, largest
+from linexport.parity.first_token import first_token
 from linexport.parity.original_values import OriginalValues, original_values
+from linexport.parity.plain import plain_error
 from linexport.parity.reference import feeds
 from linexport.parity.tolerances import Tolerance
 from linexport.system import memory
@@ -99,9 +103,32 @@ def first_divergence(
         original = original_values(traced, pytree.tree_leaves(inputs))
         both = BothValues(path, original, fed, open_session, tested.tolerance)
         found = both.search(tested.output_names)
-        return None if found is None else divergence_record(both, found.value)
+        if found is None:
+            return None
+        origin = original.origin(found.value)
+        row, position = _place(tested, both)
+        return replace(
+            divergence_record(both, found.value),
+            layer=origin.layer,
+            row=row,
+            position=position,
+            line=origin.code,
+            plain_relative_error=plain_error(tested, traced, inputs),
+        )
     except Exception:
         return None  # The failure itself is reported already; this only adds to it.
+
+
+def _place(tested: ModelUnderTest, both: BothValues) -> tuple[int | None, int | None]:
+    """Return row and token of the first error in the first output that is out of tolerance."""
+    wrong = both.differ(tested.output_names)
+    at = next(i for i, name in enumerate(tested.output_names) if wrong.get(name))
+    name, shape, tokens = tested.output_names[at], tested.output_shapes[at], sequence(tested.dims)
+    if tokens not in shape:
+        return None, None
+    [expected], got = both.original.get([name]).values(), both.got([name])[name]
+    limit = tested.tolerance.limit(largest(expected))
+    return first_token(expected, got, shape.index(tokens), limit) or (None, None)
 
 
 def divergence_record(both: BothValues, value: str) -> DivergenceRecord:

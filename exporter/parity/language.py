@@ -1,4 +1,7 @@
-"""Parity of a causal language model: logits with padding, chunked prefill, greedy decoding.
+"""Parity of a causal model of tokens: outputs with padding, chunked prefill, greedy decoding.
+
+A language model's outputs are logits, and it alone decodes; other heads have hidden states, or
+logits of labels. Where there is one output for a whole sequence, nothing is fed in pieces.
 
 Everything is compared with the original run once over the whole sequence, without a cache. So is
 greedy decoding: that the argmax of the original's logits after each prefix of what the artifact
@@ -8,7 +11,7 @@ Where the artifact is off by more than the tolerance, the original is run in a s
 too: in float64, or in the artifact's own half precision. What the original itself loses to rounding
 there is allowed for, see ``linexport.parity.tolerances``.
 
-Logits of padded tokens have no meaning and are left out.
+Outputs of padded tokens have no meaning and are left out.
 """
 
 from __future__ import annotations
@@ -54,33 +57,37 @@ def check_language(tested: ModelUnderTest, seed: int = 0) -> Parity:
     """Run every case on the original, a language model, in float32, and then on the artifact."""
     language = tested.loaded.language
     assert language is not None
-    trials = plan_prompts(tested.dims, language.context, seed, tested.chosen)
+    continued = bool(tested.states)
+    trials = plan_prompts(tested.dims, language.context, seed, tested.chosen, continued)
     original = _Original(tested.loaded, torch.float32)
     expected = [original.run_reference(trial.prompt(language.vocabulary)) for trial in trials]
     checked = _Check(tested, language, Parity(tested.tolerance), tested.open())
     for trial, logits in zip(trials, expected, strict=True):
         checked.compare(trial, logits)
         memory.trim_memory()
-    parity, suspects, (written, length) = checked.parity, checked.suspects, checked.write(seed)
+    parity, suspects = checked.parity, checked.suspects
+    written = checked.write(seed) if language.head == "causal_lm" else None
     del checked  # and with it the session
     memory.trim_memory()
-    greedy = _greedy(original, written, length, parity.tolerance)
-    if suspects or not greedy.passed:
+    parity.greedy = written and _greedy(original, *written, parity.tolerance)
+    unequal = parity.greedy is not None and not parity.greedy.passed
+    if suspects or unequal:
         try:
             second = _Original(tested.loaded, getattr(torch, tested.tolerance.second))
-            _recheck(suspects, second, language.vocabulary, parity)
-            if not greedy.passed:
-                greedy = _greedy(original, written, length, parity.tolerance, second)
+            _recheck(suspects, second, language.vocabulary, parity, tested.output_names[0])
+            if written and unequal:
+                parity.greedy = _greedy(original, *written, parity.tolerance, second)
         except Exception as error:
             parity.notes.append(f"No {tested.tolerance.second} reference: {error}")
-    parity.greedy = greedy
     outcomes = zip(trials, parity.cases, strict=False)
     failed = (t.case for t, c in outcomes if not c.passed and len(t.pieces) == 1)
     parity.failed = next(failed, None)
     return parity
 
 
-def _recheck(suspects: list[_Suspect], second: _Original, vocabulary: int, parity: Parity) -> None:
+def _recheck(
+    suspects: list[_Suspect], second: _Original, vocabulary: int, parity: Parity, output: str
+) -> None:
     """Compare suspects again, allowing for what the second precision shows; stop at a failure.
 
     The allowance is the original's largest loss in any of the cases: where a norm divides by a
@@ -97,12 +104,13 @@ def _recheck(suspects: list[_Suspect], second: _Original, vocabulary: int, parit
     for suspect, reference in zip(suspects, others, strict=True):
         rounding = lost * largest(suspect.expected if tolerance.is_half else reference)
         result = compare_arrays(suspect.expected, suspect.got, tolerance, rounding)
-        parity.cases[suspect.place] = _record(suspect.trial, "float32", result, rounding)
+        parity.cases[suspect.place] = _record(suspect.trial, "float32", result, output, rounding)
         if not result.passed:
             return
         result = compare_arrays(reference, suspect.got, tolerance, tolerance.between(rounding))
         parity.counts += np.asarray(result.counts)
-        parity.cases.append(_record(suspect.trial, tolerance.second, result, rounding))
+        record = _record(suspect.trial, tolerance.second, result, output, rounding)
+        parity.cases.append(record)
         memory.trim_memory()
     if suspects:
         case = suspects[losses.index(lost)].trial.case
@@ -116,12 +124,16 @@ def _recheck(suspects: list[_Suspect], second: _Original, vocabulary: int, parit
 
 
 def _record(
-    trial: Trial, reference: str, result: Comparison, rounding: float | None = None
+    trial: Trial,
+    reference: str,
+    result: Comparison,
+    output: str,
+    rounding: float | None = None,
 ) -> CaseRecord:
     """The record of a trial; ``rounding`` of the original is None where it was not needed."""
     sizes = trial.case.sizes
     batch, length = sizes[BATCH], sizes[SEQUENCE]
-    return case_record(trial.case, result, batch, length, reference, "logits", rounding)
+    return case_record(trial.case, result, batch, length, reference, output, rounding)
 
 
 class _Original:
@@ -222,7 +234,7 @@ class _Check:
         ):
             place = len(self.parity.cases)
             self.suspects.append(_Suspect(place, trial, expected, *memory.memory_mapped([got])))
-        record = _record(trial, "float32", result)
+        record = _record(trial, "float32", result, self.tested.output_names[0])
         if reason is not None:
             record = replace(record, reason=reason)
         self.parity.cases.append(record)

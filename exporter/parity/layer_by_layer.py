@@ -120,10 +120,20 @@ def check_layers(
 
     Returns:
         The outcome, one case a trial, that of its worst layer; and that of the trials in pieces.
+
+    Raises:
+        UnsupportedModelError: the original does not know padding, so its layers are not run on it.
     """
     language = tested.loaded.language
     assert language is not None
-    trials = plan_prompts(tested.dims, language.context, seed, ChosenSizes(LENGTHS))
+    if getattr(tested.loaded.module, "ignores_padding", False):
+        raise UnsupportedModelError(
+            "Layers are compared on sequences with padding, and the code of this model in "
+            "transformers does not know padding. Pass --proof whole, which runs its rows one by "
+            "one."
+        )
+    continued, lengths = bool(tested.states), ChosenSizes(LENGTHS)
+    trials = plan_prompts(tested.dims, language.context, seed, lengths, continued)
     prompts = [trial.prompt(language.vocabulary) for trial in trials]
     original = Reference(tested.loaded, torch.float32).module
     expected = [observe(original, prompt, list(values)) for prompt in prompts]

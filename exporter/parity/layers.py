@@ -50,14 +50,15 @@ def first_layer(
         got, nodes = extra_outputs.run(path, list(names.values()), fed, open_session)
     except Exception:
         return None  # The failure itself is reported already; this only adds to it.
-    real = prompt.mask.astype(bool)
     logits = tested.output_names[0]
     for layer, name in [*names.items(), (AFTER, logits)]:
         if name not in got or layer not in expected:
             continue
-        result = compare_arrays(expected[layer][real], got[name][real], tested.tolerance)
+        both = prompt.real(expected[layer]), prompt.real(got[name])
+        result = compare_arrays(*both, tested.tolerance)
         if not result.passed:
             node = next((n for n in nodes if name in n.output), onnx.NodeProto())
+            row, position = first_token(expected[layer], got[name], prompt, tested.tolerance)
             return DivergenceRecord(
                 tensor=name,
                 node=node.name,
@@ -65,20 +66,27 @@ def first_layer(
                 max_relative_error=result.max_relative_error,
                 worst=result.worst,
                 layer=layer,
-                **first_token(expected[layer], got[name], prompt, tested.tolerance),
+                row=row,
+                position=position,
             )
     return None
 
 
 def first_token(
     expected: np.ndarray, got: np.ndarray, prompt: Prompt, tolerance: Tolerance
-) -> dict[str, int]:
-    """Row and position of the first token, by position, whose values are out of tolerance."""
+) -> tuple[int, int | None]:
+    """Row and position of the first token, by position, whose values are out of tolerance.
+
+    Values of whole sequences, (B, width), have no position.
+    """
     error = np.abs(np.float64(got) - expected).max(-1)
+    if error.ndim == 1:
+        limit = tolerance.absolute + tolerance.relative * np.abs(expected).max()
+        return int((~(error <= limit)).argmax()), None
     limit = tolerance.absolute + tolerance.relative * np.abs(expected[prompt.mask == 1]).max()
     wrong = ~(error <= limit) & (prompt.mask == 1)
     position = int(wrong.any(0).argmax())
-    return {"row": int(wrong[:, position].argmax()), "position": position}
+    return int(wrong[:, position].argmax()), position
 
 
 def returned_by(program: torch.export.ExportedProgram, layers: Sequence[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import torch
 
 from linexport.parity.cases import Case
 from linexport.parity.reference import Arguments, Reference
-from linexport.parity.rounding import apart, is_nothing_else, note
+from linexport.parity.rounding import apart, is_mostly_rounding, is_nothing_else, note
 from linexport.parity.tolerances import Tolerance
 
 PATIENCE = 2.0
@@ -55,14 +55,16 @@ def run_reference(
     """The original in each precision that can be compared with; what is wrong with it in notes.
 
     A float64 reference that fails is dropped from ``references``; one that would take long is left
-    out, so that the float32 one alone is compared with, and no rounding is allowed for. Of large
+    out, so that a finite float32 one alone is compared with, and no rounding is allowed for. Where
+    float32 overflows or is mostly rounding, float64 alone is compared with. Of large
     or tiny inputs nothing is returned where the original overflows, is mostly rounding, or cannot
     be run in float64 to find out; except where denominators vanish.
     """
     found: list[ReferenceOutput] = []
     seconds = 0.0
     for reference in list(references):
-        if found and reference.dtype == torch.float64 and seconds > PATIENCE:
+        finite = not any(_infinite(a) for a in found)
+        if found and finite and reference.dtype == torch.float64 and seconds > PATIENCE:
             notes.append(
                 f"The original takes {seconds:.0f} s in float32 at {dict(case.sizes)}: there it is "
                 "not run in float64 as well."
@@ -89,9 +91,15 @@ def run_reference(
             "inputs: there nothing is compared."
         )
         return []
+    if scaled and not tolerance.whole and any(_infinite(a) for a in found):
+        notes.append(
+            f"The original overflows in {tolerance.dtype}, in which it computes a part, on the "
+            f"{case.name} inputs: there nothing is compared."
+        )
+        return []
     if not len(found) == len(references) == 2:
         return found
-    single, double = (sum(int((~np.isfinite(x)).sum()) for x in a.outputs) for a in found)
+    single, double = map(_infinite, found)
     if single > double:
         notes.append(
             f"The original overflows in float32 on the {case.name} inputs ({single} values, "
@@ -106,7 +114,17 @@ def run_reference(
             notes.append(lost)
         if is_nothing_else(distance, output, case):
             return []
+    if not tolerance.is_half and any(
+        is_mostly_rounding(distance, output)
+        for distance, output in zip(rounding, found[1].outputs, strict=True)
+    ):
+        found = found[1:]  # float32 says nothing of the artifact, float64 does
     return [replace(output, rounding=rounding) for output in found]
+
+
+def _infinite(output: ReferenceOutput) -> int:
+    """Return the number of values that are NaN or infinite."""
+    return sum(int((~np.isfinite(x)).sum()) for x in output.outputs)
 
 
 def _not_finite(output: ReferenceOutput, case: Case) -> list[str]:

@@ -38,9 +38,10 @@ class Prompt:
     def real(self, logits: np.ndarray) -> np.ndarray:
         """Return logits (tokens, vocabulary) of what is not padding; without padding no copy.
 
-        A large copy is memory-mapped: with it, the logits would be in memory twice.
+        A large copy is memory-mapped: with it, the logits would be in memory twice. Values of
+        whole sequences, (B, width), are returned as they are.
         """
-        if self.mask.all():
+        if self.mask.all() or logits.ndim == self.mask.ndim:
             return logits.reshape(-1, logits.shape[-1])
         shape = int(self.mask.sum()), logits.shape[-1]
         size = max(1, shape[0] * shape[1] * logits.itemsize)
@@ -74,6 +75,7 @@ def plan_prompts(
     context: int | None,
     seed: int,
     chosen: ChosenSizes = USUAL,
+    continued: bool = True,
 ) -> list[Trial]:
     """Return every case.
 
@@ -82,8 +84,10 @@ def plan_prompts(
         context: how many tokens the model was made for, None if unlimited.
         seed: of the tokens.
         chosen: lengths and batches of the whole sequences, in place of the usual ones.
+        continued: whether sequences can be fed in pieces.
     """
-    return [*_whole(dims, context, seed, chosen), *_continued(context, seed)]
+    pieces = _continued(context, seed) if continued else ()
+    return [*_whole(dims, context, seed, chosen), *pieces]
 
 
 def draw_prompt(vocabulary: int, batch: int, length: int, padding: str, seed: int) -> Prompt:

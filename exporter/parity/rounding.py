@@ -21,7 +21,12 @@ def apart(single: np.ndarray, double: np.ndarray) -> float:
 
 def is_nothing_else(distance: float, output: np.ndarray, case: Case) -> bool:
     """Large or tiny inputs on which the original is mostly rounding."""
-    return case.magnitude != 1 and ROUNDING * distance > MOST * largest(output)
+    return case.magnitude != 1 and is_mostly_rounding(distance, output)
+
+
+def is_mostly_rounding(distance: float, output: np.ndarray) -> bool:
+    """The original loses so much that its float32 output says nothing of another."""
+    return ROUNDING * distance > MOST * largest(output)
 
 
 def note(distance: float, output: np.ndarray, case: Case, tolerance: Tolerance) -> str | None:
@@ -35,5 +40,7 @@ def note(distance: float, output: np.ndarray, case: Case, tolerance: Tolerance) 
     ) + (
         "nothing is compared."
         if is_nothing_else(distance, output, case)
+        else f"it is compared in float64 only, within {MOST:.0%}."
+        if is_mostly_rounding(distance, output)
         else f"the artifact may be off by {ROUNDING:g} times that, and by {MOST:.0%} at most."
     )

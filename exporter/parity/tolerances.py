@@ -20,6 +20,9 @@ where a norm divides by nearly nothing, a token or two have most of it.
 Half precision is judged by the original in that precision as float32 is by float64: an artifact in
 it may be off by ``HALF_ROUNDING`` times the original's own distance from float32, however large
 that is. From the original in half precision it may be off by both distances together.
+
+A model that computes a part of itself in half precision, and gives float32, is compared as it is,
+within the limits of that precision: both programs round there, each to its own side.
 """
 
 from __future__ import annotations
@@ -27,20 +30,26 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import onnx
+
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Limits for one dtype; ``why`` is printed beside them."""
+    """Limits for one dtype; ``why`` is printed beside them.
+
+    ``whole`` is false where only values inside of the model have that dtype.
+    """
 
     dtype: str
     relative: float
     absolute: float
     why: str
+    whole: bool = True
 
     @property
     def is_half(self) -> bool:
-        """True in half precision, which the original is run in, too."""
-        return self.dtype != "float32"
+        """True where the artifact is in half precision, which the original is then run in, too."""
+        return self.dtype != "float32" and self.whole
 
     @property
     def second(self) -> str:
@@ -108,3 +117,14 @@ TOLERANCES = {
         "Activations carry 8 bits: rounding of 4e-3 a step over some tens of layers.",
     ),
 }
+
+
+def coarsest_inside(graph: onnx.GraphProto) -> str:
+    """Return the coarsest floating-point dtype of the values in a graph."""
+    values = [*graph.input, *graph.output, *graph.value_info]
+    kinds = {value.type.tensor_type.elem_type for value in values}
+    kinds |= {tensor.data_type for tensor in graph.initializer}
+    casts = [node for node in graph.node if node.op_type == "Cast"]
+    kinds |= {a.i for node in casts for a in node.attribute if a.name == "to"}
+    names = {onnx.TensorProto.BFLOAT16: "bfloat16", onnx.TensorProto.FLOAT16: "float16"}
+    return next((name for kind, name in names.items() if kind in kinds), "float32")

@@ -8,7 +8,7 @@ matter.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -28,7 +28,9 @@ from linexport.passes.contract import (
 from linexport.passes.dump import RESULT, GraphDump
 from linexport.passes.manager import run_passes
 from linexport.passes.registry import all_passes, find_pass, target_passes
-from linexport.recognise import Findings
+from linexport.plugins.ops.op import DOMAIN
+from linexport.recognise import Findings, UnmatchedCandidate
+from linexport.recognise.obstacles import first_obstacle
 
 __all__ = [
     "RESULT",
@@ -100,6 +102,8 @@ def rewrite(
     findings, records = run_passes(graph, chosen, dump, stop_after)
     if dump is not None:
         dump.end()
+    if "fuse" in stages and not _found(graph, findings):
+        findings = replace(findings, unmatched=_obstacle(model, weights))
     external = {} if weights is None else surgeon.externalize_constants(graph)
     return Rewritten(surgeon.to_model(graph), findings, external, records)
 
@@ -109,3 +113,19 @@ def run(
 ) -> onnx.ModelProto:
     """Return the model after all passes of the given stages, and of the target."""
     return rewrite(model, stages, target=target).model
+
+
+def _found(graph: gs.Graph, findings: Findings) -> bool:
+    """Return whether anything was fused, or rejected with a reason."""
+    fused = any(node.domain == DOMAIN for node in graph.nodes)
+    return fused or bool(findings.matches or findings.unmatched or findings.rejected)
+
+
+def _obstacle(model: onnx.ModelProto, weights: Weights | None) -> tuple[UnmatchedCandidate, ...]:
+    """Return the first thing in the way, in the graph in which attention was looked for."""
+    searched = rewrite(model, STAGES[:1], weights)
+    shaped = onnx.shape_inference.infer_shapes(searched.model, data_prop=True)
+    graph = gs.import_onnx(shaped)
+    surgeon.restore_constants(graph, searched.weights)
+    found = first_obstacle(graph)
+    return () if found is None else (found,)

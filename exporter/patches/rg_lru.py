@@ -46,7 +46,7 @@ def _recurrence(unit: Any, x: Tensor, positions: Tensor, layer: str) -> Tensor:
     heads = x.unflatten(2, (unit.num_attention_heads, unit.block_width))
 
     def gate(weight: Tensor, bias: Tensor) -> Tensor:
-        return torch.sigmoid(((heads.unsqueeze(3) @ weight).squeeze(3) + bias).flatten(2))
+        return torch.sigmoid((torch.einsum("bthi,hij->bthj", heads, weight) + bias).flatten(2))
 
     rate = RATE * F.softplus(unit.recurrent_param)
     decay = rate * gate(unit.recurrent_gate_weight, unit.recurrent_gate_bias)

@@ -3,6 +3,9 @@
     eager_attention_forward: query (B, H, T, d), key and value (B, H_kv, S, d), mask (B, 1, T, S)
     mask_(b, 0, t, s) = 0 if s <= S - T + t and token s of row b is not padding, else the lowest
 
+With a sliding window of W tokens the keys are those of the W - 1 tokens before the call and of the
+call, S = W - 1 + T, and only those of s >= t are seen.
+
 The library repeats keys and values H / H_kv times, all of the past at every token. Here the queries
 of the heads that share keys are multiplied by the same keys instead. Its mask gathers the
 padding mask at every pair of positions.
@@ -14,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from linexport.errors import UnsupportedModelError
 from linexport.patches import Patch, Swap
@@ -42,17 +46,24 @@ def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
 ) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, d_v) and weights (B, H, T, S); the heads of key and value divide H."""
-    served = query.shape[1] // key.shape[1]
+    groups, length = key.shape[1], query.shape[2]
+    served = query.shape[1] // groups
     # The queries of all heads that share keys, one below the other: one product of matrices.
-    rows = query.unflatten(1, (key.shape[1], served)).flatten(2, 3)
-    scores = (rows @ key.transpose(2, 3) * scaling).unflatten(2, (served, query.shape[2]))
-    scores = scores.flatten(1, 2)
+    rows = query.unflatten(1, (groups, served)).flatten(2, 3)
+    scores = rows @ key.transpose(2, 3) * scaling
     if mask is not None:
-        scores = scores + mask
+        scores = scores + _by_row(mask, groups, served)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
-    rows = weights.unflatten(1, (key.shape[1], served)).flatten(2, 3)
-    output = (rows @ value).unflatten(2, (served, query.shape[2])).flatten(1, 2)
-    return output, weights
+    output = (weights @ value).unflatten(2, (served, length)).flatten(1, 2)
+    return output, weights.unflatten(2, (served, length)).flatten(1, 2)
+
+
+def _by_row(mask: Tensor, groups: int, served: int) -> Tensor:
+    """(B, groups or 1, served T, S) of (B, H or 1, T, S), the heads that share keys in order."""
+    # Not a reshape, whose strides torch would compare in terms that it cannot order: T S and S.
+    if mask.shape[1] == 1:
+        return torch.cat([mask] * served, 2)
+    return torch.cat(mask.unflatten(1, (groups, served)).unbind(2), 2)
 
 
 def create_causal_mask(
@@ -72,19 +83,66 @@ def create_causal_mask(
     Raises:
         UnsupportedModelError: the mask that is asked for is of another kind.
     """
-    changed = (or_mask_function, and_mask_function, block_sequence_ids)
+    _check_kind(config, or_mask_function, and_mask_function, block_sequence_ids)
+    total = attention_mask.shape[1]
+    columns = torch.arange(total)
+    rows = columns[total - inputs_embeds.shape[1] :]
+    return _added(columns <= rows[:, None], attention_mask, inputs_embeds)
+
+
+def create_sliding_window_causal_mask(
+    config: Any,
+    inputs_embeds: Tensor,
+    attention_mask: Tensor,
+    past_key_values: Any,
+    position_ids: Tensor | None = None,
+    or_mask_function: Any = None,
+    and_mask_function: Any = None,
+    block_sequence_ids: Tensor | None = None,
+    layer_idx: int | None = None,
+    allow_is_causal_skip: bool = True,
+) -> Tensor:
+    """(B, 1, T, W - 1 + T), for an attention_mask (B, past + T) and a window of W tokens.
+
+    Raises:
+        UnsupportedModelError: the mask that is asked for is of another kind.
+    """
+    _check_kind(config, or_mask_function, and_mask_function, block_sequence_ids)
+    kept, length = config.sliding_window - 1, inputs_embeds.shape[1]
+    before = attention_mask.shape[1] - length
+    # Tokens before the first one are padding.
+    mask = F.pad(attention_mask, (kept, 0)).narrow(1, before, kept + length)
+    columns, first = torch.arange(kept + length), torch.arange(length)[:, None]
+    return _added((columns >= first) & (columns <= first + kept), mask, inputs_embeds)
+
+
+def _check_kind(config: Any, *changed: Any) -> None:
     if any(x is not None for x in changed) or not getattr(config, "is_causal", True):
         raise UnsupportedModelError(
             f"{type(config).__name__} asks for attention that is not just causal and padded; "
             "linexport converts no other."
         )
-    total = attention_mask.shape[1]
-    columns = torch.arange(total)
-    rows = columns[total - inputs_embeds.shape[1] :]
-    seen = (columns <= rows[:, None]) & attention_mask.bool()[:, None, None]
+
+
+def _added(seen: Tensor, mask: Tensor, inputs_embeds: Tensor) -> Tensor:
+    """Return what is added to scores, for keys seen (T, S) and a mask of padding (B, S)."""
     lowest = torch.finfo(inputs_embeds.dtype).min
+    seen = seen & mask.bool()[:, None, None]
     return torch.where(seen, 0.0, lowest).to(inputs_embeds.dtype)
 
+
+MASK_PARAMETERS = (
+    "config",
+    "inputs_embeds",
+    "attention_mask",
+    "past_key_values",
+    "position_ids",
+    "or_mask_function",
+    "and_mask_function",
+    "block_sequence_ids",
+    "layer_idx",
+    "allow_is_causal_skip",
+)
 
 PATCH = Patch(
     swaps=(
@@ -94,21 +152,11 @@ PATCH = Patch(
             eager_attention_forward,
             optional=("position_bias",),
         ),
+        Swap("create_causal_mask", MASK_PARAMETERS, create_causal_mask),
         Swap(
-            "create_causal_mask",
-            (
-                "config",
-                "inputs_embeds",
-                "attention_mask",
-                "past_key_values",
-                "position_ids",
-                "or_mask_function",
-                "and_mask_function",
-                "block_sequence_ids",
-                "layer_idx",
-                "allow_is_causal_skip",
-            ),
-            create_causal_mask,
+            "create_sliding_window_causal_mask",
+            MASK_PARAMETERS,
+            create_sliding_window_causal_mask,
         ),
     ),
     families=(

@@ -124,7 +124,7 @@ def reasonable(form: Form) -> bool:
 def exponential(form: Form) -> Form | None:
     """Return exp of a sum as the product of exps; zero where a term is -inf times a mask."""
     result = constant(1.0, form.dims)
-    for term in form.terms:
+    for term in (part for whole in form.terms for part in _halves(whole, form.axes)):
         # exp(x + y) = exp(x) exp(y).
         factor = _exponential(term, form)
         joined = None if factor is None else times(result, factor)
@@ -156,6 +156,27 @@ def _exponential(term: Term, form: Form) -> Form | None:
         gone = Form(form.dims, (Term(1.0, (orders[0].complement(),)),))
         return kept and plus(kept, gone)
     return Form(form.dims, (Term(1.0, (exponent(term, form.axes),)),))
+
+
+def _halves(term: Term, free: frozenset[Axis]) -> tuple[Term, ...]:
+    """Return sum_u [s < u] [u <= t] g_u = [s <= t] (sum_u [u <= t] g_u - sum_u [u <= s] g_u).
+
+    Any other term is returned as it is.
+    """
+    for first in term.of(PositionOrder):
+        for second in term.of(PositionOrder):
+            u = second.row
+            between = first.column == u and second.offset == -1 and first.offset == 0
+            if not between or set(u) & free or not {*first.row, *second.column} <= free:
+                continue
+            rest = tuple(f for f in term.factors if f is not first and f is not second)
+            order = PositionOrder(first.row, second.column)
+            since = PositionOrder(second.column, u)
+            return (
+                Term(term.coefficient, (*rest, order, first)),
+                Term(-term.coefficient, (*rest, order, since)),
+            )
+    return (term,)
 
 
 def exponent(term: Term, free: frozenset[Axis]) -> Nested:

@@ -54,14 +54,14 @@ def _causal(
         return None
     if len(orders) > 1:
         raise NotAttentionError("it has more than one mask by position, such as a window")
-    if reverse:
-        raise NotAttentionError("its mask keeps later positions: it runs backwards in time")
-    if order.offset:
+    if order.offset not in (0, -1):
         raise NotAttentionError(
-            f"its triangle is shifted by {order.offset}; only a mask that includes the diagonal "
-            "and nothing above it is causal linear attention"
+            f"its triangle is shifted by {order.offset}; only a mask that ends at the diagonal, or "
+            "one before it, is causal linear attention"
         )
-    return replace(roles, causal=True)
+    if reverse and roles.decay is not None:
+        raise NotAttentionError("its mask keeps later positions, and its keys fade")
+    return replace(roles, causal=True, strict=order.offset == -1, reverse=reverse)
 
 
 def _bidirectional(product: Term, leaves: list[Leaf], free: Axes, bound: Axes) -> Iterator[Roles]:
@@ -147,6 +147,11 @@ def _sides(
     inside = {*query_position, *key_position, *channels}
     elsewhere = set().union(*(f.axes for f in (*query, *key))) | inside
     widths = tuple(a for a in _ordered(value, free) if a not in elsewhere)
+    # A number for each key, beside a value with a width, belongs to the key: the denominator has
+    # it as well.
+    if widths:
+        key += [f for f in value if not f.axes & set(widths)]
+        value = [f for f in value if f.axes & set(widths)]
     weighs_queries = value and not any(f.axes & set(widths) for f in weights)
     if len(mask) > 1 or (weights and not weighs_queries):
         return None

@@ -7,9 +7,9 @@ exp(X_t - X_s) with X_t = c t                   decay c at every token      (Ret
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from linexport.recognise.axes import Index
+from linexport.recognise.axes import Axis, Index
 from linexport.recognise.joining import match
 from linexport.recognise.roles import NotAttentionError, Roles
 from linexport.recognise.terms import Iota, Leaf, Nested, PositionOrder, Term
@@ -19,13 +19,16 @@ from linexport.recognise.terms import Iota, Leaf, Nested, PositionOrder, Term
 class Decay:
     """``coefficient`` times a leaf, or alone where there is none, at every position of ``time``.
 
-    ``width`` has the labels of channels, where every channel decays by itself.
+    Attributes:
+        width: the labels of channels, where every channel decays by itself.
+        lags: a query meets the decays up to that of the token before it.
     """
 
     leaf: Leaf | None
     time: Index
     width: Index
     coefficient: float
+    lags: bool = False
 
 
 def read_decay(roles: Roles, heads: Index) -> Decay:
@@ -42,8 +45,10 @@ def read_decay(roles: Roles, heads: Index) -> Decay:
         raise NotAttentionError("its decay is neither constant nor a cumulative sum")
     source, time = others[0], roles.query_position
     if isinstance(source, PositionOrder):
-        # sum_u [u <= t] g_u up to and including t: X_t - X_{t-1} = g_t.
-        if source.row != roles.query_position or source.offset or not leaves:
+        # sum_u [u <= t] g_u up to and including t: X_t - X_{t-1} = g_t. Where the newest key is
+        # that of the token before, so may the newest decay be.
+        known = source.offset == 0 or (source.offset == -1 and roles.strict)
+        if source.row != roles.query_position or not known or not leaves:
             raise NotAttentionError("its decay is a cumulative sum over other positions")
         time = source.column
     # c t grows by c from each position to the next.
@@ -55,7 +60,8 @@ def read_decay(roles: Roles, heads: Index) -> Decay:
     if own - {*roles.batch, *heads, *roles.channels, *time}:
         raise NotAttentionError("its decay depends on labels that keys do not have")
     width = roles.channels if own & set(roles.channels) else ()
-    return Decay(leaf, time, width, term.coefficient)
+    lags = isinstance(source, PositionOrder) and source.offset == -1
+    return Decay(leaf, time, width, term.coefficient, lags)
 
 
 def common_exponent(product: Term, query_position: Index, key_position: Index) -> Term | None:
@@ -85,6 +91,46 @@ def common_exponent(product: Term, query_position: Index, key_position: Index) -
     )
     shared = frozenset(at_row[0].axes | moved.axes) & frozenset(product.axes)
     same_rate = math.isclose(moved.coefficient, at_row[0].coefficient)
-    if not same_rate or match(at_row[0], moved, shared) is None:
-        raise NotAttentionError("the decays of queries and of keys differ")
-    return at_row[0]
+    if same_rate:
+        for query in (at_row[0], _advanced(at_row[0])):
+            if match(query, moved, shared) is not None:
+                return at_row[0]
+    raise NotAttentionError("the decays of queries and of keys differ")
+
+
+def _advanced(term: Term) -> Term:
+    """Return sum_u [u <= t] g_u for sum_u [u <= t - 1] g_u, which is what a query may lack."""
+    return replace(
+        term,
+        factors=tuple(
+            replace(f, offset=0) if isinstance(f, PositionOrder) and f.offset == -1 else f
+            for f in term.factors
+        ),
+    )
+
+
+def plain_exps(product: Term, free: frozenset[Axis]) -> Term:
+    """Return a product with exp of one entry of a tensor of keys as a function of that entry.
+
+    Raises:
+        NotAttentionError: exp of a number of the query is a factor as well: a maximum, without
+            which the exponents of keys leave float32.
+    """
+    factors = list(product.factors)
+    positions = set().union(*(o.axes for o in product.of(PositionOrder)))
+    for place, factor in enumerate(factors):
+        if not positions or not isinstance(factor, Nested) or factor.kind != "exp":
+            continue
+        term = factor.inner.terms[0]
+        leaf = term.factors[0] if len(factor.inner.terms) == len(term.factors) == 1 else None
+        if isinstance(leaf, Leaf) and leaf.axes == factor.axes:
+            if leaf.axes & positions & free:
+                raise NotAttentionError(
+                    "its exponents have a number of each query subtracted, as a maximum is: sums "
+                    "over keys alone would leave float32 where these do not"
+                )
+            inside = leaf.function
+            if term.coefficient != 1:
+                inside = ("Mul", (), inside, ("const", term.coefficient, None))
+            factors[place] = replace(leaf, function=("Exp", (), inside))
+    return replace(product, factors=tuple(factors))

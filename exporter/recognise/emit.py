@@ -23,6 +23,12 @@ from linexport.recognise.head_layout import axis_size
 from linexport.recognise.nodes import element_type, written_size
 from linexport.recognise.roles import NotAttentionError
 from linexport.recognise.terms import IDENTITY, Leaf
+from linexport.recognise.tokens import (
+    delayed_tokens,
+    faded_tokens,
+    masked_tokens,
+    reversed_tokens,
+)
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -60,12 +66,17 @@ class MatchWriter(Factors):
                 ("value", roles.value, order.value, roles.widths, roles.key_position),
             )
         ]
+        faded = self._decay(dtype) if roles.decay else gs.Variable.empty()
+        mask = self._mask(roles.mask) if roles.mask else gs.Variable.empty()
+        if roles.reverse:
+            *inputs, mask = (reversed_tokens(self, x) for x in (*inputs, mask))
+        if roles.strict:
+            inputs, faded, mask = self._earlier(inputs, faded, mask)
         # Inputs are positional, and these two are states: a pass that follows may add them.
-        if roles.decay is not None or roles.mask is not None:
-            inputs += [gs.Variable.empty(), gs.Variable.empty()]
-            inputs.append(self._decay(dtype) if roles.decay else gs.Variable.empty())
-        if roles.mask is not None:
-            inputs += [gs.Variable.empty(), self._mask(roles.mask)]
+        if not faded.is_empty() or not mask.is_empty():
+            inputs += [gs.Variable.empty(), gs.Variable.empty(), faded]
+        if not mask.is_empty():
+            inputs += [gs.Variable.empty(), mask]
         if self.mapped is not None and self.applies_map and self.parameters:
             inputs += [gs.Variable.empty() for _ in range(len(INPUTS) - len(inputs))]
             inputs += self.parameters
@@ -95,8 +106,42 @@ class MatchWriter(Factors):
         if self.mapped is not None and self.applies_map:
             fused.attrs["feature_map"] = self.mapped.kind
         self.nodes.append(fused)
+        if roles.reverse:
+            output = reversed_tokens(self, output)
         self._restore(self._weighted(self._post(output), packed))
         return fused
+
+    def _earlier(
+        self, inputs: list[gs.Tensor], faded: gs.Tensor, mask: gs.Tensor
+    ) -> tuple[list[gs.Tensor], gs.Tensor, gs.Tensor]:
+        """Return inputs of which each token has the key and the value of the one before.
+
+            sum_{s < t} exp(X_t - X_s) k_s v_s
+            = sum_{r <= t} exp(X_t - X_r) exp(g_r) k_{r-1} v_{r-1}
+
+        Raises:
+            NotAttentionError: a map is applied to keys, of which those before the first are zero.
+        """
+        roles, order = self.roles, self.layout
+        if self.mapped is not None:
+            raise NotAttentionError("its triangle is shifted by -1, and its scores are mapped")
+        query, key, value = inputs
+        if not mask.is_empty():
+            key = masked_tokens(self, key, mask)
+        value = delayed_tokens(self, value)
+        # Without a key it is 1 everywhere, and the value is zero where there is none.
+        key = delayed_tokens(self, key) if roles.key else key
+        if not faded.is_empty() and decay.read_decay(roles, order.value).lags:
+            faded = delayed_tokens(self, faded)
+        elif not faded.is_empty():
+            if roles.key and order.key != order.value:
+                raise NotAttentionError("its triangle is shifted by -1, and its keys are shared")
+            heads = axis_size(order.value)
+            if roles.key:
+                key = faded_tokens(self, key, faded, heads)
+            else:
+                value = faded_tokens(self, value, faded, heads)
+        return [query, key, value], faded, gs.Variable.empty()
 
     def _dtype(self) -> np.dtype[np.generic]:
         kinds, roles = [], self.roles

@@ -6,16 +6,17 @@ other output, and any form that is no use for finding attention, is *opaque*: a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.recognise import algebra
-from linexport.recognise.axes import Index, fresh, size_of
+from linexport.recognise.axes import Index, size_of
 from linexport.recognise.sizes import Size, parse
-from linexport.recognise.terms import Form, Iota, Leaf, PositionOrder, Term
+from linexport.recognise.stored import of_value
+from linexport.recognise.terms import Form, Leaf, Term
 from linexport.recognise.values import Values
 
 Rule = Callable[["Evaluator", gs.Node], "Form | dict[str, Form] | None"]
@@ -40,8 +41,8 @@ def rule(*operators: str) -> Callable[[Rule], Rule]:
 
 
 @dataclass(frozen=True)
-class Padded:
-    """A tensor that is another one with zeros behind it along one dim, however many."""
+class Along:
+    """A tensor that another one was made of by a change along one dim."""
 
     place: int
     form: Form
@@ -63,12 +64,16 @@ class Evaluator:
         graph: a graph, or the body of a loop.
         bound: forms of a body's inputs.
         outer: of the graph a body is in.
+        ends: names of values that others see as tensors of the graph, whatever they are made of.
 
     Attributes:
         opaque_over: for an opaque value, the node that made it of a form which was worth following.
         pieces: of values made by Pad and Concat.
-        padded: of values made by Pad, where its sizes are not known.
+        padded: what values are of that have zeros behind it along a dim, however many.
+        delayed: what values are of that have one zero in front of it.
+        shortened: what values are of that lack its last position.
         values: known values.
+        inside: the forms of the ends.
     """
 
     def __init__(
@@ -76,12 +81,17 @@ class Evaluator:
         graph: gs.Graph,
         bound: Mapping[str, Form] | None = None,
         outer: Evaluator | None = None,
+        ends: Collection[str] = (),
     ) -> None:
         self.graph, self.outer = graph, outer
+        self.ends = ends
+        self.inside: dict[str, Form] = {}
         self.values = Values(self.sizes)
         self.opaque_over: dict[str, gs.Node] = {}
         self.pieces: dict[str, Pieces] = {}
-        self.padded: dict[str, Padded] = {}
+        self.padded: dict[str, Along] = {}
+        self.delayed: dict[str, Along] = {}
+        self.shortened: dict[str, Along] = {}
         self._forms: dict[str, Form | None] = dict(bound or {})
         self._weights: set[str] = set()
         for node in graph.nodes:
@@ -148,9 +158,12 @@ class Evaluator:
         forms = found if isinstance(found, dict) else {node.outputs[0].name: found}
         for output in node.outputs:
             form = forms.get(output.name)
-            if form is not None and algebra.reasonable(form):
+            reasonable = form is not None and algebra.reasonable(form)
+            if form is not None and reasonable and output.name not in self.ends:
                 self._forms[output.name] = form
             else:
+                if form is not None and reasonable:
+                    self.inside[output.name] = form
                 self._opaque(node, output)
 
     def _opaque(self, node: gs.Node, output: gs.Tensor) -> None:
@@ -181,7 +194,7 @@ class Evaluator:
     def _source(self, tensor: gs.Tensor) -> Form | None:
         value = self.values.numbers(tensor)
         if value is not None:
-            return _of_value(tensor, value)
+            return of_value(tensor, value)
         if tensor.shape is None:
             return None
         shape = [
@@ -208,39 +221,3 @@ def _compound(term: Term, form: Form) -> bool:
 
 def _unknown(tensor: gs.Tensor, place: int) -> Size:
     return Size(1, (f"{tensor.name}[{place}]",))
-
-
-def _of_value(tensor: gs.Tensor, value: np.ndarray) -> Form:
-    """Return the form of a constant: one number, positions, a triangle, or else a leaf."""
-    dims = tuple(fresh(Size(n)) for n in value.shape)
-    plain = Form(dims, (Term(1.0, (Leaf(tensor, dims),)),))
-    if value.size == 0 or value.dtype.kind not in "fiub":
-        return plain
-    first, last = value.flat[0], value.flat[-1]
-    if first == last and bool((value == first).all()):
-        # As the shortest decimal of its dtype: 1e-6 rather than 9.99999997e-07.
-        return algebra.constant(
-            float(str(first)) if value.dtype.kind == "f" else float(first), dims
-        )
-    if value.ndim == 1 and value.size > 1 and np.array_equal(value, np.arange(value.size)):
-        return Form(dims, (Term(1.0, (Iota(dims[0]),)),))
-    return _triangle(value, dims) or plain
-
-
-def _triangle(value: np.ndarray, dims: tuple[Index, ...]) -> Form | None:
-    """Return c [s <= t + k] for a matrix of c on one side of a diagonal and 0 on the other."""
-    if value.ndim < 2 or value.shape[-1] != value.shape[-2] or value.size != value.shape[-1] ** 2:
-        return None
-    square = value.reshape(value.shape[-2:])
-    number = next((float(x) for x in (square[0, -1], square[-1, 0]) if x != 0), 0.0)
-    filled = square != 0
-    if not number or not bool((square[filled] == number).all()):
-        return None
-    below = square[-1, 0] != 0
-    # Row 0 alone gives k: its last column that is not zero or, upside down, that is. All other
-    # rows are then compared with that triangle.
-    offset = int((filled[0] if below else ~filled[0]).sum()) - 1
-    if not np.array_equal(filled, np.tri(len(square), k=offset, dtype=bool) == below):
-        return None
-    order = PositionOrder(dims[-2], dims[-1], offset)
-    return Form(dims, (Term(number, (order if below else order.complement(),)),))

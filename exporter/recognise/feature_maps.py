@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.models import feature_maps
 from linexport.recognise.axes import Axis, Index, size_of
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.known_maps import KnownMap, known_maps
@@ -34,8 +35,8 @@ class Mapped:
         scales: of the query and of the key.
         features: M.
         proven_to: largest |x| on which it was compared with the nodes it stands for.
-        cancels: sums of its kernel may be small although their terms are large, so that a quotient
-            of two of them loses its digits.
+        cancels: its kernel as text, where sums of it may be small although their terms are large,
+            so that a quotient of two of them loses its digits; else empty.
     """
 
     kind: str
@@ -43,7 +44,7 @@ class Mapped:
     scales: dict[str, float]
     features: int
     proven_to: float
-    cancels: bool = False
+    cancels: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,13 @@ def _identity(known: KnownMap) -> tuple[str, list[bytes]]:
 
 
 def _sides(e: Evaluator, roles: Roles, side: str, imports: dict[str, int]) -> list[_Side]:
-    """Readings of one side; those of an unscaled source first, then of the nearest."""
-    found = list(_readings(e, roles, side, imports))
-    return sorted(found, key=lambda reading: reading.known.scale != 1.0)
+    """Readings of one side: of an unscaled source first, of refined maps, then of the nearest."""
+
+    def rank(reading: _Side) -> tuple[bool, bool]:
+        known = reading.known
+        return known.scale != 1.0, not feature_maps.find_map(known.kind).refines
+
+    return sorted(_readings(e, roles, side, imports), key=rank)
 
 
 def _readings(e: Evaluator, roles: Roles, side: str, imports: dict[str, int]) -> Iterator[_Side]:

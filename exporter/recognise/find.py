@@ -28,6 +28,10 @@ LAYOUT = {"Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 """Operators that move values."""
 
 
+SUMS = {"MatMul", "Einsum", "CumSum"}
+"""Operators that sum over tokens."""
+
+
 class Search:
     """Finds and replaces in one graph.
 
@@ -51,7 +55,7 @@ class Search:
 
     def run(self) -> Findings:
         """Replace all that can be proven."""
-        roots = self._roots()
+        roots = self._ended(self._roots())
         # From the end: a normalised attention contains its numerator, which is a root as well. What
         # a larger match covers is not looked at again.
         for root in reversed(list(roots.values())):
@@ -86,18 +90,52 @@ class Search:
                 found += self._inside(body, inner)
         return found
 
+    def _ended(self, roots: dict[str, Root]) -> dict[str, Root]:
+        """Return more roots, where one attention reads another and both are no single one.
+
+        Its reader is then found only if it sees the other as a tensor of the graph.
+        """
+        tried = set[str]()
+        while name := next((n for n in roots if n not in tried and self._is_read(roots, n)), None):
+            tried.add(name)
+            before, refused = self.evaluator, self.unmatched
+            self.evaluator = Evaluator(self.graph, ends={*before.ends, name})
+            self.unmatched = {}
+            found = self._roots()
+            if any(name in (f.tensor.name for f in r.roles.leaves) for r in found.values()):
+                roots = found
+            else:
+                self.evaluator, self.unmatched = before, refused
+        return roots
+
+    def _is_read(self, roots: Mapping[str, Root], name: str) -> bool:
+        """Return whether tokens of an attention are summed again, to something that is none."""
+
+        def read(tensor: gs.Tensor) -> bool:
+            for node in tensor.outputs:
+                others = [t for t in node.inputs if t is not tensor]
+                sums = node.op in SUMS and not any(map(self.evaluator.is_weight, others))
+                if sums and not any(o.name in roots for o in node.outputs):
+                    return True
+                if (node.op in LAYOUT or node.op == "Mul") and any(map(read, node.outputs)):
+                    return True
+            return False
+
+        return read(roots[name].tensor)
+
     def _roots(self) -> dict[str, Root]:
         roots: dict[str, Root] = {}
         for node in self.graph.nodes:
             for tensor in node.outputs:
                 form = None if tensor.is_empty() else self.evaluator.form(tensor)
+                form = self.evaluator.inside.get(tensor.name, form)
                 if form is None:
                     continue
                 mapped = None
                 try:
                     found = polynomial.read_polynomial(form, self.evaluator.is_weight)
                     if found is not None and found[1].cancels:
-                        _check_quotient(tensor, found[0])
+                        _check_quotient(tensor, *found)
                     roles, mapped = found or (read_roles(form, self.evaluator.is_weight), None)
                 except NotAttentionError as error:
                     self._reject(node, str(error))
@@ -170,9 +208,9 @@ class Search:
         return False
 
     def _replace(self, root: Root) -> None:
-        mapped = (
-            None if root.mapped else feature_maps.read_map(self.evaluator, root.roles, self.imports)
-        )
+        # Before the first token there is no key, and a map would make one of zeros.
+        own = root.mapped is not None or root.roles.strict
+        mapped = None if own else feature_maps.read_map(self.evaluator, root.roles, self.imports)
         # With its feature map the match replaces more nodes. Where that cannot be proven, the match
         # without it still may be.
         if mapped is not None:
@@ -224,7 +262,7 @@ def _overflows(tensor: gs.Tensor, roles: Roles) -> bool:
     return exps and any(node.op == "Log" for node in tensor.outputs)
 
 
-def _check_quotient(tensor: gs.Tensor, roles: Roles) -> None:
+def _check_quotient(tensor: gs.Tensor, roles: Roles, mapped: feature_maps.Mapped) -> None:
     """Refuse a quotient of sums that may be small although their terms are large.
 
     Raises:
@@ -232,9 +270,10 @@ def _check_quotient(tensor: gs.Tensor, roles: Roles) -> None:
     """
     if roles.normalize or not roles.value or _divided(tensor):
         raise NotAttentionError(
-            "its scores pass through a polynomial that may be negative before their sum is divided "
-            "by: computed from features, that would be a small sum of large terms. A polynomial "
-            "that is never negative, such as an even power, is fused"
+            f"its scores x become {mapped.cancels}, which may be negative, before their sum is "
+            "divided by: computed from features, that would be a small sum of large terms. What is "
+            "never negative is fused, such as an even power, or any where queries and keys are not "
+            "(relu, exp)"
         )
 
 

@@ -30,6 +30,9 @@ and more; one with a bound or an added constant differs where its features are l
 BRANCHING = {"Clip", "Max", "Min", "Where"}
 """Operators whose bounds lie outside what exponents can be compared on."""
 
+FLOOR = 1e-6
+"""Inputs are compared from a thousandth on: a lower bound this small changes smaller ones only."""
+
 SMALLEST = 1e-30
 """Products of features that are nearly 0 in float32 are equal."""
 
@@ -49,6 +52,17 @@ class KnownMap:
     proven_to: float
 
 
+def _keeps_from_zero(node: gs.Node) -> bool:
+    """Return whether a node is max(x, eps) with a small eps, as in front of a division."""
+    bounds = [t for t in node.inputs[1:] if not t.is_empty()]
+    if node.op not in ("Max", "Clip") or len(bounds) != 1:
+        return False
+    lower = isinstance(bounds[0], gs.Constant) and not (
+        node.op == "Clip" and node.inputs[1].is_empty()
+    )
+    return lower and bool((np.abs(bounds[0].values) <= FLOOR).all())
+
+
 def _stored(nodes: Sequence[gs.Node]) -> list[np.ndarray]:
     """Matrices among the weights that nodes read."""
     constants = [t for n in nodes for t in n.inputs if isinstance(t, gs.Constant)]
@@ -60,9 +74,9 @@ def known_maps(
     side: str, samples: Sequence[Sample], nodes: Sequence[gs.Node]
 ) -> Iterator[KnownMap]:
     """Maps whose products of features are those of y on all samples of (x, y)."""
-    operators = {n.op for n in nodes}
     # Exponents are compared on small inputs only, where a bound further out does not show.
-    if operators & EXPONENTS and operators & BRANCHING:
+    bounded = any(n.op in BRANCHING and not _keeps_from_zero(n) for n in nodes)
+    if bounded and any(n.op in EXPONENTS for n in nodes):
         return
     width = samples[0][0].shape[-1]
     matrices = [m for a in _stored(nodes) for m in (a, a.T) if m.shape[0] == width]
@@ -71,6 +85,8 @@ def known_maps(
         if feature_maps.find_map(kind).elementwise:
             continue
         for parameters in [(), *((np.ascontiguousarray(m),) for m in matrices)]:
+            if parameters and not feature_maps.find_map(kind).drawn_like(*parameters):
+                continue
             # Maps of softmax's kernel scale q and k by d^(-1/4) each. Graphs that leave this to the
             # caller compute phi(d^(1/4) x) of ours.
             for scale in (1.0, width**0.25):

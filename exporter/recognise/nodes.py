@@ -9,8 +9,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper
 
-from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.op import DOMAIN
+from linexport.plugins.ops.registry import all_ops
 from linexport.recognise.axes import Axis, Index, size_of
 from linexport.recognise.roles import NotAttentionError
 from linexport.recognise.sizes import ONE, Size
@@ -159,7 +159,7 @@ class Nodes:
     ) -> gs.Variable:
         """Write a node of one output, with that dtype and shape, and return the output."""
         output = gs.Variable(self.name(op.lower()), dtype=dtype, shape=list(shape or ()))
-        domain = DOMAIN if op == feature_map.OP.name else None
+        domain = DOMAIN if op in all_ops() else None
         name = name or f"{output.name}/{op}"
         self.nodes.append(gs.Node(op, name, dict(attrs or {}), inputs, [output], domain=domain))
         return output

@@ -20,13 +20,13 @@ import onnx_graphsurgeon as gs
 
 from linexport.models import feature_maps
 from linexport.models.feature_maps import polynomial
-from linexport.recognise import functions
 from linexport.recognise.axes import Axis, size_of
 from linexport.recognise.exact import LARGEST
 from linexport.recognise.feature_maps import Mapped
 from linexport.recognise.joining import match
 from linexport.recognise.read_roles import read_roles
 from linexport.recognise.roles import NotAttentionError, Roles
+from linexport.recognise.signs import sign_of
 from linexport.recognise.terms import Count, Factor, Form, Leaf, Nested, Term
 
 HIGHEST = 5
@@ -37,9 +37,6 @@ WIDEST = 4096
 
 EQUAL = 1e-4
 """Largest relative difference of coefficients that are equal."""
-
-NON_NEGATIVE = {"Relu", "Exp", "Softmax", "Sigmoid", "Softplus", "Abs"}
-"""Operators whose output never is below 0."""
 
 Axes = frozenset[Axis]
 
@@ -161,7 +158,7 @@ def _cancels(numbers: Sequence[float], linear: Roles) -> bool:
     from the scores. Where p changes its sign, it may sum up to nearly nothing.
     """
     # q . k >= 0 for all of them, and with coefficients of one sign p(x) >= 0 for x >= 0.
-    if all(_never_negative(leaf) for leaf in (*linear.query, *linear.key)):
+    if all(sign_of(leaf) == 1 for leaf in (*linear.query, *linear.key)):
         return False
     a = np.polynomial.Polynomial(np.asarray(numbers) * math.copysign(1.0, numbers[-1]))
     # A smallest value of p lies where its derivative is 0; of odd degree it has none.
@@ -170,12 +167,6 @@ def _cancels(numbers: Sequence[float], linear: Roles) -> bool:
     size = np.polynomial.Polynomial(np.abs(numbers))
     odd = len(numbers) % 2 == 0
     return odd or any(float(a(x)) < -EQUAL * float(size(abs(x))) for x in turns)
-
-
-def _never_negative(leaf: Leaf) -> bool:
-    producer = leaf.tensor.inputs[0] if leaf.tensor.inputs else None
-    stored = producer is not None and producer.op in NON_NEGATIVE
-    return functions.never_negative(leaf.function, stored)
 
 
 def _denominator(
@@ -228,7 +219,8 @@ def _mapped(
         ratio, eps = below
         linear = replace(linear, normalize=True, scale=ratio * unit, eps=eps, post=1 / ratio)
     scales = {"query": factor, "key": factor}
-    return linear, Mapped(kind, parameters, scales, features, LARGEST, _cancels(numbers, linear))
+    cancels = _text(numbers) if _cancels(numbers, linear) else ""
+    return linear, Mapped(kind, parameters, scales, features, LARGEST, cancels)
 
 
 def _kind(numbers: Sequence[float], width: int) -> tuple[str, tuple[np.ndarray, ...], float, float]:
@@ -251,6 +243,7 @@ def _kind(numbers: Sequence[float], width: int) -> tuple[str, tuple[np.ndarray, 
 
 
 def _text(numbers: Sequence[float]) -> str:
-    """The polynomial, "1 + 2 x + 0.5 x^2"."""
+    """The polynomial, "1 + 2 x + 0.5 x^2"; 1 is not written before a power."""
     powers = ["", " x", *(f" x^{n}" for n in range(2, len(numbers)))]
-    return " + ".join(f"{a:g}{x}" for a, x in zip(numbers, powers, strict=True) if a)
+    parts = [(f"{a:g}", x) for a, x in zip(numbers, powers, strict=True) if a]
+    return " + ".join(x.strip() if x and a == "1" else a + x for a, x in parts)

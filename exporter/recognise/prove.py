@@ -93,10 +93,16 @@ def prove(candidate: RewriteCandidate) -> ProofRecord:
     worst, sizes = 0.0, list[dict[str, int]]()
     problem = ""
     for symbols in _assignments(candidate):
+        if not size_value(candidate.length, symbols):
+            continue  # fewer tokens than one chunk: nothing would be compared
+        shapes = [[size_value(s, symbols) for s in shape] for _, shape in candidate.inputs]
+        if any(size < 0 for shape in shapes for size in shape):
+            problem = "the model does not take sequences this short"
+            continue
         for kind in ("normal", "low", "tiny", *(["orthogonal"] if candidate.channels else [])):
             fed = {
-                t.name: _draw(random, t, [size_value(s, symbols) for s in shape], kind, candidate)
-                for t, shape in candidate.inputs
+                tensor.name: _draw(random, tensor, shape, kind, candidate)
+                for tensor, shape in zip(given, shapes, strict=True)
             }
             try:
                 expected = before.run(None, fed)[0]

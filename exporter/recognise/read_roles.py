@@ -12,6 +12,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.recognise.assign_roles import assign_roles
 from linexport.recognise.axes import size_of
+from linexport.recognise.decay import plain_exps
 from linexport.recognise.joining import match
 from linexport.recognise.roles import NotAttentionError, Roles
 from linexport.recognise.terms import Count, Factor, Form, Leaf, Nested, Term
@@ -34,6 +35,7 @@ def read_roles(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | No
     over = [f for f in term.of(Nested) if f.kind == "one over"]
     counts = tuple(term.of(Count))
     product = Term(1.0, tuple(f for f in term.factors if f not in over and f not in counts))
+    product = plain_exps(product, form.axes)
     roles = assign_roles(product, form)
     if roles is None or len(over) > 1:
         return None
@@ -92,7 +94,8 @@ def _normalised(roles: Roles, product: Term, over: Nested) -> Roles:
     counts = tuple(sums[0].of(Count))
     if counts and eps:
         raise NotAttentionError("its epsilon is added to a denominator that a length divides")
-    factors: list[Factor] = [f for f in sums[0].factors if f not in counts]
+    below = plain_exps(sums[0], over.inner.axes).factors
+    factors: list[Factor] = [f for f in below if f not in counts]
     # The denominator is the numerator with a value of one: every other factor must be there, too.
     # Factors of the query position alone are outside both sums.
     outside = {*map(id, roles.value), *map(id, roles.weights)}

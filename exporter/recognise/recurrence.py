@@ -9,8 +9,6 @@ cumulative sum.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from linexport.recognise.axes import Axis, Index
 from linexport.recognise.decay import common_exponent
 from linexport.recognise.roles import Roles
@@ -25,26 +23,31 @@ def read_recurrence(product: Term, form: Form) -> Roles | None:
     Raises:
         NotAttentionError: its decay is not that of a recurrence.
     """
-    product = _plain_exps(product)
     orders, leaves = product.of(PositionOrder), product.of(Leaf)
     exps = [f for f in product.of(Nested) if f.kind == "exp"]
     if len(orders) != 1 or len(leaves) + len(exps) + 1 != len(product.factors):
         return None
     (order,) = orders
     free, bound = form.axes, product.axes - form.axes
-    looks_back = set(order.column) == set(bound) and set(order.row) <= free and not order.offset
+    looks_back = set(order.column) == set(bound) and set(order.row) <= free
+    looks_ahead = set(order.row) == set(bound) and set(order.column) <= free
+    row, column = (order.row, order.column) if looks_back else (order.column, order.row)
     # Along a fixed number of positions there is nothing to stream.
-    fixed = all(a.size.known is not None for a in order.column)
-    if not looks_back or fixed or len(order.row) != len(order.column):
+    fixed = all(a.size.known is not None for a in column)
+    if not (looks_back or looks_ahead) or fixed or len(row) != len(column):
         return None
-    t, s = set(order.row), set(order.column)
+    if order.offset not in (0, -1):
+        return None
+    t, s = set(row), set(column)
     value = [f for f in leaves if f.axes & s]
     weights = [f for f in leaves if f not in value]
-    sides = all(f.axes & t and not f.axes & s for f in weights)
+    sides = not any(f.axes & s for f in weights)
     mixed = any(f.axes & t and f.axes & s for f in (*value, *exps))
     if not value or not sides or mixed or not all(map(_floating, value)):
         return None
-    decay = common_exponent(product, order.row, order.column)
+    decay = common_exponent(product, row, column)
+    if looks_ahead and decay is not None:
+        return None
     own = set() if decay is None else set().union(*(f.axes for f in decay.of(Leaf)))
     inside = _ordered(value, s)
     batch = tuple(a for a in inside if a.size.known is None)
@@ -59,12 +62,14 @@ def read_recurrence(product: Term, form: Form) -> Roles | None:
         tuple(weights),
         None,
         decay,
-        order.row,
-        order.column,
+        row,
+        column,
         (),
         widths,
         batch,
         causal=True,
+        strict=order.offset == -1,
+        reverse=looks_ahead,
     )
 
 
@@ -74,19 +79,3 @@ def _floating(leaf: Leaf) -> bool:
 
 def _ordered(leaves: list[Leaf], but: set[Axis]) -> Index:
     return tuple(dict.fromkeys(a for f in leaves for i in f.dims for a in i if a not in but))
-
-
-def _plain_exps(product: Term) -> Term:
-    """Return a product with exp of one entry of one tensor as a function of it."""
-    factors = list(product.factors)
-    for place, factor in enumerate(factors):
-        if not isinstance(factor, Nested) or factor.kind != "exp" or len(factor.inner.terms) != 1:
-            continue
-        (term,) = factor.inner.terms
-        leaf = term.factors[0] if len(term.factors) == 1 else None
-        if isinstance(leaf, Leaf) and leaf.axes == factor.axes:
-            inside = leaf.function
-            if term.coefficient != 1:
-                inside = ("Mul", (), inside, ("const", term.coefficient, None))
-            factors[place] = replace(leaf, function=("Exp", (), inside))
-    return replace(product, factors=tuple(factors))

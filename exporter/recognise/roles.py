@@ -31,6 +31,8 @@ class Roles:
         batch: labels shared by all, outside the heads.
         scale, eps: as of the op; ``normalize`` as well.
         post: what the op's output is multiplied with, as a number and sizes.
+        strict: a query meets the keys before it, without its own.
+        reverse: it meets those after it.
     """
 
     query: tuple[Leaf, ...]
@@ -50,6 +52,8 @@ class Roles:
     eps: float = 0.0
     post: float = 1.0
     post_counts: tuple[Count, ...] = field(default=())
+    strict: bool = False
+    reverse: bool = False
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:

@@ -30,7 +30,7 @@ def not_linear_reason(e: Evaluator, node: gs.Node, form: Form) -> str | None:
     for exponent in (f for f in term.of(Nested) if f.kind == "exp"):
         mixed = exponent.axes & bound and exponent.axes & form.axes
         inside = replace(form, dims=exponent.inner.dims)
-        if mixed and any(_is_product(inside, t.of(Leaf)) for t in exponent.inner.terms):
+        if mixed and any(_is_product(e, inside, t.of(Leaf)) for t in exponent.inner.terms):
             return "exp is taken of query times key: softmax attention"
     for scores in leaves:
         others = [f for f in leaves if f is not scores]
@@ -45,7 +45,10 @@ def not_linear_reason(e: Evaluator, node: gs.Node, form: Form) -> str | None:
 
 
 def _between(e: Evaluator, tensor: gs.Tensor) -> str | None:
-    """The operator between query times key and this tensor; Softmax, if it is among several."""
+    """The operator between query times key and this tensor; Softmax, if it is among several.
+
+    What queries and keys pass through themselves is behind that product.
+    """
     found, pending, seen = None, [tensor], set[str]()
     while pending:
         here = pending.pop()
@@ -55,19 +58,24 @@ def _between(e: Evaluator, tensor: gs.Tensor) -> str | None:
         seen.add(here.name)
         for source in node.inputs:
             form = e.form(source)
-            if form is not None and any(_is_product(form, t.of(Leaf)) for t in form.terms):
+            if form is not None and any(_is_product(e, form, t.of(Leaf)) for t in form.terms):
                 found = node.op if found is None else found
-            pending.append(source)
+            else:
+                pending.append(source)
     if found is None:
         return None
     operators = [e.opaque_over[name].op for name in seen]
     return "Softmax" if "Softmax" in operators else found
 
 
-def _is_product(form: Form, leaves: list[Leaf]) -> bool:
-    """A sum over channels of two tensors that have positions of their own."""
-    for a in leaves:
-        for b in leaves:
+def _is_product(e: Evaluator, form: Form, leaves: list[Leaf]) -> bool:
+    """A sum over channels of two tensors that have positions of their own.
+
+    A product with a stored tensor is a projection, such as that of gates.
+    """
+    own_values = [leaf for leaf in leaves if not e.is_weight(leaf.tensor)]
+    for a in own_values:
+        for b in own_values:
             own = a.axes & form.axes - b.axes, b.axes & form.axes - a.axes
             if a is not b and all(own) and a.axes & b.axes - form.axes:
                 return True

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
@@ -26,8 +26,9 @@ from linexport.plugins.ops.registry import all_ops
 from linexport.trace.dim_names import name_symbols
 from linexport.trace.graph import plain_onnx, to_graph
 from linexport.trace.normalise import normalise
-from linexport.trace.program import export_program
+from linexport.trace.program import export_program, frozen
 from linexport.trace.random_ops import reject_nondeterminism
+from linexport.trace.rolling import NotALoopError, roll
 
 __all__ = ["Traced", "export_program", "plain_export", "trace"]
 
@@ -45,6 +46,8 @@ class Traced:
         example_sizes: the size each of them had in the example.
         program: the traced program; None where the original is a graph itself.
         translated: the program after the exporter's decompositions.
+        lines: source lines of the model's author by the names of nodes and values, as far as the
+            exporter kept them.
     """
 
     graph: onnx.ModelProto
@@ -53,6 +56,11 @@ class Traced:
     example_sizes: Mapping[str, int]
     program: torch.export.ExportedProgram | None = None
     translated: torch.export.ExportedProgram | None = None
+    lines: Mapping[str, str] = field(default_factory=dict)
+
+    def line(self, *names: str) -> str | None:
+        """Return the source line of the first of some nodes or values that has one."""
+        return next((self.lines[name] for name in names if name in self.lines), None)
 
     @property
     def model(self) -> onnx.ModelProto:
@@ -70,15 +78,22 @@ def trace(loaded: LoadedModel) -> Traced:
         BuildError: torch could not trace or translate it for another reason.
     """
     if loaded.graph is not None:
-        graph = normalise(loaded.graph)
+        graph, lines = normalise(loaded.graph)
         _check_types(graph)
         log.info("the ONNX file has %d nodes after normalisation", len(graph.graph.node))
-        return Traced(graph, externalize(graph), loaded.graph.dims, loaded.graph.sizes)
+        weights, given = externalize(graph), loaded.graph
+        return Traced(graph, weights, given.dims, given.sizes, lines=lines)
     program = loaded.program or export_program(loaded)
     reject_nondeterminism(program)
     step = loaded.decode_module
     names, dims, sizes = name_symbols(program, (step or loaded).dynamic_shapes)
-    model, weights, translated = to_graph(program, names, (step or loaded).outputs)
+    found = to_graph(program, names, (step or loaded).outputs)
+    model = found.graph
+    try:
+        roll(model)
+    except NotALoopError as reason:
+        log.info("a loop over tokens stays unrolled: %s", reason)
+        raise frozen(loaded) from reason
     _check_outputs(program, model)
     _check_types(model)
     if step is not None:
@@ -88,7 +103,8 @@ def trace(loaded: LoadedModel) -> Traced:
         dims = {name: limits for name, limits in dims.items() if name not in lengths}
     ranges = ", ".join(f"{name} {limits.min}:{limits.max or ''}" for name, limits in dims.items())
     log.info("traced %d nodes; dynamic dimensions: %s", len(model.graph.node), ranges or "none")
-    return Traced(model, weights, dims, {name: sizes[name] for name in dims}, program, translated)
+    traced = {name: sizes[name] for name in dims}
+    return Traced(model, found.weights, dims, traced, program, found.program, found.lines)
 
 
 def plain_export(

@@ -30,7 +30,7 @@ def name_symbols(
         UnsupportedModelError: a size of an input follows from others in another way than as a
             multiple of one that no input has.
     """
-    own = _own_names(spec)
+    own = own_names(spec)
     names: dict[str, str] = {}
     sizes: dict[str, int] = {}
     dims: dict[str, DimRange] = {}
@@ -106,7 +106,7 @@ def _check_independent(
         )
 
 
-def _own_names(spec: Any) -> dict[tuple[int, int], str]:
+def own_names(spec: Any) -> dict[tuple[int, int], str]:
     """Return the names of ``torch.export.Dim`` objects in dynamic_shapes, by input and axis."""
     leaves: list[Any] = []
 

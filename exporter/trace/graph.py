@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +22,42 @@ from linexport.graph.external_data import LARGE, LOCATION, Weights, with_weights
 from linexport.models import torch_ops
 from linexport.plugins.ops import registry
 from linexport.plugins.ops.op import DOMAIN, VERSION, Op
+from linexport.trace import loops
 from linexport.trace.dim_names import rename_symbols
-from linexport.trace.messages import innermost
-from linexport.trace.metadata import drop_metadata
-from linexport.trace.quiet import quiet
+from linexport.trace.exporting import exporting
+from linexport.trace.messages import explained, innermost
+from linexport.trace.metadata import drop_metadata, source_lines
 from linexport.trace.translations import translations_read_once
+from linexport.trace.value_names import name_values
 
 OPSET = 20
 """The lowest with Gelu: spelled out, ONNX Runtime does not recognise it as torch writes it."""
+
+
+@dataclass(frozen=True)
+class Translated:
+    """A program as a graph.
+
+    Attributes:
+        graph: ONNX graph without its large weights.
+        weights: those, which are the program's.
+        program: the one the exporter translated, after its decompositions: values of the graph are
+            named after its nodes.
+        lines: the user's source lines, see ``source_lines``.
+    """
+
+    graph: onnx.ModelProto
+    weights: Weights
+    program: torch.export.ExportedProgram
+    lines: dict[str, str]
 
 
 def to_graph(
     program: torch.export.ExportedProgram,
     symbols: Mapping[str, str] | None = None,
     outputs: Sequence[str] | None = None,
-) -> tuple[onnx.ModelProto, Weights, torch.export.ExportedProgram]:
+) -> Translated:
     """Translate a program, keeping linexport ops as nodes.
-
-    Also returns the large weights, which are those of the program and not in the graph, and the
-    program the exporter translated, after its decompositions: values of the graph are named after
-    its nodes.
 
     ``symbols`` renames the program's size symbols, ``outputs`` the outputs. Nodes of linexport ops
     are named after the submodule they come from; metadata of the exporter, which holds local
@@ -51,7 +68,7 @@ def to_graph(
     """
     registry.register_schemas()
     try:
-        with quiet(), translations_read_once():
+        with exporting(), translations_read_once():
             exported = torch.onnx.export(
                 program,
                 dynamo=True,
@@ -62,27 +79,28 @@ def to_graph(
             )
     except Exception as error:
         raise BuildError(
-            f"torch.onnx.export cannot translate the model: {innermost(error)}"
+            f"torch.onnx.export cannot translate the model: {explained(innermost(error))}"
         ) from error
     assert exported is not None
+    name_values(exported.model.graph, outputs)
     weights = _take_weights(exported.model)
     # One form of constants for passes to read, and fewer nodes.
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(exported.model)
     model = exported.model_proto
     _name_nodes(model)
+    lines = source_lines(model)
     drop_metadata(model)
-    _name_outputs(model, outputs)
     rename_symbols(model, symbols or {})
     assert exported.exported_program is not None
-    return model, weights, exported.exported_program
+    return Translated(model, weights, exported.exported_program, lines)
 
 
 def to_onnx(
     program: torch.export.ExportedProgram, symbols: Mapping[str, str] | None = None
 ) -> onnx.ModelProto:
     """``to_graph`` with the weights in the graph."""
-    model, weights, _ = to_graph(program, symbols)
-    return with_weights(model, weights)
+    found = to_graph(program, symbols)
+    return with_weights(found.graph, found.weights)
 
 
 def _take_weights(model: ir.Model) -> Weights:
@@ -107,7 +125,7 @@ def plain_onnx(program: torch.export.ExportedProgram, path: Path) -> int:
     Raises:
         Exception: whatever torch raises; a plain export that fails is a result, not a fault.
     """
-    with torch.no_grad(), quiet(), translations_read_once():
+    with torch.no_grad(), exporting(), translations_read_once():
         replaced = _decompositions()
         if any(node.target in replaced for node in program.graph.nodes):
             # They loop over chunks for some update rules: sizes they fix are errors.
@@ -123,7 +141,8 @@ def plain_onnx(program: torch.export.ExportedProgram, path: Path) -> int:
 
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """How the exporter writes each linexport operator: as the one node of its op."""
-    return {torch_ops.overload(op): _symbol(op) for op in registry.all_ops().values()}
+    marks = {loops.OPERATOR: loops.symbol}
+    return marks | {torch_ops.overload(op): _symbol(op) for op in registry.all_ops().values()}
 
 
 def _symbol(op: Op) -> Callable[..., Any]:
@@ -156,22 +175,3 @@ def _name_nodes(model: onnx.ModelProto) -> None:
             name = f"{stem}_{count}"
         node.name = name
         taken.add(name)
-
-
-def _name_outputs(model: onnx.ModelProto, wanted: Sequence[str] | None) -> None:
-    """Name outputs as wanted, else ``output`` or ``output_0`` ...; torch names them by operator."""
-    graph = model.graph
-    several = len(graph.output) > 1
-    inputs = {i.name for i in graph.input}
-    numbered = [f"output_{i}" if several else "output" for i in range(len(graph.output))]
-    names = {
-        o.name: name
-        for o, name in zip(graph.output, wanted or numbered, strict=True)
-        if o.name not in inputs
-    }
-    for node in graph.node:
-        for values_ in (node.input, node.output):
-            for i, value in enumerate(values_):
-                values_[i] = names.get(value, value)
-    for info in [*graph.output, *graph.value_info]:
-        info.name = names.get(info.name, info.name)

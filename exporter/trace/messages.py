@@ -1,4 +1,4 @@
-"""One line out of torch's long exceptions."""
+"""Long exceptions of torch: in one line, or whole, with what to do about them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,63 @@ import re
 
 TERMINAL_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
+FOR_DEBUGGING = (
+    "For more information",
+    "For extended logs",
+    "For more debugging",
+    "For C++",
+    "If you suspect",
+    "The error above occurred",
+    "The following call raised",
+    "(Refer to the full stack trace",
+)
+"""Beginnings of lines about torch's own debugging; nothing about the model comes after them."""
+
+ADVICE = (
+    (
+        r"[Dd]ata.dependent|torch\.cond",
+        "A Python if, a loop or a size that depends on the values of a tensor (.item(), int(x), "
+        "bool(x)) cannot be traced: compute both cases and choose with torch.where, and take sizes "
+        "from shapes.",
+    ),
+    (
+        r"No ONNX function found for",
+        "ONNX has no operator for it: write it with others. A cumulative product is "
+        "x.log().cumsum(1).exp() for positive x, a running maximum a recurrence of torch.maximum "
+        "that has no linear form.",
+    ),
+    (
+        r"\.numpy\(\)|[Nn]um[Pp]y",
+        "NumPy cannot be traced: use the function of torch of the same name.",
+    ),
+)
+"""Advice, by what a message contains."""
+
 
 def error_summary(error: BaseException) -> str:
     """Return the type and the first line of an exception."""
-    text = TERMINAL_COLOUR.sub("", str(error)).strip() or "no message"
-    return f"{type(error).__name__}: {text.splitlines()[0]}"
+    return f"{type(error).__name__}: {_lines(error)[0]}"
 
 
-def innermost(error: BaseException) -> str:
-    """Return those of the innermost cause: torch wraps it in several layers of advice."""
+def explained(error: BaseException) -> str:
+    """Return the type and the message of an exception, without its notes on debugging torch.
+
+    What helps, where that is known, is a line at the end.
+    """
+    lines = _lines(error)
+    last = next((i for i, s in enumerate(lines) if s.startswith(FOR_DEBUGGING)), len(lines))
+    text = "\n".join([lines[0], *filter(str.strip, lines[1:last])])
+    advice = next((a for pattern, a in ADVICE if re.search(pattern, text)), None)
+    return "\n".join(filter(None, [f"{type(error).__name__}: {text}", advice]))
+
+
+def innermost(error: BaseException) -> BaseException:
+    """Return the innermost cause: torch wraps it in several layers of advice."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return error_summary(error)
+    return error
+
+
+def _lines(error: BaseException) -> list[str]:
+    text = TERMINAL_COLOUR.sub("", str(error)).strip() or "no message"
+    return text.splitlines()

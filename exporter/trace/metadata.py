@@ -1,8 +1,35 @@
-"""Metadata of exporters: local paths and stack traces, which do not belong in an artifact."""
+"""Metadata of exporters: the user's source lines, which are kept, and all else, which is not.
+
+Stack traces hold local paths, which do not belong in an artifact: of a path its last part is kept.
+"""
 
 from __future__ import annotations
 
+import re
+from pathlib import PurePath
+
 import onnx
+
+STACK_TRACE = "pkg.torch.onnx.stack_trace"
+FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in [^\n]*\n[ \t]*(?P<code>[^\n]+)')
+LIBRARY = re.compile(r"(^|[/\\])torch[/\\]")
+"""Files of torch itself, whose lines say nothing of a model."""
+
+
+def source_lines(model: onnx.ModelProto) -> dict[str, str]:
+    """Return "file.py:12: the code" for nodes, and for the values they compute, by name.
+
+    Nodes without a stack trace, or with one through torch alone, are left out.
+    """
+    found: dict[str, str] = {}
+    for node in model.graph.node:
+        trace = next((p.value for p in node.metadata_props if p.key == STACK_TRACE), "")
+        frames = [f for f in FRAME.finditer(trace) if not LIBRARY.search(f["path"])]
+        if frames:
+            path, line, code = frames[-1].group("path", "line", "code")
+            text = f"{PurePath(path).name}:{line}: {code.strip()}"
+            found |= dict.fromkeys([node.name, *node.output], text)
+    return found
 
 
 def drop_metadata(model: onnx.ModelProto) -> None:

@@ -22,14 +22,16 @@ from linexport.loaders.onnx_file.external import load_external_data
 from linexport.plugins.ops.body import OPSET
 from linexport.plugins.ops.op import DOMAIN
 from linexport.trace.messages import error_summary
-from linexport.trace.metadata import drop_metadata
+from linexport.trace.metadata import drop_metadata, source_lines
 from linexport.trace.observe import observe
 
 log = logging.getLogger(__name__)
 
 
-def normalise(graph: OnnxGraph) -> onnx.ModelProto:
+def normalise(graph: OnnxGraph) -> tuple[onnx.ModelProto, dict[str, str]]:
     """Return the graph of a file as passes take it, with everything in memory.
+
+    Also returns its author's source lines, see ``source_lines``.
 
     Raises:
         UnsupportedModelError: its operator set cannot be raised; or see ``document.read``.
@@ -49,9 +51,10 @@ def normalise(graph: OnnxGraph) -> onnx.ModelProto:
 
     model = _shaped(model, observe(model, graph.path.parent, feeds, graph.sizes))
     _drop_bodies(model)
+    lines = source_lines(model)
     drop_metadata(model)
     load_external_data(graph.path, model)
-    return model
+    return model, lines
 
 
 def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:

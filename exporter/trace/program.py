@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import re
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from linexport.errors import BuildError, LinexportError, UnsupportedModelError
 from linexport.loaders.loaded_model import LoadedModel
 from linexport.models import torch_ops
-from linexport.trace.messages import error_summary
-from linexport.trace.quiet import quiet
+from linexport.patches.scans import as_loops, has_scans
+from linexport.trace import loops
+from linexport.trace.exporting import exporting
+from linexport.trace.messages import error_summary, explained
+
+log = logging.getLogger(__name__)
 
 
 def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
@@ -25,29 +32,78 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
         UnsupportedModelError, BuildError: see ``trace``.
     """
     torch_ops.register_all()
-    source = loaded.decode_module or loaded
-    patched = loaded.decode_module.patched if loaded.decode_module else contextlib.nullcontext
-
-    def export() -> torch.export.ExportedProgram:
-        with torch.no_grad(), quiet(), patched():
-            return torch.export.export(
-                source.module,
-                source.args,
-                loaded.kwargs,
-                dynamic_shapes=source.dynamic_shapes,
-                strict=False,
-            )
-
+    if loaded.decode_module is None and has_scans(loaded.module):
+        program = _of_few_steps(loaded)
+        if program is not None:
+            return program
     try:
-        return export()
+        return _export(loaded)
     except LinexportError:
         raise
     except Exception as error:
         if "onstraints violated" in str(error):
-            raise UnsupportedModelError(_frozen_message(export, error)) from error
+            program = None if loaded.decode_module else _of_few_steps(loaded)
+            if program is not None:
+                return program
+            raise frozen(loaded, error) from error
         raise BuildError(
-            f"torch.export cannot trace the model: {error_summary(error)}{_user_line(error)}"
+            f"torch.export cannot trace the model: {explained(error)}{_user_line(error)}"
         ) from error
+
+
+def frozen(loaded: LoadedModel, error: Exception | None = None) -> UnsupportedModelError:
+    """Return the error of a model whose code fixes a dimension."""
+    if error is None:
+        try:
+            _export(loaded)
+        except Exception as found:
+            error = found
+    assert error is not None
+    return UnsupportedModelError(_frozen_message(lambda: _export(loaded), error))
+
+
+def _export(loaded: LoadedModel) -> torch.export.ExportedProgram:
+    source = loaded.decode_module or loaded
+    patched = loaded.decode_module.patched if loaded.decode_module else contextlib.nullcontext
+    with torch.no_grad(), exporting(), patched():
+        return torch.export.export(
+            source.module,
+            source.args,
+            loaded.kwargs,
+            dynamic_shapes=_by_parameter(source.module, len(source.args), source.dynamic_shapes),
+            strict=False,
+        )
+
+
+def _by_parameter(module: torch.nn.Module, count: int, dynamic_shapes: Any) -> Any:
+    """Return an entry for each parameter of ``forward``: those of ``*args`` are one, a tuple."""
+    kinds = [p.kind for p in inspect.signature(module.forward).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL not in kinds or not isinstance(dynamic_shapes, tuple):
+        return dynamic_shapes
+    at = kinds.index(inspect.Parameter.VAR_POSITIONAL)
+    return (*dynamic_shapes[:at], dynamic_shapes[at:count]) if count > at else dynamic_shapes
+
+
+def _of_few_steps(loaded: LoadedModel) -> torch.export.ExportedProgram | None:
+    """Trace a model with a loop over tokens at a few of them; None where that fails as well."""
+    given = loops.shortened(loaded.args, loaded.dynamic_shapes)
+    if given is None:
+        return None
+    args, dynamic_shapes = given
+    short = replace(loaded, args=args, dynamic_shapes=dynamic_shapes)
+    try:
+        with loops.few_steps(), as_loops(loaded.module):
+            program = _export(short)
+    except Exception as error:
+        log.info("the loop cannot be traced for a few steps: %s", error_summary(error))
+        return None
+    if not any(node.target is loops.OPERATOR for node in program.graph.nodes):
+        return None
+    # A loop that ran seven times asked for seven tokens.
+    for size in program.range_constraints:
+        limits = program.range_constraints[size]
+        program.range_constraints[size] = type(limits)(2, limits.upper)
+    return program
 
 
 class _FreezeProbe(logging.Handler):

@@ -189,6 +189,12 @@ def test_an_adapter_beside_the_weights_is_refused(folder: Path) -> None:
         load_model(folder)
 
 
+def test_a_folder_with_weights_as_gguf_alone_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model.gguf")
+    with pytest.raises(UnsupportedModelError, match="weights as GGUF, which are not read"):
+        load_model(folder)
+
+
 def test_a_copied_file_that_is_a_link_out_of_the_folder_is_refused(
     folder: Path, tmp_path: Path
 ) -> None:

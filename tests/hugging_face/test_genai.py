@@ -74,6 +74,14 @@ def test_states_without_a_place_of_their_own_are_packed(
     assert inputs(folder) == {"tokens", *packed}
 
 
+def test_a_window_is_a_state_and_its_mask_is_read_from_that_of_all_tokens(
+    converted_family: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    """The prompt and the text end beyond the window of 24 tokens."""
+    prompt = np.random.default_rng(0).integers(3, 64, size=17).tolist()
+    check(converted_family("recurrent_gemma")[0], tmp_path / "genai", prompt, batch=2)
+
+
 def test_a_hybrid_keeps_its_states_and_its_keys_and_values(
     converted_family: Callable[[str], tuple[Path, Any]], tmp_path: Path
 ) -> None:

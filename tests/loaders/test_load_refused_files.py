@@ -155,6 +155,12 @@ def test_zip_bombs_are_refused(tmp_path: Path) -> None:
     [
         ([], UsageError, "a folder without a model"),
         (["notes.txt"], UsageError, "a folder without a model"),
+        (
+            ["adapter_config.json", "adapter_model.safetensors"],
+            UnsupportedModelError,
+            "peft_type is 'None', which is not merged here",
+        ),
+        (["m.Q4_K_M.gguf"], UnsupportedModelError, "a folder of GGUF files.* safetensors"),
         (["config.json", "model.safetensors"], UnsupportedModelError, "no model_type"),
         (["manifest.json", "model.onnx"], UnsupportedModelError, "linexport validate"),
         (["saved_model.pb"], UnsupportedModelError, "TensorFlow"),

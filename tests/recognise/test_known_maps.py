@@ -133,6 +133,51 @@ def test_a_constant_added_to_softmax_is_not_lost() -> None:
     assert match.query_map is None
 
 
+@pytest.mark.parametrize("count", [8, 32])
+@pytest.mark.parametrize(
+    ("kind", "draw"),
+    [
+        ("gaussian", lambda random, shape: random.standard_normal(shape) / 2.5),
+        ("laplace", lambda random, shape: random.standard_cauchy(shape) / D),
+    ],
+)
+def test_fourier_features_are_named_by_their_frequencies(
+    kind: str, draw: Callable[..., np.ndarray], count: int
+) -> None:
+    w = torch.from_numpy(draw(np.random.default_rng(4), (D, count))).float()
+
+    def fourier(x: Tensor) -> Tensor:
+        angle = x @ w
+        return torch.cat([angle.cos(), angle.sin()], -1) * count**-0.5
+
+    (match,) = rewritten(fourier)[1].findings.matches
+    assert (match.query_map, match.key_map) == (kind, kind)
+
+
+@pytest.mark.parametrize(
+    ("normalised", "kind"),
+    [
+        (lambda x: F.normalize(x, dim=-1), "rfa"),
+        (lambda x: x / x.norm(dim=-1, keepdim=True), "rfa"),
+        # Another function of small x: the Gaussian kernel of what it gives.
+        (lambda x: x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt(), "gaussian"),
+        (lambda x: x / x.norm(dim=-1, keepdim=True).clamp(min=0.5), "gaussian"),
+        (lambda x: x / x.norm(dim=-1, keepdim=True).clamp(max=30.0), "gaussian"),
+    ],
+)
+def test_fourier_features_of_unit_vectors_are_rfa(
+    normalised: Callable[[Tensor], Tensor], kind: str
+) -> None:
+    w = torch.from_numpy(np.random.default_rng(4).standard_normal((D, 16))).float()
+
+    def fourier(x: Tensor) -> Tensor:
+        angle = normalised(x) @ w
+        return torch.cat([angle.cos(), angle.sin()], -1) * 0.25
+
+    (match,) = rewritten(fourier)[1].findings.matches
+    assert (match.query_map, match.key_map) == (kind, kind)
+
+
 @pytest.mark.parametrize("bound", [0.3, 1e4, 3e30, -7.7e-12])
 def test_both_neighbours_of_the_place_where_a_comparison_turns_are_probed(bound: float) -> None:
     halved = ("Mul", (), ("x",), ("const", 0.5, "float32"))

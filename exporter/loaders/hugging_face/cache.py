@@ -1,25 +1,24 @@
 """The cache object of transformers, filled with states that are inputs of a graph.
 
-    key_<layer>, value_<layer>   (B, H, past, d)   attention; they grow by one row a token
-    conv_<layer>, state_<layer>                    linear attention, see ``patches.state_cache``
+    key_<layer>, value_<layer>   (B, H, past, d)    attention; they grow by one row a token
+                                 (B, H, W - 1, d)   with a sliding window of W tokens: the last rows
+    conv_<layer>, state_<layer>                     linear attention, see ``patches.state_cache``
 
-Attention layers keep the library's own class. Of layers with recurrent states only the bookkeeping
-is replaced: it tells the patched functions which layer is at work, and they do the rest.
+Attention layers keep the library's own class. A window that is not full yet begins with rows of
+zeros, as if they were padding: its size is the same at every token. Of layers with recurrent states
+only the bookkeeping is replaced: it tells the patched functions which layer is at work, and they do
+the rest.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import (
-    CacheLayerMixin,
-    DynamicLayer,
-    LinearAttentionCacheLayerMixin,
-)
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 from linexport.patches.state_cache import StateCache
 
@@ -37,6 +36,16 @@ def make_cache(config: Any, state_cache: StateCache) -> DynamicCache:
     return made
 
 
+def windows(config: Any) -> dict[int, int | None]:
+    """Return the rows that each layer of attention keeps; None: all rows."""
+    found = {
+        index: getattr(layer, "sliding_window", None)
+        for index, layer in enumerate(DynamicCache(config=config).layers)
+        if isinstance(layer, CacheLayerMixin)
+    }
+    return {index: None if window is None else window - 1 for index, window in found.items()}
+
+
 def presents(made: DynamicCache, state_cache: StateCache) -> dict[str, Tensor]:
     """The states after a run, by name, layer after layer."""
     found = dict(state_cache.present)
@@ -52,15 +61,33 @@ def _place(name: str) -> tuple[int, ...]:
 
 
 def _fill(layer: Any, state_cache: StateCache, index: int) -> None:
-    if layer.is_sliding:
-        # The window is a matter of the mask: rows are kept, so that one past length fits all.
-        for method in ("update", "get_mask_sizes", "get_seq_length"):
-            setattr(layer, method, functools.partial(getattr(DynamicLayer, method), layer))
     keys = state_cache.past.get(f"{KEYS}_{index}")
     if keys is not None:
         layer.keys, layer.values = keys, state_cache.past[f"{VALUES}_{index}"]
         layer.dtype, layer.device = keys.dtype, keys.device
         layer.is_initialized = True
+    if layer.is_sliding:
+        _slide(layer)
+
+
+def _slide(layer: Any) -> None:
+    """Let ``layer`` keep the rows of its window, always as many."""
+    kept = layer.sliding_window - 1
+
+    def joined(past: Tensor | None, new: Tensor) -> Tensor:
+        if past is None:
+            past = new.new_zeros(*new.shape[:2], kept, new.shape[3])
+        return torch.cat([past, new], 2)
+
+    def update(key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        all_keys, all_values = joined(layer.keys, key), joined(layer.values, value)
+        layer.keys = all_keys.narrow(2, key.shape[2], kept)
+        layer.values = all_values.narrow(2, key.shape[2], kept)
+        return all_keys, all_values
+
+    layer.update = update
+    layer.get_seq_length = lambda: kept
+    layer.get_mask_sizes = lambda query_length: (kept + query_length, 0)
 
 
 def _tell(layer: Any, state_cache: StateCache, index: int) -> None:

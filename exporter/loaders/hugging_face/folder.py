@@ -30,6 +30,23 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 """Dtypes of weights that are not quantised, as safetensors names them."""
 
 
+def cached_folder(name: str) -> Path:
+    """The folder in which an earlier download put a model of the hub.
+
+    Raises:
+        UsageError: the model was not downloaded; nothing is downloaded here.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, local_files_only=True))
+    except (ImportError, ValueError, OSError):
+        raise UsageError(
+            f"There is no file or folder {name}, and no model of that name in the Hugging Face "
+            f"cache. linexport downloads nothing: run `hf download {name}` first if you want it."
+        ) from None
+
+
 def read_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
     """The folder's config.json.
 
@@ -38,7 +55,7 @@ def read_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
         UnsupportedModelError: it is no model configuration, one of quantised weights, or one whose
             model is code in the folder, which was not allowed to run.
     """
-    config = _json(folder / CONFIG)
+    config = read_json(folder / CONFIG)
     if not isinstance(config.get("model_type"), str):
         raise refuse(
             folder / CONFIG,
@@ -109,12 +126,13 @@ def weight_files(folder: Path) -> list[Path]:
         raise refuse(
             folder,
             f"an adapter ({ADAPTER}) beside the weights, which it would change",
-            "merge it into the weights with peft's merge_and_unload, or delete it",
+            "put the adapter into a folder of its own whose base_model_name_or_path names this "
+            "one, and convert that; or merge it with peft's merge_and_unload; or delete it",
         )
     if (folder / WEIGHTS).is_file():
         names = [WEIGHTS]
     elif (folder / INDEX).is_file():
-        index = _json(folder / INDEX).get("weight_map")
+        index = read_json(folder / INDEX).get("weight_map")
         if not isinstance(index, dict) or not all(isinstance(v, str) for v in index.values()):
             raise refuse(folder / INDEX, "no weight_map in it", "download it again")
         names = sorted(set(index.values()))
@@ -203,6 +221,12 @@ def _no_weights(folder: Path) -> UnsupportedModelError:
             "weights as pickles (pytorch_model.bin), which can run any code when opened",
             "convert them to safetensors with transformers' save_pretrained, where you trust them",
         )
+    if any(folder.glob("*.gguf")):
+        return refuse(
+            folder,
+            f"weights as GGUF, which are not read; expected {WEIGHTS}, or {INDEX} and its shards",
+            "give the folder of the model that they were made of",
+        )
     return refuse(
         folder,
         f"a configuration without weights; expected {WEIGHTS}, or {INDEX} and its shards",
@@ -230,7 +254,12 @@ def _check_header(path: Path) -> None:
         )
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object that a file holds.
+
+    Raises:
+        UsageError: it cannot be read, or holds something else.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

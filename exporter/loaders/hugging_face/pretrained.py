@@ -17,16 +17,24 @@ from linexport.loaders.memory_map import mapped_parameters
 from linexport.loaders.sizes import float32_bytes
 
 
-def causal_language_model(
-    folder: Path, config: dict[str, Any], files: Sequence[Path], trust_remote_code: bool
+def build_causal(
+    folder: Path, config: dict[str, Any], files: Sequence[Path], auto: str, trust_remote_code: bool
 ) -> Any:
-    """Build a causal language model, with attention whose steps can be traced one by one.
+    """Build a causal model, with attention whose steps can be traced one by one.
+
+    Args:
+        folder: of the model.
+        config: its configuration.
+        files: its weights.
+        auto: the class of transformers that chooses the model's class, such as
+            AutoModelForCausalLM.
+        trust_remote_code: see ``load_hugging_face``.
 
     Raises:
         EnvironmentProblemError: transformers is not installed.
         UnsupportedModelError: it is none, or the folder does not hold what its config says.
     """
-    return _pretrained(folder, config, files, "AutoModelForCausalLM", "eager", trust_remote_code)
+    return _pretrained(folder, config, files, auto, "eager", trust_remote_code)
 
 
 def as_published(folder: Path, config: dict[str, Any], files: Sequence[Path]) -> Any:
@@ -70,7 +78,7 @@ def _pretrained(
             )
         except Exception as error:
             if isinstance(error, ValueError | KeyError) and kind in str(error):
-                raise _unknown(folder, kind) from error
+                raise _unknown(folder, kind, name) from error
             raise refuse(
                 folder / CONFIG,
                 f"a configuration that transformers does not accept ({first_line(error)})",
@@ -94,7 +102,7 @@ def _pretrained(
             raise
         except Exception as error:
             if "Unrecognized configuration class" in str(error):
-                raise _unknown(folder, kind) from error
+                raise _unknown(folder, kind, name) from error
             raise refuse(
                 folder,
                 f"a model that transformers cannot load ({first_line(error)})",
@@ -122,10 +130,11 @@ def _class(folder: Path, name: Any) -> Any:
     )
 
 
-def _unknown(folder: Path, kind: str) -> UnsupportedModelError:
+def _unknown(folder: Path, kind: str, auto: str) -> UnsupportedModelError:
+    known = "a causal language model" if auto == "AutoModelForCausalLM" else auto
     return refuse(
         folder,
-        f"model_type {kind!r}, which transformers does not know as a causal language model",
+        f"model_type {kind!r}, which transformers does not know as {known}",
         f"these are converted and checked: {', '.join(supported())}",
     )
 

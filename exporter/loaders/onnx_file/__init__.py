@@ -41,12 +41,14 @@ def load_onnx_file(path: Path, *, seed: int, run: bool = True) -> LoadedModel:
         raise refuse(path, f"an ONNX model that is not converted: {error}", _FREEZE) from error
 
     from linexport.loaders.onnx_file.dynamic_shapes import examples, interface
+    from linexport.loaders.onnx_file.equal_sizes import fitted
     from linexport.loaders.onnx_file.module import OnnxModule, Unrunnable
 
     unknown = custom_operators(model)
     try:
         shapes, dims = interface(model)
         module = Unrunnable() if unknown and not run else OnnxModule(path)
+        shapes, dims = fitted(model, module, shapes, dims, seed)
         found = examples(model, module, shapes, dims, seed)
     except UnsupportedModelError as error:
         raise refuse(path, f"an ONNX model that is not converted: {error}", _ADVICE) from error

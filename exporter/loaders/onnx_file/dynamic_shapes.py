@@ -91,24 +91,7 @@ def examples(
     Raises:
         UnsupportedModelError: it runs at none of them.
     """
-    given = inputs(model)
-    types = [value.type.tensor_type.elem_type for value in given]
-    ranges = {
-        i: index_range(model, value.name) or (0, 2)
-        for i, (value, kind) in enumerate(zip(given, types, strict=True))
-        if np.issubdtype(helper.tensor_dtype_to_np_dtype(kind), np.integer)
-    }
-
-    def draw(sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
-        random = np.random.default_rng(seed)
-        needed = _values(shapes, sizes)
-        if needed > MOST_VALUES:
-            raise UnsupportedModelError(f"its inputs have {needed} values")
-        return tuple(
-            _array(random, [s if isinstance(s, int) else sizes[s] for s in shape], kind, i, ranges)
-            for i, (shape, kind) in enumerate(zip(shapes, types, strict=True))
-        )
-
+    draw, ranges = drawer(model, shapes, seed)
     failure: Exception | None = None
     candidates = list(_sizes(dims))
     small = [sizes for sizes in candidates if _values(shapes, sizes) <= MOST_CHOSEN]
@@ -128,6 +111,31 @@ def examples(
     raise UnsupportedModelError(
         f"ONNX Runtime runs it at none of the sizes tried ({reason(failure)})"
     )
+
+
+def drawer(
+    model: onnx.ModelProto, shapes: Sequence[Shape], seed: int
+) -> tuple[Callable[[Mapping[str, int]], tuple[torch.Tensor, ...]], dict[int, tuple[int, int]]]:
+    """Return a function that draws inputs at any sizes, and the ranges of integers."""
+    given = inputs(model)
+    types = [value.type.tensor_type.elem_type for value in given]
+    ranges = {
+        i: index_range(model, value.name) or (0, 2)
+        for i, (value, kind) in enumerate(zip(given, types, strict=True))
+        if np.issubdtype(helper.tensor_dtype_to_np_dtype(kind), np.integer)
+    }
+
+    def draw(sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
+        random = np.random.default_rng(seed)
+        needed = _values(shapes, sizes)
+        if needed > MOST_VALUES:
+            raise UnsupportedModelError(f"its inputs have {needed} values")
+        return tuple(
+            _array(random, [s if isinstance(s, int) else sizes[s] for s in shape], kind, i, ranges)
+            for i, (shape, kind) in enumerate(zip(shapes, types, strict=True))
+        )
+
+    return draw, ranges
 
 
 def _values(shapes: Sequence[Shape], sizes: Mapping[str, int]) -> int:

@@ -145,7 +145,8 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     found = shape_inference.infer_shapes(model)
     for _ in range(ROUNDS):
-        if not sum(_shaped(graph) for graph in all_graphs(found)):
+        changed = [_shaped(graph) for graph in all_graphs(found)]
+        if not any(changed):
             break
         found = shape_inference.infer_shapes(found)
     return found

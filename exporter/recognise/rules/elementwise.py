@@ -10,8 +10,15 @@ import onnx_graphsurgeon as gs
 
 from linexport.recognise import algebra
 from linexport.recognise.evaluate import Evaluator, interesting, rule
-from linexport.recognise.rules.positions import clip, equal, position_order, rectify
-from linexport.recognise.terms import Count, Form, Function, Leaf, PositionOrder, Term
+from linexport.recognise.rules.positions import (
+    absolute,
+    clip,
+    equal,
+    minimum,
+    position_order,
+    rectify,
+)
+from linexport.recognise.terms import Count, Form, Function, Leaf, Nested, PositionOrder, Term
 
 UNARY = (
     *("Abs", "Ceil", "Celu", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid"),
@@ -38,6 +45,10 @@ def elementwise(e: Evaluator, node: gs.Node) -> Form | None:
     forms = e.forms(given)
     if forms is None:
         return None
+    if node.op == "Equal" and node.inputs[0] is node.inputs[1] and _stored(e, forms[0]):
+        # A number is equal to itself. Powers of positions under a mask are numbers, where computing
+        # them gives 0 times infinity; of the model's input a user may mean to clean NaN.
+        return algebra.constant(1.0, forms[0].dims)
     forms = [_masked_number(f) for f in forms]
     special = SPECIAL.get(node.op)
     if special is not None and len(given) == len(node.inputs):
@@ -82,6 +93,14 @@ def pointwise(e: Evaluator, node: gs.Node, forms: list[Form]) -> Form | None:
     attributes = tuple(sorted((k, _frozen(v)) for k, v in node.attrs.items()))
     function = (node.op, attributes, *arguments)
     return Form(base.dims, (Term(1.0, (replace(base.leaf, function=function),)),))
+
+
+def _stored(e: Evaluator, form: Form) -> bool:
+    """Return whether a form depends on positions and stored tensors alone."""
+    factors = [f for term in form.terms for f in term.factors]
+    leaves = [f for f in factors if isinstance(f, Leaf)]
+    inside = [f.inner for f in factors if isinstance(f, Nested)]
+    return all(e.is_weight(f.tensor) for f in leaves) and all(_stored(e, f) for f in inside)
 
 
 def _frozen(value: Any) -> Any:
@@ -285,5 +304,7 @@ SPECIAL: dict[str, Any] = {
     "And": both,
     "Relu": rectify,
     "Clip": clip,
+    "Abs": absolute,
+    "Min": minimum,
 }
 """Operators with a meaning in the algebra; each returns None where that does not apply."""

@@ -20,9 +20,20 @@ from linexport.recognise import algebra
 from linexport.recognise.axes import Axis, Index, fresh, regroup, size_of, unify
 from linexport.recognise.evaluate import Evaluator, Pieces, rule
 from linexport.recognise.joining import collect
+from linexport.recognise.rules import shifts
 from linexport.recognise.rules.padding import unpadded
 from linexport.recognise.sizes import Size, product
-from linexport.recognise.terms import IDENTITY, Form, Function, Iota, Leaf, PositionOrder, Term
+from linexport.recognise.terms import (
+    IDENTITY,
+    Factor,
+    Form,
+    Function,
+    Iota,
+    Leaf,
+    Nested,
+    PositionOrder,
+    Term,
+)
 from linexport.recognise.values import numpy_type
 
 END = 2**31 - 1
@@ -172,8 +183,13 @@ def slice_(e: Evaluator, node: gs.Node) -> Form | None:
     ends = _ends(e, node)
     if ends is None:
         return None
-    for place, start, end in zip(axes or range(len(starts)), starts, ends, strict=True):
-        place %= len(form.dims)
+    places = [a % len(form.dims) for a in axes or range(len(starts))]
+    if len(places) == 1 and starts[0] == 0:
+        given, made = node.inputs[0].name, node.outputs[0].name
+        delayed = shifts.cut(e, given, made, places[0], form, ends[0])
+        if delayed is not None:
+            return delayed
+    for place, start, end in zip(places, starts, ends, strict=True):
         sliced = _sliced(e, form, place, start, end)
         if sliced is None:
             return None
@@ -228,7 +244,7 @@ def _shifted(form: Form, place: int, axis: Axis, start: int, size: Size) -> Form
                 factors.append(factor)
                 continue
             # The values of a tensor would be others; a position is t, or t + start for a triangle.
-            if not isinstance(factor, PositionOrder | Iota) or (start and isinstance(factor, Iota)):
+            if not _by_position(factor, axis) or (start and not isinstance(factor, PositionOrder)):
                 return None
             moved = factor.rename({axis: new})
             if isinstance(moved, PositionOrder) and isinstance(factor, PositionOrder):
@@ -240,6 +256,14 @@ def _shifted(form: Form, place: int, axis: Axis, start: int, size: Size) -> Form
         terms.append(Term(term.coefficient, tuple(factors)))
     dims = tuple(new if p == place else i for p, i in enumerate(form.dims))
     return collect(Form(dims, tuple(terms)))
+
+
+def _by_position(factor: Factor, axis: Axis) -> bool:
+    """Return whether a factor depends on an axis by its position only."""
+    if isinstance(factor, Nested):
+        inside = [f for term in factor.inner.terms for f in term.factors]
+        return all(axis not in f.axes or isinstance(f, Iota) for f in inside)
+    return isinstance(factor, PositionOrder | Iota)
 
 
 def _piece(e: Evaluator, form: Form, place: int, start: int, end: int) -> Form | None:
@@ -288,8 +312,18 @@ def _part(pieces: Pieces, start: int, end: int) -> Form | None:
 
 @rule("Concat")
 def concat(e: Evaluator, node: gs.Node) -> Form | None:
-    """Return None, and note the parts, for a slice that takes one of them out again."""
+    """Return None, and note the parts, for a slice that takes one of them out again.
+
+    A zero in front of a value without its last position is the value delayed.
+    """
     forms = e.forms(node.inputs)
+    if forms is not None and len(forms) == 2 and forms[0].scalar == 0:
+        place = node.attrs["axis"] % len(forms[0].dims)
+        if not forms[0].dims[place]:
+            given, made = node.inputs[1].name, node.outputs[0].name
+            delayed = shifts.put_zero_in_front(e, given, made, place, forms[1])
+            if delayed is not None:
+                return delayed
     if forms is None or not all(f.leaf is not None or f.scalar is not None for f in forms):
         return None
     place = node.attrs["axis"] % len(forms[0].dims)

@@ -15,9 +15,10 @@ import onnx_graphsurgeon as gs
 
 from linexport.recognise import algebra
 from linexport.recognise.axes import Axis, Index, fresh, size_of, unify
-from linexport.recognise.evaluate import Evaluator, Padded, Pieces, rule
+from linexport.recognise.evaluate import Along, Evaluator, Pieces, rule
 from linexport.recognise.joining import collect
-from linexport.recognise.sizes import Size
+from linexport.recognise.rules import shifts
+from linexport.recognise.sizes import ONE, Size
 from linexport.recognise.terms import (
     IDENTITY,
     Factor,
@@ -36,13 +37,15 @@ Cuts = Mapping[Index, Index]
 @rule("Pad")
 def pad(e: Evaluator, node: gs.Node) -> Form | None:
     """Return None, and note the result: a concatenation with a constant, or a zero-padded dim."""
-    form, ends = e.form(node.inputs[0]), _ends(e, node)
-    if form is None or form.leaf is None or len(ends) != 1:
-        return None
+    form, (fronts, ends) = e.form(node.inputs[0]), _ends(e, node)
     filling = e.values.numbers(node.inputs[2]) if len(node.inputs) > 2 else None
     if len(node.inputs) > 2 and filling is None and not node.inputs[2].is_empty():
         return None
     value = float(filling.item()) if filling is not None else 0.0
+    if form is not None and list(fronts.values()) == [ONE] and value == 0.0:
+        return _delay(e, node, form, fronts, ends)
+    if form is None or form.leaf is None or len(ends) != 1 or fronts:
+        return None
     ((place, end),) = ends.items()
     # Both sizes known: the result is a concatenation, whatever the constant. Unknown: only zeros
     # are of use, as terms that vanish there.
@@ -52,23 +55,36 @@ def pad(e: Evaluator, node: gs.Node) -> Form | None:
         parts = ((size, form), (end.known, algebra.constant(value, beside)))
         e.pieces[node.outputs[0].name] = Pieces(place, parts)
     elif value == 0.0:
-        e.padded[node.outputs[0].name] = Padded(place, form)
+        e.padded[node.outputs[0].name] = Along(place, form)
     return None
 
 
-def _ends(e: Evaluator, node: gs.Node) -> dict[int, Size]:
-    """Return the padding behind each padded dim; nothing if there is any in front of one."""
+def _delay(
+    e: Evaluator, node: gs.Node, form: Form, fronts: dict[int, Size], ends: dict[int, Size]
+) -> Form | None:
+    (place,) = fronts
+    if ends == {place: shifts.LAST}:
+        return shifts.delayed(form, place)
+    if ends:
+        return None
+    return shifts.put_zero_in_front(e, node.inputs[0].name, node.outputs[0].name, place, form)
+
+
+def _ends(e: Evaluator, node: gs.Node) -> tuple[dict[int, Size], dict[int, Size]]:
+    """Return the padding in front of and behind each padded dim."""
     form = e.form(node.inputs[0])
     given = e.ints(node, 1, "pads") if "pads" in node.attrs else e.values.get(node.inputs[1])
     if form is None or given is None or node.attrs.get("mode", "constant") != "constant":
-        return {}
+        return {}, {}
     pads = [n if isinstance(n, Size) else Size(int(n)) for n in np.atleast_1d(given)]
     # First the padding in front of every axis, then the padding behind.
     axes = e.ints(node, 3, "axes") or list(range(len(form.dims)))
-    if any(n != Size(0) for n in pads[: len(axes)]):
-        return {}
-    behind = zip(axes, pads[len(axes) :], strict=True)
-    return {a % len(form.dims): n for a, n in behind if n != Size(0)}
+    sides = (pads[: len(axes)], pads[len(axes) :])
+    front, behind = (
+        {a % len(form.dims): n for a, n in zip(axes, side, strict=True) if n != Size(0)}
+        for side in sides
+    )
+    return front, behind
 
 
 def unpadded(e: Evaluator, form: Form, place: int, size: Size) -> Form | None:

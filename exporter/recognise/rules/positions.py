@@ -1,15 +1,21 @@
-"""Comparisons of positions and of masks, as masks.
+"""Comparisons of positions and of masks, as masks, and differences of running sums within bounds.
 
-t - s + c >= 0    is    [s <= t + c]
-max(t - s, 0)     is    [s <= t] (t - s)
+t - s + c >= 0       is    [s <= t + c]
+max(t - s, 0)        is    [s <= t] (t - s)
+|t - s|              is    [s <= t] (t - s) + [s > t] (s - t)
+min(G_t - G_s, 0)    is    [s <= t] (G_t - G_s),  where G never rises
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from linexport.recognise import algebra
-from linexport.recognise.terms import Form, Iota, PositionOrder, Term
+from linexport.recognise.axes import Axis, Index
+from linexport.recognise.joining import match
+from linexport.recognise.signs import sign_of
+from linexport.recognise.terms import Form, Iota, Leaf, PositionOrder, Term
 
 
 def position_order(a: Form, b: Form, offset: int) -> Form | None:
@@ -72,12 +78,68 @@ def equal(a: Form, b: Form) -> Form | None:
 
 
 def rectify(a: Form) -> Form | None:
-    """Return max(t - s, 0) = [s <= t] (t - s), for positions."""
-    if len(a.terms) != 2 or a.leaf is not None:
+    """Return max(t - s + c, 0) = [s <= t + c] (t - s + c), for positions."""
+    if sum(bool(t.factors) for t in a.terms) != 2 or a.leaf is not None:
         return None
-    # Where t - s < 0 the mask is 0, elsewhere the difference is itself.
+    # Where t - s + c < 0 the mask is 0, elsewhere the difference is itself.
     above = position_order(a, algebra.constant(0.0), 0)
     return above and algebra.times(above, a)
+
+
+def absolute(a: Form) -> Form | None:
+    """Return |t - s|: the difference on one side of the diagonal, and its negative on the other."""
+    if sum(bool(t.factors) for t in a.terms) != 2 or a.leaf is not None:
+        return None
+    above = position_order(a, algebra.constant(0.0), 0)
+    below = above and algebra.complement(above)
+    right = above and algebra.times(above, a)
+    left = below and algebra.times(below, algebra.negated(a))
+    return left and right and algebra.plus(left, right)
+
+
+def minimum(a: Form, b: Form) -> Form | None:
+    """Return min(G_t - G_s, 0) = [s <= t] (G_t - G_s) for a G that never rises."""
+    for difference, bound in ((a, b), (b, a)):
+        if bound.scalar == 0 and len(difference.terms) == 2:
+            for later, earlier in (difference.terms, difference.terms[::-1]):
+                order = _falls(later, earlier, difference.axes)
+                if order is not None:
+                    mask = Form(difference.dims, (Term(1.0, (order,)),))
+                    return algebra.times(mask, difference)
+    return None
+
+
+def _falls(later: Term, earlier: Term, free: frozenset[Axis]) -> PositionOrder | None:
+    """Return the order [s <= t] in which later + earlier = G_t - G_s is at most 0, else more."""
+    to, since = _position(later), _position(earlier)
+    if to is None or since is None or len(to[0]) != len(since[0]) or not rate_falls(later):
+        return None
+    at_row = dict(zip(since[0], ((a,) for a in to[0]), strict=True))
+    moved = _at_offset(earlier.scaled(-1.0).rename(at_row), to[1])
+    alike = math.isclose(moved.coefficient, later.coefficient)
+    if not alike or match(later, moved, free) is None:
+        return None
+    return PositionOrder(to[0], since[0], to[1] - since[1])
+
+
+def _position(term: Term) -> tuple[Index, int] | None:
+    """Return t and c, where a term is sum_u [u <= t + c] g_u or a multiple of t."""
+    places = [(f.index, 0) for f in term.of(Iota)]
+    places += [(f.row, f.offset) for f in term.of(PositionOrder)]
+    return places[0] if len(places) == 1 else None
+
+
+def _at_offset(term: Term, offset: int) -> Term:
+    orders = (
+        replace(f, offset=offset) if isinstance(f, PositionOrder) else f for f in term.factors
+    )
+    return Term(term.coefficient, tuple(orders))
+
+
+def rate_falls(term: Term) -> bool:
+    """Return whether a running sum never rises: what is added at each position is not above 0."""
+    signs = [sign_of(f) for f in term.of(Leaf)]
+    return math.prod(signs) * term.coefficient < 0
 
 
 def clip(a: Form, *limits: Form) -> Form | None:

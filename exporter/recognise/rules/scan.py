@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.edit import producer
 from linexport.recognise import algebra
 from linexport.recognise.axes import Axis, Index
 from linexport.recognise.evaluate import Evaluator, rule
@@ -69,6 +70,7 @@ def _steps(e: Evaluator, node: gs.Node, states: int, count: int) -> tuple[Axis, 
     forms = e.forms(node.inputs[states:])
     if forms is None:
         return None
+    forms = [_rate(e, t) or f for t, f in zip(node.inputs[states:], forms, strict=True)]
     axes = node.attrs.get("scan_input_axes") or [0] * count
     places = [a % len(f.dims) for a, f in zip(axes, forms, strict=True)]
     lengths = [f.dims[p] for f, p in zip(forms, places, strict=True)]
@@ -80,6 +82,26 @@ def _steps(e: Evaluator, node: gs.Node, states: int, count: int) -> tuple[Axis, 
         at_step = form.rename({form.dims[place][0]: (time,)})
         given.append(Form(at_step.dims[:place] + at_step.dims[place + 1 :], at_step.terms))
     return time, given
+
+
+def _rate(e: Evaluator, tensor: gs.Tensor) -> Form | None:
+    """Return exp of a tensor of the graph, for exp of a product: a rate is read from one tensor."""
+    sizes = e.sizes(tensor)
+    node = producer(tensor)
+    while node is not None and node.op in ("Identity", "Slice"):
+        if e.sizes(node.inputs[0]) != sizes:
+            return None
+        node = producer(node.inputs[0])
+    if node is None or node.op != "Exp":
+        return None
+    inner = e.form(node.inputs[0])
+    if inner is None or sizes is None or len(inner.terms) != 1:
+        return None
+    if len(inner.terms[0].of(Leaf)) < 2:
+        return None
+    leaf = algebra.leaf_form(node.inputs[0], sizes)
+    grown = algebra.exponent(leaf.terms[0], frozenset(leaf.axes))
+    return replace(leaf, terms=(Term(1.0, (grown,)),))
 
 
 def _closed(form: Form, state: str, time: Axis) -> Form | None:

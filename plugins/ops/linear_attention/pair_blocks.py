@@ -79,7 +79,7 @@ def _scan(
         cut.split(given.key, sizes.key_heads, tokens_last=True),
         cut.split(given.value, spec.kv_num_heads, tokens_last=True),
     ]
-    order = Order.of(phi)
+    order = BlockOrder.of(phi)
     past = order.to_blocks(b, given.past)
     cell = _cell(b, spec, sizes, phi, order)
     *states, output = b.Scan(*past, *chunks, outputs=len(past) + 1, body=cell, num_scan_inputs=3)
@@ -88,7 +88,7 @@ def _scan(
 
 
 @dataclass(frozen=True)
-class Order:
+class BlockOrder:
     """Where the features of a state stand in blocks.
 
     Attributes:
@@ -108,7 +108,7 @@ class Order:
     place: np.ndarray
 
     @classmethod
-    def of(cls, phi: AbsorbedMap) -> Order:
+    def of(cls, phi: AbsorbedMap) -> BlockOrder:
         """Return the order for a map's width; pairs go by i, then j, as in the op's state."""
         d, first = phi.width, phi.features - phi.width * (phi.width + 1) // 2
         blocks = tuple((start, min(start + ROWS, d)) for start in range(0, d, ROWS))
@@ -150,7 +150,11 @@ class Order:
 
 
 def _cell(
-    outer: Body, spec: LinearAttentionSpec, sizes: AttentionSizes, phi: AbsorbedMap, order: Order
+    outer: Body,
+    spec: LinearAttentionSpec,
+    sizes: AttentionSizes,
+    phi: AbsorbedMap,
+    order: BlockOrder,
 ) -> object:
     """The Scan body: one chunk, tensors (B, H_kv, G, d, C) and states (B, H_kv, 1, d_v + 1, .)."""
     b = Body(outer)
@@ -173,7 +177,7 @@ def _cell(
     return b.subgraph("chunk", [*states, *chunked], [*after, output])
 
 
-def _features(b: Body, phi: AbsorbedMap, order: Order, x: str) -> list[str]:
+def _features(b: Body, phi: AbsorbedMap, order: BlockOrder, x: str) -> list[str]:
     """phi of (B, H, G, d, C), as tensors (B, H, G, places, C)."""
     pairs = phi.formulas.pairs
     assert pairs is not None

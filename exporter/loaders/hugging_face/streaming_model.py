@@ -1,0 +1,209 @@
+"""A causal model of transformers as the module to trace, with states as inputs and outputs.
+
+    Streaming       input_ids (B, T), attention_mask (B, T), past states -> output, present states
+    WholeSequence   the same without states, for heads with one output for a sequence
+
+The output is that of the model's head, see ``heads``. The mask of the tokens before is a state
+like the others, so a caller only ever gives the mask of the tokens it feeds. Positions count past
+and present tokens, see ``causal_model``.
+
+Where all attention has a sliding window, the mask is that of the longest window, and the sum over
+the tokens before is a state beside it: no state grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.nn import functional as F
+
+from linexport import patches
+from linexport.errors import UnsupportedModelError
+from linexport.graph.states import State
+from linexport.loaders.hugging_face.cache import KEYS, VALUES, make_cache, presents, windows
+from linexport.loaders.hugging_face.causal_model import CausalModel, modeling_files
+from linexport.loaders.hugging_face.heads import CAUSAL, Head
+from linexport.loaders.loaded_model import DecodeModule
+from linexport.patches import experts
+from linexport.patches.state_cache import StateCache, using_states
+from linexport.plugins.ops import causal_conv, linear_attention, stabilized_exp
+
+MASK = "mask"
+"""Name of the state that holds the mask of the tokens before."""
+
+COUNT = "count"
+"""Name of the state that counts the tokens before, where no mask of all of them is kept."""
+
+BATCH, SEQUENCE, PAST = "batch", "seq", "past"
+"""Names of the dynamic dimensions; the last counts the tokens before."""
+
+OPS = {
+    "conv": causal_conv.OP.name,
+    "state": linear_attention.OP.name,
+    "max": stabilized_exp.OP.name,
+    KEYS: "KeyValueCache",
+    VALUES: "KeyValueCache",
+    MASK: "PaddingMask",
+    COUNT: "TokenCount",
+}
+"""Ops that read and write a state, by the first part of its name."""
+
+INITIAL_VALUES = {"max": stabilized_exp.LOWEST}
+"""Value of a state before the first token, where that is not 0."""
+
+GROWING_AXES = {KEYS: 2, VALUES: 2, MASK: 1}
+"""The axis along which a state grows, unless it keeps a window."""
+
+BY_LENGTH = ("dynamic", "longrope")
+"""Rotary embeddings whose frequencies depend on how long a sequence is by the end of a call."""
+
+
+class Streaming(CausalModel):
+    """The model with its states as inputs and outputs; to be called within ``patched``."""
+
+    def __init__(self, model: Any, head: Head = CAUSAL) -> None:
+        super().__init__(model, head)
+        self.windows = windows(model.config) if self.cache_name else {}
+        kept = [rows for rows in self.windows.values() if rows is not None]
+        self._longest = max(kept) if kept and len(kept) == len(self.windows) else None
+        """Tokens whose mask is kept; None: those of the whole sequence."""
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, past: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The output of the head, and the present states by the names of the past ones.
+
+        At the beginning of a sequence ``past`` may be empty.
+        """
+        input_ids = self.head.padded(self.model, input_ids, attention_mask)
+        state_cache = StateCache(past, attention_mask.bool())
+        mask = torch.cat([past[MASK], attention_mask], -1) if MASK in past else attention_mask
+        if self._longest is None:
+            positions = self.positions(mask, input_ids.shape[1])
+        else:
+            before = past[COUNT] if COUNT in past else attention_mask.new_zeros(len(input_ids), 1)
+            positions = self.positions(attention_mask, input_ids.shape[1], before)
+        cache = make_cache(self.model.config, state_cache)
+        with using_states(state_cache):
+            output = self.model(
+                input_ids=input_ids,
+                attention_mask=mask,
+                use_cache=False,  # that is, none but the one given
+                **({self.cache_name: cache} if self.cache_name else {}),
+                **positions,
+            )
+        found = presents(cache, state_cache)
+        if self._longest is not None:
+            rows = F.pad(attention_mask, (self._longest, 0)) if MASK not in past else mask
+            kept = rows.narrow(1, input_ids.shape[1], self._longest)
+            count = before + attention_mask.sum(-1, keepdim=True)
+            found = {MASK: kept, COUNT: count, **found}
+        elif any(name.startswith(KEYS) for name in found):
+            found = {MASK: mask, **found}
+        return self.head.result(output, attention_mask), found
+
+    def grows(self, name: str) -> bool:
+        """Return whether a state of rows or of their mask keeps those of all tokens."""
+        kind, _, layer = name.partition("_")
+        if kind == MASK:
+            return self._longest is None
+        return kind in (KEYS, VALUES) and self.windows[int(layer)] is None
+
+    @contextmanager
+    def patched(self) -> Iterator[None]:
+        """The library's functions swapped for linexport's; restored afterwards."""
+        with patches.applied(modeling_files(self.model)), experts.applied(self.model):
+            yield
+
+
+class WholeSequence(nn.Module):
+    """The model without states, for whole sequences; to be called within ``patched``."""
+
+    def __init__(self, streaming: Streaming) -> None:
+        super().__init__()
+        self.streaming = streaming
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """The output of the head."""
+        output, _ = self.streaming(input_ids, attention_mask, {})
+        result: Tensor = output
+        return result
+
+
+def decode_module(model: Any, head: Head = CAUSAL) -> DecodeModule:
+    """Build the module to trace for a model, with examples in the middle of two sequences.
+
+    Args:
+        model: of transformers.
+        head: the part of it that gives the output. One with an output for a whole sequence is
+            traced without states.
+
+    Raises:
+        UnsupportedModelError: a layer of linear attention is computed by something that no patch
+            stands in for, a library function has other parameters than its patch expects, or the
+            rotary embedding is one of ``BY_LENGTH``.
+    """
+    for part in model.modules():
+        if getattr(part, "rope_type", None) in BY_LENGTH:
+            raise UnsupportedModelError(
+                f"The rotary embedding of {type(model).__name__} is of rope_type "
+                f"{part.rope_type!r}: its frequencies change with the length, so that states kept "
+                "of a shorter sequence are not those of a longer one. Set rope_type to one that "
+                "is the same at every length, such as yarn or linear, if the model allows it."
+            )
+    module = Streaming(model, head).eval()
+    past_length, length, batch = 3, 5, 2
+    with torch.no_grad(), module.patched():
+        ids = torch.zeros(batch, past_length, dtype=torch.int64)
+        _, past = module(ids, torch.ones_like(ids), {})
+    if not any(name.startswith(("conv_", "state_")) for name in past):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no layer of linear attention, state space or short "
+            "convolution whose state linexport knows: it has nothing to make faster. Use a plain "
+            "exporter."
+        )
+    ids = torch.zeros(batch, length, dtype=torch.int64)
+    batch_dim, sequence, before = Dim(BATCH), Dim(SEQUENCE), Dim(PAST, min=0)
+    tokens = {0: batch_dim, 1: sequence}
+    if not head.by_token:
+        whole, given = WholeSequence(module).eval(), (ids, torch.ones_like(ids))
+        return DecodeModule(whole, given, (tokens, tokens), (head.output,), (), module.patched)
+    states = tuple(_state(name, value, module.grows(name)) for name, value in past.items())
+    return DecodeModule(
+        module=module,
+        args=(ids, torch.ones_like(ids), {k: v.clone() for k, v in past.items()}),
+        dynamic_shapes=(
+            tokens,
+            tokens,
+            {
+                name: {0: batch_dim} | ({state.growing_axis: before} if state.growing_axis else {})
+                for name, state in zip(past, states, strict=True)
+            },
+        ),
+        outputs=(head.output, *(state.present for state in states)),
+        states=states,
+        patched=module.patched,
+    )
+
+
+def _state(name: str, value: Tensor, grows: bool) -> State:
+    kind = name.split("_")[0]
+    shape: list[int | str | None] = [BATCH, *value.shape[1:]]
+    growing_axis = GROWING_AXES.get(kind) if grows else None
+    if growing_axis is not None:
+        shape[growing_axis] = PAST
+    dtype = str(value.dtype).removeprefix("torch.")
+    return State(
+        f"past_{name}",
+        f"present_{name}",
+        dtype,
+        tuple(shape),
+        OPS[kind],
+        growing_axis,
+        INITIAL_VALUES.get(kind, 0.0),
+    )

@@ -1,0 +1,149 @@
+"""The first operation in the way, for a graph in which nothing looked like linear attention.
+
+What linear attention adds up are tokens, so its graph has an operation along their axis. The first
+one that could not be read is named, with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import onnx_graphsurgeon as gs
+
+from linexport.graph import sequence_axis
+from linexport.recognise.evaluate import RULES, Evaluator
+from linexport.recognise.findings import UnmatchedCandidate
+from linexport.recognise.nodes import written_size
+from linexport.recognise.terms import Form, Leaf, Nested, PositionOrder, Term
+
+SUMS = ("MatMul", "Gemm", "Einsum", "ReduceSum", "ReduceMean", "CumSum")
+MOVES = ("Pad", "Slice", "Concat", "Split", "Gather")
+
+WHOLE = ("DFT", "STFT", "Scan", "Loop")
+"""Operators that are named whether or not the shapes around them are known."""
+
+REASONS = {
+    **dict.fromkeys(("ReduceMax", "ReduceMin"), "compares all tokens of {dim}: not a sum"),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), "passes its state through a function at every token"),
+    **dict.fromkeys(("DFT", "STFT"), "is a Fourier transform along {dim}, which needs all tokens"),
+    **dict.fromkeys(("Scan", "Loop"), "has a body that is not a linear recurrence"),
+    **dict.fromkeys(
+        MOVES,
+        "shifts, cuts or lengthens {dim}. A recurrence by shifts of growing distance (a tree scan) "
+        "is found where it is written with cumulative sums (cumsum, logcumsumexp) instead",
+    ),
+    "If": "computes tokens of {dim} in one of two bodies, which are not searched",
+    "Softmax": "divides by a sum over {dim}",
+    "Conv": "is a convolution along {dim}, and not a causal one of every channel by itself",
+}
+"""Reasons by operator, for those that are not sums of products."""
+
+
+def first_obstacle(graph: gs.Graph) -> UnmatchedCandidate | None:
+    """Return the first operation that mixes tokens, and why nothing could be made of it.
+
+    Without an operation that does, the first output; None of a graph without outputs.
+    """
+    dim = _tokens(graph.inputs)
+    if not graph.outputs:
+        return None
+    where = graph.outputs[0].name
+    if dim is None:
+        return _candidate(
+            where,
+            [],
+            "no dimension besides the batch is dynamic, so that there are no tokens to add up",
+        )
+    evaluator = Evaluator(graph)
+    _state_shapes(graph, evaluator)
+    for node in _of_inputs(graph):
+        if _mixes(node, dim):
+            name = f"{node.op} {node.name}".strip()
+            return _candidate(node.outputs[0].name, [node], f"{name} {_why(evaluator, node, dim)}")
+    return _candidate(where, [], f"no operation was found that adds up tokens of {dim}")
+
+
+def _candidate(where: str, nodes: Iterable[gs.Node], reason: str) -> UnmatchedCandidate:
+    return UnmatchedCandidate(where, tuple(n.name for n in nodes), reason)
+
+
+def _tokens(inputs: Iterable[gs.Tensor]) -> str | None:
+    """Return the dynamic size that is the sequence: of the last axis that has one."""
+    dynamic = [
+        (axis, size)
+        for tensor in inputs
+        for axis, size in enumerate(tensor.shape or ())
+        if isinstance(size, str) and size != "batch"
+    ]
+    return max(dynamic, key=lambda found: found[0])[1] if dynamic else None
+
+
+def _of_inputs(graph: gs.Graph) -> list[gs.Node]:
+    """Return the nodes whose values depend on those of the inputs, not on their sizes alone."""
+    known, found = {t.name for t in graph.inputs}, []
+    for node in graph.nodes:
+        if node.op not in sequence_axis.SIZES_ONLY and any(t.name in known for t in node.inputs):
+            known |= {t.name for t in node.outputs}
+            found.append(node)
+    return found
+
+
+def _state_shapes(graph: gs.Graph, e: Evaluator) -> None:
+    """Write the shapes that follow from forms, where the graph states none."""
+    for tensor in (t for n in graph.nodes for t in n.outputs if t.shape is None):
+        sizes = e.sizes(tensor)
+        if sizes is not None:
+            tensor.shape = [written_size(size) for size in sizes]
+
+
+def _mixes(node: gs.Node, dim: str) -> bool:
+    if node.op in WHOLE:
+        return True
+    before, after = (
+        max((list(t.shape or ()).count(dim) for t in tensors), default=0)
+        for tensors in (node.inputs, node.outputs)
+    )
+    if not before or after > before:
+        return False  # pairs of tokens are only formed here
+    nested = any(isinstance(a, gs.Graph) for a in node.attrs.values())
+    return nested or after < before or sequence_axis.changes_along(node, dim)
+
+
+def _why(e: Evaluator, node: gs.Node, dim: str) -> str:
+    if node.op in REASONS:
+        return REASONS[node.op].format(dim=dim)
+    if node.op not in SUMS:
+        return f"mixes tokens of {dim}, and is not a sum of products"
+    form = e.form(node.outputs[0])
+    what = None if form is None else _form_reason(e, node, form)
+    return f"adds up tokens of {dim}, but " + (what or "not products of query, key and value")
+
+
+def _form_reason(e: Evaluator, node: gs.Node, form: Form) -> str | None:
+    """Return what in a sum of products is not linear attention."""
+    if form.leaf is not None and form.leaf.tensor is node.outputs[0]:
+        unread = e.opaque_over.get(node.outputs[0].name, node)
+        if unread.op in RULES:
+            return "of more products than are followed"
+        return f"{unread.op} is not an operator whose sums are followed"
+    if len(form.terms) > 1:
+        return _different(form.terms)
+    (term,) = form.terms
+    for exponent in (f for f in term.of(Nested) if f.kind == "exp"):
+        if len(exponent.inner.terms) > 1 or not exponent.axes <= form.axes | term.axes:
+            return "exp is taken of a sum that is not a decay between two positions"
+    names = dict.fromkeys(f.tensor.name for f in term.of(Leaf))
+    return f"the product of {' and '.join(names)} is not one of query, key and value"
+
+
+def _different(terms: tuple[Term, ...]) -> str:
+    """Return in what the terms of a sum differ."""
+    plain = min(terms, key=lambda t: len(t.of(Leaf)))
+    most = max(len(t.of(Leaf)) for t in terms)
+    masks = {len(t.of(PositionOrder)) for t in terms}
+    if len(plain.of(Leaf)) < most and math.isfinite(plain.coefficient) and len(masks) > 1:
+        return f"{plain.coefficient:g} is added after the mask, so that masked tokens count as well"
+    if len(plain.of(Leaf)) < most and math.isfinite(plain.coefficient):
+        return f"{plain.coefficient:g} is added to products of query and key"
+    return f"{len(terms)} different products are added to each other"

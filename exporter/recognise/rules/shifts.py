@@ -1,0 +1,79 @@
+"""Sums over earlier positions, delayed by one.
+
+    zeros(1) ++ x[0 : T - 1]      is x_{t-1};  of x_t = sum_s [s <= t] y_s,  sum_s [s <= t - 1] y_s
+
+in either order: padded or concatenated in front and cut at the end, or cut and padded. Of a tensor
+of the graph nothing is known one position before; it stays opaque.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from linexport.recognise.axes import Index, size_of
+from linexport.recognise.evaluate import Along, Evaluator
+from linexport.recognise.joining import collect
+from linexport.recognise.sizes import ONE, Size
+from linexport.recognise.terms import Factor, Form, Nested, PositionOrder, Term
+
+LAST = Size(-1)
+
+
+def cut(e: Evaluator, given: str, made: str, place: int, form: Form, end: Size) -> Form | None:
+    """Return the form of a value without its last position, if it was delayed before.
+
+    Args:
+        e: notes the result, where it was not.
+        given: name of the value that is cut.
+        made: name of the result.
+        place: the dim.
+        form: of the value that is cut.
+        end: of the slice that begins at 0.
+    """
+    before = e.delayed.get(given)
+    if before is not None and before.place == place:
+        whole = size_of(before.form.dims[place])
+        return delayed(before.form, place) if end in (LAST, whole) else None
+    if end == LAST or end + ONE == size_of(form.dims[place]):
+        e.shortened[made] = Along(place, form)
+    return None
+
+
+def put_zero_in_front(e: Evaluator, given: str, made: str, place: int, form: Form) -> Form | None:
+    """Return the form of a value with a zero in front, if its last position was cut before."""
+    before = e.shortened.get(given)
+    if before is not None and before.place == place:
+        return delayed(before.form, place)
+    e.delayed[made] = Along(place, form)
+    return None
+
+
+def delayed(form: Form, place: int) -> Form | None:
+    """Return x_{t-1} of a sum over positions up to t, zero before the first; None of others."""
+    index = form.dims[place]
+    terms = [_term(term, index) for term in form.terms]
+    # At t = 0 nothing is before it, so that every term must have an empty sum there.
+    empty = all(any(o.row == index for o in t.of(PositionOrder)) for t in form.terms)
+    if not index or not empty or any(term is None for term in terms):
+        return None
+    return collect(Form(form.dims, tuple(t for t in terms if t is not None)))
+
+
+def _term(term: Term, index: Index) -> Term | None:
+    factors = [_factor(f, index) for f in term.factors]
+    known = tuple(f for f in factors if f is not None)
+    return Term(term.coefficient, known) if len(known) == len(factors) else None
+
+
+def _factor(factor: Factor, index: Index) -> Factor | None:
+    if not factor.axes & set(index):
+        return factor
+    if isinstance(factor, PositionOrder) and factor.row == index:
+        return replace(factor, offset=factor.offset - 1)
+    if isinstance(factor, Nested):
+        terms = [_term(term, index) for term in factor.inner.terms]
+        known = tuple(t for t in terms if t is not None)
+        return (
+            replace(factor, inner=replace(factor.inner, terms=known)) if None not in terms else None
+        )
+    return None

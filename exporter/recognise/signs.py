@@ -1,0 +1,73 @@
+"""The sign of every entry of a tensor, from the operators that make it.
+
+f(x) >= 0 of any x        Exp, Relu, Sigmoid, ...
+x y                       the product of the signs
+sums, moves               the sign of what is summed or moved
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from linexport.recognise import functions
+from linexport.recognise.terms import Leaf
+
+NEVER_NEGATIVE = {"Relu", "Exp", "Softmax", "Sigmoid", "Softplus", "Abs", "Sqrt"}
+KEEPS = {"Identity", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Slice"}
+KEEPS |= {
+    "Gather",
+    "Split",
+    "ReduceSum",
+    "ReduceMean",
+    "ReduceMax",
+    "ReduceMin",
+    "CumSum",
+    "Flatten",
+}
+"""Operators that give a sum, a mean or a choice of entries of their first input."""
+
+DEEPEST = 30
+
+
+def sign_of(leaf: Leaf) -> int:
+    """Return 1 where no entry is below 0, -1 where none is above, and 0 where neither is known."""
+    inside = _sign(leaf.tensor)
+    if functions.never_negative(leaf.function, inside == 1):
+        return 1
+    opposite = ("Neg", (), leaf.function)
+    if functions.never_negative(opposite, inside == 1):
+        return -1
+    return inside if leaf.function == ("x",) else 0
+
+
+def _sign(tensor: gs.Tensor, depth: int = 0) -> int:
+    if isinstance(tensor, gs.Constant):
+        values = np.asarray(tensor.values)
+        return 1 if (values >= 0).all() else -1 if (values <= 0).all() else 0
+    node = tensor.inputs[0] if tensor.inputs else None
+    if node is None or depth > DEEPEST or node.domain not in (None, "", "ai.onnx"):
+        return 0
+    if node.op in NEVER_NEGATIVE:
+        return 1
+    if node.op == "Where":
+        return _chosen(node, depth)
+    signs = [_sign(t, depth + 1) for t in node.inputs[: 1 if node.op in KEEPS else None]]
+    if node.op in KEEPS or (node.op in ("Add", "Sum", "Min", "Max") and len(set(signs)) == 1):
+        return signs[0]
+    if node.op == "Neg":
+        return -signs[0]
+    if node.op in ("Mul", "Div"):
+        return signs[0] * signs[1]
+    below_one = node.op == "Log" and node.inputs[0].inputs
+    return -1 if below_one and node.inputs[0].inputs[0].op in ("Sigmoid", "Softmax") else 0
+
+
+def _chosen(node: gs.Node, depth: int) -> int:
+    """Return the sign of a choice; x where it is above a number that is not negative has that."""
+    condition, x, otherwise = node.inputs
+    greater = condition.inputs[0] if condition.inputs else None
+    bounded = greater is not None and greater.op == "Greater" and greater.inputs[0] is x
+    above = bounded and greater is not None and _sign(greater.inputs[1], depth + 1) == 1
+    first, second = 1 if above else _sign(x, depth + 1), _sign(otherwise, depth + 1)
+    return first if first == second else 0

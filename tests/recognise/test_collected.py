@@ -1,0 +1,45 @@
+"""Formulations as strangers write them: each becomes what the collection says, and none is wrong.
+
+The check is independent: plain ONNX Runtime beside the module in float64, at lengths never traced,
+in pieces and in single tokens.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import formulations
+from tests.support.outcomes import outcome_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+IN_EVERY_RUN = {
+    "strictly_causal",
+    "exclusive_decay",
+    "chunks_with_a_padded_state",
+    "anticausal",
+    "clamped_gates",
+    "two_in_a_row",
+    "token_shift",
+    "loop_that_writes",
+}
+"""One of each kind."""
+
+
+def _cases() -> list[object]:
+    marks = {True: (), False: (pytest.mark.slow,)}
+    return [
+        pytest.param(name, marks=marks[name in IN_EVERY_RUN]) for name in formulations.COLLECTED
+    ]
+
+
+@pytest.mark.parametrize("name", _cases())
+def test_what_becomes_of_a_formulation(name: str) -> None:
+    formulation = formulations.COLLECTED[name]
+    found = outcome_of(name)
+    if formulation.reason:
+        assert found.kind in ("refused", "left", "fused"), found
+        assert any(formulation.reason in reason for reason in found.reasons), found.reasons
+    else:
+        assert found.kind == ("streams" if formulation.streams else "fused"), found
+        assert found.fused == formulation.nodes

@@ -1,0 +1,145 @@
+"""Reasons where nothing was fused: never none, and about what the model really computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import Dim
+
+from linexport import passes
+from linexport.errors import BuildError
+from linexport.loaders.factory import load_module
+from linexport.trace import trace
+from linexport.trace.graph import to_graph
+
+WIDTH = 8
+Function = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Three(nn.Module):
+    """A function of three projections of the input."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+        self.projections = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, WIDTH)."""
+        return self.function(*(p(x) for p in self.projections))
+
+
+def triangle(x: Tensor) -> Tensor:
+    return torch.ones(x.shape[1], x.shape[1]).tril()
+
+
+def tree_scan(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    decay, total = k.sigmoid(), v
+    for step in (1, 2, 4, 8):
+        earlier = [
+            F.pad(x, (0, 0, step, 0), value=i)[:, :-step] for i, x in ((1.0, decay), (0, total))
+        ]
+        decay, total = decay * earlier[0], total + decay * earlier[1]
+    return total
+
+
+def rwkv4(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    place = torch.arange(k.shape[1])
+    distance = (place[:, None] - place - 1)[..., None]
+    exponent = torch.where(distance >= 0, -0.5 * distance, float("-inf")) + k[:, None]
+    largest = torch.maximum(exponent.amax(2), k)
+    weights = torch.exp(exponent - largest[:, :, None])
+    now = torch.exp(k - largest)
+    return ((weights * v[:, None]).sum(2) + now * v) / (weights.sum(2) + now)
+
+
+def epsilon_after_the_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q.relu() @ k.relu().mT * triangle(q) + 1e-6
+    return scores @ v / scores.sum(-1, keepdim=True)
+
+
+def epsilon_in_the_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = (q @ k.mT + 0.001) * triangle(q)
+    return scores @ v / scores.sum(-1, keepdim=True)
+
+
+def gated_experts(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.einsum("bte,bted->btd", q.softmax(-1), k[..., None] * v[:, :, None])
+
+
+def fourier(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.fft.fft(q, dim=1).abs()
+
+
+def each_token(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q * k + v
+
+
+CASES = {
+    tree_scan: ("Pad", "tree scan"),
+    rwkv4: ("exponents", "of each query subtracted"),
+    epsilon_after_the_mask: ("MatMul", "1e-06 is added after the mask"),
+    epsilon_in_the_scores: ("scores x become 0.001 + x", "may be negative"),
+    gated_experts: ("no operation was found that adds up tokens",),
+    fourier: ("DFT", "Fourier"),
+    each_token: ("no operation was found that adds up tokens",),
+}
+
+
+def traced(function: Function) -> torch.export.ExportedProgram:
+    dynamic = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
+    example = (torch.randn(2, 20, WIDTH),)
+    return torch.export.export(Three(function), example, dynamic_shapes=dynamic, strict=False)
+
+
+@pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
+def test_what_is_not_fused_has_one_reason_that_is_true(function: Function) -> None:
+    found = to_graph(traced(function))
+    findings = passes.rewrite(found.graph, weights=found.weights).findings
+    assert not findings.matches and not findings.rejected
+    (reason,) = {candidate.reason for candidate in findings.unmatched}
+    assert all(part in reason for part in CASES[function]), reason
+
+
+def test_a_fixed_length_is_the_reason_where_there_is_one() -> None:
+    program = torch.export.export(Three(fourier), (torch.randn(2, 6, WIDTH),), strict=False)
+    (candidate,) = passes.rewrite(to_graph(program).graph).findings.unmatched
+    assert "no dimension besides the batch is dynamic" in candidate.reason
+
+
+def test_the_source_line_is_kept_without_the_folder_it_is_in() -> None:
+    class Direct(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            """(B, T, WIDTH)."""
+            return (x @ x.mT).softmax(-1) @ x
+
+    found = trace(load_module((Direct(), (torch.randn(2, 12, WIDTH),)), "direct:layer"))
+    line = found.line("output")
+    assert line is not None and line.startswith("test_obstacles.py:")
+    assert line.endswith(": return (x @ x.mT).softmax(-1) @ x")
+
+
+@pytest.mark.parametrize(
+    ("function", "parts"),
+    [
+        (
+            lambda q, k, v: q if q.sum() > 0 else v,
+            ("data-dependent", "torch.where", "test_obstacles"),
+        ),
+        (lambda q, k, v: q.cummax(1)[0], ("cummax", "no operator for it")),
+        (lambda q, k, v: torch.from_numpy(q.numpy().cumsum(1)), ("numpy", "the function of torch")),
+    ],
+    ids=["branch", "operator", "numpy"],
+)
+def test_messages_of_torch_are_whole_and_say_what_helps(
+    function: Function, parts: tuple[str, ...]
+) -> None:
+    loaded = load_module((Three(function).eval(), (torch.randn(2, 12, WIDTH),)), "three:layer")
+    with pytest.raises(BuildError) as raised:
+        trace(loaded)
+    assert all(part in str(raised.value) for part in parts)
+    assert "TORCH_LOGS" not in str(raised.value)

@@ -1,0 +1,145 @@
+"""Loops over tokens: what is rolled, what is refused, and swaps of packages' scans."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+from torch.export import Dim
+
+import linexport
+from linexport.errors import UnsupportedModelError
+from linexport.loaders.factory import load_module
+from linexport.patches import scans
+from linexport.trace import loops, rolling, trace
+from tests.support.independent import check_independently
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DYNAMIC = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
+
+
+class Recurrence(nn.Module):
+    """h = sigmoid(a) h + b, beside the last state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 16)
+
+    def forward(self, x):
+        a, b = self.project(x).chunk(2, -1)
+        h, out = torch.zeros_like(b[:, 0]), []
+        for t in range(x.shape[1]):
+            h = torch.sigmoid(a[:, t]) * h + b[:, t]
+            out.append(h)
+        return torch.stack(out, 1) + x
+
+
+class Counted(Recurrence):
+    """A mean over the tokens so far, by its number in the loop."""
+
+    def forward(self, x):
+        h, out = torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            h = h + (x[:, t] - h) / (t + 1)
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+class Gates(Recurrence):
+    """A recurrence that is not linear, and its last state."""
+
+    def forward(self, x):
+        h, out = torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            a, b = self.project(h + x[:, t]).chunk(2, -1)
+            h = torch.sigmoid(a) * h + torch.tanh(b)
+            out.append(2 * h)
+        return torch.stack(out, 1), h
+
+
+class Uneven(Recurrence):
+    """The third step is another one."""
+
+    def forward(self, x):
+        h, out = torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            h = torch.tanh(h) if t == 3 else 0.5 * h + x[:, t]
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+def test_a_loop_converts_at_every_length(tmp_path: Path) -> None:
+    module = Recurrence().eval()
+    source = load_module((module, (torch.randn(2, 16, 8),), DYNAMIC), "loop")
+    manifest = linexport.convert(source, tmp_path / "artifact", bench=False, threads=1)
+    assert manifest.fused == {"LinearAttention": 1}
+    assert manifest.dims["seq"].min == 1
+    check_independently(tmp_path / "artifact", module, 8, lengths=(1, 2, 40))
+
+
+@pytest.mark.slow
+def test_numbers_of_steps_are_counted(tmp_path: Path) -> None:
+    module = Counted().eval()
+    source = load_module((module, (torch.randn(2, 16, 8),), DYNAMIC), "loop")
+    linexport.convert(source, tmp_path / "artifact", bench=False, threads=1)
+    check_independently(tmp_path / "artifact", module, 8, lengths=(1, 2, 40))
+
+
+def test_a_loop_that_is_not_linear_is_a_scan_with_its_last_state() -> None:
+    graph = trace(load_module((Gates().eval(), (torch.randn(2, 16, 8),), DYNAMIC), "loop")).model
+    (scan,) = (n for n in graph.graph.node if n.op_type == "Scan")
+    assert graph.graph.output[1].name in scan.output
+    assert sum(n.op_type == "Tanh" for n in graph.graph.node) == 0
+
+
+def test_steps_that_differ_are_refused_with_the_line_of_the_loop() -> None:
+    source = load_module((Uneven().eval(), (torch.randn(2, 16, 8),), DYNAMIC), "loop")
+    with pytest.raises(UnsupportedModelError, match=r"range\(x.shape\[1\]\)"):
+        trace(source)
+
+
+def test_marks_that_do_not_repeat_are_named() -> None:
+    """Steps of different operators, marked by hand."""
+    nodes = [
+        helper.make_node(op, ["x"], [f"y{i}"])
+        for i, op in enumerate(["Relu", "Relu", "Tanh", "Relu", "Relu", "Relu", "Relu"])
+    ]
+    given = ["n", *(f"y{i}" for i in range(7))]
+    nodes.append(helper.make_node(loops.MARK, given, ["z"], domain=loops.DOMAIN))
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, ["seq", "batch", 4])],
+        [numpy_helper.from_array(torch.tensor(7).numpy(), "n")],
+    )
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid(loops.DOMAIN, 1)]
+    with pytest.raises(rolling.NotALoopError, match="differ"):
+        rolling.roll(helper.make_model(graph, opset_imports=imports))
+
+
+def test_scans_of_packages_are_swapped_while_a_model_is_traced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def tree(a, b):
+        if a.shape[1] > 16:
+            raise AssertionError("the package's own function ran")
+        return b
+
+    package, user = ModuleType("a_package"), ModuleType("a_package.layers")
+    package.scan = user.imported = tree
+    for module in (package, user):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    swap = scans.Function("a_package", "scan", scans.recurrence, "a-package 1.0")
+    monkeypatch.setattr(scans, "SCANS", (swap,))
+    layer = nn.Identity()
+    layer.scan = tree
+    with scans.as_loops(layer):
+        assert package.scan is user.imported is layer.scan is scans.recurrence
+    assert package.scan is user.imported is layer.scan is tree

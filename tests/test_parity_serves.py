@@ -1,0 +1,97 @@
+"""Comparisons that neither fail an artifact for being better, nor leave a failure unexplained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import linexport
+from linexport.manifest import read
+from linexport.parity.cases import Case
+from linexport.parity.original import run_reference
+from linexport.parity.plain import plain_error
+from linexport.parity.tolerances import TOLERANCES
+from linexport.report.verdict import parity_check, verdict
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.services
+def test_an_original_that_overflows_at_4097_tokens_does_not_fail_the_artifact(
+    converted: Callable[..., Path],
+) -> None:
+    manifest = read(converted("quotients"))
+    assert manifest.status == "ok" and manifest.fused.get("LinearAttention") == 1
+    assert any("overflows in float32 on the random inputs" in w for w in manifest.warnings)
+    long = [c for c in manifest.parity.cases if c.length == 4097]
+    assert [c.reference for c in long] == ["float64"] and long[0].passed
+    artifact = linexport.load(manifest.artifact, threads=1)
+    found = artifact.run(np.random.default_rng(0).standard_normal((1, 6000, 8)).astype(np.float32))
+    assert np.isfinite(found["output"]).all()
+
+
+class Gives:
+    """A reference that gives one value, in some precision."""
+
+    denominator = None
+
+    def __init__(self, dtype: torch.dtype, value: float) -> None:
+        self.dtype, self.name, self.value = dtype, str(dtype).removeprefix("torch."), value
+
+    def __call__(self, inputs: Any) -> list[np.ndarray]:
+        return [np.full(4, self.value)]
+
+
+def test_an_original_that_is_mostly_rounding_is_compared_in_float64_alone() -> None:
+    """At random inputs of unit variance as well, where its float32 says nothing of another."""
+    tolerance, notes = TOLERANCES["float32"], []
+    references: list[Any] = [Gives(torch.float32, 1.1), Gives(torch.float64, 1.0)]
+    case = Case("random", {"seq": 4}, 0)
+    [found] = run_reference(references, case, ((), {}), tolerance, notes)
+    assert found.name == "float64"
+    assert "compared in float64 only" in notes[-1]
+    references[0].value = 1.001  # of which four times are within the two in a hundred
+    assert len(run_reference(references, case, ((), {}), tolerance, notes)) == 2
+
+
+@pytest.mark.services
+def test_limits_are_those_of_the_lowest_precision_inside(
+    converted: Callable[..., Path], factories: Any
+) -> None:
+    manifest = read(converted("half_inside"))
+    assert manifest.status == "ok"
+    tolerance = manifest.parity.tolerance
+    assert (tolerance.dtype, tolerance.whole) == ("float16", False)
+    assert tolerance.relative == TOLERANCES["float16"].relative
+    again = linexport.validate(
+        converted("half_inside"), source=factories.source("half_inside"), threads=1
+    )
+    assert again.status == "ok" and again.parity.tolerance == tolerance
+
+
+@pytest.mark.services
+def test_a_failure_names_the_token_the_line_and_the_plain_export(
+    factories: Any,
+    miscompile: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("linexport.parity.diverge.plain_error", plain_error)
+    miscompile("onnx", lambda n: replace(n, attributes={**n.attributes, "scale": 0.3}))
+    manifest = linexport.convert(
+        factories.source("quotients"), tmp_path / "out", target="onnx", bench=False, threads=1
+    )
+    assert manifest.status == "parity_failed"
+    first = manifest.parity.first_divergence
+    assert first is not None and (first.row, first.position) == (0, 0)
+    assert first.plain_relative_error is not None and first.plain_relative_error < 1e-4
+    text = verdict(manifest).sentence
+    assert "at token 0" in text and "PyTorch's own ONNX export does not differ" in text
+    bad = sum(not case.passed for case in manifest.parity.cases)
+    assert parity_check(manifest).detail.startswith(f"{bad} of {len(manifest.parity.cases)} checks")
