@@ -61,6 +61,7 @@ def segment_output(
         offset = tl.cast(start, tl.int64)
         live = start + rows < last
         place = query + offset * (QUERY_HEADS * WIDTH)
+        # Numerator and denominator are sums over d_k, part by part.
         o = tl.zeros((CHUNK, BLOCK_V), tl.float32)
         denominator = tl.zeros((CHUNK,), tl.float32)
         for p in range(PARTS):

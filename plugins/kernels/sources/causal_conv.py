@@ -47,11 +47,13 @@ def convolve(
     row = (tl.program_id(0) // BLOCKS).to(tl.int64) * CHANNELS + channels[:, None]
     input += row * length
     past = past_state + row * (SIZE - 1) if past_state is not None else None
+    # A program computes BLOCK_C channels over CHUNK times.
     times = chunk * CHUNK + tl.arange(0, CHUNK)[None, :]
     live = inside & (times < length)
     y = tl.zeros((BLOCK_C, CHUNK), tl.float32)
     if bias is not None:
         y += tl.load(bias + channels, mask=channels < CHANNELS, other=0.0).to(tl.float32)[:, None]
+    # Tap j sees the input k - 1 - j steps back, in the past where that is before t = 0.
     for j in tl.static_range(SIZE):
         w = tl.load(weight + channels * SIZE + j, mask=channels < CHANNELS, other=0.0)
         x = load_seen(input, past, times - (SIZE - 1) + j, live, SIZE)
@@ -60,6 +62,7 @@ def convolve(
         y = y / (1.0 + tl.exp(-y))
     tl.store(output + row * length + times, y.to(output.dtype.element_ty), mask=live)
     if SIZE > 1:
+        # The last k - 1 inputs; of a short input some of them are still the past's.
         if chunk == 0:
             at = tl.arange(0, BLOCK_S)[None, :]
             kept = inside & (at < SIZE - 1)

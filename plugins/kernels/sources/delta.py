@@ -71,6 +71,7 @@ def chunk_inverse(
         MAP,
         PRECISION,
     )
+    # A = beta_t (k_t . k_s) D_ts; what lies above the diagonal is never read.
     place = beta + row * BETA_HEADS + h * BETA_HEADS // HEADS
     step = tl.load(place + rows * BETA_HEADS, mask=live, other=0.0).to(tl.float32)
     if DECAYS > 1:
@@ -84,12 +85,15 @@ def chunk_inverse(
             A *= pairs
     A *= step[:, None]
 
+    # X inverts the diagonal blocks of I + A of size 2^level, at first 1; ``joins`` is where two
+    # neighbours of them meet below the diagonal.
     X = (rows[:, None] == rows[None, :]).to(tl.float32)
     for level in tl.static_range(LEVELS):
         row_block, column_block = rows[:, None] >> level, rows[None, :] >> level
         joins = (row_block >> 1 == column_block >> 1) & (row_block > column_block)
         joined = tl.where(joins, A, 0.0)
         X -= tl.dot(tl.dot(X, joined, input_precision=PRECISION), X, input_precision=PRECISION)
+    # T = (I + A)^-1 diag(beta).
     X *= step[None, :]
     at = rows[:, None] * CHUNK + rows[None, :]
     tl.store(inverses + (head.to(tl.int64) * chunks + chunk) * (CHUNK * CHUNK) + at, X)

@@ -36,6 +36,8 @@ def elementwise(x, MAP: tl.constexpr):
 @triton.jit
 def monomials(columns, WIDTH: tl.constexpr, LEADING: tl.constexpr):
     """Components i <= j that feature m multiplies; in front of the products, i = m - 1."""
+    # Row i of the triangle i <= j starts at i d - i (i - 1) / 2: i is the last row that starts
+    # at or before p, and j the place in it.
     p = columns - LEADING
     i = columns * 0
     for row in range(1, WIDTH):
@@ -85,6 +87,7 @@ def features(
     the result means nothing.
     """
     if MAP == "taylor2" or MAP == "quadratic":
+        # Features before the products: a constant and the components, where the map has them.
         LEADING: tl.constexpr = FEATURES - WIDTH * (WIDTH + 1) // 2
         parts = tl.arange(0, BLOCK_W)
         x = load_rows(base, live, parts, STRIDE, WIDTH, BLOCK_W)
@@ -106,6 +109,8 @@ def features(
         )
         return y
     elif MAP == "favor+":
+        # Exponents and norms are summed over slices of the width: projection and rows fit beside
+        # the state in registers. m^(-1/2) goes into the exponent.
         SLICE: tl.constexpr = min(BLOCK_W, 16)
         exponents = tl.zeros((live.shape[0], BLOCK), tl.float32)
         norm = tl.zeros((live.shape[0],), tl.float32)

@@ -78,6 +78,7 @@ def segment_output(
     V_TILES: tl.constexpr = tl.cdiv(D_V, BLOCK_V)
     GROUP: tl.constexpr = tl.cdiv(QUERY_HEADS, HEADS)
     OUT: tl.constexpr = HEADS * GROUP
+    # Which columns of which state this program owns, and which part of the sequence.
     tile = tl.program_id(0) % V_TILES
     head = tl.program_id(0) // V_TILES
     segment = tl.program_id(1)
@@ -85,6 +86,8 @@ def segment_output(
     columns_k = tl.arange(0, BLOCK_K)
     columns_v = tile * BLOCK_V + tl.arange(0, BLOCK_V)
 
+    # Pointers to the first token of the segment, of this head. Products of lengths and widths pass
+    # 2^31 on long inputs, so rows count in 64 bits.
     first = segment * chunks_per_segment * CHUNK
     row = (head // HEADS).to(tl.int64) * length + first
     query += row * (QUERY_HEADS * WIDTH)
@@ -96,6 +99,7 @@ def segment_output(
     if key_mask is not None:
         key_mask += row
     head = head.to(tl.int64)
+    # The state that the segment starts from: of ``segments``, or the past itself.
     if segment_states is not None:
         past = segment_states + (head * segments + segment) * (D_K * D_V + D_K)
         past_z = past + D_K * D_V if NORMALIZE else None
@@ -109,6 +113,7 @@ def segment_output(
 
     rows = tl.arange(0, CHUNK)
     causal = rows[:, None] >= rows[None, :]
+    # Tokens of the segment; the last chunk may be shorter than CHUNK.
     last = tl.minimum(length - first, chunks_per_segment * CHUNK)
     for start in range(0, last, CHUNK):
         offset = tl.cast(start, tl.int64)
@@ -129,7 +134,9 @@ def segment_output(
             PRECISION,
         )
         u = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V, BLOCK_V)
+        # K * exp(L_C - L): the keys as the state after the chunk sees them.
         k_rest = k
+        # Scores within the chunk are a polynomial of q . k itself: features would cancel.
         if MAP == "taylor2" or MAP == "quadratic":
             parts = tl.arange(0, BLOCK_W)
             raw_k = load_rows(place, keep, parts, KEY_HEADS * WIDTH, WIDTH, BLOCK_W)
@@ -141,6 +148,8 @@ def segment_output(
             sums, total = channel_decays(place, keep, columns_k, HEADS * D_K, D_K, BLOCK_K)
             k_rest = (k.to(tl.float32) * tl.exp(total[None, :] - sums)).to(k.dtype)
             whole = tl.exp(total)
+        # Delta rules, U = T (V - (K * exp(L)) S): what the state has stored under these keys comes
+        # off the values before they are written.
         if inverses is not None:
             if DECAYS > 1:
                 stored = times_state((k * tl.exp(sums)).to(k.dtype), S, PRECISION)
@@ -152,6 +161,7 @@ def segment_output(
             T = tl.load(inverses + offset * CHUNK + at)
             u = times_rows(T, (u.to(tl.float32) - stored).to(k.dtype), PRECISION).to(k.dtype)
         for g in tl.static_range(GROUP):
+            # Query heads that share this state, one after the other.
             query_head = (h * GROUP + g) * QUERY_HEADS // OUT
             place = query + offset * (QUERY_HEADS * WIDTH) + query_head * WIDTH
             q = features(
@@ -167,6 +177,7 @@ def segment_output(
                 MAP,
                 PRECISION,
             )
+            # (Q K^T) * D, the part within the chunk.
             if DECAYS > 1:
                 scores = channel_scores(q, k, sums)
                 q = (q.to(tl.float32) * tl.exp(sums)).to(k.dtype)
@@ -176,6 +187,7 @@ def segment_output(
                 scores = tl.where(keep[None, :], kappa(t, parameter_0, WIDTH, MAP), 0.0)
             else:
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            # O = (Q * exp(L)) S + scores U: the past, then the chunk itself.
             o = times_state(q, S, PRECISION)
             if DECAYS == 1:
                 scores *= pairs
@@ -183,6 +195,7 @@ def segment_output(
             elif DECAYS == 0:
                 scores = tl.where(causal, scores, 0.0)
             o += times_rows(scores, u, PRECISION)
+            # The same two parts of the denominator: z in the place of S, ones for the values.
             if NORMALIZE:
                 denominator = tl.sum(q.to(tl.float32) * z[None, :], 1)
                 if DECAYS == 1:
@@ -195,6 +208,7 @@ def segment_output(
             at = rows[:, None] * (OUT * D_V) + columns_v[None, :]
             inside = live[:, None] & (columns_v < D_V)[None, :]
             tl.store(place + at, o.to(output.dtype.element_ty), mask=inside)
+        # S' = exp(L_C) * S + (K * exp(L_C - L))^T U, and z' alike.
         if DECAYS == 1:
             S *= whole
             z *= whole

@@ -68,6 +68,7 @@ def segment_output(
     PARTS: tl.constexpr = tl.cdiv(D_K, BLOCK_K)
     PAIRS: tl.constexpr = MAP == "taylor2" or MAP == "quadratic"
     KAPPA: tl.constexpr = PAIRS and DECAYS <= 1
+    # Which columns of which state this program owns, and which part of the sequence.
     tile = tl.program_id(0) % V_TILES
     head = tl.program_id(0) // V_TILES
     segment = tl.program_id(1)
@@ -86,6 +87,8 @@ def segment_output(
     if key_mask is not None:
         key_mask += row
     head = head.to(tl.int64)
+    # The state is continued where it lies: in its slot, or copied to the present state first. The
+    # normaliser, one row, stays in registers for all of d_k.
     present = present_state + head * (D_K * D_V)
     z = tl.zeros((all_k.shape[0],), tl.float32)
     if segment_states is not None:
@@ -103,6 +106,7 @@ def segment_output(
 
     rows = tl.arange(0, CHUNK)
     causal = rows[:, None] >= rows[None, :]
+    # Tokens of the segment; the last chunk may be shorter than CHUNK.
     last = tl.minimum(length - first, chunks_per_segment * CHUNK)
     for start in range(0, last, CHUNK):
         offset = tl.cast(start, tl.int64)
@@ -113,6 +117,7 @@ def segment_output(
         u = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V, BLOCK_V)
         if DECAYS == 1:
             from_start, to_end, pairs, whole = head_decays(decays, keep, HEADS)
+        # Delta rules, U = T (V - (K * exp(L)) S), summed over the parts of d_k.
         if inverses is not None:
             stored = tl.zeros((CHUNK, BLOCK_V), tl.float32)
             for p in range(PARTS):
@@ -141,11 +146,13 @@ def segment_output(
             kind = tl.float32 if PAIRS else value.dtype.element_ty
             u = times_rows(T, (u.to(tl.float32) - stored).to(kind), PRECISION).to(kind)
         for g in tl.static_range(GROUP):
+            # Query heads that share this state, one after the other.
             query_head = (h * GROUP + g) * QUERY_HEADS // OUT
             queries = query + offset * (QUERY_HEADS * WIDTH) + query_head * WIDTH
             o = tl.zeros((CHUNK, BLOCK_V), tl.float32)
             scores = tl.zeros((CHUNK, CHUNK), tl.float32)
             denominator = tl.zeros((CHUNK,), tl.float32)
+            # Scores, output from the past and denominator are all sums over d_k: part by part.
             for p in range(PARTS):
                 columns = p * BLOCK_K + tl.arange(0, BLOCK_K)
                 q = features(
@@ -185,12 +192,14 @@ def segment_output(
                 o += times_state(q, S, PRECISION)
                 if NORMALIZE:
                     denominator += tl.sum(q.to(tl.float32) * part_of(z, all_k, columns), 1)
+            # Scores of the maps of degree two: the polynomial of q . k, once, not from features.
             if KAPPA:
                 wide = tl.arange(0, BLOCK_W)
                 raw_q = load_rows(queries, live, wide, QUERY_HEADS * WIDTH, WIDTH, BLOCK_W)
                 raw_k = load_rows(keys, keep, wide, KEY_HEADS * WIDTH, WIDTH, BLOCK_W)
                 t = tl.dot(raw_q, tl.trans(raw_k), input_precision=PRECISION)
                 scores = tl.where(keep[None, :], kappa(t, parameter_0, WIDTH, MAP), 0.0)
+            # Decays within the chunk, then the chunk's own values.
             if DECAYS == 1:
                 scores *= pairs
                 o *= from_start[:, None]
@@ -209,6 +218,7 @@ def segment_output(
             tl.store(place + at, o.to(output.dtype.element_ty), mask=inside)
         # Threads write what others read, before and after.
         tl.debug_barrier()
+        # S' = exp(L_C) * S + (K * exp(L_C - L))^T U, read and written part by part.
         for p in range(PARTS):
             columns = p * BLOCK_K + tl.arange(0, BLOCK_K)
             k = load_keys(
@@ -238,6 +248,7 @@ def segment_output(
             S += tl.dot(tl.trans(k), u.to(k.dtype), input_precision=PRECISION)
             store_part(state, S, columns, columns_v, D_K, D_V)
             if NORMALIZE:
+                # z has no slices in registers: its part is selected and put back by comparison.
                 here = all_k[None, :] == columns[:, None]
                 grown = tl.sum(part_of(z, all_k, columns), 0) * factor + tl.sum(k.to(tl.float32), 0)
                 touched = (all_k >= p * BLOCK_K) & (all_k < (p + 1) * BLOCK_K)

@@ -63,6 +63,7 @@ def step(
 
     for t in range(0, length):
         at = row + t
+        # A padded token has the key zero and no decay: the state stays as it is.
         keep = inside_k
         if key_mask is not None:
             keep = keep & (tl.load(key_mask + at) != 0)
@@ -71,17 +72,20 @@ def step(
         k = tl.where(keep, k, 0.0)
         place = value + (at * HEADS + h) * D_V
         v = tl.load(place + columns_v, mask=inside_v, other=0.0).to(tl.float32)
+        # S_t = alpha_t S_{t-1} + k_t u_t^T, with one alpha a head or one a channel.
         if DECAYS > 0:
             channels = columns_k if DECAYS > 1 else columns_k * 0
             place = decay + (at * HEADS + h) * DECAYS
             alpha = tl.exp(tl.load(place + channels, mask=keep, other=0.0).to(tl.float32))
             S *= alpha[:, None]
             z *= alpha
+        # Delta rules, u_t = beta_t (v_t - S^T k_t): the error of what the state has stored.
         if beta is not None:
             place = beta + at * BETA_HEADS + h * BETA_HEADS // HEADS
             v = tl.load(place).to(tl.float32) * (v - tl.sum(S * k[:, None], 0))
         S += k[:, None] * v[None, :]
         z += k
+        # o_t = s q_t S_t / (s q_t . z_t + eps), for each query head of the state.
         for g in tl.static_range(GROUP):
             query_head = (h * GROUP + g) * QUERY_HEADS // OUT
             place = query + (at * QUERY_HEADS + query_head) * WIDTH

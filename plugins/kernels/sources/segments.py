@@ -53,6 +53,7 @@ def segment_state(
     """
     V_TILES: tl.constexpr = tl.cdiv(D_V, BLOCK_V)
     TILES: tl.constexpr = tl.cdiv(D_K, BLOCK_K) * V_TILES
+    # A tile of the state, d_k by d_v, of one head; and which segment.
     tile = tl.program_id(0) % TILES
     head = tl.program_id(0) // TILES
     segment = tl.program_id(1)
@@ -95,6 +96,7 @@ def segment_state(
             PRECISION,
         )
         v = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V, BLOCK_V)
+        # What the state held decays over the chunk, and keys by what is left of it after them.
         if DECAYS == 1:
             _, to_end, _, whole = head_decays(decay + offset * HEADS, keep, HEADS)
             k = (k.to(tl.float32) * to_end[:, None]).to(k.dtype)
@@ -109,9 +111,12 @@ def segment_state(
             S *= whole[:, None]
             z *= whole
             product *= whole
+        # The chunk's own keys and values.
         S += tl.dot(tl.trans(k), v.to(k.dtype), input_precision=PRECISION)
         z += tl.sum(k.to(tl.float32), 0)
 
+    # The scan multiplies states by the product of a segment's decays: it is written once, by the
+    # first tile of each row of tiles.
     slot = head.to(tl.int64) * segments + segment
     segment_states += slot * (D_K * D_V + D_K)
     store_state(segment_states, segment_states + D_K * D_V, S, z, columns_k, columns_v, D_K, D_V)
@@ -150,6 +155,7 @@ def segment_scan(
     inside = at < SLOT
     of_state = at < STATE
     of_normalizer = inside & (at >= STATE)
+    # The key channel, whose decay applies: rows of the state, then the normaliser.
     channel = tl.where(of_state, at // D_V, at - STATE)
     before = tl.zeros((BLOCK,), tl.float32)
     if past_state is not None:
@@ -157,6 +163,7 @@ def segment_scan(
     if past_normalizer is not None:
         place = past_normalizer + head * D_K + at - STATE
         before += tl.load(place, mask=of_normalizer, other=0.0)
+    # An exclusive scan: a slot gives what its segment adds, and takes what came before it.
     for segment in range(0, segments):
         slot = head * segments + segment
         place = segment_states + slot * SLOT + at

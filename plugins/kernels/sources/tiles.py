@@ -44,6 +44,7 @@ def head_decays(base, keep, STRIDE: tl.constexpr):
     """One decay a token: from_start (C,), to_end (C,), pairs (C, C), and the product of all."""
     rows = tl.arange(0, keep.shape[0])
     g = tl.load(base + rows * STRIDE, mask=keep, other=0.0).to(tl.float32)
+    # Decays below RESET leave the sums and are counted; equal counts mean none lies between.
     reset = g < RESET
     counts = reset.to(tl.int32)
     g = tl.where(reset, 0.0, g)
