@@ -8,6 +8,7 @@
     linexport.validate("artifact"), linexport.bench("artifact")
     linexport.debug("artifact")                 where it first differs from the original
     linexport.compare_maps(d=64)                which feature map for which queries and keys
+    linexport.choose_map(d=64, error=0.1)       the cheapest that keeps an error
     linexport.linearize(module, calibration)    trained softmax attention in linear form
 
 Names are imported when they are first used, so that importing the package costs nothing.
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from linexport.conversion.revalidate import bench, validate
     from linexport.debugging import debug
     from linexport.linearization import Linearization, linearize
-    from linexport.maps import compare_maps
+    from linexport.maps import choose_map, compare_maps
     from linexport.serving import Pool, PrefixCache
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Stream",
     "__version__",
     "bench",
+    "choose_map",
     "compare_maps",
     "convert",
     "debug",
@@ -57,6 +59,7 @@ _HOMES = {
     "Stream": "linexport.artifact",
     "load": "linexport.artifact",
     "bench": "linexport.conversion.revalidate",
+    "choose_map": "linexport.maps",
     "compare_maps": "linexport.maps",
     "convert": "linexport.conversion.pipeline",
     "debug": "linexport.debugging",

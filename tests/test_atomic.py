@@ -160,7 +160,7 @@ def test_missing_parents_and_an_empty_folder_are_fine(
 
 
 @pytest.mark.parametrize("there", [True, False])
-@pytest.mark.parametrize("name", ["loop", "branch", "missing"])
+@pytest.mark.parametrize("name", ["table", "branch", "missing"])
 def test_an_error_leaves_what_was_there(
     convert: Callable[..., Any], artifact: Path, name: str, there: bool
 ) -> None:

@@ -15,11 +15,14 @@ from typing import Any
 import pytest
 
 import linexport
+from tests.support import ROOT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 COMMANDS = ("convert", "validate", "bench", "inspect", "doctor")
 QUICK = ("--no-bench", "--threads", 1)
+
+MODULES = ROOT / "tests" / "support" / "scripts" / "modules_of_a_conversion.py"
 
 Cli = Callable[..., Any]
 
@@ -64,6 +67,15 @@ def test_help_names_every_command(cli: Cli) -> None:
         assert result.code == 0 and "--json" in result.out
 
 
+def test_help_lists_targets_without_importing_any() -> None:
+    code = (
+        "import sys; from linexport.cli.options import target_names; names = target_names();"
+        "print(names, [m for m in sys.modules if m in ('torch', 'onnx', 'linexport.targets.ort')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['onnx', 'onnx27', 'ort', 'tensorrt', 'tensorrt-rtx'] []"
+
+
 def test_the_version(cli: Cli) -> None:
     assert cli("--version").out == f"linexport {linexport.__version__}\n"
 
@@ -102,12 +114,47 @@ def test_output_that_nobody_reads_changes_no_exit_code() -> None:
 # JSON and exit codes
 
 
-def test_a_whole_conversion_in_a_process_of_its_own(
-    program: Cli, factories: SimpleNamespace, tmp_path: Path
-) -> None:
-    """What scripts rely on, with everything measured."""
-    out = tmp_path / "out"
-    result = program("convert", factories.source("small"), "-o", out, "--json", "--lengths", "8,33")
+ABSENT = (
+    "linexport.plugins.tensorrt",
+    "linexport.plugins.kernels",
+    "linexport.targets.trt",
+    "linexport.targets.tensorrt",
+    "linexport.targets.tensorrt_rtx",
+    "linexport.targets.onnx27",
+    "linexport.linearization",
+    "linexport.maps",
+    "linexport.models.feed_forward",
+    "tensorrt",
+    "tensorrt_rtx",
+)
+"""Triton is not among them: PyTorch imports it itself, where it is installed, to trace."""
+
+
+@pytest.fixture(scope="module")
+def whole(
+    program: Cli, factories: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory
+) -> SimpleNamespace:
+    """A conversion in a process of its own, with everything measured."""
+    folder = tmp_path_factory.mktemp("whole")
+    out, modules = folder / "out", folder / "modules.json"
+    options = ("-o", out, "--json", "--lengths", "8,33")
+    result = program(
+        *("convert", factories.source("small"), *options), program=(str(MODULES), str(modules))
+    )
+    return SimpleNamespace(result=result, out=out, modules=json.loads(modules.read_text()))
+
+
+def test_a_conversion_to_ort_imports_what_it_needs(whole: SimpleNamespace) -> None:
+    """Nothing of TensorRT, of kernels or of optional rooms."""
+    assert "linexport.targets.ort" in whole.modules
+    assert [
+        m for m in whole.modules if m in ABSENT or m.startswith(tuple(f"{a}." for a in ABSENT))
+    ] == []
+
+
+def test_a_whole_conversion_in_a_process_of_its_own(whole: SimpleNamespace) -> None:
+    """What scripts rely on."""
+    result, out = whole.result, whole.out
     assert result.code == 0
     assert result.err == ""
     found = result.json()
@@ -200,7 +247,6 @@ def test_without_json_people_are_told_the_same(
 @pytest.mark.parametrize(
     ("name", "code", "message"),
     [
-        ("loop", 4, "for t in range(x.shape[1]):"),
         ("table", 4, "return doubled + self.table"),
         ("branch", 6, "if x.sum() > 0:"),
         ("absent", 2, "there is no 'absent'"),

@@ -40,6 +40,7 @@ def worker(
     started.stop()
 
 
+@pytest.mark.services
 @pytest.mark.parametrize("kind", COUNTS)
 def test_no_mutation_ends_in_anything_but_a_result_or_a_refusal(
     kind: str, worker: campaign.Worker
@@ -63,6 +64,7 @@ def test_a_state_whose_header_is_not_one_is_refused(tmp_path: Path, header: byte
         StreamState.load(tmp_path / "state.npz")
 
 
+@pytest.mark.services
 def test_a_crash_is_counted_and_the_next_case_goes_on(worker: campaign.Worker) -> None:
     before = worker.ask("pt", 0, 0)
     assert worker.process is not None

@@ -147,3 +147,12 @@ def test_nothing_imports_a_folder_by_its_name(folder: str) -> None:
                 names = [node.module or ""]
             first = {name.split(".")[0] for name in names}
             assert not first & {"exporter", "models", "plugins"}, path
+
+
+def test_no_public_class_name_means_two_things() -> None:
+    places: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

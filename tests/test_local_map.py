@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from linexport.errors import UsageError
+from linexport.maps.accuracy import judge, reference
+from linexport.maps.attention_samples import random_samples
 from linexport.models import feature_maps
 from linexport.models.feature_maps.l1_ball import smoothed_indicator, uniform_in_ball, volume
 from linexport.models.feature_maps.local import Local
@@ -128,6 +131,33 @@ def test_a_wide_head_is_told_the_error_and_what_to_use() -> None:
 def test_a_ball_that_smoothing_washes_away_is_refused() -> None:
     with pytest.raises(UsageError, match=r"d = 64, delta = 1 and tau = 0.25.*none.*'laplace'"):
         feature_maps.make("local", 64)
+
+
+def test_positive_features_of_nearness_survive_normalisation() -> None:
+    """At d = 32: nearer to exact local attention than a mean, and no sum cancels.
+
+    Signed features of exp(-|q - k|_1 / delta) lose a third of the sum and more at the same M.
+    """
+    given = random_samples(32, 128, 0)
+    samples = replace(given, queries=given.queries / 2, keys=given.keys / 2)
+    against = reference(samples)
+    q, k, v = samples.queries, samples.keys, samples.values
+    found = {}
+    for kind, options in (
+        ("favor+*gaussian", {"bandwidth": 4.0}),
+        ("favor+*laplace", {"delta": 16.0}),
+    ):
+        module = feature_maps.make(kind, 32, {"features": 1024, **options})
+        kernel = module.kernel_value(q[:, against.tokens, None], k[:, None]) * against.mask
+        output = kernel @ v / kernel.sum(-1, keepdims=True)
+        judged = judge([module], replace(against, output=output))
+        mean = against.mask / against.mask.sum(-1, keepdims=True) @ v
+        found[kind] = judged, float(np.linalg.norm(mean - output) / np.linalg.norm(output))
+    near, uniform = found["favor+*gaussian"]
+    assert near.output_error is not None and near.output_error < uniform
+    assert near.cancellation == pytest.approx(1)
+    signed = found["favor+*laplace"][0].cancellation
+    assert signed is not None and signed < 0.8
 
 
 @pytest.mark.parametrize("kind", ["local", "laplace"])

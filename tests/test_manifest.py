@@ -63,7 +63,8 @@ def test_a_manifest_of_format_1_is_read_as_one_of_format_2() -> None:
     kept = {k for k in old if k not in ("format", "files", "engines", "refused", "parity")}
     again = to_json(found)
     old["dims"] = {name: {**limits, "multiple": 1} for name, limits in old["dims"].items()}
-    assert again["parity"] == {**old["parity"], "layers": []}
+    tolerance = {**old["parity"]["tolerance"], "whole": True}
+    assert again["parity"] == {**old["parity"], "tolerance": tolerance, "layers": []}
     assert {k: again[k] for k in kept} == {k: old[k] for k in kept}
     assert again["rejected"] == old["refused"]
 
@@ -130,6 +131,7 @@ OTHER: dict[str, Any] = {
     "plugins": False,
     "proof": "layers",
     "inline": True,
+    "pooling": "mean",
     "quick": True,
     "timing_cache": "a cache",
     "dump_passes": "graphs",

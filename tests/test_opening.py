@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,14 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 import linexport
 from linexport import manifest as manifests
 from linexport.artifact import opening, signature, write
-from linexport.errors import EnvironmentProblemError, SignatureError, UsageError
+from linexport.conversion import publish
+from linexport.errors import (
+    BuildError,
+    EnvironmentProblemError,
+    SignatureError,
+    UnsupportedModelError,
+    UsageError,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -391,3 +399,21 @@ def test_an_einsum_of_what_attention_returns_is_opened(
     """Ranks follow through the bodies of functions, which hold branches and loops."""
     model = linexport.load(converted(name, target=target), threads=1)
     assert model.run(np.ones((1, 5, 8), np.float32))["output"].shape == (1, 5, 8)
+
+
+def test_what_would_not_be_opened_is_not_published(
+    factories: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier artifact stays; what a session of our own opens is not what ``load`` opens."""
+    place = tmp_path / "artifact"
+    linexport.convert(factories.source("small"), place, bench=False, threads=1)
+    before = hashlib.sha256((place / "manifest.json").read_bytes()).hexdigest()
+
+    def refusing(path: Path, model: onnx.ModelProto) -> None:
+        raise UnsupportedModelError("it has an Einsum of fewer dimensions than its equation")
+
+    monkeypatch.setattr(publish, "check_structure", refusing)
+    with pytest.raises(BuildError, match="load would not open it: it has an Einsum"):
+        linexport.convert(factories.source("small"), place, bench=False, threads=1, overwrite=True)
+    assert hashlib.sha256((place / "manifest.json").read_bytes()).hexdigest() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["artifact"]

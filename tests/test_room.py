@@ -55,7 +55,7 @@ def test_what_a_process_holds_counts_as_there(monkeypatch: pytest.MonkeyPatch) -
 def test_small_models_are_not_announced(tmp_path: Path) -> None:
     shown = Notes()
     for size in (None, forecast.SMALL - 1):
-        forecast.announce(forecast.WHOLE, forecast.Size(size), tmp_path / "q", shown)
+        forecast.announce(forecast.WHOLE, forecast.ModelSize(size), tmp_path / "q", shown)
     assert not shown.texts
 
 
@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_refused_with_all_numbers(
     monkeypatch.setattr(room, "held_memory", lambda: 0)
     shown = Notes()
     with pytest.raises(EnvironmentProblemError, match=r"There are 2.0 GiB of memory left"):
-        forecast.announce(forecast.WHOLE, forecast.Size(4 * room.GIB), tmp_path / "q", shown)
+        forecast.announce(forecast.WHOLE, forecast.ModelSize(4 * room.GIB), tmp_path / "q", shown)
     assert len(shown.texts) == 1 and "of memory, and of disk" in shown.texts[0]
     with pytest.raises(EnvironmentProblemError, match=r"GiB free\. Make room"):
         room.check(room.Needs(0, {tmp_path: 2**60}))

@@ -17,7 +17,8 @@ Source = Annotated[
     str,
     typer.Argument(
         help="A linexport checkpoint (.pt), an exported program (.pt2), an ONNX file, a "
-        "Hugging Face model folder, or package.module:callable, a factory returning "
+        "Hugging Face model folder, an adapter folder of peft's, or package.module:callable, a "
+        "factory returning "
         "(module, args[, dynamic_shapes])."
     ),
 ]

@@ -3,51 +3,91 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from linexport.cli.errors import guarded, print_json
-from linexport.cli.options import ArtifactPath, Json, Threads
+from linexport.cli.options import DEFAULT_TOKENS, ArtifactPath, Json, Threads
 from linexport.errors import UsageError
 from linexport.system import unread
 
 if TYPE_CHECKING:
     from linexport.artifact import Artifact
     from linexport.artifact.speculation import Draft
-    from linexport.artifact.tokenizer import Decoder
 
 
 def generate(
     artifact: ArtifactPath,
-    prompt: Annotated[str, typer.Option(help="Text to continue.")],
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 128,
+    prompt: Annotated[
+        list[str],
+        typer.Option(help="Text to continue. Several are continued together, in one batch."),
+    ],
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            help="The prompt is a message of a user, and what is written the answer: by the chat "
+            "template of the model.",
+        ),
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="With --chat: the system's message.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Most tokens to write. Default: as generation_config.json says, or "
+            f"{DEFAULT_TOKENS}.",
+        ),
+    ] = None,
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="0 takes the argmax; more is more random.")
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="0 takes the argmax; more is more random. This and the options below are as the "
+            "model's generation_config.json says; if it says nothing, the argmax is taken, or, "
+            "with --top-k, --top-p or --min-p, samples at temperature 1.",
+        ),
+    ] = None,
     top_k: Annotated[
-        int, typer.Option(min=0, help="Sample from that many largest logits; 0 from all.")
-    ] = 0,
+        int | None, typer.Option(min=0, help="Sample from that many largest logits; 0 from all.")
+    ] = None,
     top_p: Annotated[
-        float,
+        float | None,
         typer.Option(
             min=0.0,
             max=1.0,
             help="Sample from the fewest likeliest tokens that have this probability together.",
         ),
-    ] = 1.0,
+    ] = None,
     min_p: Annotated[
-        float,
+        float | None,
         typer.Option(
             min=0.0,
             max=1.0,
             help="Sample from tokens that have this share of the largest probability, or more.",
         ),
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 0,
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(
+            help="Divide the logits of tokens that prompt and text have already by this, and "
+            "multiply them where they are negative; 1 leaves them.",
+        ),
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Text before which to end; may be given several times. Default: as "
+            "generation_config.json says.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the samples; text i of a batch has the seed plus i.")
+    ] = 0,
     draft: Annotated[
         str | None,
         typer.Option(
@@ -60,68 +100,52 @@ def generate(
     threads: Threads = 0,
     json: Json = False,
 ) -> None:
-    """Continue a text with a language model, token by token, from its state."""
+    """Continue texts with a language model, token by token, from its state."""
     with guarded(json):
         from linexport.artifact import NGramDraft, load
-        from linexport.artifact.language_interface import language_interface
-        from linexport.artifact.tokenizer import context, find_tokenizer
+        from linexport.artifact.generating import GenerationRequest
+        from linexport.cli.texts import GeneratedTexts
 
+        if system is not None and not chat:
+            raise UsageError("--system is the message of a conversation: give --chat too.")
+        if draft is not None and len(prompt) > 1:
+            raise UsageError(
+                f"--draft takes one prompt; found {len(prompt)}. Leave out one of both."
+            )
         model = load(artifact, threads=threads)
-        vocabulary = language_interface(model.manifest).vocabulary
-        tokenizer = find_tokenizer(model.path, vocabulary, model.verified)
-        ids = tokenizer.encode(prompt)
         proposals: Draft | None = None
         if draft is not None:
             proposals = NGramDraft() if draft == "ngram" else _smaller(draft, model, threads)
-        tokens = model.generate(
-            ids,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
+        asked = GenerationRequest(
+            *(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty),
             seed=seed,
-            draft=proposals,
+            stop_strings=stop or None,
         )
-        show = _discard if json else _show
-        show(prompt)
-        written = _write(tokens, tokenizer.decoder(), show)
-        show("\n")
-        first, following = written.milliseconds()
-        stopped = "length" if len(written.tokens) == max_tokens else "end"
-        if stopped == "end" and len(ids) + len(written.tokens) == context(
-            model.path, model.verified
-        ):
-            stopped = "context"
+        texts = GeneratedTexts.begin(model, prompt, asked, system if chat else None, chat=chat)
+        alone = len(prompt) == 1 and not json
+        if alone and not chat:
+            _show(prompt[0])
+        texts.write(proposals, _show if alone else _discard)
         if json:
             print_json(
                 {
                     "status": "ok",
                     "artifact": str(artifact),
-                    "prompt": prompt,
-                    "prompt_tokens": len(ids),
-                    "text": written.text,
-                    "tokens": written.tokens,
-                    "stopped": stopped,
+                    **texts.record(),
                     "seed": seed,
-                    "first_token_ms": round(first, 3),
-                    "next_token_ms": round(following, 3),
                     "draft": None if proposals is None else _counts(proposals),
                 }
             )
-        else:
+            return
+        _show("\n" if alone else "".join(f"{text}\n" for text in texts.whole(chat)))
+        typer.echo(texts.summary(), err=True)
+        if proposals is not None:
+            counts = _counts(proposals)
             typer.echo(
-                f"{len(written.tokens)} tokens after {len(ids)} of the prompt: "
-                f"{first:.1f} ms to the first, {following:.2f} ms for each further one",
+                f"{counts['accepted']} of {counts['proposed']} proposed tokens were accepted, "
+                f"in {counts['calls']} calls",
                 err=True,
             )
-            if proposals is not None:
-                counts = _counts(proposals)
-                typer.echo(
-                    f"{counts['accepted']} of {counts['proposed']} proposed tokens were accepted, "
-                    f"in {counts['calls']} calls",
-                    err=True,
-                )
 
 
 def _smaller(folder: str, model: Artifact, threads: int) -> Draft:
@@ -145,34 +169,6 @@ def _smaller(folder: str, model: Artifact, threads: int) -> Draft:
 
 def _counts(draft: Draft) -> dict[str, int]:
     return {"proposed": draft.proposed, "accepted": draft.accepted, "calls": draft.calls}
-
-
-@dataclass(frozen=True)
-class _Written:
-    """Generated ids with their times; ``times`` begins before the first token."""
-
-    tokens: list[int]
-    text: str
-    times: list[float]
-
-    def milliseconds(self) -> tuple[float, float]:
-        """Return the time to the first token, and the mean for each further one."""
-        start, *ends = self.times
-        if not ends:
-            return 0.0, 0.0
-        return 1e3 * (ends[0] - start), 1e3 * (ends[-1] - ends[0]) / max(1, len(ends) - 1)
-
-
-def _write(tokens: Iterable[int], decode: Decoder, show: Callable[[str], None]) -> _Written:
-    written, pieces, times = [], [], [time.perf_counter()]
-    for token in tokens:
-        times.append(time.perf_counter())
-        written.append(token)
-        pieces.append(decode(token))
-        show(pieces[-1])
-    pieces.append(decode.end())
-    show(pieces[-1])
-    return _Written(written, "".join(pieces), times)
 
 
 def _show(text: str) -> None:

@@ -122,6 +122,8 @@ def _print_left(found: Iterable[FoundCandidate | RejectionRecord], console: Cons
     for one in found:
         console.print(f"\n– {one.where} was left as it is", style="yellow", markup=False)
         console.print(f"  {one.reason}", markup=False)
+        if one.line:
+            console.print(f"  in {one.line}", markup=False)
 
 
 def _table(ops: Iterable[OpRecord], lowerings: Mapping[str, str | None] | None) -> Table:

@@ -1,4 +1,4 @@
-"""``linexport maps`` and ``linexport maps compare``."""
+"""``linexport maps``, ``linexport maps compare`` and ``linexport maps choose``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,31 @@ if TYPE_CHECKING:
 
 maps = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help="A model with linear or softmax attention whose own queries and keys to use, as "
+        "for convert."
+    ),
+]
+Inputs = Annotated[
+    Path | None,
+    typer.Option(help="Its arguments, in order, as .npz; random ones unless given."),
+]
+Only = Annotated[
+    str | None, typer.Option("--maps", help="Names, such as favor+,taylor2; all unless given.")
+]
+RandomWidth = Annotated[
+    int | None,
+    typer.Option("--d", help="Head width of random queries and keys: 64 unless given."),
+]
+Length = Annotated[int, typer.Option(help="Tokens.")]
 Width = Annotated[int, typer.Option("--d", min=1, help="Head width M is counted for.")]
 
 
 @maps.callback(invoke_without_command=True)
 def table(context: typer.Context, d: Width = 64, json: Json = False) -> None:
-    """List the feature maps with their properties; compare measures them."""
+    """List the feature maps with their properties; compare measures them, choose plans."""
     if context.invoked_subcommand is not None:
         return
     with guarded(json):
@@ -41,25 +60,14 @@ def table(context: typer.Context, d: Width = 64, json: Json = False) -> None:
 
 @maps.command()
 def compare(
-    d: Annotated[
-        int | None,
-        typer.Option("--d", help="Head width of random queries and keys: 64 unless given."),
-    ] = None,
-    length: Annotated[int, typer.Option(help="Tokens.")] = 1024,
+    d: RandomWidth = None,
+    length: Length = 1024,
     features: Annotated[
         str, typer.Option(help="Numbers of features for the maps that have a choice.")
     ] = "64,128,256",
-    data: Annotated[
-        str | None,
-        typer.Option(help="A model whose own queries and keys to use, as for convert."),
-    ] = None,
-    inputs: Annotated[
-        Path | None,
-        typer.Option(help="Its arguments, in order, as .npz; random ones unless given."),
-    ] = None,
-    only: Annotated[
-        str | None, typer.Option("--maps", help="Names, such as favor+,taylor2; all unless given.")
-    ] = None,
+    data: Data = None,
+    inputs: Inputs = None,
+    only: Only = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -95,6 +103,74 @@ def compare(
             print_json(asdict(result))
         else:
             _print(result, written)
+
+
+@maps.command()
+def choose(
+    error: Annotated[
+        float,
+        typer.Option(
+            help="Largest kernel error, root mean square over pairs of a query and a key, relative "
+            "to the kernel's."
+        ),
+    ] = 0.1,
+    probability: Annotated[
+        float, typer.Option(help="Probability of no larger error, over a map's random draws.")
+    ] = 0.95,
+    absolute: Annotated[
+        bool, typer.Option("--absolute", help="The kernel error is not relative.")
+    ] = False,
+    output_error: Annotated[
+        float | None,
+        typer.Option(
+            help="Largest measured error of attention's output from softmax's, relative: that of "
+            "--error unless given."
+        ),
+    ] = None,
+    most_features: Annotated[int, typer.Option(help="Largest number of features.")] = 4096,
+    d: RandomWidth = None,
+    length: Length = 1024,
+    data: Data = None,
+    inputs: Inputs = None,
+    only: Only = None,
+    threads: Threads = 0,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Plan the features of every map for an error with a probability; name the cheapest.
+
+    How many features a map needs follows from its exact variance; output error, time and memory
+    with so many are measured. Exits with 3 where no map fits.
+    """
+    with guarded(json):
+        from linexport.errors import ParityError
+        from linexport.maps import choose_map
+
+        plan = choose_map(
+            d,
+            length,
+            error=error,
+            probability=probability,
+            absolute=absolute,
+            output_error=output_error,
+            most_features=most_features,
+            data=data,
+            inputs=inputs,
+            maps=None if only is None else _names(only),
+            threads=threads,
+            seed=seed,
+            progress=Spinner(quiet=json),
+        )
+        if json:
+            print_json(asdict(plan))
+        else:
+            from rich.console import Console
+
+            from linexport.report.map_plan import print_plan
+
+            print_plan(plan, Console(highlight=False))
+        if plan.chosen is None:
+            raise typer.Exit(ParityError.exit_code)
 
 
 def _print(result: MapComparison, written: list[Path]) -> None:

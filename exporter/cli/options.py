@@ -12,6 +12,9 @@ import typer
 from linexport.errors import LinexportError, UsageError
 from linexport.manifest.options import ConvertOptions, declared, defaults
 
+DEFAULT_TOKENS = 128
+"""Most tokens of a text where neither the caller nor the model says."""
+
 
 def option(name: str) -> Any:
     """The command line's declaration of a field of ``ConvertOptions``."""

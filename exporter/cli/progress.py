@@ -23,6 +23,7 @@ NAMES = {
     "measure": "Measuring it beside plain export and PyTorch",
     "sample": "Taking queries, keys and values",
     "judge": "Comparing maps with softmax and with their theory",
+    "plan": "Counting the features that the promise takes",
     "export": "Exporting a layer with each",
     "memory": "Measuring their memory",
     "time": "Timing them in turns",

@@ -46,14 +46,14 @@ def serve(
                 f"Serving needs {error.name}: pip install 'linexport[serve]'."
             ) from None
         from linexport.artifact import load
-        from linexport.serving.computing import Local
+        from linexport.serving.computing import LocalComputing
         from linexport.serving.service import Service
 
         address = Address(host, port, read_token(token_file))
         model = load(artifact, threads=threads)
         most = Limits(**limits)
         called = name or artifact.resolve().name
-        service = Service(model, Local(model, most), called, most, park)
+        service = Service(model, LocalComputing(model, most), called, most, park)
         if service.language is None:
             typer.echo(f"No texts, /v2 alone: {service.why_no_text}", err=True)
         if not address.local and address.token is None:

@@ -10,17 +10,14 @@ from typing import Any
 
 import torch
 
-from linexport import manifest as manifests
 from linexport import parity, targets, trace
-from linexport.artifact import write
 from linexport.errors import EnvironmentProblemError
 from linexport.graph import dims
-from linexport.manifest import MANIFEST, MODEL, REPORT, Manifest, dumps, to_json
+from linexport.manifest import MODEL, Manifest
 from linexport.manifest.engines import EngineLatencyRow, EngineRecord
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.reference import feeds
 from linexport.plugins.cpu import library
-from linexport.report import render_html
 from linexport.targets.base import uses_library
 from linexport.timing.baselines import LENGTHS, Bench
 from linexport.timing.latency import Settings
@@ -63,25 +60,28 @@ def with_status(manifest: Manifest) -> Manifest:
 
 
 def with_parity(
-    manifest: Manifest,
-    tested: parity.ModelUnderTest,
-    seed: int,
-    traced: trace.Traced | None,
-    path: Path,
-) -> Manifest:
-    """Compare with the original; a failure is traced to the first value that differs."""
+    manifest: Manifest, tested: parity.ModelUnderTest, seed: int
+) -> tuple[Manifest, Case | None]:
+    """Compare with the original; also returns the first case of a whole sequence that failed."""
     language = tested.loaded.language
     outcome = parity.check_language(tested, seed) if language else parity.check(tested, seed)
-    if outcome.failed:
-        first = parity.first_layer if language else parity.first_divergence
-        outcome.first_divergence = first(
-            tested,
-            traced or trace.trace(tested.loaded),
-            path,
-            targets.find_target(manifest.target).open,
-            outcome.failed,
-        )
-    return with_warnings(replace(manifest, parity=outcome.record()), outcome.notes)
+    manifest = replace(manifest, parity=outcome.record())
+    return with_warnings(manifest, outcome.notes), outcome.failed
+
+
+def with_divergence(
+    manifest: Manifest,
+    tested: parity.ModelUnderTest,
+    traced: trace.Traced | None,
+    path: Path,
+    failed: Case,
+) -> Manifest:
+    """Trace the failure of a case to the first value that differs."""
+    assert manifest.parity is not None
+    first = parity.first_layer if tested.loaded.language else parity.first_divergence
+    opened = targets.find_target(manifest.target).open
+    found = first(tested, traced or trace.trace(tested.loaded), path, opened, failed)
+    return replace(manifest, parity=replace(manifest.parity, first_divergence=found))
 
 
 def with_library_checked(
@@ -246,37 +246,3 @@ def _bench(
 ) -> Bench:
     native = uses_library(manifest)
     return Bench(tested, folder / MODEL, manifest.target, native, scratch, how.settings, how.seed)
-
-
-def check_place(place: Path, overwrite: bool) -> None:
-    """Refuse an output that cannot be written, before work is spent on it.
-
-    Raises:
-        UsageError: it holds something else, or an artifact that may not be replaced.
-    """
-    write.check_output(place, overwrite)
-    if manifests.is_artifact(place):
-        write.check_output(_failed(place), overwrite=True)
-
-
-def publish(folder: Path, place: Path, manifest: Manifest) -> Manifest:
-    """Write both reports into a staged folder and move it to its place.
-
-    A failed artifact goes beside one that is there. Returns the manifest, which says where.
-    """
-    if manifest.status != "ok" and manifests.is_artifact(place):
-        place = _failed(place)
-    manifest = replace(manifest, artifact=str(place))
-    write_reports(folder, manifest)
-    write.publish(folder, place)
-    return manifest
-
-
-def _failed(place: Path) -> Path:
-    return place.with_name(f"{place.name}.failed")
-
-
-def write_reports(folder: Path, manifest: Manifest) -> None:
-    """``manifest.json`` and ``report.html``, each replaced in one step."""
-    write.replace_text(folder / REPORT, render_html(manifest))
-    write.replace_text(folder / MANIFEST, dumps(to_json(manifest)))

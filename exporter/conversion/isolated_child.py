@@ -76,8 +76,8 @@ def main() -> None:
 
 def _convert(source: str, given: dict[str, Any], folder: Path, told: _Told) -> None:
     # Imported here: namespaces want a process with one thread.
-    from linexport.conversion.add_records import write_reports
     from linexport.conversion.pipeline import job_of
+    from linexport.conversion.publish import write_reports
     from linexport.conversion.run import run
     from linexport.manifest import ConvertOptions
 

@@ -16,6 +16,7 @@ import linexport
 from linexport.errors import UsageError
 from linexport.loaders import is_factory
 from linexport.loaders.detect import Kind, recognise
+from linexport.loaders.hugging_face.lora import model_folder
 
 VARIABLES = re.compile(
     "PATH|HOME|USER|LOGNAME|TZ|LANG|LANGUAGE|LC_[A-Z]+|LD_LIBRARY_PATH|VIRTUAL_ENV|"
@@ -78,9 +79,11 @@ def _model(source: str) -> list[str]:
         return [str(Path.cwd())] if is_factory(source) else []
     if path.is_dir():
         whole = path.resolve()
+        base = model_folder(path)
         # Files of a snapshot in the Hugging Face cache are links to the blobs beside it.
         blobs = [whole.parent.parent / "blobs"] if whole.parent.name == "snapshots" else []
-        return [str(place) for place in (whole, *blobs)]
+        others = [] if base == path else _model(str(base))
+        return [*(str(place) for place in (whole, *blobs)), *others]
     try:
         beside = recognise(path) is Kind.ONNX  # its weights may be in files beside it
     except UsageError:

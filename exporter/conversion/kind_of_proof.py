@@ -12,6 +12,7 @@ from pathlib import Path
 
 from linexport.errors import UsageError
 from linexport.loaders import LoadedModel
+from linexport.loaders.hugging_face.lora import model_folder
 from linexport.loaders.sizes import float32_bytes, vocabulary
 from linexport.manifest import ConvertOptions
 from linexport.quantise import forecast
@@ -44,7 +45,8 @@ def announced(
         raise UsageError(f"--proof layers is not for {problem}. Leave out --proof.")
     if isinstance(source, LoadedModel):
         return asked.proof == LAYERS
-    size = forecast.Size(float32_bytes(source), vocabulary(source))
+    model = model_folder(source)
+    size = forecast.ModelSize(float32_bytes(model), vocabulary(model))
     if asked.proof is None and problem is None and not forecast.fits(WHOLE, size):
         shown.note(
             "Memory is short for a proof of the whole float32 model: each of its layers is proven "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from linexport import targets
 from linexport.graph.dims import DimRange
@@ -16,9 +17,21 @@ from linexport.targets import InferenceSession
 
 
 def model_under_test(
-    manifest: Manifest, loaded: LoadedModel, open_session: Callable[[], InferenceSession]
+    manifest: Manifest,
+    loaded: LoadedModel,
+    open_session: Callable[[], InferenceSession],
+    inside: str | None = None,
 ) -> ModelUnderTest:
-    """The converted model of a manifest beside its original."""
+    """The converted model of a manifest beside its original.
+
+    Args:
+        manifest: of the artifact.
+        loaded: the original.
+        open_session: opens the artifact's model.
+        inside: the coarsest dtype that the original computes in; None for that of the last check.
+    """
+    if inside is None:
+        inside = manifest.parity.tolerance.dtype if manifest.parity else "float32"
     pasts = {s.past for s in manifest.states}
     presents = {s.present for s in manifest.states}
     inputs = [i for i in manifest.inputs if i.name not in pasts]
@@ -35,11 +48,19 @@ def model_under_test(
             n: DimRange(d.min, d.opt, d.max, d.batch, d.multiple) for n, d in manifest.dims.items()
         },
         traced={n: d.traced for n, d in manifest.dims.items()},
-        tolerance=tolerance_of(manifest.precision, manifest.outputs),
+        tolerance=tolerance_of(manifest.precision, manifest.outputs, inside),
     )
 
 
-def tolerance_of(precision: str, outputs: Iterable[TensorRecord]) -> Tolerance:
-    """The tolerance of the coarsest dtype rounded to: the precision chosen, or an output's."""
+def tolerance_of(
+    precision: str, outputs: Iterable[TensorRecord], inside: str = "float32"
+) -> Tolerance:
+    """The tolerance of the coarsest dtype rounded to: the precision chosen, or an output's.
+
+    Else the limits are those of the coarsest dtype ``inside`` of the model.
+    """
     kinds = {targets.DTYPES[precision], *(output.dtype for output in outputs)}
-    return TOLERANCES[next(k for k in ("bfloat16", "float16", "float32") if k in kinds)]
+    coarsest = next(k for k in ("bfloat16", "float16", "float32") if k in kinds)
+    if coarsest != "float32" or inside == "float32":
+        return TOLERANCES[coarsest]
+    return replace(TOLERANCES[inside], whole=False)

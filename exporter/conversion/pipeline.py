@@ -15,11 +15,8 @@ from typing import Any
 from linexport import passes, targets
 from linexport.artifact import write
 from linexport.conversion import isolated
-from linexport.conversion.add_records import (
-    check_place,
-    publish,
-)
 from linexport.conversion.kind_of_proof import announced
+from linexport.conversion.publish import check_place, publish
 from linexport.conversion.quantize import check_quantisation, quantize
 from linexport.conversion.revalidate import bench
 from linexport.conversion.run import run
@@ -141,7 +138,12 @@ def _in_half(source: str | Path | LoadedModel, asked: ConvertOptions) -> LoadedM
     """The original where its own half precision is what weights are judged by."""
     if asked.weights not in HALF:
         return None
-    loaded = load_model(source, seed=asked.seed, trust_remote_code=asked.trust_remote_code)
+    loaded = load_model(
+        source,
+        seed=asked.seed,
+        trust_remote_code=asked.trust_remote_code,
+        pooling=asked.pooling,
+    )
     memory_map_weights(loaded)
     return loaded
 

@@ -1,13 +1,13 @@
 """A float32 artifact -> one with weights in fewer bits, and the proof of what that changes.
 
-read -> calibrate -> choose bits -> quantise -> write -> compare -> report
+read -> calibrate -> quantise -> write -> compare -> report
 """
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -17,9 +17,10 @@ from linexport import targets
 from linexport.artifact import write
 from linexport.artifact.runtime import Artifact
 from linexport.artifact.temporary import Run
-from linexport.conversion.add_records import check_place, publish, with_status
-from linexport.conversion.automatic_bits import within
+from linexport.conversion.add_records import with_status
+from linexport.conversion.choose_weights import ChosenWeights, choose
 from linexport.conversion.model_under_test import model_under_test
+from linexport.conversion.publish import check_place, publish
 from linexport.conversion.quantisation_record import (
     half_tensor,
     integer_tensor,
@@ -32,18 +33,16 @@ from linexport.loaders import LoadedModel
 from linexport.loaders.metric import Evaluate, Metric, as_metric, check_drop
 from linexport.manifest import DATA, MODEL, ConvertOptions, Manifest, describe_files
 from linexport.manifest.options import FLOAT32
-from linexport.manifest.quantisation import ParetoPoint, QuantisationRecord
+from linexport.manifest.quantisation import QuantisationRecord
 from linexport.manifest.records import NodesRecord, StageRecord
 from linexport.quantise import forecast
-from linexport.quantise.calibration_inputs import CalibrationInputs, inputs_of
-from linexport.quantise.choose_bits import AUTO, BITS, CHOICES, Chosen, Quantiser
+from linexport.quantise.calibration_inputs import inputs_of
+from linexport.quantise.choose_bits import AUTO, CHOICES, Quantiser
 from linexport.quantise.half import HALF, half_model
-from linexport.quantise.layer_chain import LayerChain
 from linexport.quantise.opened import FloatModel, open_exactly, unopened
 from linexport.quantise.portable import portable_model
 from linexport.quantise.proof import Runs, with_proof
 from linexport.quantise.rewrite import quantised_model
-from linexport.quantise.sensitivity import divergences
 from linexport.system.progress import Progress, Silent, Stopwatch
 
 REWRITES = {"ort": quantised_model, "onnx": portable_model}
@@ -109,7 +108,7 @@ def quantize(
         opened = unopened(source, threads)
         _check(opened)
         if options is None:  # else it was said of the whole conversion
-            size = forecast.Size(model_bytes(opened.manifest.files))
+            size = forecast.ModelSize(model_bytes(opened.manifest.files))
             forecast.announce(forecast.QUANTISE, size, place, watch.shown)
         model = FloatModel.of(opened, source / MODEL, threads)
         portable = REWRITES[opened.manifest.target] is portable_model
@@ -121,18 +120,8 @@ def quantize(
         )
     limit = MAX_KLD if weights == AUTO and max_kld is None else max_kld
     found = chain = None
-    layers = opened.manifest.parity.layers if opened.manifest.parity else ()
-    if layers and weights in BITS and inputs.windows is not None:
-        values = [layer.value for layer in layers if layer.value is not None]
-        chain = LayerChain(model, values, inputs.windows.calibration, inputs.windows.compared)
-        found = _choose_by_layers(weights, chain, quantiser, watch)
-    elif weights not in HALF:
-        with (
-            watch.stage("calibrate"),
-            watch.shown.steps("calibrate", quantiser.measured) as advance,
-        ):
-            quantiser.calibrate(inputs.calibration, advance)
-        found = _choose(weights, limit, model, quantiser, inputs, watch)
+    if weights not in HALF:
+        found, chain = choose(weights, limit, model, quantiser, inputs, watch)
     with write.staged(place) as folder:
         with watch.stage("write"):
             manifest, record = _stored(weights, limit, found, quantiser, model, folder)
@@ -182,54 +171,10 @@ def check_quantisation(weights: str, target: str | None, max_kld: float | None) 
         raise UsageError(f"--max-kld is {max_kld}; expected a positive number of nats.")
 
 
-@dataclass(frozen=True)
-class _Found:
-    """Chosen weights, the divergence of each alone, and the sizes ``auto`` went through."""
-
-    chosen: list[Chosen]
-    divergences: dict[str, float]
-    pareto: tuple[ParetoPoint, ...] = ()
-
-
-def _choose(
-    weights: str,
-    limit: float | None,
-    model: FloatModel,
-    quantiser: Quantiser,
-    inputs: CalibrationInputs,
-    watch: Stopwatch,
-) -> _Found:
-    total = len(quantiser.weights)
-    if weights != AUTO:
-        with watch.stage("quantise"), watch.shown.steps("quantise", total) as advance:
-            return _Found(quantiser.uniform(BITS[weights], advance), {})
-    assert inputs.language is not None and inputs.windows is not None and limit is not None
-    with watch.stage("sensitivity"), watch.shown.steps("sensitivity", total) as advance:
-        alone = divergences(
-            model,
-            quantiser.weights,
-            lambda weight: quantiser.quantise(weight, 4).quantised.matrix(),
-            inputs.windows.calibration,
-            inputs.language.logits,
-            advance,
-        )
-    with watch.stage("choose"):
-        chosen, points = within(limit, alone, model, quantiser, inputs)
-    return _Found(chosen, alone, points)
-
-
-def _choose_by_layers(
-    weights: str, chain: LayerChain, quantiser: Quantiser, watch: Stopwatch
-) -> _Found:
-    total = len(quantiser.weights)
-    with watch.stage("quantise"), watch.shown.steps("quantise", total) as advance:
-        return _Found(quantiser.by_layers(chain, BITS[weights], advance), {})
-
-
 def _stored(
     weights: str,
     limit: float | None,
-    found: _Found | None,
+    found: ChosenWeights | None,
     quantiser: Quantiser,
     model: FloatModel,
     folder: Path,

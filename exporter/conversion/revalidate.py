@@ -13,15 +13,16 @@ from linexport.artifact import opening
 from linexport.artifact.signature import SIGNATURE
 from linexport.conversion.add_records import (
     Measuring,
+    with_divergence,
     with_engines_checked,
     with_library_proven,
     with_measurements,
     with_parity,
     with_status,
     with_throughput,
-    write_reports,
 )
 from linexport.conversion.model_under_test import model_under_test
+from linexport.conversion.publish import write_reports
 from linexport.conversion.quantised import with_quantisation_checked
 from linexport.errors import UsageError
 from linexport.graph.interface import check_interface
@@ -87,7 +88,9 @@ def check_again(
             "--data is text that a quantised artifact is compared on; this one is not."
         )
     with watch.stage("parity"):
-        manifest = with_parity(manifest, tested, seed, None, folder / MODEL)
+        manifest, failed = with_parity(manifest, tested, seed)
+        if failed is not None:
+            manifest = with_divergence(manifest, tested, None, folder / MODEL, failed)
         manifest = with_library_proven(manifest, tested)
     with watch.stage("streaming"):
         # Without states nothing streams: the reason recorded at conversion stands.
@@ -208,7 +211,11 @@ def _original(
             "data: nothing it names is called. If you know the function and trust it, name it "
             f"yourself: --source {recorded.location}."
         )
-    loaded = load_model(source or recorded.location, trust_remote_code=trust_remote_code)
+    loaded = load_model(
+        source or recorded.location,
+        trust_remote_code=trust_remote_code,
+        pooling=manifest.options.pooling if manifest.options else None,
+    )
     if source is None and loaded.source.kind != recorded.kind:
         raise UsageError(
             f"{recorded.location} is of the kind {loaded.source.kind}; the manifest says "

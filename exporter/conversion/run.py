@@ -9,13 +9,15 @@ Each stage takes what the one before returned.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from linexport import parity, targets, trace
 from linexport.artifact.temporary import open_written
+from linexport.conversion import axis_roles
 from linexport.conversion.add_records import (
     Measuring,
+    with_divergence,
     with_engines_checked,
     with_library_checked,
     with_measurements,
@@ -34,6 +36,8 @@ from linexport.loaders.memory_map import memory_map_weights
 from linexport.manifest import Manifest
 from linexport.manifest.proof import StreamingRecord
 from linexport.manifest.records import FileRecord, StageRecord
+from linexport.parity.cases import Case
+from linexport.parity.tolerances import coarsest_inside
 from linexport.timing.latency import BRIEF
 
 NAMED = 3
@@ -47,10 +51,40 @@ ROUNDED = (
 )
 
 
+@dataclass(frozen=True)
+class _Checked:
+    """A model that was compared with its original.
+
+    Attributes:
+        manifest: with the records of parity and streaming.
+        tested: what to check it by.
+        matches: names of the values that matches compute.
+        failed: first case in which it differs from the original.
+    """
+
+    manifest: Manifest
+    tested: parity.ModelUnderTest
+    matches: Sequence[str]
+    failed: Case | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Equality with the original."""
+        return _passed(self.manifest)
+
+
 def run(job: Job) -> Manifest:
     """Write everything to the job's folder except its reports; return the manifest."""
     original = _trace(job, _load(job))
-    manifest, tested = _proven(job, original)
+    found = _proven(job, original)
+    turned = axis_roles.corrected(original, found.manifest.states, job.ranges)
+    if turned is not None:  # what was called the batch has the tokens: lengths were tried on rows
+        original = replace(turned, dims=job.target.bound(turned.dims))
+        found = _proven(job, original)
+    manifest, tested = found.manifest, found.tested
+    if found.failed is not None:
+        with job.watch.stage("parity"):
+            manifest = with_divergence(manifest, tested, original.traced, job.model, found.failed)
     if _passed(manifest) and not job.checks.by_layers:
         with job.watch.stage("library"):
             manifest = with_library_checked(
@@ -72,8 +106,13 @@ def run(job: Job) -> Manifest:
 
 def _load(job: Job) -> LoadedModel:
     with job.watch.stage("load"):
-        trusted = job.options.trust_remote_code
-        loaded = load_model(job.source, seed=job.options.seed, trust_remote_code=trusted)
+        asked = job.options
+        loaded = load_model(
+            job.source,
+            seed=asked.seed,
+            trust_remote_code=asked.trust_remote_code,
+            pooling=asked.pooling,
+        )
         memory_map_weights(loaded)
         return loaded
 
@@ -85,47 +124,44 @@ def _trace(job: Job, loaded: LoadedModel) -> TracedOriginal:
         return TracedOriginal(loaded, traced, dims)
 
 
-def _proven(job: Job, original: TracedOriginal) -> tuple[Manifest, parity.ModelUnderTest]:
+def _proven(job: Job, original: TracedOriginal) -> _Checked:
     """The model that equals its original: without the matches to blame, where it would not."""
-    manifest, tested, matches = _checked(job, original, {})
-    if _passed(manifest) or not matches:
-        return manifest, tested
-    assert manifest.parity is not None
+    whole = _checked(job, original, {})
+    if whole.passed or not whole.matches:
+        return whole
+    assert whole.manifest.parity is not None
     job = replace(job, dump=None)  # what follows are trials of the same passes
-    error = manifest.parity.max_relative_error
+    error = whole.manifest.parity.max_relative_error
 
     def passes(left_out: frozenset[str]) -> bool:
-        return _passed(_checked(job, original, dict.fromkeys(left_out, ""))[0])
+        return _checked(job, original, dict.fromkeys(left_out, "")).passed
 
     reason = (
         f"withdrawn: with it the artifact differs from the original by {error:.1e}, and without it "
         "the two are equal"
     )
-    found = blamed(matches, passes)
-    manifest, tested, _ = _checked(job, original, dict.fromkeys(found, reason))
-    return with_warnings(manifest, [f"{where} was {reason}." for where in sorted(found)]), tested
+    found = blamed(whole.matches, passes)
+    rest = _checked(job, original, dict.fromkeys(found, reason))
+    said = [f"{where} was {reason}." for where in sorted(found)]
+    return replace(rest, manifest=with_warnings(rest.manifest, said))
 
 
 def _passed(manifest: Manifest) -> bool:
     return manifest.parity is not None and manifest.parity.passed
 
 
-def _checked(
-    job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]
-) -> tuple[Manifest, parity.ModelUnderTest, Sequence[str]]:
-    """The model without some matches, what to check it by, and its matches."""
+def _checked(job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]) -> _Checked:
+    """The model without some matches, compared."""
     if job.checks.by_layers:
         return _by_layers(job, original, withdrawn)
-    manifest, tested, matches = _stream(job, original, withdrawn)
+    found = _stream(job, original, withdrawn)
     with job.watch.stage("parity"):
-        manifest = with_parity(manifest, tested, job.options.seed, original.traced, job.model)
-    return manifest, tested, matches
+        manifest, failed = with_parity(found.manifest, found.tested, job.options.seed)
+    return replace(found, manifest=manifest, failed=failed)
 
 
-def _by_layers(
-    job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]
-) -> tuple[Manifest, parity.ModelUnderTest, Sequence[str]]:
-    """The model with each of its layers compared, and with streams of them; see ``_checked``."""
+def _by_layers(job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]) -> _Checked:
+    """The model with each of its layers compared, and with streams of them."""
     model = written(job, original, with_state=True, withdrawn=withdrawn)
     tested = _tested(job, model.manifest, original)
     values = parity.layer_values(tested, original.traced)
@@ -142,13 +178,11 @@ def _by_layers(
         )
     manifest = replace(model.manifest, parity=outcome.record(), streaming=streaming)
     manifest = replace(manifest, library=parity.not_run("functions", NOT_AS_A_WHOLE))
-    return with_warnings(manifest, outcome.notes), tested, model.matches
+    return _Checked(with_warnings(manifest, outcome.notes), tested, model.matches)
 
 
-def _stream(
-    job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]
-) -> tuple[Manifest, parity.ModelUnderTest, Sequence[str]]:
-    """The model with states where it streams, else without; see ``_checked``."""
+def _stream(job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]) -> _Checked:
+    """The model with states where it streams, else without; its parity is not known yet."""
     model = written(job, original, with_state=True, withdrawn=withdrawn)
     tested = _tested(job, model.manifest, original)
     with job.watch.stage("streaming"):
@@ -161,11 +195,12 @@ def _stream(
         streaming = StreamingRecord(None, reason)
         model = written(job, original, with_state=False, withdrawn=withdrawn)
         tested = _tested(job, model.manifest, original)
-    return replace(model.manifest, streaming=streaming), tested, model.matches
+    return _Checked(replace(model.manifest, streaming=streaming), tested, model.matches)
 
 
 def _tested(job: Job, manifest: Manifest, original: TracedOriginal) -> parity.ModelUnderTest:
-    return job.checks.applied(model_under_test(manifest, original.loaded, job.open))
+    inside = coarsest_inside(original.traced.graph.graph)
+    return job.checks.applied(model_under_test(manifest, original.loaded, job.open, inside))
 
 
 def _build(

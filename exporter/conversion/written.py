@@ -176,8 +176,14 @@ def _manifest(
         },
         fused=fused,
         rejected=(
-            *(RejectionRecord(r.where, r.reason) for r in findings.rejected),
-            *(RejectionRecord(m.where, m.reason, m.nodes) for m in findings.unmatched),
+            *(
+                RejectionRecord(r.where, r.reason, (), traced.line(r.where))
+                for r in findings.rejected
+            ),
+            *(
+                RejectionRecord(m.where, m.reason, m.nodes, traced.line(m.where, *m.nodes))
+                for m in findings.unmatched
+            ),
         ),
         lowerings=tuple(_lowering(choice) for choice in choices),
         engines=(),
@@ -194,6 +200,7 @@ def _manifest(
         seed=job.options.seed,
         passes=rewritten.records,
         matches=findings.matches,
+        head=loaded.language.head if loaded.language else None,
     )
 
 

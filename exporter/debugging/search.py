@@ -20,7 +20,6 @@ from linexport.conversion.stages import Checks
 from linexport.debugging.cut import cut
 from linexport.debugging.differences import Differences, StateFinding, ValueFinding, Verdict
 from linexport.debugging.first_state import first_split, first_state
-from linexport.debugging.first_token import first_token, token_axis
 from linexport.debugging.overlay import errors, write_overlay
 from linexport.debugging.repro import write_repro
 from linexport.errors import UsageError
@@ -31,6 +30,7 @@ from linexport.parity.bisection import Found
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.compare import largest
 from linexport.parity.diverge import BothValues
+from linexport.parity.first_token import first_token, token_axis
 from linexport.parity.original_values import original_values
 from linexport.parity.prompts import LEFT, NONE, RIGHT, draw_prompt
 from linexport.parity.reference import feeds

@@ -64,10 +64,18 @@ def inspect(path: str | Path, *, drawings: bool = False) -> SourceInspection | A
             for m in findings.matches
         ),
         unmatched=tuple(
-            FoundCandidate(c.where, c.reason, c.nodes, part(plain, c.nodes, REACH))
+            FoundCandidate(
+                c.where,
+                c.reason,
+                c.nodes,
+                traced.line(c.where, *c.nodes),
+                part(plain, c.nodes, REACH) if c.nodes else None,
+            )
             for c in findings.unmatched
         ),
-        rejected=tuple(FoundCandidate(m.where, m.reason) for m in findings.rejected),
+        rejected=tuple(
+            FoundCandidate(m.where, m.reason, (), traced.line(m.where)) for m in findings.rejected
+        ),
         mixing=tuple(sequence_axis.mixing(rewritten.model)),
         ops=_ops(rewritten.model),
         warnings=tuple(loaded.warnings),

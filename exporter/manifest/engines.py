@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class LayerRecord:
+class EngineLayerRecord:
     """One layer of an engine, as TensorRT names it."""
 
     name: str
@@ -64,7 +64,7 @@ class EngineRecord:
     sm: int
     precision: str
     plugins: tuple[str, ...]
-    layers: tuple[LayerRecord, ...]
+    layers: tuple[EngineLayerRecord, ...]
     scratch_bytes: int
     layer_scratch_bytes: dict[str, int]
     activation_bytes: int

@@ -75,18 +75,22 @@ class FoundCandidate:
         where: name of the value they compute.
         reason: the condition that failed.
         nodes: the nodes that the reason is about; empty where a proof failed.
+        line: the line of the model's source, where the exporter kept it.
         before: the graph around them, where drawings were asked for.
     """
 
     where: str
     reason: str
     nodes: tuple[str, ...] = ()
+    line: str | None = None
     before: GraphPart | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are there."""
         nodes = {"nodes": self.nodes} if self.nodes else {}
-        return {"where": self.where, **nodes, "reason": self.reason} | _drawn(before=self.before)
+        line = {"line": self.line} if self.line else {}
+        named = {"where": self.where, **nodes, "reason": self.reason, **line}
+        return named | _drawn(before=self.before)
 
 
 @dataclass(frozen=True)

@@ -82,17 +82,46 @@ class AttentionSite:
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionRow(AttentionSite):
-    """A call, and the form that took its place.
+@dataclass(frozen=True)
+class ErrorBin:
+    """Errors of some of the queries.
 
     Attributes:
-        map: feature map of the form; None for other forms, and where it stays.
+        low: bound of what they are told apart by.
+        high: likewise.
+        queries: how many there are.
+        error: of the form; None where the attention's own output is zero.
+        uniform_error: of attending to all keys alike.
+    """
+
+    low: float
+    high: float
+    queries: int
+    error: float | None
+    uniform_error: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionRow(AttentionSite):
+    """A call, and the form that took its place, or that was made and is no better than the mean.
+
+    Attributes:
+        map: feature map of the form; None for other forms, and where none was made.
         options: of the map.
         features: M.
         attention_error: of the form alone, on the inputs the attention has in the original.
         uniform_error: of attending to all keys alike.
         local_error: of a map with a locality, from exact masked attention.
+        local_uniform_error: of attending to all keys alike, from exact masked attention.
+        distilled_error: of the distilled form after its output projection, on the inputs the
+            attention has in the original; None without distillation or projection.
+        distilled_uniform_error: of attending to all keys alike, after the original's projection.
+        margin: mean over held-out rows of (a - f) / (a + f), in its standard errors; f is the
+            squared error that the layer is judged by, a that of attending to all keys alike. None
+            of a single row, or where all are equal.
+        by_position: errors by the position of the query, from 0, bounds included.
+        by_sharpness: errors by the share of its keys that a query attends to, e^entropy over their
+            number: 0 is one of very many, 1 all alike.
         layer_error: as it runs, errors of earlier layers included.
         pseudo_keys: number of them in a static memory.
         held_out_error: of a static memory, on queries that it was not fitted to.
@@ -106,11 +135,45 @@ class AttentionRow(AttentionSite):
     attention_error: float | None = None
     uniform_error: float | None = None
     local_error: float | None = None
+    local_uniform_error: float | None = None
+    distilled_error: float | None = None
+    distilled_uniform_error: float | None = None
+    margin: float | None = None
+    by_position: tuple[ErrorBin, ...] = ()
+    by_sharpness: tuple[ErrorBin, ...] = ()
     layer_error: float | None = None
     pseudo_keys: int | None = None
     held_out_error: float | None = None
     mean_of_values_error: float | None = None
     multiply_adds: tuple[MultiplyAdds, ...] = ()
+
+    @property
+    def judged_errors(self) -> tuple[float, float] | None:
+        """Errors of the form and of attending to all keys alike that it is judged by.
+
+        After distillation those of what was learned, with a locality those beside exact masked
+        attention. None where no form was made.
+        """
+        pairs = (
+            (self.distilled_error, self.distilled_uniform_error),
+            (self.local_error, self.local_uniform_error),
+            (self.attention_error, self.uniform_error),
+        )
+        return next((pair for pair in pairs if None not in pair), None)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class FeedForwardTimes:
+    """Median milliseconds of a feed-forward layer and of what it takes the place of, exported."""
+
+    rows: int
+    before_ms: float
+    after_ms: float
+
+    @property
+    def factor(self) -> float:
+        """Time over that of before."""
+        return self.after_ms / self.before_ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +183,11 @@ class FeedForwardRow:
     Attributes:
         name: path of the linear layer.
         reason: why it stays; None where it was replaced. Fields below are then of its form.
-        form: "least-squares", "bernstein" or "taylor".
+        form: "least-squares", "low-rank", "chebyshev", "bernstein" or "taylor".
         activation: its name.
         degree: of the polynomials.
+        folded: the linear layer after the activation is in it; errors and costs are of both.
+        rank: of a low-rank form.
         powers: of the feature map of each degree above 1.
         features: M.
         multiply_adds: for one token.
@@ -135,6 +200,7 @@ class FeedForwardRow:
         outside: part of held-out values outside the intervals of the calibration data.
         rounding: by how much float32 changes the output, relative.
         table: of the cost, for people.
+        times: by the number of rows at once; None where they were not measured.
     """
 
     name: str
@@ -142,6 +208,8 @@ class FeedForwardRow:
     form: str | None = None
     activation: str | None = None
     degree: int | None = None
+    folded: bool = False
+    rank: int | None = None
     powers: tuple[Any, ...] = ()
     features: int | None = None
     multiply_adds: int | None = None
@@ -154,6 +222,24 @@ class FeedForwardRow:
     outside: float | None = None
     rounding: float | None = None
     table: str | None = None
+    times: tuple[FeedForwardTimes, ...] | None = None
+
+    @property
+    def pays(self) -> bool | None:
+        """Return whether it is faster at some number of rows or, untimed, has fewer multiply-adds.
+
+        None where the layer stays.
+        """
+        if self.times is not None:
+            return any(one.factor < 1 for one in self.times)
+        return None if self.cost_factor is None else self.cost_factor < 1
+
+    @property
+    def cost_factor(self) -> float | None:
+        """Multiply-adds over those of before; None where it stays."""
+        if self.multiply_adds is None or not self.multiply_adds_before:
+            return None
+        return self.multiply_adds / self.multiply_adds_before
 
 
 @dataclass(frozen=True)
@@ -179,11 +265,20 @@ class DistillationRecord:
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Numbers stored, buffers included; ``not_shared`` are those of the linear form alone."""
+    """Numbers stored, buffers included.
+
+    Attributes:
+        original: of the original.
+        linear: of the linear form.
+        not_shared: of the linear form alone.
+        exported: of the linear form, that its computation uses: only these reach an artifact. None
+            where all of them do.
+    """
 
     original: int
     linear: int
     not_shared: int
+    exported: int | None = None
 
 
 @dataclass(frozen=True)
@@ -221,12 +316,14 @@ class FormCosts:
         memory: None where it was not measured.
         crossover: measured length from which the linear form is the faster one; None: never.
         reason: why nothing was measured.
+        lengths_left_out: why lengths that were asked for were not measured.
     """
 
     latency: tuple[FormTimes, ...] | None = None
     memory: tuple[FormMemory, ...] | None = None
     crossover: int | None = None
     reason: str | None = None
+    lengths_left_out: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,14 +339,19 @@ class LinearizationReport(FormCosts):
         layers: every call of softmax attention.
         feed_forward: every feed-forward layer that was looked at.
         output_error: relative, of the whole model on held-out data.
+        uniform_output_error: likewise, if the replaced layers attended to all keys alike; None
+            where none is replaced.
+        forced: layers are replaced though they are no better than the mean of their values, or
+            do not pay.
         rest_error: of the model with softmax attention left in.
         distillation: None where there was none.
-        metric: None where no score was given.
+        metric: the score that was given, or that of a kind of model that is known; else None.
         max_drop: by how much that may get worse; None: by any amount.
         parameters: numbers stored.
         environment: machine and versions.
         stages: name and seconds of each.
-        status: "declined" where it is never faster or the metric gets too bad.
+        status: "declined" where no layer is better than the mean of its values, it is never
+            faster, the metric gets too bad, or feed-forward layers do not pay.
         verdict: one sentence that says why.
     """
 
@@ -261,6 +363,8 @@ class LinearizationReport(FormCosts):
     layers: tuple[AttentionRow, ...]
     feed_forward: tuple[FeedForwardRow, ...]
     output_error: float
+    uniform_output_error: float | None
+    forced: bool
     rest_error: float
     distillation: DistillationRecord | None
     metric: MetricRecord | None

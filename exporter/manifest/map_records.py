@@ -19,7 +19,6 @@ class MapDescription:
         kernel_positive: phi(q) . phi(k) >= 0.
         causal: False for a map that normalises keys over the whole sequence.
         error: formula of its theoretical error; "0" for an exact one.
-        error_is_bound: that is an upper bound, not the value.
         regime: when to use it.
         failure: how it fails where it does.
         options: their defaults.
@@ -34,7 +33,6 @@ class MapDescription:
     kernel_positive: bool
     causal: bool
     error: str
-    error_is_bound: bool
     regime: str
     failure: str
     options: dict[str, Any]
@@ -74,7 +72,7 @@ class MapRow(MapAccuracy):
         map: its name.
         options: that it was made with.
         features: M; None where it could not be made.
-        exactness: see ``MapDescription``; so are ``positive``, ``kernel`` and ``error_is_bound``.
+        exactness: see ``MapDescription``; so are ``positive`` and ``kernel``.
         us_per_token: median microseconds of a layer.
         bytes_per_token: peak memory of one run.
         state_bytes: of a layer's state; None where the map could not be made.
@@ -87,11 +85,25 @@ class MapRow(MapAccuracy):
     exactness: str
     positive: bool
     kernel: str
-    error_is_bound: bool
     us_per_token: float | None = None
     bytes_per_token: float | None = None
     state_bytes: int | None = None
     frontier: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRow(MapRow):
+    """One map with as many features as a promise on its kernel error takes.
+
+    Attributes:
+        needed: M that the promise takes; more than ``features`` may be. None where theory has none.
+        expected_error: bound on the mean kernel error with ``features``, by Jensen's inequality.
+        fits: the promise holds, and the output error is within its limit.
+    """
+
+    needed: int | None = None
+    expected_error: float | None = None
+    fits: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,4 +144,57 @@ class MapComparison:
     uniform_error: float
     rows: tuple[MapRow, ...]
     maps: tuple[MapDescription, ...]
+    environment: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class MapPlan:
+    """How many features of each map keep its kernel error with a probability, and the cheapest.
+
+    Attributes:
+        kind: names this kind of report.
+        linexport: version that measured.
+        source: of queries, keys and values.
+        d: width of a head.
+        value_dim: width of its values.
+        length: tokens.
+        heads: number of heads looked at.
+        layer_heads: heads of the layer that was timed.
+        causal: every token attends to those before it only.
+        error: largest kernel error, root mean square over the pairs.
+        absolute: it is not relative to the root mean square of the kernel.
+        probability: of no larger one, over the draws of a map.
+        output_error: largest error of the output that fits, relative to softmax attention.
+        most_features: largest M that fits.
+        pairs: of queries and keys that the promise is about.
+        seed: of random queries, keys and maps.
+        draws: of each random map that was measured.
+        threads: of the timed sessions, 0 for the runtime's choice.
+        uniform_error: of attention to all keys alike.
+        rows: one for each map; those that fit first, by time.
+        chosen: name of the fastest map that fits; None: none does.
+        environment: machine and versions.
+    """
+
+    kind: Literal["map_plan"]
+    linexport: str
+    source: str
+    d: int
+    value_dim: int
+    length: int
+    heads: int
+    layer_heads: int
+    causal: bool
+    error: float
+    absolute: bool
+    probability: float
+    output_error: float
+    most_features: int
+    pairs: int
+    seed: int
+    draws: int
+    threads: int
+    uniform_error: float
+    rows: tuple[PlanRow, ...]
+    chosen: str | None
     environment: dict[str, Any]

@@ -117,6 +117,13 @@ class ConvertOptions:
         "--timing-cache",
         "For tensorrt: file of kernels' times that builds share; made if new.",
     )
+    pooling: str | None = _option(
+        None,
+        "--pooling",
+        "For a base model in a Hugging Face folder: one vector for each sequence, pooled, in place "
+        "of its hidden states: mean, over tokens that are not padding; last, of the last of these; "
+        "cls, of the first.",
+    )
     dims: tuple[str, ...] = _option(
         (),
         "--dim",

@@ -11,12 +11,16 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class ToleranceRecord:
-    """Limits that applied: max|a - r| <= absolute + relative * max|r|, and why these."""
+    """Limits that applied: max|a - r| <= absolute + relative * max|r|, and why these.
+
+    ``whole`` is false where only values inside of the model have that dtype, and its outputs none.
+    """
 
     dtype: str
     relative: float
     absolute: float
     why: str
+    whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,9 @@ class DivergenceRecord:
         layer: for a language model, the first layer whose output is out of tolerance.
         row: sequence of the batch in which that is seen first.
         position: token at which that is seen first.
+        line: source line of the model's author that computes the value, where it is known.
+        plain_relative_error: largest error of PyTorch's own ONNX export on the same inputs; None
+            where there is none.
     """
 
     tensor: str
@@ -141,6 +148,8 @@ class DivergenceRecord:
     layer: str | None = None
     row: int | None = None
     position: int | None = None
+    line: str | None = None
+    plain_relative_error: float | None = None
 
 
 @dataclass(frozen=True)

@@ -130,11 +130,14 @@ class RejectionRecord:
         where: name of the value they compute.
         reason: the condition that failed.
         nodes: the nodes the reason is about, where known.
+        line: the line of the model's source that computes it, "file.py:12: code", where the
+            exporter kept it.
     """
 
     where: str
     reason: str
     nodes: tuple[str, ...] = ()
+    line: str | None = None
 
 
 @dataclass(frozen=True)
@@ -212,6 +215,11 @@ class IsolationRecord:
     unavailable: tuple[str, ...]
 
 
+HeadName = Literal[
+    "causal_lm", "token_classification", "sequence_classification", "hidden_states", "pooled"
+]
+"""Kinds of outputs of models of tokens."""
+
 Environment = dict[str, str | int | None]
 """Versions of libraries and the machine, by name; None for what is not installed."""
 
@@ -258,6 +266,7 @@ class Manifest:
         matches: what was recognised in the graph and fused, with its proof.
         throughput: prefill and decode at depths; None if not measured.
         library: comparison of the CPU library's results; None before it was made.
+        head: what the output of a Hugging Face model is; None for other sources.
     """
 
     # For pydantic: no conversion of types, no unknown keys, no NaN.
@@ -303,6 +312,7 @@ class Manifest:
     matches: tuple[MatchRecord, ...] = ()
     throughput: tuple[ThroughputRow, ...] | None = None
     library: LibraryRecord | None = None
+    head: HeadName | None = None
 
     @property
     def trusts_library(self) -> bool:

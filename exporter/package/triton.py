@@ -28,7 +28,7 @@ from linexport.manifest import MODEL
 from linexport.package import triton_engine
 from linexport.package.destination import Destination, Packaged, Packaging
 from linexport.package.standalone import rename_records, standalone
-from linexport.package.triton_config import CPU, config, own_inputs, warmup
+from linexport.package.triton_config import CPU, config, own_inputs, own_outputs, warmup
 from linexport.system import environment
 
 MAX_BATCH = 16
@@ -59,43 +59,35 @@ def _write(job: Packaging) -> Packaged:
     folder = job.folder / job.name
     version = folder / "1"
     version.mkdir(parents=True)
+    most, idle = _number(job, "max-batch", MAX_BATCH), _number(job, "idle-seconds", IDLE_SECONDS)
+    renamed: dict[str, str] = {}
     if backend == "tensorrt":
-        return _write_engine(job, folder, version)
-    model, renamed = standalone(job)
-    write.save_model(model, version)
-    # From here on names are plain ones: they become paths, and text of the configuration.
-    job = replace(job, manifest=rename_records(job.manifest, renamed))
+        engine = triton_engine.chosen(job)
+        notes = triton_engine.write_engine(job, engine, version)
+        most = triton_engine.largest_batch(job, engine, most)
+        place = triton_engine.instances(engine)
+    else:
+        model, renamed = standalone(job)
+        write.save_model(model, version)
+        # From here on names are plain ones: they become paths, and text of the configuration.
+        job = replace(job, manifest=rename_records(job.manifest, renamed))
+        notes = _notes(backend)
+        place = [CPU, *([] if job.manifest.states else warmup(own_inputs(job)))]
     states = [State.from_record(s) for s in job.manifest.states]
     if backend == "python":
         _write_python(job, version, states, decoupled)
     else:
         _check_order(states)
         _write_starts(folder, states)
-    most, idle = _number(job, "max-batch", MAX_BATCH), _number(job, "idle-seconds", IDLE_SECONDS)
-    lines = [*config(job, backend, states, most, idle, decoupled), CPU]
-    if not states:
-        lines += warmup(own_inputs(job))
+    lines = [*config(job, backend, states, most, idle, decoupled), *place]
     (folder / "config.pbtxt").write_text("\n".join(lines) + "\n")
-    return Packaged(renamed, _notes(backend))
+    return Packaged(renamed, notes)
 
 
 def _backend(job: Packaging) -> str:
     if _why_python(job):
         return "python"
     return "tensorrt" if triton_engine.has_engine(job) else "onnxruntime"
-
-
-def _write_engine(job: Packaging, folder: Path, version: Path) -> Packaged:
-    engine = triton_engine.chosen(job)
-    notes = triton_engine.write_engine(job, engine, version)
-    states = [State.from_record(s) for s in job.manifest.states]
-    _check_order(states)
-    _write_starts(folder, states)
-    idle = _number(job, "idle-seconds", IDLE_SECONDS)
-    most = triton_engine.largest_batch(job, engine, _number(job, "max-batch", MAX_BATCH))
-    lines = [*config(job, "tensorrt", states, most, idle), *triton_engine.instances(engine)]
-    (folder / "config.pbtxt").write_text("\n".join(lines) + "\n")
-    return Packaged({}, notes)
 
 
 def _why_python(job: Packaging) -> str | None:
@@ -153,17 +145,12 @@ def _write_starts(folder: Path, states: Sequence[State]) -> None:
 
 
 def _write_python(job: Packaging, version: Path, states: Sequence[State], decoupled: bool) -> None:
-    pasts, presents = {s.past for s in states}, {s.present for s in states}
     spec = {
         "model": MODEL,
         "idle_seconds": _number(job, "idle-seconds", IDLE_SECONDS),
         "decoupled": decoupled,
-        "inputs": [
-            {"name": i.name, "default": i.default}
-            for i in job.manifest.inputs
-            if i.name not in pasts
-        ],
-        "outputs": [o.name for o in job.manifest.outputs if o.name not in presents],
+        "inputs": [{"name": i.name, "default": i.default} for i in own_inputs(job)],
+        "outputs": [o.name for o in own_outputs(job)],
         "states": [
             {
                 "past": s.past,

@@ -48,18 +48,16 @@ def config(
     Raises:
         UsageError: an input or output that the server does not have.
     """
-    presents = {s.present for s in states}
     yield f'name: "{job.name}"'
     yield f'backend: "{backend}"'
     yield f"max_batch_size: {most}"
-    outputs = [o for o in job.manifest.outputs if o.name not in presents]
     for record in own_inputs(job):
         optional = " optional: true" if record.default is not None and backend != "tensorrt" else ""
         yield f"input [ {{ {_tensor(record)}{optional} }} ]"
     if decoupled:
         yield 'input [ { name: "MAX_TOKENS" data_type: TYPE_INT32 dims: [ 1 ] optional: true } ]'
         yield "model_transaction_policy { decoupled: true }"
-    for result in outputs:
+    for result in own_outputs(job):
         yield f"output [ {{ {_tensor(result)} }} ]"
     if states:
         yield from _sequences(backend, states, idle)
@@ -120,3 +118,9 @@ def own_inputs(job: Packaging) -> list[InputRecord]:
     """Return the inputs that are no states."""
     pasts = {s.past for s in job.manifest.states}
     return [i for i in job.manifest.inputs if i.name not in pasts]
+
+
+def own_outputs(job: Packaging) -> list[TensorRecord]:
+    """Return the outputs that are no states."""
+    presents = {s.present for s in job.manifest.states}
+    return [o for o in job.manifest.outputs if o.name not in presents]

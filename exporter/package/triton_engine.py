@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from linexport.errors import UsageError
@@ -92,8 +91,8 @@ def largest_batch(job: Packaging, engine: EngineRecord, usual: int) -> int:
     return min([usual, *sizes])
 
 
-def instances(engine: EngineRecord) -> Iterator[str]:
-    """Yield the lines of config.pbtxt that say where the engine runs, with all its profiles."""
+def instances(engine: EngineRecord) -> list[str]:
+    """Return the lines of config.pbtxt that say where the engine runs, with all its profiles."""
     profiles = ", ".join(f'"{place}"' for place in range(len(engine.profiles)))
     which = f" profile: [ {profiles} ]" if profiles else ""
-    yield f"instance_group [ {{ kind: KIND_GPU count: 1{which} }} ]"
+    return [f"instance_group [ {{ kind: KIND_GPU count: 1{which} }} ]"]

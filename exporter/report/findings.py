@@ -80,6 +80,10 @@ def _match(number: int, found: FoundMatch) -> dict[str, Any]:
 
 
 def _candidate(number: int, one: FoundCandidate) -> dict[str, Any]:
-    assert one.before is not None
-    part = drawing(one.before, f"unmatched-{number}", "The nodes that were left as they were")
-    return {"where": one.where, "reason": one.reason, "drawing": Markup(part.svg)}
+    drawn = ""
+    if one.before is not None:
+        drawn = drawing(
+            one.before, f"unmatched-{number}", "The nodes that were left as they were"
+        ).svg
+    found = {"where": one.where, "reason": one.reason, "line": one.line}
+    return {**found, "drawing": Markup(drawn)}

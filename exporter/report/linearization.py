@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from markupsafe import Markup
+
 from linexport.manifest.linearization_records import (
     AttentionRow,
     FeedForwardRow,
@@ -14,9 +16,10 @@ from linexport.manifest.linearization_records import (
     LinearizationReport,
 )
 from linexport.report import tables
-from linexport.report.length_chart import LATENCY, MEMORY, Point, Series, length_chart
+from linexport.report.error_tables import error_tables, weak_places
+from linexport.report.length_chart import LATENCY, MEMORY, Point, Quantity, Series, length_chart
 from linexport.report.page import drawings, template
-from linexport.report.tables import Cell, Table, make_table
+from linexport.report.tables import Cell, Table, headings, make_table
 from linexport.report.text import (
     amount,
     count,
@@ -46,12 +49,14 @@ def linearization_page(report: LinearizationReport) -> str:
             feed_forward=_feed_forward(report),
             kept=_kept(report),
             distillation=_distillation(report),
-            time=drawings(
-                partial(length_chart, _series(report.latency or (), "ms"), LATENCY), "time"
-            ),
-            memory=drawings(
-                partial(length_chart, _series(report.memory or (), "mb"), MEMORY), "memory"
-            ),
+            by_position=error_tables(report.layers, "position"),
+            by_sharpness=error_tables(report.layers, "sharpness"),
+            weak=weak_places(report.layers),
+            time=_chart(report.latency or (), "ms", LATENCY, "time"),
+            only_time=_only(report.latency or (), "ms"),
+            memory=_chart(report.memory or (), "mb", MEMORY, "memory"),
+            only_memory=_only(report.memory or (), "mb"),
+            left_out=report.lengths_left_out,
             costs=_costs(report),
             unmeasured=plain(report.reason or "it was left out (--no-bench)"),
             environment=tables.environment(report.environment),
@@ -63,18 +68,23 @@ def linearization_page(report: LinearizationReport) -> str:
 def print_linearization(
     report: LinearizationReport, console: Any, output: str | None = None
 ) -> None:
-    """The verdict first, then the numbers, and the file that was written."""
+    """The verdict first, then the numbers, and the file that was written; 80 columns wide."""
     style = "bold" if report.status == "ok" else "bold red"
     console.print(printable(report.verdict), markup=False, style=style)
     for name, fact in _facts(report).items():
         console.print(f"{name.lower()}: {printable(fact)}", markup=False, style="dim")
-    for table in (_layers(report), _feed_forward(report), _costs(report)):
+    for table in (_short_layers(report), _short_feed_forward(report), _short_costs(report)):
         if table is not None:
             console.print()
             console.print(_grid(table))
     for name, reason in _left(report):
         console.print(f"{name} stays: {printable(reason)}", markup=False, style="yellow")
-    if output is not None:
+    for words in (*weak_places(report.layers), report.lengths_left_out):
+        if words:
+            console.print(printable(words), markup=False, style="yellow")
+    if output is None:
+        console.print("\nnothing written: no layer was replaced", markup=False)
+    else:
         console.print(f"\nwritten {output}", soft_wrap=True, markup=False)
         console.print(
             f"next    linexport convert {output} --output artifact", soft_wrap=True, markup=False
@@ -86,7 +96,9 @@ def _grid(table: Table) -> Any:
 
     grid = Grid(box=None, pad_edge=False)
     for column in table.columns:
-        grid.add_column(column.label, justify="right" if column.numeric else "left")
+        grid.add_column(
+            column.label, justify="right" if column.numeric else "left", overflow="fold"
+        )
     for row in table.rows:
         grid.add_row(*(printable(cell.text) for cell in row))
     return grid
@@ -97,12 +109,17 @@ def _facts(report: LinearizationReport) -> dict[str, str]:
     found = {
         "Model": plain(report.source.description),
         "Calibration": f"{count(data.rows)} rows, {count(data.held_out)} held out",
-        "Error of the outputs": f"{_tiny(report.output_error)}, relative, held out",
-        "Everything else": f"{_tiny(report.rest_error)} from the original, with softmax "
-        "attention left in",
+        "Error of the outputs": _outputs(report),
+        "Error of the rest": f"{_tiny(report.rest_error)}, relative, of everything but attention",
         "Parameters": f"{count(numbers.original)} before, {count(numbers.linear)} after, of which "
         f"{count(numbers.not_shared)} are not shared with the original",
     }
+    if numbers.exported is not None:
+        found["In an artifact"] = (
+            f"{count(numbers.exported)} numbers, {numbers.original / numbers.exported:.3g} times "
+            f"fewer than the original's {count(numbers.original)}: replaced keys and values are "
+            "left out"
+        )
     if metric is not None:
         allowed = "" if report.max_drop is None else f"; it may get worse by {report.max_drop:g}"
         found[metric.name] = (
@@ -117,16 +134,71 @@ def _facts(report: LinearizationReport) -> dict[str, str]:
     return {**found, "Seed": str(report.seed)}
 
 
+def _outputs(report: LinearizationReport) -> str:
+    alike = report.uniform_output_error
+    beside = "" if alike is None else f"; with all keys alike {_tiny(alike)}"
+    return f"{_tiny(report.output_error)}, relative, held out{beside}"
+
+
+def _short_layers(report: LinearizationReport) -> Table | None:
+    """``_layers`` for a terminal of 80 columns."""
+    rows = []
+    for row in report.layers:
+        if not row.reason:
+            form, size = (row.map, row.features) if row.map else ("pseudo-keys", row.pseudo_keys)
+            last = row.multiply_adds[-1]
+            error, alike = row.judged_errors or (None, None)
+            cells = (form, count(size), _tiny(error), _tiny(alike))
+            cost = f"{last.linear / last.original:.3g}×"
+            rows.append([Cell(one) for one in (row.name, *cells, _tiny(row.layer_error), cost)])
+    return make_table(
+        "Layers", ["Layer", "Form", "#M", "#Error", "#Alike", "#In model", "#Cost"], rows
+    )
+
+
+def _short_feed_forward(report: LinearizationReport) -> Table | None:
+    rows = [
+        [
+            Cell(row.name),
+            Cell(plain(row.form)),
+            Cell(count(row.degree)),
+            Cell(count(row.features)),
+            Cell(_tiny(row.relative_error)),
+            Cell(f"{count(row.multiply_adds)}"),
+            Cell(f"{row.cost_factor:.3g}×"),
+            Cell(_factor(row, -1)),
+            Cell(_factor(row, 0)),
+        ]
+        for row in report.feed_forward
+        if row.cost_factor is not None
+    ]
+    labels = ["Layer", "Form", "#Degree", "#M", "#Error", "#Mult.-adds", "#Cost", "#Time"]
+    return make_table("Feed-forward layers", [*labels, "#1 row"], rows)
+
+
+def _factor(row: FeedForwardRow, at: int) -> str:
+    """Time over that of before, at the most or the fewest rows."""
+    return f"{row.times[at].factor:.3g}×" if row.times else "-"
+
+
+def _short_costs(report: LinearizationReport) -> Table | None:
+    found = _costs(report)
+    if found is None:
+        return None
+    labels = ["#Length", "#Linear ms", "#PyTorch", "#Original ms", "#PyTorch", "#Gain"]
+    return Table(found.caption, headings(*labels, "#Linear MB", "#Orig. MB"), found.rows)
+
+
 def _layers(report: LinearizationReport) -> Table | None:
     rows = [_layer(row) for row in report.layers if not row.reason]
-    labels = ["Layer", "Attention", "Form", "#M", "#Error alone", "#All keys alike"]
+    labels = ["Layer", "Attention", "Form", "#M", "#Error", "#All keys alike"]
     labels += ["#Error in the model", "#Multiply-adds", "#Before"]
     return make_table("Layers", labels, rows)
 
 
 def _layer(row: AttentionRow) -> list[Cell]:
     kind = "causal" if row.causal else "cross" if row.cross else "bidirectional"
-    note = f"{count(row.heads)} heads of {count(row.head_dim)}"
+    heads = f"{count(row.heads)} heads of {count(row.head_dim)}"
     last = row.multiply_adds[-1]
     form, size, extra = plain(row.map), count(row.features), ""
     if row.pseudo_keys is not None:
@@ -135,15 +207,19 @@ def _layer(row: AttentionRow) -> list[Cell]:
             f"held out {_tiny(row.held_out_error)}; the mean of the values has "
             f"{_tiny(row.mean_of_values_error)}"
         )
+    error, alike = row.judged_errors or (None, None)
+    note = ""
+    if row.distilled_error is not None:
+        note = f"as fitted {_tiny(row.attention_error)}"
     elif row.local_error is not None:
-        extra = f"{_tiny(row.local_error)} from exact masked attention"
+        note = "from exact masked attention"
     return [
         Cell(row.name, tone="code"),
-        Cell(kind, note),
+        Cell(kind, heads),
         Cell(form, extra, tone="strong"),
         Cell(size),
-        Cell(_tiny(row.attention_error)),
-        Cell(_tiny(row.uniform_error)),
+        Cell(_tiny(error), note),
+        Cell(_tiny(alike)),
         Cell(_tiny(row.layer_error)),
         Cell(count(last.linear), f"at {count(last.length)} tokens"),
         Cell(count(last.original)),
@@ -154,19 +230,29 @@ def _feed_forward(report: LinearizationReport) -> Table | None:
     rows = [
         [
             Cell(row.name, tone="code"),
-            Cell(plain(row.form), plain(row.activation), tone="strong"),
+            Cell(
+                plain(row.form),
+                f"{plain(row.activation)}{', with the layer after it' if row.folded else ''}",
+                tone="strong",
+            ),
             Cell(count(row.degree)),
             Cell(count(row.features)),
             Cell(_tiny(row.relative_error)),
             Cell(_tiny(row.error), _promised(row)),
-            Cell(count(row.multiply_adds)),
+            Cell(count(row.multiply_adds), f"{row.cost_factor or 0:.3g} times those of before"),
             Cell(count(row.multiply_adds_before)),
+            Cell(_factor(row, -1), _by_rows(row)),
         ]
         for row in report.feed_forward
         if not row.reason
     ]
     labels = ["Layer", "Form", "#Degree", "#M", "#Relative error", "#Squared error"]
-    return make_table("Feed-forward layers", [*labels, "#Multiply-adds", "#Before"], rows)
+    return make_table("Feed-forward layers", [*labels, "#Multiply-adds", "#Before", "#Time"], rows)
+
+
+def _by_rows(row: FeedForwardRow) -> str:
+    named = [f"{one.rows:,}: {one.after_ms:.3g}, {one.before_ms:.3g} ms" for one in row.times or ()]
+    return f"rows at once: now, before. {'; '.join(named)}" if named else "not measured"
 
 
 def _promised(row: FeedForwardRow) -> str:
@@ -215,6 +301,28 @@ def _costs(report: LinearizationReport) -> Table | None:
     labels = ["#Length", "#Linear, ms", "#Linear in PyTorch, ms", "#Original, ms"]
     labels += ["#Original in PyTorch, ms", "#Gain"]
     return make_table("Cost by length", [*labels, "#Linear, MB", "#Original, MB"], rows)
+
+
+def _chart(
+    rows: Sequence[FormTimes] | Sequence[FormMemory], unit: str, quantity: Quantity, ident: str
+) -> dict[str, Markup]:
+    """A chart over at least two lengths."""
+    if len(rows) < 2:
+        return {}
+    return drawings(partial(length_chart, _series(rows, unit), quantity), ident)
+
+
+def _only(rows: Sequence[FormTimes] | Sequence[FormMemory], unit: str) -> str:
+    """A sentence in place of a chart of one length."""
+    if len(rows) != 1:
+        return ""
+    found = [
+        f"{one.name}: {amount(one.points[0].p50)} {unit.replace('mb', 'MB')}"
+        for one in _series(rows, unit)
+        if one.points
+    ]
+    told = "; ".join(found) or "nothing above what was there before"
+    return f"One length was measured, {count(rows[0].length)}. {told[0].upper()}{told[1:]}."
 
 
 def _series(rows: Sequence[FormTimes] | Sequence[FormMemory], unit: str) -> list[Series]:

@@ -180,7 +180,6 @@ def _table(result: MapComparison) -> Table:
 
 
 def _row(row: MapRow) -> list[Cell]:
-    bound = "≤ " if row.error_is_bound else ""
     predicted = row.kernel_error_predicted
     return [
         Cell("✓" if row.frontier else "", tone="good" if row.frontier else "fixed"),
@@ -188,7 +187,7 @@ def _row(row: MapRow) -> list[Cell]:
         Cell(count(row.features)),
         Cell(_tiny(row.output_error), plain(row.reason) if row.reason else ""),
         Cell(_tiny(row.kernel_error)),
-        Cell(NONE if predicted is None else bound + _tiny(predicted)),
+        Cell(NONE if predicted is None else _tiny(predicted)),
         Cell(_tiny(row.cancellation)),
         Cell(_or_none(row.us_per_token)),
         Cell(NONE if row.bytes_per_token is None else amount(row.bytes_per_token / 1024)),

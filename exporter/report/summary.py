@@ -30,7 +30,8 @@ def print_summary(manifest: Manifest, console: Console) -> None:
     lines.add_column()
     lines.add_row("Fused", _words(_fused(manifest)))
     for one in manifest.rejected:
-        lines.add_row("Refused", _words(f"{one.where}: {one.reason}", STYLES["open"]))
+        where = f"{one.where}, {one.line}" if one.line else one.where
+        lines.add_row("Refused", _words(f"{where}: {one.reason}", STYLES["open"]))
     for check in checks(manifest):
         lines.add_row(check.name, _check(check, marks))
     for warning in manifest.warnings:

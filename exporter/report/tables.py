@@ -175,8 +175,11 @@ def engines(manifest: Manifest) -> Table | None:
 
 def rejected(manifest: Manifest) -> Table | None:
     """Table of candidates that looked like linear attention and were left as they were."""
-    rows = [[Cell(one.where, tone="code"), Cell(one.reason)] for one in manifest.rejected]
-    return make_table("Refused rewrites", ["Where", "Reason"], rows)
+    rows = [
+        [Cell(one.where, tone="code"), Cell(one.reason), Cell(one.line or "", tone="code")]
+        for one in manifest.rejected
+    ]
+    return make_table("Refused rewrites", ["Where", "Reason", "Line"], rows)
 
 
 def interface(manifest: Manifest) -> Table | None:

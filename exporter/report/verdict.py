@@ -162,7 +162,23 @@ def _failure(manifest: Manifest) -> str:
     where = f"batch {count(case.batch)}, {count(case.length)} tokens"
     what = stray(case) or _excess(case, parity.tolerance)
     checks = f"{failed} of {len(parity.cases)} checks failed"
-    return f"{checks}, worst “{case.name}” ({where}), where {what}"
+    return f"{checks}, worst “{case.name}” ({where}), where {what}{_first(parity)}"
+
+
+def _first(parity: ParityRecord) -> str:
+    """Return where the two differ first, and whether a plain export does as well."""
+    found = parity.first_divergence
+    if found is None:
+        return ""
+    place = "" if found.position is None else f" at token {count(found.position)}"
+    layer = found.layer or found.line
+    text = f". The first value that differs is {found.tensor}{place}"
+    text += f" ({found.op}{', ' + layer if layer else ''})"
+    if found.plain_relative_error is None:
+        return text
+    same = found.plain_relative_error > parity.tolerance.relative
+    how = "differs as well" if same else "does not differ"
+    return f"{text}; PyTorch's own ONNX export {how}: {error(found.plain_relative_error)}"
 
 
 def _excess(case: CaseRecord, tolerance: ToleranceRecord) -> str:
@@ -197,7 +213,8 @@ def parity_check(manifest: Manifest) -> Check:
     if parity.layers:
         right = sum(layer.passed for layer in parity.layers)
         graph = f"{right} of {len(parity.layers)} float32 layers, each by itself: "
-    detail = f"{graph}{good} of {len(parity.cases)} checks, largest relative error "
+    counted = len(parity.cases) - good if failed else good
+    detail = f"{graph}{counted} of {len(parity.cases)} checks, largest relative error "
     detail += error(parity.max_relative_error)
     smallest = parity.smallest_denominator
     if smallest:

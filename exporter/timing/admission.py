@@ -9,7 +9,7 @@ import numpy as np
 from linexport.parity.compare import compare_arrays
 from linexport.parity.tolerances import TOLERANCES
 from linexport.timing.latency import Call, Called
-from linexport.trace.messages import innermost
+from linexport.trace.messages import error_summary, innermost
 
 
 class Admission:
@@ -32,7 +32,7 @@ class Admission:
         try:
             called = Called(call)
         except Exception as raised:
-            return refusing(f"it fails at this size: {innermost(raised)[:200]}")
+            return refusing(f"it fails at this size: {error_summary(innermost(raised))[:200]}")
         self.slowest[name] = max(self.slowest.get(name, (1, 0.0)), (tokens, called.seconds))
         return called
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from linexport.targets.base import OrtSession
 from linexport.timing.admission import Admission, if_equal
 from linexport.timing.latency import Call, Called, Settings, latency_table, measure
 from linexport.timing.peak_memory import peak_megabytes
-from linexport.trace.messages import innermost
+from linexport.trace.messages import error_summary, innermost
 
 LENGTHS = (64, 256, 1024, 4096)
 LEAD_IN = 4
@@ -75,7 +76,7 @@ class Bench:
             memory.trim_memory()
             self.plain = OrtSession(self.plain_path, self.settings.threads, taking_turns=True)
         except Exception as error:
-            reason = innermost(error)[:200]
+            reason = error_summary(innermost(error))[:200]
             self.reasons["plain_export"] = f"plain torch.onnx.export fails: {reason}"
 
     def latency(self, lengths: tuple[int, ...] | None = None) -> list[LatencyRow]:
@@ -288,10 +289,11 @@ def _eager_step(loaded: LoadedModel, inputs: tuple[Any, ...]) -> Call | None:
         return None
     unmap_weights(loaded)
     args = pytree.tree_leaves(inputs)
-    state = module.initial_state(1)
+    # Made by the first call: what that raises is the reason why the step has no time.
+    initial_state = cache(lambda: module.initial_state(1))
 
     def step() -> object:
         with torch.no_grad():
-            return module.step(*args, state)
+            return module.step(*args, initial_state())
 
     return step

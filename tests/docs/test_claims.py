@@ -65,4 +65,4 @@ def test_the_extras_of_the_install_page_exist() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         extras = set(tomllib.load(file)["project"]["optional-dependencies"])
     named = set(re.findall(r"^\| `linexport\[([\w-]+)\]`", (DOCS / "install.md").read_text(), re.M))
-    assert named == extras - {"dev", "gpu", "kernels", "test", "zoo"}
+    assert named == extras - {"dev", "kernels", "test", "zoo"}

@@ -39,6 +39,7 @@ def best_tokens(artifact: Path) -> list[int]:
     return [int(token) for token in whole[0].argmax(-1)]
 
 
+@pytest.mark.services
 def test_streaming_in_python(artifact: Path) -> None:
     printed = run(sys.executable, "stream.py", artifact, *TOKENS, cwd=EXAMPLES / "streaming")
     assert [int(line) for line in printed.split()] == best_tokens(artifact)

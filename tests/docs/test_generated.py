@@ -19,6 +19,7 @@ def test_generated_parts_are_current() -> None:
     assert done.returncode == 0, f"{said}\nRun python tools/generate_docs.py and commit the result."
 
 
+@pytest.mark.services
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     """Links and anchors within the site are checked: one that leads nowhere is a warning."""
     for extra in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):

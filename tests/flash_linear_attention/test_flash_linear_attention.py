@@ -126,6 +126,7 @@ def check_artifact(source: Path, place: Path, label: str) -> dict[str, Any]:
     return manifest
 
 
+@pytest.mark.services
 def test_a_folder_becomes_an_artifact_that_streams(
     folder: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,16 @@ class Result:
         return value
 
 
-def start(*arguments: object, cwd: Path | None = None) -> subprocess.Popen[str]:
-    """Start the program."""
+PROGRAM = ("-m", "linexport")
+
+
+def start(
+    *arguments: object, cwd: Path | None = None, program: Sequence[str] = PROGRAM
+) -> subprocess.Popen[str]:
+    """Start the program, or another that runs it."""
     environment = {**os.environ, "PYTHONPATH": str(FACTORIES), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", "linexport", *map(str, arguments)],
+        [sys.executable, *program, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -41,8 +47,8 @@ def start(*arguments: object, cwd: Path | None = None) -> subprocess.Popen[str]:
     )
 
 
-def run(*arguments: object, cwd: Path | None = None) -> Result:
-    """Run the program to its end."""
-    process = start(*arguments, cwd=cwd)
+def run(*arguments: object, cwd: Path | None = None, program: Sequence[str] = PROGRAM) -> Result:
+    """Run the program, or another that runs it, to its end."""
+    process = start(*arguments, cwd=cwd, program=program)
     out, err = process.communicate(timeout=300)
     return Result(process.returncode, out, err)

@@ -367,12 +367,18 @@ def wide(model_type: str) -> dict[str, Any]:
     return {**TINY[model_type], **WIDE_SIZES, **WIDE[model_type]}
 
 
-def save_model(configuration: dict[str, Any], model_type: str, folder: Path) -> None:
+def save_model(
+    configuration: dict[str, Any],
+    model_type: str,
+    folder: Path,
+    auto: str = "AutoModelForCausalLM",
+) -> None:
     """A model with random weights, all of which matter to the outputs, as the hub has them."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
 
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **configuration))
+    parsed = transformers.AutoConfig.for_model(model_type, **configuration)
+    model: Any = getattr(transformers, auto).from_config(parsed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)

@@ -34,7 +34,6 @@ SPOILED = (
     "other map below",
     "other keys below",
     "shifted triangle",
-    "upper triangle",
     "window",
     "random mask",
     "bias below scores",
@@ -71,7 +70,7 @@ class Generator:
         causal = self.chance(0.6)
         normalised = self.chance(0.7)
         spoiled = str(self.random.choice(SPOILED)) if self.chance(0.5) else None
-        if spoiled in ("shifted triangle", "upper triangle", "window"):
+        if spoiled in ("shifted triangle", "window"):
             causal = True
         if spoiled in FAITHFUL:
             normalised = True
@@ -166,18 +165,15 @@ class Generator:
         """(T, T), true where a key counts."""
         b = self.b
         length = b.Shape(q, start=2, end=3)
-        offset = -1 if spoiled == "shifted triangle" else 0
-        upper = spoiled == "upper triangle"
+        offset = -2 if spoiled == "shifted triangle" else 0
         if self.pick("positions", "trilu") == "trilu":
             ones = b.Expand(b.const(1.0), b.Concat(length, length, axis=0))
-            return b.Cast(b.Trilu(ones, b.const(offset), upper=int(upper)), to=TensorProto.BOOL)
+            return b.Cast(b.Trilu(ones, b.const(offset), upper=0), to=TensorProto.BOOL)
         count = b.Squeeze(length)
         t = b.Range(b.const(0), count, b.const(1))
         row, column = b.Unsqueeze(t, b.const([1])), b.Unsqueeze(t, b.const([0]))
-        if upper:
-            return b.LessOrEqual(row, column)
         if offset:
-            return b.Greater(row, column)
+            return b.Greater(b.Sub(row, b.const(1)), column)
         if self.chance(0.5):
             return b.Not(b.Less(row, column))
         return b.GreaterOrEqual(b.Sub(row, column), b.const(0))

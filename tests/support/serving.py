@@ -14,7 +14,7 @@ import numpy as np
 
 from linexport.artifact import Artifact
 from linexport.artifact.tokenizer import find_tokenizer
-from linexport.serving.computing import Local
+from linexport.serving.computing import LocalComputing
 from linexport.serving.engine import Engine
 from linexport.serving.http.server import Address, Server, listen
 from linexport.serving.limits import Limits
@@ -41,7 +41,7 @@ class Served:
     @property
     def engine(self) -> Engine:
         """That of the model."""
-        assert isinstance(self.service.computing, Local)
+        assert isinstance(self.service.computing, LocalComputing)
         return self.service.computing.engine
 
     def idle(self) -> bool:
@@ -55,7 +55,7 @@ def served(
 ) -> Iterator[Served]:
     """Serve a model from a thread; afterwards no text may be left."""
     most = Limits(**{"grace_seconds": 0, **limits})
-    service = Service(model, Local(model, most), "tiny", most, park)
+    service = Service(model, LocalComputing(model, most), "tiny", most, park)
     address = Address(port=0, token=token)
     bound = listen(address)
     port = bound.getsockname()[1]

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from pages import ROOT, table
+from pages import ROOT, linearized, served, table
 
 NONE = "–"
 MEMORY = ("file", "proof", "own", "stage", "limit")
@@ -114,17 +114,41 @@ def _nodes(result: Any) -> str:
     return table(titles, rows)
 
 
+def _cpu(result: Any) -> str:
+    """Ratios alone: times of a machine that others use as well are not worth much."""
+    rows = [
+        [
+            row["case"],
+            f"{row['length']:,}",
+            *(_times(row["times_library"].get(who)) for who in ("function", "kernel")),
+            f"{row['library_over_bound']:.2f}",
+            f"{row['load']:.1f}",
+        ]
+        for row in result["rows"]
+    ]
+    titles = ["layer", "tokens", "function / library", "ONNX Runtime's kernel / library"]
+    return table([*titles, "library / bound", "load of the machine"], rows)
+
+
+def _times(ratio: float | None) -> str:
+    return NONE if ratio is None else f"{ratio:.2f}"
+
+
 def _weights(result: Any) -> str:
-    titles = ["model type", "a step: eager", "float32", "int8", "int4", "int4 products alone"]
-    titles += ["512 tokens: eager", "float32", "int8", "int4", "MB: float32", "int8", "int4"]
+    titles = ["model type", "", "eager", "float32", "int8", "int4", "int4 products alone"]
     stored = ("float32", "int8", "int4")
     rows = []
     for name, found in result["families"].items():
-        step, prefill = found["step"], found["prefill"]
-        cells = [_ms(step[who]) for who in ("eager", *stored, "products int4")]
-        cells += [_ms(prefill[who]) for who in ("eager", *stored)]
-        cells += [f"{found['bytes'][kind] / 1e6:,.0f}" for kind in stored]
-        rows.append([f"`{name}`", *cells])
+        step, prefill, size = found["step"], found["prefill"], found["bytes"]
+        rows += [
+            [
+                f"`{name}`",
+                "a step",
+                *(_ms(step[who]) for who in ("eager", *stored, "products int4")),
+            ],
+            ["", "512 tokens", *(_ms(prefill[who]) for who in ("eager", *stored, "products int4"))],
+            ["", "file, MB", "", *(f"{size[kind] / 1e6:,.0f}" for kind in stored), ""],
+        ]
     clock = "processor time" if result["processor_time"] else "milliseconds"
     head = (
         f"Width {result['width']:,}, {result['layers']} layers, vocabulary "
@@ -187,24 +211,46 @@ def _formulations(result: Any) -> str:
     )
 
 
+KINDS = {
+    "streams": "fused, streams",
+    "fused": "fused",
+    "left": "correct, not fused",
+    "refused": "refused",
+    "crashed": "internal error",
+    "wrong": "wrong",
+}
+
+
+def _third_party(result: Any) -> str:
+    rows = [
+        [r["formulation"].replace("_", " "), r["package"], KINDS[r["kind"]], _first_reason(r)]
+        for r in result["rows"]
+    ]
+    linear = [r for r in result["rows"] if r["linear"]]
+    good = sum(r["kind"] in ("streams", "fused") for r in linear)
+    streaming = sum(r["kind"] == "streams" for r in linear)
+    wrong = sum(r["kind"] == "wrong" for r in result["rows"])
+    head = (
+        f"Of {len(linear)} modules that are linear in the tokens, {good} are fused, {streaming} of "
+        f"them stream; {wrong} are wrong."
+    )
+    return f"{head}\n\n{table(['module', 'package', 'outcome', 'reason'], rows)}"
+
+
+def _first_reason(row: Any) -> str:
+    """Return the first line of the first reason, where something is in the way."""
+    if row["kind"] in ("streams", "fused") or not row["reasons"]:
+        return NONE
+    text = row["reasons"][0].partition("\n")[0]
+    return (text if len(text) <= 120 else text[:117] + "...").replace("|", "\\|")
+
+
 def _zoo(result: Any) -> str:
     rows = [
         [r["model"], f"{r['ratio']:.2f}", "yes" if "plain" in r["equal"] else "no"] for r in result
     ]
     titles = ["model", "artifact's time over the plain export's", "is the plain export correct?"]
     return table(titles, rows)
-
-
-def _linearize_digits(result: Any) -> str:
-    rows = [[f"`{r['options']}`", r["softmax"], r["linear"], r["errors"]] for r in result["rows"]]
-    return table(["options", "softmax", "linear form", "error of the two layers"], rows)
-
-
-def _linearize_memory(result: Any) -> str:
-    keys = ("queries", "linear_ms", "onnx_ms", "pytorch_ms", "gain_1", "gain_2")
-    titles = ["queries", "linear form, ONNX, ms", "original, ONNX, ms", "original, PyTorch, ms"]
-    titles += ["gain, one thread", "gain, two threads"]
-    return table(titles, [[r[key] for key in keys] for r in result["rows"]])
 
 
 def _runtimes(result: Any) -> str:
@@ -227,17 +273,27 @@ PARTS = {
     f"measured-{name.replace('_', '-')}": _part(name, rows)
     for name, rows in {
         "attention": _attention,
+        "clients": served.clients,
         "convert": _convert,
+        "cpu": _cpu,
         "decode": _decode,
+        "draft": served.draft,
         "families": _families,
+        "feed_forward": linearized.feed_forward,
         "formulations": _formulations,
         "language_model": _language_model,
-        "linearize_digits": _linearize_digits,
-        "linearize_memory": _linearize_memory,
+        "linearize_digits": linearized.digits,
+        "linearize_memory": linearized.memory,
+        "linearize_verdicts": linearized.verdicts,
         "maps": _maps,
         "memory": _memory,
         "nodes": _nodes,
+        "peers": served.peers,
+        "pool": served.pool,
+        "ray": served.replicas,
         "runtimes": _runtimes,
+        "serve": served.requests,
+        "third_party": _third_party,
         "weights": _weights,
         "zoo": _zoo,
     }.items()

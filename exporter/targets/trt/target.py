@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx
 
 from linexport.errors import BuildError, UnsupportedModelError, UsageError
-from linexport.manifest.engines import EngineRecord, LayerRecord
+from linexport.manifest.engines import EngineLayerRecord, EngineRecord
 from linexport.plugins.ops import linear_attention, mixture_of_experts
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention import chunk
@@ -205,7 +205,7 @@ def record(
         sm=sm,
         precision=options.precision,
         plugins=tuple(engine.plugins),
-        layers=tuple(LayerRecord(**layer) for layer in engine.layers),
+        layers=tuple(EngineLayerRecord(**layer) for layer in engine.layers),
         scratch_bytes=engine.scratch,
         layer_scratch_bytes=dict(engine.layer_scratch),
         activation_bytes=engine.activations,

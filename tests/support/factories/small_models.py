@@ -245,3 +245,73 @@ class Parts(nn.Module):
         a, b, c = x.chunk(3, -1)
         d, e = x.split([4, 2], -1)
         return a * c + b, d.sum(-1) - e.sum(-1)
+
+
+class Projected(nn.Module):
+    """Queries, keys and values of x, and what a subclass makes of them under a triangle."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.gate = nn.Linear(width, 3 * width), nn.Linear(width, 1)
+
+    def causal(self, x):
+        return torch.ones(x.shape[1], x.shape[1]).tril()
+
+
+class TimeFirst(Projected):
+    """(T, B, C), as torch's recurrent layers have it."""
+
+    def forward(self, x):
+        x = x.transpose(0, 1)
+        q, k, v = self.qkv(x).relu().chunk(3, -1)
+        scores = (q @ k.transpose(1, 2)) * self.causal(x)
+        return (scores @ v / (scores.sum(-1, keepdim=True) + 1e-6)).transpose(0, 1)
+
+
+def time_first():
+    return TimeFirst(), (torch.randn(12, 3, 8),)
+
+
+def time_first_named():
+    return TimeFirst(), (torch.randn(12, 3, 8),), ({0: Dim("time"), 1: Dim("rows")},)
+
+
+class HalfInside(Projected):
+    """Scores in half precision of a model that takes and gives float32."""
+
+    def forward(self, x):
+        q, k, v = (part.half() for part in self.qkv(x).relu().chunk(3, -1))
+        scores = (q @ k.transpose(1, 2)) * self.causal(x).half()
+        return (scores @ v).float() / (scores.float().sum(-1, keepdim=True) + 1)
+
+
+def half_inside():
+    return HalfInside(), (torch.randn(2, 16, 8),)
+
+
+class Quotients(Projected):
+    """Decays as quotients of cumulative products: from some 4,000 tokens on float32 overflows."""
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        decay = nn.functional.logsigmoid(self.gate(x) * 0.1 + 3.8).cumsum(1)
+        scores = (q * decay.exp()) @ (k * (-decay).exp()).transpose(1, 2)
+        return (scores * self.causal(x)) @ v
+
+
+def quotients():
+    return Quotients(), (torch.randn(2, 16, 8),)
+
+
+class SquareMask(Projected):
+    """A mask of (L, L) as an input beside (N, L, C)."""
+
+    def forward(self, x, mask):
+        q, k, v = self.qkv(x).relu().chunk(3, -1)
+        scores = (q @ k.transpose(1, 2)) * mask
+        return scores @ v / (scores.sum(-1, keepdim=True) + 1e-6)
+
+
+def square_mask():
+    return SquareMask(), (torch.randn(3, 12, 8), torch.ones(12, 12).tril())

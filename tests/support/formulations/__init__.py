@@ -11,6 +11,7 @@ import pkgutil
 from tests.support.formulations.notation import (
     BIDIRECTIONAL,
     CAUSAL,
+    COLLECTED,
     HEADS,
     LONGEST,
     OTHER,
@@ -23,6 +24,7 @@ from tests.support.formulations.notation import (
 __all__ = [
     "BIDIRECTIONAL",
     "CAUSAL",
+    "COLLECTED",
     "HEADS",
     "LONGEST",
     "OTHER",

@@ -70,20 +70,6 @@ def window(q, k, v):
     return merge(scores @ v / (scores.sum(-1, keepdim=True) + EPS))
 
 
-@formulation(OTHER)
-def later_keys(q, k, v):
-    """The other triangle."""
-    q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
-    return merge((q @ k.transpose(-1, -2)).triu() @ v)
-
-
-@formulation(OTHER)
-def strict_triangle(q, k, v):
-    """Without the diagonal."""
-    q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
-    return merge((q @ k.transpose(-1, -2)).tril(-1) @ v)
-
-
 class RandomMask(nn.Module):
     """A constant mask that is no triangle."""
 

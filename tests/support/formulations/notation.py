@@ -21,19 +21,32 @@ LONGEST = 256
 
 @dataclass(frozen=True)
 class Formulation:
-    """A module as people write it, and what the fused node must say."""
+    """A module as people write it, and what must come of it.
+
+    Attributes:
+        build: makes the module.
+        inputs: 3 for query, key and value, 1 for a module that projects.
+        expected: what the records of its matches say.
+        nodes: how many matches there are.
+        length: at which it is exported.
+        streams: whether a sequence may be given in pieces.
+        reason: a part of the message with which it is refused; empty where it is fused.
+    """
 
     build: Callable[[], nn.Module]
     inputs: int = 3
     expected: dict[str, Any] = field(default_factory=dict)
     nodes: int = 1
     length: int = 16
+    streams: bool = True
+    reason: str = ""
 
 
 CAUSAL: dict[str, Formulation] = {}
 BIDIRECTIONAL: dict[str, Formulation] = {}
 OTHER: dict[str, Formulation] = {}
 SEPARATE: dict[str, Formulation] = {}
+COLLECTED: dict[str, Formulation] = {}
 Function = Callable[..., Tensor]
 
 
@@ -54,13 +67,17 @@ def formulation(
     inputs: int = 3,
     nodes: int = 1,
     length: int = 16,
+    streams: bool = True,
+    reason: str = "",
     **expected: Any,
 ) -> Callable[[Any], Any]:
     """Register a function of query, key and value, or a module class."""
 
     def register(written: Any) -> Any:
         build = written if isinstance(written, type) else lambda: Call(written)
-        table[written.__name__.lower()] = Formulation(build, inputs, expected, nodes, length)
+        table[written.__name__.lower()] = Formulation(
+            build, inputs, expected, nodes, length, streams, reason
+        )
         return written
 
     return register

@@ -1,12 +1,15 @@
-"""Convert SOURCE for target ort, open and measure it; print the modules imported."""
+"""The program ``linexport``, which at its end writes the modules it imported to a file.
 
+FILE [ARGUMENTS OF linexport]
+"""
+
+import atexit
 import json
 import sys
+from pathlib import Path
 
-import linexport
+from linexport.cli import main
 
-source, output = sys.argv[1:]
-linexport.convert(source, output, bench=False)
-linexport.load(output)
-linexport.bench(output, source=source, lengths=(8,))
-print(json.dumps(sorted(sys.modules)))
+place = Path(sys.argv.pop(1))
+atexit.register(lambda: place.write_text(json.dumps(sorted(sys.modules))))
+main()

@@ -1,0 +1,101 @@
+"""Recurrences as Python loops over tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.support.formulations.notation import (
+    COLLECTED,
+    HEADS,
+    WIDTH,
+    D,
+    formulation,
+    merge,
+    split,
+)
+
+
+@formulation(COLLECTED)
+def loop_that_writes(q, k, v):
+    """Each step is written into a tensor that was there before the loop."""
+    h, out = torch.zeros_like(v[:, 0]), torch.zeros_like(v)
+    for t in range(v.shape[1]):
+        h = torch.sigmoid(k[:, t]) * h + v[:, t]
+        out[:, t] = h * q[:, t]
+    return out
+
+
+@formulation(COLLECTED)
+def loop_over_unbound_tokens(q, k, v):
+    """zip of tokens, put together by cat."""
+    h, out = v.new_zeros(v.shape[0], WIDTH), []
+    for a, b in zip(k.unbind(1), v.unbind(1), strict=True):
+        h = 0.9 * h + torch.tanh(a) * b
+        out.append(h.unsqueeze(1))
+    return torch.cat(out, dim=1) + q
+
+
+@formulation(COLLECTED, reason="not a linear recurrence")
+def loop_of_outer_products(q, k, v):
+    """Linear attention token by token, its state a matrix."""
+    q, k, v = split(q), split(k), split(v)
+    state, out = torch.zeros(q.shape[0], HEADS, D, D), []
+    for t in range(q.shape[1]):
+        state = state + k[:, t, :, :, None] * v[:, t, :, None, :]
+        out.append((q[:, t, :, :, None] * state).sum(-2))
+    return torch.stack(out, dim=1).flatten(2)
+
+
+@formulation(COLLECTED)
+def loop_with_the_tokens_last(q, k, v):
+    """(B, H, T, d), a decay of each head."""
+    q, k, v = (split(x).transpose(1, 2) for x in (q, k, v))
+    rate = torch.linspace(0.8, 0.95, HEADS)[:, None, None]
+    state, out = torch.zeros(q.shape[0], HEADS, D, D), []
+    for t in range(q.shape[2]):
+        state = rate * state + k[:, :, t].unsqueeze(-1) @ v[:, :, t].unsqueeze(-2)
+        out.append((q[:, :, t].unsqueeze(-2) @ state).squeeze(-2))
+    return merge(torch.stack(out, dim=2))
+
+
+class SequentialMamba(nn.Module):
+    """Mamba's scan token by token: a decay for each channel and entry of its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = nn.Parameter(torch.arange(1, 5).float().log().repeat(WIDTH, 1))
+        self.project = nn.Linear(WIDTH, 8)
+
+    def forward(self, q, k, v):
+        delta = nn.functional.softplus(k)
+        into, read = self.project(q).chunk(2, -1)
+        decay = torch.exp(delta.unsqueeze(-1) * -self.rate.exp())
+        added = delta.unsqueeze(-1) * into.unsqueeze(2) * v.unsqueeze(-1)
+        h, out = torch.zeros(v.shape[0], WIDTH, 4), []
+        for t in range(v.shape[1]):
+            h = decay[:, t] * h + added[:, t]
+            out.append(h)
+        return (torch.stack(out, 1) @ read.unsqueeze(-1)).squeeze(3)
+
+
+formulation(COLLECTED)(SequentialMamba)
+
+
+@formulation(COLLECTED, reason="A Python loop over tokens")
+def loop_of_two_kinds_of_steps(q, k, v):
+    """Every second step is another one."""
+    h, out = torch.zeros_like(v[:, 0]), []
+    for t in range(v.shape[1]):
+        h = torch.sigmoid(k[:, t]) * h + v[:, t] if t % 2 else torch.tanh(h) + q[:, t]
+        out.append(h)
+    return torch.stack(out, 1)
+
+
+@formulation(COLLECTED, reason="A Python loop over tokens")
+def loop_that_looks_far_back(q, k, v):
+    """A step reads the state of three steps before."""
+    states = [torch.zeros_like(v[:, 0])] * 3
+    for t in range(v.shape[1]):
+        states.append(torch.sigmoid(k[:, t]) * states[-3] + v[:, t])
+    return torch.stack(states[3:], 1) + q

@@ -1,0 +1,65 @@
+"""Tables of measurements of linear forms, of attention and of feed-forward layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pages import table
+
+
+def _loaded(result: Any) -> str:
+    return f"One thread; load average of the machine: {result['load']:.1f}."
+
+
+def digits(result: Any) -> str:
+    """Accuracy of a classifier and of its linear forms."""
+    rows = [[f"`{r['options']}`", r["softmax"], r["linear"], r["errors"]] for r in result["rows"]]
+    return table(["options", "softmax", "linear form", "error of the two layers"], rows)
+
+
+def memory(result: Any) -> str:
+    """Time of pseudo-keys in place of stored images."""
+    keys = ("queries", "linear_ms", "onnx_ms", "pytorch_ms", "gain_1", "gain_2")
+    titles = ["queries", "linear form, ONNX, ms", "original, ONNX, ms", "original, PyTorch, ms"]
+    titles += ["gain, one thread", "gain, two threads"]
+    return table(titles, [[r[key] for key in keys] for r in result["rows"]])
+
+
+def verdicts(result: Any) -> str:
+    """Verdicts on trained layers, beside errors on rows that they never saw."""
+    titles = ["noise", "factor", "sharpness", "verdict", "error", "all keys alike"]
+    titles += ["error, other rows", "all keys alike, other rows", "agree"]
+    keys = ("error", "uniform_error", "fresh_error", "fresh_uniform_error")
+    rows = [
+        [
+            f"{r['noise']:g}",
+            f"{r['gain']:g}",
+            f"{r['sharpness']:.2f}",
+            "linear" if r["replaced"] else "softmax",
+            *(f"{r[key]:.3f}" for key in keys),
+            "yes" if r["agrees"] else "no",
+        ]
+        for r in result["rows"]
+    ]
+    return f"{_loaded(result)}\n\n{table(titles, rows)}"
+
+
+def feed_forward(result: Any) -> str:
+    """Feed-forward layers as parts of the block they replace."""
+    rows = []
+    for r in result["rows"]:
+        width, inside, out = (f"{size:,}" for size in r["sizes"])
+        form = f"`{r['form']}`, degree {r['degree']}"
+        if r["rank"] is not None:
+            form = f"`{r['form']}`, rank {r['rank']}{'' if r['chosen'] else ', `max_cost` lower'}"
+        rows.append(
+            [
+                form,
+                f"{width} → {inside} → {out}",
+                f"{r['relative_error']:.2g}",
+                f"{r['multiply_adds']:.2g}",
+                ", ".join(f"{factor:.2g}" for factor in r["times"].values()),
+            ]
+        )
+    titles = ["form", "inputs → inside → outputs", "error", "multiply-adds"]
+    return f"{_loaded(result)}\n\n{table([*titles, 'time of 1, 64, 1,024 rows'], rows)}"
