@@ -168,9 +168,24 @@ class Passing(Variadic):
         return super().forward(*args)
 
 
-@pytest.mark.parametrize("module", [Variadic(), Passing()])
-def test_parameters_that_forward_does_not_name_are_dynamic_too(module: torch.nn.Module) -> None:
-    traced = trace.trace(load_model_of(module, (torch.randn(2, 4, 8), torch.randn(2, 4, 8))))
+DYNAMIC = {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq")}
+
+
+@pytest.mark.parametrize(
+    ("module", "shapes"),
+    [
+        (Variadic(), None),
+        (Passing(), None),
+        (Variadic(), (DYNAMIC, (DYNAMIC,))),
+        (Passing(), ((DYNAMIC, DYNAMIC),)),
+    ],
+    ids=["some", "all", "some in torch's notation", "all in torch's notation"],
+)
+def test_parameters_that_forward_does_not_name_are_dynamic_too(
+    module: torch.nn.Module, shapes: tuple | None
+) -> None:
+    args = (torch.randn(2, 4, 8), torch.randn(2, 4, 8))
+    traced = trace.trace(load_model_of(module, args, shapes))
     shapes = [
         [d.dim_param or d.dim_value for d in i.type.tensor_type.shape.dim]
         for i in traced.model.graph.input

@@ -76,12 +76,26 @@ def _export(loaded: LoadedModel) -> torch.export.ExportedProgram:
 
 
 def _by_parameter(module: torch.nn.Module, count: int, dynamic_shapes: Any) -> Any:
-    """Return an entry for each parameter of ``forward``: those of ``*args`` are one, a tuple."""
+    """Return an entry for each parameter of ``forward``: those of ``*args`` are one, a tuple.
+
+    Args:
+        module: what is traced.
+        count: of its arguments.
+        dynamic_shapes: an entry for each argument, or torch's notation, which stays.
+    """
     kinds = [p.kind for p in inspect.signature(module.forward).parameters.values()]
     if inspect.Parameter.VAR_POSITIONAL not in kinds or not isinstance(dynamic_shapes, tuple):
         return dynamic_shapes
     at = kinds.index(inspect.Parameter.VAR_POSITIONAL)
-    return (*dynamic_shapes[:at], dynamic_shapes[at:count]) if count > at else dynamic_shapes
+    own, rest = dynamic_shapes[:at], dynamic_shapes[at:]
+    return dynamic_shapes if not rest or _is_of_several(rest, count - at) else (*own, rest)
+
+
+def _is_of_several(rest: tuple[Any, ...], count: int) -> bool:
+    """Return whether these are one entry that holds those of ``count`` arguments."""
+    if len(rest) != 1 or not isinstance(rest[0], tuple | list) or len(rest[0]) != count:
+        return False
+    return all(entry is None or isinstance(entry, dict | tuple | list) for entry in rest[0])
 
 
 def _of_few_steps(loaded: LoadedModel) -> torch.export.ExportedProgram | None:
