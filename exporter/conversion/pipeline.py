@@ -20,11 +20,10 @@ from linexport.conversion.publish import check_place, publish
 from linexport.conversion.quantize import check_quantisation, quantize
 from linexport.conversion.revalidate import bench
 from linexport.conversion.run import run
-from linexport.conversion.stages import Checks, Job
+from linexport.conversion.stages import Checks, Job, load_original
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph import dims as dimensions
-from linexport.loaders import LoadedModel, load_model
-from linexport.loaders.memory_map import memory_map_weights
+from linexport.loaders import LoadedModel
 from linexport.loaders.metric import as_metric, check_drop
 from linexport.manifest import ConvertOptions, Manifest
 from linexport.manifest.options import FLOAT32, command, described
@@ -136,16 +135,7 @@ def _quantised(
 
 def _in_half(source: str | Path | LoadedModel, asked: ConvertOptions) -> LoadedModel | None:
     """The original where its own half precision is what weights are judged by."""
-    if asked.weights not in HALF:
-        return None
-    loaded = load_model(
-        source,
-        seed=asked.seed,
-        trust_remote_code=asked.trust_remote_code,
-        pooling=asked.pooling,
-    )
-    memory_map_weights(loaded)
-    return loaded
+    return load_original(source, asked) if asked.weights in HALF else None
 
 
 def _signature() -> inspect.Signature:

@@ -26,13 +26,12 @@ from linexport.conversion.add_records import (
     with_warnings,
 )
 from linexport.conversion.model_under_test import model_under_test
-from linexport.conversion.stages import Job, TracedOriginal
+from linexport.conversion.stages import Job, TracedOriginal, load_original
 from linexport.conversion.withdraw import blamed
 from linexport.conversion.written import written
 from linexport.graph import dims as dimensions
 from linexport.graph import external_data
-from linexport.loaders import LoadedModel, load_model
-from linexport.loaders.memory_map import memory_map_weights
+from linexport.loaders import LoadedModel
 from linexport.manifest import Manifest
 from linexport.manifest.proof import StreamingRecord
 from linexport.manifest.records import FileRecord, StageRecord
@@ -106,15 +105,7 @@ def run(job: Job) -> Manifest:
 
 def _load(job: Job) -> LoadedModel:
     with job.watch.stage("load"):
-        asked = job.options
-        loaded = load_model(
-            job.source,
-            seed=asked.seed,
-            trust_remote_code=asked.trust_remote_code,
-            pooling=asked.pooling,
-        )
-        memory_map_weights(loaded)
-        return loaded
+        return load_original(job.source, job.options)
 
 
 def _trace(job: Job, loaded: LoadedModel) -> TracedOriginal:

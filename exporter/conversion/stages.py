@@ -8,7 +8,8 @@ from pathlib import Path
 
 from linexport import targets, trace
 from linexport.graph.dims import DimRange
-from linexport.loaders import LoadedModel
+from linexport.loaders import LoadedModel, load_model
+from linexport.loaders.memory_map import memory_map_weights
 from linexport.manifest import MODEL, ConvertOptions
 from linexport.parity import ModelUnderTest
 from linexport.parity.cases import USUAL, ChosenSizes
@@ -83,3 +84,15 @@ class TracedOriginal:
     loaded: LoadedModel
     traced: trace.Traced
     dims: Mapping[str, DimRange]
+
+
+def load_original(source: str | Path | LoadedModel, asked: ConvertOptions) -> LoadedModel:
+    """Return the model as the options load it, its large weights in a memory-mapped file."""
+    loaded = load_model(
+        source,
+        seed=asked.seed,
+        trust_remote_code=asked.trust_remote_code,
+        pooling=asked.pooling,
+    )
+    memory_map_weights(loaded)
+    return loaded

@@ -33,9 +33,7 @@ def run(graph: gs.Graph) -> PassResult:
     if length is None or any(name in graph.tensors() for name in LENGTH):
         log.debug("no positions are offset: no token axis is known, or the graph counts itself")
         return PassResult(False)
-    known = Values(lambda t: None if t.shape is None else [parse(d) for d in t.shape])
-    for node in graph.nodes:
-        known.visit(node)
+    known = Values.of_graph(graph)
     counted = parse(length)
     ranges = [n for n in graph.nodes if n.op == "Range" and _is_position(n, known, counted)]
     slices = [n for n in graph.nodes if n.op == "Slice" and _heads_table(n, known, counted)]

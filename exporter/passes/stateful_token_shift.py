@@ -40,9 +40,7 @@ def run(graph: gs.Graph) -> PassResult:
     if length is None:
         log.debug("no shift gets a state: no causal node tells the axis of the tokens")
         return PassResult(False)
-    known = Values(lambda t: None if t.shape is None else [parse(d) for d in t.shape])
-    for node in graph.nodes:
-        known.visit(node)
+    known = Values.of_graph(graph)
 
     def match(graph: gs.Graph, node: gs.Node) -> _Shift | None:
         read = {"Pad": _padded, "Concat": _concatenated, "Slice": _cut}.get(node.op)

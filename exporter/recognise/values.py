@@ -35,6 +35,14 @@ class Values:
         self._sizes = sizes
         self._known: dict[str, np.ndarray] = {}
 
+    @classmethod
+    def of_graph(cls, graph: gs.Graph) -> Values:
+        """Return what is known of a graph whose tensors have their shapes."""
+        known = cls(lambda t: None if t.shape is None else [parse(d) for d in t.shape])
+        for node in graph.nodes:
+            known.visit(node)
+        return known
+
     def get(self, tensor: gs.Tensor) -> np.ndarray | None:
         """Return a tensor's value, numbers or an object array of ``Size``; None if unknown."""
         if isinstance(tensor, gs.Constant):
