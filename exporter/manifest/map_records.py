@@ -106,53 +106,12 @@ class PlanRow(MapRow):
     fits: bool = False
 
 
-@dataclass(frozen=True)
-class MapComparison:
-    """Feature maps measured beside softmax attention, on the same queries, keys and values.
+@dataclass(frozen=True, kw_only=True)
+class MapMeasurement:
+    """Report on feature maps, with what they were measured on.
 
     Attributes:
-        kind: names this kind of report.
-        linexport: version that measured.
-        source: of queries, keys and values.
-        d: width of a head.
-        value_dim: width of its values.
-        length: tokens.
-        heads: number of heads compared.
-        layer_heads: heads of the layer that was timed.
-        causal: every token attends to those before it only.
-        seed: of random queries, keys and maps.
-        draws: of each random map.
-        threads: of the timed sessions, 0 for the runtime's choice.
-        uniform_error: of attention to all keys alike.
-        rows: one for each map and number of features.
-        maps: what the maps say of themselves.
-        environment: machine and versions.
-    """
-
-    kind: Literal["map_comparison"]
-    linexport: str
-    source: str
-    d: int
-    value_dim: int
-    length: int
-    heads: int
-    layer_heads: int
-    causal: bool
-    seed: int
-    draws: int
-    threads: int
-    uniform_error: float
-    rows: tuple[MapRow, ...]
-    maps: tuple[MapDescription, ...]
-    environment: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class MapPlan:
-    """How many features of each map keep its kernel error with a probability, and the cheapest.
-
-    Attributes:
-        kind: names this kind of report.
+        kind: names the kind of report.
         linexport: version that measured.
         source: of queries, keys and values.
         d: width of a head.
@@ -161,22 +120,14 @@ class MapPlan:
         heads: number of heads looked at.
         layer_heads: heads of the layer that was timed.
         causal: every token attends to those before it only.
-        error: largest kernel error, root mean square over the pairs.
-        absolute: it is not relative to the root mean square of the kernel.
-        probability: of no larger one, over the draws of a map.
-        output_error: largest error of the output that fits, relative to softmax attention.
-        most_features: largest M that fits.
-        pairs: of queries and keys that the promise is about.
         seed: of random queries, keys and maps.
         draws: of each random map that was measured.
         threads: of the timed sessions, 0 for the runtime's choice.
         uniform_error: of attention to all keys alike.
-        rows: one for each map; those that fit first, by time.
-        chosen: name of the fastest map that fits; None: none does.
         environment: machine and versions.
     """
 
-    kind: Literal["map_plan"]
+    kind: str
     linexport: str
     source: str
     d: int
@@ -185,16 +136,48 @@ class MapPlan:
     heads: int
     layer_heads: int
     causal: bool
+    seed: int
+    draws: int
+    threads: int
+    uniform_error: float
+    environment: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapComparison(MapMeasurement):
+    """Feature maps measured beside softmax attention, on the same queries, keys and values.
+
+    Attributes:
+        rows: one for each map and number of features.
+        maps: what the maps say of themselves.
+    """
+
+    kind: Literal["map_comparison"] = "map_comparison"
+    rows: tuple[MapRow, ...]
+    maps: tuple[MapDescription, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapPlan(MapMeasurement):
+    """How many features of each map keep its kernel error with a probability, and the cheapest.
+
+    Attributes:
+        error: largest kernel error, root mean square over the pairs.
+        absolute: it is not relative to the root mean square of the kernel.
+        probability: of no larger one, over the draws of a map.
+        output_error: largest error of the output that fits, relative to softmax attention.
+        most_features: largest M that fits.
+        pairs: of queries and keys that the promise is about.
+        rows: one for each map; those that fit first, by time.
+        chosen: name of the fastest map that fits; None: none does.
+    """
+
+    kind: Literal["map_plan"] = "map_plan"
     error: float
     absolute: bool
     probability: float
     output_error: float
     most_features: int
     pairs: int
-    seed: int
-    draws: int
-    threads: int
-    uniform_error: float
     rows: tuple[PlanRow, ...]
     chosen: str | None
-    environment: dict[str, Any]

@@ -95,26 +95,33 @@ def compare_maps(
         raise UsageError(f"None of these maps can be compared here. {' '.join(reasons)}")
     rows = with_costs(rows, samples, threads, shown)
     rows = _with_frontier(rows, against.uniform_error)
-    heads, tokens, width = samples.queries.shape
     named = {row.map for row in rows}
     return MapComparison(
-        kind="map_comparison",
-        linexport=linexport.__version__,
-        source=samples.source,
-        d=width,
-        value_dim=samples.values.shape[2],
-        length=tokens,
-        heads=heads,
-        layer_heads=samples.layer_heads,
-        causal=samples.causal,
-        seed=seed,
-        draws=DRAWS,
-        threads=threads,
-        uniform_error=against.uniform_error,
         rows=tuple(rows),
-        maps=tuple(m for m in catalogue(width) if m.map in named),
-        environment=environment.describe(),
+        maps=tuple(m for m in catalogue(samples.queries.shape[2]) if m.map in named),
+        **measured_on(against, threads, seed),
     )
+
+
+def measured_on(against: accuracy.SoftmaxReference, threads: int, seed: int) -> dict[str, Any]:
+    """Return the fields of a ``MapMeasurement`` but its kind."""
+    samples = against.samples
+    heads, tokens, width = samples.queries.shape
+    return {
+        "linexport": linexport.__version__,
+        "source": samples.source,
+        "d": width,
+        "value_dim": samples.values.shape[2],
+        "length": tokens,
+        "heads": heads,
+        "layer_heads": samples.layer_heads,
+        "causal": samples.causal,
+        "seed": seed,
+        "draws": DRAWS,
+        "threads": threads,
+        "uniform_error": against.uniform_error,
+        "environment": environment.describe(),
+    }
 
 
 def take_samples(

@@ -12,21 +12,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import linexport
 from linexport.errors import UsageError
 from linexport.manifest.map_records import MapPlan, PlanRow
 from linexport.maps import accuracy
 from linexport.maps.comparison import (
-    DRAWS,
     LENGTH,
     MapChoice,
     judge_choice,
+    measured_on,
     take_samples,
     with_costs,
 )
 from linexport.maps.required_features import Promise, required_features
 from linexport.models import feature_maps
-from linexport.system import environment
 from linexport.system.progress import Progress, Silent
 
 MOST_FEATURES = 4096
@@ -89,30 +87,16 @@ def choose_map(
         measured = {row.map: row for row in with_costs(allowed, samples, threads, shown)}
         rows = [_judged(measured.get(row.map, row), output_error) for row in rows]
     rows.sort(key=lambda row: (not row.fits, row.us_per_token or float("inf"), row.map))
-    heads, tokens, width = samples.queries.shape
     return MapPlan(
-        kind="map_plan",
-        linexport=linexport.__version__,
-        source=samples.source,
-        d=width,
-        value_dim=samples.values.shape[2],
-        length=tokens,
-        heads=heads,
-        layer_heads=samples.layer_heads,
-        causal=samples.causal,
         error=error,
         absolute=absolute,
         probability=probability,
         output_error=output_error,
         most_features=most_features,
         pairs=len(promise.queries),
-        seed=seed,
-        draws=DRAWS,
-        threads=threads,
-        uniform_error=against.uniform_error,
         rows=tuple(rows),
         chosen=rows[0].map if rows[0].fits else None,
-        environment=environment.describe(),
+        **measured_on(against, threads, seed),
     )
 
 
