@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -16,6 +17,7 @@ import linexport
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.factory import load_module
 from linexport.patches import scans
+from linexport.patches.packages import Function
 from linexport.trace import loops, rolling, trace
 from tests.support.independent import check_independently
 
@@ -94,7 +96,8 @@ def test_numbers_of_steps_are_counted(tmp_path: Path) -> None:
 def test_a_loop_that_is_not_linear_is_a_scan_with_its_last_state() -> None:
     graph = trace(load_module((Gates().eval(), (torch.randn(2, 16, 8),), DYNAMIC), "loop")).model
     (scan,) = (n for n in graph.graph.node if n.op_type == "Scan")
-    assert graph.graph.output[1].name in scan.output
+    (last,) = (n for n in graph.graph.node if n.output[0] == graph.graph.output[1].name)
+    assert last.input[0] in scan.output
     assert sum(n.op_type == "Tanh" for n in graph.graph.node) == 0
 
 
@@ -136,10 +139,68 @@ def test_scans_of_packages_are_swapped_while_a_model_is_traced(
     package.scan = user.imported = tree
     for module in (package, user):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    swap = scans.Function("a_package", "scan", scans.recurrence, "a-package 1.0")
+    swap = Function("a_package", "scan", scans.recurrence, "a-package 1.0")
     monkeypatch.setattr(scans, "SCANS", (swap,))
     layer = nn.Identity()
-    layer.scan = tree
+    layer.scan, layer.reads = tree, lambda: tree
     with scans.as_loops(layer):
-        assert package.scan is user.imported is layer.scan is scans.recurrence
-    assert package.scan is user.imported is layer.scan is tree
+        assert package.scan is user.imported is layer.scan is layer.reads() is scans.recurrence
+    assert package.scan is user.imported is layer.scan is layer.reads() is tree
+
+
+class Cells(nn.Module):
+    """An LSTM without its output gate, one of its two states collected, and the last gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = nn.Linear(16, 24)
+
+    def forward(self, x):
+        h = c = torch.zeros_like(x[:, 0])
+        out = []
+        for t in range(x.shape[1]):
+            i, f, g = self.gates(torch.cat([x[:, t], h], -1)).chunk(3, -1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.tanh(c)
+            out.append(h)
+        return torch.stack(out, 1), h, c, g
+
+
+class Parts(Cells):
+    """Both states are parts of one tensor, and nothing reads the second one."""
+
+    def forward(self, x):
+        h, out = torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            h, c, _ = torch.tanh(self.gates(torch.cat([x[:, t], h], -1))).chunk(3, -1)
+            out.append(h)
+        return torch.stack(out, 1), h, c
+
+
+class ThirdToken(Recurrence):
+    """The state after three tokens is read."""
+
+    def forward(self, x):
+        h, out = torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            h = torch.tanh(h + x[:, t])
+            out.append(h)
+        return torch.stack(out, 1) + out[2][:, None]
+
+
+@pytest.mark.parametrize("kind", [Cells, Parts])
+def test_what_is_read_of_the_last_step_is_right_at_every_length(kind: type[nn.Module]) -> None:
+    module = kind().eval()
+    model = trace(load_module((module, (torch.randn(2, 16, 8),), DYNAMIC), "loop")).model
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    for length in (1, 2, 40):
+        x = torch.randn(3, length, 8)
+        found = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        for got, expected in zip(found, module(x), strict=True):
+            torch.testing.assert_close(torch.from_numpy(got), expected)
+
+
+def test_a_step_in_the_middle_is_refused() -> None:
+    source = load_module((ThirdToken().eval(), (torch.randn(2, 16, 8),), DYNAMIC), "loop")
+    with pytest.raises(UnsupportedModelError, match="a single step besides the last"):
+        trace(source)

@@ -27,14 +27,12 @@ def reference(dtype: torch.dtype) -> Any:
 
 
 @pytest.mark.parametrize(("patience", "asked"), [(60.0, 2), (0.0, 1)])
-def test_what_takes_long_is_asked_once_and_said(
-    patience: float, asked: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(original, "PATIENCE", patience)
+def test_what_takes_long_is_asked_once_and_said(patience: float, asked: int) -> None:
     references = [reference(torch.float32), reference(torch.float64)]
     notes: list[str] = []
     case = Case("random", {"seq": 4097}, 0)
-    found = original.run_reference(references, case, ((), {}), TOLERANCES["float32"], notes)
+    given = (references, case, ((), {}), TOLERANCES["float32"], notes)
+    found = original.run_reference(*given, patience=patience)
     assert [a.name for a in found] == ["float32", "float64"][:asked]
     assert len(references) == 2
     assert [("not run in float64" in n, "4097" in n) for n in notes] == [(True, True)] * (2 - asked)

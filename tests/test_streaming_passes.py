@@ -119,6 +119,14 @@ STREAMS = {
         KERNEL,
         "CausalConvWithState",
     ),
+    "a convolution that pads both and loses its end": (
+        CONV
+        % "begin = Constant <value = int64[1] {0}> ()  two = Constant <value = int64[1] {2}> ()"
+        "end = Constant <value = int64[1] {-3}> ()"
+        "d = Conv <group = 8, pads = [3, 3]> (c, w, b)  y = Slice(d, begin, end, two)",
+        KERNEL,
+        "CausalConvWithState",
+    ),
     "a convolution that pads both and is cut": (
         CONV % f"{ENDS} axis = Constant <value = int64[1] {{2}}> ()"
         "d = Conv <group = 8, pads = [3, 3]> (c, w, b)  y = Slice(d, lo, hi, axis)",

@@ -2,7 +2,7 @@
 
     Conv(Pad(x, k-1 zeros on the left), W, b)           y_t = b + sum_j W_j x_{t-(k-1)+j}
     Conv(x, W, b; pads = [k-1, 0])                      the same
-    Conv(x, W, b; pads = [k-1, k-1])[..., :T]           the same
+    Conv(x, W, b; pads = [k-1, k-1])[..., :T]           the same; or [..., :1-k]
 
 along the axis that holds the tokens, stride and dilation 1, one kernel a channel.
 """
@@ -78,7 +78,7 @@ def _causal(graph: gs.Graph, node: gs.Node, known: Values, length: str) -> Ends:
     if pads == [0, 0]:
         given = _unpadded(given, known, before)
     elif pads == [before, before]:
-        output = _cut(graph, output, known, length)
+        output = _cut(graph, output, known, length, before)
     elif pads != [before, 0]:
         raise NoMatchError(f"its padding is {pads}; a causal one is {[before, 0]}")
     if not given.shape or given.shape[2] != length:
@@ -100,8 +100,8 @@ def _unpadded(padded: gs.Tensor, known: Values, before: int) -> gs.Tensor:
     return pad.inputs[0]
 
 
-def _cut(graph: gs.Graph, long: gs.Tensor, known: Values, length: str) -> gs.Tensor:
-    """Return the first T positions of a value of which nothing else is used."""
+def _cut(graph: gs.Graph, long: gs.Tensor, known: Values, length: str, before: int) -> gs.Tensor:
+    """Return the first T of T + k - 1 positions of a value of which nothing else is used."""
     if len(long.outputs) != 1 or is_output(graph, long) or long.outputs[0].op != "Slice":
         raise NoMatchError("it is padded on both sides, and its output is not cut at once")
     cut = long.outputs[0]
@@ -109,7 +109,8 @@ def _cut(graph: gs.Graph, long: gs.Tensor, known: Values, length: str) -> gs.Ten
     others = [known.numbers(cut.inputs[i]) for i in (1, *range(3, len(cut.inputs)))]
     start, *rest = [None if value is None else value.tolist() for value in others]
     lengthwise = start == [0] and rest in ([[2]], [[-1]], [[2], [1]], [[-1], [1]])
-    if not lengthwise or end is None or end.size != 1 or end.item() != parse(length):
+    ends = (parse(length), -before)
+    if not lengthwise or end is None or end.size != 1 or end.item() not in ends:
         raise NoMatchError("it is padded on both sides, and its output is not cut to the tokens")
     return cut.outputs[0]
 

@@ -35,8 +35,25 @@ def backend(
     mode: str | None = None,
 ) -> tuple[Tensor, None]:
     """Stands in for ``xLSTMBackend.forward``; query, key and value are (B, H, T, d)."""
+    return cell(query, key, value, igate, fgate, self.config.eps), None
+
+
+def cell(
+    query: Tensor, key: Tensor, value: Tensor, igate: Tensor, fgate: Tensor, eps: float
+) -> Tensor:
+    """Return h (B, H, T, d_v).
+
+    Args:
+        query: (B, H, T, d_k).
+        key: (B, H, T, d_k).
+        value: (B, H, T, d_v).
+        igate: i before its exp, (B, H, T).
+        fgate: f before its sigmoid, (B, H, T).
+        eps: added to the denominator that is kept.
+    """
     states = active()
     layer = states.next_layer()
+    scale = query.shape[-1] ** -0.5
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     exponent, forget = igate.transpose(1, 2), F.logsigmoid(fgate).transpose(1, 2)
     zero = torch.zeros_like(exponent)
@@ -56,12 +73,12 @@ def backend(
         decay=decay[..., 0],
         key_mask=states.mask,
         update_rule="gated",
-        scale=query.shape[-1] ** -0.5,
+        scale=scale,
     )
     numerator, normalizer = sums[..., :-1], sums[..., -1:].abs()
     kept, one = scales[..., :1], scales[..., 1:]
-    denominator = torch.maximum(kept * normalizer, one) + kept * self.config.eps
-    return (kept * numerator / denominator).transpose(1, 2), None
+    denominator = torch.maximum(kept * normalizer, one) + kept * eps
+    return (kept * numerator / denominator).transpose(1, 2)
 
 
 def model(self: Any, input_ids: Tensor, **kwargs: Any) -> Any:

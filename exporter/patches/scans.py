@@ -2,40 +2,22 @@
 
     h_t = a_t h_{t-1} + b_t
 
-``trace`` writes such a loop as Scan, for any number of tokens; the trees fix that number. A
-function is swapped wherever a module of its package, or an object in the model, holds it.
+``trace`` writes such a loop as Scan, for any number of tokens; the trees fix that number.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["SCANS", "Function", "as_loops", "has_scans"]
+from linexport.patches.packages import Function, swapped
 
-
-@dataclass(frozen=True)
-class Function:
-    """A function of a package.
-
-    Attributes:
-        module: the module that defines it.
-        name: in that module; "Class.method" for a method.
-        replacement: called in its place, with the same arguments.
-        tried: version of the package it was tried with, as "package version".
-    """
-
-    module: str
-    name: str
-    replacement: Callable[..., Any]
-    tried: str
+__all__ = ["SCANS", "as_loops", "has_scans"]
 
 
 def recurrence(decay: Tensor, value: Tensor) -> Tensor:
@@ -108,34 +90,6 @@ def has_scans(model: nn.Module) -> bool:
     return any(type(m).__module__.partition(".")[0] in packages for m in model.modules())
 
 
-@contextmanager
-def as_loops(model: nn.Module) -> Iterator[None]:
-    """Swap the scans of packages that are imported; all are restored at the end."""
-    with ExitStack() as restore:
-        for function in SCANS:
-            defining = sys.modules.get(function.module)
-            if defining is None:
-                continue
-            owner, _, name = function.name.rpartition(".")
-            holder = getattr(defining, owner, None) if owner else defining
-            original = getattr(holder, name, None)
-            if original is None:
-                continue
-            for place, key in _holders(function.module, holder, name, original, model):
-                restore.callback(setattr, place, key, original)
-                setattr(place, key, function.replacement)
-        yield
-
-
-def _holders(
-    module: str, holder: Any, name: str, original: Any, model: nn.Module
-) -> list[tuple[Any, str]]:
-    """Return where a function is looked up: its package, the model's modules and objects."""
-    package = module.partition(".")[0]
-    places = [(holder, name)]
-    own_modules = {type(m).__module__ for m in model.modules()}
-    for own, found in list(sys.modules.items()):
-        if own in own_modules or own == package or own.startswith(f"{package}."):
-            places += [(found, k) for k, x in vars(found).items() if x is original]
-    places += [(m, k) for m in model.modules() for k, x in vars(m).items() if x is original]
-    return list({(id(place), key): (place, key) for place, key in places}.values())
+def as_loops(model: nn.Module) -> AbstractContextManager[None]:
+    """Swap the scans of packages that are imported."""
+    return swapped(SCANS, model)

@@ -93,7 +93,7 @@ def trace(loaded: LoadedModel) -> Traced:
         roll(model)
     except NotALoopError as reason:
         log.info("a loop over tokens stays unrolled: %s", reason)
-        raise frozen(loaded) from reason
+        raise frozen(loaded, reason=f"Its steps are not those of a loop: {reason}.") from reason
     _check_outputs(program, model)
     _check_types(model)
     if step is not None:

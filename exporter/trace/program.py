@@ -17,6 +17,7 @@ import torch
 from linexport.errors import BuildError, LinexportError, UnsupportedModelError
 from linexport.loaders.loaded_model import LoadedModel
 from linexport.models import torch_ops
+from linexport.patches.mlstm_cells import as_ops
 from linexport.patches.scans import as_loops, has_scans
 from linexport.trace import loops
 from linexport.trace.exporting import exporting
@@ -51,21 +52,24 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
         ) from error
 
 
-def frozen(loaded: LoadedModel, error: Exception | None = None) -> UnsupportedModelError:
-    """Return the error of a model whose code fixes a dimension."""
+def frozen(
+    loaded: LoadedModel, error: Exception | None = None, reason: str = ""
+) -> UnsupportedModelError:
+    """Return the error of a model whose code fixes a dimension, and the reason it stays fixed."""
     if error is None:
         try:
             _export(loaded)
         except Exception as found:
             error = found
     assert error is not None
-    return UnsupportedModelError(_frozen_message(lambda: _export(loaded), error))
+    message = _frozen_message(lambda: _export(loaded), error)
+    return UnsupportedModelError("\n".join(filter(None, [message, reason])))
 
 
 def _export(loaded: LoadedModel) -> torch.export.ExportedProgram:
-    source = loaded.decode_module or loaded
-    patched = loaded.decode_module.patched if loaded.decode_module else contextlib.nullcontext
-    with torch.no_grad(), exporting(), patched():
+    step = loaded.decode_module
+    source, patched = step or loaded, step.patched() if step else as_ops(loaded.module)
+    with torch.no_grad(), exporting(), patched:
         return torch.export.export(
             source.module,
             source.args,

@@ -175,6 +175,61 @@ def xlstm_parallel() -> nn.Module:
     return Projected(cell, 16, 16, 16, 2, 2)
 
 
+@module("xlstm", "xlstm")
+def xlstm_layer() -> nn.Module:
+    from xlstm.blocks.mlstm.layer import mLSTMLayer, mLSTMLayerConfig
+
+    return mLSTMLayer(mLSTMLayerConfig(embedding_dim=WIDTH, context_length=1024, num_heads=2))
+
+
+@module("xlstm", "xlstm", unit=16)
+def xlstm_chunkwise() -> nn.Module:
+    from xlstm.blocks.mlstm.backends import chunkwise_simple
+
+    def cell(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Tensor:
+        q, k, v, i, f = (_heads(x).contiguous() for x in (q, k, v, i, f))
+        found = chunkwise_simple(q, k, v, i[..., 0], f[..., 0], chunk_size=16)
+        return found.transpose(1, 2).flatten(2)
+
+    return Projected(cell, 16, 16, 16, 2, 2)
+
+
+@module("xlstm", "xlstm")
+def xlstm_large_block() -> nn.Module:
+    from xlstm.xlstm_large.model import mLSTMBlock, xLSTMLargeConfig
+
+    config = xLSTMLargeConfig(
+        embedding_dim=WIDTH,
+        num_heads=2,
+        num_blocks=1,
+        vocab_size=8,
+        chunkwise_kernel="chunkwise--native_autograd",
+        sequence_kernel="native_sequence__native",
+        step_kernel="native",
+        mode="inference",
+    )
+    return First(mLSTMBlock(config))
+
+
+@module("mlstm_kernels", "mlstm_kernels")
+def mlstm_backend() -> nn.Module:
+    from mlstm_kernels.torch.backend_module import mLSTMBackend, mLSTMBackendConfig
+
+    backend = mLSTMBackend(mLSTMBackendConfig(mode="inference", chunk_size=16))
+
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project, self.backend = nn.Linear(WIDTH, 52), backend
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v, i, f = map(_heads, self.project(x).split([16, 16, 16, 2, 2], -1))
+            h, _ = self.backend(q, k, v, i[..., 0], f[..., 0])
+            return h.transpose(1, 2).flatten(2)
+
+    return Cell()
+
+
 @module("mlstm_kernels", "mlstm_kernels")
 def mlstm_parallel() -> nn.Module:
     from mlstm_kernels.torch.parallel.native import mlstm_parallel__native_autograd

@@ -30,6 +30,7 @@ from linexport.loaders.hugging_face.causal_model import CausalModel, modeling_fi
 from linexport.loaders.hugging_face.heads import CAUSAL, Head
 from linexport.loaders.loaded_model import DecodeModule
 from linexport.patches import experts
+from linexport.patches.mlstm_cells import as_ops
 from linexport.patches.state_cache import StateCache, using_states
 from linexport.plugins.ops import causal_conv, linear_attention, stabilized_exp
 
@@ -117,7 +118,8 @@ class Streaming(CausalModel):
     @contextmanager
     def patched(self) -> Iterator[None]:
         """The library's functions swapped for linexport's; restored afterwards."""
-        with patches.applied(modeling_files(self.model)), experts.applied(self.model):
+        files, model = modeling_files(self.model), self.model
+        with patches.applied(files), experts.applied(model), as_ops(model):
             yield
 
 

@@ -1,0 +1,274 @@
+"""Values of a loop's steps -> the body of a Scan.
+
+Backwards from the results, values of the same operator at every step are compared: what is the
+same at every step stays outside of the loop; what takes element t of a tensor is a scanned input;
+what depends on earlier steps alone is the state; numbers that grow by the same amount are a range.
+All else is computed in the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from linexport.trace.unrolled import Unrolled
+
+Steps = tuple[str, ...]
+"""A value at each step; the last may be missing ("") where nothing reads it."""
+
+ENOUGH = 4
+"""Steps that are compared at least."""
+
+
+class NotALoopError(Exception):
+    """Steps that do not repeat."""
+
+
+class LoopState(NamedTuple):
+    """What a step takes over from the one before it."""
+
+    name: str
+    """In the body."""
+    before: Steps
+    after: Steps
+
+
+class Scanned(NamedTuple):
+    """A tensor of which each step reads one element."""
+
+    name: str
+    """In the body."""
+    data: str
+    axis: int
+
+
+class LoopBody:
+    """The body of one loop, and what it is given.
+
+    Args:
+        unrolled: the graph; types and constants of new values are added.
+        length: the number of tokens.
+        steps: the result of each step.
+        fresh: makes a name with a stem.
+
+    Attributes:
+        result: its name in the body.
+        nodes: of the body.
+        outside: nodes that compute what the body is given.
+        scanned: what is read token by token.
+        states: what is handed on.
+        ends: names in the body, by the values of the last step.
+        added: new constants.
+
+    Raises:
+        NotALoopError: steps differ by more than their position.
+    """
+
+    def __init__(
+        self, unrolled: Unrolled, length: str, steps: Steps, fresh: Callable[[str], str]
+    ) -> None:
+        self.unrolled, self.length, self.fresh = unrolled, length, fresh
+        self.nodes: list[onnx.NodeProto] = []
+        self.outside: list[onnx.NodeProto] = []
+        self.scanned: list[Scanned] = []
+        self.states: list[LoopState] = []
+        self.ends: dict[str, str] = {}
+        self.added: list[onnx.TensorProto] = []
+        self._names: dict[Steps, str] = {}
+        self._folded: dict[str, str] = {}
+        if len(steps) < ENOUGH:
+            raise NotALoopError("it has too few steps")
+        self.result = self._value(tuple(map(unrolled.one, steps)))
+        for state in self.states:  # more are found on the way
+            self._value(state.after)
+        if not self.scanned:
+            raise NotALoopError("it reads no tokens")
+
+    def next_values(self) -> list[str]:
+        """Return what the states become, by their names in the body."""
+        found = [self._names.get(state.after[:-1]) for state in self.states]
+        if None in found:
+            raise NotALoopError("a state has no next value")
+        return [name for name in found if name]
+
+    def end(self, name: str) -> str | None:
+        """Return the name in the body of a value of the last step; None where it is not one."""
+        node = self.unrolled.producer.get(name)
+        if node is None or self.unrolled.number(name) is not None:
+            return None
+        known = self.ends.get(self.unrolled.one(name))
+        if node.op_type != "SequenceAt" or known is not None:
+            return known
+        sequence = self.ends.get(self.unrolled.one(node.input[0]))
+        if sequence is None or self.unrolled.number(node.input[1]) is None:
+            return None
+        return self._copy(node, [sequence, node.input[1]])[0]
+
+    def declare(self, name: str, like: str, drop: int | None = None) -> None:
+        """Give a new value the type of another, without one of its dimensions."""
+        found = self.unrolled.types.get(like)
+        if found is None and like in self.unrolled.constants:
+            kind = self.unrolled.constants[like]
+            found = helper.make_tensor_value_info(like, kind.data_type, list(kind.dims))
+        if found is None:
+            raise NotALoopError(f"the type of {like} is unknown")
+        own = onnx.ValueInfoProto()
+        own.CopyFrom(found)
+        own.name = name
+        if drop is not None:
+            del own.type.tensor_type.shape.dim[drop]
+        self.unrolled.types[name] = own
+
+    def constant(self, value: np.ndarray) -> str:
+        """Add a constant."""
+        name = self.fresh("number")
+        self.added.append(numpy_helper.from_array(value, name))
+        self.unrolled.constants[name] = self.added[-1]
+        return name
+
+    def _value(self, steps: Steps) -> str:
+        """Return the name of a value in the body, from what it is at each step."""
+        known = [s for s in steps if s]
+        if len(known) < ENOUGH - 1:
+            raise NotALoopError("its steps reach back too far")
+        if len(set(known)) == 1:
+            return self._unchanged(known[0])
+        key = steps[:-1]
+        name = self._names.get(key) or self._found(steps, known)
+        self._names[key] = name
+        if steps[-1]:
+            self.ends.setdefault(steps[-1], name)
+        return name
+
+    def _found(self, steps: Steps, known: list[str]) -> str:
+        producers = [self.unrolled.producer.get(s) for s in known]
+        for find in (self._token, self._counted, self._state, self._computed):
+            name = find(steps, known, producers)
+            if name:
+                return name
+        raise NotALoopError(f"{known[0]} and {known[1]} differ")
+
+    def _unchanged(self, name: str) -> str:
+        """Return a value from outside; a number behind casts as the number it is."""
+        if name not in self.unrolled.producer:
+            return name
+        value = self.unrolled.number(name)
+        if value is None:
+            return name
+        if name not in self._folded:
+            self._folded[name] = self.constant(value)
+        return self._folded[name]
+
+    def _token(self, steps: Steps, known: list[str], producers: list) -> str:
+        """Return element t of a tensor."""
+        tokens = [self.unrolled.token(p) if p is not None else None for p in producers]
+        first = tokens[0]
+        if first is None or first.number:
+            return ""
+        if any(t != first._replace(number=i) for i, t in enumerate(tokens)):
+            return ""
+        name = self.fresh("token")
+        self.scanned.append(Scanned(name, first.data, first.axis))
+        self.declare(name, known[0], drop=first.axis if first.kept else None)
+        if not first.kept:
+            return name
+        wide = self.fresh("token")
+        axes = self.constant(np.array([first.axis], np.int64))
+        self.nodes.append(helper.make_node("Unsqueeze", [name, axes], [wide]))
+        return wide
+
+    def _counted(self, steps: Steps, known: list[str], producers: list) -> str:
+        """Return numbers of equal distance, such as t + 1."""
+        numbers = [n for n in map(self.unrolled.number, known) if n is not None and n.size == 1]
+        if len(numbers) != len(known):
+            return ""
+        values = np.array([n.item() for n in numbers])
+        distance = values[1] - values[0]
+        if not np.allclose(np.diff(values), distance, rtol=1e-6):
+            return ""
+        first = numbers[0]
+        kind = helper.np_dtype_to_tensor_dtype(first.dtype)
+        counts = self._range(first.reshape(()), np.array(distance, first.dtype), kind)
+        name = self.fresh("count")
+        self.scanned.append(Scanned(name, counts, 0))
+        self.unrolled.types[name] = helper.make_tensor_value_info(name, kind, [])
+        if not first.ndim:
+            return name
+        wide = self.fresh("count")
+        shape = self.constant(np.array(first.shape, np.int64))
+        self.nodes.append(helper.make_node("Reshape", [name, shape], [wide]))
+        return wide
+
+    def _range(self, first: np.ndarray, distance: np.ndarray, kind: int) -> str:
+        """Return first + distance * t for every token, computed outside."""
+        names = [self.fresh("count") for _ in range(5)]
+        zero, one = (self.constant(np.array(n, np.int64)) for n in (0, 1))
+        scalar = self.constant(np.zeros(0, np.int64))
+        self.outside += [
+            helper.make_node("Reshape", [self.length, scalar], [names[0]]),
+            helper.make_node("Range", [zero, names[0], one], [names[1]]),
+            helper.make_node("Cast", [names[1]], [names[2]], to=kind),
+            helper.make_node("Mul", [names[2], self.constant(distance)], [names[3]]),
+            helper.make_node("Add", [names[3], self.constant(first)], [names[4]]),
+        ]
+        return names[4]
+
+    def _state(self, steps: Steps, known: list[str], producers: list) -> str:
+        """Return the state that a step takes over from the one before it."""
+        last, *later = (self.unrolled.stamps.get(s, -1) for s in known)
+        if last >= 0 or later != list(range(len(later))):
+            return ""
+        name = self.fresh("state")
+        self.declare(name, known[1])
+        self.states.append(LoopState(name, steps, (*steps[1:], "")))
+        return name
+
+    def _computed(self, steps: Steps, known: list[str], producers: list) -> str:
+        """Return what the same operator computes at every step."""
+        if any(p is None or not _alike(p, producers[1]) for p in producers):
+            return ""
+        model = producers[1]
+        places = {
+            next(i for i, o in enumerate(p.output) if self.unrolled.one(o) == s)
+            for p, s in zip(producers, known, strict=True)
+        }
+        if len(places) != 1:
+            return ""
+        missing = [""] * (len(steps) - len(known))
+        inputs = []
+        for i, given in enumerate(model.input):
+            found = tuple(self.unrolled.one(p.input[i]) for p in producers)
+            inputs.append(self._value((*found, *missing)) if given else "")
+        outputs = self._copy(model, inputs)
+        if not missing:
+            ends = map(self.unrolled.one, producers[-1].output)
+            self.ends |= dict(zip(ends, outputs, strict=True))
+        return outputs[places.pop()]
+
+    def _copy(self, node: onnx.NodeProto, inputs: list[str]) -> list[str]:
+        """Add a node to the body that computes the same from other inputs."""
+        outputs = [self.fresh(node.op_type.lower()) for _ in node.output]
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.name = self.fresh(node.name or node.op_type)
+        copy.input[:], copy.output[:] = inputs, outputs
+        self.nodes.append(copy)
+        for own, original in zip(outputs, node.output, strict=True):
+            if original in self.unrolled.types:
+                self.declare(own, original)
+        return outputs
+
+
+def _alike(one: onnx.NodeProto, other: onnx.NodeProto) -> bool:
+    """Return whether two nodes compute the same function."""
+    return (
+        one.op_type == other.op_type
+        and one.domain == other.domain
+        and len(one.input) == len(other.input)
+        and [a.SerializeToString() for a in one.attribute]
+        == [a.SerializeToString() for a in other.attribute]
+    )
