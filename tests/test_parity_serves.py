@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import linexport
+from linexport.loaders.factory import load_module
 from linexport.manifest import read
 from linexport.parity.cases import Case
 from linexport.parity.original import run_reference
@@ -95,3 +96,29 @@ def test_a_failure_names_the_token_the_line_and_the_plain_export(
     assert "at token 0" in text and "PyTorch's own ONNX export does not differ" in text
     bad = sum(not case.passed for case in manifest.parity.cases)
     assert parity_check(manifest).detail.startswith(f"{bad} of {len(manifest.parity.cases)} checks")
+
+
+class FadingScores(torch.nn.Module):
+    """Decays of all pairs of tokens, as differences of sums that float32 has few digits of."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sums = torch.nn.functional.logsigmoid(x[..., 0] - 1).cumsum(1)
+        faded = (sums[:, :, None] - sums[:, None]).masked_fill(
+            torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1), -torch.inf
+        )
+        return (x @ x.transpose(1, 2) * faded.exp()) @ x
+
+
+@pytest.mark.slow
+def test_a_case_that_fails_is_run_in_float64_however_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_reference, "__defaults__", (-1.0,))
+    dims = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
+    source = (FadingScores(), (torch.randn(2, 16, 4),), dims)
+    loaded = load_module(source, "fading")
+    manifest = linexport.convert(loaded, tmp_path / "artifact", bench=False, threads=1)
+    assert manifest.status == "ok"
+    assert manifest.parity is not None
+    second = {case.length for case in manifest.parity.cases if case.reference == "float64"}
+    assert second == {4097}

@@ -29,7 +29,7 @@ class NotALoopError(Exception):
 
 
 class LoopState(NamedTuple):
-    """What a step takes over from the one before it."""
+    """A value that a step takes over from the one before it."""
 
     name: str
     """In the body."""

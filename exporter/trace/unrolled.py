@@ -21,11 +21,11 @@ class Token(NamedTuple):
     number: int
     axis: int
     kept: bool
-    """Whether the axis stays, of length 1."""
+    """The axis stays, of length 1."""
 
 
 class Unrolled:
-    """What is known of the values of a graph.
+    """Values of a graph: which are the same, and the tokens in them.
 
     Attributes:
         producer: nodes by the values they compute.
