@@ -144,6 +144,7 @@ def whole(
     return SimpleNamespace(result=result, out=out, modules=json.loads(modules.read_text()))
 
 
+@pytest.mark.services
 def test_a_conversion_to_ort_imports_what_it_needs(whole: SimpleNamespace) -> None:
     """Nothing of TensorRT, of kernels or of optional rooms."""
     assert "linexport.targets.ort" in whole.modules
@@ -152,6 +153,7 @@ def test_a_conversion_to_ort_imports_what_it_needs(whole: SimpleNamespace) -> No
     ] == []
 
 
+@pytest.mark.services
 def test_a_whole_conversion_in_a_process_of_its_own(whole: SimpleNamespace) -> None:
     """What scripts rely on."""
     result, out = whole.result, whole.out
@@ -363,7 +365,7 @@ def test_a_fault_of_linexport_exits_1_without_a_traceback(
         raise ZeroDivisionError("of all things\nand more")
 
     monkeypatch.delenv("LINEXPORT_TRACEBACK", raising=False)
-    monkeypatch.setattr("linexport.conversion.run.load_model", fail)
+    monkeypatch.setattr("linexport.conversion.stages.load_model", fail)
     result = cli("convert", factories.source("small"), "-o", tmp_path / "out", "--json")
     message = refused(result, 1)
     assert "ZeroDivisionError: of all things" in message and "LINEXPORT_TRACEBACK=1" in message
@@ -381,7 +383,7 @@ def test_an_interruption_exits_130(
     def interrupt(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("linexport.conversion.run.load_model", interrupt)
+    monkeypatch.setattr("linexport.conversion.stages.load_model", interrupt)
     result = cli("convert", factories.source("small"), "-o", tmp_path / "out", "--json")
     assert "Interrupted" in refused(result, 130)
     assert list(tmp_path.iterdir()) == []

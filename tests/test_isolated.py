@@ -220,6 +220,7 @@ def test_processes_are_limited_where_the_system_lets_us(
     assert not list(groups["pids"].parent.glob(f"linexport-{name}"))
 
 
+@pytest.mark.services
 def test_dumps_of_passes_are_written_by_an_isolated_conversion(models: str, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     dumps = tmp_path / "dumps"

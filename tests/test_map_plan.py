@@ -186,6 +186,7 @@ def test_what_cannot_be_planned_is_refused(arguments: dict[str, Any], message: s
         choose_map(8, **{"length": 64, **arguments})
 
 
+@pytest.mark.services
 def test_the_command(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.manual_seed(0)

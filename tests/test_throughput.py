@@ -19,6 +19,7 @@ from linexport.timing import throughput, throughput_table
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.services
 def test_prefill_and_decode_at_depths(
     artifact: Path,
     factories: SimpleNamespace,

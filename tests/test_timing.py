@@ -112,6 +112,7 @@ def test_a_plain_export_that_is_wrong_is_not_timed(
     assert "wrong at this size: relative error 1" in row.reasons["plain_export"]
 
 
+@pytest.mark.services
 def test_a_slow_original_is_not_waited_for_at_longer_lengths(
     bench: Callable[[str], Bench],
 ) -> None:

@@ -45,6 +45,7 @@ def test_streaming_in_python(artifact: Path) -> None:
     assert [int(line) for line in printed.split()] == best_tokens(artifact)
 
 
+@pytest.mark.services
 def test_streaming_in_cpp(artifact: Path, tmp_path: Path) -> None:
     import onnxruntime
 
