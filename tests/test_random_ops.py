@@ -111,5 +111,11 @@ def test_an_onnx_file_that_draws_is_refused(tmp_path: Path, node: str) -> None:
         load_model(onnx_file(tmp_path, node))
 
 
+def test_dropout_of_nothing_draws_nothing() -> None:
+    program = torch.export.export(nn.Dropout(0.0).train(), (torch.randn(2),))
+    assert any("dropout" in str(node.target) for node in program.graph.nodes)
+    reject_nondeterminism(program)
+
+
 def test_dropout_that_is_off_draws_nothing(tmp_path: Path) -> None:
     load_model(onnx_file(tmp_path, "y = Dropout (x, rate, on)", constant=False))

@@ -114,6 +114,14 @@ STREAMS = {
         KERNEL,
         "CausalConvWithState",
     ),
+    "a convolution behind zeros": (
+        CONV % "b0 = Shape <start = 0, end = 1> (x)"
+        "s = Constant <value = int64[2] {8, 3}> ()  s3 = Concat <axis = 0> (b0, s)"
+        "zeros = ConstantOfShape (s3)  d = Concat <axis = -1> (zeros, c)"
+        "y = Conv <group = 8> (d, w, b)",
+        KERNEL,
+        "CausalConvWithState",
+    ),
     "a convolution that pads one side": (
         CONV % "y = Conv <group = 8, pads = [3, 0]> (c, w)",
         KERNEL,

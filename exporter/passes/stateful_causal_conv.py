@@ -1,6 +1,7 @@
 """A causal depthwise convolution -> CausalConvWithState, whose state carries it over a split.
 
     Conv(Pad(x, k-1 zeros on the left), W, b)           y_t = b + sum_j W_j x_{t-(k-1)+j}
+    Conv(Concat(k-1 zeros, x), W, b)                    the same
     Conv(x, W, b; pads = [k-1, 0])                      the same
     Conv(x, W, b; pads = [k-1, k-1])[..., :T]           the same; or [..., :1-k]
 
@@ -88,6 +89,11 @@ def _causal(graph: gs.Graph, node: gs.Node, known: Values, length: str) -> Ends:
 
 def _unpadded(padded: gs.Tensor, known: Values, before: int) -> gs.Tensor:
     """Return the value that was padded with that many zeros on the left of its last axis."""
+    joined = producer(padded, "Concat")
+    if joined is not None and joined.attrs["axis"] in (2, -1) and len(joined.inputs) == 2:
+        zeros, given = joined.inputs
+        if list(zeros.shape or ())[2:] == [before] and _is_zero(zeros, known):
+            return given
     pad = producer(padded, "Pad")
     if pad is None or pad.attrs.get("mode", "constant") != "constant":
         raise NoMatchError("it has no padding, nor has its input")
@@ -98,6 +104,18 @@ def _unpadded(padded: gs.Tensor, known: Values, before: int) -> gs.Tensor:
     if fill is None or fill.any():
         raise NoMatchError("its input is padded with something else than zeros")
     return pad.inputs[0]
+
+
+def _is_zero(tensor: gs.Tensor, known: Values) -> bool:
+    """Return whether all of a tensor is zero, whatever its size."""
+    value = known.numbers(tensor)
+    node = producer(tensor)
+    if value is not None or node is None:
+        return value is not None and not value.any()
+    if node.op == "ConstantOfShape":
+        fill = node.attrs.get("value")
+        return fill is None or not np.any(fill.values)
+    return node.op in ("Cast", "CastLike", "Expand", "Identity") and _is_zero(node.inputs[0], known)
 
 
 def _cut(graph: gs.Graph, long: gs.Tensor, known: Values, length: str, before: int) -> gs.Tensor:

@@ -6,16 +6,13 @@ than eps of the denominator, and in the maximum that their last states are divid
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from linexport.errors import UnsupportedModelError
 from linexport.patches.mlstm import cell
-from linexport.patches.packages import Function, swapped
-
-__all__ = ["CELLS", "as_ops"]
+from linexport.patches.packages import Function
 
 NO_STATES = (None, None, None)
 """In the place of last states: an artifact has states of its own."""
@@ -114,7 +111,7 @@ def _from_zero(state: Tensor | None) -> None:
 _BACKENDS, _XLSTM = "xlstm.blocks.mlstm.backends", "xlstm 2.0.6"
 _TORCH, _KERNELS = "mlstm_kernels.torch", "mlstm_kernels 2.0.6"
 
-CELLS = (
+FUNCTIONS = (
     Function(_BACKENDS, "parallel_stabilized_simple", _parallel, _XLSTM),
     Function(_BACKENDS, "chunkwise_simple", _chunkwise, _XLSTM),
     Function(f"{_TORCH}.backend_module", "mLSTMBackend.forward", _backend, _KERNELS),
@@ -131,8 +128,3 @@ CELLS = (
         )
     ),
 )
-
-
-def as_ops(model: nn.Module) -> AbstractContextManager[None]:
-    """Swap the mLSTM of packages that are imported."""
-    return swapped(CELLS, model)

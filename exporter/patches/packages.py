@@ -1,20 +1,24 @@
 """Functions of packages from PyPI that are swapped while a model is traced.
 
 A function is swapped wherever it is held: by a module of Python, by a layer of the model, or in the
-closure of a function that a layer has.
+closure of a function that a layer has. Those that stand for ops are ``FUNCTIONS`` of the modules of
+this folder.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from torch import nn
 
-__all__ = ["Function", "swapped"]
+__all__ = ["Function", "as_ops", "swapped"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,20 @@ class Function:
     name: str
     replacement: Callable[..., Any]
     tried: str
+
+
+@cache
+def functions() -> tuple[Function, ...]:
+    """Every function that ops stand in for."""
+    package = str(__package__)
+    folder = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    modules = (importlib.import_module(f"{package}.{found.name}") for found in folder)
+    return tuple(f for module in modules for f in getattr(module, "FUNCTIONS", ()))
+
+
+def as_ops(model: nn.Module) -> AbstractContextManager[None]:
+    """Swap functions of packages that are imported for linexport's ops."""
+    return swapped(functions(), model)
 
 
 @contextmanager

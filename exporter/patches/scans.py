@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -62,12 +61,6 @@ def _linear_scan(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return _products(a), recurrence(a, b)
 
 
-def _gated_delta(*args: Any, chunk_size: int = 64, **kwargs: Any) -> Any:
-    """Stands in for ``opengdn``'s chunks: its own loop over tokens."""
-    reference = importlib.import_module("opengdn.reference")
-    return reference.gated_delta(*args, **kwargs)
-
-
 SCANS = (
     Function("mambapy.pscan", "pscan", recurrence, "mambapy 1.2.0"),
     Function("accelerated_scan.ref", "scan", _accelerated, "accelerated-scan 0.3.1"),
@@ -80,7 +73,6 @@ SCANS = (
     Function("assoc_scan.assoc_scan", "associative_scan", _of_pair, "assoc-scan 0.0.6"),
     Function("minimamba.s6", "S6._optimized_parallel_scan", _method, "minimamba 1.0.1"),
     Function("mingru.min_gru", "linear_scan", _linear_scan, "mingru-scans 0.2.0"),
-    Function("opengdn.chunkwise", "gated_delta_chunkwise", _gated_delta, "opengdn 0.1.0"),
 )
 
 

@@ -17,7 +17,7 @@ import torch
 from linexport.errors import BuildError, LinexportError, UnsupportedModelError
 from linexport.loaders.loaded_model import LoadedModel
 from linexport.models import torch_ops
-from linexport.patches.mlstm_cells import as_ops
+from linexport.patches.packages import as_ops
 from linexport.patches.scans import as_loops, has_scans
 from linexport.trace import loops
 from linexport.trace.exporting import exporting

@@ -11,7 +11,7 @@ import torch
 
 from linexport.errors import UnsupportedModelError
 
-_OFF = {"train": False, "training": False, "dropout_p": 0.0}
+_OFF = {"train": False, "training": False, "dropout_p": 0.0, "p": 0.0}
 """Arguments of random operators that make them deterministic."""
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -136,13 +137,28 @@ def mambapy_sequential() -> nn.Module:
     return MambaBlock(config)
 
 
+@contextmanager
+def _empty(*names: str) -> Iterator[ModuleType]:
+    """Let imports find empty modules of these names; yields the last."""
+    before = {name: sys.modules.pop(name, None) for name in names}
+    sys.modules.update({name: ModuleType(name) for name in names})
+    try:
+        yield sys.modules[names[-1]]
+    finally:
+        for name, found in before.items():
+            del sys.modules[name]
+            if found is not None:
+                sys.modules[name] = found
+
+
 @module("torchscale", "torchscale")
 def torchscale_retention() -> nn.Module:
-    # The package imports torchvision for its models of images.
-    sys.modules.setdefault("torchvision", ModuleType("torchvision"))
-    from torchscale.architecture.config import RetNetConfig
-    from torchscale.architecture.retnet import RetNetRelPos
-    from torchscale.component.multiscale_retention import MultiScaleRetention
+    # The package imports torchvision, and timm, for its models of images.
+    with _empty("torchvision", "timm", "timm.models", "timm.models.layers") as layers:
+        vars(layers)["drop_path"] = None
+        from torchscale.architecture.config import RetNetConfig
+        from torchscale.architecture.retnet import RetNetRelPos
+        from torchscale.component.multiscale_retention import MultiScaleRetention
 
     config = RetNetConfig(
         decoder_embed_dim=WIDTH, decoder_value_embed_dim=32, decoder_retention_heads=2

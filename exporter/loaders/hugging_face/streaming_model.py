@@ -30,7 +30,7 @@ from linexport.loaders.hugging_face.causal_model import CausalModel, modeling_fi
 from linexport.loaders.hugging_face.heads import CAUSAL, Head
 from linexport.loaders.loaded_model import DecodeModule
 from linexport.patches import experts
-from linexport.patches.mlstm_cells import as_ops
+from linexport.patches.packages import as_ops
 from linexport.patches.state_cache import StateCache, using_states
 from linexport.plugins.ops import causal_conv, linear_attention, stabilized_exp
 
