@@ -86,6 +86,19 @@ def test_a_loop_converts_at_every_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_loop_that_is_not_linear_streams(tmp_path: Path) -> None:
+    class Outputs(Gates):
+        def forward(self, x):
+            return super().forward(x)[0]
+
+    module = Outputs().eval()
+    source = load_module((module, (torch.randn(2, 16, 8),), DYNAMIC), "loop")
+    manifest = linexport.convert(source, tmp_path / "artifact", bench=False, threads=1)
+    assert [state.op for state in manifest.states] == ["Scan"]
+    check_independently(tmp_path / "artifact", module, 8, lengths=(1, 2, 40))
+
+
+@pytest.mark.slow
 def test_numbers_of_steps_are_counted(tmp_path: Path) -> None:
     module = Counted().eval()
     source = load_module((module, (torch.randn(2, 16, 8),), DYNAMIC), "loop")

@@ -122,6 +122,16 @@ STREAMS = {
         KERNEL,
         "CausalConvWithState",
     ),
+    "a loop": (
+        "b0 = Shape <start = 0, end = 1> (x)  eight = Constant <value = int64[1] {8}> ()"
+        "s = Concat <axis = 0> (b0, eight)  h0 = ConstantOfShape (s)"
+        "last, y = Scan <num_scan_inputs = 1, scan_input_axes = [1], scan_output_axes = [1],"
+        "body = step (float[batch, 8] h, float[batch, 8] t)"
+        "=> (float[batch, 8] next, float[batch, 8] out)"
+        "{ sum = Add(h, t)  next = Tanh(sum)  out = Identity(next) }> (h0, x)  q = Add(x, y)",
+        {},
+        "Scan",
+    ),
     "a convolution that pads one side": (
         CONV % "y = Conv <group = 8, pads = [3, 0]> (c, w)",
         KERNEL,

@@ -43,7 +43,9 @@ def main() -> None:
                 print(f"{name:34} skipped: {MODULES[name].package} is not installed", flush=True)
                 continue
             found = converted(name) if table == "third_party" else outcome_of(name)
-            row = {"table": table, "formulation": name, **vars(found)}
+            # Later lines have places on this machine.
+            first = [reason.partition("\n")[0] for reason in found.reasons]
+            row = {"table": table, "formulation": name, **vars(found), "reasons": first}
             rows.append(row | _facts(table, name))
             _write(given.json, rows)
             reasons = "; ".join(found.reasons).replace("\n", " ")[:160]

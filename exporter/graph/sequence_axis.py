@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import onnx
 import onnx_graphsurgeon as gs
 
+from linexport.graph.states import SCAN
 from linexport.plugins.ops.op import DOMAIN, Op
 from linexport.plugins.ops.registry import all_ops
 
@@ -42,15 +43,29 @@ SIZES_ONLY = ("Shape", "Size")
 
 
 def symbol(graph: gs.Graph) -> str | None:
-    """Return the size of the token axis: the length of all nodes that may have a state."""
+    """Return the size of the token axis: the length of all nodes that may have a state.
+
+    Where no op of linexport has one, it is what every Scan with a state goes along.
+    """
     lengths = set()
     for node in graph.nodes:
         op = _op(node)
         if op and op.has_state and op.causal(node.attrs):
             shape = node.inputs[0].shape
             lengths.add(shape[op.token_axis[op.input_names[0]]] if shape else None)
+    if not lengths:
+        lengths = {scanned(n) for n in graph.nodes if n.op == "Scan"}
     found = lengths.pop() if len(lengths) == 1 else None
     return found if isinstance(found, str) and DIMENSION.fullmatch(found) else None
+
+
+def scanned(scan: gs.Node) -> int | str | None:
+    """Return the one size that a Scan goes along; None where that is not known."""
+    count = scan.attrs["num_scan_inputs"]
+    axes = scan.attrs.get("scan_input_axes") or [0] * count
+    given = zip(scan.inputs[-count:], axes, strict=True)
+    sizes = {None if t.shape is None else t.shape[axis] for t, axis in given}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _op(node: gs.Node) -> Op | None:
@@ -68,6 +83,8 @@ def mixing(model: onnx.ModelProto) -> list[str]:
 
 def _mixes(node: gs.Node, tokens: str) -> bool:
     if node.op in SIZES_ONLY:
+        return False
+    if node.op == "Scan" and any(t.name.startswith(SCAN[0]) for t in node.inputs):
         return False
     op = _op(node)
     if op and op.causal(node.attrs):

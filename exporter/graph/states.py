@@ -16,6 +16,9 @@ from linexport.plugins.ops.registry import all_ops, known_shapes, linexport_node
 LENGTH = ("past_length", "present_length")
 """The state that counts tokens, where positions are computed from it: int64 of shape (1,)."""
 
+SCAN = ("past_scan_", "present_scan_")
+"""How states of Scans begin that linexport has exposed."""
+
 
 @dataclass(frozen=True)
 class State:
@@ -114,6 +117,14 @@ def find_states(model: onnx.ModelProto, given: Collection[str] = ()) -> list[Sta
                 )
                 seen = (start, end, dtype.name, shapes[start], node.op_type)
                 found.append(State(*seen, initial_value=port.initial_value))
+    for node in (n for n in model.graph.node if n.op_type == "Scan"):
+        for first, last in zip(node.input, node.output, strict=False):
+            start, end = casts_in.get(first, first), casts_out.get(last, last)
+            own = start.startswith(SCAN[0]) and start in inputs and end in outputs
+            if own and start not in given:
+                kind = inputs[start].type.tensor_type.elem_type
+                dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
+                found.append(State(start, end, dtype.name, shapes[start], "Scan"))
     # Last: the batch is read from the first state.
     before, after = LENGTH
     if before in inputs and after in outputs and before not in given:

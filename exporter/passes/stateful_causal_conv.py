@@ -92,7 +92,7 @@ def _unpadded(padded: gs.Tensor, known: Values, before: int) -> gs.Tensor:
     joined = producer(padded, "Concat")
     if joined is not None and joined.attrs["axis"] in (2, -1) and len(joined.inputs) == 2:
         zeros, given = joined.inputs
-        if list(zeros.shape or ())[2:] == [before] and _is_zero(zeros, known):
+        if list(zeros.shape or ())[2:] == [before] and known.is_zero(zeros):
             return given
     pad = producer(padded, "Pad")
     if pad is None or pad.attrs.get("mode", "constant") != "constant":
@@ -104,18 +104,6 @@ def _unpadded(padded: gs.Tensor, known: Values, before: int) -> gs.Tensor:
     if fill is None or fill.any():
         raise NoMatchError("its input is padded with something else than zeros")
     return pad.inputs[0]
-
-
-def _is_zero(tensor: gs.Tensor, known: Values) -> bool:
-    """Return whether all of a tensor is zero, whatever its size."""
-    value = known.numbers(tensor)
-    node = producer(tensor)
-    if value is not None or node is None:
-        return value is not None and not value.any()
-    if node.op == "ConstantOfShape":
-        fill = node.attrs.get("value")
-        return fill is None or not np.any(fill.values)
-    return node.op in ("Cast", "CastLike", "Expand", "Identity") and _is_zero(node.inputs[0], known)
 
 
 def _cut(graph: gs.Graph, long: gs.Tensor, known: Values, length: str, before: int) -> gs.Tensor:

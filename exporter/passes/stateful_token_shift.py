@@ -82,7 +82,7 @@ def _concatenated(node: gs.Node, known: Values) -> _Shift | None:
         return None
     axis, zeros = node.attrs["axis"], node.inputs[0]
     one = zeros.shape is not None and zeros.shape[axis] == 1
-    whole = _shortened(node.inputs[1], axis, known) if one and _is_zero(zeros, known) else None
+    whole = _shortened(node.inputs[1], axis, known) if one and known.is_zero(zeros) else None
     rank = None if whole is None else len(whole.shape or ())
     return _Shift(whole, node.outputs[0], axis % rank) if whole is not None and rank else None
 
@@ -134,19 +134,6 @@ def _lacks_last(node: gs.Node, axis: int, rank: int, known: Values, length: Size
         return False
     last = end.item()
     return bool(last == -1 or (length is not None and last == length))
-
-
-def _is_zero(tensor: gs.Tensor, known: Values) -> bool:
-    value = known.numbers(tensor)
-    if value is not None:
-        return not value.any()
-    node = tensor.inputs[0] if tensor.inputs else None
-    if node is None or node.op not in ("Expand", "ConstantOfShape"):
-        return False
-    if node.op == "Expand":
-        return _is_zero(node.inputs[0], known)
-    filling = node.attrs.get("value")
-    return filling is None or not np.asarray(filling.values).any()
 
 
 def _replace(graph: gs.Graph, node: gs.Node, found: _Shift) -> None:

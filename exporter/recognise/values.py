@@ -23,6 +23,9 @@ LARGEST = 4096
 SYMBOLIC = {"Gather", "Concat", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Cast", "CastLike"}
 SYMBOLIC |= {"Identity", "Add", "Sub", "Mul", "Div", "Neg", "Mod"}
 
+SAME_ZERO = {"Cast", "CastLike", "Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
+"""Operators that make zeros of zeros."""
+
 
 class Values:
     """Known values by tensor name.
@@ -56,6 +59,17 @@ class Values:
         """Return a tensor's value if all of it are numbers."""
         value = self.get(tensor)
         return None if value is None or value.dtype == object else value
+
+    def is_zero(self, tensor: gs.Tensor) -> bool:
+        """Return whether all of a tensor is zero, whatever its size."""
+        value = self.numbers(tensor)
+        node = tensor.inputs[0] if tensor.inputs else None
+        if value is not None or node is None:
+            return value is not None and not value.any()
+        if node.op == "ConstantOfShape":
+            filling = node.attrs.get("value")
+            return filling is None or not np.asarray(filling.values).any()
+        return node.op in SAME_ZERO and self.is_zero(node.inputs[0])
 
     def visit(self, node: gs.Node) -> None:
         """Note the outputs of a node, as far as they follow from what is known."""

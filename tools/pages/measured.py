@@ -214,6 +214,7 @@ def _formulations(result: Any) -> str:
 KINDS = {
     "streams": "fused, streams",
     "fused": "fused",
+    "carried": "streams, not fused",
     "left": "correct, not fused",
     "refused": "refused",
     "crashed": "internal error",
