@@ -16,7 +16,7 @@ from linexport.manifest import MODEL, Manifest
 from linexport.parity.reference import Reference
 from linexport.quantise.calibration_inputs import inputs_of
 from linexport.quantise.half import HALF
-from linexport.quantise.opened import open_exactly
+from linexport.quantise.opened import open_deployed, open_exactly
 from linexport.quantise.proof import Runs, with_proof
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -42,7 +42,7 @@ def with_quantisation_checked(
     """
     record = manifest.quantisation
     assert record is not None
-    session = tested.open()
+    session = open_deployed(folder / MODEL, manifest.target, threads)
     artifact = Artifact(folder, manifest, session)
     exact: Run = session.run
     if record.weights not in HALF:

@@ -13,7 +13,6 @@ from pathlib import Path
 import onnx
 from numpy.typing import NDArray
 
-from linexport import targets
 from linexport.artifact import write
 from linexport.artifact.runtime import Artifact
 from linexport.artifact.temporary import Run
@@ -39,7 +38,7 @@ from linexport.quantise import forecast
 from linexport.quantise.calibration_inputs import inputs_of
 from linexport.quantise.choose_bits import AUTO, CHOICES, Quantiser
 from linexport.quantise.half import HALF, half_model
-from linexport.quantise.opened import FloatModel, open_exactly, unopened
+from linexport.quantise.opened import FloatModel, open_deployed, open_exactly, unopened
 from linexport.quantise.portable import portable_model
 from linexport.quantise.proof import Runs, with_proof
 from linexport.quantise.rewrite import quantised_model
@@ -126,7 +125,7 @@ def quantize(
         with watch.stage("write"):
             manifest, record = _stored(weights, limit, found, quantiser, model, folder)
         with watch.stage("compare"):
-            session = _open(manifest, folder, threads)
+            session = open_deployed(folder / MODEL, manifest.target, threads)
             exact: Run = session.run
             half = None
             if found is not None:
@@ -223,11 +222,6 @@ def _write(
         memory=None,
         measurement=None,
     )
-
-
-def _open(manifest: Manifest, folder: Path, threads: int) -> targets.InferenceSession:
-    model = folder / MODEL
-    return targets.find_target(manifest.target).open(model, threads=threads, taking_turns=True)
 
 
 def _check(artifact: Artifact) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from linexport.artifact.language_interface import LanguageInterface, language_interface
 from linexport.artifact.runtime import Artifact
 from linexport.artifact.temporary import Arrays
+from linexport.artifact.tokenizer import MODEL_CONFIG, model_config
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.quantise.token_windows import LENGTH, TextWindows, text_windows
 
@@ -24,7 +25,8 @@ class CalibrationInputs:
     Attributes:
         language: names tokens and logits; None for other models.
         windows: text, for language models.
-        calibration, compared: inputs of the graph for each run.
+        calibration, compared: inputs of the graph for each run; none to compare where there are
+            windows.
         description: where they come from, in words.
     """
 
@@ -36,7 +38,7 @@ class CalibrationInputs:
 
 
 def inputs_of(artifact: Artifact, data: Path | None, seed: int) -> CalibrationInputs:
-    """Read text for a language model, or draw inputs for another.
+    """Read text for a model that reads tokens, or draw inputs for another.
 
     Args:
         artifact: names inputs; its folder may have a tokenizer.
@@ -45,19 +47,40 @@ def inputs_of(artifact: Artifact, data: Path | None, seed: int) -> CalibrationIn
 
     Raises:
         UsageError: data that cannot be read, or that is no text for this model.
-        UnsupportedModelError: the model reads integers and is no language model.
+        UnsupportedModelError: the model reads integers and is not known to read text.
     """
-    try:
-        language = language_interface(artifact.manifest)
-    except UsageError:
+    language = _language(artifact)
+    if language is None and artifact.manifest.head is None:
         if data is not None:
-            raise UsageError("--data is text for language models; this artifact is none.") from None
+            raise UsageError("--data is text; this artifact is of no model that reads text.")
         drawn = _drawn(artifact, seed)
         half = len(drawn) // 2
         return CalibrationInputs(None, None, drawn[:half], drawn[half:], "standard normal inputs")
-    windows = text_windows(artifact.path, artifact.verified, language.vocabulary, data, seed)
+    vocabulary = _vocabulary(artifact) if language is None else language.vocabulary
+    windows = text_windows(artifact.path, artifact.verified, vocabulary, data, seed)
     calibration = tuple(artifact.feeds(ids[None]) for ids in windows.calibration)
+    if language is None:
+        compared = tuple(artifact.feeds(ids[None]) for ids in windows.compared)
+        return CalibrationInputs(None, None, calibration, compared, windows.description)
     return CalibrationInputs(language, windows, calibration, (), windows.description)
+
+
+def _language(artifact: Artifact) -> LanguageInterface | None:
+    try:
+        return language_interface(artifact.manifest)
+    except UsageError:
+        return None
+
+
+def _vocabulary(artifact: Artifact) -> int:
+    """Return the number of token ids of a model that has another head than a language model's."""
+    found = model_config(artifact.path, artifact.verified).get("vocab_size")
+    if not isinstance(found, int) or found < 1:
+        raise UsageError(
+            f"{artifact.path / MODEL_CONFIG} has the vocab_size {found!r}; expected the number of "
+            "token ids, which the model is calibrated on. Convert the model folder again."
+        )
+    return found
 
 
 def _drawn(artifact: Artifact, seed: int) -> tuple[Arrays, ...]:
@@ -69,8 +92,8 @@ def _drawn(artifact: Artifact, seed: int) -> tuple[Arrays, ...]:
     kinds = {i.dtype for i in given} - {"float32", "float16"}
     if kinds:
         raise UnsupportedModelError(
-            f"{artifact.path} reads inputs of type {', '.join(sorted(kinds))} and is no language "
-            "model: there is nothing to calibrate it on."
+            f"{artifact.path} reads inputs of type {', '.join(sorted(kinds))} and is not of a "
+            "Hugging Face folder: there is nothing to calibrate it on."
         )
     sizes = {n: (2 if d.batch else min(d.max or LENGTH, LENGTH)) for n, d in manifest.dims.items()}
     return tuple(

@@ -93,6 +93,14 @@ class FloatModel:
         return model
 
 
+def open_deployed(path: Path, target: str, threads: int) -> targets.InferenceSession:
+    """Open a quantised model with the kernels that it is deployed with.
+
+    With little memory ONNX Runtime does not pack weights, and then it does not round activations.
+    """
+    return targets.find_target(target).open(path, threads=threads, taking_turns=True)
+
+
 def open_exactly(path: Path, threads: int) -> Run:
     """Open a quantised model with activations in float32."""
     model, values = external_data.read_mapped(path)

@@ -186,6 +186,25 @@ def test_one_output_of_a_sequence_in_plain_onnxruntime(
     assert linexport.validate(place, threads=1).status == "ok"
 
 
+@pytest.mark.services
+@pytest.mark.parametrize(
+    ("kind", "auto", "pooling"),
+    [("qwen3_next", TOKENS, None), ("qwen3_next", SEQUENCES, None), ("mamba2", BASE, "mean")],
+)
+def test_weights_in_fewer_bits_are_chosen_and_compared_on_text(
+    head_folder: Folder, tmp_path: Path, kind: str, auto: str, pooling: str | None
+) -> None:
+    folder, place = head_folder(kind, auto), tmp_path / "out"
+    manifest = linexport.convert(
+        folder, place, weights="int8", bench=False, threads=1, pooling=pooling
+    )
+    record = manifest.quantisation
+    assert (manifest.status, record.divergence) == ("ok", None)
+    assert "token ids" in record.data and 0 < record.output_error < 0.2
+    again = linexport.validate(place, threads=1).quantisation
+    assert again.output_error == pytest.approx(record.output_error, rel=1e-2)
+
+
 def edited(folder: Path, tmp_path: Path, **changes: Any) -> Path:
     place = tmp_path / "edited"
     shutil.copytree(folder, place)
