@@ -82,3 +82,9 @@ def calibration(data: Tensor | Sequence[Tensor], seed: int) -> Calibration:
 def row_batches(rows: Rows, size: int = BATCH) -> Iterator[Rows]:
     """Rows in their order, ``size`` at a time."""
     yield from zip(*(x.split(size) for x in rows), strict=True)
+
+
+def first_batches(rows: Rows, count: int) -> tuple[list[Rows], list[Rows]]:
+    """So many batches, and the others."""
+    batches = list(row_batches(rows))
+    return batches[:count], batches[count:]

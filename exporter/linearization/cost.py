@@ -30,6 +30,7 @@ from linexport.manifest.linearization_records import (
     FormCosts,
     FormMemory,
     FormTimes,
+    MultiplyAdds,
     ParameterCounts,
 )
 from linexport.manifest.records import InputRecord, named
@@ -106,6 +107,13 @@ def form_multiply_adds(site: Site, form: nn.Module, length: int) -> int:
     one_map = max(m, matrices)
     per_query = m * (site.value_dim + 1) + one_map
     return site.heads * length * per_query + site.kv_heads * keys * per_query
+
+
+def multiply_adds(site: Site, form: nn.Module | None, length: int) -> MultiplyAdds:
+    """Both at one length; without a form, the layer stays as it is."""
+    before = softmax_multiply_adds(site, length)
+    after = before if form is None else form_multiply_adds(site, form, length)
+    return MultiplyAdds(length, before, after)
 
 
 class Curves:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -13,8 +13,8 @@ from linexport.linearization.calibration import Rows
 from linexport.linearization.choose_forms import AUTO, KEEP, MapConfig, chosen, requested
 from linexport.linearization.find_softmax import Site
 from linexport.linearization.forms import KernelAttention
-from linexport.linearization.judge import judge_forms, refuse_vanishing
-from linexport.linearization.quality import no_better, why_kept
+from linexport.linearization.judge import ErrorSums, Forms, judge_forms, refuse_vanishing
+from linexport.linearization.quality import no_better, undecided, why_kept
 from linexport.linearization.replace import rebuildable
 from linexport.linearization.samples import sample
 from linexport.linearization.static_memory import MemoryErrors, fit_memory
@@ -39,12 +39,14 @@ def replace_attention(
     sites: Sequence[Site],
     fit: Sequence[Rows],
     held_out: Sequence[Rows],
+    more: Sequence[Rows],
     config: MapConfig,
     memory_keys: int | None,
 ) -> FittedForms:
     """Make and judge forms of all sites that can be replaced and are asked for.
 
-    Maps and memories are fitted to the batches ``fit``, errors measured on ``held_out``.
+    Maps and memories are fitted to the batches ``fit``, errors measured on ``held_out``, and on
+    ``more`` where these do not tell whether a form is better than the mean of the values.
 
     Raises:
         UsageError: a configuration that does not fit.
@@ -80,7 +82,9 @@ def replace_attention(
             for s in automatic
             if s.index not in found
         }
-    _record(made, module, sites, held_out, config.options.get("delta"), reasons, details)
+    forms = {index: [form] for index, form in made.forms.items()}
+    judged, local = _judged(module, held_out, more, forms, config.options.get("delta"))
+    _record(made, sites, judged, local, reasons, details)
     return made
 
 
@@ -95,18 +99,32 @@ def leave_out(made: FittedForms, sites: Sequence[Site]) -> list[Site]:
     return found
 
 
+def _judged(
+    module: nn.Module,
+    held_out: Sequence[Rows],
+    more: Sequence[Rows],
+    forms: Forms,
+    locality: float | None,
+) -> tuple[dict[int, list[ErrorSums]], dict[int, list[ErrorSums]]]:
+    """Errors from softmax attention and, with a locality, from exact masked attention."""
+    judged = judge_forms(module, held_out, forms, binned=True)
+    local = {} if locality is None else judge_forms(module, held_out, forms, locality)
+    close = {i: forms[i] for i, (sums,) in (local or judged).items() if undecided(sums.margin)}
+    if close:
+        judge_forms(module, more, close, binned=True, found=judged)
+        if local:
+            judge_forms(module, more, close, locality, found=local)
+    return judged, local
+
+
 def _record(
     made: FittedForms,
-    module: nn.Module,
     sites: Sequence[Site],
-    held_out: Sequence[Rows],
-    locality: float | None,
+    judged: Mapping[int, Sequence[ErrorSums]],
+    local: Mapping[int, Sequence[ErrorSums]],
     reasons: dict[int, Any],
     details: dict[int, MemoryErrors],
 ) -> None:
-    forms = {index: [form] for index, form in made.forms.items()}
-    judged = judge_forms(module, held_out, forms, binned=True)
-    local = {} if locality is None else judge_forms(module, held_out, forms, locality)
     for site in sites:
         form = made.forms.get(site.index)
         described = {k: v for k, v in asdict(site).items() if k not in ("index", "reason")}

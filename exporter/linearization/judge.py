@@ -35,7 +35,7 @@ class ErrorSums:
         uniform: of squared differences if all keys weighed the same.
         not_positive: denominators at or below zero, of maps whose kernel can be negative.
         denominators: how many there are.
-        leads: of each row; see ``lead``.
+        gains: of each row, by how much the form's squared differences are the smaller.
         by_position: the same by the position of the query, where it was asked for.
         by_sharpness: and by the share of the keys that it attends to.
     """
@@ -45,7 +45,7 @@ class ErrorSums:
     uniform: float = 0.0
     not_positive: int = 0
     denominators: int = 0
-    leads: list[float] = field(default_factory=list)
+    gains: list[float] = field(default_factory=list)
     by_position: ErrorBins = field(default_factory=ErrorBins)
     by_sharpness: ErrorBins = field(default_factory=ErrorBins)
 
@@ -64,7 +64,7 @@ class ErrorSums:
     @property
     def margin(self) -> float | None:
         """See ``AttentionRow``."""
-        return standard_errors(self.leads)
+        return standard_errors(self.gains)
 
     @property
     def vanishes(self) -> bool:
@@ -81,6 +81,7 @@ def judge_forms(
     forms: Forms,
     locality: float | None = None,
     binned: bool = False,
+    found: dict[int, list[ErrorSums]] | None = None,
 ) -> dict[int, list[ErrorSums]]:
     """Every form of every site, by its index; the module itself goes on with softmax attention.
 
@@ -90,8 +91,9 @@ def judge_forms(
         forms: by the index of their sites.
         locality: judge against softmax attention to the keys within that L1 distance.
         binned: take errors apart by position and sharpness, too.
+        found: sums of earlier batches, which these are added to.
     """
-    found = {index: [ErrorSums() for _ in ones] for index, ones in forms.items()}
+    found = found or {index: [ErrorSums() for _ in ones] for index, ones in forms.items()}
 
     def answer(index: int, call: Call) -> Tensor:
         true = call.softmax()
@@ -109,18 +111,9 @@ def judge_forms(
     return found
 
 
-def lead(form: Tensor, alike: Tensor) -> list[float]:
-    """(a - f) / (a + f) of each row, for its squared errors a of all keys alike and f of a form.
-
-    Between -1 and 1, so that a few rows with large errors do not decide.
-    """
-    found: list[float] = ((alike - form) / (alike + form).clamp(min=1e-300)).tolist()
-    return found
-
-
-def standard_errors(leads: Sequence[float]) -> float | None:
+def standard_errors(gains: Sequence[float]) -> float | None:
     """Mean over its own standard error; None of fewer than two values, or of equal ones."""
-    values = torch.tensor(leads, dtype=torch.float64)
+    values = torch.tensor(gains, dtype=torch.float64)
     if len(values) < 2 or not bool(values.isfinite().all()) or not float(values.std()):
         return None
     return float(values.mean() / values.std() * len(values) ** 0.5)
@@ -167,8 +160,7 @@ class _Judged:
 
     def add(self, sums: ErrorSums, form: nn.Module) -> None:
         difference = self._squares(form(self.call) - self.true)
-        rows = (x.flatten(1).sum(1) for x in (difference, self.alike))
-        sums.leads += lead(*rows)
+        sums.gains += (self.alike - difference).flatten(1).sum(1).tolist()
         sums.uniform += float(self.alike.sum())
         sums.difference += float(difference.sum())
         sums.size += float(self.size.sum())

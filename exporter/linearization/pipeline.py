@@ -13,7 +13,7 @@ import linexport
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.linearization import compare_models, cost, find_softmax
 from linexport.linearization import distil as distillation
-from linexport.linearization.calibration import Calibration, Rows, calibration, row_batches
+from linexport.linearization.calibration import Calibration, Rows, calibration, first_batches
 from linexport.linearization.choose_forms import EVERY, MapConfig, local
 from linexport.linearization.default_score import default_score
 from linexport.linearization.feed_forward import FeedForwardConfig, replace_feed_forward
@@ -33,7 +33,6 @@ from linexport.manifest.linearization_records import (
     FeedForwardRow,
     FormCosts,
     LinearizationReport,
-    MultiplyAdds,
     OriginalRecord,
 )
 from linexport.manifest.records import StageRecord
@@ -44,8 +43,9 @@ from linexport.system.progress import Progress, Silent, Stopwatch
 
 MAP = "favor+"
 EXAMPLES = 2
-FITTED, JUDGED = 4, 8
-"""Batches that maps and memories are fitted to, and that errors are measured on."""
+FITTED, JUDGED, MORE = 4, 8, 120
+"""Batches that maps and memories are fitted to, that errors are measured on, and more for errors
+where these do not tell whether a form is better than the mean of the values."""
 
 
 @dataclass(frozen=True)
@@ -151,13 +151,15 @@ def linearize(
     if locality is not None:
         config = local(config, locality)
     with watch.stage("find"):
-        fit = list(row_batches(data.fit))[:FITTED]
-        held_out = list(row_batches(data.held_out))[:JUDGED]
+        fit, unused = first_batches(data.fit, FITTED)
+        held_out, more = first_batches(data.held_out, JUDGED)
         sites = find_softmax.find_sites(original, [*fit, *held_out], required=feed_forward is None)
     with watch.stage("fit"):
         made = FittedForms()
         if sites:
-            made = replace_attention(original, sites, fit, held_out, config, memory_keys)
+            made = replace_attention(
+                original, sites, fit, held_out, [*more, *unused][:MORE], config, memory_keys
+            )
         if not (force or distil):
             leave_out(made, sites)
         if feed_forward is None and not made.forms and not judged_no_better(made.records):
@@ -283,18 +285,12 @@ def _attention_rows(
             record,
             layer_error=layer_errors.get(site.index),
             multiply_adds=tuple(
-                _multiply_adds(site, made.forms.get(site.index), length)
+                cost.multiply_adds(site, made.forms.get(site.index), length)
                 for length in sorted({site.length, *lengths})
             ),
         )
         for site, record in zip(sites, made.records, strict=True)
     )
-
-
-def _multiply_adds(site: find_softmax.Site, form: nn.Module | None, length: int) -> MultiplyAdds:
-    before = cost.softmax_multiply_adds(site, length)
-    after = before if form is None else cost.form_multiply_adds(site, form, length)
-    return MultiplyAdds(length, before, after)
 
 
 def _loaded(module: nn.Module, data: Calibration) -> LoadedModel:

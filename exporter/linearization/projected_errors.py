@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from linexport.linearization.calibration import Rows
 from linexport.linearization.distil import layer_outputs
 from linexport.linearization.find_softmax import Site
-from linexport.linearization.judge import lead, standard_errors, uniform
+from linexport.linearization.judge import standard_errors, uniform
 from linexport.linearization.replace import WithForms, stem
 from linexport.models.softmax_calls import Attending, Call
 
@@ -53,7 +53,7 @@ class ProjectedSums:
     @property
     def margin(self) -> float | None:
         """See ``AttentionRow``."""
-        return standard_errors(lead(*(torch.tensor(x) for x in (self.form, self.alike))))
+        return standard_errors([a - f for f, a in zip(self.form, self.alike, strict=True)])
 
     def add(
         self, got: Sequence[Tensor], alike: Sequence[Tensor], want: Sequence[Tensor], rows: int

@@ -2,7 +2,7 @@
 
     replaced where      error < uniform_error, and margin >= ``MARGIN`` standard errors
 
-Both errors are of the same queries: each row is one sample of which is smaller. Without the margin
+Both errors are of the same queries: each row is one sample of their difference. Without the margin
 a form that is as bad as the mean would be called better half of the time. With a locality they are
 distances from exact masked attention; after distillation, of outputs of the projection, which was
 learned as well.
@@ -16,6 +16,11 @@ from linexport.manifest.linearization_records import AttentionRow
 
 MARGIN = 3.0
 """One chance in 700 that a form as bad as the mean passes."""
+
+
+def undecided(margin: float | None) -> bool:
+    """The rows do not tell which error is the smaller."""
+    return margin is not None and abs(margin) < MARGIN
 
 
 def no_better(row: AttentionRow) -> bool:
@@ -33,11 +38,13 @@ def why_kept(row: AttentionRow) -> str:
     size = row.features if row.pseudo_keys is None else row.pseudo_keys
     form = row.map if row.pseudo_keys is None else "pseudo-keys"
     after = " after distillation" if row.distilled_error is not None else ""
-    chance = "" if found[0] >= found[1] else f" beyond chance ({row.margin:.1f} standard errors)"
+    by_chance = found[0] < found[1]
+    chance = f" beyond chance ({row.margin:.1f} standard errors)" if by_chance else ""
+    data = ", more rows of data" if by_chance else ""
     return (
         f"{form} with M = {size:,} has an error of {found[0]:.3g} on held-out rows{after}, no "
-        f"better than the mean of the values, {found[1]:.3g}{chance}. Another map or more features "
-        f"may do{'' if after else ', or --distil'}; --force replaces it all the same"
+        f"better than the mean of the values, {found[1]:.3g}{chance}. Another map{data} or more "
+        f"features may do{'' if after else ', or --distil'}; --force replaces it all the same"
     )
 
 

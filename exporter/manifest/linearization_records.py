@@ -116,9 +116,9 @@ class AttentionRow(AttentionSite):
         distilled_error: of the distilled form after its output projection, on the inputs the
             attention has in the original; None without distillation or projection.
         distilled_uniform_error: of attending to all keys alike, after the original's projection.
-        margin: mean over held-out rows of (a - f) / (a + f), in its standard errors; f is the
-            squared error that the layer is judged by, a that of attending to all keys alike. None
-            of a single row, or where all are equal.
+        margin: mean over held-out rows of a - f, in its standard errors; f is the squared error
+            that the layer is judged by, a that of attending to all keys alike. None of a single
+            row, or where all are equal.
         by_position: errors by the position of the query, from 0, bounds included.
         by_sharpness: errors by the share of its keys that a query attends to, e^entropy over their
             number: 0 is one of very many, 1 all alike.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import linexport
-from linexport.linearization import fit_forms
+from linexport.linearization import fit_forms, quality
 from linexport.linearization.error_bins import attended_share, position_bins
 from linexport.models import DigitClassifier, DigitMemory, LanguageModel, feature_maps, save
 from linexport.models.classifier import DigitClassifierConfig
@@ -77,6 +77,17 @@ def test_a_layer_no_better_than_the_mean_of_its_values_keeps_its_softmax() -> No
     assert "softmax stays in 1.self_attn" in found.report.verdict
     kept = found.module.inner[1](ROWS)
     torch.testing.assert_close(kept, module[1](ROWS))
+
+
+def test_more_rows_are_judged_where_the_first_do_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = torch.randn(600, 12, 16, generator=torch.Generator().manual_seed(1))
+    # 150 are held out, and features are fitted to 128 of the others.
+    for margin, judged in ((0.0, 150), (1e9, 150 + 600 - 150 - 128)):
+        monkeypatch.setattr(quality, "MARGIN", margin)
+        (row,) = run(encoder(0.5), data).report.layers
+        assert sum(one.queries for one in row.by_sharpness) == judged * 12 * 2
+        assert (row.reason is None) == (margin == 0)
+    assert "more rows of data" in row.reason
 
 
 def test_forced_it_is_replaced_and_named() -> None:

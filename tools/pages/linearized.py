@@ -27,21 +27,27 @@ def memory(result: Any) -> str:
 
 def verdicts(result: Any) -> str:
     """Verdicts on trained layers, beside errors on rows that they never saw."""
-    titles = ["noise", "factor", "sharpness", "verdict", "error", "all keys alike"]
-    titles += ["error, other rows", "all keys alike, other rows", "agree"]
-    keys = ("error", "uniform_error", "fresh_error", "fresh_uniform_error")
+    titles = ["noise", "factor", "sharpness", "verdict", "error", "all keys alike", "margin"]
+    titles += [f"{title}, other rows" for title in titles[4:]]
     rows = [
         [
             f"{r['noise']:g}",
-            f"{r['gain']:g}",
+            f"{r['factor']:g}",
             f"{r['sharpness']:.2f}",
             "linear" if r["replaced"] else "softmax",
-            *(f"{r[key]:.3f}" for key in keys),
+            *_judged(r, ""),
+            *_judged(r, "fresh_"),
             "yes" if r["agrees"] else "no",
         ]
         for r in result["rows"]
     ]
-    return f"{_loaded(result)}\n\n{table(titles, rows)}"
+    return f"{_loaded(result)}\n\n{table([*titles, 'agree'], rows)}"
+
+
+def _judged(row: Any, rows: str) -> list[str]:
+    """Both errors, and by how many standard errors the form's is the smaller."""
+    errors = [f"{row[f'{rows}{key}']:.3f}" for key in ("error", "uniform_error")]
+    return [*errors, f"{row[f'{rows}margin']:.1f}"]
 
 
 def feed_forward(result: Any) -> str:

@@ -142,7 +142,7 @@ def flipped_attention(q, k, v):
     return merge(scores @ v / (scores.sum(-1, keepdim=True) + EPS)).flip(1)
 
 
-@formulation(COLLECTED, streams=False)
+@formulation(COLLECTED, nodes=2, streams=False)
 def both_directions(q, k, v):
     """One attention forwards, one backwards, as bidirectional Mamba has it."""
     q, k, v = phi(heads_first(q)), phi(heads_first(k)), heads_first(v)
