@@ -126,7 +126,8 @@ def measure(noise: float, factor: float, steps: int, seed: int) -> Row:
     data, _ = rows(CALIBRATION, noise, generator)
     fresh, _ = rows(FRESH, noise, generator)
     form, mean, size = torch.cat([squares(model, x, seed) for x in fresh.split(BATCH)], 1)
-    gain = mean - form
+    ratio = form.sum() / mean.sum()
+    deviation = (form - ratio * mean).std() * FRESH**0.5 / mean.sum()
     report = linexport.linearize(
         model, data, map="favor+", features=FEATURES, bench=False, seed=seed
     ).report
@@ -143,7 +144,7 @@ def measure(noise: float, factor: float, steps: int, seed: int) -> Row:
         row.uniform_error,
         row.margin,
         *(float((x.sum() / size.sum()).sqrt()) for x in (form, mean)),
-        float(gain.mean() / gain.std() * FRESH**0.5),
+        float((1 - ratio) / deviation),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -141,7 +141,11 @@ class Curves:
         }
         self.inputs = input_records(traced.graph.graph.input)
         self.dims, self.traced = traced.dims, traced.example_sizes
-        self.sequence = dimensions.sequence(self.dims) or _rows(self.inputs, self.dims)
+        rows = _rows(self.inputs, self.dims)
+        self.sequence = dimensions.sequence(self.dims) or rows
+        self.over: Literal["tokens", "rows"] = (
+            "rows" if rows is not None and self.sequence == rows else "tokens"
+        )
 
     def lengths(self, requested: Sequence[int] | None) -> tuple[list[int], str | None]:
         """Lengths that the model takes; its only one, where that is fixed.
@@ -226,6 +230,7 @@ def curves(
         memory=tuple(memory),
         crossover=crossover(latency),
         lengths_left_out=left_out,
+        over=found.over,
     )
 
 

@@ -35,7 +35,7 @@ class ErrorSums:
         uniform: of squared differences if all keys weighed the same.
         not_positive: denominators at or below zero, of maps whose kernel can be negative.
         denominators: how many there are.
-        gains: of each row, by how much the form's squared differences are the smaller.
+        by_row: of each row, squared differences of the form and of all keys alike.
         by_position: the same by the position of the query, where it was asked for.
         by_sharpness: and by the share of the keys that it attends to.
     """
@@ -45,7 +45,7 @@ class ErrorSums:
     uniform: float = 0.0
     not_positive: int = 0
     denominators: int = 0
-    gains: list[float] = field(default_factory=list)
+    by_row: list[tuple[float, float]] = field(default_factory=list)
     by_position: ErrorBins = field(default_factory=ErrorBins)
     by_sharpness: ErrorBins = field(default_factory=ErrorBins)
 
@@ -64,7 +64,7 @@ class ErrorSums:
     @property
     def margin(self) -> float | None:
         """See ``AttentionRow``."""
-        return standard_errors(self.gains)
+        return standard_errors(self.by_row)
 
     @property
     def vanishes(self) -> bool:
@@ -111,12 +111,18 @@ def judge_forms(
     return found
 
 
-def standard_errors(gains: Sequence[float]) -> float | None:
-    """Mean over its own standard error; None of fewer than two values, or of equal ones."""
-    values = torch.tensor(gains, dtype=torch.float64)
-    if len(values) < 2 or not bool(values.isfinite().all()) or not float(values.std()):
+def standard_errors(by_row: Sequence[tuple[float, float]]) -> float | None:
+    """(1 - r) / s for the ratio r = sum_i f_i / sum_i a_i of both squared errors over rows i.
+
+    s^2 = n / (n - 1) sum_i (f_i - r a_i)^2 / (sum_i a_i)^2 is the variance of that ratio. None of
+    fewer than two rows, or where no row differs.
+    """
+    form, alike = torch.tensor(by_row, dtype=torch.float64).reshape(-1, 2).mT
+    ratio = form.sum() / alike.sum()
+    spread = (form - ratio * alike).std()
+    if len(form) < 2 or not bool(spread.isfinite()) or not float(spread):
         return None
-    return float(values.mean() / values.std() * len(values) ** 0.5)
+    return float((1 - ratio) * alike.sum() / (spread * len(form) ** 0.5))
 
 
 def uniform(call: Call) -> Tensor:
@@ -160,7 +166,8 @@ class _Judged:
 
     def add(self, sums: ErrorSums, form: nn.Module) -> None:
         difference = self._squares(form(self.call) - self.true)
-        sums.gains += (self.alike - difference).flatten(1).sum(1).tolist()
+        rows = (x.flatten(1).sum(1).tolist() for x in (difference, self.alike))
+        sums.by_row += zip(*rows, strict=True)
         sums.uniform += float(self.alike.sum())
         sums.difference += float(difference.sum())
         sums.size += float(self.size.sum())

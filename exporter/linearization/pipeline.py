@@ -195,7 +195,8 @@ def linearize(
             measured = cost.curves(
                 replace(loaded, decode_module=None, language=None), result, lengths, threads, seed
             )
-    lengths_timed = {row.length for row in measured.latency or ()}
+    timed = (measured.latency or ()) if measured.over == "tokens" else ()
+    lengths_timed = {row.length for row in timed}
     layers = _attention_rows(made, sites, layer_errors, lengths_timed)
     status, sentence = verdict(
         Measurements(

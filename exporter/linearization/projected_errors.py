@@ -53,7 +53,7 @@ class ProjectedSums:
     @property
     def margin(self) -> float | None:
         """See ``AttentionRow``."""
-        return standard_errors([a - f for f, a in zip(self.form, self.alike, strict=True)])
+        return standard_errors([*zip(self.form, self.alike, strict=True)])
 
     def add(
         self, got: Sequence[Tensor], alike: Sequence[Tensor], want: Sequence[Tensor], rows: int

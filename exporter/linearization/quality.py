@@ -2,7 +2,7 @@
 
     replaced where      error < uniform_error, and margin >= ``MARGIN`` standard errors
 
-Both errors are of the same queries: each row is one sample of their difference. Without the margin
+Both errors are of the same queries: each row is one sample of their ratio. Without the margin
 a form that is as bad as the mean would be called better half of the time. With a locality they are
 distances from exact masked attention; after distillation, of outputs of the projection, which was
 learned as well.

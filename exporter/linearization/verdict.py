@@ -44,11 +44,12 @@ def verdict(found: Measurements) -> tuple[Status, str]:
     """Return ``status`` and ``verdict`` of a report."""
     against = [*_too_much_lost(found.metric, found.max_drop), *_never_faster(found.costs)]
     if not found.forced:
-        against = [*_no_better(found), *_dearer(found.feed_forward), *against]
+        against = [*_no_better(found), *_dearer(found), *against]
     errors = [*_attention(found.layers), *_dense(found.feed_forward)]
     if against:
-        told = f" {'; '.join(errors)}." if errors else ""
-        return "declined", f"No: {'; and '.join(against)}.{told}"
+        gain = [_faster(found.costs)] if found.costs.crossover is not None else []
+        told = "; ".join([*errors, *gain])
+        return "declined", f"No: {'; and '.join(against)}.{f' {told}.' if told else ''}"
     return "ok", f"{'; '.join([*errors, _faster(found.costs), *_change(found.metric)])}."
 
 
@@ -67,11 +68,13 @@ def _no_better(found: Measurements) -> list[str]:
     return []
 
 
-def _dearer(rows: Sequence[FeedForwardRow]) -> list[str]:
+def _dearer(found: Measurements) -> list[str]:
     """No feed-forward layer pays: in time, or in multiply-adds where times were not measured."""
-    made = [row for row in rows if row.pays is not None]
+    made = [row for row in found.feed_forward if row.pays is not None]
     if not made or any(row.pays for row in made):
         return []
+    if found.costs.crossover is not None and not quality.replaced(found.layers):
+        return []  # Only these layers differ, and the model is faster.
     if any(row.times is None for row in made):
         return ["no feed-forward layer costs less than the one it replaces"]
     return ["no feed-forward layer is faster than the one it replaces"]
@@ -115,7 +118,8 @@ def _dense(rows: Sequence[FeedForwardRow]) -> list[str]:
         return []
     named = f"{len(made)} feed-forward layers cost"
     if len(made) == 1:
-        named = f"{made[0].name}{' with the layer after it' if made[0].folded else ''} costs"
+        after = ", with the layer after it" if made[0].folded else ""
+        named = f"1 feed-forward layer ({made[0].name}{after}) costs"
     costs = _range([row.cost_factor for row in made if row.cost_factor is not None])
     error = _range([row.relative_error for row in made if row.relative_error is not None])
     found = f"{named} {costs} times the multiply-adds of before{_times(made)}, error {error}"
@@ -150,10 +154,12 @@ def _never_faster(costs: FormCosts) -> list[str]:
     times = f"it takes {last.linear_ms:.3g} ms and the original {last.best_original_ms:.3g} ms"
     if len(rows) == 1:
         return [f"the linear form is not faster: {times}"]
-    lengths = f"{rows[0].length:,} to {last.length:,}"
-    return [
-        f"the linear form is not faster at the lengths measured, {lengths}: at the longest {times}"
-    ]
+    wins = [f"{row.length:,}" for row in rows if row.linear_ms < row.best_original_ms]
+    if wins:
+        there = f"faster at {', '.join(wins)} {costs.over}, but not at {last.length:,}"
+        return [f"the linear form is {there}, where {times}"]
+    span = f"from {rows[0].length:,} to {last.length:,} {costs.over}"
+    return [f"the linear form is not faster {span}: at {last.length:,} {times}"]
 
 
 def _faster(costs: FormCosts) -> str:
@@ -165,7 +171,7 @@ def _faster(costs: FormCosts) -> str:
     if len(rows) == 1:
         return f"the linear form is {times:.1f} times faster"
     return (
-        f"the linear form is faster at lengths from {costs.crossover:,} on, "
+        f"the linear form is faster from {costs.crossover:,} {costs.over} on, "
         f"{times:.1f} times at {last.length:,}"
     )
 

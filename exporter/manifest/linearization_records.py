@@ -116,9 +116,9 @@ class AttentionRow(AttentionSite):
         distilled_error: of the distilled form after its output projection, on the inputs the
             attention has in the original; None without distillation or projection.
         distilled_uniform_error: of attending to all keys alike, after the original's projection.
-        margin: mean over held-out rows of a - f, in its standard errors; f is the squared error
-            that the layer is judged by, a that of attending to all keys alike. None of a single
-            row, or where all are equal.
+        margin: 1 - f / a in standard errors over held-out rows; f is the squared error that the
+            layer is judged by, a that of attending to all keys alike. None of a single row, or
+            where no row differs.
         by_position: errors by the position of the query, from 0, bounds included.
         by_sharpness: errors by the share of its keys that a query attends to, e^entropy over their
             number: 0 is one of very many, 1 all alike.
@@ -283,7 +283,10 @@ class ParameterCounts:
 
 @dataclass(frozen=True)
 class FormTimes:
-    """Median milliseconds of both forms at one length, exported and in PyTorch."""
+    """Median milliseconds of both forms at one length, exported and in PyTorch.
+
+    The length is in tokens, or in rows; see ``FormCosts``.
+    """
 
     length: int
     original_ms: float
@@ -317,6 +320,7 @@ class FormCosts:
         crossover: measured length from which the linear form is the faster one; None: never.
         reason: why nothing was measured.
         lengths_left_out: why lengths that were asked for were not measured.
+        over: what lengths are: tokens of a sequence, or rows at once of a model without one.
     """
 
     latency: tuple[FormTimes, ...] | None = None
@@ -324,6 +328,7 @@ class FormCosts:
     crossover: int | None = None
     reason: str | None = None
     lengths_left_out: str | None = None
+    over: Literal["tokens", "rows"] = "tokens"
 
 
 @dataclass(frozen=True, kw_only=True)

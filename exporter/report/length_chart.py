@@ -49,11 +49,18 @@ class Series:
 
 @dataclass(frozen=True)
 class Quantity:
-    """A measured quantity: the chart's title, the axis label, the unit in tooltips."""
+    """A measured quantity: the chart's title, the axis label, the unit in tooltips.
+
+    Attributes:
+        over: title of the other axis.
+        counted: what it counts.
+    """
 
     title: str
     label: str
     unit: str
+    over: str = "sequence length in tokens"
+    counted: str = "tokens"
 
 
 LATENCY = Quantity("Latency by sequence length", "ms a call", "ms")
@@ -67,7 +74,7 @@ def length_chart(series: Sequence[Series], quantity: Quantity, ident: str, width
         return ""
     with chart_style():
         figure = new_figure(width, 340 if width < NARROW else 400)
-        axes = titled_axes(figure, quantity.label, "sequence length in tokens")
+        axes = titled_axes(figure, quantity.label, quantity.over)
         lengths = sorted({point.x for _, one in drawn for point in one.points})
         # Emphasis last: the artifact, the first series, lies on top of the others.
         for index, one in reversed(drawn):
@@ -82,7 +89,7 @@ def length_chart(series: Sequence[Series], quantity: Quantity, ident: str, width
                 figure,
                 quantity.title,
                 f"{quantity.title} for {names}: {quantity.label}. The table below has the numbers.",
-                {_gid(index): _tooltips(one, quantity.unit) for index, one in drawn},
+                {_gid(index): _tooltips(one, quantity) for index, one in drawn},
             ),
             ident,
         )
@@ -124,8 +131,11 @@ def _legend(figure: Figure, axes: Axes, drawn: Sequence[Series], width: int) -> 
     figure.legend([found[one.name] for one in order], [one.name for one in order], **place)
 
 
-def _tooltips(one: Series, unit: str) -> list[str]:
-    return [f"{one.name}, {count(point.x)} tokens: {_amounts(point, unit)}" for point in one.points]
+def _tooltips(one: Series, quantity: Quantity) -> list[str]:
+    return [
+        f"{one.name}, {count(point.x)} {quantity.counted}: {_amounts(point, quantity.unit)}"
+        for point in one.points
+    ]
 
 
 def _amounts(point: Point, unit: str) -> str:

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
-
-from markupsafe import Markup
 
 from linexport.manifest.linearization_records import (
     AttentionRow,
     FeedForwardRow,
-    FormMemory,
-    FormTimes,
+    FeedForwardTimes,
     LinearizationReport,
 )
 from linexport.report import tables
 from linexport.report.error_tables import error_tables, weak_places
-from linexport.report.length_chart import LATENCY, MEMORY, Point, Quantity, Series, length_chart
-from linexport.report.page import drawings, template
-from linexport.report.tables import Cell, Table, headings, make_table
+from linexport.report.linear_costs import chart_texts, cost_table, short_cost_table
+from linexport.report.page import template
+from linexport.report.tables import Cell, Table, make_table
 from linexport.report.text import (
     amount,
     count,
     number,
     plain,
-    positive,
     printable,
 )
 
 NONE = "–"
-BASELINES = {
-    "linear": "linear form, ONNX",
-    "original": "original, ONNX",
-    "original_pytorch": "original, PyTorch",
-}
 
 
 def linearization_page(report: LinearizationReport) -> str:
@@ -45,19 +34,19 @@ def linearization_page(report: LinearizationReport) -> str:
             verdict=report.verdict,
             bad=report.status != "ok",
             facts=list(_facts(report).items()),
+            attention=bool(report.layers),
             layers=_layers(report),
             feed_forward=_feed_forward(report),
+            feed_forward_times=_feed_forward_times(report),
             kept=_kept(report),
             distillation=_distillation(report),
             by_position=error_tables(report.layers, "position"),
             by_sharpness=error_tables(report.layers, "sharpness"),
             weak=weak_places(report.layers),
-            time=_chart(report.latency or (), "ms", LATENCY, "time"),
-            only_time=_only(report.latency or (), "ms"),
-            memory=_chart(report.memory or (), "mb", MEMORY, "memory"),
-            only_memory=_only(report.memory or (), "mb"),
+            over=report.over,
+            **chart_texts(report),
             left_out=report.lengths_left_out,
-            costs=_costs(report),
+            costs=cost_table(report),
             unmeasured=plain(report.reason or "it was left out (--no-bench)"),
             environment=tables.environment(report.environment),
         )
@@ -73,7 +62,7 @@ def print_linearization(
     console.print(printable(report.verdict), markup=False, style=style)
     for name, fact in _facts(report).items():
         console.print(f"{name.lower()}: {printable(fact)}", markup=False, style="dim")
-    for table in (_short_layers(report), _short_feed_forward(report), _short_costs(report)):
+    for table in (_short_layers(report), _short_feed_forward(report), short_cost_table(report)):
         if table is not None:
             console.print()
             console.print(_grid(table))
@@ -110,10 +99,13 @@ def _facts(report: LinearizationReport) -> dict[str, str]:
         "Model": plain(report.source.description),
         "Calibration": f"{count(data.rows)} rows, {count(data.held_out)} held out",
         "Error of the outputs": _outputs(report),
-        "Error of the rest": f"{_tiny(report.rest_error)}, relative, of everything but attention",
         "Parameters": f"{count(numbers.original)} before, {count(numbers.linear)} after, of which "
         f"{count(numbers.not_shared)} are not shared with the original",
     }
+    if report.layers:
+        found["Error of the rest"] = (
+            f"{_tiny(report.rest_error)}, relative, of everything but attention"
+        )
     if numbers.exported is not None:
         found["In an artifact"] = (
             f"{count(numbers.exported)} numbers, {numbers.original / numbers.exported:.3g} times "
@@ -149,7 +141,7 @@ def _short_layers(report: LinearizationReport) -> Table | None:
             last = row.multiply_adds[-1]
             error, alike = row.judged_errors or (None, None)
             cells = (form, count(size), _tiny(error), _tiny(alike))
-            cost = f"{last.linear / last.original:.3g}×"
+            cost = _times(last.linear / last.original)
             rows.append([Cell(one) for one in (row.name, *cells, _tiny(row.layer_error), cost)])
     return make_table(
         "Layers", ["Layer", "Form", "#M", "#Error", "#Alike", "#In model", "#Cost"], rows
@@ -165,7 +157,7 @@ def _short_feed_forward(report: LinearizationReport) -> Table | None:
             Cell(count(row.features)),
             Cell(_tiny(row.relative_error)),
             Cell(f"{count(row.multiply_adds)}"),
-            Cell(f"{row.cost_factor:.3g}×"),
+            Cell(_times(row.cost_factor)),
             Cell(_factor(row, -1)),
             Cell(_factor(row, 0)),
         ]
@@ -178,15 +170,7 @@ def _short_feed_forward(report: LinearizationReport) -> Table | None:
 
 def _factor(row: FeedForwardRow, at: int) -> str:
     """Time over that of before, at the most or the fewest rows."""
-    return f"{row.times[at].factor:.3g}×" if row.times else "-"
-
-
-def _short_costs(report: LinearizationReport) -> Table | None:
-    found = _costs(report)
-    if found is None:
-        return None
-    labels = ["#Length", "#Linear ms", "#PyTorch", "#Original ms", "#PyTorch", "#Gain"]
-    return Table(found.caption, headings(*labels, "#Linear MB", "#Orig. MB"), found.rows)
+    return _times(row.times[at].factor) if row.times else NONE
 
 
 def _layers(report: LinearizationReport) -> Table | None:
@@ -239,20 +223,29 @@ def _feed_forward(report: LinearizationReport) -> Table | None:
             Cell(count(row.features)),
             Cell(_tiny(row.relative_error)),
             Cell(_tiny(row.error), _promised(row)),
-            Cell(count(row.multiply_adds), f"{row.cost_factor or 0:.3g} times those of before"),
+            Cell(count(row.multiply_adds), _times(row.cost_factor)),
             Cell(count(row.multiply_adds_before)),
-            Cell(_factor(row, -1), _by_rows(row)),
         ]
         for row in report.feed_forward
         if not row.reason
     ]
     labels = ["Layer", "Form", "#Degree", "#M", "#Relative error", "#Squared error"]
-    return make_table("Feed-forward layers", [*labels, "#Multiply-adds", "#Before", "#Time"], rows)
+    return make_table("Feed-forward layers", [*labels, "#Multiply-adds", "#Before"], rows)
 
 
-def _by_rows(row: FeedForwardRow) -> str:
-    named = [f"{one.rows:,}: {one.after_ms:.3g}, {one.before_ms:.3g} ms" for one in row.times or ()]
-    return f"rows at once: now, before. {'; '.join(named)}" if named else "not measured"
+def _feed_forward_times(report: LinearizationReport) -> Table | None:
+    """Times over those of before, by the number of rows at once."""
+    timed = [(row.name, row.times) for row in report.feed_forward if row.times]
+    rows = [[Cell(name, tone="code"), *(_timed(one) for one in times)] for name, times in timed]
+    labels = [
+        f"#{count(one.rows)} row{'s' * (one.rows > 1)}" for _, times in timed[:1] for one in times
+    ]
+    return make_table("Time by rows at once, over that of before", ["Layer", *labels], rows)
+
+
+def _timed(one: FeedForwardTimes) -> Cell:
+    note = f"{amount(one.after_ms)} ms, before {amount(one.before_ms)}"
+    return Cell(_times(one.factor), note, tone="good" if one.factor < 1 else "")
 
 
 def _promised(row: FeedForwardRow) -> str:
@@ -281,61 +274,9 @@ def _distillation(report: LinearizationReport) -> str:
     )
 
 
-def _costs(report: LinearizationReport) -> Table | None:
-    memory = {row.length: row for row in report.memory or ()}
-    rows = []
-    for row in report.latency or ():
-        held, best = memory.get(row.length), row.best_original_ms
-        rows.append(
-            [
-                Cell(count(row.length)),
-                Cell(amount(row.linear_ms), tone="good" if row.linear_ms < best else ""),
-                Cell(amount(row.linear_pytorch_ms)),
-                Cell(amount(row.original_ms)),
-                Cell(amount(row.original_pytorch_ms)),
-                Cell(f"{best / row.linear_ms:.2f}×"),
-                Cell(_or_none(held and held.linear_mb)),
-                Cell(_or_none(held and held.original_mb)),
-            ]
-        )
-    labels = ["#Length", "#Linear, ms", "#Linear in PyTorch, ms", "#Original, ms"]
-    labels += ["#Original in PyTorch, ms", "#Gain"]
-    return make_table("Cost by length", [*labels, "#Linear, MB", "#Original, MB"], rows)
-
-
-def _chart(
-    rows: Sequence[FormTimes] | Sequence[FormMemory], unit: str, quantity: Quantity, ident: str
-) -> dict[str, Markup]:
-    """A chart over at least two lengths."""
-    if len(rows) < 2:
-        return {}
-    return drawings(partial(length_chart, _series(rows, unit), quantity), ident)
-
-
-def _only(rows: Sequence[FormTimes] | Sequence[FormMemory], unit: str) -> str:
-    """A sentence in place of a chart of one length."""
-    if len(rows) != 1:
-        return ""
-    found = [
-        f"{one.name}: {amount(one.points[0].p50)} {unit.replace('mb', 'MB')}"
-        for one in _series(rows, unit)
-        if one.points
-    ]
-    told = "; ".join(found) or "nothing above what was there before"
-    return f"One length was measured, {count(rows[0].length)}. {told[0].upper()}{told[1:]}."
-
-
-def _series(rows: Sequence[FormTimes] | Sequence[FormMemory], unit: str) -> list[Series]:
-    found = []
-    for name, label in BASELINES.items():
-        measured = ((row.length, positive(getattr(row, f"{name}_{unit}", None))) for row in rows)
-        points = (Point(float(length), y) for length, y in measured if y is not None)
-        found.append(Series(label, tuple(points)))
-    return found
-
-
-def _or_none(value: Any) -> str:
-    return NONE if number(value) is None else amount(value)
+def _times(factor: float | None) -> str:
+    """0.0153 -> 0.0153×."""
+    return f"{_tiny(factor)}×"
 
 
 def _tiny(value: Any) -> str:

@@ -17,11 +17,17 @@ from torch.nn import functional as F
 import linexport
 from linexport.errors import LinexportError, UnsupportedModelError, UsageError
 from linexport.linearization.verdict import Measurements, verdict
-from linexport.manifest.linearization_records import FeedForwardRow, FeedForwardTimes
+from linexport.manifest.linearization_records import (
+    FeedForwardRow,
+    FeedForwardTimes,
+    FormCosts,
+    FormTimes,
+)
 from linexport.models import DigitClassifier, LanguageModel
 from linexport.models.classifier import DigitClassifierConfig
 from linexport.models.feed_forward import KernelFeedForward
 from linexport.models.language_model import LanguageModelConfig
+from linexport.report.linearization import linearization_page
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -221,6 +227,19 @@ def test_time_decides_and_multiply_adds_only_where_it_is_not_known() -> None:
     assert judged(row(cost=99))[0] == "ok" == judged(row(0.9, cost=150))[0]
 
 
+def test_a_no_and_a_gain_do_not_contradict_each_other() -> None:
+    slow = row(3.0, 1.5)
+    at_last = tuple(FormTimes(n, 1.0, ms, 1.0, 9.0) for n, ms in ((64, 2.0), (4096, 0.5)))
+    gains = FormCosts(latency=at_last, crossover=4096, over="rows")
+    # Only this layer was replaced: what the whole model gains, it gains.
+    status, text = verdict(Measurements(feed_forward=[slow], costs=gains))
+    assert status == "ok" and "faster from 4,096 rows on, 2.0 times at 4,096" in text
+    at_first = FormCosts(latency=at_last[::-1], over="rows")
+    status, text = verdict(Measurements(feed_forward=[row(3.0, 0.9)], costs=at_first))
+    assert status == "declined"
+    assert "No: the linear form is faster at 4,096 rows, but not at 64, where it takes 2 ms" in text
+
+
 @pytest.mark.slow
 def test_layers_are_timed_and_rows_take_the_place_of_tokens() -> None:
     torch.manual_seed(0)
@@ -231,6 +250,9 @@ def test_layers_are_timed_and_rows_take_the_place_of_tokens() -> None:
     assert [one.rows for one in found.times] == [1, 64, 1024] and found.pays
     assert min(min(one.before_ms, one.after_ms) for one in found.times) > 0
     assert [one.length for one in report.latency] == [2048] and report.lengths_left_out is None
+    text = linearization_page(report)
+    assert report.over == "rows" and "Time by rows at once" in text
+    assert "token" not in text and "attention" not in text
 
 
 class WrittenOut(nn.Module):

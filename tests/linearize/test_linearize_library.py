@@ -226,7 +226,7 @@ def test_the_crossover_is_where_it_stays_ahead() -> None:
     assert crossover(rows(1, 1, 3)) is None
     status, sentence = verdict(Measurements(costs=FormCosts(latency=rows(3, 3))))
     assert status == "declined"
-    assert "at the longest it takes 3 ms and the original 2 ms" in sentence
+    assert "from 1 to 2 tokens: at 2 it takes 3 ms and the original 2 ms" in sentence
 
 
 def test_a_module_in_training_is_taken_without_its_dropout_and_left_in_training() -> None:
