@@ -68,6 +68,21 @@ class First(nn.Module):
         return found if isinstance(found, Tensor) else found[0]
 
 
+class Single(nn.Module):
+    """A module that computes a part in complex64 always: its own reference is in float32."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def double(self) -> Single:
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.inner(x.float())
+        return found.to(x.dtype)
+
+
 class Projected(nn.Module):
     """A function of projections of the input, of these widths."""
 
@@ -308,7 +323,7 @@ def moving_averages() -> nn.Module:
 def linear_recurrent_unit() -> nn.Module:
     from LRU_pytorch import LRU
 
-    return LRU(in_features=WIDTH, out_features=WIDTH, state_features=8)
+    return Single(LRU(in_features=WIDTH, out_features=WIDTH, state_features=8))
 
 
 @module("minimamba", "minimamba")
@@ -344,7 +359,7 @@ def taylor_series() -> nn.Module:
 def simplified_state_space() -> nn.Module:
     from s5 import S5
 
-    return S5(WIDTH, 8)
+    return Single(S5(WIDTH, 8))
 
 
 @module("aft-pytorch", "aft_pytorch")
