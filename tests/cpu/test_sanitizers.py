@@ -10,24 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from linexport.plugins.cpu import library
+from tests.support.native import build
 
 pytestmark = pytest.mark.slow
 
-SOURCES = Path(library.__file__).parent / "cpp"
 HERE = Path(__file__).parent
-OTHERS = {"test_sanitizers.py", "test_library.py", "test_proven.py"}
-"""Tests of the file, of artifacts and of this; those of operators are the rest."""
-
-
-def build(folder: Path, *flags: str) -> Path:
-    """The library with these flags, in ``folder``."""
-    made = folder / "liblinexport_cpu.so"
-    common = ["-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-ffp-contract=fast", "-Wno-psabi"]
-    digest = f'-DLINEXPORT_SOURCES="{library.sources_digest()}"'
-    files = [str(path) for path in sorted(SOURCES.glob("*.cc"))]
-    subprocess.run(["g++", *common, *flags, digest, *files, "-o", str(made)], check=True)
-    return made
+OTHERS = {"test_sanitizers.py", "test_allocations.py", "test_library.py", "test_proven.py"}
+"""Tests of builds, of the file and of artifacts; those of operators are the rest."""
 
 
 def run(environment: dict[str, str]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,18 @@ from linexport.plugins.cpu import library
 from linexport.plugins.ops.registry import all_ops, attach_functions
 from tests.support.layouts import one_op_model
 from tests.support.runtimes import Arrays
+
+
+def build(folder: Path, *flags: str, more: Sequence[Path] = ()) -> Path:
+    """The library with these flags and ``more`` sources, in ``folder``."""
+    made = folder / "liblinexport_cpu.so"
+    common = ["-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-ffp-contract=fast", "-Wno-psabi"]
+    digest = f'-DLINEXPORT_SOURCES="{library.sources_digest()}"'
+    sources = [*sorted((Path(library.__file__).parent / "cpp").glob("*.cc")), *more]
+    subprocess.run(
+        ["g++", *common, *flags, digest, *map(str, sources), "-o", str(made)], check=True
+    )
+    return made
 
 
 def session(model: onnx.ModelProto, threads: int = 1) -> ort.InferenceSession:

@@ -32,10 +32,8 @@ class CausalConvWithState : public Kernel {
     expect(weight.rank == 3 && weight.dims[0] == c.channels && weight.dims[1] == 1 && weight.dims[2] > 0,
            "weight has a wrong shape");
     c.size = weight.dims[2];
-    expect(!bias || (bias.rank == 1 && bias.dims[0] == c.channels), "bias has a wrong shape");
-    expect(!past || (past.rank == 3 && past.dims[0] == c.batch && past.dims[1] == c.channels &&
-                     past.dims[2] == c.size - 1),
-           "past_state has a wrong shape");
+    expect(!bias || bias.has_shape({c.channels}), "bias has a wrong shape");
+    expect(!past || past.has_shape({c.batch, c.channels, c.size - 1}), "past_state has a wrong shape");
     c.input = input.in<float>(), c.weight = weight.in<float>(), c.bias = bias.in<float>(), c.past = past.in<float>();
     c.output = call.output(0, {c.batch, c.channels, c.length}).out<float>();
     c.present = call.output(1, {c.batch, c.channels, c.size - 1}).out<float>();

@@ -1,7 +1,5 @@
 #include "chunked_attention.h"
 
-#include <vector>
-
 #include "division.h"
 
 #define KERNEL "chunked_attention_kernel.h"
@@ -17,8 +15,7 @@ void chunked_attention(const Context& call, const Attention& attention, int thre
   Attention a = attention;
   const int64_t streams = a.streams();
   const Division division(streams, DISPATCH(panels(a)), streams * 2 * a.keys * a.d_k * a.d_v, threads, kTurns);
-  std::vector<float> copy;
-  a.past_normalizer = division.apart(a.past_normalizer, a.present_normalizer, streams * a.d_k, copy);
+  a.past_normalizer = division.apart(a.past_normalizer, a.present_normalizer, streams * a.d_k);
   division.run(call, [&](const Part& part) { DISPATCH(run(a, part, memory(DISPATCH(memory_floats(a, part))))); });
 }
 

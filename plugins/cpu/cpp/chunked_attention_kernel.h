@@ -13,27 +13,26 @@
 // Threads that share a stream each compute P: it was no faster to compute it once, by turns, for all of them.
 // Included per instruction set.
 
+#include "attention_stream.h"
 #include "map_kernels.h"
-#include "tile.h"
 
 constexpr int kTile = kRows < 4 ? 4 : 8;  // rows of a product's tile
 constexpr int kPairColumns = kChunk < kPanel ? kChunk / kLanes : kColumns;
 
-// Memory of a thread, by places in floats: a chunk, and behind it what each stream keeps, z and S in panels.
+// A chunk by places in floats of a thread's memory; its streams lie behind.
 struct Places {
   int64_t width, panels, heads;
-  int64_t query, key, pairs, below, from_start, key_sum, value, reciprocal, chunk, stream;
+  int64_t query, key, pairs, below, from_start, key_sum, value, reciprocal, chunk;
 
   explicit Places(const Attention& a) {
-    width = vectors(a.d_k) * kLanes;
-    panels = (a.d_v + kPanel - 1) / kPanel;
+    width = AttentionStream::width(a);
+    panels = AttentionStream::panels(a);
     heads = a.group();
     chunk = 0;
     query = take(heads * kChunk * width), key = take(width * kChunk);
     pairs = take(heads * kChunk * kChunk), below = take(heads * kChunk);
     from_start = take(kChunk), key_sum = take(width);
     value = take(panels * kChunk * kPanel), reciprocal = take(heads * kChunk);
-    stream = width + panels * a.d_k * kPanel;
   }
 
  private:
@@ -52,9 +51,9 @@ struct Tokens {
   const float* decay;
   int64_t count;
 
-  Tokens(const Attention& a, int64_t stream, int64_t start)
-      : count(a.keys <= start ? 0 : a.keys - start < kChunk ? a.keys - start : kChunk) {
-    const int64_t h = stream % a.heads, token = stream / a.heads * a.keys + start;
+  Tokens(const Attention& a, const Turn& turn)
+      : count(a.keys <= turn.start ? 0 : a.keys - turn.start < kChunk ? a.keys - turn.start : kChunk) {
+    const int64_t h = turn.stream % a.heads, token = turn.stream / a.heads * a.keys + turn.start;
     query = a.query + (token * a.query_heads + h * a.query_heads / a.heads) * a.d_k;
     key = a.key + (token * a.key_heads + h / (a.heads / a.key_heads)) * a.d_k;
     value = a.value + (token * a.heads + h) * a.d_v;
@@ -269,7 +268,10 @@ struct Chunk {
   }
 
   // The outputs and the next state of a part's panels.
-  void apply(const Part& part, float* z, const StateInPanels& state, Ahead ahead) const {
+  void apply(const AttentionStream& stream, Ahead ahead) const {
+    const Part& part = stream.part;
+    const StateInPanels state = stream.state();
+    float* z = stream.z;
     float *values = memory + at.value, *reciprocal = memory + at.reciprocal;
     load_values(part, values);
     for (int64_t row = 0; a.normalize && row < at.heads * kChunk; row += kChunk) divide(z, row, reciprocal + row);
@@ -284,58 +286,22 @@ struct Chunk {
   }
 };
 
-// One state and the sequence that it runs along.
-struct Stream {
-  const Attention& a;
-  const Places& at;
-  const Part& part;
-  int64_t index;
-  float* z;  // the normaliser, and behind it the state in panels
-
-  StateInPanels state() const {
-    const int64_t size = a.d_k * a.d_v;
-    return {a.past_state ? a.past_state + index * size : nullptr,
-            a.present_state ? a.present_state + index * size : nullptr,
-            z + at.width,
-            a.d_k,
-            a.d_v,
-            false};
-  }
-
-  void open() const {
-    std::memset(z, 0, at.width * sizeof(float));
-    if (a.past_normalizer) std::memcpy(z, a.past_normalizer + index * a.d_k, a.d_k * sizeof(float));
-    state().open(part.first_panel, part.last_panel);
-  }
-
-  void close() const {
-    state().close(part.first_panel, part.last_panel);
-    if (a.present_normalizer && part.first_panel == 0)
-      std::memcpy(a.present_normalizer + index * a.d_k, z, a.d_k * sizeof(float));
-  }
-};
-
-static int64_t panels(const Attention& a) { return Places(a).panels; }
+static int64_t panels(const Attention& a) { return AttentionStream::panels(a); }
 
 static int64_t memory_floats(const Attention& a, const Part& part) {
-  const Places at(a);
-  return at.chunk + (part.last_stream - part.first_stream) * at.stream;
+  return Places(a).chunk + AttentionStreams::floats(a, part);
 }
 
-// All tokens of a part of the call. Streams take turns: one token's heads are neighbours in memory.
+// All tokens of a part of the call.
 static void run(const Attention& a, const Part& part, float* memory) {
   const Places at(a);
-  const auto stream = [&](int64_t s) {
-    return Stream{a, at, part, s, memory + at.chunk + (s - part.first_stream) * at.stream};
-  };
-  for (int64_t s = part.first_stream; s < part.last_stream; ++s) stream(s).open();
-  for (int64_t start = 0; start < a.keys; start += kChunk)
-    for (int64_t s = part.first_stream; s < part.last_stream; ++s) {
-      const bool wraps = s + 1 == part.last_stream;
-      const Chunk chunk = {a, at, Tokens(a, s, start), memory};
-      const Tokens next(a, wraps ? part.first_stream : s + 1, wraps ? start + kChunk : start);
-      chunk.prepare();
-      chunk.apply(part, stream(s).z, stream(s).state(), Ahead(a, next, chunk.tiles()));
-    }
-  for (int64_t s = part.first_stream; s < part.last_stream; ++s) stream(s).close();
+  const AttentionStreams streams = {a, part, memory + at.chunk, false};
+  streams.open();
+  for (Turn turn = streams.first(), next; turn.start < a.keys; turn = next) {
+    next = streams.after(turn, kChunk);
+    const Chunk chunk = {a, at, Tokens(a, turn), memory};
+    chunk.prepare();
+    chunk.apply(streams[turn.stream], Ahead(a, Tokens(a, next), chunk.tiles()));
+  }
+  streams.close();
 }

@@ -1,6 +1,7 @@
 #include "division.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace linexport {
 namespace {
@@ -16,7 +17,7 @@ Division::Division(int64_t streams, int64_t panels, int64_t multiplications, int
   shares = std::min(streams, threads == 1 ? 1 : std::clamp<int64_t>(streams / turns, threads, 4 * threads));
 }
 
-void Division::run(const Context& call, const std::function<void(const Part&)>& part) const {
+void Division::run(const Context& call, const Work<const Part&>& part) const {
   if (shares == 0) return;
   call.parallel(shares * splits, [&](size_t index) {
     const int64_t share = index / splits, split = index % splits;
@@ -25,8 +26,9 @@ void Division::run(const Context& call, const std::function<void(const Part&)>& 
   });
 }
 
-const float* Division::apart(const float* past, const float* present, int64_t floats, std::vector<float>& copy) const {
+const float* Division::apart(const float* past, const float* present, int64_t floats) const {
   if (splits <= 1 || !past || past != present) return past;
+  static thread_local std::vector<float> copy;
   copy.assign(past, past + floats);
   return copy.data();
 }

@@ -3,8 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <vector>
 
 #include "operator.h"
 
@@ -24,9 +22,10 @@ struct Division {
   // For so many multiplications on so many threads. Of streams that take turns, a thread has a few where there
   // are enough: a token's heads are neighbours in memory, and their pages are met once.
   Division(int64_t streams, int64_t panels, int64_t multiplications, int threads, int64_t turns = 1);
-  void run(const Context& call, const std::function<void(const Part&)>& part) const;
-  // What parts may read of a past while another one writes the present: a copy where those are one memory.
-  const float* apart(const float* past, const float* present, int64_t floats, std::vector<float>& copy) const;
+  void run(const Context& call, const Work<const Part&>& part) const;
+  // What parts may read of a past while another one writes the present: where those are one memory a copy, which lives
+  // until this thread's next call.
+  const float* apart(const float* past, const float* present, int64_t floats) const;
 };
 
 // A thread's own memory, aligned to 64 bytes, kept from call to call.

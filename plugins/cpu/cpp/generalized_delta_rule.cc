@@ -57,8 +57,7 @@ class GeneralizedDeltaRule : public Kernel {
 
   static Tensor of_shape(const Context& call, int place, std::initializer_list<int64_t> dims, const char* name) {
     const Tensor tensor = call.input(place);
-    const bool same = tensor.rank == static_cast<int>(dims.size()) && std::equal(dims.begin(), dims.end(), tensor.dims);
-    expect(!tensor || same, (std::string(name) + " has a wrong shape").c_str());
+    if (tensor && !tensor.has_shape(dims)) throw Error(std::string("GeneralizedDeltaRule: ") + name + " has a wrong shape");
     return tensor;
   }
 

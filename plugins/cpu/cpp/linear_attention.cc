@@ -3,7 +3,6 @@
 #include "linear_attention.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "chunked_attention.h"
 #include "division.h"
@@ -110,7 +109,7 @@ class LinearAttention : public Kernel {
       a.beta = beta.in<float>();
     }
     if (mask) {
-      expect(mask.rank == 2 && mask.dims[0] == a.batch && mask.dims[1] == a.keys, "key_mask has a wrong shape");
+      expect(mask.has_shape({a.batch, a.keys}), "key_mask has a wrong shape");
       a.key_mask = mask.in<bool>();
     }
   }
@@ -124,16 +123,14 @@ class LinearAttention : public Kernel {
   static const float* of_shape(const Context& call, int place, std::initializer_list<int64_t> dims, const char* name) {
     const Tensor tensor = call.input(place);
     if (!tensor) return nullptr;
-    expect(tensor.rank == static_cast<int>(dims.size()) && std::equal(dims.begin(), dims.end(), tensor.dims),
-           (std::string(name) + " has a wrong shape").c_str());
+    if (!tensor.has_shape(dims)) throw Error(std::string("LinearAttention: ") + name + " has a wrong shape");
     return tensor.in<float>();
   }
 
   void share(const Context& call, Attention& a) const {
     const int64_t streams = a.streams();
     const Division division(streams, DISPATCH(panels(a)), streams * (a.keys + a.queries) * a.d_k * a.d_v, threads_, kTurns);
-    std::vector<float> copy;
-    a.past_normalizer = division.apart(a.past_normalizer, a.present_normalizer, streams * a.d_k, copy);
+      a.past_normalizer = division.apart(a.past_normalizer, a.present_normalizer, streams * a.d_k);
     division.run(call, [&](const Part& part) { DISPATCH(run(a, part, memory(DISPATCH(memory_floats(a, part))))); });
   }
 

@@ -14,8 +14,8 @@
 // tokens a tile the products P and K cost next to nothing, and every element of S is loaded and stored
 // once for R tokens: the arithmetic is that of the recurrence itself. Included per instruction set.
 
-#include "map_kernels.h"
-#include "tile.h"
+#include "attention_block.h"
+#include "bidirectional_attention_kernel.h"
 
 // What tiles need of kRows tokens or fewer. Of query heads that share a state it is the first one's; the
 // others' are a block further on.
@@ -78,173 +78,6 @@ static void tile(const Group& first, int64_t heads, int64_t width, int64_t rows,
   finish<R>(last, x, x.output + (heads - 1) * x.head_stride, u, write<R, kDecay, true>(last.query, last.store, last.decay, width, rows, S, u));
 }
 
-// Memory of a thread, by places in floats: what is prepared of a block, and what each stream keeps.
-struct Layout {
-  int64_t width, rows, panels, heads;
-  int64_t query, key, alpha, seen, from_start, store, decay, pairs, keys, reciprocal, block, stream;
-
-  explicit Layout(const Attention& a) {
-    width = vectors(a.d_k) * kLanes;
-    rows = a.d_k;
-    panels = (a.d_v + kPanel - 1) / kPanel;
-    heads = a.group();
-    block = 0;
-    const int64_t tokens = kTokens * width;
-    query = take(kRows * width);
-    key = take(tokens);
-    alpha = take(a.has_decay ? tokens : 0);
-    seen = take(tokens * heads);
-    from_start = take(a.has_beta ? tokens : 0);
-    store = take(tokens);
-    decay = take(a.has_decay ? tokens : 0);
-    pairs = take(kTokens * kRows * heads);
-    keys = take(kTokens * kRows);
-    reciprocal = take(kTokens * heads);
-    stream = width + panels * rows * kPanel;  // z, and S in panels
-  }
-
- private:
-  int64_t take(int64_t floats) {
-    const int64_t start = block;
-    block += (floats + 15) / 16 * 16;
-    return start;
-  }
-};
-
-// P, K, and tokens with their decays, of one query head: the sums over key channels of the header.
-template <int R, bool kDecay, bool kDelta>
-static void prepare(const Layout& at, float* memory, float* z, int64_t token, int64_t head, const Attention& a) {
-  const int64_t width = at.width;
-  const float *q = memory + at.query, *k = memory + at.key + token * width;
-  const float* alpha = memory + at.alpha + token * width;
-  float* seen = memory + at.seen + (head * kTokens + token) * width;
-  float *from_start = memory + at.from_start + token * width, *stored = memory + at.store + token * width;
-  float* decay = memory + at.decay + token * width;
-  Vector pairs[R][R], keys[R][R], below[R];
-  UNROLL for (int r = 0; r < R; ++r) {
-    below[r] = Vector{};
-    UNROLL for (int s = 0; s <= r; ++s) pairs[r][s] = keys[r][s] = Vector{};
-  }
-  for (int64_t i = 0; i < width; i += kLanes) {
-    Vector query[R], past = all(1.0f), total = Vector{};
-    const Vector before = load(z + i);
-    UNROLL for (int r = 0; r < R; ++r) {
-      query[r] = load(q + r * width + i);
-      if constexpr (kDecay) past *= load(alpha + r * width + i);
-      const Vector now = kDecay ? query[r] * past : query[r];
-      store(seen + r * width + i, now);
-      below[r] += now * before;
-    }
-    UNROLL for (int s = 0; s < R; ++s) {
-      Vector x = load(k + s * width + i);
-      pairs[s][s] += query[s] * x;
-      UNROLL for (int r = s + 1; r < R; ++r) {
-        if constexpr (kDecay) x *= load(alpha + r * width + i);
-        pairs[r][s] += query[r] * x;
-        if constexpr (kDelta) keys[r][s] += load(k + r * width + i) * x;
-      }
-      store(stored + s * width + i, x);
-      total += x;
-    }
-    if constexpr (kDelta) {
-      Vector so_far = all(1.0f);
-      UNROLL for (int r = 0; r < R; ++r) {
-        if constexpr (kDecay) so_far *= load(alpha + r * width + i);
-        store(from_start + r * width + i, load(k + r * width + i) * so_far);
-      }
-    }
-    if constexpr (kDecay) store(decay + i, past);
-    if (head == at.heads - 1) store(z + i, past * before + total);
-  }
-  float* P = memory + at.pairs + (head * kTokens + token) * kRows;
-  float* K = memory + at.keys + token * kRows;
-  float* reciprocal = memory + at.reciprocal + head * kTokens + token;
-  UNROLL for (int r = 0; r < R; ++r) {
-    float denominator = a.normalize ? sum(below[r]) + a.eps : 1.0f;
-    UNROLL for (int s = 0; s <= r; ++s) {
-      P[r * kRows + s] = sum(pairs[r][s]);
-      if (a.normalize) denominator += P[r * kRows + s];
-      if constexpr (kDelta)
-        if (s < r) K[r * kRows + s] = sum(keys[r][s]);
-    }
-    reciprocal[r] = 1.0f / denominator;
-  }
-}
-
-// exp(decay) of one token by key channel; 1 for one that is masked.
-static void decays(const Attention& a, int64_t b, int64_t t, int64_t h, float* alpha) {
-  const int64_t token = b * a.keys + t;
-  if (a.key_mask && !a.key_mask[token]) {
-    for (int64_t i = 0; i < a.d_k; i += kLanes) store(alpha + i, all(1.0f));
-    return;
-  }
-  if (!a.decay_per_channel) {
-    const Vector one = exponential(all(a.decay[token * a.heads + h]));
-    for (int64_t i = 0; i < a.d_k; i += kLanes) store(alpha + i, one);
-    return;
-  }
-  const float* x = a.decay_scale ? a.decay_scale + h * a.d_k : a.decay + (token * a.heads + h) * a.d_k;
-  const float factor = a.decay_scale ? a.decay[token * a.heads + h] : 1.0f;
-  for (int64_t i = 0; i < a.d_k; i += kLanes)
-    store(alpha + i, exponential(load_first(x + i, a.d_k - i) * factor));
-}
-
-// Keys and decays of a block of tokens.
-static void load_keys(const Attention& a, const Layout& at, float* memory, int64_t b, int64_t h, int64_t start,
-                      int64_t count) {
-  const int64_t key_head = h / (a.heads / a.key_heads);
-  for (int64_t t = 0; t < count; ++t) {
-    const int64_t token = b * a.keys + start + t;
-    float* k = memory + at.key + t * at.width;
-    if (a.key_mask && !a.key_mask[token])
-      std::memset(k, 0, at.width * sizeof(float));
-    else
-      map_head(a.map, a.key + (token * a.key_heads + key_head) * a.d_k, k, a.d_k, 1.0f);
-    if (a.has_decay) decays(a, b, start + t, h, memory + at.alpha + t * at.width);
-  }
-}
-
-static void load_queries(const Attention& a, const Layout& at, float* memory, int64_t b, int64_t query_head,
-                         int64_t start, int64_t count) {
-  for (int64_t t = 0; t < count; ++t)
-    map_head(a.map, a.query + ((b * a.queries + start + t) * a.query_heads + query_head) * a.d_k,
-             memory + at.query + t * at.width, a.d_k, a.scale);
-}
-
-// One state and the sequence that it runs along.
-struct Stream {
-  const Attention& a;
-  const Layout& at;
-  const Part& part;
-  int64_t index;
-  float* z;  // the normaliser, and behind it the state in panels of kPanel channels
-
-  int64_t columns(int64_t p) const { return state().columns(p); }
-  State panel(int64_t p) const { return state().panel(p); }
-
-  StateInPanels state() const {
-    const int64_t size = a.d_k * a.d_v;
-    return {a.past_state ? a.past_state + index * size : nullptr,
-            a.present_state ? a.present_state + index * size : nullptr,
-            z + at.width,
-            at.rows,
-            a.d_v,
-            (a.keys == 1 || a.keys == kRows) && a.causal};
-  }
-
-  void open() const {
-    std::memset(z, 0, at.width * sizeof(float));
-    if (a.past_normalizer) std::memcpy(z, a.past_normalizer + index * a.d_k, a.d_k * sizeof(float));
-    state().open(part.first_panel, part.last_panel);
-  }
-
-  void close() const {
-    state().close(part.first_panel, part.last_panel);
-    if (a.present_normalizer && part.first_panel == 0)
-      std::memcpy(a.present_normalizer + index * a.d_k, z, a.d_k * sizeof(float));
-  }
-};
-
 // Ask for rows of floats that are read soon: those of a head lie too far apart for the processor to foresee.
 static void prefetch(const float* x, int64_t rows, int64_t stride, int64_t width) {
   for (int64_t r = 0; r < rows; ++r)
@@ -252,24 +85,23 @@ static void prefetch(const float* x, int64_t rows, int64_t stride, int64_t width
 }
 
 // What tokens start ... start + count - 1 of a stream read.
-static void prefetch(const Stream& stream, int64_t start, int64_t count) {
+static void prefetch(const AttentionStream& stream, int64_t start, int64_t count) {
   const Attention& a = stream.a;
-  const int64_t b = stream.index / a.heads, h = stream.index % a.heads, token = b * a.keys + start;
+  const int64_t h = stream.head(), token = stream.batch() * a.keys + start;
   const int64_t key_head = h / (a.heads / a.key_heads), query_head = h * a.query_heads / a.heads;
   prefetch(a.query + (token * a.query_heads + query_head) * a.d_k, count, a.query_heads * a.d_k,
-           (a.query_heads > a.heads ? stream.at.heads : 1) * a.d_k);
+           (a.query_heads > a.heads ? a.group() : 1) * a.d_k);
   prefetch(a.key + (token * a.key_heads + key_head) * a.d_k, count, a.key_heads * a.d_k, a.d_k);
   prefetch(a.value + (token * a.heads + h) * a.d_v, count, a.heads * a.d_v, a.d_v);
 }
 
-// Tokens start ... start + count - 1 of a stream; meanwhile those of the next block are asked for.
+// A block of a stream's tokens, from `start` on; meanwhile those of the next one are asked for.
 template <bool kDecay, bool kDelta>
-static void block(const Stream& stream, float* memory, int64_t start, int64_t count, const Stream& next,
+static void block(const AttentionStream& stream, const Layout& at, float* memory, int64_t start, const AttentionStream& next,
                   int64_t next_start) {
   const Attention& a = stream.a;
-  const Layout& at = stream.at;
   const Part& part = stream.part;
-  const int64_t b = stream.index / a.heads, h = stream.index % a.heads;
+  const int64_t b = stream.batch(), h = stream.head(), count = a.keys - start < kTokens ? a.keys - start : kTokens;
   float* z = stream.z;
   const int64_t heads = at.heads, shared = a.query_heads < a.heads ? a.heads / a.query_heads : 1;
   load_keys(a, at, memory, b, h, start, count);
@@ -283,7 +115,7 @@ static void block(const Stream& stream, float* memory, int64_t start, int64_t co
     }
   const int64_t betas = a.beta_per_head ? a.heads : 1;
   for (int64_t p = part.first_panel; p < part.last_panel; ++p) {
-    const State S = stream.panel(p);
+    const State S = stream.state().panel(p);
     for (int64_t t = 0; t < count; t += rows(count - t)) {
       if (p == part.first_panel && next_start + t + rows(count - t) <= a.keys)
         prefetch(next, next_start + t, rows(count - t));
@@ -308,94 +140,17 @@ static void block(const Stream& stream, float* memory, int64_t start, int64_t co
   }
 }
 
-static int64_t memory_floats(const Attention& a, const Part& part) {
-  const Layout at(a);
-  return at.block + (part.last_stream - part.first_stream) * at.stream;
-}
-
-static int64_t panels(const Attention& a) { return Layout(a).panels; }
-
-// causal = 0: S = sum_s k_s v_s^T and z of all keys, then every query reads them.
-static void add_keys(const Stream& stream, float* memory, int64_t start, int64_t count) {
-  const Attention& a = stream.a;
-  const Layout& at = stream.at;
-  const int64_t b = stream.index / a.heads, h = stream.index % a.heads;
-  load_keys(a, at, memory, b, h, start, count);
-  float* keys = memory + at.key;
-  std::memset(keys + count * at.width, 0, (kTokens - count) * at.width * sizeof(float));
-  for (int64_t t = 0; t < count; ++t)
-    for (int64_t i = 0; i < at.width; i += kLanes)
-      store(stream.z + i, load(stream.z + i) + load(keys + t * at.width + i));
-  for (int64_t p = stream.part.first_panel; p < stream.part.last_panel; ++p)
-    for (int64_t t = 0; t < count; t += kRows) {
-      const float* value = a.value + ((b * a.keys + start + t) * a.heads + h) * a.d_v + p * kPanel;
-      const int64_t left = count - t, stride = a.heads * a.d_v;
-      Tile<kRows> u = nothing<kRows>();
-      if (left >= kRows)
-        u = load_tile<kRows>(value, stride, stream.columns(p));
-      else
-        for (int64_t r = 0; r < left; ++r) {
-          const Tile<1> one = load_tile<1>(value + r * stride, stride, stream.columns(p));
-          for (int j = 0; j < kColumns; ++j) u.at[r][j] = one.at[0][j];
-        }
-      write<kRows, false, false>(nullptr, keys + t * at.width, nullptr, at.width, at.rows, stream.panel(p), u);
-    }
-}
-
-static void answer_queries(const Stream& stream, float* memory, int64_t start, int64_t count) {
-  const Attention& a = stream.a;
-  const Layout& at = stream.at;
-  const int64_t b = stream.index / a.heads, h = stream.index % a.heads;
-  const int64_t shared = a.query_heads < a.heads ? a.heads / a.query_heads : 1;
-  float* query = memory + at.query;
-  for (int64_t head = h * at.heads; head < (h + 1) * at.heads; ++head) {
-    std::memset(query, 0, kRows * at.width * sizeof(float));
-    load_queries(a, at, memory, b, head / shared, start, count);
-    float factor[kRows];
-    for (int64_t r = 0; r < kRows; ++r) {
-      Vector below = {};
-      for (int64_t i = 0; i < at.width; i += kLanes) below += load(query + r * at.width + i) * load(stream.z + i);
-      factor[r] = a.normalize ? 1.0f / (sum(below) + a.eps) : 1.0f;
-    }
-    for (int64_t p = stream.part.first_panel; p < stream.part.last_panel; ++p) {
-      const Tile<kRows> sums = read<kRows>(query, at.width, at.rows, stream.panel(p));
-      for (int64_t r = 0; r < count; ++r)
-        for (int64_t j = 0; j < kColumns && j * kLanes < stream.columns(p); ++j)
-          store_first(a.output + ((b * a.queries + start + r) * a.output_heads() + head) * a.d_v + p * kPanel +
-                          j * kLanes,
-                      sums.at[r][j] * factor[r], stream.columns(p) - j * kLanes);
-    }
-  }
-}
-
-static void run_both_ways(const Attention& a, const Part& part, float* memory) {
-  const Layout at(a);
-  for (int64_t s = part.first_stream; s < part.last_stream; ++s) {
-    const Stream stream = {a, at, part, s, memory + at.block + (s - part.first_stream) * at.stream};
-    stream.open();
-    for (int64_t start = 0; start < a.keys; start += kTokens)
-      add_keys(stream, memory, start, a.keys - start < kTokens ? a.keys - start : kTokens);
-    for (int64_t start = 0; start < a.queries; start += kRows)
-      answer_queries(stream, memory, start, a.queries - start < kRows ? a.queries - start : kRows);
-    stream.close();
-  }
-}
-
-// All tokens of a part of the call. Streams take turns by block: one token's heads are neighbours in memory.
+// All tokens of a part of the call.
 template <bool kDecay, bool kDelta>
 static void run(const Attention& a, const Part& part, float* memory) {
   const Layout at(a);
-  auto stream = [&](int64_t index) {
-    return Stream{a, at, part, index, memory + at.block + (index - part.first_stream) * at.stream};
-  };
-  for (int64_t s = part.first_stream; s < part.last_stream; ++s) stream(s).open();
-  for (int64_t start = 0; start < a.keys; start += kTokens)
-    for (int64_t s = part.first_stream; s < part.last_stream; ++s) {
-      const bool wraps = s + 1 == part.last_stream;
-      block<kDecay, kDelta>(stream(s), memory, start, a.keys - start < kTokens ? a.keys - start : kTokens,
-                            stream(wraps ? part.first_stream : s + 1), wraps ? start + kTokens : start);
-    }
-  for (int64_t s = part.first_stream; s < part.last_stream; ++s) stream(s).close();
+  const AttentionStreams streams = {a, part, memory + at.block, a.keys == 1 || a.keys == kRows};
+  streams.open();
+  for (Turn turn = streams.first(), next; turn.start < a.keys; turn = next) {
+    next = streams.after(turn, kTokens);
+    block<kDecay, kDelta>(streams[turn.stream], at, memory, turn.start, streams[next.stream], next.start);
+  }
+  streams.close();
 }
 
 static void run(const Attention& a, const Part& part, float* memory) {
@@ -403,3 +158,9 @@ static void run(const Attention& a, const Part& part, float* memory) {
   if (a.has_beta) return a.has_decay ? run<true, true>(a, part, memory) : run<false, true>(a, part, memory);
   return a.has_decay ? run<true, false>(a, part, memory) : run<false, false>(a, part, memory);
 }
+
+static int64_t memory_floats(const Attention& a, const Part& part) {
+  return Layout(a).block + AttentionStreams::floats(a, part);
+}
+
+static int64_t panels(const Attention& a) { return AttentionStream::panels(a); }

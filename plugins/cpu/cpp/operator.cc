@@ -162,7 +162,7 @@ float* Context::kept(size_t place, int64_t floats) {
   return own.data();
 }
 
-void Context::convert(int64_t count, const std::function<void(int64_t, int64_t)>& part) const {
+void Context::convert(int64_t count, const Work<int64_t, int64_t>& part) const {
   const int64_t parts = (count + kConverted - 1) / kConverted;
   if (parts == 0) return;
   parallel(parts, [&](size_t index) {
@@ -171,9 +171,9 @@ void Context::convert(int64_t count, const std::function<void(int64_t, int64_t)>
   });
 }
 
-void Context::parallel(size_t count, const std::function<void(size_t)>& work) const {
+void Context::parallel(size_t count, const Work<size_t>& work) const {
   if (count == 1) return work(0);
-  auto step = [](void* data, size_t index) { (*static_cast<const std::function<void(size_t)>*>(data))(index); };
+  auto step = [](void* data, size_t index) { (*static_cast<const Work<size_t>*>(data))(index); };
   void (*entry)(void*, size_t) = step;
   checked<KernelContextParallelFor>(api_, context_, entry, count, size_t{0},
                                     const_cast<void*>(static_cast<const void*>(&work)));

@@ -4,8 +4,9 @@
 //   static const Registered twice({"Twice", {{"x", kFloat}}, {{"y", kFloat}}, make<Twice>});
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <functional>
+#include <initializer_list>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -52,6 +53,9 @@ struct Tensor {
     for (int i = 0; i < rank; ++i) product *= dims[i];
     return product;
   }
+  bool has_shape(std::initializer_list<int64_t> shape) const {
+    return rank == static_cast<int>(shape.size()) && std::equal(shape.begin(), shape.end(), dims);
+  }
   template <class T>
   const T* in() const {
     return static_cast<const T*>(data);
@@ -64,6 +68,19 @@ struct Tensor {
 
 struct Declaration;
 
+// What is called with these arguments, while it lives: std::function without memory of its own.
+template <class... Arguments>
+class Work {
+ public:
+  template <class F>
+  Work(const F& f) : f_(&f), call_([](const void* f, Arguments... given) { (*static_cast<const F*>(f))(given...); }) {}
+  void operator()(Arguments... given) const { call_(f_, given...); }
+
+ private:
+  const void* f_;
+  void (*call_)(const void*, Arguments...);
+};
+
 // One call of a kernel. Activations of 16 bits are float32 for it: converted when they are asked for, and outputs when
 // the call ends.
 class Context {
@@ -73,7 +90,7 @@ class Context {
   Tensor output(size_t place, std::initializer_list<int64_t> dims);
   void finish() const;
   // Call work(0) ... work(count - 1) on the threads of the session.
-  void parallel(size_t count, const std::function<void(size_t)>& work) const;
+  void parallel(size_t count, const Work<size_t>& work) const;
 
  private:
   static constexpr size_t kMostInputs = 16, kMostOutputs = 4;
@@ -84,7 +101,7 @@ class Context {
   };
   // Memory of this thread, kept from call to call.
   static float* kept(size_t place, int64_t floats);
-  void convert(int64_t count, const std::function<void(int64_t start, int64_t end)>& part) const;
+  void convert(int64_t count, const Work<int64_t, int64_t>& part) const;
 
   OrtApi api_;
   OrtKernelContext* context_;

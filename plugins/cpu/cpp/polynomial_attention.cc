@@ -1,7 +1,6 @@
 #include "polynomial_attention.h"
 
 #include <cmath>
-#include <vector>
 
 #include "division.h"
 
@@ -82,8 +81,7 @@ void polynomial_attention(const Context& call, const Attention& attention, const
   Attention a = attention;
   const int64_t streams = a.streams();
   const Division division(streams, DISPATCH(panels(a)), streams * 2 * a.keys * a.d_k * a.d_v, threads);
-  std::vector<float> copy;
-  a.past_normalizer = division.apart(a.past_normalizer, a.present_normalizer, streams * a.d_k, copy);
+  a.past_normalizer = division.apart(a.past_normalizer, a.present_normalizer, streams * a.d_k);
   division.run(call, [&](const Part& part) { DISPATCH(run(a, map, part, memory(DISPATCH(memory_floats(a, map, part))))); });
 }
 

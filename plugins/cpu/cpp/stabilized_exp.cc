@@ -2,7 +2,6 @@
 #include "stabilized_exp.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "division.h"
 
@@ -40,8 +39,7 @@ class StabilizedExp : public Kernel {
     x.present_max = call.output(3, {x.batch, x.heads, x.features}).out<float>();
     const int64_t work = x.streams() * x.length * x.features * (x.group() + 1) * kExponential;
     const Division division(x.streams(), DISPATCH(segments(x)), work, threads_, kTurns);
-    std::vector<float> copy;
-    x.past_max = division.apart(x.past_max, x.present_max, x.streams() * x.features, copy);
+    x.past_max = division.apart(x.past_max, x.present_max, x.streams() * x.features);
     division.run(call, [&](const Part& part) { DISPATCH(stabilize(x, part, memory(DISPATCH(exponents_floats(x, part))))); });
   }
 
@@ -53,14 +51,11 @@ class StabilizedExp : public Kernel {
     expect(query.rank == 3 && key.rank == 3, "query and key have three dimensions");
     x.batch = query.dims[0], x.length = query.dims[1], x.features = query.dims[2] / x.query_heads;
     expect(x.features > 0 && query.dims[2] == x.features * x.query_heads, "query's width is no multiple of q_num_heads");
-    expect(key.dims[0] == x.batch && key.dims[1] == x.length && key.dims[2] == x.heads * x.features,
+    expect(key.has_shape({x.batch, x.length, x.heads * x.features}),
            "key has a wrong shape");
     expect(x.causal || (!past && !decay), "causal=0 takes no past and no decay");
-    expect(!past || (past.rank == 3 && past.dims[0] == x.batch && past.dims[1] == x.heads &&
-                     past.dims[2] == x.features),
-           "past_key_max has a wrong shape");
-    expect(!mask || (mask.rank == 2 && mask.dims[0] == x.batch && mask.dims[1] == x.length),
-           "key_mask has a wrong shape");
+    expect(!past || past.has_shape({x.batch, x.heads, x.features}), "past_key_max has a wrong shape");
+    expect(!mask || mask.has_shape({x.batch, x.length}), "key_mask has a wrong shape");
     if (decay) {
       const bool fits = decay.rank == 3 && decay.dims[0] == x.batch && decay.dims[1] == x.length;
       x.decay_per_feature = fits && decay.dims[2] != x.heads;
