@@ -25,13 +25,16 @@ whose products W' y are nearest to W x; c keeps it near W. Source: Li et al. 202
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from linexport.quantise.block_quantisation import (
     Grid,
@@ -94,18 +97,24 @@ def gptq(matrix: Matrix, grid: Grid, second_moment: Moment | Matrix) -> Quantise
     by_size = np.argsort(-np.diag(damped), kind="stable")
     count = min(len(matrix), max(1, matrix.size // AT_ONCE))
     parts = np.array_split(matrix, count)
-    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1, count)) as pool:
-        rounded = []
-        for places in (np.arange(padded), by_size):
-            # One factor at a time: they are the largest matrices there are.
-            order = _Order(places, _inverse_factor(damped[np.ix_(places, places)]))
-            rounded.append(list(pool.map(partial(_in_turn, grid=grid, order=order), parts)))
-            del order
-        best = pool.map(partial(_descended, grid=grid, damped=damped), parts, *rounded)
-        values, scales, zeros = (np.concatenate(own, 1) for own in zip(*best, strict=True))
+    rounded = []
+    for places in (np.arange(padded), by_size):
+        # One factor at a time: they are the largest matrices there are.
+        order = _Order(places, _inverse_factor(damped[np.ix_(places, places)]))
+        rounded.append(_in_threads(partial(_in_turn, grid=grid, order=order), parts))
+        del order
+    best = _in_threads(partial(_descended, grid=grid, damped=damped), parts, *rounded)
+    values, scales, zeros = (np.concatenate(own, 1) for own in zip(*best, strict=True))
     stored = np.ascontiguousarray(values.T).reshape(len(matrix), -1, grid.block)
     scales, zeros = (np.ascontiguousarray(x.T) for x in (scales, zeros))
     return quantised(grid, matrix.shape[1], stored, scales, zeros)
+
+
+def _in_threads(function: Callable[..., Rounded], *parts: Sequence[Any]) -> list[Rounded]:
+    """Map parts in threads; their products take one each, or threads would wait for each other."""
+    count = min(THREADS, os.cpu_count() or 1, len(parts[0]))
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(count) as pool:
+        return list(pool.map(function, *parts))
 
 
 def _descended(
