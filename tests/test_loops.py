@@ -190,6 +190,18 @@ class Parts(Cells):
         return torch.stack(out, 1), h, c
 
 
+class SecondToken(Recurrence):
+    """The first output is computed before the loop."""
+
+    def forward(self, x):
+        h = self.project(x[:, 0])[:, :8]
+        out = [h]
+        for t in range(1, x.shape[1]):
+            h = torch.tanh(h) + x[:, t]
+            out.append(h)
+        return torch.stack(out, 1), h
+
+
 class ThirdToken(Recurrence):
     """The state after three tokens is read."""
 
@@ -201,7 +213,7 @@ class ThirdToken(Recurrence):
         return torch.stack(out, 1) + out[2][:, None]
 
 
-@pytest.mark.parametrize("kind", [Cells, Parts])
+@pytest.mark.parametrize("kind", [Cells, Parts, SecondToken])
 def test_what_is_read_of_the_last_step_is_right_at_every_length(kind: type[nn.Module]) -> None:
     module = kind().eval()
     model = trace(load_module((module, (torch.randn(2, 16, 8),), DYNAMIC), "loop")).model

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from linexport.trace.unrolled import Unrolled
+from linexport.trace.unrolled import Token, Unrolled
 
 Steps = tuple[str, ...]
 """A value at each step; the last may be missing ("") where nothing reads it."""
@@ -51,9 +51,10 @@ class LoopBody:
 
     Args:
         unrolled: the graph; types and constants of new values are added.
-        length: the number of tokens.
+        length: the number of steps, a vector of one.
         steps: the result of each step.
         fresh: makes a name with a stem.
+        first: number of the token that the first step reads.
 
     Attributes:
         result: its name in the body.
@@ -69,9 +70,9 @@ class LoopBody:
     """
 
     def __init__(
-        self, unrolled: Unrolled, length: str, steps: Steps, fresh: Callable[[str], str]
+        self, unrolled: Unrolled, length: str, steps: Steps, fresh: Callable[[str], str], first: int
     ) -> None:
-        self.unrolled, self.length, self.fresh = unrolled, length, fresh
+        self.unrolled, self.length, self.fresh, self.first = unrolled, length, fresh, first
         self.nodes: list[onnx.NodeProto] = []
         self.outside: list[onnx.NodeProto] = []
         self.scanned: list[Scanned] = []
@@ -167,12 +168,12 @@ class LoopBody:
         """Return element t of a tensor."""
         tokens = [self.unrolled.token(p) if p is not None else None for p in producers]
         first = tokens[0]
-        if first is None or first.number:
+        if first is None:
             return ""
-        if any(t != first._replace(number=i) for i, t in enumerate(tokens)):
+        if any(t != first._replace(number=i) for i, t in enumerate(tokens, self.first)):
             return ""
         name = self.fresh("token")
-        self.scanned.append(Scanned(name, first.data, first.axis))
+        self.scanned.append(Scanned(name, self._from_first(first), first.axis))
         self.declare(name, known[0], drop=first.axis if first.kept else None)
         if not first.kept:
             return name
@@ -180,6 +181,20 @@ class LoopBody:
         axes = self.constant(np.array([first.axis], np.int64))
         self.nodes.append(helper.make_node("Unsqueeze", [name, axes], [wide]))
         return wide
+
+    def _from_first(self, token: Token) -> str:
+        """Return the tensor, turned so that it begins with the first token that a step reads."""
+        if not self.first:
+            return token.data
+        # The first token, which no step reads, goes last: ONNX Runtime crashes in a Scan of none.
+        parts, bounds = [], ((self.first, np.iinfo(np.int64).max), (0, self.first))
+        for start, end in bounds:
+            ends = [self.constant(np.array([n], np.int64)) for n in (start, end, token.axis)]
+            parts.append(self.fresh("part"))
+            self.outside.append(helper.make_node("Slice", [token.data, *ends], parts[-1:]))
+        name = self.fresh("turned")
+        self.outside.append(helper.make_node("Concat", parts, [name], axis=token.axis))
+        return name
 
     def _counted(self, steps: Steps, known: list[str], producers: list) -> str:
         """Return numbers of equal distance, such as t + 1."""
@@ -220,7 +235,7 @@ class LoopBody:
     def _state(self, steps: Steps, known: list[str], producers: list) -> str:
         """Return the state that a step takes over from the one before it."""
         last, *later = (self.unrolled.stamps.get(s, -1) for s in known)
-        if last >= 0 or later != list(range(len(later))):
+        if last >= self.first or later != list(range(self.first, self.first + len(later))):
             return ""
         name = self.fresh("state")
         self.declare(name, known[1])

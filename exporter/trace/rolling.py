@@ -54,14 +54,33 @@ class _Loop:
 
     def __init__(self, unrolled: Unrolled, mark: onnx.NodeProto, count: Iterator[int]) -> None:
         self.unrolled, self.count = unrolled, count
-        length, *steps = mark.input
+        self.length, *self.steps = mark.input
         (self.output,) = mark.output
-        self.body = LoopBody(unrolled, length, tuple(steps), self._fresh)
+        try:
+            self.body = self._body(first=0)
+        except NotALoopError as reason:
+            self.body = self._from_second(reason)
         self.finals = [self._fresh("last") for _ in self.body.states]
         self.begin = [self._begin(state) for state in self.body.states]
 
+    def _body(self, first: int) -> LoopBody:
+        steps = tuple(self.steps[first:])
+        return LoopBody(self.unrolled, self.length, steps, self._fresh, first)
+
+    def _from_second(self, reason: NotALoopError) -> LoopBody:
+        """Return the body of a loop whose first result is computed before it.
+
+        Raises:
+            NotALoopError: it is no such loop either; ``reason`` is why it is none from the first.
+        """
+        try:
+            return self._body(first=1)
+        except NotALoopError:
+            raise reason from None
+
     def reads(self) -> Iterator[str]:
         """Yield what is read from around the loop."""
+        yield from self.steps[: self.body.first]
         yield from (s.data for s in self.body.scanned)
         yield from self.begin
         for node in (*self.body.outside, *self.body.nodes):
@@ -74,26 +93,46 @@ class _Loop:
             ends: names in the body, by values outside that they are after the last step.
         """
         body, after = self.body, self.body.next_values()
-        emitted = [inner for inner in dict.fromkeys(ends.values()) if inner not in after]
+        emitted = [x for x in dict.fromkeys(ends.values()) if body.first or x not in after]
         wholes = {inner: self._fresh("whole") for inner in emitted}
         inputs = [s.name for s in body.states] + [s.name for s in body.scanned]
         inner = self._inner(inputs, [*after, body.result, *emitted])
+        result = self._fresh("whole") if body.first else self.output
         yield from body.outside
         yield helper.make_node(
             "Scan",
             [*self.begin, *(s.data for s in body.scanned)],
-            [*self.finals, self.output, *wholes.values()],
+            [*self.finals, result, *wholes.values()],
             self._fresh("Scan"),
             body=inner,
             num_scan_inputs=len(body.scanned),
             scan_input_axes=[s.axis for s in body.scanned],
         )
-        last = body.constant(np.array(-1, np.int64))
+        if body.first:
+            yield from self._behind(self.steps[0], result, self.output)
         for name, own in ends.items():
-            if own in after:
+            whole = wholes.get(own)
+            if whole is None:
                 yield helper.make_node("Identity", [self.finals[after.index(own)]], [name])
-            else:
-                yield helper.make_node("Gather", [wholes[own], last], [name], axis=0)
+                continue
+            if body.first:
+                known = dict(zip(after, self.begin, strict=True)) | {body.result: self.steps[0]}
+                if own not in known:
+                    raise NotALoopError(f"{name} is read after it, and is not known before it")
+                whole = self._fresh("whole")
+                yield from self._behind(known[own], wholes[own], whole)
+            yield helper.make_node("Gather", [whole, self._integer(-1)], [name], axis=0)
+
+    def _behind(self, first: str, rest: str, result: str) -> Iterator[onnx.NodeProto]:
+        """Yield what puts values behind a first one; the last of them is of no token."""
+        axis, wide, longer = self._integer(0, 1), self._fresh("first"), self._fresh("longer")
+        yield helper.make_node("Unsqueeze", [first, axis], [wide])
+        yield helper.make_node("Concat", [wide, rest], [longer], axis=0)
+        ends = [self._integer(0, 1), self._integer(-1, 1), axis]
+        yield helper.make_node("Slice", [longer, *ends], [result])
+
+    def _integer(self, value: int, rank: int = 0) -> str:
+        return self.body.constant(np.full([1] * rank, value, np.int64))
 
     def _inner(self, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.GraphProto:
         """Return the body as a graph, whose outputs have names of their own."""

@@ -82,6 +82,17 @@ class SequentialMamba(nn.Module):
 formulation(COLLECTED)(SequentialMamba)
 
 
+@formulation(COLLECTED, reason="shifts, cuts or lengthens")
+def loop_from_the_second_token(q, k, v):
+    """The first state is not zero, but the first token."""
+    h = v[:, 0]
+    out = [h]
+    for t in range(1, v.shape[1]):
+        h = torch.sigmoid(k[:, t]) * h + v[:, t]
+        out.append(h)
+    return torch.stack(out, 1) * q
+
+
 @formulation(COLLECTED, reason="A Python loop over tokens")
 def loop_of_two_kinds_of_steps(q, k, v):
     """Every second step is another one."""
