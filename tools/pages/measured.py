@@ -27,15 +27,20 @@ def _part(name: str, rows: Callable[[Any], str]) -> Callable[[], str]:
 
     def write() -> str:
         found = record(name)
-        machine = found["environment"]
-        where = (
-            f"Measured {found['date']} on {machine['cores']} cores, {machine['cpu']}; ONNX "
-            f"Runtime {machine['onnxruntime']}, torch {machine['torch']}; by `{found['command']}`."
-        )
+        parts = [circumstances(found), rows(found["result"])]
         notes = [f"- {note}" for note in found.get("notes", ())]
-        return "\n\n".join([where, rows(found["result"]), *(["\n".join(notes)] if notes else [])])
+        return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])
 
     return write
+
+
+def circumstances(found: dict[str, Any]) -> str:
+    """Return a sentence on when, where and by which command a record was measured."""
+    machine = found["environment"]
+    return (
+        f"Measured {found['date']} on {machine['cores']} cores, {machine['cpu']}; ONNX "
+        f"Runtime {machine['onnxruntime']}, torch {machine['torch']}; by `{found['command']}`."
+    )
 
 
 def _ms(value: float | None) -> str:
@@ -112,26 +117,6 @@ def _nodes(result: Any) -> str:
             cells += [_ms(nodes), _ms(operator), f"{nodes / operator:.2f}"]
         rows.append(cells)
     return table(titles, rows)
-
-
-def _cpu(result: Any) -> str:
-    """Ratios alone: times of a machine that others use as well are not worth much."""
-    rows = [
-        [
-            row["case"],
-            f"{row['length']:,}",
-            *(_times(row["times_library"].get(who)) for who in ("function", "kernel")),
-            f"{row['library_over_bound']:.2f}",
-            f"{row['load']:.1f}",
-        ]
-        for row in result["rows"]
-    ]
-    titles = ["layer", "tokens", "function / library", "ONNX Runtime's kernel / library"]
-    return table([*titles, "library / bound", "load of the machine"], rows)
-
-
-def _times(ratio: float | None) -> str:
-    return NONE if ratio is None else f"{ratio:.2f}"
 
 
 def _weights(result: Any) -> str:
@@ -276,7 +261,6 @@ PARTS = {
         "attention": _attention,
         "clients": served.clients,
         "convert": _convert,
-        "cpu": _cpu,
         "decode": _decode,
         "draft": served.draft,
         "families": _families,

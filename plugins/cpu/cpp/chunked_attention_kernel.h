@@ -14,22 +14,25 @@
 // Included per instruction set.
 
 #include "attention_stream.h"
+#include "chunk_tokens.h"
 #include "map_kernels.h"
 
 constexpr int kTile = kRows < 4 ? 4 : 8;  // rows of a product's tile
 constexpr int kPairColumns = kChunk < kPanel ? kChunk / kLanes : kColumns;
+constexpr int64_t kSlab = 64;  // channels of queries that lie side by side: tiles address their rows by constants
 
 // A chunk by places in floats of a thread's memory; its streams lie behind.
 struct Places {
-  int64_t width, panels, heads;
+  int64_t width, slabs, panels, heads;
   int64_t query, key, pairs, below, from_start, key_sum, value, reciprocal, chunk;
 
   explicit Places(const Attention& a) {
     width = AttentionStream::width(a);
+    slabs = (width + kSlab - 1) / kSlab;
     panels = AttentionStream::panels(a);
     heads = a.group();
     chunk = 0;
-    query = take(heads * kChunk * width), key = take(width * kChunk);
+    query = take(heads * kChunk * slabs * kSlab), key = take(width * kChunk);
     pairs = take(heads * kChunk * kChunk), below = take(heads * kChunk);
     from_start = take(kChunk), key_sum = take(width);
     value = take(panels * kChunk * kPanel), reciprocal = take(heads * kChunk);
@@ -43,52 +46,6 @@ struct Places {
   }
 };
 
-// Tokens of a stream: the first one's rows in the inputs and the output.
-struct Tokens {
-  const float *query, *key, *value;
-  float* output;
-  const bool* mask;
-  const float* decay;
-  int64_t count;
-
-  Tokens(const Attention& a, const Turn& turn)
-      : count(a.keys <= turn.start ? 0 : a.keys - turn.start < kChunk ? a.keys - turn.start : kChunk) {
-    const int64_t h = turn.stream % a.heads, token = turn.stream / a.heads * a.keys + turn.start;
-    query = a.query + (token * a.query_heads + h * a.query_heads / a.heads) * a.d_k;
-    key = a.key + (token * a.key_heads + h / (a.heads / a.key_heads)) * a.d_k;
-    value = a.value + (token * a.heads + h) * a.d_v;
-    output = a.output + (token * a.output_heads() + h * a.group()) * a.d_v;
-    mask = a.key_mask ? a.key_mask + token : nullptr;
-    decay = a.has_decay ? a.decay + token * a.heads + h : nullptr;
-  }
-  bool masked(int64_t t) const { return t >= count || (mask && !mask[t]); }
-};
-
-// Asks for what tokens read and write while others are computed: rows of a head lie too far apart for the
-// processor to foresee.
-struct Ahead {
-  const Attention& a;
-  const Tokens next;
-  int64_t rows, row;  // rows that are asked for in a turn; tokens that are done
-
-  Ahead(const Attention& a, const Tokens& next, int64_t turns)
-      : a(a), next(next), rows((next.count + turns - 1) / turns), row(0) {}
-
-  static INLINE_MEMBER void ask(const float* x, int64_t floats) {
-    for (int64_t i = 0; i < floats; i += 16) __builtin_prefetch(x + i);
-  }
-
-  void advance() {
-    for (int64_t end = row + rows < next.count ? row + rows : next.count; row < end; ++row) {
-      ask(next.query + row * a.query_heads * a.d_k, (a.query_heads > a.heads ? a.group() : 1) * a.d_k);
-      ask(next.key + row * a.key_heads * a.d_k, a.d_k);
-      ask(next.value + row * a.heads * a.d_v, a.d_v);
-      float* output = next.output + row * a.output_heads() * a.d_v;
-      for (int64_t i = 0; i < a.group() * a.d_v; i += 16) __builtin_prefetch(output + i, 1);
-    }
-  }
-};
-
 // A chunk of tokens, in a thread's memory.
 struct Chunk {
   const Attention& a;
@@ -99,43 +56,61 @@ struct Chunk {
   bool sums_keys() const { return a.normalize || a.present_normalizer; }
   int64_t tiles() const { return at.panels * ((tokens.count + kTile - 1) / kTile * at.heads + a.d_k / kTile); }
 
-  // Mapped keys by channels, zeros where one is masked or there is none.
+  // Mapped keys by channels, zeros where one is masked or there is none, and their sums with these weights.
   template <Map kMap>
-  void load_keys() const {
-    for (int64_t t = 0; t < kChunk; t += kLanes) {
-      const float* rows[kLanes];
-      UNROLL for (int r = 0; r < kLanes; ++r)
-        rows[r] = tokens.masked(t + r) ? nullptr : tokens.key + (t + r) * a.key_heads * a.d_k;
-      for (int64_t i = 0; i < a.d_k; i += kLanes) {
+  void load_keys(const float* weights) const {
+    const float* rows[kChunk];
+    for (int t = 0; t < kChunk; ++t) rows[t] = tokens.masked(t) ? nullptr : tokens.key + t * a.key_heads * a.d_k;
+    for (int64_t i = 0; i < a.d_k; i += kLanes) {
+      Vector total = {};
+      UNROLL for (int t = 0; t < kChunk; t += kLanes) {
         Vector block[kLanes];
-        UNROLL for (int r = 0; r < kLanes; ++r)
-          block[r] = rows[r] ? mapped<kMap>(load_first(rows[r] + i, a.d_k - i)) : Vector{};
+        UNROLL for (int r = 0; r < kLanes; ++r) {
+          block[r] = rows[t + r] ? mapped<kMap>(load_first(rows[t + r] + i, a.d_k - i)) : Vector{};
+          total += block[r] * weights[t + r];
+        }
         transpose(block);
         UNROLL for (int r = 0; r < kLanes; ++r) store(memory + at.key + (i + r) * kChunk + t, block[r]);
       }
+      store(memory + at.key_sum + i, total);
     }
   }
 
-  void load_keys() const {
+  void load_keys(const float* weights) const {
     switch (a.map) {
-      case Map::kElu1: return load_keys<Map::kElu1>();
-      case Map::kExp: return load_keys<Map::kExp>();
-      case Map::kRelu: return load_keys<Map::kRelu>();
-      case Map::kSquaredRelu: return load_keys<Map::kSquaredRelu>();
-      case Map::kSoftplus: return load_keys<Map::kSoftplus>();
-      case Map::kIdentity: return load_keys<Map::kIdentity>();
+      case Map::kElu1: return load_keys<Map::kElu1>(weights);
+      case Map::kExp: return load_keys<Map::kExp>(weights);
+      case Map::kRelu: return load_keys<Map::kRelu>(weights);
+      case Map::kSquaredRelu: return load_keys<Map::kSquaredRelu>(weights);
+      case Map::kSoftplus: return load_keys<Map::kSoftplus>(weights);
+      case Map::kIdentity: return load_keys<Map::kIdentity>(weights);
     }
+  }
+
+  // Channel i of a query and those of its slab behind it; queries of a slab lie kSlab floats apart.
+  float* query(int64_t row, int64_t i) const {
+    const int64_t slab = row / kChunk * at.slabs + i / kSlab;
+    return memory + at.query + (slab * kChunk + row % kChunk) * kSlab + i % kSlab;
+  }
+
+  // sums_r += the sum over channels i of q_ri y_i, of R queries from `row` on.
+  template <int R, int J>
+  INLINE_MEMBER void multiply_queries(Tile<R, J>& sums, int64_t row, const float* y, int64_t y_stride) const {
+    for (int64_t i = 0; i < a.d_k; i += kSlab)
+      multiply(sums, query(row, i), kSlab, a.d_k - i < kSlab ? a.d_k - i : kSlab, y + i * y_stride, y_stride);
   }
 
   // Mapped queries by tokens; zeros behind them up to a whole chunk.
   void load_queries() const {
     for (int64_t j = 0; j < at.heads; ++j) {
-      float* to = memory + at.query + j * kChunk * at.width;
       const float* from = tokens.query + (a.query_heads > a.heads ? j * a.d_k : 0);
-      for (int64_t t = 0; t < tokens.count; ++t)
-        map_head(a.map, from + t * a.query_heads * a.d_k, to + t * at.width, a.d_k, a.scale);
-      if (tokens.count < kChunk)
-        std::memset(to + tokens.count * at.width, 0, (kChunk - tokens.count) * at.width * sizeof(float));
+      for (int64_t i = 0; i < a.d_k; i += kSlab) {
+        float* to = query(j * kChunk, i);
+        const int64_t channels = a.d_k - i < kSlab ? a.d_k - i : kSlab;
+        for (int64_t t = 0; t < tokens.count; ++t)
+          map_head(a.map, from + t * a.query_heads * a.d_k + i, to + t * kSlab, channels, a.scale);
+        std::memset(to + tokens.count * kSlab, 0, (kChunk - tokens.count) * kSlab * sizeof(float));
+      }
     }
   }
 
@@ -156,58 +131,48 @@ struct Chunk {
 
   // P of all query heads, and its sums over s.
   void pair(const float* between) const {
-    for (int64_t row = 0; row < at.heads * kChunk; row += kTile) {
+    for (int64_t row = 0; row < at.heads * kChunk; row += kLanes) {
       const int64_t t = row % kChunk;
       float* pairs = memory + at.pairs + row * kChunk;
-      Vector below[kTile] = {};
-      for (int64_t s = 0; s < t + kTile; s += kPairColumns * kLanes) {
-        Tile<kTile, kPairColumns> products = nothing<kTile, kPairColumns>();
-        multiply(products, memory + at.query + row * at.width, at.width, a.d_k, memory + at.key + s, kChunk);
-        UNROLL for (int r = 0; r < kTile; ++r) UNROLL for (int j = 0; j < kPairColumns; ++j) {
+      Vector below[kLanes] = {};
+      for (int64_t s = 0; s < t + kLanes; s += kPairColumns * kLanes) {
+        Tile<kLanes, kPairColumns> products = nothing<kLanes, kPairColumns>();
+        multiply_queries(products, row, memory + at.key + s, kChunk);
+        UNROLL for (int r = 0; r < kLanes; ++r) UNROLL for (int j = 0; j < kPairColumns; ++j) {
             const Vector weight = load(between + (t + r) * kChunk + s + j * kLanes);
             const Vector product = weight > Vector{} ? products.at[r][j] * weight : Vector{};
             below[r] += product;
             store(pairs + r * kChunk + s + j * kLanes, product);
           }
       }
-      if (a.normalize) UNROLL for (int r = 0; r < kTile; ++r) memory[at.below + row + r] = sum(below[r]);
+      if (a.normalize) store(memory + at.below + row, sums(below));
     }
   }
 
-  // Keys times A_C / A_s, and their sums.
+  // Keys times A_C / A_s.
   void weigh_keys(const float* weights) const {
-    if (!a.has_decay && !sums_keys()) return;
-    for (int64_t i = 0; i < at.width; i += kLanes) {
-      Vector totals[kLanes];
-      UNROLL for (int r = 0; r < kLanes; ++r) {
-        float* row = memory + at.key + (i + r) * kChunk;
-        totals[r] = Vector{};
-        UNROLL for (int t = 0; t < kChunk; t += kLanes) {
-          const Vector key = load(row + t) * load(weights + t);
-          totals[r] += key;
-          store(row + t, key);
-        }
-      }
-      store(memory + at.key_sum + i, sums(totals));
-    }
+    for (float* row = memory + at.key; a.has_decay && row < memory + at.key + a.d_k * kChunk; row += kChunk)
+      UNROLL for (int t = 0; t < kChunk; t += kLanes) store(row + t, load(row + t) * load(weights + t));
   }
 
   void prepare() const {
     float between[kChunk * kChunk];
-    load_keys();
-    load_queries();
+    const float* to_end = between + (kChunk - 1) * kChunk;
     accumulate_decays(between);
+    load_keys(to_end);
+    load_queries();
     pair(between);
-    weigh_keys(between + (kChunk - 1) * kChunk);
+    weigh_keys(to_end);
   }
 
   // Of each query 1 / (A_r q_r . z + sum_s P_rs + eps).
   void divide(const float* z, int64_t row, float* reciprocal) const {
     for (int64_t t = 0; t < kChunk; t += kLanes) {
-      const float* query = memory + at.query + (row + t) * at.width;
       Vector products[kLanes] = {};
-      for (int64_t i = 0; i < at.width; i += kLanes)
-        UNROLL for (int r = 0; r < kLanes; ++r) products[r] += load(z + i) * load(query + r * at.width + i);
+      for (int64_t i = 0; i < at.width; i += kLanes) {
+        const float* queries = query(row + t, i);
+        UNROLL for (int r = 0; r < kLanes; ++r) products[r] += load(z + i) * load(queries + r * kSlab);
+      }
       const Vector before = sums(products) * load(memory + at.from_start + t);
       store(reciprocal + t, 1.0f / (before + load(memory + at.below + row + t) + a.eps));
     }
@@ -226,14 +191,13 @@ struct Chunk {
   // The outputs of a panel of `columns` channels for the query head whose rows begin at `row`.
   void read_state(int64_t row, const float* S, const float* values, const float* reciprocal, float* output,
                   int64_t columns, Ahead& ahead) const {
-    const int64_t width = at.width, d_k = a.d_k, count = tokens.count, stride = a.output_heads() * a.d_v;
-    const float *query = memory + at.query + row * width, *pairs = memory + at.pairs + row * kChunk;
-    const float* from_start = memory + at.from_start;
+    const int64_t count = tokens.count, stride = a.output_heads() * a.d_v;
+    const float *pairs = memory + at.pairs + row * kChunk, *from_start = memory + at.from_start;
     const bool has_decay = a.has_decay, normalize = a.normalize;
     for (int64_t t = 0; t < count; t += kTile) {
       ahead.advance();
       Tile<kTile> sums = nothing<kTile>();
-      multiply(sums, query + t * width, width, d_k, S, kPanel);
+      multiply_queries(sums, row + t, S, kPanel);
       if (has_decay) scale_rows(sums, from_start + t);
       multiply(sums, pairs + t * kChunk, kChunk, t + kTile < count ? t + kTile : count, values, kPanel);
       if (normalize) scale_rows(sums, reciprocal + t);

@@ -4,7 +4,7 @@ INLINE Vector relu(Vector x) { return all(0.0f) > x ? Vector{} : x; }
 
 template <Map kMap>
 INLINE Vector mapped(Vector x) {
-  if constexpr (kMap == Map::kElu1) return relu(x) + exponential_of_negative(at_most(x, 0.0f));
+  if constexpr (kMap == Map::kElu1) return relu(x) + exponential_of_negative(all(0.0f) > x ? x : Vector{});
   if constexpr (kMap == Map::kExp) return exponential(x);
   if constexpr (kMap == Map::kRelu) return relu(x);
   if constexpr (kMap == Map::kSquaredRelu) return relu(x) * relu(x);

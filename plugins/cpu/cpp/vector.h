@@ -108,8 +108,38 @@ INLINE Vector exponential(Vector x) {
   return x > all(88.7228f) ? all(INFINITY) : p;
 }
 
+// The same for x <= 0 by 2^(n / kLanes) e^r, n = round(x kLanes / ln 2): |r| is so small that a cubic polynomial is
+// enough, and 2^(k / kLanes) for k < kLanes is a table in a register.
+#if defined(__clang__)  // which has no builtin that takes elements by numbers of another vector
+INLINE Vector exponential_by_table(Vector x) { return exponential_within_range(x); }
+#else
+template <int... I>
+INLINE Vector roots(std::integer_sequence<int, I...>) {
+  return Vector{__builtin_exp2f(static_cast<float>(I) / kLanes)...};
+}
+
+INLINE Vector exponential_by_table(Vector x) {
+  constexpr int kShift = kLanes == 16 ? 19 : kLanes == 8 ? 20 : 21;
+  constexpr float kWidth = 0.693147181f / (2 * kLanes);  // |r| at most
+  const Vector shift = all(12582912.0f), shifted = x * (1.44269504f * kLanes) + shift, n = shifted - shift;
+  const Vector r = (x - n * (0.693359375f / kLanes)) + n * (2.12194440e-4f / kLanes);
+  Vector p = r * (1.0f / 6) + (0.5f + kWidth * kWidth / 24);
+  p = (p * r) * r + r;
+  Vector root = roots(std::make_integer_sequence<int, kLanes>());
+  Integers table, power;
+  std::memcpy(&table, &root, sizeof x);
+  std::memcpy(&power, &shifted, sizeof x);
+  table = __builtin_shuffle(table - (lane() << kShift), power) + (power << kShift);
+  std::memcpy(&root, &table, sizeof x);
+  return root * p + root;
+}
+#endif
+
 // For x <= 0; 1.2e-38 below -87.3.
-INLINE Vector exponential_of_negative(Vector x) { return exponential_within_range(at_least(x, -87.3f)); }
+INLINE Vector exponential_of_negative(Vector x) {
+  const Vector clamped = at_least(x, -87.3f);
+  return kLanes >= 8 ? exponential_by_table(clamped) : exponential_within_range(clamped);
+}
 
 // log(1 + u) for 0 <= u <= 1: 2 artanh(s) with s = u / (2 + u) <= 1/3, as a series.
 INLINE Vector log_one_plus(Vector u) {
