@@ -17,6 +17,7 @@ import linexport
 from linexport import trace
 from linexport.errors import BuildError, UnsupportedModelError
 from linexport.loaders import load_model
+from linexport.loaders.factory import load_module
 from linexport.plugins.ops.registry import known_shapes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -240,3 +241,19 @@ def test_the_table_of_translations_is_read_once_and_given_back() -> None:
 
 def translations(table: Any) -> dict[Any, list[Any]]:
     return {k: [d.onnx_function for d in found] for k, found in table.functions.items() if found}
+
+
+class Picked(torch.nn.Module):
+    """Tokens by numbers of int32, which ONNX's GatherND does not take."""
+
+    def forward(self, x):
+        return x[..., torch.arange(x.shape[1], dtype=torch.int32), :]
+
+
+def test_indices_of_int32_are_widened() -> None:
+    dims = (dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC),)
+    model = trace.trace(load_module((Picked(), (torch.randn(2, 16, 4),), dims), "picked")).model
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    x = np.random.default_rng(0).standard_normal((3, 5, 4)).astype(np.float32)
+    (found,) = session.run(None, {session.get_inputs()[0].name: x})
+    np.testing.assert_array_equal(found, x)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from linexport.errors import UnsupportedModelError
 from linexport.models import functional
 from linexport.patches.packages import Function
 
@@ -39,11 +41,43 @@ def _gated_delta(
     return output.unflatten(2, (heads, -1)), last.transpose(2, 3)
 
 
-FUNCTIONS = tuple(
-    Function(f"opengdn.{module}", name, _gated_delta, "opengdn 0.1.0")
-    for module, name in (
-        ("reference", "gated_delta"),
-        ("chunkwise", "gated_delta_chunkwise"),
-        ("triton", "gated_delta_triton"),
+def _several_keys(
+    self: Any,
+    x: Tensor,
+    h_0: Tensor | None = None,
+    delta_t: Tensor | None = None,
+    return_state: bool = False,
+) -> Tensor:
+    """Stands in for ``DeltaMinGRU.forward`` of mingru-scans, which solves triangular systems."""
+    if h_0 is not None or delta_t is not None or return_state:
+        raise UnsupportedModelError(
+            "A DeltaMinGRU is given its state or gaps of time, or returns its state. Leave them "
+            "out: the artifact has a state of its own."
+        )
+    query, *written = self._coeffs(x)
+    key, value, beta = (torch.stack(parts, 2).flatten(1, 2) for parts in written)
+    output, _state, _normalizer = functional.linear_attention(
+        query.repeat_interleave(self.nh, 1).flatten(2),
+        key.flatten(2),
+        value.flatten(2),
+        beta=beta,
+        q_num_heads=self.n_heads,
+        kv_num_heads=self.n_heads,
+        update_rule="delta",
+        scale=1.0,
     )
+    result: Tensor = self.out_proj(output.unflatten(1, (-1, self.nh))[:, :, -1])
+    return result
+
+
+FUNCTIONS = (
+    *(
+        Function(f"opengdn.{module}", name, _gated_delta, "opengdn 0.1.0")
+        for module, name in (
+            ("reference", "gated_delta"),
+            ("chunkwise", "gated_delta_chunkwise"),
+            ("triton", "gated_delta_triton"),
+        )
+    ),
+    Function("mingru.min_gru", "DeltaMinGRU.forward", _several_keys, "mingru-scans 0.2.0"),
 )

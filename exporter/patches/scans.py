@@ -61,6 +61,18 @@ def _linear_scan(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return _products(a), recurrence(a, b)
 
 
+def _matrix_scan(matrices: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+    """Stands in for ``mingru.matrix_scan`` of (B, T, n, 2, 2) and (B, T, n, 2)."""
+    state, states = torch.zeros_like(added[:, 0]), []
+    product, products = torch.eye(2, dtype=added.dtype).expand_as(matrices[:, 0]), []
+    for t in range(added.shape[1]):
+        product = matrices[:, t] @ product
+        state = (matrices[:, t] @ state[..., None])[..., 0] + added[:, t]
+        products.append(product)
+        states.append(state)
+    return torch.stack(products, 1), torch.stack(states, 1)
+
+
 SCANS = (
     Function("mambapy.pscan", "pscan", recurrence, "mambapy 1.2.0"),
     Function("accelerated_scan.ref", "scan", _accelerated, "accelerated-scan 0.3.1"),
@@ -73,6 +85,7 @@ SCANS = (
     Function("assoc_scan.assoc_scan", "associative_scan", _of_pair, "assoc-scan 0.0.6"),
     Function("minimamba.s6", "S6._optimized_parallel_scan", _method, "minimamba 1.0.1"),
     Function("mingru.min_gru", "linear_scan", _linear_scan, "mingru-scans 0.2.0"),
+    Function("mingru.min_gru", "matrix_scan", _matrix_scan, "mingru-scans 0.2.0"),
 )
 
 

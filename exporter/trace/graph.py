@@ -87,6 +87,7 @@ def to_graph(
     # One form of constants for passes to read, and fewer nodes.
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(exported.model)
     model = exported.model_proto
+    _widen_indices(model.graph)
     _name_nodes(model)
     lines = source_lines(model)
     drop_metadata(model)
@@ -159,6 +160,20 @@ def _symbol(op: Op) -> Callable[..., Any]:
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     """Return the PyTorch code that operators of linexport stand for."""
     return {torch_ops.overload(op): op.eager for op in registry.all_ops().values()}
+
+
+def _widen_indices(graph: onnx.GraphProto) -> None:
+    """Cast indices of GatherND to int64, which it takes alone: torch writes int32 as it is."""
+    nodes = []
+    for node in graph.node:
+        if node.op_type == "GatherND":
+            wide = f"{node.output[0]}/indices"
+            to = onnx.TensorProto.INT64
+            nodes.append(onnx.helper.make_node("Cast", [node.input[1]], [wide], wide, to=to))
+            node.input[1] = wide
+        nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:

@@ -47,6 +47,9 @@ def converted(name: str) -> Outcome:
         reasons = tuple(n.reason for n in manifest.rejected)
         if manifest.status != "ok":
             return Outcome("refused", reasons=("its parity check failed", *reasons))
+        longest = min((d.max for d in manifest.dims.values() if d.max), default=max(LENGTHS))
+        if longest < max(LENGTHS):
+            return Outcome("refused", reasons=(f"its code limits the length to {longest}",))
         fused = sum(n for op, n in manifest.fused.items() if op in LINEAR)
         lengths = LENGTHS if found.unit == 1 else (found.unit, 8 * found.unit)
         lengths = tuple(length for length in lengths if _runs(module, length))

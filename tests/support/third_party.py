@@ -348,6 +348,20 @@ def signed_mingru() -> nn.Module:
     return SignedMinGRU(WIDTH, WIDTH)
 
 
+@module("mingru-scans", "mingru")
+def rotation_mingru() -> nn.Module:
+    from mingru import RotationMinGRU
+
+    return RotationMinGRU(WIDTH, WIDTH)
+
+
+@module("mingru-scans", "mingru")
+def delta_mingru() -> nn.Module:
+    from mingru import DeltaMinGRU
+
+    return DeltaMinGRU(WIDTH, WIDTH)
+
+
 @module("taylor-series-linear-attention", "taylor_series_linear_attention")
 def taylor_series() -> nn.Module:
     from taylor_series_linear_attention import TaylorSeriesLinearAttn
@@ -403,6 +417,22 @@ def trimmed_attention() -> nn.Module:
     from trim_transformer.modules import TrimMultiheadAttention
 
     return First(TrimMultiheadAttention(WIDTH, 2, batch_first=True), 3)
+
+
+@module("trim-transformer", "trim_transformer")
+def trimmed_causal_attention() -> nn.Module:
+    from trim_transformer.modules import TrimMultiheadAttention
+
+    class Causal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = TrimMultiheadAttention(WIDTH, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found = self.attention(x, x, x, is_causal=True)
+            return found if isinstance(found, Tensor) else found[0]
+
+    return Causal()
 
 
 @module("agent-attention-pytorch", "agent_attention_pytorch", linear=False)
