@@ -95,7 +95,10 @@ def linearize(
     ] = None,
     target_error: Annotated[
         float | None,
-        typer.Option(help="Squared error of such a layer to expect for one token."),
+        typer.Option(
+            help="Squared error of such a layer to expect for one token; chebyshev, bernstein and "
+            "taylor need it."
+        ),
     ] = None,
     max_cost: Annotated[
         int | None,
