@@ -24,14 +24,30 @@ INLINE Tile<R, J> nothing() {
   return tile;
 }
 
+// Rows of a matrix, three to a pointer: with one for each of eight, some would not stay in registers.
+template <int R>
+struct Rows {
+  const float* of_three[(R + 2) / 3];
+  int64_t stride;
+
+  INLINE_MEMBER Rows(const float* x, int64_t stride) : stride(stride) {
+    UNROLL for (int k = 0; k < (R + 2) / 3; ++k) {
+      of_three[k] = x + 3 * k * stride;
+      asm("" : "+r"(of_three[k]));  // or the compiler makes the others again
+    }
+  }
+  INLINE_MEMBER float at(int r, int64_t i) const { return of_three[r / 3][r % 3 * stride + i]; }
+};
+
 // sums_r += the sum over i of x_ri y_i, a product of matrices.
 template <int R, int J>
 INLINE void multiply(Tile<R, J>& sums, const float* x, int64_t x_stride, int64_t depth, const float* y, int64_t y_stride) {
+  const Rows<R> rows(x, x_stride);
   for (int64_t i = 0; i < depth; ++i, y += y_stride) {
     Vector row[J];
     UNROLL for (int j = 0; j < J; ++j) row[j] = load(y + j * kLanes);
     UNROLL for (int r = 0; r < R; ++r) {
-      const float factor = x[r * x_stride + i];
+      const float factor = rows.at(r, i);
       UNROLL for (int j = 0; j < J; ++j) sums.at[r][j] += factor * row[j];
     }
   }
@@ -52,16 +68,17 @@ INLINE Tile<R> write(const float* query, const float* key, const float* decay, i
   Tile<R> sums = nothing<R>();
   const float* from = S.from;
   float* to = S.to;
+  const Rows<R> queries(kRead ? query : key, width), keys(key, width);
   for (int64_t i = 0; i < rows; ++i, from += S.from_stride, to += S.to_stride) {
     Vector row[kColumns];
     UNROLL for (int j = 0; j < kColumns; ++j) row[j] = load(from + j * kLanes);
     if constexpr (kRead) UNROLL for (int r = 0; r < R; ++r) {
-        const float factor = query[r * width + i];
+        const float factor = queries.at(r, i);
         UNROLL for (int j = 0; j < kColumns; ++j) sums.at[r][j] += factor * row[j];
       }
     if constexpr (kDecay) UNROLL for (int j = 0; j < kColumns; ++j) row[j] *= decay[i];
     UNROLL for (int r = 0; r < R; ++r) {
-      const float factor = key[r * width + i];
+      const float factor = keys.at(r, i);
       UNROLL for (int j = 0; j < kColumns; ++j) row[j] += factor * u.at[r][j];
     }
     UNROLL for (int j = 0; j < kColumns; ++j) store(to + j * kLanes, row[j]);
