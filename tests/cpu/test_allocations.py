@@ -112,11 +112,11 @@ def test_a_decode_step_allocates_nothing(
     monkeypatch.setenv("LINEXPORT_TEST_LIBRARY", str(counted))
     opened = session(MODELS[name](), threads)
     binding, count = bind(opened), ctypes.CDLL(str(counted)).linexport_allocations
-    opened.run_with_iobinding(binding)
-    for _ in range(20):  # until each thread has memory of its own
-        opened.run_with_iobinding(binding)
-    before = count()
-    assert before > 0
-    for _ in range(20):
-        opened.run_with_iobinding(binding)
-    assert count() == before
+    found: list[int] = []
+    while len(found) < 50 and 0 not in found:  # a thread allocates when it has its first part
+        before = count()
+        for _ in range(20):
+            opened.run_with_iobinding(binding)
+        found.append(count() - before)
+    assert count() > 0
+    assert found[-1] == 0
