@@ -134,7 +134,7 @@ def _weights(result: Any) -> str:
             ["", "512 tokens", *(_ms(prefill[who]) for who in ("eager", *stored, "products int4"))],
             ["", "file, MB", "", *(f"{size[kind] / 1e6:,.0f}" for kind in stored), ""],
         ]
-    clock = "processor time" if result["processor_time"] else "milliseconds"
+    clock = "processor time" if result["processor_time"] else "wall time"
     head = (
         f"Width {result['width']:,}, {result['layers']} layers, vocabulary "
         f"{result['vocabulary']:,}; {clock}, ms, threads: {result['threads']}."

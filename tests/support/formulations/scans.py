@@ -133,10 +133,12 @@ class DiagonalStateSpace(nn.Module):
         self.rate = nn.Parameter(torch.linspace(0.1, 1, 4))
         self.c = nn.Parameter(torch.randn(WIDTH, 4))
 
+    def powers(self, apart):
+        return torch.exp(-self.rate * apart)
+
     def forward(self, q, k, v):
         t = torch.arange(v.shape[1])
-        apart = (t[:, None] - t).clamp(min=0)
-        powers = torch.exp(-self.rate * apart[..., None])
+        powers = self.powers((t[:, None] - t).clamp(min=0)[..., None])
         mask = (t[:, None] >= t).to(v.dtype)[..., None]
         return torch.einsum("tsn,bsd,dn->btd", powers * mask, v, self.c) + q * k
 
@@ -144,22 +146,15 @@ class DiagonalStateSpace(nn.Module):
 formulation(COLLECTED, reason="of more products than are followed")(DiagonalStateSpace)
 
 
-class ComplexStateSpace(nn.Module):
+class ComplexStateSpace(DiagonalStateSpace):
     """S4D with complex poles, as a Vandermonde product."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.rate = nn.Parameter(torch.linspace(0.1, 1, 4))
         self.turn = nn.Parameter(torch.linspace(0, 3, 4))
-        self.c = nn.Parameter(torch.randn(WIDTH, 4))
 
-    def forward(self, q, k, v):
-        t = torch.arange(v.shape[1])
-        apart = (t[:, None] - t).clamp(min=0)
-        poles = torch.complex(-self.rate, self.turn)
-        powers = torch.exp(poles * apart[..., None]).real
-        mask = (t[:, None] >= t).to(v.dtype)[..., None]
-        return torch.einsum("tsn,bsd,dn->btd", powers * mask, v, self.c) + q * k
+    def powers(self, apart):
+        return torch.exp(torch.complex(-self.rate, self.turn) * apart).real
 
 
 formulation(COLLECTED, reason="cannot translate")(ComplexStateSpace)
