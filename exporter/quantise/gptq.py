@@ -56,13 +56,18 @@ leave 5 % more divergence."""
 CYCLES = 4
 """Times that every value goes to its best; more were measured to gain nothing."""
 
+TRIANGLE = 256
+"""Rows of a triangular matrix that are inverted at once."""
+
 AT_ONCE = 2**19
-"""Weights that a thread rounds at once: each takes about 50 bytes meanwhile."""
+"""Weights that a thread rounds at once: each takes about 30 bytes meanwhile."""
 
 THREADS = 4
 """At the most: each has that much memory."""
 
 Moment = NDArray[np.float64]
+"""Sums and factors; values and scales are found with them in float32."""
+
 Rounded = tuple[NDArray[np.uint8], Matrix, Matrix]
 """Values (K, N), scales and zero points (blocks, N). Inputs come first: work goes from one to the
 next, and what all outputs have at one input lies together in memory."""
@@ -73,7 +78,7 @@ class _Order:
     """An order to round inputs in, and the upper Cholesky factor of the inverse moment in it."""
 
     places: NDArray[np.int64]
-    factor: Moment
+    factor: Matrix
 
     @property
     def is_own(self) -> bool:
@@ -103,7 +108,9 @@ def gptq(matrix: Matrix, grid: Grid, second_moment: Moment | Matrix) -> Quantise
         order = _Order(places, _inverse_factor(damped[np.ix_(places, places)]))
         rounded.append(_in_threads(partial(_in_turn, grid=grid, order=order), parts))
         del order
-    best = _in_threads(partial(_descended, grid=grid, damped=damped), parts, *rounded)
+    moment = damped.astype(np.float32)
+    del damped
+    best = _in_threads(partial(_descended, grid=grid, moment=moment), parts, *rounded)
     values, scales, zeros = (np.concatenate(own, 1) for own in zip(*best, strict=True))
     stored = np.ascontiguousarray(values.T).reshape(len(matrix), -1, grid.block)
     scales, zeros = (np.ascontiguousarray(x.T) for x in (scales, zeros))
@@ -118,14 +125,14 @@ def _in_threads(function: Callable[..., Rounded], *parts: Sequence[Any]) -> list
 
 
 def _descended(
-    matrix: Matrix, own_order: Rounded, by_size: Rounded, grid: Grid, damped: Moment
+    matrix: Matrix, own_order: Rounded, by_size: Rounded, grid: Grid, moment: Matrix
 ) -> Rounded:
     """Return for each output the better of both, every value and scale at its best."""
-    first, second = (_Descent(matrix, grid, damped, *rounded) for rounded in (own_order, by_size))
+    first, second = (_Descent(matrix, grid, moment, *rounded) for rounded in (own_order, by_size))
     first.take(second, second.errors() < first.errors())
     for _ in range(CYCLES):
         first.cycle()
-    return first.values, first.scales.astype(np.float32), first.zeros
+    return first.values, first.scales, first.zeros
 
 
 def _inputs_first(matrix: Matrix, grid: Grid) -> Matrix:
@@ -137,7 +144,7 @@ def _inputs_first(matrix: Matrix, grid: Grid) -> Matrix:
 def _in_turn(matrix: Matrix, grid: Grid, order: _Order) -> Rounded:
     """Round inputs in this order."""
     places, factor = order.places, order.factor
-    weights = _inputs_first(matrix, grid)[places].astype(np.float64)
+    weights = _inputs_first(matrix, grid)[places]
     # What an error of an input costs when those after it have made up for it.
     costs = np.empty(len(places), np.float32)
     costs[places] = 1 / np.diag(factor) ** 2
@@ -147,7 +154,7 @@ def _in_turn(matrix: Matrix, grid: Grid, order: _Order) -> Rounded:
     if not own:
         scales[:], zeros[:] = (found.T for found in fit(in_blocks(matrix, grid), grid, cost))
     values = np.zeros(weights.shape, np.uint8)
-    errors = np.empty((grid.block, len(matrix)))
+    errors = np.empty((grid.block, len(matrix)), np.float32)
     for start in range(0, len(places), grid.block):
         end = start + grid.block
         if own:
@@ -177,18 +184,18 @@ class _Descent:
         self,
         matrix: Matrix,
         grid: Grid,
-        damped: Moment,
+        moment: Matrix,
         values: NDArray[np.uint8],
         scales: Matrix,
         zeros: Matrix,
     ) -> None:
-        self.grid, self.moment = grid, damped
-        self.values, self.scales, self.zeros = values, scales.astype(np.float64), zeros
-        centred = values - np.repeat(zeros, grid.block, 0)
+        self.grid, self.moment = grid, moment
+        self.values, self.scales, self.zeros = values, scales, zeros
+        centred = values - np.repeat(zeros, grid.block, 0).astype(np.float32)
         stored = _inputs_first(matrix, grid)
         self._difference = centred * np.repeat(self.scales, grid.block, 0) - stored
 
-    def errors(self) -> NDArray[np.float64]:
+    def errors(self) -> Matrix:
         """Mean squared error of each output, (N,)."""
         return np.asarray((self.moment @ self._difference * self._difference).sum(0))
 
@@ -207,8 +214,8 @@ class _Descent:
             self._scale(block, inside, own, gradient)
             self._values(block, inside, own, gradient)
 
-    def _scale(self, block: int, inside: slice, own: Moment, gradient: Moment) -> None:
-        centred = self.values[inside] - self.zeros[block].astype(np.float64)
+    def _scale(self, block: int, inside: slice, own: Matrix, gradient: Matrix) -> None:
+        centred = self.values[inside] - self.zeros[block].astype(np.float32)
         curvature = ((own @ centred) * centred).sum(0)
         step = -(gradient * centred).sum(0) / np.where(curvature > 0, curvature, np.inf)
         found = self.scales[block] + step
@@ -219,11 +226,11 @@ class _Descent:
         self._difference[inside] += change
         gradient += own @ change
 
-    def _values(self, block: int, inside: slice, own: Moment, gradient: Moment) -> None:
+    def _values(self, block: int, inside: slice, own: Matrix, gradient: Matrix) -> None:
         scale, zero = self.scales[block], self.zeros[block]
         difference, values = self._difference[inside], self.values[inside]
         for k in range(self.grid.block):
-            old = values[k].astype(np.float64)
+            old = values[k].astype(np.float32)
             # w + d is (q - z) s of the value that is there.
             best = (old - zero) * scale - gradient[k] / own[k, k]
             values[k] = round_to_grid(best, scale, zero, self.grid.top)
@@ -242,13 +249,29 @@ def _damped(second_moment: Moment | Matrix, size: int) -> Moment:
     return damped
 
 
-def _inverse_factor(damped: Moment) -> Moment:
-    """Upper Cholesky factor of the inverse, in the memory of the argument."""
-    own = torch.from_numpy(damped)
+def _inverse_factor(damped: Moment) -> Matrix:
+    """Upper Cholesky factor U of the inverse, float32: the inverse of R, M = R R^T with an upper R.
+
+    R is the lower factor of M with its rows and columns in reverse order, reversed again.
+    """
+    own = torch.from_numpy(damped).flip(0, 1)
     torch.linalg.cholesky(own, out=own)
-    inverse = torch.cholesky_inverse(own)
-    torch.linalg.cholesky(inverse, upper=True, out=own)
-    return damped
+    _invert_lower(own)
+    return own.flip(0, 1).float().numpy()
+
+
+def _invert_lower(factor: torch.Tensor) -> None:
+    """Invert a lower triangular matrix in its place, by halves."""
+    size = len(factor)
+    if size <= TRIANGLE:
+        one = torch.eye(size, dtype=factor.dtype)
+        factor.copy_(torch.linalg.solve_triangular(factor, one, upper=False))
+        return
+    half = size // 2
+    first, last, below = factor[:half, :half], factor[half:, half:], factor[half:, :half]
+    _invert_lower(first)
+    _invert_lower(last)
+    below.copy_(-last @ (below @ first))
 
 
 def for_inexact_inputs(matrix: Matrix, second_moment: Moment, errors: Moment) -> Matrix:
