@@ -167,20 +167,21 @@ class Run:
         self.session = OrtSession(path, threads, taking_turns=True)
         self.states, self.tokens, self.one = states, tokens, tokens[:, :1]
         self.empty = {s.past: s.start(1) for s in states}
-        _, self.state = self._run(tokens, self.empty)
+        _, self.state = self.read(tokens, self.empty)
 
     def prefill(self) -> np.ndarray:
         """Logits of all tokens."""
-        return self._run(self.tokens, self.empty)[0]
+        return self.read(self.tokens, self.empty)[0]
 
     def step(self) -> np.ndarray:
         """Logits of one more token; the state goes on."""
-        logits, self.state = self._run(self.one, self.state)
+        logits, self.state = self.read(self.one, self.state)
         return logits
 
-    def _run(
+    def read(
         self, tokens: np.ndarray, state: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Logits of all tokens, and the state after them."""
         given = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
         outputs = self.session.run({**given, **state})
         return outputs["logits"], {s.past: outputs[s.present] for s in self.states}
