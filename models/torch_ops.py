@@ -40,9 +40,14 @@ def overload(op: Op) -> torch._ops.OpOverload:
     """Return the PyTorch operator of an op, registered on first use.
 
     Raises:
-        OpError: its torch_schema names what its ONNX schema does not have.
+        OpError: PyTorch cannot read its torch_schema, or that names what its ONNX schema does not
+            have.
     """
-    name = library.define(op.torch_schema)
+    try:
+        name = library.define(op.torch_schema)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise OpError(f"{op.name}: PyTorch cannot read its torch_schema: {reason}") from error
     found: torch._ops.OpOverload = getattr(torch.ops.linexport, name).default
     known = {*op.input_names, *op.schema.attributes}
     for argument in found._schema.arguments:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from linexport.errors import EnvironmentProblemError
-from linexport.system.extensions import load_entry_points
+from linexport.system.extensions import (
+    load_entry_points,
+    raised_in,
+    unusable,
+)
 
 GROUP = "linexport.test_group"
+
+OBJECTS = """NUMBER, WORD = 3, "three"
+
+def divide(): return NUMBER / 0
+
+def call(function): function()
+"""
 
 Install = Callable[[str], None]
 
@@ -24,7 +37,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sample\nVersion: 1.2\n")
         (info / "entry_points.txt").write_text(f"[{GROUP}]\n{entries}\n")
-        (tmp_path / "sample_objects.py").write_text("NUMBER, WORD = 3, 'three'\n")
+        (tmp_path / "sample_objects.py").write_text(OBJECTS)
         monkeypatch.syspath_prepend(str(tmp_path))
 
     return write
@@ -53,3 +66,14 @@ def test_a_broken_entry_point_names_its_package(install: Install, entry: str, re
         list(load_entry_points(GROUP, int))
     assert reason in str(caught.value)
     assert "'absent'" in str(caught.value) and "package sample 1.2" in str(caught.value)
+
+
+def test_a_fault_is_that_of_the_package_whose_line_raised_it(install: Install) -> None:
+    install("number = sample_objects:NUMBER")
+    module = importlib.import_module("sample_objects")
+    with pytest.raises(ZeroDivisionError) as raised:
+        module.divide()
+    assert raised_in(raised.value) == f"{module.__file__}:3"
+    with pytest.raises(AttributeError) as below:
+        module.call(partial(unusable, None, ""))
+    assert raised_in(below.value) is None

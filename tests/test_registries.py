@@ -19,6 +19,7 @@ from linexport.passes import Pass, PassResult
 from linexport.patches import Patch, Swap
 
 PASS = Pass("simplify", "tidy", "nothing", lambda graph: PassResult(False))
+TURN = Pass("rotary", "tidy", "nothing", lambda graph: PassResult(False))
 LATE = Pass("late", "target", "nothing", lambda graph: PassResult(False))
 PATCH = Patch((Swap("mamba_selective_scan", (), print),), (), ())
 TARGET = "a target"
@@ -41,6 +42,12 @@ def __getattr__(name):
             "again = sample_additions:PASS",
             registry.all_passes,
             "is a pass named 'simplify', and there is one already",
+        ),
+        (
+            "passes",
+            "turn = sample_additions:TURN",
+            registry.all_passes,
+            "is a pass named 'rotary', and there is one already",
         ),
         (
             "passes",

@@ -60,9 +60,15 @@ def guarded(json_output: bool) -> Iterator[None]:
                 EnvironmentProblemError.exit_code,
                 json_output,
             )
+        from linexport.system.extensions import raised_in
+
+        place = raised_in(error)
+        blame = "This is a fault of linexport."
+        if place is not None:
+            blame = f"This is a fault of a package that extends linexport: {place}."
         _fail(
-            f"Internal error: {type(error).__name__}: {first}\nThis is a fault of linexport. Run "
-            f"again with {TRACEBACKS}=1 to see where, and report it.",
+            f"Internal error: {type(error).__name__}: {first}\n{blame} Run again with "
+            f"{TRACEBACKS}=1 to see where, and report it.",
             1,
             json_output,
         )

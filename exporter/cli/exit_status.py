@@ -30,8 +30,10 @@ def finish(manifest: Manifest, folder: Path, json: bool) -> None:
         first = manifest.parity and manifest.parity.first_divergence
         if first:
             where = f"{first.tensor}, computed by {first.op} {first.node}"
-            if first.layer is not None:
-                where += f", in {first.layer} at token {first.position} of row {first.row}"
+            if first.layer:  # empty: the model itself
+                where += f", in {first.layer}"
+            if first.position is not None:
+                where += f", at token {first.position} of row {first.row}"
             console.print(f"First value that differs: {where}", markup=False)
         console.print(f"\nartifact  {folder}", soft_wrap=True, markup=False)
         console.print(f"report    {folder / REPORT}", soft_wrap=True, markup=False)

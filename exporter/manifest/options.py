@@ -181,11 +181,11 @@ class ConvertOptions:
     )
 
     def __post_init__(self) -> None:
-        """Take any iterable where a tuple is kept, and any path where text is."""
+        """Take any iterable where a tuple is kept, none of it being the default, and any path."""
         for one in fields(self):
             value = getattr(self, one.name)
             if value is not None and one.metadata[HOW].form != "single":
-                object.__setattr__(self, one.name, tuple(value))
+                object.__setattr__(self, one.name, tuple(value) or one.default)
         for name in ("timing_cache", "dump_passes", "data"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, str(getattr(self, name)))

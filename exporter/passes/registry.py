@@ -6,7 +6,6 @@ Passes of one target alone are in a folder of its name below this one.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import pkgutil
 from functools import cache
 
@@ -26,24 +25,32 @@ def all_passes() -> tuple[Pass, ...]:
             taken, or the stage of passes that belong to a target.
     """
     found = _in_folder(str(__package__))
+    taken = {*found, *(one.name for target in _targets() for one in target_passes(target))}
     for point in find_entry_points(GROUP):
         other = load_entry_point(point, Pass)
         if other.stage == TARGET:
             reason = "has the stage 'target', which only targets of linexport have: call it in the "
             raise unusable(point, f"{reason}`prepare` of your Target")
-        if other.name in found:
+        if other.name in taken:
             raise unusable(point, f"is a pass named {other.name!r}, and there is one already")
         found[other.name] = other
+        taken.add(other.name)
     return tuple(found.values())
 
 
 @cache
 def target_passes(target: str) -> tuple[Pass, ...]:
     """Return the passes of one target: modules of the folder of its name, if there is one."""
-    package = f"{__package__}.{target}"
-    if importlib.util.find_spec(package) is None:
+    if target not in _targets():
         return ()
-    return tuple(_in_folder(package).values())
+    return tuple(_in_folder(f"{__package__}.{target}").values())
+
+
+@cache
+def _targets() -> frozenset[str]:
+    """Return the names of the targets that have passes of their own: each is a folder here."""
+    folder = importlib.import_module(str(__package__)).__path__
+    return frozenset(module.name for module in pkgutil.iter_modules(folder) if module.ispkg)
 
 
 def _in_folder(package: str) -> dict[str, Pass]:

@@ -8,6 +8,7 @@ A registry scans its own folder first, then reads its group here; both give the 
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -49,6 +50,20 @@ def load_entry_point(point: EntryPoint, kind: type | None = None) -> Any:
     if kind is not None and not isinstance(found, kind):
         raise unusable(point, f"is a {type(found).__name__}; expected a {kind.__name__}")
     return found
+
+
+def raised_in(error: BaseException) -> str | None:
+    """Return the place in a package that extends linexport where an error was raised, if it was."""
+    groups = [group for group in entry_points().groups if group.startswith("linexport.")]
+    points = [point for group in groups for point in find_entry_points(group)]
+    others = {point.module.partition(".")[0] for point in points}
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package in others:
+            return f"{frame.f_code.co_filename}:{line}"
+        if package == "linexport":
+            return None
+    return None
 
 
 def unusable(point: EntryPoint, reason: str) -> EnvironmentProblemError:

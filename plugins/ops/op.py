@@ -123,10 +123,31 @@ class Op:
     summary: str = ""
     slow: str = ""
 
+    def __post_init__(self) -> None:
+        """Check what is known of an op by itself.
+
+        Raises:
+            OpError: token_axis names what is not there, or not the input that states follow.
+        """
+        formal = {*self.input_names, *self.output_names}
+        if not formal.issuperset(self.token_axis):
+            unknown = ", ".join(sorted(set(self.token_axis) - formal))
+            raise OpError(f"{self.name}: token_axis names {unknown}, neither input nor output.")
+        if self.has_state and self.input_names[0] not in self.token_axis:
+            raise OpError(
+                f"{self.name} has states, and its token_axis lacks {self.input_names[0]!r}: the "
+                "first input of such an op must have a token axis."
+            )
+
     @property
     def name(self) -> str:
         """Operator type."""
         return str(self.schema.name)
+
+    @property
+    def torch_name(self) -> str:
+        """Name of the PyTorch operator."""
+        return self.torch_schema.partition("(")[0].strip()
 
     @property
     def input_names(self) -> list[str]:

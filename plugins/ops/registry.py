@@ -31,7 +31,7 @@ import numpy as np
 import onnx
 from onnx import defs, helper
 
-from linexport.errors import EnvironmentProblemError, OpError
+from linexport.errors import OpError
 from linexport.plugins import ops
 from linexport.plugins.ops.body import OPSET
 from linexport.plugins.ops.op import (
@@ -46,7 +46,7 @@ from linexport.plugins.ops.op import (
     read_node,
 )
 from linexport.plugins.ops.shapes import Dim
-from linexport.system.extensions import load_entry_points
+from linexport.system.extensions import find_entry_points, load_entry_point, unusable
 
 GROUP = "linexport.ops"
 """Entry points by which other packages add ops."""
@@ -68,16 +68,17 @@ def all_ops() -> Mapping[str, Op]:
     """Return every op by name: those of linexport, then those of other packages.
 
     Raises:
-        EnvironmentProblemError: another package's op cannot be loaded, or has the name of one that
-            is known.
+        EnvironmentProblemError: another package's op cannot be loaded, or has a name, in ONNX or in
+            PyTorch, that is taken.
     """
     found = dict(own_ops())
-    for entry, op in load_entry_points(GROUP, Op):
+    for point in find_entry_points(GROUP):
+        op = load_entry_point(point, Op)
         if found.setdefault(op.name, op) is not op:
-            raise EnvironmentProblemError(
-                f"The entry point {entry!r} of group {GROUP!r} declares the op {op.name}, which "
-                "there is already. Uninstall the package that declares it, or rename its op."
-            )
+            raise unusable(point, f"declares the op {op.name}, which there is already")
+        if any(other.torch_name == op.torch_name for other in found.values() if other is not op):
+            reason = f"declares the PyTorch operator {op.torch_name}, which there is already"
+            raise unusable(point, reason)
     return found
 
 

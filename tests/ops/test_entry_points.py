@@ -16,6 +16,29 @@ from tests.support import SCRIPTS
 
 LEAKY_SUM = SCRIPTS.parent / "extension" / "leaky_sum.py"
 
+AGAIN = """
+from dataclasses import replace
+from leaky_sum import OP as FIRST
+from onnx import defs
+
+
+def renamed():
+    own = FIRST.schema
+    types = [(c.type_param_str, c.allowed_type_strs, "") for c in own.type_constraints]
+    formal = {"inputs": own.inputs, "outputs": own.outputs, "type_constraints": types}
+    return defs.OpSchema("Again", own.domain, own.since_version, "", **formal)
+
+
+def __getattr__(name):
+    changes = {
+        "OP": {},
+        "RENAMED": {"schema": renamed()},
+        "AXIS": {"token_axis": {"x": 1, "z": 1}},
+        "LOST": {"token_axis": {"y": 1}},
+    }
+    return replace(FIRST, **changes[name])
+"""
+
 pytestmark = pytest.mark.services
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -61,16 +84,20 @@ def test_an_op_of_another_package_converts_and_streams(
         ("other = leaky_sum:portable", "declared by package leaky 0.3, is a function"),
         (
             "other = linexport.plugins.ops.causal_conv:OP\na = leaky_sum:OP\nb = leaky_again:OP",
-            "declares the op LeakySum, which there is already",
+            "declared by package leaky 0.3, declares the op LeakySum, which there is already",
         ),
+        (
+            "a = leaky_sum:OP\nb = leaky_again:RENAMED",
+            "declares the PyTorch operator leaky_sum, which there is already",
+        ),
+        ("a = leaky_again:AXIS", "LeakySum: token_axis names z, neither input nor output"),
+        ("a = leaky_again:LOST", "LeakySum has states, and its token_axis lacks 'x'"),
     ],
 )
 def test_one_that_cannot_be_used_is_one_error(
     run: Run, entry: str, reason: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "leaky_again.py").write_text(
-        "from dataclasses import replace\nfrom leaky_sum import OP\nOP = replace(OP)\n"
-    )
+    (tmp_path / "leaky_again.py").write_text(AGAIN)
     done = run(entry, "-m", "linexport", "inspect", "leaky_sum:model", "--json")
     assert done.returncode == 5 and "Traceback" not in done.stderr
     assert reason in done.stdout + done.stderr
