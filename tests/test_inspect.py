@@ -17,6 +17,8 @@ from torch import nn
 from linexport.inspection import inspect
 from linexport.inspection.subgraph import around
 from linexport.manifest.inspected import GraphPart, SourceInspection
+from linexport.models.torch_ops import call
+from linexport.plugins.ops import causal_conv
 from linexport.report import render_findings
 from linexport.report.layers import place
 
@@ -145,6 +147,28 @@ def test_an_artifact_has_a_report_already(
 def test_what_mixes_tokens_is_said(cli: Callable[..., Any], factories: SimpleNamespace) -> None:
     result = cli("inspect", factories.source("averaging"))
     assert "tokens are mixed by: ReduceMean" in result.out
+
+
+class Conv(nn.Module):
+    """A state that is not that of linear attention."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = torch.ones(4, 1, 3)
+        output: torch.Tensor = call(causal_conv.OP, x, weight, None, None, "none")[0]
+        return output
+
+
+def test_a_model_streams_by_the_state_of_any_op(tmp_path: Path) -> None:
+    path = tmp_path / "conv.pt2"
+    sizes = ({0: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC},)
+    torch.export.save(
+        torch.export.export(Conv(), (torch.randn(2, 4, 9),), dynamic_shapes=sizes), path
+    )
+    found = inspect(path, drawings=True)
+    assert isinstance(found, SourceInspection)
+    assert [state.op for state in found.states] == ["CausalConvWithState"]
+    assert "nothing prevents it" in render_findings(found)
+    assert "there is no state to carry" in render_findings(replace(found, states=()))
 
 
 def test_a_part_of_nothing_is_empty(source: Path) -> None:

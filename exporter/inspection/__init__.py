@@ -11,7 +11,7 @@ from linexport import manifest as manifests
 from linexport import passes, trace
 from linexport.artifact import opening
 from linexport.errors import EnvironmentProblemError, UsageError
-from linexport.graph import sequence_axis
+from linexport.graph import sequence_axis, states
 from linexport.inspection import subgraph
 from linexport.loaders import load_model
 from linexport.manifest.inspected import (
@@ -47,9 +47,12 @@ def inspect(path: str | Path, *, drawings: bool = False) -> SourceInspection | A
     if manifests.has_manifest(folder):  # a damaged one is an error that says how
         return _artifact(folder)
     loaded = load_model(path, run=False)
-    traced = trace.trace(loaded)
-    plain, rewritten = passes.run(traced.model, passes.STATELESS[:1]), passes.rewrite(traced.model)
-    findings = rewritten.findings
+    traced, decode = trace.trace(loaded), loaded.decode_module
+    plain = passes.run(traced.model, passes.STATELESS[:1])
+    # The states of a decode module are in its graph, whose operations may join tokens with them.
+    rewritten = passes.rewrite(traced.model, passes.STATELESS if decode else passes.STAGES)
+    findings, given = rewritten.findings, [i.name for i in traced.graph.graph.input]
+    own = decode.states if decode else ()
 
     def part(model: onnx.ModelProto, nodes: tuple[str, ...], reach: int = 1) -> GraphPart | None:
         return subgraph.around(model, nodes, reach) if drawings else None
@@ -76,7 +79,8 @@ def inspect(path: str | Path, *, drawings: bool = False) -> SourceInspection | A
         rejected=tuple(
             FoundCandidate(m.where, m.reason, (), traced.line(m.where)) for m in findings.rejected
         ),
-        mixing=tuple(sequence_axis.mixing(rewritten.model)),
+        mixing=() if decode else tuple(sequence_axis.mixing(rewritten.model)),
+        states=tuple(s.record() for s in (*own, *states.find_states(rewritten.model, given))),
         ops=_ops(rewritten.model),
         warnings=tuple(loaded.warnings),
     )

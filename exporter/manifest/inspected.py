@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from linexport.manifest.matches import MatchRecord
-from linexport.manifest.records import Manifest, RangeRecord, SourceRecord
+from linexport.manifest.records import Manifest, RangeRecord, SourceRecord, StateRecord
 from linexport.manifest.schema import to_json
 
 FROM_MANIFEST = (
@@ -130,6 +130,7 @@ class SourceInspection:
         unmatched: what looks like linear attention and is not.
         rejected: matches whose proof failed, or that were withdrawn.
         mixing: operations that combine tokens outside of ops with a state: they prevent streaming.
+        states: what a call hands to the next.
         ops: nodes of linexport ops after the passes.
         warnings: of loading.
     """
@@ -142,6 +143,7 @@ class SourceInspection:
     unmatched: tuple[FoundCandidate, ...]
     rejected: tuple[FoundCandidate, ...]
     mixing: tuple[str, ...]
+    states: tuple[StateRecord, ...]
     ops: tuple[OpRecord, ...]
     warnings: tuple[str, ...]
 
@@ -156,6 +158,7 @@ class SourceInspection:
             "unmatched": [one.to_json() for one in self.unmatched],
             "rejected": [one.to_json() for one in self.rejected],
             "mixing": list(self.mixing),
+            "states": [asdict(state) for state in self.states],
             "ops": [op.to_json() for op in self.ops],
             "warnings": list(self.warnings),
         }

@@ -8,6 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from linexport.manifest.inspected import FoundCandidate, FoundMatch, SourceInspection
+from linexport.plugins.ops import linear_attention
 from linexport.report.matches import facts, summary
 from linexport.report.subgraph_drawing import drawing
 from linexport.report.text import count
@@ -44,7 +45,7 @@ def findings_page(found: SourceInspection) -> str:
 def sentence(found: SourceInspection) -> str:
     """Return the outcome in one sentence."""
     matches, others = found.matches, [*found.unmatched, *found.rejected]
-    own = sum(op.op == "LinearAttention" for op in found.ops) - len(matches)
+    own = sum(op.op == linear_attention.OP.name for op in found.ops) - len(matches)
     parts = []
     if matches:
         parts.append(f"{len(matches)} linear attention{'s' * (len(matches) != 1)} fused")
@@ -59,8 +60,7 @@ def streaming(found: SourceInspection) -> str:
     """Return in words whether the model can stream, known before any split is tried."""
     if found.mixing:
         return f"prevented by {', '.join(found.mixing[:NAMED])}"
-    causal = any(op.op == "LinearAttention" and op.attributes.get("causal", 1) for op in found.ops)
-    return "nothing prevents it" if causal else "there is no state to carry"
+    return "nothing prevents it" if found.states else "there is no state to carry"
 
 
 def _match(number: int, found: FoundMatch) -> dict[str, Any]:

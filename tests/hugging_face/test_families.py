@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import linexport
+from linexport.inspection import inspect
 from linexport.loaders import load_model
+from linexport.manifest.inspected import SourceInspection
 from tests.support.families import LINEAR_LAYERS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -90,6 +92,15 @@ def test_the_graph_of_a_small_model_is_small_and_says_what_its_states_are(
     assert outputs["logits"] == ("batch", "seq", 64)
     assert outputs["present_key_1"] == ("batch", 2, "past + seq", 16)
     assert set(manifest.dims) == {"batch", "seq"}
+
+
+@pytest.mark.services
+def test_inspect_says_beforehand_that_a_model_streams(
+    model_folder: Callable[..., Path], converted_family: Converted
+) -> None:
+    found = inspect(model_folder("qwen3_5_text"))
+    assert isinstance(found, SourceInspection)
+    assert found.mixing == () and found.states == converted_family("qwen3_5_text")[1].states
 
 
 @pytest.mark.services
