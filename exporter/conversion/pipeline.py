@@ -43,9 +43,8 @@ def convert(
         source: a linexport checkpoint, an exported program, a Hugging Face model folder, or
             ``package.module:callable``.
         output: the folder to make.
+        **options: fields of ``ConvertOptions``.
         progress: shown the stages.
-        **options: fields of ``ConvertOptions``:
-            {options}
 
     Returns:
         The manifest. Its ``status`` is "ok" or "parity_failed"; a failed artifact is kept, at
@@ -152,7 +151,9 @@ def _signature() -> inspect.Signature:
 
 
 convert.__signature__ = _signature()  # type: ignore[attr-defined]
-convert.__doc__ = (convert.__doc__ or "").format(options=described(12))
+convert.__doc__ = (convert.__doc__ or "").replace(
+    "**options: fields of ``ConvertOptions``.", described(8)
+)
 
 
 def _configured(source: str, output: Path, asked: ConvertOptions) -> targets.Target:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from linexport.manifest import options
 from tests.support import ROOT
 
 
@@ -34,6 +35,9 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     formulas = (tmp_path / "math" / "index.html").read_text()
     left = re.findall(r"\\(?:hat|cdot|frac|mathrm|left|lvert)\b.{0,40}", formulas)
     assert "<math" in formulas and not left, "formulas that are not MathML"
+    reference = (tmp_path / "python" / "index.html").read_text()
+    absent = [name for name in options.defaults() if f"<code>{name}</code>" not in reference]
+    assert not absent, "options that the reference of linexport.convert leaves out"
 
 
 def test_the_readme_fits_on_a_few_screens() -> None:
