@@ -23,15 +23,16 @@ def blamed(matches: Sequence[str], passes: Callable[[frozenset[str]], bool]) -> 
     """
     if not matches or not passes(frozenset(matches)):
         return frozenset()
-    trials = [1]
+    trials = 1
 
     def holds(left_out: frozenset[str]) -> bool:
-        trials[0] += 1
+        nonlocal trials
+        trials += 1
         return passes(left_out)
 
     def search(suspects: Sequence[str], left_out: frozenset[str]) -> frozenset[str]:
         """Bisect: return the suspects whose removal, beside ``left_out``, makes the model pass."""
-        if len(suspects) == 1 or trials[0] >= TRIALS:
+        if len(suspects) == 1 or trials >= TRIALS:
             return frozenset(suspects)
         half = len(suspects) // 2
         first, second = suspects[:half], suspects[half:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from linexport.parity.tolerances import Tolerance
 from linexport.system import memory
 from linexport.targets import InferenceSession
 from linexport.trace import Traced
+
+log = logging.getLogger(__name__)
 
 
 class BothValues:
@@ -115,8 +118,9 @@ def first_divergence(
             line=origin.code,
             plain_relative_error=plain_error(tested, traced, inputs),
         )
-    except Exception:
-        return None  # The failure itself is reported already; this only adds to it.
+    except Exception as error:  # the failure itself is reported already; this only adds to it
+        log.info("where the artifact first differs was not found: %s", error)
+        return None
 
 
 def _place(tested: ModelUnderTest, both: BothValues) -> tuple[int | None, int | None]:

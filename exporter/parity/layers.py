@@ -7,6 +7,7 @@ submodule they come from.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -28,6 +29,8 @@ from linexport.system import memory
 from linexport.targets import InferenceSession
 from linexport.trace import Traced
 
+log = logging.getLogger(__name__)
+
 AFTER = "after the last layer"
 
 
@@ -48,8 +51,9 @@ def first_layer(
         expected = observe(tested.loaded.module, prompt, list(names))
         fed = {**prompt.part(0, sizes["seq"]), **tested.initial_state(sizes["batch"])}
         got, nodes = extra_outputs.run(path, list(names.values()), fed, open_session)
-    except Exception:
-        return None  # The failure itself is reported already; this only adds to it.
+    except Exception as error:  # the failure itself is reported already; this only adds to it
+        log.info("where the artifact first differs was not found: %s", error)
+        return None
     logits = tested.output_names[0]
     for layer, name in [*names.items(), (AFTER, logits)]:
         if name not in got or layer not in expected:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from linexport.manifest.inspected import FoundCandidate, FoundMatch, SourceInspection
 from linexport.plugins.ops import linear_attention
 from linexport.report.matches import facts, summary
+from linexport.report.page import template
 from linexport.report.subgraph_drawing import drawing
 from linexport.report.text import count
 
@@ -21,14 +21,7 @@ NAMED = 3
 
 def findings_page(found: SourceInspection) -> str:
     """Return the document as text; ``found`` has drawings."""
-    environment = Environment(
-        loader=PackageLoader("linexport.report", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("findings.html").render(
+    return template("findings.html").render(
         source=found.source,
         sentence=sentence(found),
         tone="good" if found.matches else "open",
