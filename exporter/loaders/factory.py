@@ -13,7 +13,7 @@ from typing import Any
 from linexport.errors import UsageError
 from linexport.loaders.callables import find_callable, user_code
 from linexport.loaders.default_dims import default_dims, repeat_ones_where
-from linexport.loaders.hugging_face import adopt, is_language_model, is_of_transformers
+from linexport.loaders.hugging_face import import_model, is_language_model, is_of_transformers
 from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.loaders.weights import named_tensors, non_finite_warnings, parameter_summary
 
@@ -73,7 +73,7 @@ def load_module(result: Any, location: str, *, whole: bool = False) -> LoadedMod
 
         return plain.whole(module.float(), origin)
     if is_language_model(module):  # it says itself how it is called
-        return adopt(module.float(), origin)
+        return import_model(module.float(), origin)
     args, changed = widened(module, args)
     return LoadedModel(
         module=module,

@@ -91,11 +91,11 @@ class _Outcome:
             trial.case, result, sizes[BATCH], sizes[SEQUENCE], "float32", layer, rounding
         )
         before = self.worst.get(number)
-        if before is None or _badness(record) > _badness(before):
+        if before is None or _severity(record) > _severity(before):
             self.worst[number] = record
 
 
-def _badness(record: CaseRecord) -> tuple[bool, float]:
+def _severity(record: CaseRecord) -> tuple[bool, float]:
     return not record.passed, largest_error([record.max_relative_error])
 
 

@@ -171,15 +171,15 @@ def test_the_operator_of_onnx_becomes_ours(domain: str, scale: float) -> None:
     inputs: dict[str, list[int | str]] = {n: ["B", "T", HEADS * D] for n in "qkv"}
     inputs["g"] = ["B", "T", HEADS]
     model = built([node, split], inputs, constants(split=[0, 0, HEADS, D]))
-    adopted = passes.run(model, ("canonicalise",))
-    assert "linexport" in {n.domain for n in adopted.graph.node if n.op_type == "LinearAttention"}
+    rewritten = passes.run(model, ("canonicalise",))
+    assert "linexport" in {n.domain for n in rewritten.graph.node if n.op_type == "LinearAttention"}
     random = np.random.default_rng(0)
     fed = {n: random.standard_normal((2, 9, HEADS * D)).astype(np.float32) for n in "qkv"}
     fed["g"] = -np.abs(random.standard_normal((2, 9, HEADS))).astype(np.float32)
     spec = LinearAttentionSpec(HEADS, HEADS, "gated", scale=scale or D**-0.5)
     wide = {n: x.astype(np.float64) for n, x in fed.items()}
     expected, _, _ = linear_attention(spec, wide["q"], wide["k"], wide["v"], decay=wide["g"])
-    got = run(adopted, fed).reshape(2, 9, HEADS * D)
+    got = run(rewritten, fed).reshape(2, 9, HEADS * D)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 

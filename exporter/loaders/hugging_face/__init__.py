@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from linexport.loaders.hugging_face.lora import Adapter
 
 __all__ = [
-    "adopt",
     "cached_folder",
+    "import_model",
     "is_language_model",
     "is_of_transformers",
     "load_adapter",
@@ -101,7 +101,7 @@ def load_hugging_face(
         description=about,
     )
     try:
-        adopted = adopt(model, source, head)
+        imported = import_model(model, source, head)
     except LinexportError:
         raise
     except Exception as error:  # the model is run, and any value of its configuration may be wrong
@@ -111,8 +111,8 @@ def load_hugging_face(
             "compare the configuration with that of a published model of the same type",
         ) from error
     return replace(
-        adopted,
-        warnings=(*_left_out(config, model), *adopted.warnings),
+        imported,
+        warnings=(*_left_out(config, model), *imported.warnings),
         files=copied,
     )
 
@@ -137,7 +137,7 @@ def load_adapter(folder: Path, *, location: str | None = None, **options: Any) -
     return load_hugging_face(base, location=location, adapter=adapter, **options)
 
 
-def adopt(model: Any, source: Source, head: Head | None = None) -> LoadedModel:
+def import_model(model: Any, source: Source, head: Head | None = None) -> LoadedModel:
     """Import a causal model of transformers that is in memory already.
 
     Args:
