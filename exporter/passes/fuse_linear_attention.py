@@ -18,13 +18,17 @@ import onnx_graphsurgeon as gs
 from linexport.passes import simplify
 from linexport.passes.contract import Pass, PassResult
 from linexport.recognise.find import Search
+from linexport.recognise.stateful import replace_loops
 
 log = logging.getLogger(__name__)
 
 
 def run(graph: gs.Graph, withdrawn: Mapping[str, str] | None = None) -> PassResult:
     """Fuse every match that can be proven and is not withdrawn, see ``without``."""
-    findings = Search(graph, withdrawn).run()
+    findings = replace_loops(graph, withdrawn or {})
+    if findings.matches:
+        graph.cleanup().toposort()
+    findings += Search(graph, withdrawn).run()
     for match in findings.matches:
         log.info("%s: %d nodes fused, %s", match.where, len(match.replaced), match.update_rule)
     rejected = [(found.where, found.reason) for found in findings.rejected]

@@ -10,6 +10,7 @@ import onnx_graphsurgeon as gs
 from linexport.manifest.matches import MatchRecord, ProofRecord
 from linexport.recognise import functions
 from linexport.recognise.axes import size_of
+from linexport.recognise.draws import Draw, fraction, unit
 from linexport.recognise.emit import MatchWriter
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.prove import ProofFailedError, RewriteCandidate
@@ -27,7 +28,7 @@ def rewrite_candidate(
         ProofFailedError: the type of an input is not known.
     """
     roles, values = root.roles, evaluator.values
-    inputs = _inputs(root.region, writer.nodes)
+    inputs = inputs_of(root.region, writer.nodes)
     known = {t.name: values.numbers(t) for t in inputs}
     # A quotient is compared only where its denominator has one sign. Features that are tensors as
     # they are, or functions that keep a sign, are drawn positive; other functions see to it.
@@ -50,6 +51,7 @@ def rewrite_candidate(
         names | falling if rising else names,
         frozenset() if rising else falling,
         frozenset() if roles.query else frozenset(f.tensor.name for f in decays),
+        _bounded(roles),
         _channels(roles) if writer.applies_map or len(roles.query) > 1 else {},
         (root.region, root.tensor),
         (writer.nodes, writer.result),
@@ -57,6 +59,19 @@ def rewrite_candidate(
         _coarsest(root.region),
         imports,
     )
+
+
+def _bounded(roles: Roles) -> dict[str, Draw]:
+    """Return how keys and betas of a delta rule are drawn, and decays that are no logarithms."""
+    decays = roles.decay.of(Leaf) if roles.decay else []
+    found: dict[str, Draw] = {
+        f.tensor.name: fraction for f in decays if f.function == ("Log", (), IDENTITY)
+    }
+    if roles.delta:
+        found |= {f.tensor.name: unit for f in roles.key}
+    if roles.beta is not None:
+        found[roles.beta.tensor.name] = fraction
+    return found
 
 
 def _channels(roles: Roles) -> dict[str, tuple[int, int]]:
@@ -70,7 +85,7 @@ def _channels(roles: Roles) -> dict[str, tuple[int, int]]:
     }
 
 
-def _inputs(*sides: Sequence[gs.Node]) -> list[gs.Variable]:
+def inputs_of(*sides: Sequence[gs.Node]) -> list[gs.Variable]:
     """Return the tensors that the nodes of several sides read and do not make."""
     found: dict[str, gs.Variable] = {}
     for nodes in sides:

@@ -30,6 +30,14 @@ from linexport.recognise.tokens import (
     reversed_tokens,
 )
 
+UPDATE_RULES = {
+    (False, False): "linear",
+    (False, True): "gated",
+    (True, False): "delta",
+    (True, True): "gated_delta",
+}
+"""Names by whether what is stored is corrected, and whether it fades."""
+
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -73,10 +81,12 @@ class MatchWriter(Factors):
         if roles.strict:
             inputs, faded, mask = self._earlier(inputs, faded, mask)
         # Inputs are positional, and these two are states: a pass that follows may add them.
-        if not faded.is_empty() or not mask.is_empty():
+        if not faded.is_empty() or not mask.is_empty() or roles.delta:
             inputs += [gs.Variable.empty(), gs.Variable.empty(), faded]
+        if not mask.is_empty() or roles.delta:
+            inputs.append(self._beta(dtype) if roles.delta else gs.Variable.empty())
         if not mask.is_empty():
-            inputs += [gs.Variable.empty(), mask]
+            inputs.append(mask)
         if self.mapped is not None and self.applies_map and self.parameters:
             inputs += [gs.Variable.empty() for _ in range(len(INPUTS) - len(inputs))]
             inputs += self.parameters
@@ -93,7 +103,7 @@ class MatchWriter(Factors):
             {
                 "q_num_heads": axis_size(order.query),
                 "kv_num_heads": axis_size(order.value),
-                "update_rule": "gated" if roles.decay else "linear",
+                "update_rule": UPDATE_RULES[roles.delta, roles.decay is not None],
                 "causal": int(roles.causal),
                 "normalize": int(roles.normalize),
                 "scale": float(roles.scale),
@@ -186,6 +196,13 @@ class MatchWriter(Factors):
             return x
         factor = gs.Constant(self.name("factor"), np.asarray(found.coefficient, dtype))
         return self.add("Mul", [x, factor], dtype, shape=x.shape)
+
+    def _beta(self, dtype: np.dtype[np.generic]) -> gs.Tensor:
+        """(B, T, heads)."""
+        heads, time = self.layout.value, self.roles.key_position
+        if self.roles.beta is None:
+            return self._everywhere(np.ones((1, 1, axis_size(heads)), dtype), heads, time)
+        return self.cast(self.grouped(self.roles.beta, (self.roles.batch, time, heads)), dtype)
 
     def _post(self, output: gs.Variable) -> gs.Variable:
         """Multiply the output with the factors that the op has no attribute for."""

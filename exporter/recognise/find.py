@@ -11,15 +11,13 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from linexport.manifest.matches import MatchRecord
 from linexport.recognise import feature_maps, polynomial, rules, softmax
-from linexport.recognise.candidate import match_record, rewrite_candidate
 from linexport.recognise.emit import MatchWriter
 from linexport.recognise.evaluate import Evaluator
-from linexport.recognise.findings import Findings, RejectedMatch, UnmatchedCandidate
-from linexport.recognise.prove import ProofFailedError, prove
+from linexport.recognise.findings import Findings, UnmatchedCandidate
 from linexport.recognise.read_roles import read_roles
-from linexport.recognise.region import Root, dead_nodes, reads
+from linexport.recognise.region import Root
+from linexport.recognise.rewriter import Rewriter
 from linexport.recognise.roles import NotAttentionError, Roles
 
 rules.load()
@@ -32,7 +30,7 @@ SUMS = {"MatMul", "Einsum", "CumSum"}
 """Operators that sum over tokens."""
 
 
-class Search:
+class Search(Rewriter):
     """Finds and replaces in one graph.
 
     Args:
@@ -42,16 +40,9 @@ class Search:
     """
 
     def __init__(self, graph: gs.Graph, withdrawn: Mapping[str, str] | None = None) -> None:
-        self.graph, self.withdrawn = graph, dict(withdrawn or {})
-        self.evaluator = Evaluator(graph)
-        self.place = {id(node): i for i, node in enumerate(graph.nodes)}
-        self.outputs = {id(t) for t in graph.outputs}
-        self.imports = {o.domain: o.version for o in graph.import_domains or ()}
-        self.imports[""] = graph.opset
-        self.covered: set[str] = set()
+        super().__init__(graph, Evaluator(graph))
+        self.withdrawn = dict(withdrawn or {})
         self.unmatched: dict[str, UnmatchedCandidate] = {}
-        self.matches: list[MatchRecord] = []
-        self.rejected: list[RejectedMatch] = []
 
     def run(self) -> Findings:
         """Replace all that can be proven."""
@@ -65,7 +56,7 @@ class Search:
             if reason is None:
                 self._replace(root)
             else:
-                self._reject_match(root, reason)
+                self.reject_match(root, reason)
         unmatched = [n for name, n in self.unmatched.items() if name not in self.covered]
         unmatched += self._inside(self.graph, self.evaluator)
         order = {n.outputs[0].name: i for i, n in enumerate(self.graph.nodes) if n.outputs}
@@ -145,7 +136,7 @@ class Search:
                 ):
                     self._reject(node, reason)
                 if roles is not None and not _overflows(tensor, roles):
-                    region = self._region(tensor, roles)
+                    region = self.region(tensor, roles.leaves)
                     roots[tensor.name] = Root(tensor, form, roles, region, mapped)
         return roots
 
@@ -166,21 +157,6 @@ class Search:
             )
 
         return [n for n in unmatched if not repeated(n)]
-
-    def _region(self, root: gs.Tensor, roles: Roles) -> tuple[gs.Node, ...]:
-        # Leaves are what the fused node reads, so nothing behind them is replaced.
-        stops = {leaf.tensor.name for leaf in roles.leaves}
-        found: dict[int, gs.Node] = {}
-        pending = [root]
-        while pending:
-            tensor = pending.pop()
-            for node in tensor.inputs:
-                if id(node) in found or tensor.name in stops:
-                    continue
-                found[id(node)] = node
-                if node.op != "Shape":
-                    pending += reads(node)
-        return tuple(sorted(found.values(), key=lambda n: self.place[id(n)]))
 
     def _split(self, root: Root, roots: dict[str, Root]) -> bool:
         """Return whether an attention on the way must be fused by itself instead.
@@ -215,45 +191,15 @@ class Search:
         # without it still may be.
         if mapped is not None:
             roles, in_front = mapped
-            wider = replace(root, roles=roles, region=self._region(root.tensor, roles))
-            if self._fused(wider, MatchWriter(root.tensor, root.form, roles, in_front)) is None:
+            wider = replace(root, roles=roles, region=self.region(root.tensor, roles.leaves))
+            if self.fuse(wider, MatchWriter(root.tensor, root.form, roles, in_front)) is None:
                 return
         writer = MatchWriter(root.tensor, root.form, root.roles, root.mapped)
-        problem = self._fused(root, writer)
+        problem = self.fuse(root, writer)
         if isinstance(problem, NotAttentionError):
             self._reject(root.tensor.inputs[0], str(problem))
         elif problem is not None:
-            self._reject_match(root, str(problem))
-
-    def _reject_match(self, root: Root, reason: str) -> None:
-        """Leave a root and everything inside it as it is."""
-        self.rejected.append(RejectedMatch(root.tensor.name, reason))
-        self.covered |= {t.name for n in root.region for t in n.outputs}
-
-    def _fused(self, root: Root, writer: MatchWriter) -> Exception | None:
-        """Put the fused node in place, or say why it is not."""
-        try:
-            fused = writer.write()
-            proof = prove(rewrite_candidate(self.evaluator, self.imports, root, writer))
-        except (NotAttentionError, ProofFailedError) as error:
-            _withdraw(writer)
-            return error
-        self.covered |= {t.name for n in root.region for t in n.outputs}
-        self._swap(root, writer)
-        replaced = tuple(n.name for n in dead_nodes(root.region, self.outputs))
-        self.matches.append(match_record(root, fused, writer, replaced, proof))
-        return None
-
-    def _swap(self, root: Root, writer: MatchWriter) -> None:
-        """Have the root computed by the new nodes."""
-        for node in list(root.tensor.inputs):
-            old = gs.Variable(f"{root.tensor.name}/before")
-            node.outputs = [old if o is root.tensor else o for o in node.outputs]
-        result = writer.result
-        if result.inputs and result.inputs[0] in writer.nodes:
-            last = result.inputs[0]
-            last.outputs = [root.tensor if o is result else o for o in last.outputs]
-        self.graph.nodes += writer.nodes
+            self.reject_match(root, str(problem))
 
 
 def _overflows(tensor: gs.Tensor, roles: Roles) -> bool:
@@ -291,10 +237,3 @@ def _reads(evaluator: Evaluator, tensor: gs.Tensor) -> bool:
         return form is not None and read_roles(form, evaluator.is_weight) is not None
     except NotAttentionError:
         return False
-
-
-def _withdraw(writer: MatchWriter) -> None:
-    """Detach nodes that were written from the graph, whose tensors list their consumers."""
-    for node in writer.nodes:
-        node.inputs.clear()
-        node.outputs.clear()

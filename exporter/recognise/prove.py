@@ -17,6 +17,7 @@ import onnx_graphsurgeon as gs
 import onnxruntime
 
 from linexport.manifest.matches import ProofRecord
+from linexport.recognise.draws import Draw, falling
 from linexport.recognise.running import NotRunnableError, session, size_value, symbols_in
 from linexport.recognise.sizes import Size
 
@@ -53,6 +54,7 @@ class RewriteCandidate:
             its sign and for decays to decay.
         steady: names of inputs that are of unit variance in every kind: decays that are written as
             a quotient of products leave float32 sooner than the recurrence does.
+        bounded: what makes values of other inputs from normal ones, in every kind.
         channels: dims of channels of queries (0) and keys (1) whose scores are to be nearly 0.
         original, replacement: the nodes of each, in order, and what they compute.
         length: the size of a sequence.
@@ -65,6 +67,7 @@ class RewriteCandidate:
     positive: frozenset[str]
     negative: frozenset[str]
     steady: frozenset[str]
+    bounded: Mapping[str, Draw]
     channels: Mapping[str, tuple[int, int]]
     original: tuple[Sequence[gs.Node], gs.Variable]
     replacement: tuple[Sequence[gs.Node], gs.Variable]
@@ -190,6 +193,8 @@ def _draw(
     if dtype.kind in "iu":
         return random.integers(0, 2, shape).astype(dtype)
     x = random.standard_normal(shape)
+    if tensor.name in candidate.bounded:
+        return candidate.bounded[tensor.name](x).astype(dtype)
     if tensor.name in candidate.steady:
         kind = "normal"
     if kind == "orthogonal" and tensor.name in candidate.channels:
@@ -201,9 +206,8 @@ def _draw(
         # Away from 0: a denominator of few keys must not vanish by chance.
         x = (np.abs(x) + 0.1) * {"normal": 1.0, "low": 1e-2, "tiny": 1e-4}[kind]
     elif tensor.name in candidate.negative:
-        # States fade within some tens of tokens: neither at once, nor so late that a wrong decay
-        # would not show at the lengths compared.
-        x = -0.3 * np.abs(x)
+        # Neither at once, nor so late that a wrong decay would not show at the lengths compared.
+        x = falling(x)
     elif kind == "low":
         # elu(x) + 1 = exp(x) is near 1e-3 here, where an epsilon or a bound shows most.
         x = x / 2 - 7

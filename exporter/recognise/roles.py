@@ -33,6 +33,7 @@ class Roles:
         post: what the op's output is multiplied with, as a number and sizes.
         strict: a query meets the keys before it, without its own.
         reverse: it meets those after it.
+        delta: a key's stored value is corrected, by the share ``beta`` (1 where there is none).
     """
 
     query: tuple[Leaf, ...]
@@ -54,13 +55,16 @@ class Roles:
     post_counts: tuple[Count, ...] = field(default=())
     strict: bool = False
     reverse: bool = False
+    delta: bool = False
+    beta: Leaf | None = None
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
         """Everything that is read from the graph."""
         mask = () if self.mask is None else (self.mask,)
         decay = () if self.decay is None else tuple(self.decay.of(Leaf))
-        return (*self.query, *self.key, *self.value, *self.weights, *mask, *decay)
+        beta = () if self.beta is None else (self.beta,)
+        return (*self.query, *self.key, *self.value, *self.weights, *mask, *decay, *beta)
 
     def heads(self, leaves: Sequence[Leaf]) -> set[Axis]:
         """Head labels of some factors."""

@@ -23,12 +23,14 @@ from linexport.graph.dims import DimRange
 from linexport.graph.external_data import Weights, externalize, with_weights
 from linexport.loaders.loaded_model import DecodeModule, LoadedModel
 from linexport.plugins.ops.registry import all_ops
+from linexport.trace import inverses
 from linexport.trace.dim_names import name_symbols
 from linexport.trace.graph import plain_onnx, to_graph
 from linexport.trace.normalise import normalise
 from linexport.trace.program import export_program, frozen
 from linexport.trace.random_ops import reject_nondeterminism
 from linexport.trace.rolling import NotALoopError, roll
+from linexport.trace.triangles import mark_triangular
 
 __all__ = ["Traced", "export_program", "plain_export", "trace"]
 
@@ -84,6 +86,7 @@ def trace(loaded: LoadedModel) -> Traced:
         weights, given = externalize(graph), loaded.graph
         return Traced(graph, weights, given.dims, given.sizes, lines=lines)
     program = loaded.program or export_program(loaded)
+    mark_triangular(program)
     reject_nondeterminism(program)
     step = loaded.decode_module
     names, dims, sizes = name_symbols(program, (step or loaded).dynamic_shapes)
@@ -94,6 +97,7 @@ def trace(loaded: LoadedModel) -> Traced:
     except NotALoopError as reason:
         log.info("a loop over tokens stays unrolled: %s", reason)
         raise frozen(loaded, reason=f"Its steps are not those of a loop: {reason}.") from reason
+    inverses.expand(model)
     _check_outputs(program, model)
     _check_types(model)
     if step is not None:

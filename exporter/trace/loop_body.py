@@ -206,6 +206,8 @@ class LoopBody:
         if not np.allclose(np.diff(values), distance, rtol=1e-6):
             return ""
         first = numbers[0]
+        if not distance:
+            return self.constant(first)
         kind = helper.np_dtype_to_tensor_dtype(first.dtype)
         counts = self._range(first.reshape(()), np.array(distance, first.dtype), kind)
         name = self.fresh("count")

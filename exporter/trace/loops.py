@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx
 import torch
@@ -24,6 +24,9 @@ from torch.overrides import TorchFunctionMode
 
 STEPS = 7
 """A number that lists of other things (heads, layers, chunks) seldom have."""
+
+LONGEST_CHUNK = 1024
+"""Tokens that one step of a loop over chunks may take."""
 
 DOMAIN, MARK = "linexport.trace", "Steps"
 """The node that marked steps are in a graph; ``rolling`` replaces it."""
@@ -67,24 +70,63 @@ def _schema() -> onnx.defs.OpSchema:
 
 
 @contextmanager
+def counted() -> Iterator[list[Counted]]:
+    """Note the sizes that loops count to, besides whole dimensions.
+
+    torch takes it that such a loop always runs as often as for the example.
+    """
+    found: list[Counted] = []
+
+    def count(size: torch.SymInt) -> int:
+        node = size.node
+        symbols = [] if node.is_constant() else list(node.expr.free_symbols)
+        if len(symbols) == 1 and not node.expr.is_symbol:
+            known = node.shape_env.backed_var_to_val.get(symbols[0])
+            found.append(Counted(node.expr, symbols[0], known))
+        return int(node.int_())
+
+    with _counting_by(count):
+        yield found
+
+
+class Counted(NamedTuple):
+    """A number of steps, as an expression in the size of a dimension."""
+
+    steps: Any
+    symbol: Any
+    size: int | None
+    """The size of the dimension in the example."""
+
+    def length(self) -> int | None:
+        """Return a size of the dimension for which there are ``STEPS``."""
+        sizes = (STEPS * chunk for chunk in range(2, LONGEST_CHUNK + 1))
+        return next((n for n in sizes if self.steps.subs(self.symbol, n) == STEPS), None)
+
+
+@contextmanager
+def _counting_by(count: Callable[[torch.SymInt], int]) -> Iterator[None]:
+    saved = torch.SymInt.__index__, torch.SymInt.__int__
+    torch.SymInt.__index__ = torch.SymInt.__int__ = count  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.SymInt.__index__, torch.SymInt.__int__ = saved  # type: ignore[method-assign]
+
+
+@contextmanager
 def few_steps() -> Iterator[None]:
     """Let loops over a symbolic size run as often as the example is long; mark what they give."""
-    counted: list[torch.SymInt] = []
+    sizes: list[torch.SymInt] = []
 
     def count(size: torch.SymInt) -> int:
         node = size.node
         if not node.is_constant() and node.hint is not None:
-            counted.append(size)
+            sizes.append(size)
             return int(node.hint)
         return int(node.int_())
 
-    saved = torch.SymInt.__index__, torch.SymInt.__int__
-    torch.SymInt.__index__ = torch.SymInt.__int__ = count  # type: ignore[method-assign]
-    try:
-        with _Marks(counted):
-            yield
-    finally:
-        torch.SymInt.__index__, torch.SymInt.__int__ = saved  # type: ignore[method-assign]
+    with _counting_by(count), _Marks(sizes):
+        yield
 
 
 class _Marks(TorchFunctionMode):
@@ -221,8 +263,15 @@ HANDLERS: dict[Any, Any] = {
 }
 
 
-def shortened(args: tuple[Any, ...], dynamic_shapes: Any) -> tuple[tuple[Any, ...], Any] | None:
-    """Cut examples to ``STEPS`` along their dynamic dimensions.
+def shortened(
+    args: tuple[Any, ...], dynamic_shapes: Any, chunks: Counted | None = None
+) -> tuple[tuple[Any, ...], Any] | None:
+    """Cut examples to ``STEPS`` along their dynamic dimensions, or make them as long as need be.
+
+    Args:
+        args: the examples.
+        dynamic_shapes: an entry for each.
+        chunks: a number of chunks, where loops are over those.
 
     Returns:
         The arguments and their dynamic shapes, without names and limits; None where the shapes are
@@ -238,7 +287,17 @@ def shortened(args: tuple[Any, ...], dynamic_shapes: Any) -> tuple[tuple[Any, ..
         if not isinstance(value, Tensor) or any(not isinstance(axis, int) for axis in dims):
             return None
         for axis in dims:
-            value = value.narrow(axis, 0, min(STEPS, value.shape[axis]))
+            value = _resized(value, axis, chunks)
         cut.append(value.contiguous())
         shapes.append(dict.fromkeys(dims, torch.export.Dim.DYNAMIC))
     return tuple(cut), tuple(shapes)
+
+
+def _resized(value: Tensor, axis: int, chunks: Counted | None) -> Tensor:
+    """Return an example of as many tokens as ``STEPS`` take; of another dim, as many at most."""
+    size = value.shape[axis]
+    length = chunks.length() if chunks is not None and size == chunks.size else None
+    if length is None:
+        return value.narrow(axis, 0, min(STEPS, size))
+    repeated = torch.cat([value] * -(-length // size), axis)
+    return repeated.narrow(axis, 0, length)

@@ -7,7 +7,7 @@ import inspect
 import logging
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from linexport.patches.packages import as_ops
 from linexport.patches.scans import as_loops, has_scans
 from linexport.trace import loops
 from linexport.trace.exporting import exporting
+from linexport.trace.inverses import as_inverses
 from linexport.trace.messages import error_summary, explained
 
 log = logging.getLogger(__name__)
@@ -38,18 +39,22 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
         if program is not None:
             return program
     try:
-        return _export(loaded)
+        with loops.counted() as counted:
+            program = _export(loaded)
     except LinexportError:
         raise
     except Exception as error:
         if "onstraints violated" in str(error):
-            program = None if loaded.decode_module else _of_few_steps(loaded)
-            if program is not None:
-                return program
+            rolled = None if loaded.decode_module else _of_few_steps(loaded, counted)
+            if rolled is not None:
+                return rolled
             raise frozen(loaded, error) from error
         raise BuildError(
             f"torch.export cannot trace the model: {explained(error)}{_user_line(error)}"
         ) from error
+    if counted and loaded.decode_module is None:
+        return _of_few_steps(loaded, counted) or program
+    return program
 
 
 def frozen(
@@ -69,7 +74,7 @@ def frozen(
 def _export(loaded: LoadedModel) -> torch.export.ExportedProgram:
     step = loaded.decode_module
     source, patched = step or loaded, step.patched() if step else as_ops(loaded.module)
-    with torch.no_grad(), exporting(), patched:
+    with torch.no_grad(), exporting(), patched, as_inverses():
         return torch.export.export(
             source.module,
             source.args,
@@ -102,9 +107,17 @@ def _is_of_several(rest: tuple[Any, ...], count: int) -> bool:
     return all(entry is None or isinstance(entry, dict | tuple | list) for entry in rest[0])
 
 
-def _of_few_steps(loaded: LoadedModel) -> torch.export.ExportedProgram | None:
-    """Trace a model with a loop over tokens at a few of them; None where that fails as well."""
-    given = loops.shortened(loaded.args, loaded.dynamic_shapes)
+def _of_few_steps(
+    loaded: LoadedModel, counted: Sequence[loops.Counted] = ()
+) -> torch.export.ExportedProgram | None:
+    """Trace a model with a loop over tokens at a few of them; None where that fails as well.
+
+    Args:
+        loaded: the model.
+        counted: numbers of chunks that its loops were seen to count to.
+    """
+    chunks = next((c for c in counted if c.length() is not None), None)
+    given = loops.shortened(loaded.args, loaded.dynamic_shapes, chunks)
     if given is None:
         return None
     args, dynamic_shapes = given
@@ -165,12 +178,13 @@ def _frozen_message(export: Callable[[], object], error: Exception) -> str:
 
 
 def _innermost_user_frame(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
-    """Return the last frame outside torch, the interpreter's library and this file."""
+    """Return the last frame outside torch, the interpreter's library and this folder."""
     library = (str(Path(torch.__file__).parent), str(Path(logging.__file__).parent.parent))
     for frame in reversed(frames):
         inside = frame.filename.startswith(library) and "site-packages" not in frame.filename
         in_torch = frame.filename.startswith(library[0])
-        if not (inside or in_torch or frame.filename in (__file__, "<string>")):
+        own = Path(frame.filename).parent == Path(__file__).parent
+        if not (inside or in_torch or own or frame.filename == "<string>"):
             return frame
     return None
 

@@ -41,9 +41,10 @@ def scan(e: Evaluator, node: gs.Node) -> dict[str, Form] | None:
         own = Leaf(tensor, (*start.dims, (time,)))
         bound[tensor.name] = replace(start, terms=(Term(1.0, (own,)),))
     inside = Evaluator(body, bound, outer=e)
+    made = {o.name for n in body.nodes for o in n.outputs}
     before: dict[str, Form] = {}
     for tensor, after in zip(body.inputs[:states], body.outputs[:states], strict=True):
-        form = inside.form(after)
+        form = _followed(inside.form(after), made)
         closed = None if form is None else _closed(form, tensor.name, time)
         if closed is None:
             return None
@@ -52,7 +53,7 @@ def scan(e: Evaluator, node: gs.Node) -> dict[str, Form] | None:
     found: dict[str, Form] = {}
     outputs = zip(body.outputs[states:], node.outputs[states:], axes, strict=True)
     for inner, outer, axis in outputs:
-        form = inside.form(inner)
+        form = _followed(inside.form(inner), made)
         form = None if form is None else _without_states(form, before)
         if form is None:
             continue
@@ -82,6 +83,19 @@ def _steps(e: Evaluator, node: gs.Node, states: int, count: int) -> tuple[Axis, 
         at_step = form.rename({form.dims[place][0]: (time,)})
         given.append(Form(at_step.dims[:place] + at_step.dims[place + 1 :], at_step.terms))
     return time, given
+
+
+def _followed(form: Form | None, made: set[str]) -> Form | None:
+    """Return a form, unless it has a value of the body that the rules do not follow.
+
+    Such a value may depend on the step and on the states.
+    """
+    terms = [] if form is None else list(form.terms)
+    for term in terms:
+        terms += [t for f in term.of(Nested) for t in f.inner.terms]
+        if any(f.tensor.name in made for f in term.of(Leaf)):
+            return None
+    return form
 
 
 def _rate(e: Evaluator, tensor: gs.Tensor) -> Form | None:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from tests.support.formulations.notation import (
     CAUSAL,
+    COLLECTED,
     EPS,
     HEADS,
     NORMALISED,
@@ -49,3 +50,32 @@ def chunks_of_a_multiple(q, k, v):
     mask = torch.tril(torch.ones(size, size))
     intra = torch.einsum("bnthd,bnshd,ts,bnshe->bnthe", q, k, mask, v)
     return (inter + intra).flatten(1, 2).flatten(2)
+
+
+@formulation(COLLECTED, length=64)
+def loop_over_chunks(q, k, v):
+    """A Python loop hands the state from chunk to chunk."""
+    q, k, v = (heads_first(x).unflatten(2, (-1, 16)) for x in (q, k, v))
+    state, out = q.new_zeros(q.shape[0], HEADS, D, D), []
+    for n in range(q.shape[2]):
+        scores = (q[:, :, n] @ k[:, :, n].mT).tril()
+        out.append(q[:, :, n] @ state + scores @ v[:, :, n])
+        state = state + k[:, :, n].mT @ v[:, :, n]
+    return merge(torch.stack(out, 2).flatten(2, 3))
+
+
+@formulation(COLLECTED, length=64)
+def loop_over_gated_chunks(q, k, v):
+    """GLA: a decay for each channel, within chunks as quotients of products."""
+    g = F.logsigmoid(heads_first(q)) / 4
+    q, k, v, g = (x.unflatten(2, (-1, 16)) for x in (*map(heads_first, (q, k, v)), g))
+    total = g.cumsum(3)
+    state, out = q.new_zeros(q.shape[0], HEADS, D, D), []
+    for n in range(q.shape[2]):
+        query, key, value, since = (x[:, :, n] for x in (q, k, v, total))
+        read = query * since.exp()
+        out.append(read @ state + (read @ (key * (-since).exp()).mT).tril() @ value)
+        last = since[:, :, -1]
+        faded = key * (last[:, :, None] - since).exp()
+        state = state * last[..., None].exp() + faded.mT @ value
+    return merge(torch.stack(out, 2).flatten(2, 3))

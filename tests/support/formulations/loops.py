@@ -36,7 +36,7 @@ def loop_over_unbound_tokens(q, k, v):
     return torch.cat(out, dim=1) + q
 
 
-@formulation(COLLECTED, reason="not a linear recurrence")
+@formulation(COLLECTED)
 def loop_of_outer_products(q, k, v):
     """Linear attention token by token, its state a matrix."""
     q, k, v = split(q), split(k), split(v)

@@ -103,7 +103,7 @@ def chunks_with_decay(q, k, v):
     return (inter + intra).flatten(1, 2).flatten(2)
 
 
-@formulation(COLLECTED, reason="cannot translate")
+@formulation(COLLECTED)
 def delta_rule_by_a_solve(q, k, v):
     """u = (I + tril(beta k k^T, -1))^-1 beta v, then causal attention over u."""
     beta = torch.sigmoid(split(q).mean(-1)).transpose(1, 2)[..., None]
@@ -114,7 +114,7 @@ def delta_rule_by_a_solve(q, k, v):
     return merge((q @ k.transpose(-1, -2)).tril() @ u)
 
 
-@formulation(COLLECTED, reason="cannot translate")
+@formulation(COLLECTED)
 def delta_rule_by_an_inverse(q, k, v):
     """The same with torch.inverse."""
     beta = torch.sigmoid(split(q).mean(-1)).transpose(1, 2)[..., None]

@@ -1,0 +1,102 @@
+"""Matches put in place of the nodes that compute them, where both are shown to be equal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_graphsurgeon as gs
+
+from linexport.manifest.matches import MatchRecord
+from linexport.recognise.candidate import match_record, rewrite_candidate
+from linexport.recognise.emit import MatchWriter
+from linexport.recognise.evaluate import Evaluator
+from linexport.recognise.findings import RejectedMatch
+from linexport.recognise.prove import ProofFailedError, prove
+from linexport.recognise.region import Root, dead_nodes, reads
+from linexport.recognise.roles import NotAttentionError
+from linexport.recognise.terms import Leaf
+
+LARGEST = 1 << 60
+"""More nodes than a graph has."""
+
+
+class Rewriter:
+    """Replaces in one graph.
+
+    Args:
+        graph: changed in place.
+        evaluator: of the graph.
+
+    Attributes:
+        covered: names of values that matches compute or replace.
+        matches: those in place.
+        rejected: those that are left as they are.
+    """
+
+    def __init__(self, graph: gs.Graph, evaluator: Evaluator) -> None:
+        self.graph, self.evaluator = graph, evaluator
+        self.place = {id(node): i for i, node in enumerate(graph.nodes)}
+        self.outputs = {id(t) for t in graph.outputs}
+        self.imports = {o.domain: o.version for o in graph.import_domains or ()}
+        self.imports[""] = graph.opset
+        self.covered: set[str] = set()
+        self.matches: list[MatchRecord] = []
+        self.rejected: list[RejectedMatch] = []
+
+    def region(self, root: gs.Tensor, leaves: Sequence[Leaf]) -> tuple[gs.Node, ...]:
+        """Return the nodes that compute a value from leaves, in graph order."""
+        # Leaves are what the fused node reads, so nothing behind them is replaced.
+        stops = {leaf.tensor.name for leaf in leaves}
+        found: dict[int, gs.Node] = {}
+        pending = [root]
+        while pending:
+            tensor = pending.pop()
+            for node in tensor.inputs:
+                if id(node) in found or tensor.name in stops:
+                    continue
+                found[id(node)] = node
+                if node.op != "Shape":
+                    pending += reads(node)
+        return tuple(sorted(found.values(), key=lambda n: self.place[id(n)]))
+
+    def put_first(self, node: gs.Node) -> None:
+        """Add a node that reads inputs of the graph, or what was put first before it."""
+        self.graph.nodes.append(node)
+        self.place[id(node)] = len(self.graph.nodes) - LARGEST
+
+    def reject_match(self, root: Root, reason: str) -> None:
+        """Leave a root and everything inside it as it is."""
+        self.rejected.append(RejectedMatch(root.tensor.name, reason))
+        self.covered |= {t.name for n in root.region for t in n.outputs}
+
+    def fuse(self, root: Root, writer: MatchWriter) -> Exception | None:
+        """Put the fused node in place, or say why it is not."""
+        try:
+            fused = writer.write()
+            proof = prove(rewrite_candidate(self.evaluator, self.imports, root, writer))
+        except (NotAttentionError, ProofFailedError) as error:
+            _withdraw(writer)
+            return error
+        self.covered |= {t.name for n in root.region for t in n.outputs}
+        self._swap(root, writer)
+        replaced = tuple(n.name for n in dead_nodes(root.region, self.outputs))
+        self.matches.append(match_record(root, fused, writer, replaced, proof))
+        return None
+
+    def _swap(self, root: Root, writer: MatchWriter) -> None:
+        """Have the root computed by the new nodes."""
+        for node in list(root.tensor.inputs):
+            old = gs.Variable(f"{root.tensor.name}/before")
+            node.outputs = [old if o is root.tensor else o for o in node.outputs]
+        result = writer.result
+        if result.inputs and result.inputs[0] in writer.nodes:
+            last = result.inputs[0]
+            last.outputs = [root.tensor if o is result else o for o in last.outputs]
+        self.graph.nodes += writer.nodes
+
+
+def _withdraw(writer: MatchWriter) -> None:
+    """Detach nodes that were written from the graph, whose tensors list their consumers."""
+    for node in writer.nodes:
+        node.inputs.clear()
+        node.outputs.clear()

@@ -1,0 +1,337 @@
+"""Roles of what a stateful region reads, found by what the region computes.
+
+    S_t = exp(g_t) S_{t-1} + beta_t k_t (v_t - exp(g_t) S_{t-1}^T k_t)^T,   o_t = S_t^T q_t
+
+and the other update rules. Every way to give the tensors these roles is computed in float64, by the
+op's definition, on the values that the nodes are run on. The proof that follows is that of any
+match.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_graphsurgeon as gs
+import onnxruntime
+
+from linexport.graph.edit import producer
+from linexport.plugins.ops.linear_attention import LinearAttentionSpec, linear_attention
+from linexport.recognise.axes import Axis, Index
+from linexport.recognise.candidate import inputs_of
+from linexport.recognise.draws import Draw, falling, fraction, unit
+from linexport.recognise.evaluate import Evaluator
+from linexport.recognise.prove import LENGTHS
+from linexport.recognise.roles import Roles
+from linexport.recognise.running import NotRunnableError, session, size_value, symbols_in
+from linexport.recognise.sizes import ONE, Size, product
+from linexport.recognise.stateful_region import Region
+from linexport.recognise.terms import IDENTITY, Form, Leaf, PositionOrder, Term
+
+EQUAL = 1e-3
+"""Largest difference, of the largest output, of a reading from what the nodes compute."""
+
+MOST = 5
+"""Tensors a region may read: query, key, value, decay and beta."""
+
+BATCH = 2
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read a region.
+
+    Attributes:
+        query, key, value: numbers of leaves.
+        decay, beta: the same; None where there is none.
+        in_log: the decay is a logarithm already.
+        delta: the update rule corrects what it has stored.
+    """
+
+    query: int
+    key: int
+    value: int
+    decay: int | None
+    beta: int | None
+    in_log: bool
+    delta: bool
+
+    @property
+    def rule(self) -> str:
+        """The update rule of the op."""
+        names = ("linear", "delta"), ("gated", "gated_delta")
+        return names[self.decay is not None][self.delta]
+
+    def draws(self, count: int) -> tuple[Draw, ...]:
+        """Return what makes values of each leaf from normal ones."""
+        found: list[Draw] = [unit] * count
+        if self.decay is not None:
+            found[self.decay] = falling if self.in_log else fraction
+        if self.beta is not None:
+            found[self.beta] = fraction
+        return tuple(found)
+
+
+def readings(vectors: Sequence[int], numbers: Sequence[int]) -> Iterator[Reading]:
+    """Yield every way to give each of some leaves a role, one at least."""
+    for query, key, value in itertools.product(vectors, repeat=3):
+        rest = sorted({*vectors} - {query, key, value})
+        for decay, beta in itertools.product((None, *rest, *numbers), (None, *numbers)):
+            unused = {*rest, *numbers} - {decay, beta}
+            if unused or (decay == beta and decay is not None):
+                continue
+            for in_log in (True, False) if decay is not None else (True,):
+                for delta in (True, False) if beta is None else (True,):
+                    yield Reading(query, key, value, decay, beta, in_log, delta)
+
+
+def find_roles(
+    evaluator: Evaluator,
+    region: Region,
+    nodes: Sequence[gs.Node],
+    imports: Mapping[str, int],
+) -> tuple[Roles, Form] | None:
+    """Return the roles that give what nodes compute, and the form of their root.
+
+    Args:
+        evaluator: of the graph.
+        region: to be read.
+        nodes: those that compute its root from its leaves.
+        imports: operator sets of the model.
+    """
+    found = [_layout(evaluator, t, region.tokens) for t in region.leaves]
+    found.append(_layout(evaluator, region.root, region.tokens, region.place))
+    layouts = [x for x in found if x is not None]
+    if len(region.leaves) > MOST or len(layouts) < len(found):
+        return None
+    *given, made = layouts
+    # Heads and batch come before the width of vectors, which numbers lack.
+    most = max(len(x.rest) for x in given)
+    vectors = [i for i, x in enumerate(given) if len(x.rest) == most]
+    numbers = [i for i, x in enumerate(given) if len(x.rest) == most - 1]
+    if len(vectors) + len(numbers) < len(given):
+        return None
+    runs = _Runs(evaluator, region, nodes, imports)
+    if layouts[-1].dims[region.place] != region.tokens and runs.cut:
+        return None
+    for reading in readings(vectors, numbers):
+        sizes = _sizes(reading, given, made)
+        scale = None if sizes is None else _scale(reading, sizes, runs, layouts)
+        if sizes is not None and scale is not None:
+            return _roles(reading, sizes, region, layouts, scale)
+    return None
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Dims of a tensor.
+
+    Attributes:
+        dims: every size.
+        tokens: the place of the tokens.
+        rest: all other sizes above 1, in order.
+    """
+
+    dims: tuple[Size, ...]
+    tokens: int
+    rest: tuple[Size, ...]
+
+    def index(self, tokens: Axis, rest: Sequence[Index]) -> tuple[Index, ...]:
+        """Return labels for every dim."""
+        left = iter(rest)
+        return tuple(
+            (tokens,) if i == self.tokens else () if size == ONE else next(left)
+            for i, size in enumerate(self.dims)
+        )
+
+    def packed(self, x: np.ndarray, batch: int) -> np.ndarray:
+        """Return values as (B, T, heads * width); the batch has so many dims."""
+        others = [n for i, n in enumerate(x.shape) if i != self.tokens and self.dims[i] != ONE]
+        x = np.moveaxis(x, self.tokens, 0).reshape(-1, *others)
+        x = np.moveaxis(x, 0, batch)
+        return x.reshape(math.prod(others[:batch]), x.shape[batch], -1).astype(np.float64)
+
+
+def _layout(
+    evaluator: Evaluator, tensor: gs.Tensor, tokens: Size, place: int | None = None
+) -> _Layout | None:
+    sizes = evaluator.sizes(tensor)
+    if sizes is None or str(tensor.dtype) not in ("float32", "float16"):
+        return None
+    place = sizes.index(tokens) if place is None else place
+    rest = tuple(s for i, s in enumerate(sizes) if i != place and s != ONE)
+    return _Layout(tuple(sizes), place, rest)
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Batch, heads and widths of a reading."""
+
+    batch: tuple[Size, ...]
+    heads: tuple[Size, ...]
+    d_k: Size
+    d_v: Size
+    per_channel: bool
+
+    @property
+    def count(self) -> int:
+        """The number of heads."""
+        return product(list(self.heads)).known or 1
+
+
+def _sizes(reading: Reading, given: Sequence[_Layout], made: _Layout) -> _Sizes | None:
+    """Return the sizes that all tensors agree on."""
+    query, key, value = (given[i].rest for i in (reading.query, reading.key, reading.value))
+    if not query or not value:
+        return None
+    lead, d_k, d_v = query[:-1], query[-1], value[-1]
+    batch = tuple(s for s in lead if s.known is None)
+    heads = lead[len(batch) :]
+    packed = (*batch, product([*heads, d_v]))
+    decay = None if reading.decay is None else given[reading.decay].rest
+    beta = None if reading.beta is None else given[reading.beta].rest
+    known = all(s.known is not None for s in (*heads, d_k, d_v))
+    agreed = key == query and value[:-1] == lead and made.rest in (value, packed)
+    if not known or not agreed or decay not in (None, lead, query) or beta not in (None, lead):
+        return None
+    return _Sizes(batch, heads, d_k, d_v, decay == query)
+
+
+class _Runs:
+    """Results of nodes on random values, for the draws of readings."""
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        region: Region,
+        nodes: Sequence[gs.Node],
+        imports: Mapping[str, int],
+    ) -> None:
+        self.region = region
+        inputs = inputs_of(nodes)
+        sizes = [(t, evaluator.sizes(t)) for t in inputs]
+        self._inputs = [(t, s) for t, s in sizes if s is not None and t.dtype is not None]
+        self._session: onnxruntime.InferenceSession | None = None
+        self._known: dict[tuple[Draw, ...], tuple[list[np.ndarray], np.ndarray] | None] = {}
+        if len(self._inputs) == len(inputs):
+            with contextlib.suppress(NotRunnableError):
+                self._session = session(inputs, nodes, region.root, imports)
+
+    def of(self, draws: tuple[Draw, ...]) -> tuple[list[np.ndarray], np.ndarray] | None:
+        """Return the leaves and the root, at the first length the nodes take."""
+        if draws not in self._known:
+            found = (self._at(draws, length) for length in LENGTHS)
+            self._known[draws] = next((x for x in found if x is not None), None)
+        return self._known[draws]
+
+    @property
+    def cut(self) -> bool:
+        """Return whether nodes leave out the tokens of a chunk that is not full."""
+        found = (
+            (length, self._at((unit,) * len(self.region.leaves), length)) for length in LENGTHS
+        )
+        return any(x is not None and x[1].shape[self.region.place] != n for n, x in found)
+
+    def _at(
+        self, draws: tuple[Draw, ...], length: int
+    ) -> tuple[list[np.ndarray], np.ndarray] | None:
+        if self._session is None:
+            return None
+        random = np.random.default_rng(0)
+        symbols = {n: BATCH for _, shape in self._inputs for s in shape for n in symbols_in(s)}
+        symbols |= dict.fromkeys(symbols_in(self.region.tokens), length)
+        drawn = dict(zip((t.name for t in self.region.leaves), draws, strict=True))
+        fed: dict[str, np.ndarray] = {}
+        for tensor, shape in self._inputs:
+            x = random.standard_normal([size_value(s, symbols) for s in shape])
+            fed[tensor.name] = drawn.get(tensor.name, unit)(x).astype(np.dtype(tensor.dtype))
+        try:
+            (result,) = self._session.run(None, fed)
+        except Exception:  # a length that the nodes do not take
+            return None
+        return [fed[t.name] for t in self.region.leaves], result
+
+
+def _scale(
+    reading: Reading, sizes: _Sizes, runs: _Runs, layouts: Sequence[_Layout]
+) -> float | None:
+    """Return the factor of all outputs where the reading is right; None where it is not."""
+    found = runs.of(reading.draws(len(layouts) - 1))
+    if found is None:
+        return None
+    batch, heads = len(sizes.batch), sizes.count
+    values = (*found[0], found[1])
+    *packed, got = (layout.packed(x, batch) for layout, x in zip(layouts, values, strict=True))
+    decay = None if reading.decay is None else packed[reading.decay]
+    if decay is not None and not reading.in_log:
+        decay = np.log(decay)
+    q, k, v = (packed[i] for i in (reading.query, reading.key, reading.value))
+    beta = None if reading.beta is None else packed[reading.beta]
+    if reading.delta and beta is None:
+        beta = np.ones((*k.shape[:2], heads))
+    spec = LinearAttentionSpec(heads, heads, reading.rule)
+    expected, *_ = linear_attention(spec, q, k, v, decay=decay, beta=beta)
+    fitted = float((got * expected).sum() / (expected * expected).sum())
+    width = float(sizes.d_k.known or 1)
+    for scale in (1.0, width**-0.5, 1 / width):
+        if math.isclose(fitted, scale, rel_tol=EQUAL):
+            right = np.abs(got - scale * expected).max() <= EQUAL * np.abs(got).max()
+            return scale if right else None
+    return None
+
+
+def _roles(
+    reading: Reading,
+    sizes: _Sizes,
+    region: Region,
+    layouts: Sequence[_Layout],
+    scale: float,
+) -> tuple[Roles, Form]:
+    batch, heads = (tuple(Axis(s) for s in group) for group in (sizes.batch, sizes.heads))
+    lead: list[Index] = [(a,) for a in (*batch, *heads)]
+    t, s, u = (Axis(region.tokens) for _ in range(3))
+    d, e = Axis(sizes.d_k), Axis(sizes.d_v)
+
+    def leaf(place: int, time: Axis, *width: Axis) -> Leaf:
+        dims = layouts[place].index(time, [*lead, *((a,) for a in width)])
+        return Leaf(region.leaves[place], dims)
+
+    decay = None
+    if reading.decay is not None:
+        rate = leaf(reading.decay, u, *([d] if sizes.per_channel else []))
+        rate = rate if reading.in_log else _logarithm(rate)
+        decay = Term(1.0, (rate, PositionOrder((t,), (u,))))
+    roles = Roles(
+        query=(leaf(reading.query, t, d),),
+        key=(leaf(reading.key, s, d),),
+        value=(leaf(reading.value, s, e),),
+        weights=(),
+        mask=None,
+        decay=decay,
+        query_position=(t,),
+        key_position=(s,),
+        channels=(d,),
+        widths=(e,),
+        batch=batch,
+        causal=True,
+        scale=scale,
+        delta=reading.delta,
+        beta=None if reading.beta is None else leaf(reading.beta, s),
+    )
+    made = layouts[-1]
+    apart: list[Index] = [*lead, (e,)]
+    packed: list[Index] = [*((a,) for a in batch), (*heads, e)]
+    dims = made.index(t, apart if len(made.rest) == len(apart) else packed)
+    return roles, Form(dims, (Term(1.0, (Leaf(region.root, dims),)),))
+
+
+def _logarithm(rate: Leaf) -> Leaf:
+    """Return the logarithm of a rate; of exp(x), x."""
+    node = producer(rate.tensor, "Exp")
+    if node is not None and isinstance(node.inputs[0], gs.Variable):
+        return replace(rate, tensor=node.inputs[0])
+    return replace(rate, function=("Log", (), IDENTITY))
