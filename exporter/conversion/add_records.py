@@ -245,4 +245,8 @@ def _bench(
     how: Measuring,
 ) -> Bench:
     native = uses_library(manifest)
-    return Bench(tested, folder / MODEL, manifest.target, native, scratch, how.settings, how.seed)
+    pooling = manifest.options.pooling if manifest.options else None
+    return Bench(
+        *(tested, folder / MODEL, manifest.target, native, scratch, how.settings, how.seed),
+        pooling=pooling,
+    )

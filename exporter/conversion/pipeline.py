@@ -17,13 +17,14 @@ from linexport.artifact import write
 from linexport.conversion import isolated
 from linexport.conversion.kind_of_proof import announced
 from linexport.conversion.publish import check_place, publish
-from linexport.conversion.quantize import check_quantisation, quantize
+from linexport.conversion.quantize import check_automatic, check_quantisation, quantize
 from linexport.conversion.revalidate import bench
 from linexport.conversion.run import run
 from linexport.conversion.stages import Checks, Job, load_original
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.graph import dims as dimensions
 from linexport.loaders import LoadedModel
+from linexport.loaders.hugging_face import declared_head
 from linexport.loaders.metric import as_metric, check_drop
 from linexport.manifest import ConvertOptions, Manifest
 from linexport.manifest.options import FLOAT32, command, described
@@ -96,6 +97,9 @@ def _quantised(
     check_drop(asked.evaluate, asked.max_drop)
     metric = as_metric(asked.evaluate, asked.lower_is_better)
     check_place(place, asked.overwrite)
+    head = declared_head(source, asked.pooling)
+    if head is not None:  # others are known once they are loaded
+        check_automatic(asked.weights, head)
     by_layers = announced(source, place, asked, progress or Silent())
     plain = {**dict.fromkeys(FOR_WEIGHTS), "weights": FLOAT32, "bench": False}
     with write.staged(place) as folder:

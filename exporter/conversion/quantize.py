@@ -33,7 +33,7 @@ from linexport.loaders.metric import Evaluate, Metric, as_metric, check_drop
 from linexport.manifest import DATA, MODEL, ConvertOptions, Manifest, describe_files
 from linexport.manifest.options import FLOAT32
 from linexport.manifest.quantisation import QuantisationRecord
-from linexport.manifest.records import NodesRecord, StageRecord
+from linexport.manifest.records import HeadName, NodesRecord, StageRecord
 from linexport.quantise import forecast
 from linexport.quantise.calibration_inputs import inputs_of
 from linexport.quantise.choose_bits import AUTO, CHOICES, Quantiser
@@ -113,10 +113,7 @@ def quantize(
         portable = REWRITES[opened.manifest.target] is portable_model
         quantiser = Quantiser(model, integers=weights not in HALF, portable=portable)
         inputs = inputs_of(opened, None if data is None else Path(data), seed)
-    if weights == AUTO and inputs.language is None:
-        raise UsageError(
-            "--weights auto compares distributions of tokens; this is no language model."
-        )
+    check_automatic(weights, "causal_lm" if inputs.language else opened.manifest.head)
     limit = MAX_KLD if weights == AUTO and max_kld is None else max_kld
     found = chain = None
     if weights not in HALF:
@@ -168,6 +165,20 @@ def check_quantisation(weights: str, target: str | None, max_kld: float | None) 
         )
     if max_kld is not None and not 0 < max_kld < float("inf"):
         raise UsageError(f"--max-kld is {max_kld}; expected a positive number of nats.")
+
+
+def check_automatic(weights: str, head: HeadName | None) -> None:
+    """Refuse ``auto`` for a model that is not a language model.
+
+    Raises:
+        UsageError: it is asked for a model with another head, or none.
+    """
+    if weights == AUTO and head != "causal_lm":
+        kind = f"; this model's output is of the kind {head}" if head else ""
+        raise UsageError(
+            f"--weights auto compares distributions of tokens: it is for language models{kind}. "
+            "Pass --weights int8 or int4."
+        )
 
 
 def _stored(

@@ -46,6 +46,7 @@ class Bench:
         native: open it with the CPU library, where one is built; as ``linexport.load`` would.
         work: an existing folder for temporary files.
         settings: of the measurement.
+        pooling: that the original was loaded with.
     """
 
     tested: ModelUnderTest
@@ -55,6 +56,7 @@ class Bench:
     work: Path
     settings: Settings
     seed: int = 0
+    pooling: str | None = None
     reasons: dict[str, str] = field(default_factory=dict)
     artifact: InferenceSession | None = None
     plain: OrtSession | None = None
@@ -170,7 +172,12 @@ class Bench:
             peak = None
             if reason is None:
                 peak, reason = peak_megabytes(
-                    kind, path, files["inputs"][which], files["small"][which], target
+                    kind,
+                    path,
+                    files["inputs"][which],
+                    files["small"][which],
+                    target,
+                    self.pooling,
                 )
             peaks[f"{name}_mb"] = peak
             if reason:

@@ -17,7 +17,12 @@ from linexport.system.child_process import python_module
 
 
 def peak_megabytes(
-    baseline: str, model: str, inputs: Path, small_inputs: Path, target: str = "ort"
+    baseline: str,
+    model: str,
+    inputs: Path,
+    small_inputs: Path,
+    target: str = "ort",
+    pooling: str | None = None,
 ) -> tuple[float | None, str | None]:
     """Peak megabytes of one run and None, or None and the reason it could not be measured.
 
@@ -27,6 +32,7 @@ def peak_megabytes(
         inputs: ``.npz`` of positional inputs, in order.
         small_inputs: the same for the first, unmeasured run.
         target: whose session opens an ONNX file.
+        pooling: that a source is loaded with.
     """
     if not sys.platform.startswith("linux"):
         return None, "peak memory is measured on Linux only"
@@ -36,6 +42,7 @@ def peak_megabytes(
         "inputs": str(inputs),
         "small_inputs": str(small_inputs),
         "target": target,
+        "pooling": pooling,
     }
     done = subprocess.run(
         python_module("linexport.timing.peak_memory", json.dumps(request)),
@@ -49,7 +56,7 @@ def peak_megabytes(
     return float(json.loads(done.stdout.splitlines()[-1])["megabytes"]), None
 
 
-def _probe(request: dict[str, str]) -> float:
+def _probe(request: dict[str, Any]) -> float:
     import numpy as np
 
     def arrays(path: str) -> list[Any]:
@@ -70,7 +77,7 @@ def _probe(request: dict[str, str]) -> float:
 
         from linexport.loaders import load_model
 
-        module = load_model(request["model"]).module
+        module = load_model(request["model"], pooling=request["pooling"]).module
 
         def run(values: list[Any]) -> object:
             with torch.no_grad():

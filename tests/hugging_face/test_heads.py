@@ -17,6 +17,7 @@ import transformers
 import linexport
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.loaders import load_model
+from linexport.timing.peak_memory import peak_megabytes
 from tests.support.families import TINY, save_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -203,6 +204,38 @@ def test_weights_in_fewer_bits_are_chosen_and_compared_on_text(
     assert "token ids" in record.data and 0 < record.output_error < 0.2
     again = linexport.validate(place, threads=1).quantisation
     assert again.output_error == pytest.approx(record.output_error, rel=1e-2)
+
+
+def test_automatic_weights_are_refused_before_anything_is_converted(
+    head_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("linexport.conversion.pipeline.announced", lambda *a: pytest.fail("late"))
+    folder = head_folder("qwen3_next", TOKENS)
+    with pytest.raises(UsageError, match="for language models; .* token_classification"):
+        linexport.convert(folder, tmp_path / "out", weights="auto")
+    with pytest.raises(UsageError, match="for language models; .* pooled"):
+        linexport.convert(
+            head_folder("mamba2", BASE), tmp_path / "out", weights="auto", pooling="mean"
+        )
+
+
+@pytest.mark.services
+def test_the_memory_probe_loads_the_original_with_its_pooling(
+    head_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def probe(*args: Any) -> tuple[None, str]:
+        asked.append((args[0], args[-1]))
+        return None, "not run"
+
+    monkeypatch.setattr("linexport.timing.baselines.peak_megabytes", probe)
+    folder = head_folder("mamba2", BASE)
+    linexport.convert(folder, tmp_path / "out", pooling="mean", lengths=(8,), threads=1)
+    assert ("pytorch", "mean") in asked
+    np.savez(tmp_path / "inputs.npz", np.ones((1, 8), np.int64), np.ones((1, 8), np.int64))
+    files = [tmp_path / "inputs.npz"] * 2
+    assert "'max'" in peak_megabytes("pytorch", str(folder), *files, pooling="max")[1]
 
 
 def edited(folder: Path, tmp_path: Path, **changes: Any) -> Path:

@@ -20,11 +20,13 @@ from linexport.loaders.hugging_face.folder import (
     copied_files,
     digest,
     read_config,
+    read_json,
     weight_files,
 )
 from linexport.loaders.hugging_face.pretrained import build_causal, supported
 from linexport.loaders.loaded_model import LanguageFacts, LoadedModel, Source
 from linexport.loaders.weights import named_tensors, non_finite_warnings, parameter_summary
+from linexport.manifest.records import HeadName
 
 if TYPE_CHECKING:
     from linexport.loaders.hugging_face.heads import Head
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "cached_folder",
+    "declared_head",
     "import_model",
     "is_language_model",
     "is_of_transformers",
@@ -176,6 +179,28 @@ def import_model(model: Any, source: Source, head: Head | None = None) -> Loaded
         ),
         defaults={"attention_mask": 1},
     )
+
+
+def declared_head(source: str | Path | LoadedModel, pooling: str | None) -> HeadName | None:
+    """Return the head that a model has, before it is loaded; None where no configuration says so.
+
+    Args:
+        source: of a conversion.
+        pooling: see ``load_hugging_face``.
+
+    Raises:
+        UsageError, UnsupportedModelError: see ``heads.head_of``.
+    """
+    if isinstance(source, LoadedModel):
+        return source.language.head if source.language else None
+    from linexport.loaders.hugging_face.lora import model_folder
+
+    path = model_folder(source) / CONFIG
+    if not path.is_file():
+        return None
+    from linexport.loaders.hugging_face.heads import head_of
+
+    return head_of(path, read_json(path), pooling).name
 
 
 def is_of_transformers(module: Any) -> bool:
