@@ -68,13 +68,16 @@ def check(
     """Of an artifact without any rounding, but with that error in every logit."""
     table = module.table.numpy() + np.float32(error)
     tested: Any = SimpleNamespace(
-        loaded=SimpleNamespace(module=module, language=LanguageFacts(VOCABULARY, CONTEXT, ())),
+        loaded=SimpleNamespace(
+            module=module, language=LanguageFacts(VOCABULARY, CONTEXT, ()), vision=None
+        ),
         open=lambda: SimpleNamespace(run=lambda given: {"logits": table[given["input_ids"]]}),
         dims={"batch": DimRange(batch=True), "seq": DimRange()},
         states=(),
         output_names=["logits"],
         tolerance=tolerance,
         initial_state=lambda batch: {},
+        complete=dict,
         chosen=USUAL,
     )
     return parity.check_language(tested)

@@ -144,6 +144,7 @@ OTHER: dict[str, Any] = {
     "seed": -7,
     "overwrite": True,
     "trust_remote_code": True,
+    "vision": False,
     "isolated": True,
     "max_memory": 4,
     "max_seconds": 60,

@@ -9,7 +9,7 @@ A row that has ended is fed padding, so that it stays where it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -28,15 +28,21 @@ class Batch:
         model: a language model.
         open_stream: returns a new stream of it.
         prompts: of each row, (T,) int64.
+        given: further inputs of prompts of one length, such as embeddings of images.
 
     Raises:
         UsageError: the prompts have several lengths, which this model cannot take together.
     """
 
     def __init__(
-        self, model: Model, open_stream: Callable[[], Stream], prompts: Sequence[np.ndarray]
+        self,
+        model: Model,
+        open_stream: Callable[[], Stream],
+        prompts: Sequence[np.ndarray],
+        given: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self._model, self._open, self._prompts = model, open_stream, prompts
+        self._given = given or {}
         self._interface = language_interface(model.manifest)
         self._stream = open_stream()
         lengths = [len(prompt) for prompt in prompts]
@@ -53,7 +59,7 @@ class Batch:
     def begin(self) -> np.ndarray:
         """Compute the prompts; return the logits after each, (B, vocabulary)."""
         if self._even:
-            return self._feed(np.stack(self._prompts))
+            return self._feed(np.stack(self._prompts), given=self._given)
         if self._interface.mask is not None:
             longest = max(map(len, self._prompts))
             ids = np.zeros((len(self._prompts), longest), np.int64)
@@ -81,8 +87,13 @@ class Batch:
         self._stream.restore(StreamState(self._model.model_sha256, joined))
         return np.concatenate(logits)
 
-    def _feed(self, ids: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
-        names, feeds = self._interface, {self._interface.tokens: ids}
+    def _feed(
+        self,
+        ids: np.ndarray,
+        mask: np.ndarray | None = None,
+        given: Mapping[str, np.ndarray] | None = None,
+    ) -> np.ndarray:
+        names, feeds = self._interface, {self._interface.tokens: ids, **(given or {})}
         if mask is not None and names.mask is not None:
             feeds[names.mask] = mask
         logits: np.ndarray = self._stream.step(feeds)[names.logits][:, -1]

@@ -62,6 +62,11 @@ def write_genai(artifact: str | Path, output: str | Path) -> Path:
         raise ParityError(f"{source} failed its parity check; see {source / manifests.REPORT}.")
     if not manifest.states:
         raise UsageError(f"{source} does not stream: {manifest.why_stateless}")
+    if manifest.vision is not None:
+        raise UsageError(
+            f"{source} has a vision tower; onnxruntime-genai takes text alone of it. Convert the "
+            "model again with --no-vision."
+        )
     if manifests.is_artifact(place):
         raise UsageError(f"{place} is an artifact; expected a new or empty folder.")
     write.check_output(place, overwrite=False)

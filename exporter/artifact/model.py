@@ -30,16 +30,21 @@ class Model:
         model_sha256: digest of its file, which says whose state a state is.
         states: by the names of their inputs.
         inputs: those that a caller gives.
+        tower: the vision tower beside it; None without one.
     """
 
     def __init__(
-        self, manifest: Manifest, session: InferenceSession, ranges: Mapping[str, Range]
+        self,
+        manifest: Manifest,
+        session: InferenceSession,
+        ranges: Mapping[str, Range],
+        tower: InferenceSession | None = None,
     ) -> None:
         held = [State.from_record(s) for s in manifest.states]
         self.manifest, self.model_sha256 = manifest, manifest.model_sha256
         self.states = {s.past: s for s in held}
         self.inputs = CallInputs(manifest, self.states, ranges)
-        self._session = session
+        self._session, self.tower = session, tower
         self._presents = {s.present: s.past for s in held}
 
     @cached_property

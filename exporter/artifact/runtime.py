@@ -15,13 +15,14 @@ from linexport import manifest as manifests
 from linexport import targets
 from linexport.artifact import opening, signature
 from linexport.artifact.call_inputs import Arrays, Input, Range
+from linexport.artifact.images import image_inputs, images_of
 from linexport.artifact.stream import Stream
 from linexport.artifact.text_model import TextModel
 from linexport.errors import EnvironmentProblemError, LinexportError, ParityError, UsageError
-from linexport.graph.interface import check_interface
+from linexport.graph.interface import check_interface, check_tower
 from linexport.loaders.onnx_file.index_ranges import index_range
 from linexport.manifest import Manifest
-from linexport.manifest.records import FileRecord
+from linexport.manifest.records import FileRecord, VisionRecord
 from linexport.plugins.cpu.library import sources_digest
 from linexport.targets.base import uses_library
 
@@ -98,7 +99,18 @@ def _load(folder: Path, **options: Any) -> Artifact:
     except Exception as error:
         raise EnvironmentProblemError(f"Cannot open {model}: {error}") from error
     found = {name: values for name, values in ranges.items() if values}
-    return Artifact(folder, manifest, session, ranges=found, options=options)
+    tower = None if manifest.vision is None else _tower(folder, manifest.vision, options["threads"])
+    return Artifact(folder, manifest, session, ranges=found, options=options, tower=tower)
+
+
+def _tower(folder: Path, vision: VisionRecord, threads: int) -> targets.InferenceSession:
+    """Open the vision tower of an artifact."""
+    path = folder / vision.file
+    check_tower(vision, opening.checked_graph(path), str(folder / manifests.MANIFEST))
+    try:
+        return targets.base.OrtSession(path, threads)
+    except Exception as error:
+        raise EnvironmentProblemError(f"Cannot open {path}: {error}") from error
 
 
 def _say_what_is_proven(folder: Path, manifest: Manifest) -> None:
@@ -131,8 +143,9 @@ class Artifact(TextModel):
         *,
         ranges: Mapping[str, Range] | None = None,
         options: Mapping[str, Any] | None = None,
+        tower: targets.InferenceSession | None = None,
     ) -> None:
-        super().__init__(manifest, session, ranges or {})
+        super().__init__(manifest, session, ranges or {}, tower)
         self._path = path
         self._options = options or {}
 
@@ -157,6 +170,22 @@ class Artifact(TextModel):
         """
         feeds, batch = self.inputs.bind(args, inputs)
         return self.call(feeds, self.initial_state(batch))[0]
+
+    def image_inputs(self, ids: np.ndarray, images: Mapping[str, Any]) -> Arrays:
+        """Return the inputs for images among token ids, for ``run`` and ``Stream.step``.
+
+        Args:
+            ids: (batch, seq), or (seq,) of one row, with the image token where images are.
+            images: as the model's image processor gives them: ``pixel_values`` and grids. Images
+                are in the order of the tokens, row after row.
+
+        Raises:
+            UsageError: the model has no vision tower, or these are not the images of the tokens.
+        """
+        vision, tower = self.manifest.vision, self.tower
+        if vision is None or tower is None:
+            raise UsageError(f"{self.path} has no vision tower: it takes text alone.")
+        return image_inputs(vision, tower.run, np.atleast_2d(ids), images_of(images))
 
     def feeds(self, *args: Input, **inputs: np.ndarray) -> Arrays:
         """Return all inputs of the graph for whole sequences, initial states among them.

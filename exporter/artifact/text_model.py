@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from linexport.artifact.batch import Batch
+from linexport.artifact.call_inputs import Arrays
 from linexport.artifact.continuation import END, Generation, TextRow, continuations
 from linexport.artifact.generating import GenerationRequest
 from linexport.artifact.generation_config import generation_defaults
@@ -43,6 +44,9 @@ class TextModel(Model):
     def verified(self) -> Mapping[str, FileRecord]: ...
 
     @abstractmethod
+    def image_inputs(self, ids: np.ndarray, images: Mapping[str, Any]) -> Arrays: ...
+
+    @abstractmethod
     def stream(self, *, finite: bool = True, history: int = 0) -> Stream: ...
 
     def draft(self, tokens: int = 4) -> StreamDraft:
@@ -71,6 +75,7 @@ class TextModel(Model):
         stop: Collection[int] | None = None,
         stop_strings: Collection[str] | None = None,
         draft: Draft | None = None,
+        images: Mapping[str, Any] | None = None,
     ) -> Iterator[int]:
         """Return token ids that continue a prompt of token ids, one at a time, from the state.
 
@@ -93,6 +98,7 @@ class TextModel(Model):
             stop_strings: texts that end it; the token that completes one is the last.
             draft: proposes tokens, which are checked several in a call. The text is the same, up to
                 ties within the rounding of float32.
+            images: in the prompt, as the model's image processor gives them, see ``image_inputs``.
 
         Raises:
             UsageError: not a language model, no states to continue from, a prompt longer than the
@@ -104,9 +110,12 @@ class TextModel(Model):
         )
         how, [ids] = self._generation(asked, [prompt])
         text = TextRow(how, ids)
+        given = {} if images is None else self.image_inputs(ids, images)
+        if draft is not None and given:
+            raise UsageError("A draft proposes tokens of texts alone. Leave out draft or images.")
         if draft is not None:
             return speculative(self.stream(), ids, text, draft)
-        batch = Batch(self, self.stream, [ids])
+        batch = Batch(self, self.stream, [ids], given)
         return (tokens[0] for tokens in continuations(batch.begin, batch.step, [text]))
 
     def generate_batch(

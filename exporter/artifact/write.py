@@ -97,6 +97,7 @@ def save_model(
     folder: Path,
     apart: external_data.Weights | None = None,
     above: int | None = None,
+    names: tuple[str, str] = (MODEL, DATA),
 ) -> Path:
     """Write ``model.onnx``; returns its path.
 
@@ -105,8 +106,9 @@ def save_model(
         folder: to write to.
         apart: weights that are not in the model.
         above: bytes from which all weights go to a file beside the model; None: those of artifacts.
+        names: of the model's file, and of the file beside it.
     """
-    path, data = folder / MODEL, folder / DATA
+    path, data = (folder / name for name in names)
     size = model.ByteSize() + sum(values.nbytes for values in (apart or {}).values())
     beside = size > (EXTERNAL_ABOVE if above is None else above)
     found = {

@@ -15,6 +15,7 @@ NAMES = {
     "lower": "Choosing lowerings",
     "write": "Writing the model",
     "parity": "Comparing it with the original",
+    "vision": "Writing the vision tower",
     "streaming": "Checking that it streams",
     "layers": "Comparing its layers with those of the original",
     "library": "Comparing the CPU library with its functions",

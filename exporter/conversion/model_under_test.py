@@ -21,6 +21,7 @@ def model_under_test(
     loaded: LoadedModel,
     open_session: Callable[[], InferenceSession],
     inside: str | None = None,
+    open_tower: Callable[[], InferenceSession] | None = None,
 ) -> ModelUnderTest:
     """The converted model of a manifest beside its original.
 
@@ -29,6 +30,7 @@ def model_under_test(
         loaded: the original.
         open_session: opens the artifact's model.
         inside: the coarsest dtype that the original computes in; None for that of the last check.
+        open_tower: opens the vision tower beside it, where there is one.
     """
     if inside is None:
         inside = manifest.parity.tolerance.dtype if manifest.parity else "float32"
@@ -49,6 +51,8 @@ def model_under_test(
         },
         traced={n: d.traced for n, d in manifest.dims.items()},
         tolerance=tolerance_of(manifest.precision, manifest.outputs, inside),
+        vision=manifest.vision,
+        open_tower=open_tower,
     )
 
 

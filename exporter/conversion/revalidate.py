@@ -29,6 +29,7 @@ from linexport.graph.interface import check_interface
 from linexport.loaders import LoadedModel, is_factory, load_model
 from linexport.loaders.memory_map import memory_map_weights
 from linexport.manifest import MODEL, Manifest
+from linexport.manifest.file_names import VISION
 from linexport.system.progress import Progress, Silent, Stopwatch
 from linexport.targets.base import uses_library
 from linexport.timing.latency import Settings
@@ -198,7 +199,10 @@ def reopen(
             native=uses_library(manifest),
         )
 
-    return manifest, model_under_test(manifest, loaded, open_session)
+    def open_tower() -> targets.InferenceSession:
+        return target.open(folder / VISION, threads=threads, taking_turns=True)
+
+    return manifest, model_under_test(manifest, loaded, open_session, None, open_tower)
 
 
 def _original(
@@ -215,6 +219,7 @@ def _original(
         source or recorded.location,
         trust_remote_code=trust_remote_code,
         pooling=manifest.options.pooling if manifest.options else None,
+        vision=manifest.vision is not None,
     )
     if source is None and loaded.source.kind != recorded.kind:
         raise UsageError(

@@ -27,6 +27,7 @@ from linexport.conversion.add_records import (
 )
 from linexport.conversion.model_under_test import model_under_test
 from linexport.conversion.stages import Job, TracedOriginal, load_original
+from linexport.conversion.vision import write_tower
 from linexport.conversion.withdraw import blamed
 from linexport.conversion.written import written
 from linexport.graph import dims as dimensions
@@ -75,6 +76,7 @@ class _Checked:
 def run(job: Job) -> Manifest:
     """Write everything to the job's folder except its reports; return the manifest."""
     original = _trace(job, _load(job))
+    original = replace(original, vision=write_tower(job, original.loaded))
     found = _proven(job, original)
     turned = axis_roles.corrected(original, found.manifest.states, job.ranges)
     if turned is not None:  # what was called the batch has the tokens: lengths were tried on rows
@@ -105,7 +107,8 @@ def run(job: Job) -> Manifest:
 
 def _load(job: Job) -> LoadedModel:
     with job.watch.stage("load"):
-        return load_original(job.source, job.options)
+        takes_images = job.target.build is None and not job.checks.by_layers
+        return load_original(job.source, job.options, takes_images)
 
 
 def _trace(job: Job, loaded: LoadedModel) -> TracedOriginal:
@@ -191,7 +194,8 @@ def _stream(job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]) ->
 
 def _tested(job: Job, manifest: Manifest, original: TracedOriginal) -> parity.ModelUnderTest:
     inside = coarsest_inside(original.traced.graph.graph)
-    return job.checks.applied(model_under_test(manifest, original.loaded, job.open, inside))
+    tested = model_under_test(manifest, original.loaded, job.open, inside, job.open_tower)
+    return job.checks.applied(tested)
 
 
 def _build(

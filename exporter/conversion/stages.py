@@ -11,6 +11,8 @@ from linexport.graph.dims import DimRange
 from linexport.loaders import LoadedModel, load_model
 from linexport.loaders.memory_map import memory_map_weights
 from linexport.manifest import MODEL, ConvertOptions
+from linexport.manifest.file_names import VISION
+from linexport.manifest.records import VisionRecord
 from linexport.parity import ModelUnderTest
 from linexport.parity.cases import USUAL, ChosenSizes
 from linexport.passes import GraphDump
@@ -76,23 +78,39 @@ class Job:
             self.model, threads=threads, taking_turns=True, low_memory=True, native=native
         )
 
+    def open_tower(self) -> targets.InferenceSession:
+        """The vision tower beside the model."""
+        return self.target.open(
+            self.folder / VISION, threads=self.options.threads, taking_turns=True
+        )
+
 
 @dataclass(frozen=True)
 class TracedOriginal:
-    """A loaded and traced model, with the ranges its dimensions may take in the artifact."""
+    """A loaded and traced model, with the ranges its dimensions may take in the artifact.
+
+    ``vision`` is the tower written beside it.
+    """
 
     loaded: LoadedModel
     traced: trace.Traced
     dims: Mapping[str, DimRange]
+    vision: VisionRecord | None = None
 
 
-def load_original(source: str | Path | LoadedModel, asked: ConvertOptions) -> LoadedModel:
-    """Return the model as the options load it, its large weights in a memory-mapped file."""
+def load_original(
+    source: str | Path | LoadedModel, asked: ConvertOptions, vision: bool = True
+) -> LoadedModel:
+    """Return the model as the options load it, its large weights in a memory-mapped file.
+
+    ``vision`` is False where a vision tower cannot be taken.
+    """
     loaded = load_model(
         source,
         seed=asked.seed,
         trust_remote_code=asked.trust_remote_code,
         pooling=asked.pooling,
+        vision=vision and asked.vision,
     )
     memory_map_weights(loaded)
     return loaded

@@ -201,6 +201,7 @@ def _manifest(
         passes=rewritten.records,
         matches=findings.matches,
         head=loaded.language.head if loaded.language else None,
+        vision=original.vision,
     )
 
 

@@ -176,7 +176,7 @@ def _inputs(
     padding = case.name if case.name in (LEFT, RIGHT) else NONE
     sizes = case.sizes
     prompt = draw_prompt(language.vocabulary, sizes["batch"], sizes["seq"], padding, case.seed)
-    fed = {**prompt.part(0, sizes["seq"]), **state}
+    fed = {**tested.complete(prompt.part(0, sizes["seq"])), **state}
     names = [i.name for i in traced.graph.graph.input]
     return _Inputs(case, [torch.from_numpy(fed[name]) for name in names], fed, prompt.mask)
 

@@ -9,7 +9,7 @@ import onnx
 from linexport.errors import UsageError
 from linexport.graph.states import initial_values
 from linexport.manifest import Manifest
-from linexport.manifest.records import InputRecord, StateRecord, TensorRecord
+from linexport.manifest.records import InputRecord, StateRecord, TensorRecord, VisionRecord
 from linexport.plugins.ops.registry import dim_of
 
 
@@ -69,6 +69,29 @@ def check_interface(manifest: Manifest, model: onnx.ModelProto, name: str) -> No
     if problems:
         raise UsageError(
             f"{name} does not describe the model beside it: {problems[0]}. Convert the model again."
+        )
+
+
+def check_tower(vision: VisionRecord, model: onnx.ModelProto, name: str) -> None:
+    """Compare the record of a vision tower with its graph.
+
+    Args:
+        vision: of the manifest.
+        model: the tower's graph; weights may be left out.
+        name: the manifest's file, for the error.
+
+    Raises:
+        UsageError: they differ.
+    """
+    graph = model.graph
+    problems = [
+        *_differences("input", vision.inputs, tensor_records(graph.input)),
+        *_differences("output", vision.outputs, tensor_records(graph.output)),
+    ]
+    if problems:
+        raise UsageError(
+            f"{name} does not describe {vision.file} beside it: {problems[0]}. Convert the model "
+            "again."
         )
 
 

@@ -32,6 +32,7 @@ def load_model(
     run: bool = True,
     whole: bool = False,
     pooling: str | None = None,
+    vision: bool = True,
 ) -> LoadedModel:
     """Load a model from a file, or from a function that builds it.
 
@@ -48,6 +49,8 @@ def load_model(
             whole sequence; else as a causal model that carries states.
         pooling: of the hidden states of a Hugging Face model without a head: "mean", "last" or
             "cls"; None gives all of them.
+        vision: take the vision tower of a Hugging Face model as well, where it is one that is
+            converted.
 
     Returns:
         The module in inference mode, with example inputs, dynamic dims and provenance.
@@ -71,7 +74,7 @@ def load_model(
             from linexport.loaders.hugging_face import cached_folder
 
             folder = cached_folder(source)
-            return _hugging_face(folder, source, trust_remote_code, whole, pooling)
+            return _hugging_face(folder, source, trust_remote_code, whole, pooling, vision)
         raise UsageError(
             f"no file or folder {source}. Expected a linexport checkpoint (.pt), an exported "
             "program (.pt2), an ONNX file, or package.module:callable naming a function that "
@@ -83,7 +86,7 @@ def load_model(
     kind = recognise(path)
     log.info("%s is taken for: %s", path, kind.name.lower().replace("_", " "))
     if kind in (Kind.HUGGING_FACE_FOLDER, Kind.ADAPTER_FOLDER):
-        return _hugging_face(path, str(path), trust_remote_code, whole, pooling)
+        return _hugging_face(path, str(path), trust_remote_code, whole, pooling, vision)
     _check_unpooled(source, pooling)
     if kind is Kind.EXPORTED_PROGRAM:
         from linexport.loaders.exported_program import load_exported_program
@@ -122,7 +125,7 @@ def _check_unpooled(source: str | Path, pooling: str | None) -> None:
 
 
 def _hugging_face(
-    folder: Path, location: str, trust: bool, whole: bool, pooling: str | None
+    folder: Path, location: str, trust: bool, whole: bool, pooling: str | None, vision: bool
 ) -> LoadedModel:
     from linexport.loaders.hugging_face import load_adapter, load_hugging_face
 
@@ -138,7 +141,7 @@ def _hugging_face(
         return load_whole(folder, location)
 
     load = load_adapter if adapted else load_hugging_face
-    return load(folder, location=location, trust_remote_code=trust, pooling=pooling)
+    return load(folder, location=location, trust_remote_code=trust, pooling=pooling, vision=vision)
 
 
 def _exists(path: Path) -> bool:

@@ -15,6 +15,9 @@ from linexport.manifest.records import HeadName
 if TYPE_CHECKING:
     import torch
 
+Images = Sequence[tuple["torch.Tensor", "torch.Tensor"]]
+"""Pixel values (patches, channels) and grid (2,) of each image."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -94,6 +97,31 @@ class LanguageFacts:
 
 
 @dataclass(frozen=True)
+class VisionTower:
+    """The part of a model that turns an image into embeddings of tokens.
+
+    Attributes:
+        module: pixel_values (patches, channels), grid (2,) -> image_features (tokens, width), of
+            one image of grid[0] x grid[1] patches.
+        image_token: id of the tokens whose embeddings these are.
+        merge: patches along each side of a token.
+        channels: values of a patch.
+        width: of the embeddings.
+        grid_positions: tokens of an image have the position of its beginning, and their row and
+            column; else one after another, as words have.
+        inputs: token ids, ``image_token`` and images as the library takes them, by name.
+    """
+
+    module: torch.nn.Module
+    image_token: int
+    merge: int
+    channels: int
+    width: int
+    grid_positions: bool
+    inputs: Callable[[torch.Tensor, int, Images], dict[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """A module in eval mode with example inputs.
 
@@ -117,6 +145,7 @@ class LoadedModel:
         outputs: names of the outputs; None where nothing names them.
         defaults: values that fill an input the caller leaves out, by name.
         files: copied into the artifact, such as those of a tokenizer.
+        vision: a tower whose output the model takes in the place of embeddings of tokens.
     """
 
     module: torch.nn.Module
@@ -133,3 +162,4 @@ class LoadedModel:
     outputs: tuple[str, ...] | None = None
     defaults: Mapping[str, int] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
+    vision: VisionTower | None = None

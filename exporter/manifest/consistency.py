@@ -77,6 +77,8 @@ def _files(manifest: Manifest) -> Iterator[str]:
     model = manifest.files.get(MODEL, FileRecord(-1, None))
     if model.sha256 != manifest.model_sha256 or not SHA256.fullmatch(manifest.model_sha256):
         yield f"$.model_sha256 is not that of $.files[{MODEL!r}]"
+    if manifest.vision is not None and manifest.vision.file not in manifest.files:
+        yield "$.vision.file is not one of $.files"
     for place, engine in enumerate(manifest.engines):
         known = manifest.files.get(engine.file)
         if known is None or known.sha256 not in (None, engine.sha256):

@@ -19,3 +19,8 @@ LANGUAGE_FILES = (
 
 Other systems are given no others: some load a library that a file of theirs names.
 """
+
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+"""Files that an artifact with a vision tower keeps as well: how images become its inputs."""
+
+VISION, VISION_DATA = "vision.onnx", "vision.onnx.data"

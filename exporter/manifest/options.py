@@ -124,6 +124,12 @@ class ConvertOptions:
         "of its hidden states: mean, over tokens that are not padding; last, of the last of these; "
         "cls, of the first.",
     )
+    vision: bool = _option(
+        True,
+        "--vision",
+        "Of a checkpoint with a vision tower: export the tower beside the language model, which "
+        "then takes images. Engines and --proof layers take text alone in any case.",
+    )
     dims: tuple[str, ...] = _option(
         (),
         "--dim",

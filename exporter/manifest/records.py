@@ -220,6 +220,28 @@ HeadName = Literal[
 ]
 """Kinds of outputs of models of tokens."""
 
+
+@dataclass(frozen=True)
+class VisionRecord:
+    """The vision tower beside the model: one image of grid[0] x grid[1] patches a call.
+
+    Attributes:
+        file: ONNX model of the tower.
+        image_token: id of the tokens whose embeddings it gives.
+        merge: patches along each side of a token.
+        grid_positions: tokens of an image have its row and column as positions.
+        inputs: pixel values of the patches, and the grid.
+        outputs: embeddings of the image's tokens.
+    """
+
+    file: str
+    image_token: int
+    merge: int
+    grid_positions: bool
+    inputs: tuple[InputRecord, ...]
+    outputs: tuple[TensorRecord, ...]
+
+
 Environment = dict[str, str | int | None]
 """Versions of libraries and the machine, by name; None for what is not installed."""
 
@@ -267,6 +289,7 @@ class Manifest:
         throughput: prefill and decode at depths; None if not measured.
         library: comparison of the CPU library's results; None before it was made.
         head: what the output of a Hugging Face model is; None for other sources.
+        vision: the tower whose output ``inputs_embeds`` takes; None without one.
     """
 
     # For pydantic: no conversion of types, no unknown keys, no NaN.
@@ -313,6 +336,7 @@ class Manifest:
     throughput: tuple[ThroughputRow, ...] | None = None
     library: LibraryRecord | None = None
     head: HeadName | None = None
+    vision: VisionRecord | None = None
 
     @property
     def trusts_library(self) -> bool:

@@ -53,6 +53,11 @@ def package(
             f"{source} failed its parity check; see {source / manifests.REPORT}. Pass "
             "--allow-failed to package it all the same, marked as failed."
         )
+    if manifest.vision is not None and not destination.takes_images:
+        raise UsageError(
+            f"{source} has a vision tower; {destination.name} takes text alone. Convert the model "
+            "again with --no-vision."
+        )
     unknown = sorted(given.keys() - destination.options.keys())
     if unknown:
         known = ", ".join(destination.options) or "none"

@@ -78,4 +78,4 @@ OPTIONS = {
     "threads": "threads, and CPUs, of one replica; 1",
 }
 
-DESTINATION = Destination("ray", "serve.yaml of Ray Serve.", _write, OPTIONS)
+DESTINATION = Destination("ray", "serve.yaml of Ray Serve.", _write, OPTIONS, True)

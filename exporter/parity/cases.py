@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -82,6 +83,33 @@ def plan_cases(
         for name, magnitude in (("large", 1e2), ("tiny", 1e-3), ("zeros", 0.0)):
             cases.append(Case(name, middle, seed + len(cases), magnitude))
     return cases
+
+
+def complete_inputs(
+    loaded: LoadedModel,
+    names: Sequence[str],
+    shapes: Sequence[Sequence[int | str]],
+    given: Mapping[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+    """Return all inputs in their order, those that are not given at their defaults.
+
+    ``names`` and ``shapes`` are those of the flattened inputs of ``loaded``.
+    """
+    sizes: dict[int | str, int] = {}
+    for name, shape in zip(names, shapes, strict=True):
+        if name in given:
+            sizes |= dict(zip(shape, given[name].shape, strict=True))
+    leaves = [
+        x for x in pytree.tree_leaves((loaded.args, loaded.kwargs)) if isinstance(x, torch.Tensor)
+    ]
+    found = {}
+    for name, shape, leaf in zip(names, shapes, leaves, strict=True):
+        if name in given:
+            found[name] = given[name]
+        else:
+            size = [d if isinstance(d, int) else sizes[d] for d in shape]
+            found[name] = torch.full(size, loaded.defaults[name], dtype=leaf.dtype).numpy()
+    return found
 
 
 def _longest(dims: Mapping[str, DimRange], shapes: Sequence[Sequence[int | str]]) -> int:

@@ -25,7 +25,15 @@ from linexport.manifest.proof import (
     ParityRecord,
     ToleranceRecord,
 )
-from linexport.parity.cases import USUAL, Case, ChosenSizes, draw_inputs, plan_cases
+from linexport.manifest.records import VisionRecord
+from linexport.parity.cases import (
+    USUAL,
+    Case,
+    ChosenSizes,
+    complete_inputs,
+    draw_inputs,
+    plan_cases,
+)
 from linexport.parity.compare import EDGES, Comparison, compare_arrays
 from linexport.parity.original import VANISHED, ReferenceOutput, run_reference
 from linexport.parity.reference import Arguments, Reference, feeds
@@ -51,6 +59,8 @@ class ModelUnderTest:
         traced: the sizes they had in the example.
         tolerance: what is allowed of the converted model.
         chosen: sizes to check in place of the usual ones.
+        vision: the tower beside it; None without one.
+        open_tower: opens that.
     """
 
     loaded: LoadedModel
@@ -64,6 +74,12 @@ class ModelUnderTest:
     traced: Mapping[str, int]
     tolerance: Tolerance = TOLERANCES["float32"]
     chosen: ChosenSizes = USUAL
+    vision: VisionRecord | None = None
+    open_tower: Callable[[], InferenceSession] | None = None
+
+    def complete(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Inputs in their order, those that are left out at their defaults."""
+        return complete_inputs(self.loaded, self.input_names, self.input_shapes, given)
 
     def initial_state(self, batch: int) -> dict[str, np.ndarray]:
         """States that begin a sequence."""

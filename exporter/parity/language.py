@@ -26,6 +26,7 @@ from linexport.loaders.loaded_model import LanguageFacts, LoadedModel
 from linexport.manifest.proof import CaseRecord, GreedyRecord
 from linexport.parity.check import ModelUnderTest, Parity, case_record
 from linexport.parity.compare import Comparison, compare_arrays, largest
+from linexport.parity.images import check_images
 from linexport.parity.prompts import BATCH, LEFT, SEQUENCE, Prompt, Trial, draw_prompt, plan_prompts
 from linexport.parity.reference import Reference
 from linexport.parity.rounding import apart
@@ -71,6 +72,8 @@ def check_language(tested: ModelUnderTest, seed: int = 0) -> Parity:
     memory.trim_memory()
     parity.greedy = written and _greedy(original, *written, parity.tolerance)
     unequal = parity.greedy is not None and not parity.greedy.passed
+    if tested.loaded.vision is not None:
+        check_images(tested, parity, seed)
     if suspects or unequal:
         try:
             second = _Original(tested.loaded, getattr(torch, tested.tolerance.second))
@@ -251,6 +254,6 @@ class _Check:
     def _call(
         self, feeds: dict[str, np.ndarray], state: dict[str, np.ndarray]
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        outputs = self.session.run({**feeds, **state})
+        outputs = self.session.run({**self.tested.complete(feeds), **state})
         after = {s.past: outputs[s.present] for s in self.tested.states}
         return outputs[self.tested.output_names[0]], after

@@ -22,6 +22,7 @@ from linexport.parity import extra_outputs
 from linexport.parity.cases import Case
 from linexport.parity.check import ModelUnderTest
 from linexport.parity.compare import compare_arrays
+from linexport.parity.plain import plain_error
 from linexport.parity.prompts import Prompt, draw_prompt
 from linexport.parity.reference import Widened, passing
 from linexport.parity.tolerances import Tolerance
@@ -49,7 +50,9 @@ def first_layer(
     names = returned_by(traced.translated, language.layers)
     try:
         expected = observe(tested.loaded.module, prompt, list(names))
-        fed = {**prompt.part(0, sizes["seq"]), **tested.initial_state(sizes["batch"])}
+        feeds = tested.complete(prompt.part(0, sizes["seq"]))
+        given = tuple(torch.from_numpy(values) for values in feeds.values())
+        fed = {**feeds, **tested.initial_state(sizes["batch"])}
         got, nodes = extra_outputs.run(path, list(names.values()), fed, open_session)
     except Exception as error:  # the failure itself is reported already; this only adds to it
         log.info("where the artifact first differs was not found: %s", error)
@@ -72,6 +75,7 @@ def first_layer(
                 layer=layer,
                 row=row,
                 position=position,
+                plain_relative_error=plain_error(tested, traced, (given, {}), prompt.real),
             )
     return None
 

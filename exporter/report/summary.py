@@ -29,6 +29,10 @@ def print_summary(manifest: Manifest, console: Console) -> None:
     lines.add_column(style="dim", no_wrap=True)
     lines.add_column()
     lines.add_row("Fused", _words(_fused(manifest)))
+    if manifest.vision is not None:
+        side = manifest.vision.merge
+        tower = f"{manifest.vision.file}, one image a call, {side} x {side} patches a token"
+        lines.add_row("Vision", _words(tower))
     for one in manifest.rejected:
         where = f"{one.where}, {one.line}" if one.line else one.where
         lines.add_row("Refused", _words(f"{where}: {one.reason}", STYLES["open"]))

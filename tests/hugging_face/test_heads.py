@@ -211,9 +211,9 @@ def test_automatic_weights_are_refused_before_anything_is_converted(
 ) -> None:
     monkeypatch.setattr("linexport.conversion.pipeline.announced", lambda *a: pytest.fail("late"))
     folder = head_folder("qwen3_next", TOKENS)
-    with pytest.raises(UsageError, match="for language models; .* token_classification"):
+    with pytest.raises(UsageError, match=r"for language models; .* token_classification"):
         linexport.convert(folder, tmp_path / "out", weights="auto")
-    with pytest.raises(UsageError, match="for language models; .* pooled"):
+    with pytest.raises(UsageError, match=r"for language models; .* pooled"):
         linexport.convert(
             head_folder("mamba2", BASE), tmp_path / "out", weights="auto", pooling="mean"
         )

@@ -7,7 +7,9 @@ run unless that was asked for.
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +21,10 @@ from linexport.loaders.hugging_face.folder import (
     cached_folder,
     copied_files,
     digest,
+    processor_files,
     read_config,
     read_json,
+    tensor_names,
     weight_files,
 )
 from linexport.loaders.hugging_face.pretrained import build_causal, supported
@@ -31,6 +35,9 @@ from linexport.manifest.records import HeadName
 if TYPE_CHECKING:
     from linexport.loaders.hugging_face.heads import Head
     from linexport.loaders.hugging_face.lora import Adapter
+
+MTP = re.compile(r"(model\.)?mtp\.")
+"""Names of weights of heads for multi-token prediction."""
 
 __all__ = [
     "cached_folder",
@@ -51,6 +58,7 @@ def load_hugging_face(
     trust_remote_code: bool = False,
     pooling: str | None = None,
     adapter: Adapter | None = None,
+    vision: bool = True,
 ) -> LoadedModel:
     """Load the causal model of a folder, with the head that its configuration names.
 
@@ -60,6 +68,8 @@ def load_hugging_face(
         trust_remote_code: run Python code of the folder, if its configuration asks for that.
         pooling: of a base model's hidden states: "mean", "last" or "cls"; None for all of them.
         adapter: merged into the weights.
+        vision: take the vision tower of a model that has one, where it is one of
+            ``vision.TOWERS``; else its language model alone.
 
     Returns:
         The model in eval mode, and with it what is traced in its place.
@@ -73,12 +83,13 @@ def load_hugging_face(
     """
     config = read_config(folder, trust_remote_code)
     from linexport.loaders.hugging_face.heads import CAUSAL, check_padding, head_of
+    from linexport.loaders.hugging_face.vision import AUTO, has_tower
     from linexport.models import flash_linear_attention as fla
 
     head = head_of(folder / CONFIG, config, pooling)
     if adapter is not None:
         adapter.check_head(head.name, folder)
-    files, copied = weight_files(folder), copied_files(folder)
+    weights, copied = weight_files(folder), copied_files(folder)
     if config["model_type"] in fla.layouts():
         from linexport.loaders.hugging_face.flash_linear_attention import load
 
@@ -89,13 +100,16 @@ def load_hugging_face(
                 "causal language models of it are converted, without adapters",
                 "build the model in a factory, package.module:callable",
             )
-        return load(folder, config, files, location or str(folder))
-    model = build_causal(folder, config, files, head.auto, trust_remote_code)
+        return load(folder, config, weights, location or str(folder))
+    towers = vision and head is CAUSAL and adapter is None and has_tower(config)
+    auto = AUTO if towers else head.auto
+    model = build_causal(folder, config, weights, auto, trust_remote_code)
+    files = weights
     check_padding(folder, head, model)
     about = f"{config['model_type']}: {parameter_summary(type(model).__name__, model)}"
     if adapter is not None:
         adapter.merge(model)
-        files, about = [*files, *adapter.files], f"{about}, with an adapter merged into them"
+        files, about = [*weights, *adapter.files], f"{about}, with an adapter merged into them"
         copied = tuple({p.name: p for p in (*copied, *adapter.copied)}.values())
     source = Source(
         kind="hugging_face",
@@ -104,7 +118,7 @@ def load_hugging_face(
         description=about,
     )
     try:
-        imported = import_model(model, source, head)
+        imported = import_model(model, source, head, towers)
     except LinexportError:
         raise
     except Exception as error:  # the model is run, and any value of its configuration may be wrong
@@ -115,8 +129,12 @@ def load_hugging_face(
         ) from error
     return replace(
         imported,
-        warnings=(*_left_out(config, model), *imported.warnings),
-        files=copied,
+        warnings=(
+            *(() if towers else _left_out(config, model)),
+            *_left_out_heads(weights, model),
+            *imported.warnings,
+        ),
+        files=(*copied, *(processor_files(folder) if towers else ())),
     )
 
 
@@ -140,13 +158,16 @@ def load_adapter(folder: Path, *, location: str | None = None, **options: Any) -
     return load_hugging_face(base, location=location, adapter=adapter, **options)
 
 
-def import_model(model: Any, source: Source, head: Head | None = None) -> LoadedModel:
+def import_model(
+    model: Any, source: Source, head: Head | None = None, vision: bool = False
+) -> LoadedModel:
     """Import a causal model of transformers that is in memory already.
 
     Args:
         model: of transformers.
         source: where it came from.
         head: the part of it that gives the output; None for that of a causal language model.
+        vision: its vision tower is taken, too.
 
     Raises:
         UnsupportedModelError: layers no patch stands in for.
@@ -154,30 +175,40 @@ def import_model(model: Any, source: Source, head: Head | None = None) -> Loaded
     from linexport.loaders.hugging_face.causal_model import OriginalCausalModel
     from linexport.loaders.hugging_face.heads import CAUSAL
     from linexport.loaders.hugging_face.streaming_model import decode_module
+    from linexport.loaders.hugging_face.vision import TOWERS
+    from linexport.loaders.hugging_face.vision.original import OriginalWithImages
+    from linexport.loaders.hugging_face.vision.positions import DEFAULTS, RANGES
 
     head = head or CAUSAL
     model.set_attn_implementation("eager")
     # Buffers may be in another precision than the weights were asked for.
-    original = OriginalCausalModel(model.eval().float(), head).eval()
-    step = decode_module(model, head)
+    model = model.eval().float()
+    tower = TOWERS[model.config.model_type](model) if vision else None
+    original = OriginalCausalModel(model, head).eval()
+    if tower is not None:
+        original = OriginalWithImages(model, head, tower).eval()
+    step = decode_module(model, head, tower)
     text = model.config.get_text_config(decoder=True)
     vocabulary = int(text.vocab_size)
+    given = 2 if tower is None else len(step.args) - 1
+    decoder = model if tower is None else model.get_decoder()
     return LoadedModel(
         module=original,
-        args=step.args[:2],
+        args=step.args[:given],
         kwargs={},
-        dynamic_shapes=step.dynamic_shapes[:2],
+        dynamic_shapes=step.dynamic_shapes[:given],
         source=source,
-        integer_ranges={0: (0, vocabulary), 1: (1, 2)},
+        integer_ranges={0: (0, vocabulary), 1: (1, 2), **RANGES},
         warnings=non_finite_warnings(named_tensors(model)),
         decode_module=step,
         language=LanguageFacts(
             vocabulary=vocabulary,
             context=getattr(text, "max_position_embeddings", None),
-            layers=_layers(original, int(text.num_hidden_layers)),
+            layers=_layers(original, decoder, int(text.num_hidden_layers)),
             head=head.name,
         ),
-        defaults={"attention_mask": 1},
+        defaults={"attention_mask": 1, **DEFAULTS},
+        vision=tower,
     )
 
 
@@ -228,11 +259,23 @@ def _left_out(config: dict[str, Any], model: Any) -> tuple[str, ...]:
     return (f"Of {whole[0]} only {part} is converted: it takes text alone.",)
 
 
-def _layers(module: Any, count: int) -> tuple[str, ...]:
-    """Names of the submodules that are the model's layers, in order."""
+def _left_out_heads(files: Sequence[Path], model: Any) -> tuple[str, ...]:
+    """Warn of the weights that predict several tokens ahead, which transformers does not load."""
+    found = sorted(n for path in files for n in tensor_names(path) if MTP.match(n))
+    if not found or any(MTP.match(name) for name, _ in model.named_parameters()):
+        return ()
+    return (
+        f"The head for multi-token prediction, {len(found)} weights ({found[0]}, ...), is left "
+        "out, as transformers leaves it out: it proposes tokens, and no output depends on it.",
+    )
+
+
+def _layers(module: Any, decoder: Any, count: int) -> tuple[str, ...]:
+    """Names of the submodules that are the layers of the model's decoder, in order."""
     from torch import nn
 
+    inside = {id(part) for part in decoder.modules()}
     for name, part in module.named_modules():
-        if isinstance(part, nn.ModuleList) and len(part) == count:
+        if isinstance(part, nn.ModuleList) and len(part) == count and id(part) in inside:
             return tuple(f"{name}.{index}" for index in range(count))
     return ()

@@ -15,6 +15,7 @@ from linexport.errors import EnvironmentProblemError, UnsupportedModelError, Usa
 from linexport.loaders.files import check_link, refuse, sha256, unreadable
 from linexport.loaders.hugging_face.size_limits import check_layers
 from linexport.manifest import LANGUAGE_FILES
+from linexport.manifest.file_names import PROCESSOR_FILES
 
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -166,6 +167,18 @@ def copied_files(folder: Path) -> tuple[Path, ...]:
     return files
 
 
+def processor_files(folder: Path) -> tuple[Path, ...]:
+    """Return the files of an image processor that an artifact with a vision tower keeps.
+
+    Raises:
+        UsageError: one is a symbolic link that leads out of the folder.
+    """
+    files = tuple(folder / name for name in PROCESSOR_FILES if (folder / name).is_file())
+    for path in files:
+        check_link(path)
+    return files
+
+
 def check_weights(
     folder: Path,
     absent: Iterable[str],
@@ -232,6 +245,14 @@ def _no_weights(folder: Path) -> UnsupportedModelError:
         f"a configuration without weights; expected {WEIGHTS}, or {INDEX} and its shards",
         "download them",
     )
+
+
+def tensor_names(path: Path) -> list[str]:
+    """Return the names of the tensors of a safetensors file that was found whole."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        return list(file.keys())
 
 
 def _check_header(path: Path) -> None:

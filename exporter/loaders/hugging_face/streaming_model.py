@@ -2,13 +2,15 @@
 
     Streaming       input_ids (B, T), attention_mask (B, T), past states -> output, present states
     WholeSequence   the same without states, for heads with one output for a sequence
+    WithEmbeddings, WithGrid    the same with embeddings of images in the place of tokens' own
 
 The output is that of the model's head, see ``heads``. The mask of the tokens before is a state
 like the others, so a caller only ever gives the mask of the tokens it feeds. Positions count past
 and present tokens, see ``causal_model``.
 
 Where all attention has a sliding window, the mask is that of the longest window, and the sum over
-the tokens before is a state beside it: no state grows.
+the tokens before is a state beside it: no state grows. The same state is the next position where
+images have positions of their own.
 """
 
 from __future__ import annotations
@@ -28,8 +30,14 @@ from linexport.graph.states import State
 from linexport.loaders.hugging_face.cache import KEYS, VALUES, make_cache, presents, windows
 from linexport.loaders.hugging_face.causal_model import CausalModel, modeling_files
 from linexport.loaders.hugging_face.heads import CAUSAL, Head
-from linexport.loaders.loaded_model import DecodeModule
-from linexport.patches import experts
+from linexport.loaders.hugging_face.vision.positions import (
+    absent,
+    advances,
+    embeddings,
+    grid_positions,
+)
+from linexport.loaders.loaded_model import DecodeModule, VisionTower
+from linexport.patches import experts, text_positions
 from linexport.patches.packages import as_ops
 from linexport.patches.state_cache import StateCache, using_states
 from linexport.plugins.ops import causal_conv, linear_attention, stabilized_exp
@@ -38,7 +46,7 @@ MASK = "mask"
 """Name of the state that holds the mask of the tokens before."""
 
 COUNT = "count"
-"""Name of the state that counts the tokens before, where no mask of all of them is kept."""
+"""Name of the state that counts the tokens before, where no mask of all of them says how many."""
 
 BATCH, SEQUENCE, PAST = "batch", "seq", "past"
 """Names of the dynamic dimensions; the last counts the tokens before."""
@@ -81,29 +89,54 @@ class Streaming(CausalModel):
 
         At the beginning of a sequence ``past`` may be empty.
         """
-        input_ids = self.head.padded(self.model, input_ids, attention_mask)
+        given = {"input_ids": self.head.padded(self.model, input_ids, attention_mask)}
+        return self.advance(given, attention_mask, past)
+
+    def advance(
+        self,
+        given: Mapping[str, Tensor],
+        attention_mask: Tensor,
+        past: Mapping[str, Tensor],
+        offsets: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the output and the present states for tokens as the library takes them.
+
+        Args:
+            given: token ids or embeddings, by the library's name.
+            attention_mask: of these tokens.
+            past: states.
+            offsets: of the tokens' positions, see ``vision.positions``; None: one after another.
+        """
+        length = attention_mask.shape[1]
         state_cache = StateCache(past, attention_mask.bool())
         mask = torch.cat([past[MASK], attention_mask], -1) if MASK in past else attention_mask
-        if self._longest is None:
-            positions = self.positions(mask, input_ids.shape[1])
+        counted = self._longest is not None or offsets is not None
+        before = (
+            past[COUNT] if COUNT in past else attention_mask.new_zeros(attention_mask.shape[0], 1)
+        )
+        steps = attention_mask
+        if offsets is not None:
+            steps = advances(attention_mask, offsets)
+            positions = {"position_ids": grid_positions(steps, offsets, before)}
+        elif counted:
+            positions = self.positions(attention_mask, length, before)
         else:
-            before = past[COUNT] if COUNT in past else attention_mask.new_zeros(len(input_ids), 1)
-            positions = self.positions(attention_mask, input_ids.shape[1], before)
+            positions = self.positions(mask, length)
         cache = make_cache(self.model.config, state_cache)
         with using_states(state_cache):
             output = self.model(
-                input_ids=input_ids,
+                **given,
                 attention_mask=mask,
                 use_cache=False,  # that is, none but the one given
                 **({self.cache_name: cache} if self.cache_name else {}),
                 **positions,
             )
         found = presents(cache, state_cache)
+        if counted:
+            found = {COUNT: before + steps.sum(-1, keepdim=True), **found}
         if self._longest is not None:
             rows = F.pad(attention_mask, (self._longest, 0)) if MASK not in past else mask
-            kept = rows.narrow(1, input_ids.shape[1], self._longest)
-            count = before + attention_mask.sum(-1, keepdim=True)
-            found = {MASK: kept, COUNT: count, **found}
+            found = {MASK: rows.narrow(1, length, self._longest), **found}
         elif any(name.startswith(KEYS) for name in found):
             found = {MASK: mask, **found}
         return self.head.result(output, attention_mask), found
@@ -123,6 +156,43 @@ class Streaming(CausalModel):
             yield
 
 
+class WithEmbeddings(Streaming):
+    """The model of a decoder behind a vision tower, see ``vision.positions`` for its inputs."""
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        inputs_embeds: Tensor,
+        embeds_mask: Tensor,
+        past: Mapping[str, Tensor],
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The output of the head, and the present states."""
+        given = {"inputs_embeds": embeddings(self.model, input_ids, inputs_embeds, embeds_mask)}
+        return self.advance(given, attention_mask, past)
+
+
+class WithGrid(Streaming):
+    """The model of such a decoder whose tokens of images have row and column as positions."""
+
+    def __init__(self, model: Any, head: Head = CAUSAL) -> None:
+        super().__init__(model, head)
+        text_positions.mark(model)
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        inputs_embeds: Tensor,
+        embeds_mask: Tensor,
+        position_offsets: Tensor,
+        past: Mapping[str, Tensor],
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The output of the head, and the present states."""
+        given = {"inputs_embeds": embeddings(self.model, input_ids, inputs_embeds, embeds_mask)}
+        return self.advance(given, attention_mask, past, position_offsets)
+
+
 class WholeSequence(nn.Module):
     """The model without states, for whole sequences; to be called within ``patched``."""
 
@@ -137,13 +207,16 @@ class WholeSequence(nn.Module):
         return result
 
 
-def decode_module(model: Any, head: Head = CAUSAL) -> DecodeModule:
+def decode_module(
+    model: Any, head: Head = CAUSAL, vision: VisionTower | None = None
+) -> DecodeModule:
     """Build the module to trace for a model, with examples in the middle of two sequences.
 
     Args:
         model: of transformers.
         head: the part of it that gives the output. One with an output for a whole sequence is
             traced without states.
+        vision: its tower, whose output it then takes.
 
     Raises:
         UnsupportedModelError: a layer of linear attention is computed by something that no patch
@@ -158,30 +231,29 @@ def decode_module(model: Any, head: Head = CAUSAL) -> DecodeModule:
                 "of a shorter sequence are not those of a longer one. Set rope_type to one that "
                 "is the same at every length, such as yarn or linear, if the model allows it."
             )
-    module = Streaming(model, head).eval()
+    kind = Streaming if vision is None else WithGrid if vision.grid_positions else WithEmbeddings
+    module = kind(model, head).eval()
     past_length, length, batch = 3, 5, 2
     with torch.no_grad(), module.patched():
-        ids = torch.zeros(batch, past_length, dtype=torch.int64)
-        _, past = module(ids, torch.ones_like(ids), {})
+        _, past = module(*_inputs(batch, past_length, vision), {})
     if not any(name.startswith(("conv_", "state_")) for name in past):
         raise UnsupportedModelError(
             f"{type(model).__name__} has no layer of linear attention, state space or short "
             "convolution whose state linexport knows: it has nothing to make faster. Use a plain "
             "exporter."
         )
-    ids = torch.zeros(batch, length, dtype=torch.int64)
+    given = _inputs(batch, length, vision)
     batch_dim, sequence, before = Dim(BATCH), Dim(SEQUENCE), Dim(PAST, min=0)
     tokens = {0: batch_dim, 1: sequence}
     if not head.by_token:
-        whole, given = WholeSequence(module).eval(), (ids, torch.ones_like(ids))
+        whole = WholeSequence(module).eval()
         return DecodeModule(whole, given, (tokens, tokens), (head.output,), (), module.patched)
     states = tuple(_state(name, value, module.grows(name)) for name, value in past.items())
     return DecodeModule(
         module=module,
-        args=(ids, torch.ones_like(ids), {k: v.clone() for k, v in past.items()}),
+        args=(*given, {k: v.clone() for k, v in past.items()}),
         dynamic_shapes=(
-            tokens,
-            tokens,
+            *[tokens] * len(given),
             {
                 name: {0: batch_dim} | ({state.growing_axis: before} if state.growing_axis else {})
                 for name, state in zip(past, states, strict=True)
@@ -191,6 +263,13 @@ def decode_module(model: Any, head: Head = CAUSAL) -> DecodeModule:
         states=states,
         patched=module.patched,
     )
+
+
+def _inputs(batch: int, length: int, vision: VisionTower | None) -> tuple[Tensor, ...]:
+    """Return examples of what a caller gives, states aside."""
+    ids = torch.zeros(batch, length, dtype=torch.int64)
+    given = ids, torch.ones_like(ids)
+    return given if vision is None else (*given, *absent(ids, vision))
 
 
 def _state(name: str, value: Tensor, grows: bool) -> State:
