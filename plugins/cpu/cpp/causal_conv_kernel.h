@@ -33,8 +33,31 @@ static void convolve_row(const Convolution& c, int64_t row) {
   if (c.present) keep_last(c, past, x, c.present + row * before);
 }
 
+// One token of kSize - 1 before it: past, weight and present are so short that they are read value by value, and a
+// past is read whole before the present, which may be the same memory, is written.
+template <int kSize>
+static void convolve_token(const Convolution& c, int64_t row) {
+  constexpr int kBefore = kSize - 1;
+  const int64_t channel = row % c.channels;
+  const float* weight = c.weight + channel * kSize;
+  float seen[kSize] = {};
+  if (c.past) UNROLL for (int j = 0; j < kBefore; ++j) seen[j] = c.past[row * kBefore + j];
+  seen[kBefore] = c.input[row];
+  float sum = c.bias ? c.bias[channel] : 0.0f;
+  UNROLL for (int j = 0; j < kSize; ++j) sum += weight[j] * seen[j];
+  c.output[row] = sum;
+  if (c.present) UNROLL for (int j = 0; j < kBefore; ++j) c.present[row * kBefore + j] = seen[j + 1];
+}
+
+static void convolve_rows(const Convolution& c, int64_t first, int64_t last) {
+  if (c.length == 1 && c.size == 4)
+    for (int64_t row = first; row < last; ++row) convolve_token<4>(c, row);
+  else
+    for (int64_t row = first; row < last; ++row) convolve_row(c, row);
+}
+
 static void convolve(const Convolution& c, const Part& part) {
-  for (int64_t row = part.first_stream; row < part.last_stream; ++row) convolve_row(c, row);
+  convolve_rows(c, part.first_stream, part.last_stream);
   float* y = c.output + part.first_stream * c.length;
   const int64_t count = (part.last_stream - part.first_stream) * c.length;
   for (int64_t i = 0; c.silu && i < count; i += kLanes) {

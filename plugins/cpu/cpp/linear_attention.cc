@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "chunked_attention.h"
+#include "decode_step.h"
 #include "division.h"
 #include "polynomial_attention.h"
 #include "selective_scan.h"
@@ -60,6 +61,8 @@ class LinearAttention : public Kernel {
       polynomial_attention(call, a, polynomial, threads_);
     else if (is_selective_scan(a))
       selective_scan(call, a, threads_);
+    else if (is_decode_step(a))
+      decode_step(call, a, threads_);
     else if (is_chunked(a))
       chunked_attention(call, a, threads_);
     else
@@ -130,7 +133,7 @@ class LinearAttention : public Kernel {
   void share(const Context& call, Attention& a) const {
     const int64_t streams = a.streams();
     const Division division(streams, DISPATCH(panels(a)), streams * (a.keys + a.queries) * a.d_k * a.d_v, threads_, kTurns);
-      a.past_normalizer = division.apart(a.past_normalizer, a.present_normalizer, streams * a.d_k);
+    a.past_normalizer = division.apart(a.past_normalizer, a.present_normalizer, streams * a.d_k);
     division.run(call, [&](const Part& part) { DISPATCH(run(a, part, memory(DISPATCH(memory_floats(a, part))))); });
   }
 

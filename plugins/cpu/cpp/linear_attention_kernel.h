@@ -144,7 +144,7 @@ static void block(const AttentionStream& stream, const Layout& at, float* memory
 template <bool kDecay, bool kDelta>
 static void run(const Attention& a, const Part& part, float* memory) {
   const Layout at(a);
-  const AttentionStreams streams = {a, part, memory + at.block, a.keys == 1 || a.keys == kRows};
+  const AttentionStreams streams = {a, part, memory + at.block, a.keys == kRows};
   streams.open();
   for (Turn turn = streams.first(), next; turn.start < a.keys; turn = next) {
     next = streams.after(turn, kTokens);
