@@ -4,7 +4,8 @@
 
 A model of every type is made with random weights and converted. Its step after 512 tokens, and the
 512 tokens at once, are timed in one run, in turns: eager PyTorch, the float32 artifact, those with
-int8 and int4 weights, and nothing but the products of the same weights in each of these. Quantised
+int8 and int4 weights, and nothing but the products of the same weights in each of these. Artifacts
+run with the CPU library; the one with int4 weights also without it, by the functions. Quantised
 weights are random, which takes the same time. ``--profile`` prints where a step's time goes.
 ``--processor-time`` counts the time of the processor instead of the clock's: with ``--threads 1``
 the ratios on a machine that others use are then those of a quiet one.
@@ -47,6 +48,7 @@ from tests.support.families import FOUR, TINY, save_model, wide
 LENGTH = 512
 BITS = {"float32": None, "int8": 8, "int4": 4}
 FAMILIES = ("qwen3_5_text", "mamba2", "kimi_linear")
+FUNCTIONS = "int4 by functions"
 HEAD = 128
 PAUSE = 0.01
 """Seconds before each turn, for the threads of the previous one to stop spinning."""
@@ -131,6 +133,7 @@ class Converted:
             self.files[name] = write.save_model(copy, place, apart)
         del model, copy, values, apart, rewritten, traced, loaded
         self.runs = {name: Run(f, self.states, tokens, threads) for name, f in self.files.items()}
+        self.runs[FUNCTIONS] = Run(self.files["int4"], self.states, tokens, threads, native=False)
 
     def bytes(self, name: str) -> int:
         """Size of the artifact's model and its weights."""
@@ -163,8 +166,10 @@ def random_weights(outputs: int, inputs: int, grid: Grid) -> Quantised:
 class Run:
     """A session with the state after the prompt."""
 
-    def __init__(self, path: Path, states: Any, tokens: np.ndarray, threads: int) -> None:
-        self.session = OrtSession(path, threads, taking_turns=True)
+    def __init__(
+        self, path: Path, states: Any, tokens: np.ndarray, threads: int, native: bool = True
+    ) -> None:
+        self.session = OrtSession(path, threads, taking_turns=True, native=native)
         self.states, self.tokens, self.one = states, tokens, tokens[:, :1]
         self.empty = {s.past: s.start(1) for s in states}
         _, self.state = self.read(tokens, self.empty)
@@ -331,7 +336,9 @@ def ratios(found: Mapping[str, Any]) -> dict[str, float]:
         "int8 step over float32": step["float32"] / step["int8"],
         "int4 step over eager": step["eager"] / step["int4"],
         "int4 step beside its products": step["int4"] / step["products int4"],
+        "int4 step by functions beside its products": step[FUNCTIONS] / step["products int4"],
         "int4 prefill over float32": prefill["float32"] / prefill["int4"],
+        "int4 prefill over that by functions": prefill[FUNCTIONS] / prefill["int4"],
     }
 
 

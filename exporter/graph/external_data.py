@@ -90,6 +90,11 @@ def read_graph(path: Path) -> onnx.ModelProto:
     return onnx.load_from_string(b"".join(_parts(path, following=False)))
 
 
+def with_graph(path: Path, model: onnx.ModelProto) -> bytes:
+    """Return the file that ``read_graph`` read with another graph, its large weights unchanged."""
+    return b"".join([model.SerializeToString(), *_parts(path, following=True)])
+
+
 def read_mapped(path: Path) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """Read a file that ``save`` wrote, one large weight at a time.
 

@@ -27,6 +27,10 @@ DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """Precisions by the name users choose them by."""
 
 
+EXTERNAL_WEIGHTS = "session.model_external_initializers_file_folder_path"
+"""Setting of ONNX Runtime: where weights are of a model that is given as bytes."""
+
+
 class InferenceSession(Protocol):
     """An opened model."""
 
@@ -188,6 +192,8 @@ class OrtSession:
             if native and not library.register(options, threads):
                 return None
             source: Any = model if isinstance(model, bytes) else str(model)
+            if native:
+                source = _with_programs(source, options)
             return onnxruntime.InferenceSession(source, options, providers=list(providers))
 
         inner = None
@@ -225,6 +231,29 @@ class OrtSession:
         self.inner.run_with_iobinding(binding)
         found = binding.get_outputs()[len(arrays) :]
         return {name: value.numpy() for name, value in zip(others, found, strict=True)}
+
+
+def _with_programs(source: bytes | str, options: Any) -> bytes | str:
+    """Return the model as the CPU library runs it: groups of nodes are programs of it.
+
+    Args:
+        source: a file, or a serialised model.
+        options: of the session; they get the folder of external weights.
+    """
+    import onnx
+
+    from linexport.graph import external_data
+    from linexport.targets.tokenwise import with_programs
+
+    if isinstance(source, bytes):
+        return with_programs(onnx.load_from_string(source)).SerializeToString()
+    path = Path(source)
+    graph = external_data.read_graph(path)
+    changed = with_programs(graph)
+    if changed is graph:
+        return source
+    options.add_session_config_entry(EXTERNAL_WEIGHTS, str(path.resolve().parent))
+    return external_data.with_graph(path, changed)
 
 
 def _write_profile(options: Any, folder: Path) -> None:

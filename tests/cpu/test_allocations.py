@@ -11,10 +11,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, parser
 
 from linexport.models import feature_maps
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
+from linexport.targets.tokenwise import with_programs
 from tests.support.layouts import Layout, mapped_model
 from tests.support.native import build, one_node, session
 
@@ -69,6 +70,13 @@ def exponents() -> onnx.ModelProto:
     return one_node("StabilizedExp", shapes, outputs, q_num_heads=2, k_num_heads=2)
 
 
+def program() -> onnx.ModelProto:
+    text = "s = Sigmoid(x) y = Mul(x, s) z = Add(y, x)"
+    head = '<ir_version: 10, opset_import: ["": 20]>'
+    shape = "float[B, T, 16]"
+    return with_programs(parser.parse_model(f"{head} g ({shape} x) => ({shape} z) {{ {text} }}"))
+
+
 MODELS = {
     "linear": lambda: attention("linear", 2, 8),
     "gated": lambda: attention("gated", 2, 8),
@@ -82,6 +90,7 @@ MODELS = {
     "convolution, float16": lambda: convolution(TensorProto.FLOAT16),
     "generalised delta rule": delta_rule,
     "stabilised exponentials": exponents,
+    "program": program,
 }
 
 

@@ -53,6 +53,18 @@ def test_equals_oracle(rule: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
+@fixed(25)
+@given(data=st.data())
+def test_one_token(rule: str, data: st.DataObject) -> None:
+    """A decode step of any layout, with heads wider than a thread's share of them."""
+    widths = st.one_of(st.integers(1, 40), st.sampled_from([64, 127, 128, 160, 200]))
+    layout = data.draw(cases(rule, widths))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    x = layout.inputs(rng, data.draw(st.integers(1, 3)), 1)
+    check(layout, x, data.draw(THREADS))
+
+
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("d_k, d_v", [(64, 64), (33, 129), (256, 17), (1, 256)])
 def test_equals_oracle_of_wide_heads(rule: str, d_k: int, d_v: int) -> None:
     layout = Layout(LinearAttentionSpec(2, 2, rule), 1, d_k, d_v, past=True)

@@ -17,33 +17,21 @@ void expect(bool holds, const char* what) {
 
 class CausalConvWithState : public Kernel {
  public:
-  explicit CausalConvWithState(const Attributes& attributes) : threads_(attributes.threads) {
-    const std::string activation = attributes.text("activation", "none");
-    silu_ = activation == "silu" || activation == "swish";
-    expect(silu_ || activation == "none", "unknown activation");
-  }
+  explicit CausalConvWithState(const Attributes& attributes) : silu_(has_silu(attributes)), threads_(attributes.threads) {}
 
   void compute(Context& call) const override {
-    const Tensor input = call.input(kInput), weight = call.input(kWeight), bias = call.input(kBias);
-    const Tensor past = call.input(kPast);
+    const Tensor input = call.input(kInput);
     expect(input.rank == 3, "input has three dimensions");
-    Convolution c;
-    c.batch = input.dims[0], c.channels = input.dims[1], c.length = input.dims[2], c.silu = silu_;
-    expect(weight.rank == 3 && weight.dims[0] == c.channels && weight.dims[1] == 1 && weight.dims[2] > 0,
-           "weight has a wrong shape");
-    c.size = weight.dims[2];
-    expect(!bias || bias.has_shape({c.channels}), "bias has a wrong shape");
-    expect(!past || past.has_shape({c.batch, c.channels, c.size - 1}), "past_state has a wrong shape");
-    c.input = input.in<float>(), c.weight = weight.in<float>(), c.bias = bias.in<float>(), c.past = past.in<float>();
+    Convolution c = read_convolution(call, input, input.dims[1], input.dims[2]);
+    c.silu = silu_;
     c.output = call.output(0, {c.batch, c.channels, c.length}).out<float>();
     c.present = call.output(1, {c.batch, c.channels, c.size - 1}).out<float>();
-    const Division division(c.rows(), 1, c.rows() * c.length * (c.size + 16), threads_);
-    division.run(call, [&](const Part& part) { DISPATCH(convolve(c, part)); });
+    convolve_channels_first(call, c, threads_);
   }
 
  private:
-  bool silu_ = false;
-  int threads_;
+  const bool silu_;
+  const int threads_;
 };
 
 const Registered registered({"CausalConvWithState",
@@ -52,4 +40,30 @@ const Registered registered({"CausalConvWithState",
                              make<CausalConvWithState>});
 
 }  // namespace
+
+bool has_silu(const Attributes& attributes) {
+  const std::string activation = attributes.text("activation", "none");
+  const bool silu = activation == "silu" || activation == "swish";
+  expect(silu || activation == "none", "unknown activation");
+  return silu;
+}
+
+Convolution read_convolution(const Context& call, const Tensor& input, int64_t channels, int64_t length) {
+  const Tensor weight = call.input(kWeight), bias = call.input(kBias), past = call.input(kPast);
+  Convolution c;
+  c.batch = input.dims[0], c.channels = channels, c.length = length;
+  expect(weight.rank == 3 && weight.dims[0] == c.channels && weight.dims[1] == 1 && weight.dims[2] > 0,
+         "weight has a wrong shape");
+  c.size = weight.dims[2];
+  expect(!bias || bias.has_shape({c.channels}), "bias has a wrong shape");
+  expect(!past || past.has_shape({c.batch, c.channels, c.size - 1}), "past_state has a wrong shape");
+  c.input = input.in<float>(), c.weight = weight.in<float>(), c.bias = bias.in<float>(), c.past = past.in<float>();
+  return c;
+}
+
+void convolve_channels_first(const Context& call, const Convolution& c, int threads) {
+  const Division division(c.rows(), 1, c.rows() * c.length * (c.size + 16), threads);
+  division.run(call, [&](const Part& part) { DISPATCH(convolve(c, part)); });
+}
+
 }  // namespace linexport

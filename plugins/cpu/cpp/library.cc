@@ -12,6 +12,7 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <tuple>
 
 #include "instruction_set.h"
 
@@ -29,12 +30,12 @@ int cores() {
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
-OrtCustomOpDomain* domain_for(OrtApi api, int threads) {
+OrtCustomOpDomain* domain_for(OrtApi api, const char* name, int threads) {
   static std::mutex lock;
-  static std::map<std::pair<OrtApi, int>, OrtCustomOpDomain*> domains;
+  static std::map<std::tuple<OrtApi, const char*, int>, OrtCustomOpDomain*> domains;
   std::lock_guard<std::mutex> hold(lock);
-  OrtCustomOpDomain*& domain = domains[{api, threads}];
-  if (!domain) domain = new_domain(api, threads);
+  OrtCustomOpDomain*& domain = domains[{api, name, threads}];
+  if (!domain) domain = new_domain(api, name, threads);
   return domain;
 }
 
@@ -60,7 +61,7 @@ EXPORTED OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBa
                             " or newer; this is " + base->GetVersionString());
   try {
     int threads = session_threads(api, options, cores());
-    add_domain(api, options, domain_for(api, threads));
+    for (const char* name : {kDomain, kFusedDomain}) add_domain(api, options, domain_for(api, name, threads));
     return nullptr;
   } catch (const std::exception& error) {
     return refuse(base, std::string("linexport's CPU library cannot be registered: ") + error.what());

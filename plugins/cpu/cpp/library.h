@@ -12,7 +12,7 @@ struct CustomOp : OrtCustomOp {
 };
 
 // A domain with all operators. It lives as long as the process: sessions refer to it.
-OrtCustomOpDomain* new_domain(OrtApi api, int threads);
+OrtCustomOpDomain* new_domain(OrtApi api, const char* name, int threads);
 void add_domain(OrtApi api, OrtSessionOptions* options, OrtCustomOpDomain* domain);
 
 // The session's config entry "linexport.threads", or what is given.

@@ -132,16 +132,17 @@ Tensor Context::input(size_t place) const {
   return tensor;
 }
 
-Tensor Context::output(size_t place, std::initializer_list<int64_t> dims) {
+Tensor Context::output(size_t place, const int64_t* dims, size_t rank) {
   Tensor tensor;
   OrtValue* value = nullptr;
-  if (place < outputs_) checked<KernelContextGetOutput>(api_, context_, place, dims.begin(), dims.size(), &value);
+  if (place < outputs_) checked<KernelContextGetOutput>(api_, context_, place, dims, rank, &value);
   if (!value) return tensor;
   checked<GetTensorMutableData>(api_, value, &tensor.data);
-  for (int64_t dim : dims) tensor.dims[tensor.rank++] = dim;
+  std::copy(dims, dims + rank, tensor.dims);
+  tensor.rank = static_cast<int>(rank);
   tensor.present = true;
   if (activation_ != kFloat && declaration_.outputs[place].type == kActivation) {
-    float* from = kept(kMostInputs + place, tensor.count());
+    float* from = kept(kMostTensors + place, tensor.count());
     narrowed_[place] = {static_cast<uint16_t*>(tensor.data), from, tensor.count()};
     tensor.data = from;
   }
@@ -156,7 +157,7 @@ void Context::finish() const {
 }
 
 float* Context::kept(size_t place, int64_t floats) {
-  static thread_local std::vector<float> all[kMostInputs + kMostOutputs];
+  static thread_local std::vector<float> all[2 * kMostTensors];
   std::vector<float>& own = all[place];
   if (static_cast<int64_t>(own.size()) < floats + 1) own.resize(floats + 1);
   return own.data();
@@ -209,12 +210,12 @@ CustomOp::CustomOp(const Declaration* declaration, int activation, int threads)
   KernelDestroy = [](void* opened) { delete static_cast<Opened*>(opened); };
 }
 
-OrtCustomOpDomain* new_domain(OrtApi api, int threads) {
+OrtCustomOpDomain* new_domain(OrtApi api, const char* name, int threads) {
   OrtCustomOpDomain* domain = nullptr;
-  checked<CreateCustomOpDomain>(api, "linexport", &domain);
+  checked<CreateCustomOpDomain>(api, name, &domain);
   for (const Declaration& declaration : declarations())
     for (int activation : {kFloat, kFloat16, kBFloat16}) {
-      if (activation != kFloat && !declaration.has_activations()) continue;
+      if (declaration.domain != name || (activation != kFloat && !declaration.has_activations())) continue;
       const OrtCustomOp* op = new CustomOp(&declaration, activation, threads);
       checked<CustomOpDomainAdd>(api, domain, op);
     }

@@ -16,6 +16,8 @@
 
 namespace linexport {
 
+constexpr size_t kMostTensors = 24;  // inputs of an operator, and outputs
+
 // Ends the call, or the opening of the session, with a sentence.
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -87,13 +89,13 @@ class Context {
  public:
   Context(OrtApi api, OrtKernelContext* context, const Declaration& declaration, int activation);
   Tensor input(size_t place) const;
-  Tensor output(size_t place, std::initializer_list<int64_t> dims);
+  Tensor output(size_t place, std::initializer_list<int64_t> dims) { return output(place, dims.begin(), dims.size()); }
+  Tensor output(size_t place, const int64_t* dims, size_t rank);
   void finish() const;
   // Call work(0) ... work(count - 1) on the threads of the session.
   void parallel(size_t count, const Work<size_t>& work) const;
 
  private:
-  static constexpr size_t kMostInputs = 16, kMostOutputs = 4;
   struct Narrowed {
     uint16_t* to = nullptr;
     const float* from;
@@ -108,7 +110,7 @@ class Context {
   const Declaration& declaration_;
   const int activation_;
   size_t inputs_ = 0, outputs_ = 0;
-  Narrowed narrowed_[kMostOutputs];
+  Narrowed narrowed_[kMostTensors];
 };
 
 class Kernel {
@@ -123,10 +125,14 @@ struct Argument {
   bool optional = false;
 };
 
+inline constexpr char kDomain[] = "linexport";           // of ops that models are made of
+inline constexpr char kFusedDomain[] = "linexport.cpu";  // of what was made of several nodes for this library
+
 struct Declaration {
   const char* name;
   std::vector<Argument> inputs, outputs;
   std::unique_ptr<Kernel> (*create)(const Attributes&);
+  const char* domain = kDomain;
 
   bool has_activations() const {
     for (const Argument& input : inputs)

@@ -1,0 +1,240 @@
+"""Elementwise nodes of a graph, norms among them, as one node of the CPU library for each group.
+
+    nodes between two products  ->  linexport.cpu.Tokenwise<program = "...">
+
+Most nodes of a decode step compute next to nothing, and ONNX Runtime takes microseconds for each.
+What they make of a token depends on nothing but that token, so the library runs a whole group as
+one program, token by token, in the first caches of a processor. The node's function is the nodes
+themselves: without the library ONNX Runtime has the graph that it had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from linexport.graph.walk import reads
+from linexport.targets.tokenwise.convolutions import find_convolutions, fused_convolution
+from linexport.targets.tokenwise.groups import Group, find_groups, outputs_of, readers_of
+from linexport.targets.tokenwise.nodes import MEANS, VIEWS, own_axes, write
+from linexport.targets.tokenwise.program import Program, Shape, TensorView, UnfitError
+from linexport.targets.tokenwise.values import LEAD, TokenValues, read_values
+
+log = logging.getLogger(__name__)
+
+DOMAIN, OP = "linexport.cpu", "Tokenwise"
+VERSION = 1
+
+MOST = 24
+"""Inputs that the library's operator has, and outputs."""
+
+
+def with_programs(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with a program in the place of every group of nodes that has one."""
+    values = read_values(model)
+    readers = readers_of(model.graph)
+    functions: dict[tuple[str, str], onnx.FunctionProto] = {}
+    replaced: dict[int, onnx.NodeProto] = {}
+    gone: set[int] = set()
+    for group in find_groups(model.graph, values):
+        try:
+            node, function = _fused(model, group, values, outputs_of(model.graph, group, readers))
+        except UnfitError as error:
+            log.debug(
+                "%s and those with it are no program: %s", model.graph.node[group[0]].name, error
+            )
+            continue
+        functions[OP, function.overload] = function
+        replaced[group[-1]] = node
+        gone |= set(group)
+    programs = len(replaced)
+    for places in find_convolutions(model, readers):
+        turned = [model.graph.node[index] for index in places]
+        node, function = fused_convolution(turned, DOMAIN, model.functions)
+        functions[node.op_type, function.overload] = function
+        replaced[places[-1]] = node
+        gone |= set(places)
+    if not replaced:
+        return model
+    log.info(
+        "%d nodes are %d programs of the CPU library and %d convolutions",
+        len(gone),
+        programs,
+        len(replaced) - programs,
+    )
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    kept = enumerate(model.graph.node)
+    nodes = [
+        replaced.get(index, node) for index, node in kept if index not in gone or index in replaced
+    ]
+    del made.graph.node[:]
+    made.graph.node.extend(_ordered(nodes))
+    _drop_unused(made.graph)
+    made.functions.extend(functions.values())
+    if all(o.domain != DOMAIN for o in made.opset_import):
+        made.opset_import.append(helper.make_opsetid(DOMAIN, VERSION))
+    made.ir_version = max(made.ir_version, 10)  # the first with overloads
+    return made
+
+
+def _fused(
+    model: onnx.ModelProto, group: Group, values: TokenValues, outputs: Sequence[str]
+) -> tuple[onnx.NodeProto, onnx.FunctionProto]:
+    """Return the node of a group, and its function.
+
+    Raises:
+        UnfitError: the library has no form for it.
+    """
+    nodes = [model.graph.node[index] for index in group]
+    inputs, program = _program(nodes, values, outputs)
+    if max(len(inputs), len(outputs)) > MOST or not any(name in values.tokens for name in inputs):
+        raise UnfitError("too many inputs or outputs")
+    opset = next(o for o in model.opset_import if not o.domain)
+    function = _function(nodes, values, inputs, outputs, opset)
+    node = helper.make_node(
+        OP,
+        inputs,
+        outputs,
+        f"{nodes[-1].name or outputs[-1]}/tokenwise",
+        domain=DOMAIN,
+        overload=function.overload,
+        program=program.text(),
+    )
+    return node, function
+
+
+def _program(
+    nodes: Sequence[onnx.NodeProto], values: TokenValues, outputs: Sequence[str]
+) -> tuple[list[str], Program]:
+    """Return the inputs of a group, and its program."""
+    program, places = Program(), dict[str, TensorView]()
+    inputs: list[str] = []
+    results = {name: program.output(values.tokens[name].shape) for name in outputs}
+    for node in reversed(nodes):  # what is only viewed in another shape is computed where it goes
+        if node.op_type in VIEWS and node.output[0] in results:
+            shape = values.tokens[node.input[0]].shape
+            results.setdefault(node.input[0], results[node.output[0]].reshaped(shape))
+
+    def read(name: str, rank: int) -> TensorView:
+        if name in values.numbers:
+            return program.constant(values.numbers[name][0])
+        if name not in places:
+            shared = name in values.weights
+            shape = values.weights[name] if shared else values.tokens[name].shape
+            places[name] = program.input(shape, shared)
+            inputs.append(name)
+        if name in values.weights:
+            return places[name].reshaped(own_axes(name, values, rank) or ())
+        return places[name]
+
+    def target(name: str, shape: Shape) -> TensorView:
+        return results[name] if name in results else program.room(shape)
+
+    for node in nodes:
+        found = write(node, values, program, read, target)
+        for name, place in zip(node.output, found, strict=True):
+            places[name] = place
+            if name in results and place.memory != results[name].memory:
+                program.add("Copy", results[name], [place], place.shape)
+    return inputs, program
+
+
+def _function(
+    nodes: Sequence[onnx.NodeProto],
+    values: TokenValues,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    opset: onnx.OperatorSetIdProto,
+) -> onnx.FunctionProto:
+    """Return the nodes as a function; those of equal groups are equal."""
+    names = {name: f"x{i}" for i, name in enumerate(inputs)}
+    names |= {name: f"y{i}" for i, name in enumerate(outputs)}
+    body: list[onnx.NodeProto] = []
+    for node in nodes:
+        body.extend(_renamed(node, values, names))
+    function = helper.make_function(
+        DOMAIN,
+        OP,
+        [names[name] for name in inputs],
+        [names[name] for name in outputs],
+        body,
+        [opset],
+        ["program"],
+    )
+    function.overload = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()[
+        :8
+    ]
+    return function
+
+
+def _renamed(
+    node: onnx.NodeProto, values: TokenValues, names: dict[str, str]
+) -> Iterator[onnx.NodeProto]:
+    """Yield a node of a function, and the constants it reads before it."""
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    made.name = ""
+    sizes: dict[str, Sequence[int]] = dict(values.integers)
+    if node.op_type == "Reshape":  # to sizes that may have been computed from others
+        del made.attribute[:]
+        wanted = [*(0,) * LEAD, *values.tokens[node.output[0]].shape]
+        made.input[1] = f"shape {wanted}"
+        sizes[made.input[1]] = wanted
+    elif node.op_type in MEANS:
+        made.input[1] = "last"
+        sizes["last"] = [-1]
+    for name in made.input:
+        if name in names or not name:
+            continue
+        names[name] = f"c{len(names)}"
+        if name in values.numbers:
+            number, rank = values.numbers[name]
+            array = np.full((1,) * rank, number, np.float32)
+        else:
+            array = np.array(sizes[name], np.int64)
+        yield helper.make_node("Constant", [], [names[name]], value=numpy_helper.from_array(array))
+    made.input[:] = [name and names[name] for name in made.input]
+    made.output[:] = [names.setdefault(name, f"v{len(names)}") for name in node.output]
+    yield made
+
+
+def _drop_unused(graph: onnx.GraphProto) -> None:
+    """Remove what nothing reads any more: sizes for Reshape, and what is known of inner values."""
+    read = {output.name for output in graph.output}
+    kept = []
+    for node in reversed(graph.node):
+        if not read.isdisjoint(node.output):
+            kept.append(node)
+            read |= set(reads(node))
+    made = {name for node in kept for name in node.output}
+    for field, own in (
+        (graph.node, kept[::-1]),
+        (graph.initializer, [t for t in graph.initializer if t.name in read]),
+        (graph.value_info, [v for v in graph.value_info if v.name in made]),
+    ):
+        del field[:]
+        field.extend(own)
+
+
+def _ordered(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Return the nodes with each behind those it reads from, otherwise in their order."""
+    producer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    needs = [{producer[name] for name in reads(node) if name in producer} for node in nodes]
+    done: set[int] = set()
+    ordered: list[onnx.NodeProto] = []
+    waiting = deque(range(len(nodes)))
+    while waiting:
+        index = waiting.popleft()
+        if needs[index] <= done:
+            done.add(index)
+            ordered.append(nodes[index])
+        else:
+            waiting.append(index)
+    return ordered

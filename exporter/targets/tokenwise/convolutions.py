@@ -1,0 +1,117 @@
+"""Convolutions on tokens before channels, as models have them between two transposes.
+
+    Transpose(CausalConvWithState(Transpose(x)))  ->  linexport.cpu.CausalConvTokens(x)
+
+For one token both layouts are the same; for many the transposes take as long as the convolution.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx
+from onnx import helper
+
+from linexport.plugins.ops import causal_conv
+from linexport.plugins.ops.op import DOMAIN, attribute_value
+
+OP = "CausalConvTokens"
+
+PERM = [0, 2, 1]
+"""Between (B, T, C) and (B, C, T)."""
+
+
+def find_convolutions(
+    model: onnx.ModelProto, readers: Mapping[str, Sequence[int]]
+) -> list[tuple[int, int, int]]:
+    """Return the positions of transpose, convolution and transpose, where nothing else reads them.
+
+    Args:
+        model: the nodes of its graph that have a function are looked at.
+        readers: positions of the nodes that read a value, -1 for an output of the graph.
+    """
+    graph = model.graph
+    producer = {name: index for index, node in enumerate(graph.node) for name in node.output}
+    found = []
+    for index, node in enumerate(graph.node):
+        if node.domain != DOMAIN or node.op_type != causal_conv.OP.name:
+            continue
+        before, after = producer.get(node.input[0], -1), _reader(readers, node.output[0])
+        alone = _reader(readers, node.input[0]) == index
+        alone &= any(is_function_of(f, node) for f in model.functions)
+        if alone and _turns(graph, before) and _turns(graph, after):
+            found.append((before, index, after))
+    return found
+
+
+def _reader(readers: Mapping[str, Sequence[int]], name: str) -> int:
+    """Return the one node that reads a value, -1 where there is another or none."""
+    own = readers.get(name, ())
+    return own[0] if len(own) == 1 else -1
+
+
+def _turns(graph: onnx.GraphProto, index: int) -> bool:
+    if index < 0 or graph.node[index].op_type != "Transpose":
+        return False
+    return [attribute_value(a) for a in graph.node[index].attribute] == [PERM]
+
+
+def fused_convolution(
+    nodes: Sequence[onnx.NodeProto], domain: str, functions: Sequence[onnx.FunctionProto]
+) -> tuple[onnx.NodeProto, onnx.FunctionProto]:
+    """Return the node in the place of transpose, convolution and transpose, and its function.
+
+    Args:
+        nodes: the three.
+        domain: of the new node.
+        functions: of the model; that of the convolution becomes a part of the new one.
+    """
+    first, convolution, last = nodes
+    own = next(f for f in functions if is_function_of(f, convolution))
+    inputs = [first.input[0], *convolution.input[1:]]
+    outputs = [last.output[0], *filter(None, convolution.output[1:])]
+    given = [name and f"x{i}" for i, name in enumerate(inputs)]
+    body = [
+        helper.make_node("Transpose", ["x0"], ["turned"], perm=PERM),
+        *_renamed(own, ["turned", *given[1:]], ["convolved", "y1"]),
+        helper.make_node("Transpose", ["convolved"], ["y0"], perm=PERM),
+    ]
+    attributes = {a.name: attribute_value(a) for a in convolution.attribute}
+    function = helper.make_function(
+        domain,
+        OP,
+        [name or f"absent{i}" for i, name in enumerate(given)],
+        [f"y{i}" for i in range(len(outputs))],
+        body,
+        own.opset_import,
+        [*attributes],
+    )
+    function.overload = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()[
+        :8
+    ]
+    name = f"{convolution.name}/tokens"
+    made = helper.make_node(
+        OP, inputs, outputs, name, domain=domain, overload=function.overload, **attributes
+    )
+    return made, function
+
+
+def is_function_of(function: onnx.FunctionProto, node: onnx.NodeProto) -> bool:
+    """Return whether a node runs a function."""
+    own = node.domain, node.op_type, node.overload
+    return (function.domain, function.name, function.overload) == own
+
+
+def _renamed(
+    function: onnx.FunctionProto, inputs: Sequence[str], outputs: Sequence[str]
+) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a function with these names for its inputs and outputs."""
+    names = dict(zip(function.input, inputs, strict=False))
+    names |= dict(zip(function.output, outputs, strict=True))
+    for node in function.node:
+        made = onnx.NodeProto()
+        made.CopyFrom(node)
+        for side in (made.input, made.output):
+            side[:] = [name and names.get(name, f"inner_{name}") for name in side]
+        yield made

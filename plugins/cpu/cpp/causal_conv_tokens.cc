@@ -1,0 +1,39 @@
+// CausalConvTokens: CausalConvWithState on tokens before channels, between whose transposes models have it.
+#include "causal_conv.h"
+#include "division.h"
+
+#define KERNEL "causal_conv_tokens_kernel.h"
+#include "for_each_instruction_set.h"
+
+namespace linexport {
+namespace {
+
+class CausalConvTokens : public Kernel {
+ public:
+  explicit CausalConvTokens(const Attributes& attributes) : silu_(has_silu(attributes)), threads_(attributes.threads) {}
+
+  void compute(Context& call) const override {
+    const Tensor input = call.input(0);
+    if (input.rank != 3) throw Error("CausalConvTokens: input has three dimensions");
+    Convolution c = read_convolution(call, input, input.dims[2], input.dims[1]);
+    c.silu = silu_;
+    c.output = call.output(0, input.dims, 3).out<float>();
+    c.present = call.output(1, {c.batch, c.channels, c.size - 1}).out<float>();
+    if (c.length == 1) return convolve_channels_first(call, c, threads_);  // which is the same layout
+    const Division division(c.batch * DISPATCH(blocks(c)), 1, c.rows() * c.length * (c.size + 16), threads_);
+    division.run(call, [&](const Part& part) { DISPATCH(convolve(c, part, memory(DISPATCH(memory_floats(c))))); });
+  }
+
+ private:
+  const bool silu_;
+  const int threads_;
+};
+
+const Registered registered({"CausalConvTokens",
+                             {{"input", kActivation}, {"weight", kActivation}, {"bias", kActivation, true}, {"past_state", kActivation, true}},
+                             {{"output", kActivation}, {"present_state", kActivation, true}},
+                             make<CausalConvTokens>,
+                             kFusedDomain});
+
+}  // namespace
+}  // namespace linexport
