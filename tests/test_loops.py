@@ -15,10 +15,11 @@ from torch.export import Dim
 
 import linexport
 from linexport.errors import UnsupportedModelError
+from linexport.graph.dims import DimRange
 from linexport.loaders.factory import load_module
 from linexport.patches import scans
 from linexport.patches.packages import Function
-from linexport.trace import loops, rolling, trace
+from linexport.trace import length_warnings, loops, rolling, trace
 from tests.support.independent import check_independently
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -229,3 +230,31 @@ def test_a_step_in_the_middle_is_refused() -> None:
     source = load_module((ThirdToken().eval(), (torch.randn(2, 16, 8),), DYNAMIC), "loop")
     with pytest.raises(UnsupportedModelError, match="a single step besides the last"):
         trace(source)
+
+
+class Tree(nn.Module):
+    """Sums of all tokens so far, by shifts of growing distance."""
+
+    def forward(self, x):
+        step = 1
+        while step < x.shape[1]:
+            x = x + nn.functional.pad(x, (0, 0, step, 0))[:, : x.shape[1]]
+            step *= 2
+        return x
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("module", "limited"), [(Tree(), True), (Recurrence(), False)])
+def test_a_warning_names_sizes_that_the_code_limits(
+    tmp_path: Path, module: nn.Module, limited: bool
+) -> None:
+    source = load_module((module.eval(), (torch.randn(2, 12, 8),), DYNAMIC), "loop")
+    found = linexport.convert(source, tmp_path / "a", target="onnx", bench=False, threads=1)
+    assert any("a seq of 9 to 16 alone" in text for text in found.warnings) is limited
+
+
+@pytest.mark.parametrize("given", [Dim("seq", max=64), Dim.DYNAMIC])
+def test_a_limit_that_was_asked_for_needs_no_warning(given: object) -> None:
+    dims = {"seq": DimRange(1, None, 64)}
+    found = length_warnings(({0: Dim.DYNAMIC, 1: given},), dims, {"seq": 12})
+    assert bool(found) is (given is Dim.DYNAMIC)

@@ -166,7 +166,7 @@ def _manifest(
         precision=job.target.options.precision,
         options=job.options,
         source=SourceRecord(**vars(loaded.source)),
-        warnings=(*loaded.warnings, *_warnings(fused)),
+        warnings=(*loaded.warnings, *_length_warnings(original), *_warnings(fused)),
         inputs=input_records(graph.input, loaded.defaults),
         outputs=tensor_records(graph.output),
         states=tuple(s.record() for s in (*own, *states.find_states(model, given))),
@@ -208,6 +208,16 @@ def _manifest(
 def _lowering(choice: Choice) -> LoweringRecord:
     tuned = None if choice.tuned is None else tuple(TunedRecord(**t) for t in choice.tuned)
     return LoweringRecord(choice.node, choice.op, choice.lowering, choice.reason, tuned)
+
+
+def _length_warnings(original: TracedOriginal) -> list[str]:
+    """Return warnings of sizes that the model's code limits, besides those the user chose."""
+    loaded, traced = original.loaded, original.traced
+    if loaded.program is not None or loaded.graph is not None or loaded.decode_module is not None:
+        return []
+    chosen = {name for name in traced.dims if original.dims[name] != traced.dims[name]}
+    free = {name: limits for name, limits in traced.dims.items() if name not in chosen}
+    return trace.length_warnings(loaded.dynamic_shapes, free, traced.example_sizes)
 
 
 def _warnings(fused: Mapping[str, int]) -> list[str]:

@@ -24,7 +24,7 @@ from linexport.graph.external_data import Weights, externalize, with_weights
 from linexport.loaders.loaded_model import DecodeModule, LoadedModel
 from linexport.plugins.ops.registry import all_ops
 from linexport.trace import inverses
-from linexport.trace.dim_names import name_symbols
+from linexport.trace.dim_names import length_warnings, name_symbols
 from linexport.trace.graph import plain_onnx, to_graph
 from linexport.trace.normalise import normalise
 from linexport.trace.program import export_program, frozen
@@ -32,7 +32,7 @@ from linexport.trace.random_ops import reject_nondeterminism
 from linexport.trace.rolling import NotALoopError, roll
 from linexport.trace.triangles import mark_triangular
 
-__all__ = ["Traced", "export_program", "plain_export", "trace"]
+__all__ = ["Traced", "export_program", "length_warnings", "plain_export", "trace"]
 
 log = logging.getLogger(__name__)
 

@@ -133,6 +133,27 @@ def own_names(spec: Any) -> dict[tuple[int, int], str]:
     }
 
 
+def length_warnings(
+    dynamic_shapes: Any, dims: Mapping[str, DimRange], sizes: Mapping[str, int]
+) -> list[str]:
+    """Return what to say of dims that nobody limited, and the code of the model does.
+
+    Args:
+        dynamic_shapes: of the model; a ``torch.export.Dim`` in it has the limits it is given.
+        dims: what was traced.
+        sizes: of the example.
+    """
+    given = set(own_names(dynamic_shapes).values())
+    return [
+        f"The artifact takes a {name} of {limits.min} to {limits.max} alone, as the code of the "
+        f"model, traced at {sizes[name]}, does other things at other sizes: a table of that size, "
+        "a comparison with it, or a scan by shifts of growing distance (a tree scan). A loop over "
+        "tokens and cumulative sums take any number."
+        for name, limits in dims.items()
+        if limits.max is not None and name not in given
+    ]
+
+
 def rename_symbols(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
     """Rename size symbols; a compound expression such as 2*s3 keeps its form."""
     graph = model.graph
