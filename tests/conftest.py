@@ -148,7 +148,8 @@ def miscompile(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """
     from linexport import targets
 
-    monkeypatch.setattr("linexport.parity.diverge.plain_error", lambda *_: None)
+    for module in ("diverge", "layers"):
+        monkeypatch.setattr(f"linexport.parity.{module}.plain_error", lambda *_: None)
 
     def spoil(name: str, change: Callable[[Any], Any]) -> None:
         right = targets.find_target(name)

@@ -144,18 +144,22 @@ def test_validate_reads_the_folder_again(converted_family: Converted) -> None:
 
 @pytest.mark.services
 def test_a_failure_names_the_token_and_the_layer(
-    model_folder: Callable[..., Path], miscompile: Callable[..., None], tmp_path: Path
+    model_folder: Callable[..., Path],
+    miscompile: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     from dataclasses import replace
 
     miscompile("onnx", lambda n: replace(n, attributes={**n.attributes, "scale": 0.3}))
+    monkeypatch.setattr("linexport.parity.layers.plain_error", lambda *_: 0.25)
     manifest = linexport.convert(
         model_folder("qwen3_5_text"), tmp_path / "out", target="onnx", bench=False, threads=1
     )
     assert manifest.status == "parity_failed"
     first = manifest.parity.first_divergence
     assert first.layer.endswith("layers.0")
-    assert (first.row, first.position) == (0, 0)
+    assert (first.row, first.position, first.plain_relative_error) == (0, 0, 0.25)
 
 
 def test_the_original_is_left_as_it_was(model_folder: Callable[..., Path]) -> None:
@@ -195,3 +199,21 @@ def test_a_factory_may_return_such_a_model(
             made.module(tokens, torch.ones_like(tokens)),
             read.module(tokens, torch.ones_like(tokens)),
         )
+
+
+@pytest.mark.services
+def test_the_plain_export_beside_a_failure_is_of_the_original_module(
+    model_folder: Callable[..., Path],
+) -> None:
+    """PyTorch exports this one, and rightly; of the module traced in its place it has no export."""
+    from types import SimpleNamespace
+
+    from linexport.parity.plain import plain_error
+    from linexport.parity.tolerances import TOLERANCES
+    from linexport.trace import trace
+
+    loaded = load_model(model_folder("lfm2"))
+    tested: Any = SimpleNamespace(loaded=loaded, tolerance=TOLERANCES["float32"])
+    ids = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(0))
+    found = plain_error(tested, trace(loaded), ((ids, torch.ones_like(ids)), {}))
+    assert found is not None and found < 1e-5
