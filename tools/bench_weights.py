@@ -91,6 +91,12 @@ def sized(model_type: str, width: int, layers: int, vocabulary: int) -> dict[str
             "layer_types": types,
             "mlp_layer_types": (["dense"] * 3 + ["sparse"]) * (layers // 4),
         },
+        "lfm2": {
+            **softmax,
+            "layer_types": [t.replace("linear_attention", "conv") for t in types],
+            "intermediate_size": width * 7 // 2,
+            "block_auto_adjust_ff_dim": False,
+        },
         "granitemoehybrid": {
             **softmax,
             **mamba,
