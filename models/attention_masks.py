@@ -42,10 +42,10 @@ def understood(mask: Tensor, length: int, keys: int) -> str:
     seen = seen[:, 0].expand(-1, length, keys)
     wanted = seen[:, -1:]
     # Padded queries may see anything; where lengths differ, none is known to be one.
-    asked = wanted.mT if length == keys else torch.ones_like(seen[:, :, :1])
-    if bool(((seen == wanted) | ~asked).all()):
+    valid_queries = wanted.mT if length == keys else torch.ones_like(seen[:, :, :1])
+    if bool(((seen == wanted) | ~valid_queries).all()):
         return "keys"
-    if length == keys and bool(((seen == (wanted & _causal(length, seen))) | ~asked).all()):
+    if length == keys and bool(((seen == (wanted & _causal(length, seen))) | ~valid_queries).all()):
         return "causal"
     return "its mask is neither causal nor one of keys: a window or a pattern of its own"
 

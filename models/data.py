@@ -86,11 +86,11 @@ def remembered() -> tuple[Digits, Digits]:
         EnvironmentProblemError: scikit-learn is not installed.
     """
     train, _ = digits()
-    stored, asked = (
+    stored, queried = (
         Digits(train.images[part], train.labels[part])
         for part in (slice(_STORED_IMAGES), slice(_STORED_IMAGES, None))
     )
-    return _moved(stored, range(2)), _moved(asked, range(-1, 2))
+    return _moved(stored, range(2)), _moved(queried, range(-1, 2))
 
 
 def _moved(given: Digits, pixels: range) -> Digits:

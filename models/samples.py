@@ -62,10 +62,10 @@ def network_accuracy(module: nn.Module) -> float:
 
 def questions() -> Tensor:
     """Images that the memory is trained to tell, (N, 16, 64)."""
-    _, asked = data.remembered()
-    count = len(asked.images) // AT_ONCE
-    order = torch.randperm(len(asked.images), generator=torch.Generator().manual_seed(0))
-    return asked.images.flatten(1)[order[: count * AT_ONCE]].unflatten(0, (count, AT_ONCE))
+    _, queried = data.remembered()
+    count = len(queried.images) // AT_ONCE
+    order = torch.randperm(len(queried.images), generator=torch.Generator().manual_seed(0))
+    return queried.images.flatten(1)[order[: count * AT_ONCE]].unflatten(0, (count, AT_ONCE))
 
 
 def memory_accuracy(module: nn.Module) -> float:

@@ -245,14 +245,14 @@ def train_digit_memory(
     Raises:
         EnvironmentProblemError: scikit-learn is not installed.
     """
-    stored, asked = data.remembered()
-    rows, queries = stored.images.flatten(1), asked.images.flatten(1)
+    stored, queried = data.remembered()
+    rows, queries = stored.images.flatten(1), queried.images.flatten(1)
     model = _seeded(seed, lambda: DigitMemory(DigitMemoryConfig(rows=len(rows))))
 
     def logits(images: Tensor) -> Tensor:
         return model.look_up(images[None], *model.memory(rows, stored.labels))[0]
 
-    loss_of_batch = _loss_of_drawn(logits, queries, asked.labels, seed)
+    loss_of_batch = _loss_of_drawn(logits, queries, queried.labels, seed)
     # Decay would keep the scores so small that every image looks like all others.
     groups = [{"params": [*model.parameters()], "weight_decay": 0.0}]
     train_on_batches(model, loss_of_batch, TrainingPlan(steps, 3e-2, seconds), say, groups)

@@ -57,7 +57,7 @@ class GenerationRequest:
         filters = any(given[name] is not None for name in ("top_k", "top_p", "min_p"))
         if filters and self.temperature is None and own.sampling.temperature == 0:
             given["temperature"] = 1.0
-        asked = {name: value for name, value in given.items() if value is not None}
+        requested = {name: value for name, value in given.items() if value is not None}
         stops = tuple(own.stops if self.stop_strings is None else self.stop_strings)
         if isinstance(self.stop_strings, str) or not all(stops):
             raise UsageError(f"stop_strings is {self.stop_strings!r}; expected a list of texts.")
@@ -69,7 +69,7 @@ class GenerationRequest:
         if found is not None:
             ends, stops = stop_rules(found.special, ends, stops)
         return Generation(
-            replace(own.sampling, seed=self.seed, **asked),
+            replace(own.sampling, seed=self.seed, **requested),
             ends,
             stops,
             None if found is None else found.decoder,

@@ -104,11 +104,11 @@ class TextModel(Model):
             UsageError: not a language model, no states to continue from, a prompt longer than the
                 model's context, stop strings without a tokenizer, or a bad argument.
         """
-        asked = GenerationRequest(
+        request = GenerationRequest(
             *(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty),
             *(seed, stop, stop_strings),
         )
-        how, [ids] = self._generation(asked, [prompt])
+        how, [ids] = self._generation(request, [prompt])
         text = TextRow(how, ids)
         given = {} if images is None else self.image_inputs(ids, images)
         if draft is not None and given:
@@ -145,7 +145,7 @@ class TextModel(Model):
         )
 
     def _generation(
-        self, asked: GenerationRequest, prompts: Sequence[Prompt]
+        self, request: GenerationRequest, prompts: Sequence[Prompt]
     ) -> tuple[Generation, list[np.ndarray]]:
         model = language_interface(self.manifest)
         if not len(prompts):
@@ -154,7 +154,7 @@ class TextModel(Model):
         warning = generation_defaults(self.path, self.verified).warning
         if warning:
             log.warning("%s", warning)
-        return asked.generation(self.path, model.vocabulary, self.verified), rows
+        return request.generation(self.path, model.vocabulary, self.verified), rows
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the prompt of a conversation as token ids, by the chat template of the model.

@@ -116,12 +116,12 @@ def generate(
         proposals: Draft | None = None
         if draft is not None:
             proposals = NGramDraft() if draft == "ngram" else _smaller(draft, model, threads)
-        asked = GenerationRequest(
+        request = GenerationRequest(
             *(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty),
             seed=seed,
             stop_strings=stop or None,
         )
-        texts = GeneratedTexts.begin(model, prompt, asked, system if chat else None, chat=chat)
+        texts = GeneratedTexts.begin(model, prompt, request, system if chat else None, chat=chat)
         alone = len(prompt) == 1 and not json
         if alone and not chat:
             _show(prompt[0])

@@ -70,15 +70,15 @@ class GeneratedTexts:
 
     Args:
         model: that writes them.
-        asked: how.
+        request: how.
         how: the same, with what the model's files say.
         texts: each with its prompt.
     """
 
     def __init__(
-        self, model: Artifact, asked: GenerationRequest, how: Generation, texts: list[_Text]
+        self, model: Artifact, request: GenerationRequest, how: Generation, texts: list[_Text]
     ) -> None:
-        self._model, self._asked, self._how, self._texts = model, asked, how, texts
+        self._model, self._request, self._how, self._texts = model, request, how, texts
         self._times: list[float] = []
 
     @classmethod
@@ -86,7 +86,7 @@ class GeneratedTexts:
         cls,
         model: Artifact,
         prompts: Sequence[str],
-        asked: GenerationRequest,
+        request: GenerationRequest,
         system: str | None,
         *,
         chat: bool,
@@ -102,9 +102,9 @@ class GeneratedTexts:
 
         vocabulary = language_interface(model.manifest).vocabulary
         tokenizer = find_tokenizer(model.path, vocabulary, model.verified)
-        how = asked.generation(model.path, vocabulary, model.verified)
+        how = request.generation(model.path, vocabulary, model.verified)
         if how.max_tokens is None and how.max_length is None:
-            asked = replace(asked, max_tokens=DEFAULT_TOKENS)
+            request = replace(request, max_tokens=DEFAULT_TOKENS)
             how = replace(how, max_tokens=DEFAULT_TOKENS)
         before = [] if system is None else [{"role": "system", "content": system}]
         texts = []
@@ -114,7 +114,7 @@ class GeneratedTexts:
             else:
                 ids = tokenizer.encode(prompt)
             texts.append(_Text(prompt, ids, tokenizer.decoder(), StopStrings(how.stops)))
-        return cls(model, asked, how, texts)
+        return cls(model, request, how, texts)
 
     def write(self, draft: Draft | None, show: Callable[[str], None]) -> None:
         """Write all texts; ``show`` takes the pieces as they come."""
@@ -153,7 +153,7 @@ class GeneratedTexts:
         )
 
     def _tokens(self, draft: Draft | None) -> Iterator[tuple[int | None, ...]]:
-        settings = vars(self._asked)
+        settings = vars(self._request)
         if len(self._texts) > 1:
             return self._model.generate_batch([text.ids for text in self._texts], **settings)
         tokens = self._model.generate(self._texts[0].ids, **settings, draft=draft)

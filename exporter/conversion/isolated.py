@@ -74,7 +74,7 @@ def run(
         tempfile.TemporaryDirectory(prefix="linexport-") as temporary,
         control_groups(limits) as groups,
     ):
-        asked = {
+        config = {
             "source": source,
             "options": {**asdict(options), "output": str(output)},
             "folder": str(folder),
@@ -82,7 +82,7 @@ def run(
             "writable": [temporary, *dumps],
             "groups": {controller: str(group) for controller, group in groups.items()},
         }
-        with _child(asked, Path(temporary)) as (process, channel), ExitStack() as shown:
+        with _child(config, Path(temporary)) as (process, channel), ExitStack() as shown:
             heard.shown.append(shown)
             deadline = (
                 None if options.max_seconds is None else time.monotonic() + options.max_seconds
@@ -101,7 +101,9 @@ def run(
 
 
 @contextmanager
-def _child(asked: dict[str, Any], temporary: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def _child(
+    config: dict[str, Any], temporary: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Start the child and hand it its task; afterwards it and all it started are gone."""
     channel, theirs = os.pipe()
     process = subprocess.Popen(
@@ -116,7 +118,7 @@ def _child(asked: dict[str, Any], temporary: Path) -> Iterator[tuple[subprocess.
     try:
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(json.dumps(asked).encode())
+            process.stdin.write(json.dumps(config).encode())
         yield process, channel
     finally:
         _end(process)

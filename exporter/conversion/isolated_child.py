@@ -47,22 +47,22 @@ class _Told(Silent):
 
 def main() -> None:
     """Run one conversion as standard input describes it."""
-    asked = json.load(sys.stdin)
+    config = json.load(sys.stdin)
     told = _Told(int(sys.argv[1]))
     os.dup2(2, 1)  # what the model prints is not the result
-    options, folder = asked["options"], Path(asked["folder"])
+    options, folder = config["options"], Path(config["folder"])
     limits = sandbox.ProcessLimits(options["max_memory"], options["max_file"])
     sandbox.die_with_parent()
     confined = sandbox.confine(
         limits,
-        [folder, *map(Path, asked["writable"])],
-        [Path(path) for path in asked["readable"]],
-        {controller: Path(path) for controller, path in asked["groups"].items()},
+        [folder, *map(Path, config["writable"])],
+        [Path(path) for path in config["readable"]],
+        {controller: Path(path) for controller, path in config["groups"].items()},
     )
     told.tell(confined=asdict(confined))
     memory.own_process()
     try:
-        _convert(asked["source"], options, folder, told)
+        _convert(config["source"], options, folder, told)
     except BaseException as error:
         if _out_of_memory(error):
             told.tell(error="MemoryError", message="")

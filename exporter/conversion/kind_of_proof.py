@@ -24,48 +24,48 @@ CONFIG = "config.json"
 
 
 def announced(
-    source: str | Path | LoadedModel, place: Path, asked: ConvertOptions, shown: Progress
+    source: str | Path | LoadedModel, place: Path, config: ConvertOptions, shown: Progress
 ) -> bool:
     """Say what a conversion takes, and return whether it is proven layer by layer.
 
     Args:
         source: of the conversion.
         place: the artifact to be made.
-        asked: its options.
+        config: its options.
         shown: gets the sentences.
 
     Raises:
         UsageError: ``--proof`` names no proof, or one that this conversion cannot have.
         EnvironmentProblemError: there is not enough memory or disk.
     """
-    if asked.proof not in (None, WHOLE, LAYERS):
-        raise UsageError(f"--proof is {asked.proof!r}; expected {WHOLE} or {LAYERS}.")
-    problem = _no_layers(source, asked)
-    if asked.proof == LAYERS and problem:
+    if config.proof not in (None, WHOLE, LAYERS):
+        raise UsageError(f"--proof is {config.proof!r}; expected {WHOLE} or {LAYERS}.")
+    problem = _no_layers(source, config)
+    if config.proof == LAYERS and problem:
         raise UsageError(f"--proof layers is not for {problem}. Leave out --proof.")
     if isinstance(source, LoadedModel):
-        return asked.proof == LAYERS
+        return config.proof == LAYERS
     model = model_folder(source)
     size = forecast.ModelSize(float32_bytes(model), vocabulary(model))
-    if asked.proof is None and problem is None and not forecast.fits(WHOLE, size):
+    if config.proof is None and problem is None and not forecast.fits(WHOLE, size):
         shown.note(
             "Memory is short for a proof of the whole float32 model: each of its layers is proven "
             "in turn (--proof layers), and the quantised model compared as a whole."
         )
-        asked_proof = LAYERS
+        proof = LAYERS
     else:
-        asked_proof = asked.proof or WHOLE
-    forecast.announce(asked_proof, size, place, shown)
-    return asked_proof == LAYERS
+        proof = config.proof or WHOLE
+    forecast.announce(proof, size, place, shown)
+    return proof == LAYERS
 
 
-def _no_layers(source: str | Path | LoadedModel, asked: ConvertOptions) -> str | None:
+def _no_layers(source: str | Path | LoadedModel, config: ConvertOptions) -> str | None:
     """Return what cannot be proven layer by layer; None where that can be tried."""
-    if asked.weights not in BITS:
-        return f"--weights {asked.weights}, which runs the whole in float32"
-    if asked.target != "ort":
-        return f"target {asked.target}"
-    if asked.isolated:
+    if config.weights not in BITS:
+        return f"--weights {config.weights}, which runs the whole in float32"
+    if config.target != "ort":
+        return f"target {config.target}"
+    if config.isolated:
         return "--isolated conversions"
     folder = source.source.location if isinstance(source, LoadedModel) else source
     if not (Path(folder) / CONFIG).is_file():

@@ -62,83 +62,83 @@ def convert(
 def convert_checked(
     source: str | Path | LoadedModel,
     output: str | Path,
-    asked: ConvertOptions,
+    config: ConvertOptions,
     checks: Checks,
     progress: Progress | None = None,
 ) -> Manifest:
     """Convert a model, or one that is loaded, and check it as told; else like ``convert``."""
     place = Path(output)
-    if asked.weights != FLOAT32:
-        return _quantised(source, place, asked, progress)
-    if any(getattr(asked, name) is not None for name in FOR_WEIGHTS):
+    if config.weights != FLOAT32:
+        return _quantised(source, place, config, progress)
+    if any(getattr(config, name) is not None for name in FOR_WEIGHTS):
         raise UsageError(
             "--data, --max-kld, --evaluate, --max-drop and --proof are for quantised weights: pass "
             "--weights as well."
         )
-    _configured(_named(source), place, asked)
-    dimensions.parse(asked.dims)
-    check_place(place, asked.overwrite)
-    _dump(asked)
+    _configured(_named(source), place, config)
+    dimensions.parse(config.dims)
+    check_place(place, config.overwrite)
+    _dump(config)
     shown = progress or Silent()
     with write.staged(place) as folder:
-        if asked.isolated:
-            manifest = isolated.run(_named(source), place, asked, folder, shown)
+        if config.isolated:
+            manifest = isolated.run(_named(source), place, config, folder, shown)
         else:
-            job = job_of(source, place, asked, folder, shown)
+            job = job_of(source, place, config, folder, shown)
             manifest = run(replace(job, checks=checks))
         return publish(folder, place, manifest)
 
 
 def _quantised(
-    source: str | Path | LoadedModel, place: Path, asked: ConvertOptions, progress: Progress | None
+    source: str | Path | LoadedModel, place: Path, config: ConvertOptions, progress: Progress | None
 ) -> Manifest:
     """Convert to float32 beside the output, prove that, and quantise it."""
-    check_quantisation(asked.weights, asked.target, asked.max_kld)
-    check_drop(asked.evaluate, asked.max_drop)
-    metric = as_metric(asked.evaluate, asked.lower_is_better)
-    check_place(place, asked.overwrite)
-    head = declared_head(source, asked.pooling)
+    check_quantisation(config.weights, config.target, config.max_kld)
+    check_drop(config.evaluate, config.max_drop)
+    metric = as_metric(config.evaluate, config.lower_is_better)
+    check_place(place, config.overwrite)
+    head = declared_head(source, config.pooling)
     if head is not None:  # others are known once they are loaded
-        check_automatic(asked.weights, head)
-    by_layers = announced(source, place, asked, progress or Silent())
+        check_automatic(config.weights, head)
+    by_layers = announced(source, place, config, progress or Silent())
     plain = {**dict.fromkeys(FOR_WEIGHTS), "weights": FLOAT32, "bench": False}
     with write.staged(place) as folder:
         exact = folder / "float32"
-        plainly = ConvertOptions(**{**vars(asked), **plain})
+        plainly = ConvertOptions(**{**vars(config), **plain})
         manifest = convert_checked(source, exact, plainly, Checks(by_layers=by_layers), progress)
         if manifest.status != "ok":
-            return publish(exact, place, replace(manifest, options=asked))
+            return publish(exact, place, replace(manifest, options=config))
         manifest = quantize(
             exact,
             place,
-            weights=asked.weights,
-            data=asked.data,
-            max_kld=asked.max_kld,
+            weights=config.weights,
+            data=config.data,
+            max_kld=config.max_kld,
             evaluate=metric,
-            max_drop=asked.max_drop,
-            threads=asked.threads,
-            seed=asked.seed,
-            overwrite=asked.overwrite,
+            max_drop=config.max_drop,
+            threads=config.threads,
+            seed=config.seed,
+            overwrite=config.overwrite,
             progress=progress,
-            options=asked,
-            original=_in_half(source, asked),
+            options=config,
+            original=_in_half(source, config),
         )
-    if not asked.bench or by_layers:  # the original would be in memory as a whole
+    if not config.bench or by_layers:  # the original would be in memory as a whole
         return manifest
     return bench(
         manifest.artifact,
         source=source,
-        lengths=asked.lengths,
-        threads=asked.threads,
-        seed=asked.seed,
-        trust_remote_code=asked.trust_remote_code,
+        lengths=config.lengths,
+        threads=config.threads,
+        seed=config.seed,
+        trust_remote_code=config.trust_remote_code,
         progress=progress,
     )
 
 
-def _in_half(source: str | Path | LoadedModel, asked: ConvertOptions) -> LoadedModel | None:
+def _in_half(source: str | Path | LoadedModel, config: ConvertOptions) -> LoadedModel | None:
     """The original where its own half precision is what weights are judged by."""
-    return load_original(source, asked) if asked.weights in HALF else None
+    return load_original(source, config) if config.weights in HALF else None
 
 
 def _signature() -> inspect.Signature:
@@ -160,37 +160,37 @@ convert.__doc__ = (convert.__doc__ or "").replace(
 )
 
 
-def _configured(source: str, output: Path, asked: ConvertOptions) -> targets.Target:
+def _configured(source: str, output: Path, config: ConvertOptions) -> targets.Target:
     """The target with its options; what it lacks here comes with the command for elsewhere."""
-    target = targets.find_target(asked.target)
-    if asked.inline and target.build is not None:
+    target = targets.find_target(config.target)
+    if config.inline and target.build is not None:
         raise UsageError(
             f"--inline is for ONNX models; target {target.name} builds engines, whose plugins take "
             "the place of the functions."
         )
-    cache = None if asked.timing_cache is None else Path(asked.timing_cache)
+    cache = None if config.timing_cache is None else Path(config.timing_cache)
     try:
         return target.configure(
             target,
-            targets.Options(asked.precision, asked.sms, asked.plugins, asked.quick, cache),
+            targets.Options(config.precision, config.sms, config.plugins, config.quick, cache),
         )
     except EnvironmentProblemError as error:
         raise EnvironmentProblemError(
             f"{error}\nOn a machine that has what is missing, this makes the artifact: "
-            f"{command(source, str(output), asked)}"
+            f"{command(source, str(output), config)}"
         ) from None
 
 
-def _dump(asked: ConvertOptions) -> passes.GraphDump | None:
+def _dump(config: ConvertOptions) -> passes.GraphDump | None:
     """The folder for dumps, made; the pass to stop after is known."""
-    if asked.stop_after is not None:
-        passes.find_pass(asked.stop_after, asked.target)
-        if asked.dump_passes is None:
+    if config.stop_after is not None:
+        passes.find_pass(config.stop_after, config.target)
+        if config.dump_passes is None:
             raise UsageError(
                 "--stop-after leaves its result in the folder of --dump-passes, and none was "
                 "given. Add --dump-passes DIR."
             )
-    return None if asked.dump_passes is None else passes.GraphDump(Path(asked.dump_passes))
+    return None if config.dump_passes is None else passes.GraphDump(Path(config.dump_passes))
 
 
 def _named(source: str | Path | LoadedModel) -> str:
@@ -200,10 +200,10 @@ def _named(source: str | Path | LoadedModel) -> str:
 def job_of(
     source: str | Path | LoadedModel,
     output: Path,
-    asked: ConvertOptions,
+    config: ConvertOptions,
     folder: Path,
     shown: Progress,
 ) -> Job:
     """Return the conversion of ``source`` into ``folder``, which becomes ``output``."""
-    target, ranges = _configured(_named(source), output, asked), dimensions.parse(asked.dims)
-    return Job(source, asked, target, ranges, folder, Stopwatch(shown), _dump(asked))
+    target, ranges = _configured(_named(source), output, config), dimensions.parse(config.dims)
+    return Job(source, config, target, ranges, folder, Stopwatch(shown), _dump(config))

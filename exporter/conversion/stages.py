@@ -99,7 +99,7 @@ class TracedOriginal:
 
 
 def load_original(
-    source: str | Path | LoadedModel, asked: ConvertOptions, vision: bool = True
+    source: str | Path | LoadedModel, config: ConvertOptions, vision: bool = True
 ) -> LoadedModel:
     """Return the model as the options load it, its large weights in a memory-mapped file.
 
@@ -107,10 +107,10 @@ def load_original(
     """
     loaded = load_model(
         source,
-        seed=asked.seed,
-        trust_remote_code=asked.trust_remote_code,
-        pooling=asked.pooling,
-        vision=vision and asked.vision,
+        seed=config.seed,
+        trust_remote_code=config.trust_remote_code,
+        pooling=config.pooling,
+        vision=vision and config.vision,
     )
     memory_map_weights(loaded)
     return loaded

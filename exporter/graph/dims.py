@@ -89,14 +89,14 @@ def parse(options: Iterable[str]) -> dict[str, DimRange]:
     return ranges
 
 
-def merge(found: Mapping[str, DimRange], asked: Mapping[str, DimRange]) -> dict[str, DimRange]:
+def merge(found: Mapping[str, DimRange], requested: Mapping[str, DimRange]) -> dict[str, DimRange]:
     """Narrow the model's own ranges to those the user asked for.
 
     Raises:
         UsageError: a name the model does not have, or a range beyond the model's own.
     """
     merged = dict(found)
-    for name, wanted in asked.items():
+    for name, wanted in requested.items():
         if name not in found:
             known = ", ".join(sorted(found)) or "none: every dimension is fixed"
             raise UsageError(f"--dim {name}: the model has no such dimension; it has {known}.")

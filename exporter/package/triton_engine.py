@@ -39,8 +39,8 @@ def chosen(job: Packaging) -> EngineRecord:
             f"{job.source} has {there}; the tensorrt backend opens engines of TensorRT. Convert "
             "with --target tensorrt on a machine with the GPU, or pass --option backend=python."
         )
-    asked = job.options.get("sm")
-    fitting = [e for e in engines if asked in (None, str(e.sm))]
+    requested = job.options.get("sm")
+    fitting = [e for e in engines if requested in (None, str(e.sm))]
     if len(fitting) != 1:
         there = ", ".join(str(e.sm) for e in engines)
         raise UsageError(f"{job.source} has engines for {there}: choose one by --option sm=.")

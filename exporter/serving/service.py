@@ -75,7 +75,7 @@ class Service:
         if self.language is not None and self.language.template is not None:
             await self.language.template.close()
 
-    def fitted(self, beginning: Beginning, asked: int | None, default: int) -> int:
+    def fitted(self, beginning: Beginning, requested: int | None, default: int) -> int:
         """Return how many tokens a text may have.
 
         Raises:
@@ -95,11 +95,11 @@ class Service:
                 f"The prompt has {known} tokens; the model was made for {limit}, text included. "
                 "Leave out the beginning."
             )
-        if asked is not None and asked > self.limits.max_tokens:
+        if requested is not None and requested > self.limits.max_tokens:
             raise UsageError(
-                f"max_tokens is {asked}; this server writes at most {self.limits.max_tokens}."
+                f"max_tokens is {requested}; this server writes at most {self.limits.max_tokens}."
             )
-        most = min(default, self.limits.max_tokens) if asked is None else asked
+        most = min(default, self.limits.max_tokens) if requested is None else requested
         return most if limit is None else min(most, limit - known)
 
     def encode(

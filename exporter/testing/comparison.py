@@ -72,8 +72,8 @@ def problems(result: Any, place: Path, wanted: WantedParity) -> tuple[Manifest, 
     name = re.sub(r"[^\w.]", "", kind.__qualname__)  # of a class in a function, "<locals>"
     loaded = load_module(result, f"{kind.__module__}:{name}")
     checks = Checks(ChosenSizes(wanted.lengths, wanted.batch), wanted.tolerance)
-    asked = ConvertOptions(target=wanted.target, bench=False)
-    manifest = convert_checked(loaded, place, asked, checks)
+    config = ConvertOptions(target=wanted.target, bench=False)
+    manifest = convert_checked(loaded, place, config, checks)
     streams = manifest.streaming is not None and manifest.streaming.passed is True
     lines: list[str] = []
     if manifest.status != "ok":

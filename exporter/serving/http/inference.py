@@ -66,14 +66,14 @@ async def infer(request: Request) -> Response:
     if not service.ready:
         raise ProtocolError(503, "The server is shutting down.")
     body = await request.body()
-    asked, feeds = read(body, request.headers.get(JSON_LENGTH))
+    infer_request, feeds = read(body, request.headers.get(JSON_LENGTH))
     _check_size(service, feeds)
-    name = _sequence(asked)
+    name = _sequence(infer_request)
     if name is None:
         outputs = await attended(request, service.computing.run(feeds))
     else:
-        outputs = await _piece(request, service, asked, feeds, name)
-    return answer(asked, service.name, outputs)
+        outputs = await _piece(request, service, infer_request, feeds, name)
+    return answer(infer_request, service.name, outputs)
 
 
 def _service(request: Request) -> Service:
@@ -107,18 +107,22 @@ def _check_size(service: Service, feeds: dict[str, np.ndarray]) -> None:
             )
 
 
-def _sequence(asked: InferRequest) -> str | None:
-    found = asked.parameters.get("sequence_id", 0)
+def _sequence(infer_request: InferRequest) -> str | None:
+    found = infer_request.parameters.get("sequence_id", 0)
     if type(found) not in (int, str):
         raise ProtocolError(400, f"sequence_id is {found!r}; expected an integer or a text.")
     return repr(found) if found else None
 
 
 async def _piece(
-    request: Request, service: Service, asked: InferRequest, feeds: dict[str, np.ndarray], name: str
+    request: Request,
+    service: Service,
+    infer_request: InferRequest,
+    feeds: dict[str, np.ndarray],
+    name: str,
 ) -> Outputs:
     """Run the next piece of a sequence."""
-    starts, ends = (bool(asked.parameters.get(f"sequence_{at}")) for at in ("start", "end"))
+    starts, ends = (bool(infer_request.parameters.get(f"sequence_{at}")) for at in ("start", "end"))
     return await attended(request, service.computing.piece(feeds, name, starts, ends))
 
 

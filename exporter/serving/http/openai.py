@@ -44,21 +44,23 @@ async def completions(request: Request) -> Response:
     service = _service(request)
     body = await request.body()
     _language(service)
-    asked = parse(CompletionRequest, body)
-    _check_model(service, asked.model)
-    prompt, before = asked.only_prompt(), None
-    if asked.resume is not None:
-        plan = await _resumed(service, asked, prompt is not None, chat=False)
+    text_request = parse(CompletionRequest, body)
+    _check_model(service, text_request.model)
+    prompt, before = text_request.only_prompt(), None
+    if text_request.resume is not None:
+        plan = await _resumed(service, text_request, prompt is not None, chat=False)
         if plan.settings.max_tokens:
-            return await _answer(request, service, plan, asked)
+            return await _answer(request, service, plan, text_request)
         before = plan.beginning
     elif prompt is None:
         raise ProtocolError(400, "prompt: expected a text or token ids.", param="prompt")
     beginning = await asyncio.to_thread(service.encode, prompt or (), before, True)
-    settings = _settings(service, asked, beginning, asked.max_tokens, COMPLETION_TOKENS)
-    settings = replace(settings, logprobs=asked.logprobs)
-    plan = Plan(new_id("cmpl"), settings, beginning, asked.n or 1, chat=False)
-    return await _answer(request, service, plan, asked)
+    settings = _settings(
+        service, text_request, beginning, text_request.max_tokens, COMPLETION_TOKENS
+    )
+    settings = replace(settings, logprobs=text_request.logprobs)
+    plan = Plan(new_id("cmpl"), settings, beginning, text_request.n or 1, chat=False)
+    return await _answer(request, service, plan, text_request)
 
 
 async def chat(request: Request) -> Response:
@@ -66,24 +68,26 @@ async def chat(request: Request) -> Response:
     service = _service(request)
     body = await request.body()
     template = _language(service).template
-    asked = parse(ChatRequest, body)
-    _check_model(service, asked.model)
-    if asked.resume is not None:
-        plan = await _resumed(service, asked, bool(asked.messages), chat=True)
-        return await _answer(request, service, plan, asked)
+    text_request = parse(ChatRequest, body)
+    _check_model(service, text_request.model)
+    if text_request.resume is not None:
+        plan = await _resumed(service, text_request, bool(text_request.messages), chat=True)
+        return await _answer(request, service, plan, text_request)
     if template is None:
         raise ProtocolError(
             400, f"{service.name} has no chat template. Use /v1/completions.", code="no_template"
         )
-    if not asked.messages:
+    if not text_request.messages:
         raise ProtocolError(400, "messages: expected one at least.", param="messages")
-    prompt = await template.render([message.plain() for message in asked.messages])
+    prompt = await template.render([message.plain() for message in text_request.messages])
     beginning = await asyncio.to_thread(service.encode, prompt, None, False)
-    tokens = asked.max_completion_tokens or asked.max_tokens
-    settings = _settings(service, asked, beginning, tokens, service.limits.max_tokens)
-    settings = replace(settings, logprobs=(asked.top_logprobs or 0) if asked.logprobs else None)
-    plan = Plan(new_id("chatcmpl"), settings, beginning, asked.n or 1, chat=True)
-    return await _answer(request, service, plan, asked)
+    tokens = text_request.max_completion_tokens or text_request.max_tokens
+    settings = _settings(service, text_request, beginning, tokens, service.limits.max_tokens)
+    settings = replace(
+        settings, logprobs=(text_request.top_logprobs or 0) if text_request.logprobs else None
+    )
+    plan = Plan(new_id("chatcmpl"), settings, beginning, text_request.n or 1, chat=True)
+    return await _answer(request, service, plan, text_request)
 
 
 def _service(request: Request) -> Service:
@@ -119,40 +123,55 @@ def _language(service: Service) -> Language:
 
 
 def _settings(
-    service: Service, asked: TextRequest, beginning: Beginning, tokens: int | None, default: int
+    service: Service,
+    text_request: TextRequest,
+    beginning: Beginning,
+    tokens: int | None,
+    default: int,
 ) -> TextSettings:
-    if asked.park and (service.parking is None or (asked.n or 1) > 1):
+    if text_request.park and (service.parking is None or (text_request.n or 1) > 1):
         raise ProtocolError(
             400, "park needs a server started with --park DIR, and n of 1.", param="park"
         )
     most = service.fitted(beginning, tokens, default)
     own = _language(service).defaults
-    return TextSettings(asked.sampling(own.sampling), most, asked.stops(own.stops), park=asked.park)
+    return TextSettings(
+        text_request.sampling(own.sampling),
+        most,
+        text_request.stops(own.stops),
+        park=text_request.park,
+    )
 
 
-async def _resumed(service: Service, asked: TextRequest, has_prompt: bool, *, chat: bool) -> Plan:
+async def _resumed(
+    service: Service, text_request: TextRequest, has_prompt: bool, *, chat: bool
+) -> Plan:
     """Return how a parked text goes on; of one that had ended, only where (no tokens)."""
-    assert asked.resume is not None
-    text, beginning = await service.parked(asked.resume)
+    assert text_request.resume is not None
+    text, beginning = await service.parked(text_request.resume)
     if text.chat != chat:
-        raise ProtocolError(400, f"{asked.resume} was parked by the other kind of request.")
+        raise ProtocolError(400, f"{text_request.resume} was parked by the other kind of request.")
     if text.finished and chat:
         raise ProtocolError(400, "That answer is complete: send the conversation's messages.")
     if has_prompt and not text.finished:
-        raise ProtocolError(400, f"{asked.resume} is in mid-text: it goes on without a prompt.")
-    settings = replace(text.settings(), park=asked.park)
+        raise ProtocolError(
+            400, f"{text_request.resume} is in mid-text: it goes on without a prompt."
+        )
+    settings = replace(text.settings(), park=text_request.park)
     if text.finished:
         settings = replace(settings, max_tokens=0)
     return Plan(new_id("chatcmpl" if chat else "cmpl"), settings, beginning, 1, chat)
 
 
-async def _answer(request: Request, service: Service, plan: Plan, asked: TextRequest) -> Response:
+async def _answer(
+    request: Request, service: Service, plan: Plan, text_request: TextRequest
+) -> Response:
     language = _language(service)
     form = ChatAnswer if plan.chat else Answer
     fingerprint = f"fp_{service.manifest.model_sha256[:12]}"
     answer = form(plan.name, service.name, fingerprint, language.tokenizer)
     texts = Texts(request, service, plan, answer)
-    if not asked.stream:
+    if not text_request.stream:
         try:
             return JSONResponse(await attended(request, texts.whole()))
         finally:
@@ -163,7 +182,7 @@ async def _answer(request: Request, service: Service, plan: Plan, asked: TextReq
     except BaseException:
         texts.close()
         raise
-    return TextStream(texts, texts.events(first, asked.include_usage))
+    return TextStream(texts, texts.events(first, text_request.include_usage))
 
 
 ROUTES = [

@@ -75,9 +75,9 @@ def read(body: bytes, json_length: str | None) -> tuple[InferRequest, dict[str, 
                 400, f"{JSON_LENGTH} is {json_length!r}; the body has {length} bytes."
             )
         length = int(json_length)
-    asked, rest = parse(InferRequest, body[:length]), memoryview(body)[length:]
+    infer_request, rest = parse(InferRequest, body[:length]), memoryview(body)[length:]
     found: dict[str, np.ndarray] = {}
-    for tensor in asked.inputs:
+    for tensor in infer_request.inputs:
         if tensor.name in found:
             raise ProtocolError(400, f"Found the input {tensor.name!r} twice.")
         size = tensor.parameters.get("binary_data_size")
@@ -91,13 +91,13 @@ def read(body: bytes, json_length: str | None) -> tuple[InferRequest, dict[str, 
         found[tensor.name], rest = _from_bytes(tensor, rest[:size]), rest[size:]
     if len(rest):
         raise ProtocolError(400, f"{len(rest)} bytes of the body belong to no input.")
-    return asked, found
+    return infer_request, found
 
 
-def answer(asked: InferRequest, model: str, outputs: Mapping[str, np.ndarray]) -> Response:
+def answer(infer_request: InferRequest, model: str, outputs: Mapping[str, np.ndarray]) -> Response:
     """Return outputs as they were asked for."""
-    every = bool(asked.parameters.get("binary_data_output", False))
-    wanted = asked.outputs or [Wanted(name=name) for name in outputs]
+    every = bool(infer_request.parameters.get("binary_data_output", False))
+    wanted = infer_request.outputs or [Wanted(name=name) for name in outputs]
     described: list[dict[str, Any]] = []
     binary: list[bytes] = []
     for one in wanted:
@@ -116,8 +116,8 @@ def answer(asked: InferRequest, model: str, outputs: Mapping[str, np.ndarray]) -
             tensor["data"] = _finite(values)
         described.append(tensor)
     head = {"model_name": model, "model_version": "1", "outputs": described}
-    if asked.id:
-        head["id"] = asked.id
+    if infer_request.id:
+        head["id"] = infer_request.id
     text = json.dumps(head).encode()
     if not binary:
         return Response(text, media_type="application/json")
