@@ -125,7 +125,7 @@ def gated_delta_rule_in_padded_chunks(q, k, v):
     shape = (q.shape[0], HEADS, -1, CHUNK)
     q, k, k_beta, v_beta = (x.reshape(*shape, D) for x in (q, k, k_beta, v_beta))
     g = g.reshape(shape).cumsum(dim=-1)
-    decay = (g.unsqueeze(-1) - g.unsqueeze(-2)).tril().exp().float().tril()
+    decay = (g.unsqueeze(-1) - g.unsqueeze(-2)).tril().exp().tril()
     attn = -((k_beta @ k.transpose(-1, -2)) * decay).masked_fill(below(0).mT, 0)
     for i in range(1, CHUNK):
         row, sub = attn[..., i, :i].clone(), attn[..., :i, :i].clone()
@@ -133,7 +133,7 @@ def gated_delta_rule_in_padded_chunks(q, k, v):
     attn = attn + torch.eye(CHUNK, dtype=attn.dtype)
     value = attn @ v_beta
     k_cumdecay = attn @ (k_beta * g.exp().unsqueeze(-1))
-    state = torch.zeros(q.shape[0], HEADS, D, D)
+    state = q.new_zeros(q.shape[0], HEADS, D, D)
     out = torch.zeros_like(value)
     for i in range(0, out.shape[2]):
         q_i, k_i, v_i = q[:, :, i], k[:, :, i], value[:, :, i]
