@@ -23,8 +23,8 @@ from linexport.graph.interface import check_interface, check_tower
 from linexport.loaders.onnx_file.index_ranges import index_range
 from linexport.manifest import Manifest
 from linexport.manifest.records import FileRecord, VisionRecord
-from linexport.plugins.cpu.library import sources_digest
 from linexport.targets.base import uses_library
+from linexport.targets.tokenwise.version import native_version
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def _tower(folder: Path, vision: VisionRecord, threads: int) -> targets.Inferenc
 def _say_what_is_proven(folder: Path, manifest: Manifest) -> None:
     """Log that the library which runs the artifact is not the one that was compared."""
     known = manifest.library
-    if known and known.passed and known.version == sources_digest():
+    if known and known.passed and known.version == native_version():
         return
     what = "no CPU library" if known is None or not known.passed else "another version of it"
     log.warning(

@@ -240,7 +240,8 @@ class LibraryRecord:
             the library's.
         passed: they agree at every case; None where the library does not run the model.
         reason: cause of a failure, or of its not being run.
-        version: digest of the library's sources; None where there is none.
+        version: digest of the library's sources and of what writes graphs for it; None where
+            there is none.
         instruction_set: vector instructions it used.
         cases: sizes that were tried, and splits of a sequence.
         max_relative_error: largest of them.

@@ -22,6 +22,7 @@ from linexport.parity.streaming import check_streaming
 from linexport.plugins.cpu import library
 from linexport.system import memory
 from linexport.targets import InferenceSession
+from linexport.targets.tokenwise.version import native_version
 
 Arrays = Mapping[str, np.ndarray]
 Reference = Literal["functions", "original"]
@@ -96,7 +97,7 @@ def record(
         against,
         passed,
         reason,
-        library.sources_digest(),
+        native_version(),
         library.instruction_set(),
         cases,
         error if error is not None and np.isfinite(error) else None,

@@ -333,7 +333,7 @@ def test_weights_of_what_is_no_language_model(
     record = manifest.quantisation
     assert record is not None and record.divergence is None
     assert record.output_error is not None and 0 < record.output_error < 0.02
-    with pytest.raises(UsageError, match="no language model"):
+    with pytest.raises(UsageError, match="it is for language models"):
         linexport.quantize(converted("heavy"), tmp_path / "auto", weights="auto")
 
 
