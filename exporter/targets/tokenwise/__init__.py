@@ -74,8 +74,13 @@ def with_programs(model: onnx.ModelProto) -> onnx.ModelProto:
     nodes = [
         replaced.get(index, node) for index, node in kept if index not in gone or index in replaced
     ]
+    try:
+        ordered = _ordered(nodes)
+    except UnfitError as error:  # what is there is not ours: the runtime judges it
+        log.debug("no programs: %s", error)
+        return model
     del made.graph.node[:]
-    made.graph.node.extend(_ordered(nodes))
+    made.graph.node.extend(ordered)
     _drop_unused(made.graph)
     made.functions.extend(functions.values())
     if all(o.domain != DOMAIN for o in made.opset_import):
@@ -224,17 +229,25 @@ def _drop_unused(graph: onnx.GraphProto) -> None:
 
 
 def _ordered(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """Return the nodes with each behind those it reads from, otherwise in their order."""
+    """Return the nodes with each behind those it reads from, otherwise in their order.
+
+    Raises:
+        UnfitError: they form a cycle, which the runtime refuses.
+    """
     producer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
     needs = [{producer[name] for name in reads(node) if name in producer} for node in nodes]
     done: set[int] = set()
     ordered: list[onnx.NodeProto] = []
-    waiting = deque(range(len(nodes)))
+    waiting, passed = deque(range(len(nodes))), 0
     while waiting:
+        if passed == len(waiting):
+            raise UnfitError("nodes form a cycle")
         index = waiting.popleft()
         if needs[index] <= done:
             done.add(index)
             ordered.append(nodes[index])
+            passed = 0
         else:
             waiting.append(index)
+            passed += 1
     return ordered
