@@ -249,19 +249,6 @@ def test_without_the_library_the_same_nodes_run() -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def test_nodes_in_another_order_give_the_same() -> None:
-    x, model = feeds(16, 128, 1, 5), layer()
-    expected = session(with_programs(model)).run(None, x)
-    for seed in range(5):
-        order = np.random.default_rng(seed).permutation(len(model.graph.node))
-        shuffled = onnx.ModelProto()
-        shuffled.CopyFrom(model)
-        del shuffled.graph.node[:]
-        shuffled.graph.node.extend(model.graph.node[i] for i in order)
-        for a, b in zip(session(with_programs(shuffled)).run(None, x), expected, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
 def test_a_cycle_is_left_to_the_runtime() -> None:
     model = layer()
     model.graph.node[1].input[0] = model.graph.node[-1].output[0]
