@@ -57,14 +57,21 @@ class Launcher:
         self.description = description
         self.sm = description.sm_for(capability())
         self.plan: LaunchPlan = description.plans[self.sm]
+        self._modules: list[Any] = []
         self.functions = {
             kernel.name: self._load(description.binaries[self.sm][kernel.name])
             for kernel in self.plan.kernels()
         }
 
+    def close(self) -> None:
+        """Unload the kernels; nothing can be launched afterwards."""
+        while self._modules:
+            checked(driver().cuModuleUnload(self._modules.pop()))
+
     def _load(self, binary: Binary) -> tuple[Any, int]:
         cuda = driver()
         module = checked(cuda.cuModuleLoadData(binary.code))
+        self._modules.append(module)
         function = checked(cuda.cuModuleGetFunction(module, binary.entry.encode()))
         if binary.shared > SHARED:
             kind = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -52,7 +52,7 @@ def build_library(output: Path, tensorrt: Path | None = None, cuda: Path | None 
     )
     cuda_include = _find(
         "cuda.h",
-        [cuda] if cuda else [*(Path(folder) for folder in CUDA_FOLDERS), *_in_triton()],
+        [cuda] if cuda else cuda_folders(),
         "It comes with the CUDA toolkit. Name its folder: --cuda-include",
     )
     cmake = shutil.which("cmake")
@@ -70,11 +70,12 @@ def build_library(output: Path, tensorrt: Path | None = None, cuda: Path | None 
     return output
 
 
-def _in_triton() -> list[Path]:
-    found = util.find_spec("triton")
-    if found is None or found.origin is None:
-        return []
-    return [Path(found.origin).parent / "backends" / "nvidia" / "include"]
+def cuda_folders() -> list[Path]:
+    """Return where cuda.h may be: the usual places, and what Triton carries."""
+    usual, triton = [Path(folder) for folder in CUDA_FOLDERS], util.find_spec("triton")
+    if triton is None or triton.origin is None:
+        return usual
+    return [*usual, Path(triton.origin).parent / "backends" / "nvidia" / "include"]
 
 
 def _find(header: str, folders: Sequence[Path], advice: str) -> Path:

@@ -1,6 +1,7 @@
 #include "description.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <utility>
 
@@ -124,17 +125,26 @@ private:
     size_t mAt = 0;
 };
 
+std::array<int8_t, 256> places() {
+    std::array<int8_t, 256> found;
+    found.fill(-1);
+    int8_t place = 0;
+    for (unsigned char letter :
+        std::string("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"))
+        found[letter] = place++;
+    return found;
+}
+
 std::string decoded(std::string const& base64) {
-    static std::string const alphabet =
-        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    static std::array<int8_t, 256> const place = places();
     std::string found;
+    found.reserve(base64.size() / 4 * 3);
     uint32_t bits = 0;
     int count = 0;
-    for (char letter : base64) {
+    for (unsigned char letter : base64) {
         if (letter == '=') break;
-        size_t const place = alphabet.find(letter);
-        if (place == std::string::npos) throw Error("a kernel of a node is damaged");
-        bits = bits << 6 | static_cast<uint32_t>(place);
+        if (place[letter] < 0) throw Error("a kernel of a node is damaged");
+        bits = bits << 6 | static_cast<uint32_t>(place[letter]);
         count += 6;
         if (count >= 8) {
             count -= 8;
@@ -219,18 +229,18 @@ int64_t Extent::of(Sizes const& values) const {
 }
 
 Sizes Plan::symbols(int64_t batch, int64_t length) const {
-    int64_t const chunks = ceilDiv(length, chunk);
+    int64_t const chunks = std::max<int64_t>(ceilDiv(length, chunk), 1);
     int64_t segments = 1;
     if (hasSegmented) {
         int64_t const wanted =
             blocksPerMultiprocessor * multiprocessors / std::max<int64_t>(batch * blocks, 1);
         segments = std::max<int64_t>(std::min(wanted, chunks / leastChunks), 1);
     }
-    int64_t const each = std::max<int64_t>(ceilDiv(chunks, segments), 1);
+    int64_t const each = ceilDiv(chunks, segments);
     return {{"batch", batch},
         {"length", length},
         {"chunks", chunks},
-        {"segments", std::max<int64_t>(ceilDiv(chunks, each), 1)},
+        {"segments", ceilDiv(chunks, each)},
         {"chunks_per_segment", each}};
 }
 

@@ -1,0 +1,175 @@
+"""The pack of GPU checks, played on a stand-in for the driver: what is launched, and with what.
+
+The stand-in computes nothing, so that every result is wrong. It reads each kernel's own parameter
+table, refuses pointers to no memory, and records the launches of the launchers in Python and in
+C++: they have to be what the plan says.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from linexport.plugins.kernels.plan import plan_launches
+from linexport.plugins.tensorrt.description import MULTIPROCESSORS
+from linexport.plugins.tensorrt.library import cuda_folders
+from tests.support import ROOT
+
+pytestmark = pytest.mark.services
+
+NAMES = ("prefill gated", "prefill gated delta", "ragged batch elu1", "convolution", "map favor+")
+LIFE = 5
+"""Times that a node is launched with tokens: captured, again, by C++, in place, in place by C++."""
+
+
+@pytest.fixture(scope="module")
+def check() -> ModuleType:
+    pytest.importorskip("triton", reason="kernels are written in Triton: pip install triton")
+    pytest.importorskip("cuda.bindings", reason="launchers call the driver: cuda-bindings")
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "tools"))
+        return importlib.import_module("gpu_check")
+
+
+@pytest.fixture(scope="module")
+def driver(check: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the stand-in for libcuda.so.1."""
+    folder = tmp_path_factory.mktemp("driver")
+    include = next(f for f in cuda_folders() if (f / "cuda.h").is_file())
+    source = ROOT / "tests/support/cpp/fake_driver.cpp"
+    command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-isystem", str(include)]
+    command += ["-o", str(folder / "libcuda.so.1"), str(source), "-ldl"]
+    subprocess.run(command, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def played(
+    check: ModuleType, driver: Path, tmp_path_factory: pytest.TempPathFactory
+) -> SimpleNamespace:
+    """A pack, run as it is on a machine with a GPU: its exit code, results and launches."""
+    folder = tmp_path_factory.mktemp("pack")
+    cases = [case for case in check.CASES if case.name in NAMES]
+    assert check.write(folder / "check.pyz", cases, [90]) == []
+    done = _run(driver, folder / "check.pyz", "--checks-only", "--json", folder / "result.json")
+    log = [json.loads(line) for line in (folder / "check.log").read_text().splitlines()]
+    return SimpleNamespace(
+        done=done, cases=cases, log=log, record=json.loads((folder / "result.json").read_text())
+    )
+
+
+def _run(driver: Path, pack: Path, *options: Any, sm: int = 90) -> Any:
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(driver),
+        "FAKE_DRIVER_LOG": str(pack.with_suffix(".log")),
+        "FAKE_DRIVER_SM": str(sm),
+    }
+    command = [sys.executable, str(pack), *map(str, options)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+def planned(check: ModuleType, case: Any, length: int) -> list[tuple[Any, ...]]:
+    """Entry, grid, threads and numbers of each launch, by the plan."""
+    plan = plan_launches(case.node(), case.dtype, 90)
+    values = plan.symbols(case.batch, length, MULTIPROCESSORS[90])
+    found = []
+    for launch in plan.route(case.batch, length, MULTIPROCESSORS[90]).launches:
+        grid = [extent.of(values) for extent in launch.grid]
+        if all(grid):
+            kernel = launch.kernel
+            numbers = [values[a.name] for a in kernel.arguments if not a.is_pointer]
+            entry = kernel.function.rpartition(".")[2]
+            found.append((entry, grid, 32 * kernel.warps, numbers, len(kernel.arguments)))
+    return found
+
+
+def test_what_the_stand_in_does_not_compute_is_wrong(played: SimpleNamespace) -> None:
+    """Every fault is one of results; none is a difference between Python and C++."""
+    assert played.done.returncode == 3, played.done.stderr
+    assert played.record["machine"]["gpu"] == "stand-in for a GPU"
+    rows = played.record["result"]["checks"]
+    assert [row["case"] for row in rows] == [case.name for case in played.cases]
+    for row in rows:
+        assert any("values not written" in fault for fault in row["faults"]), row
+        allowed = ("values not written", "in place", "is not its past")
+        assert all(any(text in f for text in allowed) for f in row["faults"]), row
+
+
+def test_both_launchers_pass_exactly_what_the_plan_says(
+    check: ModuleType, played: SimpleNamespace
+) -> None:
+    launches = [row for row in played.log if row["call"] == "launch"]
+    for case in map(importlib.import_module("gpu.cases").small, played.cases):
+        wanted = planned(check, case, case.length)
+        rounds = [launches[i * len(wanted) : (i + 1) * len(wanted)] for i in range(LIFE)]
+        del launches[: LIFE * len(wanted)]
+        for row, (entry, grid, threads, numbers, count) in zip(rounds[0], wanted, strict=True):
+            assert (row["entry"], row["grid"], row["threads"]) == (entry, grid, threads)
+            assert row["arguments"][-2:] == [0, 0] and len(row["arguments"]) == count + 2
+            assert [x for x in row["arguments"][:-2] if x < 2**20] == numbers
+            assert row["captured"]
+        first, again, compiled, in_place, compiled_in_place = (
+            [{**row, "captured": None} for row in one] for one in rounds
+        )
+        assert first == again == compiled
+        assert in_place == compiled_in_place
+        without = planned(check, case, 0)
+        python, native = launches[: len(without)], launches[len(without) : 2 * len(without)]
+        del launches[: 2 * len(without)]
+        assert python == native
+        assert [row["grid"] for row in python] == [grid for _, grid, *_ in without]
+    assert launches == []
+
+
+def test_nothing_is_left_on_the_device(played: SimpleNamespace) -> None:
+    assert played.log[-1] == {"call": "end", "allocations": 0, "modules": 0}
+
+
+def test_the_pack_needs_no_torch_no_triton_and_no_tensorrt(check: ModuleType) -> None:
+    """``modules`` imports the checks where these are missing."""
+    names = dict(check.modules())
+    assert "linexport/plugins/tensorrt/launcher.py" in names and "gpu/run.py" in names
+    assert not any("sources" in name for name in names)
+
+
+def test_a_gpu_that_the_pack_is_not_for_is_an_error(
+    check: ModuleType, driver: Path, tmp_path: Path
+) -> None:
+    case = next(case for case in check.CASES if case.name == "convolution step")
+    check.write(tmp_path / "check.pyz", [case], [90])
+    done = _run(driver, tmp_path / "check.pyz", sm=89)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "no kernels for compute capability 8.9" in done.stderr
+
+
+def test_without_a_driver_the_pack_says_so(check: ModuleType, tmp_path: Path) -> None:
+    case = next(case for case in check.CASES if case.name == "convolution step")
+    check.write(tmp_path / "check.pyz", [case], [90])
+    done = subprocess.run([sys.executable, str(tmp_path / "check.pyz")], capture_output=True)
+    if done.returncode == 0:
+        pytest.skip("this machine has a GPU")
+    assert done.returncode == 5 and b"No NVIDIA driver was found" in done.stderr
+
+
+def test_an_architecture_without_kernels_is_an_error_and_no_traceback(
+    check: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "check.pyz"
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", str(place), "--sm", "75"])
+    assert check.main() == 2
+    assert "compute capability 7.5" in capsys.readouterr().err and not place.exists()

@@ -1,0 +1,161 @@
+"""The checks and times of a pack on this machine's GPU; ``tools/gpu_check.py`` makes packs.
+
+    python FILE [--json RESULT] [--quick] [--checks-only] [--seconds 540]
+
+Every node is checked against float64, launched by Python and by C++, under capture, in place and
+without tokens; then timed; then a few are checked again under compute-sanitizer, where that is
+found and time is left. Exit code 0: all right; 3: something is wrong; 5: no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from gpu import peers
+from gpu.cases import CASES, Case
+from gpu.device import Device
+from gpu.played import Played, check
+from gpu.table import HEADER, line, roofline
+from linexport.errors import LinexportError
+from linexport.plugins.tensorrt.description import Description
+from linexport.plugins.tensorrt.launcher import Launcher
+from linexport.system import environment
+
+LIBRARY = "launcher.so"
+QUICK = ("prefill linear", "prefill gated delta", "decode gated delta", "convolution", "map favor+")
+"""Cases of ``--quick``, and of the runs under compute-sanitizer."""
+
+TOOLS = ("memcheck", "racecheck")
+DRAWN = 2**22
+"""Values drawn of a tensor that is timed; a larger one repeats them."""
+
+
+class Pack:
+    """Descriptions by the name of a case, and the launcher in C++."""
+
+    def __init__(self, file: Path) -> None:
+        self.archive = zipfile.ZipFile(file)
+
+    def cases(self, quick: bool) -> list[Case]:
+        """Return the cases there are."""
+        there = {Path(name).stem for name in self.archive.namelist() if name.startswith("nodes/")}
+        return [c for c in CASES if c.name in there and (c.name in QUICK or not quick)]
+
+    def description(self, case: Case) -> Description:
+        """Return the node of a case.
+
+        Raises:
+            UnsupportedModelError: the pack is of another version.
+        """
+        return Description.from_attributes(json.loads(self.archive.read(f"nodes/{case.name}.json")))
+
+    def library(self, folder: Path) -> Path:
+        """Write the launcher in C++ into a folder."""
+        return Path(self.archive.extract(LIBRARY, folder))
+
+
+def time_case(case: Case, description: Description, device: Device, speed: float) -> dict[str, Any]:
+    """Times of a case and its peers, and its floor."""
+    row = roofline(case, speed)
+    played, launcher = Played(description, device, case.shapes()), Launcher(description)
+    played.put(case.inputs(most=DRAWN))
+    graph = device.captured(lambda: played.enqueue(launcher))
+    row["ms"] = device.milliseconds(graph)
+    row["ratio_to_floor"] = row["ms"] / row["floor_ms"]
+    graph.free()
+    played.free()
+    launcher.close()
+    return {**row, **peers.times(case)}
+
+
+def sanitize(file: Path, seconds: float) -> dict[str, str]:
+    """Run the quick checks under each of compute-sanitizer's tools; return what each said last."""
+    program = shutil.which("compute-sanitizer")
+    if program is None:
+        return dict.fromkeys(TOOLS, "not run: compute-sanitizer is not installed")
+    found, ends = {}, time.monotonic() + seconds
+    for tool in TOOLS:
+        command = [program, "--tool", tool, "--error-exitcode", "9", sys.executable, str(file)]
+        try:
+            done = subprocess.run(
+                [*command, "--checks-only", "--quick"],
+                capture_output=True,
+                text=True,
+                timeout=max(ends - time.monotonic(), 1),
+            )
+        except subprocess.TimeoutExpired:
+            found[tool] = "not run to its end: no time was left"
+            continue
+        summaries = [x for x in done.stdout.splitlines() if "SUMMARY" in x]
+        found[tool] = (
+            f"exit {done.returncode}: {summaries[-1] if summaries else done.stderr[-300:]}"
+        )
+    return found
+
+
+def measure(given: argparse.Namespace, pack: Pack, device: Device) -> dict[str, Any]:
+    """Check everything, then time everything."""
+    begun, checks, times = time.monotonic(), [], []
+    cases = pack.cases(given.quick)
+    with tempfile.TemporaryDirectory() as folder:
+        library = pack.library(Path(folder))
+        for case in cases:
+            checks.append(row := check(case, pack.description(case), device, library))
+            worst = max(row["errors"].values())
+            print(f"{case.name:34} {worst:.1e} {'; '.join(row['faults'])}", flush=True)
+    result: dict[str, Any] = {"checks": checks, "times": times}
+    wrong = any(row["faults"] for row in checks)
+    if not given.checks_only:
+        result["bandwidth"] = device.bandwidth()
+        print(f"Copy bandwidth {result['bandwidth'] / 1e12:.2f} TB/s\n{HEADER}")
+        for case in cases:
+            times.append(
+                row := time_case(case, pack.description(case), device, result["bandwidth"])
+            )
+            print(line(row), flush=True)
+        left = given.seconds - (time.monotonic() - begun)
+        result["sanitizer"] = sanitize(Path(sys.argv[0]).resolve(), left)
+        print(*(f"{tool}: {said}" for tool, said in result["sanitizer"].items()), sep="\n")
+        wrong |= any(
+            said.startswith("exit") and not said.startswith("exit 0")
+            for said in result["sanitizer"].values()
+        )
+    seconds = round(time.monotonic() - begun, 1)
+    return {"status": "wrong" if wrong else "ok", "seconds": seconds, **result}
+
+
+def main() -> int:
+    """See the module."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--json", type=Path, help="write the results to a file")
+    options.add_argument("--quick", action="store_true", help="one case of each kind only")
+    options.add_argument("--checks-only", action="store_true", help="no times, no sanitizer")
+    options.add_argument("--seconds", type=float, default=540.0, help="time for all of it")
+    given = options.parse_args()
+    try:
+        with Device() as device:
+            machine = {**environment.describe(), **device.describe()}
+            result = measure(given, Pack(Path(sys.argv[0])), device)
+    except LinexportError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    if given.json:
+        record = {
+            "command": shlex.join(["python", Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "machine": machine,
+            "result": result,
+        }
+        given.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return {"ok": 0, "wrong": 3}[result["status"]]
