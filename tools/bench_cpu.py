@@ -1,6 +1,10 @@
-"""The CPU library beside ONNX Runtime's kernel, the function body, torch.compile and a product.
+"""The CPU library beside ONNX Runtime's kernel, the function body, PyTorch, OpenVINO and a product.
 
     python tools/bench_cpu.py [--lengths 512,1024] [--threads N] [--only NAME] [--json FILE]
+                              [--openvino PYTHON]
+
+OpenVINO runs causal elu+1 as ``linexport package --for onnx`` writes it, by an interpreter of its
+own: ``tools/runtimes_environment DIR`` makes DIR/bin/python.
 
 Causal elu+1, normalised, H = 8, d = 64, B = 1, then one head, gated and gated delta rules, what
 ONNX Runtime has no kernel for, and layers of favor+ and taylor2. All baselines of a row take turns
@@ -15,15 +19,16 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import cpu_baselines
 import measurement
 import numpy as np
 import onnx
-import torch
 from onnx import TensorProto, helper
 
 from linexport.maps import cost
@@ -34,9 +39,12 @@ from linexport.targets import diagonal
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Settings, interleaved
 
-SIDE = 768
 COLD = np.zeros(2**24, np.float32)
 """64 MiB, read between cold calls: more than the caches of a small server hold."""
+
+
+Feeds = cpu_baselines.Feeds
+Calls = cpu_baselines.Calls
 
 
 class Measured(Protocol):
@@ -243,41 +251,36 @@ def _model(
     return model
 
 
-def compiled(case: Case) -> Callable[[dict[str, np.ndarray]], object]:
-    """torch.compile of the chunked form, chunks of 64; lengths are multiples of it."""
+@dataclass(frozen=True)
+class Others:
+    """Baselines beside ONNX Runtime: PyTorch's, and an interpreter that has OpenVINO."""
 
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        q, k, v = (
-            x.unflatten(-1, (case.heads, case.width)).unflatten(1, (-1, 64)).permute(0, 3, 1, 2, 4)
-            for x in (q, k, v)
-        )
-        q, k = (torch.nn.functional.elu(x) + 1 for x in (q, k))
-        v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
-        states = k.transpose(-1, -2) @ v
-        before = states.cumsum(2) - states
-        sums = q @ before + (q @ k.transpose(-1, -2)).tril() @ v
-        out = sums[..., :-1] / (sums[..., -1:] + 1e-6)
-        return out.permute(0, 2, 3, 1, 4).flatten(3).flatten(1, 2)
+    torch: bool
+    openvino: Path | None
 
-    fast = torch.compile(attend, dynamic=False)
-
-    def run(feeds: dict[str, np.ndarray]) -> object:
-        with torch.no_grad():
-            return fast(*(torch.from_numpy(feeds[n]) for n in ("query", "key", "value")))
-
-    return run
-
-
-def product(threads: int) -> tuple[Callable[[], object], float]:
-    """A product of square matrices, and its operations."""
-    node = helper.make_node("MatMul", ["a", "b"], ["c"])
-    model = _model(node, {"a": [SIDE, SIDE], "b": [SIDE, SIDE]})
-    session = OrtSession(model.SerializeToString(), threads, taking_turns=True)
-    x = np.random.default_rng(0).random((SIDE, SIDE), np.float32)
-    return lambda: session.run({"a": x, "b": x}), 2.0 * SIDE**3
+    @contextmanager
+    def calls(self, case: Measured, feeds: Feeds, threads: int) -> Iterator[Calls]:
+        """The calls that there are for a case, while the processes behind them run."""
+        made: Calls = {}
+        if self.torch and isinstance(case, Case) and case.mapped and case.heads > 1:
+            run = cpu_baselines.compiled(case.heads, case.width)
+            made["torch.compile"] = lambda: run(feeds)
+        if self.torch and isinstance(case, DeltaRule):
+            made["eager"] = cpu_baselines.eager_delta_rule(feeds, case.heads)
+        if self.openvino is None or not (isinstance(case, Case) and case.mapped):
+            yield made
+            return
+        model = case.model("linexport")
+        [expected, *_] = _opened(model, threads).run(feeds).values()
+        with tempfile.TemporaryDirectory() as folder:
+            process = cpu_baselines.OpenVino(
+                self.openvino, model, feeds, expected, Path(folder), threads
+            )
+            yield made | {"OpenVINO": process}
+            process.close()
 
 
-def row(case: Measured, length: int, threads: int, torch_too: bool) -> dict[str, Any]:
+def row(case: Measured, length: int, threads: int, others: Others) -> dict[str, Any]:
     """Medians of all baselines at one length, hot and cold."""
     opened = {
         "library": _opened(case.model("linexport"), threads, native=True),
@@ -287,17 +290,15 @@ def row(case: Measured, length: int, threads: int, torch_too: bool) -> dict[str,
         opened["kernel"] = _opened(case.model("com.microsoft"), threads)
     assert opened["library"].native, "the CPU library is not built: linexport plugins path cpu"
     feeds = case.feeds(length)
-    calls: dict[str, Callable[[], object]] = {
+    calls: Calls = {
         name: lambda session=session: session.run(feeds) for name, session in opened.items()
     }
-    if torch_too and isinstance(case, Case) and case.mapped:
-        run = compiled(case)
-        calls["torch.compile"] = lambda: run(feeds)
-    multiply, operations = product(threads)
-    calls["product"] = multiply
+    calls["product"], operations = cpu_baselines.product(threads)
     settings = Settings(warmup=2, repeats=15, seconds=3.0, threads=threads, lead_in=1)
-    hot = {n: float(np.median(t)) for n, t in interleaved(calls, settings).items()}
-    cold = {n: float(np.median(t)) for n, t in _cold(calls).items()}
+    with others.calls(case, feeds, threads) as more:
+        calls |= more
+        hot = {n: float(np.median(t)) for n, t in interleaved(calls, settings).items()}
+        cold = {n: float(np.median(t)) for n, t in _cold(calls).items()}
     bound = case.operations(length) / operations * hot["product"]
     ratios = {n: t / hot["library"] for n, t in hot.items() if n != "product"}
     load = os.getloadavg()[0]
@@ -320,7 +321,7 @@ def _opened(model: onnx.ModelProto, threads: int, native: bool = False) -> OrtSe
     return OrtSession(model.SerializeToString(), threads, taking_turns=True, native=native)
 
 
-def _cold(calls: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+def _cold(calls: Calls) -> dict[str, list[float]]:
     """Milliseconds of calls, each after other memory was read."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(8):
@@ -337,14 +338,17 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--lengths", default="512,1024,4096,16384")
     options.add_argument("--threads", type=int, default=0)
-    options.add_argument("--no-torch", action="store_true", help="leave torch.compile out")
+    options.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
+    options.add_argument(
+        "--openvino", type=Path, metavar="PYTHON", help="an interpreter with openvino"
+    )
     options.add_argument("--only", default="", help="rows with this in their name")
     measurement.add_option(options)
     given = options.parse_args()
     register_schemas()
     lengths = [int(n) for n in given.lengths.split(",")]
     layer = Case("causal elu+1", mapped=True)
-    others: tuple[Measured, ...] = (
+    rules: tuple[Measured, ...] = (
         Case("one head, elu+1", heads=1, mapped=True),
         Case("gated", "gated"),
         Case("gated delta, 16 heads of 128", "gated_delta", heads=16, width=128),
@@ -352,10 +356,11 @@ def main() -> None:
         Scan("selective scan, 1024 channels of 16"),
     )
     maps = (Layer("favor+"), Layer("taylor2"), Layer("taylor2", width=16))
-    measured = [(layer, n) for n in lengths] + [(case, n) for case in others for n in (1, 1024)]
+    measured = [(layer, n) for n in lengths] + [(case, n) for case in rules for n in (1, 1024)]
     measured += [(case, 4096) for case in maps]
+    others = Others(not given.no_torch, given.openvino)
     rows = [
-        row(case, length, given.threads, case is layer and not given.no_torch)
+        row(case, length, given.threads, others)
         for case, length in measured
         if given.only in case.name
     ]

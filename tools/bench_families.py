@@ -3,12 +3,12 @@
     python tools/bench_families.py [MODEL_TYPE ...] [--json FILE] [--threads 2] [--memory MB]
 
 Every family is converted twice. The tiny model of the tests is checked as ``convert`` checks it,
-and timed. The wide one (hidden size 512, four layers) is measured beside eager PyTorch, with the
-fastest of the implementations it has of attention and of experts, and, where there is one, a plain
-export of that one length. No implementation in float32 is faster than the sum of its matrix
-products, measured in the same run; "above" is how many times longer than the artifact the others
-take for what comes on top of these. With ``--memory`` a model of that many megabytes of weights is
-converted, too.
+and timed. The wide one (hidden size 512, four layers) is measured by its functions and with the CPU
+library, beside eager PyTorch, with the fastest of the implementations it has of attention and of
+experts, and, where there is one, a plain export of that one length. No implementation in float32
+is faster than the sum of its matrix products, measured in the same run; "above" is how many times
+longer than the artifact the others take for what comes on top of these. With ``--memory`` a model
+of that many megabytes of weights is converted, too.
 
 Each step is a process of its own. Results are added to FILE, so that a run can be continued. A
 plain export takes minutes, a measurement seconds: ``--only plain --work FOLDER`` makes the exports,
@@ -29,6 +29,7 @@ from typing import Any
 
 import measurement
 import numpy as np
+import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from linexport.targets.base import OrtSession
@@ -84,7 +85,7 @@ def plain(model_type: str, work: Path) -> dict[str, Any]:
 
 
 def speed(model_type: str, work: Path, threads: int) -> dict[str, Any]:
-    """Milliseconds of a prefill and of a step after it: artifact, eager, plain export, products."""
+    """Milliseconds of a prefill and of a step after it, of all that is measured."""
     import torch
 
     from linexport.timing.latency import Settings, interleaved
@@ -94,11 +95,13 @@ def speed(model_type: str, work: Path, threads: int) -> dict[str, Any]:
     if not folder.is_dir():
         save_model(wide(model_type), model_type, folder)
     tokens = np.random.default_rng(0).integers(wide(model_type)["vocab_size"], size=(1, LENGTH))
-    fused = Fused(folder, work, tokens, threads)
+    path, states = converted(folder, work)
+    fused = Fused(path, states, tokens, threads)
+    native = Fused(path, states, tokens, threads, native=True)
     eager = Eager(folder, torch.from_numpy(tokens))
     calls: dict[str, dict[str, Callable[[], object]]] = {
-        "prefill": {"artifact": fused.prefill, "eager": eager.prefill},
-        "decode": {"artifact": fused.step, "eager": eager.step},
+        "prefill": {"artifact": fused.prefill, "library": native.prefill, "eager": eager.prefill},
+        "decode": {"artifact": fused.step, "library": native.step, "eager": eager.step},
     }
     found: dict[str, Any] = {"nodes": fused.nodes}
     found["error"] = _error(fused.prefill(), eager.prefill())
@@ -125,24 +128,31 @@ def _overheads(times: dict[str, float]) -> dict[str, float]:
     return {who: round(t / own, 2) for who, t in others.items()} if own > 0 else {}
 
 
+def converted(folder: Path, work: Path) -> tuple[Path, Any]:
+    """The artifact that ``convert`` writes, made without its checks, and its states."""
+    from linexport import passes, targets, trace
+    from linexport.artifact import write
+    from linexport.loaders import load_model
+    from linexport.targets.lowering import lower
+
+    loaded = load_model(folder)
+    traced = trace.trace(loaded)
+    rewritten = passes.rewrite(traced.graph, passes.STATELESS, traced.weights, target="ort")
+    model, _ = lower(rewritten.model, targets.find_target("ort").candidates)
+    assert loaded.decode_module is not None
+    return write.save_model(model, work, rewritten.weights), loaded.decode_module.states
+
+
 class Fused:
-    """The artifact that ``convert`` writes, made without its checks."""
+    """An artifact, by its functions or by the CPU library."""
 
-    def __init__(self, folder: Path, work: Path, tokens: np.ndarray, threads: int) -> None:
-        from linexport import passes, targets, trace
-        from linexport.artifact import write
-        from linexport.loaders import load_model
-        from linexport.targets.lowering import lower
-
-        loaded = load_model(folder)
-        traced = trace.trace(loaded)
-        rewritten = passes.rewrite(traced.graph, passes.STATELESS, traced.weights, target="ort")
-        model, _ = lower(rewritten.model, targets.find_target("ort").candidates)
-        self.nodes = len(model.graph.node)
-        path = write.save_model(model, work, rewritten.weights)
-        self.session = OrtSession(path, threads, taking_turns=True)
-        assert loaded.decode_module is not None
-        self.states = loaded.decode_module.states
+    def __init__(
+        self, path: Path, states: Any, tokens: np.ndarray, threads: int, native: bool = False
+    ) -> None:
+        self.session = OrtSession(path, threads, taking_turns=True, native=native)
+        assert self.session.native == native, "the CPU library does not run it"
+        self.states = states
+        self.nodes = len(onnx.load(path, load_external_data=False).graph.node)
         self.tokens, self.one = tokens, tokens[:, :1]
         self.empty = {s.past: s.start(1) for s in self.states}
         self.state = self.empty

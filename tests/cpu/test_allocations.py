@@ -16,6 +16,7 @@ from onnx import TensorProto, parser
 from linexport.models import feature_maps
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
 from linexport.targets.tokenwise import with_programs
+from tests.support.exponentials import four_nodes
 from tests.support.layouts import Layout, mapped_model
 from tests.support.native import build, one_node, session
 
@@ -70,6 +71,10 @@ def exponents() -> onnx.ModelProto:
     return one_node("StabilizedExp", shapes, outputs, q_num_heads=2, k_num_heads=2)
 
 
+def exponential_attention() -> onnx.ModelProto:
+    return with_programs(four_nodes("favor+", ((2, 2), 8, 8, 12), {"past", "mask"}))
+
+
 def program() -> onnx.ModelProto:
     text = "s = Sigmoid(x) y = Mul(x, s) z = Add(y, x)"
     head = '<ir_version: 10, opset_import: ["": 20]>'
@@ -90,6 +95,7 @@ MODELS = {
     "convolution, float16": lambda: convolution(TensorProto.FLOAT16),
     "generalised delta rule": delta_rule,
     "stabilised exponentials": exponents,
+    "exponential attention": exponential_attention,
     "program": program,
 }
 

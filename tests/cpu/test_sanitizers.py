@@ -15,7 +15,10 @@ from tests.support.native import build
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
-OTHERS = {"test_sanitizers.py", "test_allocations.py", "test_library.py", "test_proven.py"}
+OTHERS = {
+    *("test_sanitizers.py", "test_threads.py", "test_allocations.py"),
+    *("test_library.py", "test_proven.py"),
+}
 """Tests of builds, of the file and of artifacts; those of operators are the rest."""
 
 

@@ -18,13 +18,26 @@ from linexport.plugins.ops.registry import all_ops, attach_functions
 from tests.support.layouts import one_op_model
 from tests.support.runtimes import Arrays
 
+SOURCES = Path(library.__file__).parent / "cpp"
 
-def build(folder: Path, *flags: str, more: Sequence[Path] = ()) -> Path:
-    """The library with these flags and ``more`` sources, in ``folder``."""
-    made = folder / "liblinexport_cpu.so"
-    common = ["-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-ffp-contract=fast", "-Wno-psabi"]
+
+def build(
+    folder: Path, *flags: str, more: Sequence[Path] = (), name: str = "liblinexport_cpu.so"
+) -> Path:
+    """The library with these flags and ``more`` sources in ``folder``; not named .so, a program."""
+    made = folder / name
+    common = [
+        "-std=c++17",
+        "-O1",
+        "-g",
+        "-fPIC",
+        "-ffp-contract=fast",
+        "-Wno-psabi",
+        f"-I{SOURCES}",
+    ]
+    common += ["-shared"] if made.suffix == ".so" else ["-pthread"]
     digest = f'-DLINEXPORT_SOURCES="{library.sources_digest()}"'
-    sources = [*sorted((Path(library.__file__).parent / "cpp").glob("*.cc")), *more]
+    sources = [*sorted(SOURCES.glob("*.cc")), *more]
     subprocess.run(
         ["g++", *common, *flags, digest, *map(str, sources), "-o", str(made)], check=True
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pages import ROOT, table
-from pages.measured import NONE, circumstances, record
+from pages import NONE, ROOT, table
+from pages.measured import circumstances, record
 
 TITLES = ["layer", "tokens", "function", "ONNX Runtime's kernel", "bound", "load"]
 

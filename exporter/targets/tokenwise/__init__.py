@@ -21,6 +21,7 @@ from onnx import helper, numpy_helper
 
 from linexport.graph.walk import reads
 from linexport.targets.tokenwise.convolutions import find_convolutions, fused_convolution
+from linexport.targets.tokenwise.exponentials import find_exponentials, fused_exponentials
 from linexport.targets.tokenwise.groups import Group, find_groups, outputs_of, readers_of
 from linexport.targets.tokenwise.nodes import MEANS, VIEWS, own_axes, write
 from linexport.targets.tokenwise.program import Program, Shape, TensorView, UnfitError
@@ -60,13 +61,21 @@ def with_programs(model: onnx.ModelProto) -> onnx.ModelProto:
         functions[node.op_type, function.overload] = function
         replaced[places[-1]] = node
         gone |= set(places)
+    convolutions = len(replaced) - programs
+    for four in find_exponentials(model, readers):
+        own = [model.graph.node[index] for index in four]
+        node, function = fused_exponentials(own, DOMAIN, model.functions)
+        functions[node.op_type, function.overload] = function
+        replaced[four[-1]] = node
+        gone |= set(four)
     if not replaced:
         return model
     log.info(
-        "%d nodes are %d programs of the CPU library and %d convolutions",
+        "%d nodes are %d programs of the CPU library, %d convolutions and %d attentions",
         len(gone),
         programs,
-        len(replaced) - programs,
+        convolutions,
+        len(replaced) - programs - convolutions,
     )
     made = onnx.ModelProto()
     made.CopyFrom(model)

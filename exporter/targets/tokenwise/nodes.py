@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 import onnx
@@ -25,7 +26,7 @@ VIEWS = ("Reshape", "Unsqueeze", "Squeeze")
 PARTS = ("Split", "Slice", "Concat")
 
 
-def attributes(node: onnx.NodeProto) -> Mapping[str, object]:
+def attributes(node: onnx.NodeProto) -> Mapping[str, Any]:
     """Return a node's attributes by name."""
     return {a.name: attribute_value(a) for a in node.attribute}
 

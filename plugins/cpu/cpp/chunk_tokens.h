@@ -19,6 +19,16 @@ struct Tokens {
     decay = a.has_decay ? a.decay + token * a.heads + h : nullptr;
   }
   bool masked(int64_t t) const { return t >= count || (mask && !mask[t]); }
+
+  // Those from `start` on before `end`.
+  Tokens some(const Attention& a, int64_t start, int64_t end) const {
+    Tokens own = *this;
+    own.query += start * a.query_heads * a.d_k, own.key += start * a.key_heads * a.d_k;
+    own.value += start * a.heads * a.d_v, own.output += start * a.output_heads() * a.d_v;
+    own.mask = mask ? mask + start : nullptr, own.decay = decay ? decay + start * a.heads : nullptr;
+    own.count = end - start;
+    return own;
+  }
 };
 
 // Asks for what tokens read and write while others are computed: rows of a head lie too far apart for the

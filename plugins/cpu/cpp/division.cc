@@ -26,9 +26,10 @@ void Division::run(const Context& call, const Work<const Part&>& part) const {
   });
 }
 
-const float* Division::apart(const float* past, const float* present, int64_t floats) const {
+const float* Division::apart(const float* past, const float* present, int64_t floats, int place) const {
   if (splits <= 1 || !past || past != present) return past;
-  static thread_local std::vector<float> copy;
+  static thread_local std::vector<float> copies[2];
+  std::vector<float>& copy = copies[place];
   copy.assign(past, past + floats);
   return copy.data();
 }

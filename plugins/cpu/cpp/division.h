@@ -24,8 +24,8 @@ struct Division {
   Division(int64_t streams, int64_t panels, int64_t multiplications, int threads, int64_t turns = 1);
   void run(const Context& call, const Work<const Part&>& part) const;
   // What parts may read of a past while another one writes the present: where those are one memory a copy, which lives
-  // until this thread's next call.
-  const float* apart(const float* past, const float* present, int64_t floats) const;
+  // until this thread's next call for the same place: 0 or 1.
+  const float* apart(const float* past, const float* present, int64_t floats, int place = 0) const;
 };
 
 // A thread's own memory, aligned to 64 bytes, kept from call to call.

@@ -37,10 +37,7 @@ class StabilizedExp : public Kernel {
     x.key_features = call.output(1, {x.batch, x.length, width}).out<float>();
     x.present_decay = call.output(2, {x.batch, x.length, width}).out<float>();
     x.present_max = call.output(3, {x.batch, x.heads, x.features}).out<float>();
-    const int64_t work = x.streams() * x.length * x.features * (x.group() + 1) * kExponential;
-    const Division division(x.streams(), DISPATCH(segments(x)), work, threads_, kTurns);
-    x.past_max = division.apart(x.past_max, x.present_max, x.streams() * x.features);
-    division.run(call, [&](const Part& part) { DISPATCH(stabilize(x, part, memory(DISPATCH(exponents_floats(x, part))))); });
+    stabilize(call, x, threads_);
   }
 
  private:
@@ -82,4 +79,13 @@ const Registered registered({"StabilizedExp",
                              make<StabilizedExp>});
 
 }  // namespace
+
+void stabilize(const Context& call, const Exponents& exponents, int threads) {
+  Exponents x = exponents;
+  const int64_t work = x.streams() * x.length * x.features * (x.group() + 1) * kExponential;
+  const Division division(x.streams(), DISPATCH(segments(x)), work, threads, kTurns);
+  x.past_max = division.apart(x.past_max, x.present_max, x.streams() * x.features);
+  division.run(call, [&](const Part& part) { DISPATCH(run(x, part, memory(DISPATCH(exponents_floats(x, part))))); });
+}
+
 }  // namespace linexport

@@ -4,7 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "operator.h"
+
 namespace linexport {
+
+constexpr float kLowest = -1e30f;  // the maximum of no keys
 
 struct Exponents {
   int64_t batch = 0, length = 0, query_heads = 0, heads = 0, features = 0;
@@ -18,5 +22,7 @@ struct Exponents {
   int64_t group() const { return output_heads() / heads; }  // heads of the output for one maximum
   int64_t streams() const { return batch * heads; }         // maxima, each of a sequence of its own
 };
+
+void stabilize(const Context& call, const Exponents& exponents, int threads);
 
 }  // namespace linexport

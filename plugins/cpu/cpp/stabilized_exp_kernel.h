@@ -9,20 +9,11 @@
 // causal = 0: m' is the maximum of all keys, for every token. A part of the tokens begins with the maximum
 // of those before it, which costs a tenth of their exponentials. Included per instruction set.
 
-constexpr float kLowest = -1e30f;       // the maximum of no keys
 constexpr int64_t kSegmentTokens = 64;  // the unit that a sequence is divided in
 constexpr int64_t kTurn = 16;           // tokens of a stream's turn
 constexpr int64_t kAhead = 4;           // tokens that are asked for ahead
 
 static int64_t segments(const Exponents& x) { return (x.length + kSegmentTokens - 1) / kSegmentTokens; }
-
-INLINE Vector larger(Vector x, Vector y) { return x > y ? x : y; }
-
-INLINE float largest(Vector v) {
-  float found = v[0];
-  UNROLL for (int i = 1; i < kLanes; ++i) found = v[i] > found ? v[i] : found;
-  return found;
-}
 
 // A stream's keys and decays by token, and its running maximum, padded to whole vectors.
 struct RunningMaximum {
@@ -105,7 +96,7 @@ static int64_t exponents_floats(const Exponents& x, const Part& part) {
 
 // The tokens of a part, whose panels are segments of the sequence. Streams take turns: one token's heads are
 // neighbours in memory.
-static void stabilize(const Exponents& x, const Part& part, float* memory) {
+static void run(const Exponents& x, const Part& part, float* memory) {
   const int64_t start = part.first_panel * kSegmentTokens, last = part.last_panel * kSegmentTokens;
   const int64_t end = last < x.length ? last : x.length, width = vectors(x.features) * kLanes;
   const auto running = [&](int64_t s) {

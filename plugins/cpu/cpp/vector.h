@@ -40,6 +40,14 @@ INLINE float sum(Vector v) {
   return total;
 }
 
+INLINE Vector larger(Vector x, Vector y) { return x > y ? x : y; }
+
+INLINE float largest(Vector v) {
+  float found = v[0];
+  UNROLL for (int i = 1; i < kLanes; ++i) found = v[i] > found ? v[i] : found;
+  return found;
+}
+
 template <int... I>
 INLINE Integers numbers(std::integer_sequence<int, I...>) {
   return Integers{I...};

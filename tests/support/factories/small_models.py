@@ -5,7 +5,7 @@ from torch import nn
 from torch.export import Dim
 
 from linexport import models
-from linexport.models.functional import linear_attention
+from linexport.models.functional import linear_attention, mixture_of_experts
 
 
 def attend(x, *past, **attributes):
@@ -234,6 +234,26 @@ def printing():
 
 def heavy():
     return nn.Linear(256, 256), (torch.randn(2, 4, 256),)
+
+
+class SignedExperts(nn.Module):
+    """A mixture of experts whose router gives weights of either sign."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.router = nn.Linear(64, 4)
+        self.up = nn.Parameter(torch.randn(4, 96, 64) / 8)
+        self.down = nn.Parameter(torch.randn(4, 64, 48) / 7)
+
+    def forward(self, x):
+        _, index = self.router(x).topk(2, -1)
+        weight = self.router(x).sin().gather(1, index)
+        return mixture_of_experts(x, index, weight, self.up, self.down)
+
+
+def signed_experts():
+    return SignedExperts(), (torch.randn(6, 64),)
 
 
 def parts():
