@@ -1,14 +1,18 @@
 """Forms of a mixture of experts in ONNX Runtime: milliseconds, interleaved medians.
 
     python tools/bench_experts.py [--experts 8] [--chosen 2] [--hidden 512] [--inner 256]
+                                  [--activation silu] [--ungated]
                                   [--tokens 1,16,64,512] [--prefer 0] [--threads 2]
                                   [--json FILE]
 
     portable       the op's own body: pairs sorted by expert, a Scan over the experts
     every_expert   all tokens through all experts
-    gathered       the weights of k experts gathered for every token
-    kernel         com.microsoft.MoE, routed by logarithms of the weights
-    int8, int4     com.microsoft.QMoE, weights in 8 or 4 bits, as quantised artifacts have them
+    gathered       the weights of k experts gathered for every token (gated SiLU)
+    kernel         com.microsoft.MoE, routed by logarithms of the weights (gated SiLU)
+    int8, int4     weights in 8 or 4 bits, as quantised artifacts have them: com.microsoft.QMoE, or
+                   com.microsoft.MatMulNBits for each expert
+    twice          int4 by QMoE where artifacts do not have it (relu2): g sigmoid(a g) v with both
+                   rows the same and a large a
 
 ``--prefer S`` makes expert i likelier by (i + 1)^-S, as routers that do not spread tokens do.
 """
@@ -33,15 +37,18 @@ from linexport.quantise.rewrite import quantised_model
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Settings, interleaved
 
-BITS = {"int8": 8, "int4": 4}
+BITS = {"int8": 8, "int4": 4, "twice": 4}
+
+STEEP = 1e30
+"""A slope that makes a sigmoid a step: g sigmoid(a g) g is then relu(g)^2."""
 
 LARGEST = 2**32
 """Bytes of gathered weights above which that form is not measured."""
 
 
-def body_of(form: str, shapes: dict[str, Any]) -> tuple[Body, str]:
+def body_of(form: str, attributes: dict[str, Any], shapes: dict[str, Any]) -> tuple[Body, str]:
     """Nodes of a form, and its output."""
-    node = Node("MixtureOfExperts", {}, op.INPUTS, shapes)
+    node = Node("MixtureOfExperts", attributes, op.INPUTS, shapes)
     if form in ("portable", "every_expert"):
         write = op.OP.portable if form == "portable" else op.every_expert
         body, [y] = write(node)
@@ -95,13 +102,20 @@ def _quantised(
 
 
 def session(
-    form: str, shapes: dict[str, Any], weights: dict[str, np.ndarray], threads: int
+    form: str,
+    attributes: dict[str, Any],
+    shapes: dict[str, Any],
+    weights: dict[str, np.ndarray],
+    threads: int,
 ) -> OrtSession:
     """A form with its weights in the model."""
+    if form == "twice":
+        attributes = {"activation": "silu", "gated": 1}
+        weights = {**weights, "up": np.concatenate([weights["up"]] * 2, 1)}
     if form in BITS:
-        nodes = [helper.make_node(op.OP.name, list(op.INPUTS), ["y"], domain=DOMAIN)]
+        nodes = [helper.make_node(op.OP.name, list(op.INPUTS), ["y"], domain=DOMAIN, **attributes)]
     else:
-        body, y = body_of(form, shapes)
+        body, y = body_of(form, attributes, shapes)
         nodes = [*body.nodes, helper.make_node("Identity", [y], ["y"])]
     typed = helper.make_tensor_value_info
     graph = helper.make_graph(
@@ -118,6 +132,9 @@ def session(
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     if form in BITS:
         model = _quantised(model, weights, BITS[form])
+    if form == "twice":
+        [slope] = [a for n in model.graph.node for a in n.attribute if a.name == "activation_alpha"]
+        slope.f = STEEP
     return OrtSession(model.SerializeToString(), threads, taking_turns=True)
 
 
@@ -128,6 +145,8 @@ def main() -> None:
     options.add_argument("--chosen", type=int, default=2)
     options.add_argument("--hidden", type=int, default=512)
     options.add_argument("--inner", type=int, default=256)
+    options.add_argument("--activation", choices=op.ACTIVATIONS, default="silu")
+    options.add_argument("--ungated", action="store_true")
     options.add_argument("--tokens", default="1,16,64,512")
     options.add_argument("--prefer", type=float, default=0.0)
     options.add_argument("--threads", type=int, default=2)
@@ -138,7 +157,7 @@ def main() -> None:
         "x": ("N", hidden),
         "index": ("N", chosen),
         "weight": ("N", chosen),
-        "up": (experts, 2 * inner, hidden),
+        "up": (experts, inner if given.ungated else 2 * inner, hidden),
         "down": (experts, hidden, inner),
     }
     rng = np.random.default_rng(0)
@@ -146,10 +165,11 @@ def main() -> None:
         name: (rng.standard_normal(shapes[name]) / shapes[name][2] ** 0.5).astype(np.float32)
         for name in ("up", "down")
     }
-    forms = {
-        form: session(form, shapes, weights, given.threads)
-        for form in ("portable", "every_expert", "gathered", "kernel", *BITS)
-    }
+    kind = given.activation, not given.ungated
+    attributes = {"activation": kind[0], "gated": int(kind[1])}
+    names = ["portable", "every_expert", "int8", "int4"]
+    names += {("silu", True): ["gathered", "kernel"], ("relu2", False): ["twice"]}.get(kind, [])
+    forms = {form: session(form, attributes, shapes, weights, given.threads) for form in names}
     one = sum(array[0].nbytes for array in weights.values())
     rows = []
     for tokens in map(int, given.tokens.split(",")):
@@ -160,7 +180,7 @@ def main() -> None:
             "weight": rng.uniform(0.1, 1, (tokens, chosen)).astype(np.float32),
         }
         wide = {n: a if n == "index" else a.astype(np.float64) for n, a in x.items()}
-        want = op.mixture_of_experts("silu", True, **wide, **weights)
+        want = op.mixture_of_experts(*kind, **wide, **weights)
         calls = {}
         for form, opened in forms.items():
             if form == "gathered" and tokens * chosen * one > LARGEST:
@@ -172,7 +192,8 @@ def main() -> None:
         medians = {form: round(float(np.median(t)), 2) for form, t in times.items()}
         rows.append({"tokens": tokens, "ms": medians})
         print(f"{tokens} tokens, {experts} experts, {chosen} chosen: {medians}", flush=True)
-    measurement.write(given.json, {"experts": experts, "chosen": chosen, "rows": rows})
+    record = {"experts": experts, "chosen": chosen, **attributes, "rows": rows}
+    measurement.write(given.json, record)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def with_quantisation_checked(
     """
     record = manifest.quantisation
     assert record is not None
-    session = open_deployed(folder / MODEL, manifest.target, threads)
+    session = open_deployed(folder / MODEL, manifest.target, threads, tested.execution)
     artifact = Artifact(folder, manifest, session)
     exact: Run = session.run
     if record.weights not in HALF:

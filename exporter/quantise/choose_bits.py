@@ -20,6 +20,7 @@ from linexport.artifact.temporary import Arrays
 from linexport.errors import UnsupportedModelError
 from linexport.quantise.allocate import Allocation, StorageOption, allocations
 from linexport.quantise.block_quantisation import Grid, Quantised, nearest
+from linexport.quantise.expert_products import without_kernel
 from linexport.quantise.experts import find_experts
 from linexport.quantise.gptq import for_inexact_inputs, gptq
 from linexport.quantise.half import HALF
@@ -119,23 +120,23 @@ class Quantiser:
     def calibrate(self, data: Sequence[Arrays], advance: Advance = ignore) -> None:
         """Measure how the inputs of all products vary together; ``advance`` is shown the runs.
 
-        Experts whose router gives negative weights stay: their kernel leaves those out.
+        Products read experts whose router gives negative weights: the kernel leaves those out.
         """
         shares = {w.experts.share for w in self.weights if w.experts}
         if shares:
-            self._keep_negative(smallest(self._model, shares, data[0]))
+            self._leave_kernel(smallest(self._model, shares, data[0]))
         done = 0
         for part in _together({w.activations[0]: w.inputs for w in self.weights if w.activations}):
             self._moments |= second_moments(self._model, part, data)
             done += len(part)
             advance(done, part[-1])
 
-    def _keep_negative(self, found: Mapping[str, float]) -> None:
-        """Leave experts as they are whose router gives negative weights."""
-        reason = "its router gives negative weights, which the kernel for experts leaves out"
-        wrong = [w for w in self.weights if w.experts and found.get(w.experts.share, 0.0) < 0]
-        self.kept += [KeptWeight(w.name, reason) for w in wrong]
-        self.weights = [w for w in self.weights if w not in wrong]
+    def _leave_kernel(self, found: Mapping[str, float]) -> None:
+        """Have products read the weights of experts whose router gives negative weights."""
+        self.weights = [
+            without_kernel(w, w.experts) if w.experts and found.get(w.experts.share, 0.0) < 0 else w
+            for w in self.weights
+        ]
 
     def by_layers(
         self, exact: LayerChain, made: LayerChain, bits: int, advance: Advance
@@ -171,7 +172,7 @@ class Quantiser:
         self, name: str, index: int, exact: LayerChain, made: LayerChain, bits: int
     ) -> list[Weight]:
         """Quantise the weights that are multiplied with one value; returns them."""
-        own = [w for w in self.weights if w.activations[:1] == (name,)]
+        own = self._reading(name)
         shares = dict.fromkeys((w.experts.share for w in own if w.experts), 0.0)
         moments, errors = SecondMoments(), SecondMoments()
         names = [name, *shares]
@@ -179,13 +180,17 @@ class Quantiser:
             moments.add(name, found[name])
             errors.add(name, true[name] - found[name], found[name])
             shares = {n: min(least, float(true[n].min())) for n, least in shares.items()}
-        self._keep_negative(shares)
+        self._leave_kernel(shares)
         self._moments, self._errors = moments.means(), errors.means()
-        own = [w for w in own if w in self.weights]
+        own = self._reading(name)
         for weight in own:
             self._replace(made, self.quantise(weight, self._bits(weight, bits)))
         self._moments, self._errors = {}, {}
         return own
+
+    def _reading(self, name: str) -> list[Weight]:
+        """Return the weights that are multiplied with a value first."""
+        return [w for w in self.weights if w.activations[:1] == (name,)]
 
     def _replace(self, chain: LayerChain, chosen: Chosen) -> None:
         values = stored(chosen.weight, chosen.quantised.matrix(), self._model.values)

@@ -10,7 +10,8 @@ Rows of a gated ``up'`` alternate: gate, value, gate, value, ... Sizes must be m
 
 A token has each of its experts once, and none counts less than zero: the kernel leaves out what
 does. Routers take the largest of a softmax or of sigmoids. Both weights have the same bits.
-``tools/bench_experts.py`` measures it beside float32.
+``tools/bench_experts.py`` measures it beside float32. What the kernel does not have is left to
+``expert_products``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from linexport.plugins.ops.body import MICROSOFT, Body
-from linexport.plugins.ops.mixture_of_experts import OP
+from linexport.plugins.ops.mixture_of_experts import OP, options_of
 from linexport.plugins.ops.op import DOMAIN, attribute_value
 from linexport.plugins.ops.registry import known_shapes
 from linexport.quantise.block_quantisation import Quantised
@@ -36,10 +37,11 @@ from linexport.quantise.quantisable import (
     KeptWeight,
     Use,
     Weight,
+    few_inputs,
 )
 
 KERNELS = {("silu", True): "swiglu", ("silu", False): "silu"}
-"""Activations of the kernel by name and gate; of the others it has an approximation, or none."""
+"""Activations of the kernel by name and gate; of GELU it has an approximation."""
 
 PARTS = (2, 3, 11), (5, 6, 12)
 """Positions of values, scales and zero points among the inputs of the kernel, for both weights."""
@@ -56,7 +58,7 @@ def find_experts(
     Args:
         model: a model; its values may be external.
         values: floating-point values of its initializers, by name.
-        integers: the kernel for integer weights must have the node.
+        integers: kernels for integer weights must have what is found.
     """
     found: list[Weight] = []
     kept: list[KeptWeight] = []
@@ -67,17 +69,22 @@ def find_experts(
         if (node.domain, node.op_type) != (DOMAIN, OP.name) or not values.keys() >= {*names}:
             continue
         up, down = (values[name].shape for name in names)
-        reason = _reason(node, up, down, max(readers[name] for name in names))
+        shared = max(readers[name] for name in names) > 1
+        reason = OTHER_READERS if shared else few_inputs(min(up[2], down[2]))
         if reason and integers:
             kept += [KeptWeight(name, reason) for name in names]
             continue
-        chosen, block = sizes[node.input[INDEX]][-1], _block(up, down) or BLOCK
+        chosen, block = sizes[node.input[INDEX]][-1], _block(up, down)
+        fused = options(node) in KERNELS and block is not None and down[1] == up[2]
         share = node.input[SHARE]
         assert isinstance(chosen, int)
         uses = (Use(index, names[0], False, node.input[0]), Use(index, names[1], False, None))
-        alternates = (activation(node)[1], False)
+        alternates = (fused and options(node)[1], False)
         found += [
-            Weight(name, (use,), e * rows, inputs, block, Experts(e, chosen, pairs, share))
+            Weight(
+                *(name, (use,), e * rows, inputs, block if fused and block else BLOCK),
+                Experts(e, chosen, fused, pairs, share),
+            )
             for name, use, (e, rows, inputs), pairs in zip(
                 names, uses, (up, down), alternates, strict=True
             )
@@ -85,30 +92,15 @@ def find_experts(
     return found, kept
 
 
-def activation(node: onnx.NodeProto) -> tuple[str, bool]:
+def options(node: onnx.NodeProto) -> tuple[str, bool]:
     """Return the activation of a node of experts, and whether it is gated."""
-    given = {a.name: attribute_value(a) for a in node.attribute}
-    return str(given.get("activation", "silu")), bool(given.get("gated", 1))
+    return options_of({a.name: attribute_value(a) for a in node.attribute})
 
 
 def _block(up: tuple[int, ...], down: tuple[int, ...]) -> int | None:
     """Return the largest block that divides the inputs of both weights."""
     fitting = (b for b in (BLOCK, LEAST_INPUTS) if up[2] % b == down[2] % b == 0)
     return next(fitting, None)
-
-
-def _reason(
-    node: onnx.NodeProto, up: tuple[int, ...], down: tuple[int, ...], readers: int
-) -> str | None:
-    """Return why weights of experts stay as they are, or None."""
-    name, gated = activation(node)
-    if (name, gated) not in KERNELS:
-        return f"ONNX Runtime's kernel for experts has no {'gated ' if gated else ''}{name}"
-    if readers > 1:
-        return OTHER_READERS
-    if _block(up, down) is None or down[1] != up[2]:
-        return f"experts of widths {up[2]} and {down[2]}, which no block divides"
-    return None
 
 
 def by_expert(rows: NDArray, experts: Experts) -> NDArray:
@@ -146,7 +138,7 @@ def replacement(
         *(x, chosen, q1, s1, "", q2, s2, "", "", "", "", z1, z2, "", share),
         domain=MICROSOFT,
         k=experts.chosen,
-        activation_type=KERNELS[activation(node)],
+        activation_type=KERNELS[options(node)],
         swiglu_fusion=int(experts.alternates),
         activation_alpha=1.0,
         activation_beta=0.0,
@@ -155,7 +147,7 @@ def replacement(
         accuracy_level=level,
         normalize_routing_weights=0,
     )
-    yield from _inlined(b, y, node.output[0], "quantised")
+    yield from inlined(b, y, node.output[0], "quantised")
 
 
 def needs_int8(node: onnx.NodeProto) -> bool:
@@ -190,7 +182,7 @@ def in_float32(
         h = b.Mul(h, b.Sigmoid(h))
     shares = b.Unsqueeze(b.Transpose(share, perm=[1, 0]), b.const([2]))
     y = b.ReduceSum(b.Mul(b.MatMul(h, down), shares), b.const([0]), keepdims=0)
-    yield from _inlined(b, y, node.output[0], "float32")
+    yield from inlined(b, y, node.output[0], "float32")
 
 
 def _transposed(b: Body, parts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -204,7 +196,7 @@ def _transposed(b: Body, parts: Sequence[str], shapes: Mapping[str, tuple[int, .
     return str(b.Transpose(matrix, perm=[0, 2, 1]))
 
 
-def _inlined(b: Body, y: str, output: str, form: str) -> Iterator[onnx.NodeProto]:
+def inlined(b: Body, y: str, output: str, form: str) -> Iterator[onnx.NodeProto]:
     """Yield the nodes of a body in a graph, where its output ``y`` has this name."""
     own = {name: f"{output}/{form}/{name}" for node in b.nodes for name in node.output} | {
         y: output

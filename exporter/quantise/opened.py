@@ -30,6 +30,7 @@ from linexport.manifest import DATA
 from linexport.quantise.quantisable import floating_weights
 from linexport.quantise.rewrite import FLOAT_ACTIVATIONS, float_activations
 from linexport.system import memory
+from linexport.targets.providers import CPU_ONLY, Execution
 
 COLUMNS = 1024
 """Rows of a sum of products that are added at once."""
@@ -93,12 +94,15 @@ class FloatModel:
         return model
 
 
-def open_deployed(path: Path, target: str, threads: int) -> targets.InferenceSession:
+def open_deployed(
+    path: Path, target: str, threads: int, execution: Execution = CPU_ONLY
+) -> targets.InferenceSession:
     """Open a quantised model with the kernels that it is deployed with.
 
     With little memory ONNX Runtime does not pack weights, and then it does not round activations.
     """
-    return targets.find_target(target).open(path, threads=threads, taking_turns=True)
+    opened = targets.find_target(target).open
+    return opened(path, threads=threads, taking_turns=True, execution=execution)
 
 
 def open_exactly(path: Path, threads: int) -> Run:

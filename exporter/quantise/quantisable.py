@@ -3,7 +3,7 @@
     MatMul(x, W)               W (K, N), stored with one row an input
     MatMul(x, Transpose(W))    W (N, K), stored with one row an output
     Gather(W, index)           W (V, D), a table such as a token embedding
-    MixtureOfExperts           W (E, F, K), see ``experts``
+    MixtureOfExperts           W (E, F, K), see ``experts`` and ``expert_products``
 
 A table whose values are also those of a product, as a tied output layer has them, is one weight.
 """
@@ -60,12 +60,15 @@ class Experts:
     Attributes:
         count: experts.
         chosen: experts of a token.
+        fused: ONNX Runtime's kernel for experts reads the weight; see ``experts``. If not, a
+            product for each expert does; see ``expert_products``.
         alternates: rows of gates and of values alternate where the weight is quantised.
         share: the value of the graph that says how much each expert of a token counts.
     """
 
     count: int
     chosen: int
+    fused: bool
     alternates: bool
     share: str
 
@@ -189,6 +192,11 @@ def _reason(uses: list[Use], readers: int, outputs: int, inputs: int) -> str | N
         return OTHER_READERS
     if outputs < LEAST_OUTPUTS:
         return f"{outputs} outputs, such as a gate or a decay of a few heads"
+    return few_inputs(inputs)
+
+
+def few_inputs(inputs: int) -> str | None:
+    """Return why a weight of so many inputs stays as it is, or None."""
     if inputs < LEAST_INPUTS:
         return f"{inputs} inputs, fewer than the smallest block has"
     return None

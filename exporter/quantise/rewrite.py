@@ -2,7 +2,8 @@
 
     MatMul(x, W)       ->  com.microsoft.MatMulNBits(x, q, s, z)
     Gather(W, index)   ->  com.microsoft.GatherBlockQuantized(q, index, s, z)
-    MixtureOfExperts   ->  com.microsoft.QMoE, see ``experts``
+    MixtureOfExperts   ->  com.microsoft.QMoE, see ``experts``, or MatMulNBits for each expert, see
+                           ``expert_products``
 
 A weight with both uses is stored once: the product reads the table through a Reshape, which ONNX
 Runtime computes when it opens the model.
@@ -18,7 +19,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from linexport.plugins.ops.body import MICROSOFT
-from linexport.quantise import experts
+from linexport.quantise import expert_products, experts
 from linexport.quantise.block_quantisation import Quantised
 from linexport.quantise.quantisable import Use, Weight
 
@@ -91,7 +92,9 @@ def replaced_weights(
             nodes.extend(replacement(node, use, made.weight, made.quantised))
         else:
             up, down = ((made.weight, made.quantised) for _, made in read)
-            nodes.extend(experts.replacement(node, up, down, INTEGER_ACTIVATIONS))
+            fused = up[0].experts is not None and up[0].experts.fused
+            write = experts.replacement if fused else expert_products.replacement
+            nodes.extend(write(node, up, down, INTEGER_ACTIVATIONS))
     gone = {use.weight for made in chosen.values() for use in made.weight.uses}
     dead = {n.output[0] for n in nodes if n.op_type == "Transpose" and n.input[0] in gone}
     del result.graph.node[:]
@@ -126,6 +129,9 @@ def _initializers(weight: Weight, quantised: Quantised) -> Iterator[TensorProto]
 
     Values are (N, blocks, bytes), those of a table (N, bytes), those of experts (E, F, bytes).
     """
+    if weight.experts and not weight.experts.fused:
+        yield from expert_products.initializers(weight, quantised)
+        return
     arrays = quantised.packed()
     if weight.is_table or weight.experts:
         arrays["values"] = arrays["values"].reshape(weight.outputs, -1)

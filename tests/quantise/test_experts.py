@@ -13,6 +13,7 @@ from linexport.plugins.ops.op import DOMAIN
 from linexport.quantise.block_quantisation import Grid, nearest
 from linexport.quantise.choose_bits import Chosen
 from linexport.quantise.experts import find_experts
+from linexport.quantise.quantisable import Weight
 from linexport.quantise.rewrite import float_activations, quantised_model
 
 E, K = 6, 2
@@ -61,6 +62,27 @@ def routed(width: int, tokens: int = 9) -> Arrays:
     }
 
 
+def check(weights: Arrays, activation: str, gated: bool, bits: int, given: Arrays) -> list[Weight]:
+    """Compare with the op's definition in float64; returns the weights."""
+    model = model_of(weights, activation, gated)
+    found, kept = find_experts(model, weights)
+    assert not kept and [w.name for w in found] == ["up", "down"]
+    made = {
+        w.name: Chosen(w, nearest(w.matrix(weights[w.name]), Grid(bits, w.block)), "nearest")
+        for w in found
+    }
+    matrices = {n: c.quantised.matrix().reshape(weights[n].shape) for n, c in made.items()}
+    wide = {n: a if n == "index" else a.astype(np.float64) for n, a in given.items()}
+    expected = mixture_of_experts(activation, gated, **wide, **matrices)
+    quantised = quantised_model(model, made)
+    assert not {t.name for t in quantised.graph.initializer} & weights.keys()
+    for written, limit in ((float_activations(quantised), 1e-5), (quantised, 0.03)):
+        session = onnxruntime.InferenceSession(written.SerializeToString())
+        [y] = session.run(None, given)
+        assert np.abs(y - expected).max() < limit * np.abs(expected).max()
+    return found
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(
     ("width", "inner", "gated"), [(64, 96, True), (64, 48, True), (32, 32, False)]
@@ -68,37 +90,34 @@ def routed(width: int, tokens: int = 9) -> Arrays:
 def test_the_kernel_computes_the_op_with_the_quantised_matrices(
     width: int, inner: int, gated: bool, bits: int
 ) -> None:
-    weights, given = drawn(width, inner, gated), routed(width)
-    model = model_of(weights, "silu", gated)
-    found, kept = find_experts(model, weights)
-    assert not kept and [w.name for w in found] == ["up", "down"]
+    found = check(drawn(width, inner, gated), "silu", gated, bits, routed(width))
+    assert all(w.experts and w.experts.fused for w in found)
     assert {w.block for w in found} == {16 if inner % 32 else 32}
-    made = {
-        w.name: Chosen(w, nearest(w.matrix(weights[w.name]), Grid(bits, w.block)), "nearest")
-        for w in found
-    }
-    matrices = {n: c.quantised.matrix().reshape(weights[n].shape) for n, c in made.items()}
-    wide = {n: a if n == "index" else a.astype(np.float64) for n, a in given.items()}
-    expected = mixture_of_experts("silu", gated, **wide, **matrices)
-    quantised = quantised_model(model, made)
-    for written, limit in ((float_activations(quantised), 1e-5), (quantised, 0.03)):
-        session = onnxruntime.InferenceSession(written.SerializeToString())
-        [y] = session.run(None, given)
-        assert np.abs(y - expected).max() < limit * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(
-    ("width", "inner", "activation", "gated", "reason"),
+    ("width", "inner", "activation", "gated", "tokens"),
     [
-        (32, 32, "relu2", False, "has no relu2"),
-        (32, 32, "gelu", True, "has no gated gelu"),
-        (32, 24, "silu", True, "widths 32 and 24, which no block divides"),
+        (64, 96, "relu2", False, 9),
+        (64, 48, "gelu", True, 9),
+        (64, 64, "gelu", False, 1),
+        (32, 32, "relu2", True, 1),
+        (40, 24, "silu", True, 9),
     ],
 )
-def test_experts_that_the_kernel_does_not_have_stay(
-    width: int, inner: int, activation: str, gated: bool, reason: str
+def test_products_compute_what_the_kernel_does_not_have(
+    width: int, inner: int, activation: str, gated: bool, tokens: int, bits: int
 ) -> None:
-    weights = drawn(width, inner, gated)
-    found, kept = find_experts(model_of(weights, activation, gated), weights)
+    """Shares may be negative, and with one token most experts have no rows."""
+    given = routed(width, tokens)
+    given["weight"][0, 0] *= -1
+    found = check(drawn(width, inner, gated), activation, gated, bits, given)
+    assert not any(w.experts and w.experts.fused for w in found)
+
+
+def test_experts_narrower_than_a_block_stay() -> None:
+    weights = drawn(32, 8, False)
+    found, kept = find_experts(model_of(weights, "relu2", False), weights)
     assert not found and [k.name for k in kept] == ["up", "down"]
-    assert all(reason in k.reason for k in kept)
+    assert all(k.reason == "8 inputs, fewer than the smallest block has" for k in kept)

@@ -10,10 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from pages import ROOT, linearized, served, table
-
-NONE = "–"
-MEMORY = ("file", "proof", "own", "stage", "limit")
+from pages import NONE, ROOT, linearized, ms, served, stored, table
 
 
 def record(name: str) -> dict[str, Any]:
@@ -43,13 +40,6 @@ def circumstances(found: dict[str, Any]) -> str:
     )
 
 
-def _ms(value: float | None) -> str:
-    """Return milliseconds with three digits, or a dash for what was not run."""
-    if value is None:
-        return NONE
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def _attention(result: Any) -> str:
     columns = {
         "native_kernel": "bare kernel",
@@ -60,7 +50,7 @@ def _attention(result: Any) -> str:
         "softmax": "softmax `MultiHeadAttention`",
     }
     rows = [
-        [f"{row['length']:,}", *(_ms(row["ms"].get(name)) for name in columns)]
+        [f"{row['length']:,}", *(ms(row["ms"].get(name)) for name in columns)]
         for row in result["by_length"]
     ]
     return table(["tokens", *columns.values()], rows)
@@ -74,9 +64,9 @@ def _families(result: Any) -> str:
         if "speed" not in found:
             continue
         prefill, decode = found["speed"]["prefill"], found["speed"]["decode"]
-        cells = [_ms(prefill.get(who)) for who in ("artifact", "eager", "plain", "products")]
+        cells = [ms(prefill.get(who)) for who in ("artifact", "eager", "plain", "products")]
         cells.append(_overhead(prefill, "eager", "plain"))
-        cells += [_ms(decode.get(who)) for who in ("artifact", "eager", "products")]
+        cells += [ms(decode.get(who)) for who in ("artifact", "eager", "products")]
         cells.append(_overhead(decode, "eager"))
         rows.append([f"`{name}`", *cells])
     return table(titles, rows)
@@ -92,7 +82,7 @@ def _language_model(result: Any) -> str:
     rows = [
         [
             f"{r['length']:,}",
-            *(_ms(r["ms"][who]) for who in ("artifact", "plain_export", "pytorch")),
+            *(ms(r["ms"][who]) for who in ("artifact", "plain_export", "pytorch")),
         ]
         for r in result["rows"]
     ]
@@ -114,50 +104,17 @@ def _nodes(result: Any) -> str:
         cells = [f"`{row['operator']}`" if " " not in row["operator"] else row["operator"]]
         for found in row["microseconds"].values():
             nodes, operator = found["nodes"], found["operator"]
-            cells += [_ms(nodes), _ms(operator), f"{nodes / operator:.2f}"]
+            cells += [ms(nodes), ms(operator), f"{nodes / operator:.2f}"]
         rows.append(cells)
     return table(titles, rows)
-
-
-def _weights(result: Any) -> str:
-    titles = ["model type", "", "eager", "float32", "int8", "int4", "int4 products alone"]
-    stored = ("float32", "int8", "int4")
-    rows = []
-    for name, found in result["families"].items():
-        step, prefill, size = found["step"], found["prefill"], found["bytes"]
-        rows += [
-            [
-                f"`{name}`",
-                "a step",
-                *(_ms(step[who]) for who in ("eager", *stored, "products int4")),
-            ],
-            ["", "512 tokens", *(_ms(prefill[who]) for who in ("eager", *stored, "products int4"))],
-            ["", "file, MB", "", *(f"{size[kind] / 1e6:,.0f}" for kind in stored), ""],
-        ]
-    clock = "processor time" if result["processor_time"] else "wall time"
-    head = (
-        f"Width {result['width']:,}, {result['layers']} layers, vocabulary "
-        f"{result['vocabulary']:,}; {clock}, ms, threads: {result['threads']}."
-    )
-    return f"{head}\n\n{table(titles, rows)}"
-
-
-def _memory(result: Any) -> str:
-    titles = ["checkpoint, MiB", "`--proof`", "own memory, MiB", "most while", "allowed, MiB"]
-    rows = [
-        [f"{run[key]:,}" if isinstance(run[key], int) else run[key] for key in MEMORY]
-        for run in result["runs"]
-    ]
-    head = f"A `{result['family']}` with random weights, converted with `--weights int4`:"
-    return f"{head}\n\n{table(titles, rows)}"
 
 
 def _maps(result: Any) -> str:
     long, favor = result["taylor2"], result["favor"]
     speed = long["ms"]["plain"] / long["ms"]["artifact"]
     head = (
-        f"`taylor2` at {long['length']:,} tokens: {_ms(long['ms']['artifact'])} ms, and "
-        f"{_ms(long['ms']['plain'])} ms for a plain export that materialises the features "
+        f"`taylor2` at {long['length']:,} tokens: {ms(long['ms']['artifact'])} ms, and "
+        f"{ms(long['ms']['plain'])} ms for a plain export that materialises the features "
         f"({speed:.1f} times as long); {long['memory']:.1%} of the plain export's memory."
     )
     rows = [[name, f"{found['mean']:.3g}"] for name, found in favor.items() if name != "reason"]
@@ -266,12 +223,13 @@ PARTS = {
         "families": _families,
         "feed_forward": linearized.feed_forward,
         "formulations": _formulations,
+        "int4": stored.int4,
         "language_model": _language_model,
         "linearize_digits": linearized.digits,
         "linearize_memory": linearized.memory,
         "linearize_verdicts": linearized.verdicts,
         "maps": _maps,
-        "memory": _memory,
+        "memory": stored.memory,
         "nodes": _nodes,
         "peers": served.peers,
         "pool": served.pool,
@@ -279,7 +237,7 @@ PARTS = {
         "runtimes": _runtimes,
         "serve": served.requests,
         "third_party": _third_party,
-        "weights": _weights,
+        "weights": stored.weights,
         "zoo": _zoo,
     }.items()
 }

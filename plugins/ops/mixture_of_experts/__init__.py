@@ -24,7 +24,13 @@ from linexport.plugins.ops.mixture_of_experts.definition import (
     options_of,
     view,
 )
-from linexport.plugins.ops.mixture_of_experts.portable import SLACK, every_expert, portable
+from linexport.plugins.ops.mixture_of_experts.portable import (
+    SLACK,
+    apply_activation,
+    every_expert,
+    portable,
+    sort_pairs,
+)
 from linexport.plugins.ops.op import (
     DOMAIN,
     VERSION,
@@ -41,9 +47,12 @@ __all__ = [
     "INPUTS",
     "OP",
     "SLACK",
+    "apply_activation",
     "check",
     "every_expert",
     "mixture_of_experts",
+    "options_of",
+    "sort_pairs",
     "view",
 ]
 

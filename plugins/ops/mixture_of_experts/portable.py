@@ -26,14 +26,30 @@ SLACK = 4
 """Rows an expert gives in one pass, relative to what it gets if all are chosen alike."""
 
 
-def _inner(b: Body, node: Node, h: str) -> str:
-    """Return f of a value."""
-    name, gated = options_of(node.attributes)
-    write = ACTIVATIONS[name].write
+def apply_activation(b: Body, activation: str, gated: bool, h: str) -> str:
+    """Write f of a value (..., F)."""
+    write = ACTIVATIONS[activation].write
     if not gated:
         return write(b, h)
     gate, value = b.Split(h, outputs=2, axis=-1, num_outputs=2)
     return str(b.Mul(write(b, gate), value))
+
+
+def sort_pairs(b: Body, index: str, experts: int) -> tuple[str, str, str]:
+    """Write pairs of token and expert sorted by expert.
+
+    Args:
+        b: the body.
+        index: experts of all pairs, (pairs,), in the order of the tokens.
+        experts: their number.
+
+    Returns:
+        The experts in order, the places of the pairs in that order, and the pairs of each expert.
+    """
+    pairs = b.Shape(index)
+    ordered, order = b.TopK(index, pairs, outputs=2, largest=0)
+    zeros, ones = b.const(np.zeros(experts, np.int64)), b.Expand(b.const([1]), pairs)
+    return ordered, order, b.ScatterElements(zeros, index, ones, reduction="add")
 
 
 def portable(node: Node) -> tuple[Body, list[str]]:
@@ -43,10 +59,7 @@ def portable(node: Node) -> tuple[Body, list[str]]:
     index, chosen = b.Reshape("index", b.const([-1])), b.const(sizes.chosen)
     pairs, one = b.Shape(index), b.const([1])
     numbers = b.Range(b.const(0), b.Squeeze(pairs), b.const(1))
-    experts, order = b.TopK(index, pairs, outputs=2, largest=0)
-    counts = b.ScatterElements(
-        b.const(np.zeros(sizes.experts, np.int64)), index, b.Expand(one, pairs), reduction="add"
-    )
+    experts, order, counts = sort_pairs(b, index, sizes.experts)
     ends = b.CumSum(counts, b.const(0))
     starts = b.Sub(ends, counts)
     # The rank of a pair among those of its expert, in the order of the tokens.
@@ -95,7 +108,7 @@ def _expert(outer: Body, node: Node, x: str, rows: str) -> object:
     zeros = idle.Expand(idle.const(0.0), idle.Concat(rows, width, axis=0))
     start, end = (busy.Reshape(v, busy.const([1])) for v in (first, last))
     mine = busy.Slice(x, start, end, busy.const([0]))
-    h = _inner(busy, node, busy.Gemm(mine, up, transB=1))
+    h = apply_activation(busy, *options_of(node.attributes), busy.Gemm(mine, up, transB=1))
     missing = busy.Sub(rows, busy.Sub(end, start))
     pads = busy.Concat(busy.const([0, 0]), missing, busy.const([0]), axis=0)
     y = busy.Pad(busy.Gemm(h, down, transB=1), pads)
@@ -114,7 +127,9 @@ def every_expert(node: Node) -> tuple[Body, list[str]]:
     """
     sizes, b = view(node), Body()
     up, down = (b.Transpose(name, perm=[0, 2, 1]) for name in ("up", "down"))
-    h = _inner(b, node, b.MatMul(b.Unsqueeze("x", b.const([0])), up))
+    h = apply_activation(
+        b, *options_of(node.attributes), b.MatMul(b.Unsqueeze("x", b.const([0])), up)
+    )
     y = b.Cast(b.MatMul(h, down), to=TensorProto.FLOAT)
     numbers = b.const(np.arange(sizes.experts).reshape(-1, 1, 1))
     weight = b.Cast("weight", to=TensorProto.FLOAT)
