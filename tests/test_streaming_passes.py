@@ -62,7 +62,7 @@ def streamed(model: onnx.ModelProto, x: np.ndarray, pieces: list[int]) -> np.nda
     session = onnxruntime.InferenceSession(model.SerializeToString())
     state = {
         i.name: np.zeros(
-            [d if isinstance(d, int) else len(x) for d in i.shape],
+            [d if isinstance(d, int) else 0 if d == "past" else len(x) for d in i.shape],
             np.int64 if "int64" in i.type else np.float32,
         )
         for i in session.get_inputs()[1:]
@@ -93,7 +93,32 @@ LOOKED_UP = "  e = Gather(table, r)  q = Add(x, e)"
 ENDS = "lo = Constant <value = int64[1] {0}> ()  hi = Unsqueeze(n, lo)"
 CONV = "c = Transpose <perm = [0, 2, 1]> (x) %s q = Transpose <perm = [0, 2, 1]> (y)"
 
+DISTANCES = (
+    f"{RANGE} a1 = Constant <value = int64[1] {{1}}> ()  rows = Unsqueeze(r, a1)  d = Sub(rows, r)"
+    "low = Constant <value = float {-1e9}> ()  three = Constant <value = int64 {3}> ()"
+)
+SEEN = "seen = GreaterOrEqual(d, zero)"
+LATE = "early = Greater(d, three)  late = Not(early)  own = GreaterOrEqual(d, zero)"
+SCORES = "k = Transpose <perm = [0, 2, 1]> (x)  s = MatMul(x, k)"
+ATTENDED = f"{SCORES}  f = Where(seen, s, low)  p = Softmax(f)  q = MatMul(p, x)"
+
 STREAMS = {
+    "softmax of all tokens before": (f"{DISTANCES} {SEEN} {ATTENDED}", {}, "Softmax"),
+    "softmax of a window": (f"{DISTANCES} {LATE} seen = And(own, late) {ATTENDED}", {}, "Softmax"),
+    "softmax with a mask that is added": (
+        f"{DISTANCES} {LATE} seen = And(own, late)  f0 = Constant <value = float {{0}}> ()"
+        f"m = Where(seen, f0, low) {SCORES} half = Constant <value = float {{0.5}}> ()"
+        "f = Add(s, m)  g = Mul(f, half)  p = Softmax(g)  q = MatMul(p, x)",
+        {},
+        "Softmax",
+    ),
+    "softmax by einsum, its mask in two parts": (
+        f"{DISTANCES} {SEEN} far = Greater(d, three)"
+        's = Einsum <equation = "btd,bsd->bts"> (x, x)  f = Where(far, low, s)'
+        'g = Where(seen, f, low)  p = Softmax(g)  q = Einsum <equation = "bts,bsd->btd"> (p, x)',
+        {},
+        "Softmax",
+    ),
     "a table looked up": (RANGE + LOOKED_UP, TABLE, "Gather"),
     "positions from one": ("m = Add(n, one)  r = Range(one, m, one)" + LOOKED_UP, TABLE, "Gather"),
     "a table cut": (
@@ -207,6 +232,42 @@ def test_what_is_something_else_is_left_alone(
     rewritten = passes.run(graph(body, weights))
     assert "CausalConvWithState" not in ops(rewritten)
     assert "past_length" not in [i.name for i in rewritten.graph.input]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # The token itself is not seen, or one after it is.
+        f"{DISTANCES} seen = Greater(d, zero) {ATTENDED}",
+        f"{DISTANCES} m1 = Constant <value = int64 {{-1}}> ()  seen = GreaterOrEqual(d, m1)"
+        f"{ATTENDED}",
+        # Every token but the last three, and every second one.
+        f"{DISTANCES} seen = Greater(d, three) {ATTENDED}",
+        f"{DISTANCES} two = Constant <value = int64 {{2}}> ()  odd = Mod(d, two)"
+        f"even = Equal(odd, zero)  own = GreaterOrEqual(d, zero)  seen = And(own, even) {ATTENDED}",
+        # The first tokens are always seen.
+        f"{DISTANCES} {LATE} first = Less(r, three)  recent = Or(late, first)"
+        f"seen = And(own, recent) {ATTENDED}",
+        # A number of each distance is added.
+        f"{DISTANCES} {SEEN} {SCORES} b = Cast <to = 1> (d)  t = Sub(s, b)"
+        "f = Where(seen, t, low)  p = Softmax(f)  q = MatMul(p, x)",
+        # Masked scores are capped.
+        f"{DISTANCES} {SEEN} {SCORES} f = Where(seen, s, low)  g = Tanh(f)"
+        "p = Softmax(g)  q = MatMul(p, x)",
+        # The scores turn into something else before they are masked, or the weights do.
+        f"{DISTANCES} {SEEN} {SCORES} t = Softmax(s)  f = Where(seen, t, low)  p = Softmax(f)"
+        "q = MatMul(p, x)",
+        f"{DISTANCES} {SEEN} {SCORES} f = Where(seen, s, low)  p = Softmax(f)  w = Mul(p, p)"
+        "q = MatMul(w, x)",
+        # The sum is over queries.
+        f"{DISTANCES} {SEEN} {SCORES} f = Where(seen, s, low)  p = Softmax <axis = 1> (f)"
+        "q = MatMul(p, x)",
+    ],
+)
+def test_softmax_of_something_else_is_left_alone(graph: Build, body: str) -> None:
+    rewritten = passes.run(graph(body))
+    assert "past_mask" not in [i.name for i in rewritten.graph.input]
+    assert sequence_axis.mixing(rewritten)
 
 
 def test_a_caller_that_counts_tokens_keeps_its_input(graph: Build) -> None:

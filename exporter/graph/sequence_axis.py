@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import onnx
 import onnx_graphsurgeon as gs
 
-from linexport.graph.states import SCAN
+from linexport.graph.states import PAST_MASK, ROWS, SCAN
 from linexport.plugins.ops.op import DOMAIN, Op
 from linexport.plugins.ops.registry import all_ops
 
@@ -78,7 +78,23 @@ def mixing(model: onnx.ModelProto) -> list[str]:
     tokens = symbol(graph)
     if tokens is None:
         return []
-    return [f"{node.op} {node.name}".strip() for node in graph.nodes if _mixes(node, tokens)]
+    own = _with_past(graph)
+    found = [n for n in graph.nodes if _mixes(n, tokens) and not _has_size(n, own)]
+    return [f"{node.op} {node.name}".strip() for node in found]
+
+
+def _with_past(graph: gs.Graph) -> set[int | str]:
+    """Return the sizes of axes that hold rows of past pieces and tokens, as those of pairs do."""
+    joined = [n for n in graph.nodes if n.op == "Concat" and _is_past(n.inputs[0].name)]
+    return {n.outputs[0].shape[n.attrs["axis"]] for n in joined}
+
+
+def _is_past(name: str) -> bool:
+    return name.startswith(ROWS) or name == PAST_MASK
+
+
+def _has_size(node: gs.Node, sizes: set[int | str]) -> bool:
+    return any(size in sizes for t in (*node.inputs, *node.outputs) for size in t.shape or ())
 
 
 def _mixes(node: gs.Node, tokens: str) -> bool:

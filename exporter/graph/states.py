@@ -16,6 +16,12 @@ from linexport.plugins.ops.registry import all_ops, known_shapes, linexport_node
 LENGTH = ("past_length", "present_length")
 """The state that counts tokens, where positions are computed from it: int64 of shape (1,)."""
 
+ROWS, PAST_MASK = ("past_key_", "past_value_"), "past_mask"
+"""How states of keys and values begin that linexport has exposed, and that of their mask."""
+
+KEY_VALUES, PADDING = "KeyValueCache", "PaddingMask"
+"""Names in place of an op: of rows of attention, and of the mask that says which are padding."""
+
 SCAN = ("past_scan_", "present_scan_")
 """How states of Scans begin that linexport has exposed."""
 
@@ -125,8 +131,21 @@ def find_states(model: onnx.ModelProto, given: Collection[str] = ()) -> list[Sta
                 kind = inputs[start].type.tensor_type.elem_type
                 dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
                 found.append(State(start, end, dtype.name, shapes[start], "Scan"))
+    found += [_rows(inputs[name], shapes[name]) for name in inputs if _is_rows(name, given)]
     # Last: the batch is read from the first state.
     before, after = LENGTH
     if before in inputs and after in outputs and before not in given:
         found.append(State(before, after, "int64", shapes[before], "Positions"))
     return found
+
+
+def _is_rows(name: str, given: Collection[str]) -> bool:
+    return name not in given and (name.startswith(ROWS) or name == PAST_MASK)
+
+
+def _rows(past: onnx.ValueInfoProto, shape: tuple[int | str | None, ...]) -> State:
+    """Return the state of rows of attention, or of their mask; it grows where no window is kept."""
+    growing = next((n for n, size in enumerate(shape) if n and not isinstance(size, int)), None)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(past.type.tensor_type.elem_type).name
+    op = PADDING if past.name == PAST_MASK else KEY_VALUES
+    return State(past.name, past.name.replace("past", "present", 1), dtype, shape, op, growing)

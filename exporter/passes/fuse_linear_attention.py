@@ -18,6 +18,7 @@ import onnx_graphsurgeon as gs
 from linexport.passes import simplify
 from linexport.passes.contract import Pass, PassResult
 from linexport.recognise.find import Search
+from linexport.recognise.row_sums import replace_row_sums
 from linexport.recognise.stateful import replace_loops
 
 log = logging.getLogger(__name__)
@@ -25,8 +26,9 @@ log = logging.getLogger(__name__)
 
 def run(graph: gs.Graph, withdrawn: Mapping[str, str] | None = None) -> PassResult:
     """Fuse every match that can be proven and is not withdrawn, see ``without``."""
+    summed = replace_row_sums(graph)
     findings = replace_loops(graph, withdrawn or {})
-    if findings.matches:
+    if summed or findings.matches:
         graph.cleanup().toposort()
     findings += Search(graph, withdrawn).run()
     for match in findings.matches:
@@ -39,7 +41,7 @@ def run(graph: gs.Graph, withdrawn: Mapping[str, str] | None = None) -> PassResu
         graph.cleanup().toposort()
         # Several matches may have written the same node, such as the shape of an input.
         simplify.run(graph)
-    return PassResult(bool(findings.matches), findings)
+    return PassResult(summed or bool(findings.matches), findings)
 
 
 PASS = Pass(

@@ -161,8 +161,8 @@ class _Past:
 
 PASS = Pass(
     name="offset_positions",
-    stage="stream",
-    requires="linear attention is fused: its nodes tell which axis holds the tokens",
+    stage="state",
+    requires="masks of positions are read: they are not followed through what is added here",
     ensures="positions counted from the number of tokens begin at past_length",
     run=run,
 )

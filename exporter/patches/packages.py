@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["Function", "as_ops", "swapped"]
+__all__ = ["Function", "as_ops", "replaced", "swapped"]
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,37 @@ def as_ops(model: nn.Module) -> AbstractContextManager[None]:
 @contextmanager
 def swapped(functions: Iterable[Function], model: nn.Module) -> Iterator[None]:
     """Swap those functions whose packages are imported; all are restored at the end."""
-    with ExitStack() as restore:
-        for function in functions:
-            owner, _, name = function.name.rpartition(".")
-            holder: Any = sys.modules.get(function.module)
-            holder = getattr(holder, owner, None) if owner else holder
-            original = getattr(holder, name, None)
-            if original is None:
-                continue
-            for place, key in [(holder, name), *_held(original, model)]:
-                restore.callback(setattr, place, key, original)
-                setattr(place, key, function.replacement)
+    found = {}
+    for function in functions:
+        holder: Any = sys.modules.get(function.module)
+        for name in function.name.split("."):
+            holder = getattr(holder, name, None)
+        if holder is not None:
+            found[holder] = function.replacement
+    with replaced(found, model):
         yield
+
+
+@contextmanager
+def replaced(functions: Mapping[Any, Callable[..., Any]], model: nn.Module) -> Iterator[None]:
+    """Put other functions in the place of some, wherever they are held; all are restored."""
+    with ExitStack() as restore:
+        for original, replacement in functions.items():
+            for place, key in [*_defined(original), *_held(original, model)]:
+                before = vars(place).get(key, original) if isinstance(place, type) else original
+                static = isinstance(before, staticmethod)
+                restore.callback(setattr, place, key, before)
+                setattr(place, key, staticmethod(replacement) if static else replacement)
+        yield
+
+
+def _defined(original: Any) -> list[tuple[Any, str]]:
+    """Return the module or class that a function is defined in, and its name there."""
+    holder: Any = sys.modules.get(original.__module__)
+    *path, name = original.__qualname__.split(".")
+    for part in path:
+        holder = getattr(holder, part, None)
+    return [(holder, name)] if getattr(holder, name, None) is original else []
 
 
 def _held(original: Any, model: nn.Module) -> list[tuple[Any, str]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from linexport.patches.packages import Function, swapped
 
@@ -31,10 +32,11 @@ def recurrence(decay: Tensor, value: Tensor) -> Tensor:
 def _of_pair(operator: Any, elems: Sequence[Tensor], *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
     """Stands in for ``associative_scan``; those packages scan with no other operator."""
     decay, value = elems
-    return _products(decay), recurrence(decay, value)
+    return products(decay), recurrence(decay, value)
 
 
-def _products(decay: Tensor) -> Tensor:
+def products(decay: Tensor) -> Tensor:
+    """Return a_1 a_2 ... a_t along dimension 1."""
     product, products = torch.ones_like(decay[:, 0]), []
     for t in range(decay.shape[1]):
         product = product * decay[:, t]
@@ -58,7 +60,7 @@ def _method(self: Any, decay: Tensor, value: Tensor) -> Tensor:
 
 def _linear_scan(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Stands in for ``mingru.linear_scan``."""
-    return _products(a), recurrence(a, b)
+    return products(a), recurrence(a, b)
 
 
 def _matrix_scan(matrices: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,7 +75,28 @@ def _matrix_scan(matrices: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(products, 1), torch.stack(states, 1)
 
 
+def _associative(
+    combine_fn: Any, xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise"
+) -> Any:
+    """Stands in for PyTorch's ``associative_scan``, of any operator."""
+    leaves, structure = pytree.tree_flatten(xs)
+    tokens = [x.movedim(dim, 0).flip(0) if reverse else x.movedim(dim, 0) for x in leaves]
+    state = pytree.tree_unflatten([x[0] for x in tokens], structure)
+    states = [pytree.tree_leaves(state)]
+    for t in range(1, tokens[0].shape[0]):
+        state = combine_fn(state, pytree.tree_unflatten([x[t] for x in tokens], structure))
+        states.append(pytree.tree_leaves(state))
+    found = [torch.stack(list(steps)) for steps in zip(*states, strict=True)]
+    results = [(x.flip(0) if reverse else x).movedim(0, dim) for x in found]
+    return pytree.tree_unflatten(results, structure)
+
+
+ASSOCIATIVE = Function(
+    "torch._higher_order_ops.associative_scan", "associative_scan", _associative, "torch 2.13.0"
+)
+
 SCANS = (
+    ASSOCIATIVE,
     Function("mambapy.pscan", "pscan", recurrence, "mambapy 1.2.0"),
     Function("accelerated_scan.ref", "scan", _accelerated, "accelerated-scan 0.3.1"),
     Function(
@@ -91,7 +114,7 @@ SCANS = (
 
 def has_scans(model: nn.Module) -> bool:
     """Return whether a model has layers of a package whose scans are swapped."""
-    packages = {function.module.partition(".")[0] for function in SCANS}
+    packages = {function.module.partition(".")[0] for function in SCANS[1:]}
     return any(type(m).__module__.partition(".")[0] in packages for m in model.modules())
 
 

@@ -10,6 +10,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.recognise.axes import Axis, Index, fresh, unify
 from linexport.recognise.joining import collect
+from linexport.recognise.signs import sign_of
 from linexport.recognise.sizes import Size
 from linexport.recognise.terms import (
     MAX_FACTORS,
@@ -141,11 +142,16 @@ def _exponential(term: Term, form: Form) -> Form | None:
     if isinstance(only, Nested) and only.kind == "log" and len(term.factors) == 1:
         # exp(log X) = X for positive X, and a logarithm of anything else is NaN on both sides.
         return Form(form.dims, only.inner.terms) if term.coefficient == 1 else None
-    if term.coefficient == -math.inf:
+    if math.isinf(term.coefficient):
         # exp(-inf m) is 0 where the mask m is 1 and, with 0 inf = 0, 1 where m is 0: that is 1 - m.
-        if len(term.factors) > 1 or not isinstance(only, PositionOrder | Leaf):
+        # Behind the mask any number that is not positive will do, such as inf times a log decay.
+        mask = next(iter(term.of(PositionOrder)), only)
+        others = [f for f in term.factors if f is not mask]
+        signs = [sign_of(f) if isinstance(f, Leaf) else 0 for f in others]
+        falls = math.prod(signs) * term.coefficient < 0
+        if not falls or not isinstance(mask, PositionOrder | Leaf):
             return None
-        return complement(Form(form.dims, (Term(1.0, (only,)),)))
+        return complement(Form(form.dims, (Term(1.0, (mask,)),)))
     orders = [o for o in term.of(PositionOrder) if o.axes <= form.axes]
     if orders:
         # With m = [s <= t]: exp(m x) = m exp(x) + (1 - m), as m is 1 or 0. Allowed only where both

@@ -152,7 +152,10 @@ def _sides(
     if widths:
         key += [f for f in value if not f.axes & set(widths)]
         value = [f for f in value if f.axes & set(widths)]
-    weighs_queries = value and not any(f.axes & set(widths) for f in weights)
+    # Without a value it is the sum of a triangle, or else any product.
+    weighs_queries = (value or product.of(PositionOrder)) and not any(
+        f.axes & set(widths) for f in weights
+    )
     if len(mask) > 1 or (weights and not weighs_queries):
         return None
     roles = Roles(

@@ -13,6 +13,7 @@ from linexport.recognise.axes import size_of
 from linexport.recognise.draws import Draw, fraction, unit
 from linexport.recognise.emit import MatchWriter
 from linexport.recognise.evaluate import Evaluator
+from linexport.recognise.factors import Factors
 from linexport.recognise.prove import ProofFailedError, RewriteCandidate
 from linexport.recognise.region import Root, reads
 from linexport.recognise.roles import Roles
@@ -20,7 +21,10 @@ from linexport.recognise.terms import IDENTITY, Leaf
 
 
 def rewrite_candidate(
-    evaluator: Evaluator, imports: Mapping[str, int], root: Root, writer: MatchWriter
+    evaluator: Evaluator,
+    imports: Mapping[str, int],
+    root: Root,
+    writer: Factors,
 ) -> RewriteCandidate:
     """Return both sides of a rewrite, with what is known of the inputs they share.
 

@@ -18,8 +18,9 @@ from linexport.plugins.ops.op import DOMAIN
 from linexport.recognise import decay, functions
 from linexport.recognise.axes import Index, size_of
 from linexport.recognise.exact import LARGEST
-from linexport.recognise.factors import Factors
+from linexport.recognise.gates import FLOAT, Gates
 from linexport.recognise.head_layout import axis_size
+from linexport.recognise.maximum import with_features
 from linexport.recognise.nodes import element_type, written_size
 from linexport.recognise.roles import NotAttentionError
 from linexport.recognise.terms import IDENTITY, Leaf
@@ -41,12 +42,8 @@ UPDATE_RULES = {
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-class MatchWriter(Factors):
-    """Writes the nodes that take the place of a match.
-
-    Attributes:
-        result: the last value; it equals the root.
-    """
+class MatchWriter(Gates):
+    """Writes the nodes that take the place of a match."""
 
     @property
     def map_proven_to(self) -> float | None:
@@ -63,18 +60,26 @@ class MatchWriter(Factors):
         """
         roles, order = self.roles, self.layout
         dtype = self._dtype()
+        faded = gs.Variable.empty()
+        if roles.stabilized:
+            _, keys, decays = self.stabilized(order.value)
+            groups = (roles.batch, roles.key_position, order.value)
+            features = Leaf(self.feature(keys, 0, order.value), groups)
+            roles = with_features(roles, features)
+            faded = self.cast(self.feature(decays, 0, order.value), dtype)
+        elif roles.decay:
+            faded = self.decay(dtype)
         # Without a value, or query and key, they are 1, of width 1.
         inputs: list[gs.Tensor] = [
             self.packed(role, leaves, heads, width, dtype)
             if leaves
-            else self._everywhere(np.ones((1, 1, axis_size(heads)), dtype), heads, time)
+            else self.everywhere(np.ones((1, 1, axis_size(heads)), dtype), heads, time)
             for role, leaves, heads, width, time in (
                 ("query", roles.query, order.query, roles.channels, roles.query_position),
                 ("key", roles.key, order.key, roles.channels, roles.key_position),
                 ("value", roles.value, order.value, roles.widths, roles.key_position),
             )
         ]
-        faded = self._decay(dtype) if roles.decay else gs.Variable.empty()
         mask = self._mask(roles.mask) if roles.mask else gs.Variable.empty()
         if roles.reverse:
             *inputs, mask = (reversed_tokens(self, x) for x in (*inputs, mask))
@@ -103,7 +108,7 @@ class MatchWriter(Factors):
             {
                 "q_num_heads": axis_size(order.query),
                 "kv_num_heads": axis_size(order.value),
-                "update_rule": UPDATE_RULES[roles.delta, roles.decay is not None],
+                "update_rule": UPDATE_RULES[roles.delta, not faded.is_empty()],
                 "causal": int(roles.causal),
                 "normalize": int(roles.normalize),
                 "scale": float(roles.scale),
@@ -167,12 +172,6 @@ class MatchWriter(Factors):
             raise NotAttentionError(f"it computes in {widest}; expected {', '.join(DTYPES)}")
         return widest
 
-    def _everywhere(self, row: np.ndarray, heads: Index, time: Index) -> gs.Variable:
-        """Numbers of the heads, (1, 1, heads), repeated for every token."""
-        x, groups = gs.Constant(self.name("row"), row), (self.roles.batch, time, heads)
-        shape = [written_size(size_of(group)) for group in groups]
-        return self.add("Expand", [x, self.shape_of(groups)], row.dtype, shape=shape)
-
     def _mask(self, leaf: Leaf) -> gs.Tensor:
         """(B, T), True where the key counts."""
         own = leaf.axes - {*self.roles.batch, *self.roles.key_position}
@@ -183,25 +182,11 @@ class MatchWriter(Factors):
             return x
         return self.function(x, replace(leaf, function=leaf.truth), np.dtype(bool))
 
-    def _decay(self, dtype: np.dtype[np.generic]) -> gs.Variable:
-        """(B, T, heads) or (B, T, heads * channels)."""
-        heads = self.layout.value
-        found = decay.read_decay(self.roles, heads)
-        if found.leaf is None:
-            row = np.full((1, 1, axis_size(heads)), found.coefficient, dtype)
-            return self._everywhere(row, heads, self.roles.query_position)
-        groups = (self.roles.batch, found.time, (*heads, *found.width))
-        x = self.applied("", self.grouped(found.leaf, groups), found.leaf, heads, dtype)
-        if found.coefficient == 1.0:
-            return x
-        factor = gs.Constant(self.name("factor"), np.asarray(found.coefficient, dtype))
-        return self.add("Mul", [x, factor], dtype, shape=x.shape)
-
     def _beta(self, dtype: np.dtype[np.generic]) -> gs.Tensor:
         """(B, T, heads)."""
         heads, time = self.layout.value, self.roles.key_position
         if self.roles.beta is None:
-            return self._everywhere(np.ones((1, 1, axis_size(heads)), dtype), heads, time)
+            return self.everywhere(np.ones((1, 1, axis_size(heads)), dtype), heads, time)
         return self.cast(self.grouped(self.roles.beta, (self.roles.batch, time, heads)), dtype)
 
     def _post(self, output: gs.Variable) -> gs.Variable:
@@ -236,3 +221,21 @@ class MatchWriter(Factors):
         result = self.grouped(leaf, self.form.dims)
         dtype = np.dtype(self.root.dtype or output.dtype)
         self.result = self.cast(result, dtype)
+
+
+class ScaleWriter(Gates):
+    """Writes exp(-m_t) of a running maximum m_t."""
+
+    def write(self) -> None:
+        """Write all nodes.
+
+        Raises:
+            NotAttentionError: see ``stabilized``.
+        """
+        roles = self.roles
+        heads = (*self.layout.value, *roles.widths)
+        query, *_ = self.stabilized(heads)
+        inputs = [self.feature(query, number, heads) for number in (1, 0)]
+        scale = self.add("Div", inputs, FLOAT, shape=inputs[0].shape)
+        leaf = Leaf(scale, (roles.batch, roles.query_position, heads))
+        self.result = self.cast(self.grouped(leaf, self.form.dims), np.dtype(self.root.dtype))

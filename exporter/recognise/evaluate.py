@@ -16,7 +16,7 @@ from linexport.recognise import algebra
 from linexport.recognise.axes import Index, size_of
 from linexport.recognise.sizes import Size, parse
 from linexport.recognise.stored import of_value
-from linexport.recognise.terms import Form, Leaf, Term
+from linexport.recognise.terms import BOOLEAN, Form, Leaf, Term
 from linexport.recognise.values import Values
 
 Rule = Callable[["Evaluator", gs.Node], "Form | dict[str, Form] | None"]
@@ -26,7 +26,7 @@ RULES: dict[str, Rule] = {}
 
 
 LIKE_FIRST = {"Softmax", "LogSoftmax", "LayerNormalization", "Clip", "IsNaN", "Gelu", "Trilu"}
-BROADCASTING = {"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Where", "And", "Or", "Equal"}
+BROADCASTING = {"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Where", *BOOLEAN} - {"Not"}
 """Operators that have their output's sizes from their inputs."""
 
 

@@ -25,7 +25,10 @@ class Factors(Nodes):
 
     Attributes:
         maps: the kinds of the feature maps of query and key.
+        result: once all is written, the last value; it equals the root.
     """
+
+    result: gs.Tensor
 
     def __init__(
         self, root: gs.Tensor, form: Form, roles: Roles, mapped: Mapped | None = None

@@ -6,19 +6,24 @@ its reshapes and its normaliser, unless something else reads one on the way.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
 from linexport.recognise import feature_maps, polynomial, rules, softmax
-from linexport.recognise.emit import MatchWriter
+from linexport.recognise.emit import MatchWriter, ScaleWriter
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.findings import Findings, UnmatchedCandidate
+from linexport.recognise.maximum import weights_below
+from linexport.recognise.prove import ProofFailedError
 from linexport.recognise.read_roles import read_roles
 from linexport.recognise.region import Root
-from linexport.recognise.rewriter import Rewriter
+from linexport.recognise.rewriter import Rewriter, withdraw
 from linexport.recognise.roles import NotAttentionError, Roles
+
+log = logging.getLogger(__name__)
 
 rules.load()
 
@@ -43,6 +48,7 @@ class Search(Rewriter):
         super().__init__(graph, Evaluator(graph))
         self.withdrawn = dict(withdrawn or {})
         self.unmatched: dict[str, UnmatchedCandidate] = {}
+        self.stabilized = False
 
     def run(self) -> Findings:
         """Replace all that can be proven."""
@@ -57,6 +63,8 @@ class Search(Rewriter):
                 self._replace(root)
             else:
                 self.reject_match(root, reason)
+        if self.stabilized:
+            self._replace_scales()
         unmatched = [n for name, n in self.unmatched.items() if name not in self.covered]
         unmatched += self._inside(self.graph, self.evaluator)
         order = {n.outputs[0].name: i for i, n in enumerate(self.graph.nodes) if n.outputs}
@@ -196,10 +204,37 @@ class Search(Rewriter):
                 return
         writer = MatchWriter(root.tensor, root.form, root.roles, root.mapped)
         problem = self.fuse(root, writer)
-        if isinstance(problem, NotAttentionError):
+        if problem is None:
+            self.stabilized |= root.roles.stabilized
+        elif isinstance(problem, NotAttentionError):
             self._reject(root.tensor.inputs[0], str(problem))
-        elif problem is not None:
+        else:
             self.reject_match(root, str(problem))
+
+    def _replace_scales(self) -> None:
+        """Replace exp(-m), in which the maximum of a stable form is read once more."""
+        for tensor in [o for n in self.graph.nodes for o in n.outputs]:
+            form = None if tensor.is_empty() else self.evaluator.form(tensor)
+            below = None if form is None else weights_below(form)
+            if form is None or below is None or tensor.name in self.covered:
+                continue
+            try:
+                roles = read_roles(below, self.evaluator.is_weight)
+                if roles is not None:
+                    self._replace_scale(
+                        Root(tensor, form, roles, self.region(tensor, roles.leaves))
+                    )
+            except (NotAttentionError, ProofFailedError) as reason:
+                log.debug("%s is left as it is: %s", tensor.name, reason)
+
+    def _replace_scale(self, root: Root) -> None:
+        writer = ScaleWriter(root.tensor, root.form, root.roles)
+        try:
+            writer.write()
+            self.swap(root, writer)
+        except (NotAttentionError, ProofFailedError):
+            withdraw(writer.nodes)
+            raise
 
 
 def _overflows(tensor: gs.Tensor, roles: Roles) -> bool:

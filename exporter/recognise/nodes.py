@@ -33,6 +33,10 @@ class Nodes:
         self._prefix, self._made = prefix, 0
         self._sources = _sources(leaves)
 
+    def read_sizes(self, leaves: Sequence[Leaf]) -> None:
+        """Read dynamic sizes from these tensors as well."""
+        self._sources = _sources(leaves) | self._sources
+
     def grouped(self, leaf: Leaf, groups: Sequence[Index]) -> gs.Tensor:
         """A tensor with its dims as these; what it lacks is repeated."""
         present = [tuple(a for a in g if a in leaf.axes) for g in groups]

@@ -14,6 +14,7 @@ from linexport.recognise.assign_roles import assign_roles
 from linexport.recognise.axes import size_of
 from linexport.recognise.decay import plain_exps
 from linexport.recognise.joining import match
+from linexport.recognise.maximum import without_maximum
 from linexport.recognise.roles import NotAttentionError, Roles
 from linexport.recognise.terms import Count, Factor, Form, Leaf, Nested, Term
 
@@ -35,6 +36,7 @@ def read_roles(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | No
     over = [f for f in term.of(Nested) if f.kind == "one over"]
     counts = tuple(term.of(Count))
     product = Term(1.0, tuple(f for f in term.factors if f not in over and f not in counts))
+    product, stabilized = without_maximum(product)
     product = plain_exps(product, form.axes)
     roles = assign_roles(product, form)
     if roles is None or len(over) > 1:
@@ -42,7 +44,7 @@ def read_roles(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | No
     # A product with a stored tensor is a projection, not a query times a key.
     if any(is_weight(f.tensor) for f in (*roles.query, *roles.key, *roles.value)):
         return None
-    roles = replace(roles, post=term.coefficient, post_counts=counts)
+    roles = replace(roles, post=term.coefficient, post_counts=counts, stabilized=stabilized)
     if over:
         roles = _normalised(roles, product, over[0])
     _sensible(roles)
@@ -94,13 +96,15 @@ def _normalised(roles: Roles, product: Term, over: Nested) -> Roles:
     counts = tuple(sums[0].of(Count))
     if counts and eps:
         raise NotAttentionError("its epsilon is added to a denominator that a length divides")
-    below = plain_exps(sums[0], over.inner.axes).factors
-    factors: list[Factor] = [f for f in below if f not in counts]
+    below, stabilized = without_maximum(sums[0])
+    below = plain_exps(below, over.inner.axes)
+    factors: list[Factor] = [f for f in below.factors if f not in counts]
     # The denominator is the numerator with a value of one: every other factor must be there, too.
     # Factors of the query position alone are outside both sums.
     outside = {*map(id, roles.value), *map(id, roles.weights)}
     numerator = Term(1.0, tuple(f for f in product.factors if id(f) not in outside))
-    if match(numerator, Term(1.0, tuple(factors)), over.inner.axes) is None:
+    same = match(numerator, Term(1.0, tuple(factors)), over.inner.axes) is not None
+    if not same or stabilized is not roles.stabilized:
         raise NotAttentionError(
             "its denominator is not the sum over the same queries and keys as its numerator"
         )

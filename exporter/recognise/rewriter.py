@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import onnx_graphsurgeon as gs
 
-from linexport.manifest.matches import MatchRecord
+from linexport.manifest.matches import MatchRecord, ProofRecord
 from linexport.recognise.candidate import match_record, rewrite_candidate
 from linexport.recognise.emit import MatchWriter
 from linexport.recognise.evaluate import Evaluator
+from linexport.recognise.factors import Factors
 from linexport.recognise.findings import RejectedMatch
 from linexport.recognise.prove import ProofFailedError, prove
 from linexport.recognise.region import Root, dead_nodes, reads
@@ -73,18 +74,22 @@ class Rewriter:
         """Put the fused node in place, or say why it is not."""
         try:
             fused = writer.write()
-            proof = prove(rewrite_candidate(self.evaluator, self.imports, root, writer))
+            proof = self.swap(root, writer)
         except (NotAttentionError, ProofFailedError) as error:
-            _withdraw(writer)
+            withdraw(writer.nodes)
             return error
-        self.covered |= {t.name for n in root.region for t in n.outputs}
-        self._swap(root, writer)
         replaced = tuple(n.name for n in dead_nodes(root.region, self.outputs))
         self.matches.append(match_record(root, fused, writer, replaced, proof))
         return None
 
-    def _swap(self, root: Root, writer: MatchWriter) -> None:
-        """Have the root computed by the new nodes."""
+    def swap(self, root: Root, writer: Factors) -> ProofRecord:
+        """Have the root computed by nodes that were written.
+
+        Raises:
+            ProofFailedError: they compute something else.
+        """
+        proof = prove(rewrite_candidate(self.evaluator, self.imports, root, writer))
+        self.covered |= {t.name for n in root.region for t in n.outputs}
         for node in list(root.tensor.inputs):
             old = gs.Variable(f"{root.tensor.name}/before")
             node.outputs = [old if o is root.tensor else o for o in node.outputs]
@@ -93,10 +98,11 @@ class Rewriter:
             last = result.inputs[0]
             last.outputs = [root.tensor if o is result else o for o in last.outputs]
         self.graph.nodes += writer.nodes
+        return proof
 
 
-def _withdraw(writer: MatchWriter) -> None:
+def withdraw(nodes: Sequence[gs.Node]) -> None:
     """Detach nodes that were written from the graph, whose tensors list their consumers."""
-    for node in writer.nodes:
+    for node in nodes:
         node.inputs.clear()
         node.outputs.clear()

@@ -33,6 +33,7 @@ class Roles:
         post: what the op's output is multiplied with, as a number and sizes.
         strict: a query meets the keys before it, without its own.
         reverse: it meets those after it.
+        stabilized: exponents of keys have their running maximum subtracted, see ``maximum``.
         delta: a key's stored value is corrected, by the share ``beta`` (1 where there is none).
     """
 
@@ -55,6 +56,7 @@ class Roles:
     post_counts: tuple[Count, ...] = field(default=())
     strict: bool = False
     reverse: bool = False
+    stabilized: bool = False
     delta: bool = False
     beta: Leaf | None = None
 

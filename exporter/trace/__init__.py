@@ -85,8 +85,7 @@ def trace(loaded: LoadedModel) -> Traced:
         log.info("the ONNX file has %d nodes after normalisation", len(graph.graph.node))
         weights, given = externalize(graph), loaded.graph
         return Traced(graph, weights, given.dims, given.sizes, lines=lines)
-    program = loaded.program or export_program(loaded)
-    mark_triangular(program)
+    program = mark_triangular(loaded.program or export_program(loaded))
     reject_nondeterminism(program)
     step = loaded.decode_module
     names, dims, sizes = name_symbols(program, (step or loaded).dynamic_shapes)

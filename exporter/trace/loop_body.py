@@ -44,6 +44,8 @@ class Scanned(NamedTuple):
     """In the body."""
     data: str
     axis: int
+    whole: str = ""
+    """The tensor from its first element on, where ``data`` is turned or the same."""
 
 
 class LoopBody:
@@ -109,6 +111,11 @@ class LoopBody:
             return None
         return self._copy(node, [sequence, node.input[1]])[0]
 
+    def begin_at_first(self) -> None:
+        """Read tokens from the first one on."""
+        self.first = 0
+        self.scanned = [scanned._replace(data=scanned.whole) for scanned in self.scanned]
+
     def declare(self, name: str, like: str, drop: int | None = None) -> None:
         """Give a new value the type of another, without one of its dimensions."""
         found = self.unrolled.types.get(like)
@@ -173,7 +180,7 @@ class LoopBody:
         if any(t != first._replace(number=i) for i, t in enumerate(tokens, self.first)):
             return ""
         name = self.fresh("token")
-        self.scanned.append(Scanned(name, self._from_first(first), first.axis))
+        self.scanned.append(Scanned(name, self._from_first(first), first.axis, first.data))
         self.declare(name, known[0], drop=first.axis if first.kept else None)
         if not first.kept:
             return name

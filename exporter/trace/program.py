@@ -17,9 +17,11 @@ import torch
 from linexport.errors import BuildError, LinexportError, UnsupportedModelError
 from linexport.loaders.loaded_model import LoadedModel
 from linexport.models import torch_ops
+from linexport.patches.own_scans import own_scans
 from linexport.patches.packages import as_ops
 from linexport.patches.scans import as_loops, has_scans
 from linexport.trace import loops
+from linexport.trace.dim_names import length_warnings, name_symbols
 from linexport.trace.exporting import exporting
 from linexport.trace.inverses import as_inverses
 from linexport.trace.messages import error_summary, explained
@@ -44,17 +46,45 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
     except LinexportError:
         raise
     except Exception as error:
-        if "onstraints violated" in str(error):
-            rolled = None if loaded.decode_module else _of_few_steps(loaded, counted)
+        is_frozen = "onstraints violated" in str(error)
+        if loaded.decode_module is None:
+            rolled = _of_few_steps(loaded, counted) if is_frozen else None
+            rolled = rolled or _of_own_scans(loaded)
             if rolled is not None:
                 return rolled
+        if is_frozen:
             raise frozen(loaded, error) from error
         raise BuildError(
             f"torch.export cannot trace the model: {explained(error)}{_user_line(error)}"
         ) from error
-    if counted and loaded.decode_module is None:
-        return _of_few_steps(loaded, counted) or program
-    return program
+    if loaded.decode_module is not None:
+        return program
+    rolled = _of_few_steps(loaded, counted) if counted else None
+    if rolled is None and _is_limited(loaded, program):
+        rolled = _of_own_scans(loaded)
+    return rolled or program
+
+
+def _is_limited(loaded: LoadedModel, program: torch.export.ExportedProgram) -> bool:
+    """Return whether the model's code limits a size that nobody limited."""
+    _, dims, sizes = name_symbols(program, loaded.dynamic_shapes)
+    if length_warnings(loaded.dynamic_shapes, dims, sizes):
+        return True
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    found = (s for v in values for s in getattr(v, "shape", ()) if isinstance(s, torch.SymInt))
+    size = next(found, None)
+    return size is not None and _has_other_guards(size.node.shape_env)
+
+
+def _has_other_guards(environment: Any) -> bool:
+    """Return whether what torch saw of a size, and does not state, is not so of the next size."""
+    for guard in environment.guards:
+        sizes = {s: environment.backed_var_to_val.get(s) for s in guard.expr.free_symbols}
+        if None not in sizes.values():
+            following = {s: size + 1 for s, size in sizes.items()}
+            if str(guard.expr.subs(following)) == "False":
+                return True
+    return False
 
 
 def frozen(
@@ -135,6 +165,16 @@ def _of_few_steps(
         limits = program.range_constraints[size]
         program.range_constraints[size] = type(limits)(2, limits.upper)
     return program
+
+
+def _of_own_scans(loaded: LoadedModel) -> torch.export.ExportedProgram | None:
+    """Trace a model whose functions compute recurrences as loops; None where none does."""
+    try:
+        with own_scans(loaded.module, loaded.args, loaded.kwargs) as count:
+            return _of_few_steps(loaded) if count else None
+    except Exception as error:
+        log.info("scans of the model were not looked for: %s", error_summary(error))
+        return None
 
 
 class _FreezeProbe(logging.Handler):

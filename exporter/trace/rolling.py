@@ -18,6 +18,7 @@ import onnx
 from onnx import helper
 
 from linexport.graph.walk import reads
+from linexport.trace.first_step import is_general
 from linexport.trace.loop_body import LoopBody, LoopState, NotALoopError
 from linexport.trace.loops import DOMAIN
 from linexport.trace.unrolled import Unrolled
@@ -61,7 +62,11 @@ class _Loop:
         except NotALoopError as reason:
             self.body = self._from_second(reason)
         self.finals = [self._fresh("last") for _ in self.body.states]
-        self.begin = [self._begin(state) for state in self.body.states]
+        if self.body.first and is_general(unrolled, self.body, self.steps[0]):
+            self.body.begin_at_first()
+            self.begin = [self._zeros(state) for state in self.body.states]
+        else:
+            self.begin = [self._begin(state) for state in self.body.states]
 
     def _body(self, first: int) -> LoopBody:
         steps = tuple(self.steps[first:])
@@ -160,6 +165,33 @@ class _Loop:
             helper.make_node("Expand", [before, shape], [wide]),
         ]
         return wide
+
+    def _zeros(self, state: LoopState) -> str:
+        """Return zeros of the shape of a state, whose dynamic sizes are those of a token."""
+        parts = []
+        for size in self.unrolled.shape(state.name) or []:
+            if isinstance(size, int):
+                parts.append(self._integer(size, 1))
+                continue
+            parts.append(self._fresh("size"))
+            data, axis = self._with_size(size)
+            node = helper.make_node("Shape", [data], parts[-1:], start=axis, end=axis + 1)
+            self.body.outside.append(node)
+        shape, zeros = self._fresh("shape"), self._fresh("begin")
+        zero = self.body.constant(np.zeros((), np.float32))
+        self.body.outside += [
+            helper.make_node("Concat", parts, [shape], axis=0),
+            helper.make_node("Expand", [zero, shape], [zeros]),
+        ]
+        return zeros
+
+    def _with_size(self, size: object) -> tuple[str, int]:
+        """Return a tensor of tokens that has a size, and its axis."""
+        for scanned in self.body.scanned:
+            sizes = self.unrolled.shape(scanned.data) or []
+            if size in sizes:
+                return scanned.data, sizes.index(size)
+        raise NotALoopError(f"the size {size} of a state is not that of a token")
 
     def _fresh(self, stem: str) -> str:
         return f"loop_{next(self.count)}_{stem}"

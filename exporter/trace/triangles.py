@@ -41,14 +41,17 @@ class Support:
 UNKNOWN = Support()
 
 
-def mark_triangular(program: torch.export.ExportedProgram) -> None:
-    """State of every matrix that is inverted on which side of its diagonal it is zero.
+def mark_triangular(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Return a program that states of matrices it inverts on which side of the diagonal they are 0.
 
     Raises:
         UnsupportedModelError: a matrix may be filled on both sides.
     """
+    if not any(node.target is inverses.UNMARKED for node in program.graph.nodes):
+        return program
+    # Without writing in place: every value then has a node of its own.
+    program = program.run_decompositions({})
     supports = _Supports(program)
-    changed = False
     for node in program.graph.nodes:
         if node.target is not inverses.UNMARKED:
             continue
@@ -64,9 +67,8 @@ def mark_triangular(program: torch.export.ExportedProgram) -> None:
                 f"made by tril, triu or masked_fill before it is inverted.{line}"
             )
         node.target, node.args = inverses.OPERATOR, (matrix, not filled <= LOWER, found.unit)
-        changed = True
-    if changed:
-        program.graph_module.recompile()
+    program.graph_module.recompile()
+    return program
 
 
 class _Supports:
@@ -84,16 +86,14 @@ class _Supports:
         if not isinstance(node, Node):
             return _of_number(node)
         if node not in self._known:
-            # What is written to has other values for those that read it later.
-            written = any(_name(user).endswith("_") for user in node.users)
-            known = _is_square(node.meta.get("val")) and not written
-            self._known[node] = self._compute(node) if known else UNKNOWN
+            square = _is_square(node.meta.get("val"))
+            self._known[node] = self._compute(node) if square else UNKNOWN
         return self._known[node]
 
     def _compute(self, node: Node) -> Support:
         if node.op == "placeholder":
             return _of_tensor(self.stored.get(node.name))
-        name = _name(node).removesuffix("_")
+        name = str(getattr(node.target, "_opname", ""))  # masked_fill of aten.masked_fill.Scalar
         if node.op != "call_function" or name not in RULES:
             return UNKNOWN
         found = RULES[name](self, *node.args)
@@ -108,11 +108,6 @@ def _is_square(x: Any) -> bool:
     """Return whether a value is a matrix, or several, that is not stretched to become one."""
     sizes = [str(size) for size in getattr(x, "shape", ())[-2:]]
     return len(sizes) == 2 and sizes[0] == sizes[1] != "1"
-
-
-def _name(node: Node) -> str:
-    """Return the name of an operator: ``masked_fill`` of aten.masked_fill.Scalar."""
-    return str(getattr(node.target, "_opname", ""))
 
 
 def _of_number(value: Any) -> Support:

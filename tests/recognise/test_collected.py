@@ -22,6 +22,8 @@ IN_EVERY_RUN = {
     "two_in_a_row",
     "token_shift",
     "loop_that_writes",
+    "multiscaleretention",
+    "xlstmparallel",
 }
 """One of each kind."""
 

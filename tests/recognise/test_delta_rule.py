@@ -109,17 +109,31 @@ TRIANGULAR = {
     "fill": lambda m, a: a.masked_fill(torch.ones(6, 6).triu(1).bool(), 0.0) + 9 * EYE,
     "where": lambda m, a: torch.where(m.mask == 0, 0.0, a) + EYE,
     "upper": lambda m, a: 9 * EYE + a.tril(-1).neg().triu(-6) * 0 + a.triu(1),
+    "added": lambda m, a: written(a.tril(-1), EYE),
+    "filled": lambda m, a: a.masked_fill_(torch.ones(6, 6).triu().bool(), 0.0).add_(9 * EYE),
 }
 FULL = {
     "add": lambda m, a: a.tril(-1) + EYE + 1e-3,
     "diagonal": lambda m, a: a.tril(1) + 9 * EYE,
     "written": lambda m, a: written(a.tril(-1) + EYE, a),
+    "above": lambda m, a: above(a.tril(-1) + EYE),
+    "row": lambda m, a: row_of(a.tril(-1) + EYE),
     "mask": lambda m, a: a.masked_fill(a > 0, 0.0) + 9 * EYE,
 }
 
 
 def written(x: Tensor, y: Tensor) -> Tensor:
     x.add_(y)
+    return x
+
+
+def above(x: Tensor) -> Tensor:
+    x.diagonal(1, -2, -1).add_(1)
+    return x
+
+
+def row_of(x: Tensor) -> Tensor:
+    x[:, 0] += 1
     return x
 
 

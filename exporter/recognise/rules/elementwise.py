@@ -95,6 +95,16 @@ def pointwise(e: Evaluator, node: gs.Node, forms: list[Form]) -> Form | None:
     return Form(base.dims, (Term(1.0, (replace(base.leaf, function=function),)),))
 
 
+@rule("IsNaN", "IsInf")
+def not_finite(e: Evaluator, node: gs.Node) -> Form | None:
+    """Return that powers of positions under a mask are finite, as nan_to_num makes them."""
+    form = e.form(node.inputs[0])
+    if form is None or form.leaf is not None or not _stored(e, form):
+        return None
+    finite = all(math.isfinite(term.coefficient) for term in form.terms)
+    return algebra.constant(0.0, form.dims) if finite else None
+
+
 def _stored(e: Evaluator, form: Form) -> bool:
     """Return whether a form depends on positions and stored tensors alone."""
     factors = [f for term in form.terms for f in term.factors]
@@ -139,7 +149,9 @@ def _nested(a: Form, b: Form) -> bool:
     aligned = algebra.broadcast(a, b)
     if aligned is None:
         return True
-    x, y, _ = aligned
+    # Of the tensors: a dim along which one is repeated is no label of it.
+    x, y = (form.leaf for form in aligned[:2])
+    assert x is not None and y is not None
     return x.axes <= y.axes or y.axes <= x.axes
 
 
@@ -247,6 +259,10 @@ def power(a: Form, b: Form) -> Form | None:
 
 def where(condition: Form, a: Form, b: Form) -> Form | None:
     """Return c a + (1 - c) b, where one of them is a number."""
+    if condition.scalar is not None:
+        chosen, other = (a, b) if condition.scalar else (b, a)
+        ones = algebra.times(*(algebra.constant(1.0, x.dims) for x in (condition, other)))
+        return ones and algebra.times(chosen, ones)
     if not _boolean(condition):
         return None
     opposite = algebra.complement(condition)

@@ -3,6 +3,7 @@
     Transpose, Reshape, Expand    dims are other tuples of the same axes
     Slice                         of positions: [s <= t + c] with another c; of a padding or a
                                   concatenation: what was there before it
+    Tile                          of a dim of size 1, as Expand
     Trilu                         times [s <= t + k]
 
 A form is a sum of products whose factors are indexed by axes, so all of this is renaming of axes.
@@ -17,19 +18,18 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from linexport.recognise import algebra
-from linexport.recognise.axes import Axis, Index, fresh, regroup, size_of, unify
-from linexport.recognise.evaluate import Evaluator, Pieces, rule
+from linexport.recognise.axes import Axis, Index, fresh, regroup, size_of
+from linexport.recognise.evaluate import Evaluator, rule
 from linexport.recognise.joining import collect
-from linexport.recognise.rules import shifts
+from linexport.recognise.rules import pieces, shifts
 from linexport.recognise.rules.padding import unpadded
-from linexport.recognise.sizes import Size, product
+from linexport.recognise.sizes import ONE, Size, product
 from linexport.recognise.terms import (
     IDENTITY,
     Factor,
     Form,
     Function,
     Iota,
-    Leaf,
     Nested,
     PositionOrder,
     Term,
@@ -172,6 +172,19 @@ def expand(e: Evaluator, node: gs.Node) -> Form | None:
     return algebra.times(form, algebra.constant(1.0, target))
 
 
+@rule("Tile")
+def tile(e: Evaluator, node: gs.Node) -> Form | None:
+    """Return the form repeated along dims of size 1."""
+    form, counts = e.form(node.inputs[0]), e.values.get(node.inputs[1])
+    if form is None or counts is None:
+        return None
+    sizes = [n if isinstance(n, Size) else Size(int(n)) for n in counts]
+    if any(index and n != ONE for index, n in zip(form.dims, sizes, strict=True)):
+        return None
+    target = tuple(() if index else fresh(n) for index, n in zip(form.dims, sizes, strict=True))
+    return algebra.times(form, algebra.constant(1.0, target))
+
+
 @rule("Slice")
 def slice_(e: Evaluator, node: gs.Node) -> Form | None:
     """Return a slice: all of a dim, a part of positions, or one piece of a concatenation."""
@@ -217,10 +230,13 @@ def _sliced(e: Evaluator, form: Form, place: int, start: int, end: Size) -> Form
         last = size.known if end.known is None else min(end.known, size.known)
         last = last + size.known if last < 0 else last
         # The piece of a concatenation that lies there is simpler than a slice of the whole.
-        piece = _piece(e, form, place, start, last) if end.known is not None else None
+        whole = end.known is not None
+        piece = pieces.taken_out(e, form, place, start, last) if whole else None
         if piece is not None:
             return piece
         end = Size(last - start) if end.known is not None else end
+    if start == 1 and (end == size or (end.known is not None and end.known >= END)):
+        return pieces.behind_zero(e, form, place)
     # The first positions of a padded dim are the dim before the padding.
     cut = unpadded(e, form, place, end) if start == 0 else None
     if cut is not None:
@@ -264,75 +280,6 @@ def _by_position(factor: Factor, axis: Axis) -> bool:
         inside = [f for term in factor.inner.terms for f in term.factors]
         return all(axis not in f.axes or isinstance(f, Iota) for f in inside)
     return isinstance(factor, PositionOrder | Iota)
-
-
-def _piece(e: Evaluator, form: Form, place: int, start: int, end: int) -> Form | None:
-    """Return the part of every term that comes from one piece of a Pad or Concat."""
-    index = form.dims[place]
-    terms: list[Term] = []
-    dims: tuple[Index, ...] | None = None
-    for term in form.terms:
-        # One tensor alone depends on the dim: a product of two would need the same piece of both.
-        using = [f for f in term.factors if f.axes & set(index)]
-        if len(using) != 1 or not isinstance(using[0], Leaf):
-            return None
-        leaf = using[0]
-        pieces = e.pieces.get(leaf.tensor.name)
-        if pieces is None or leaf.function != ("x",) or leaf.dims[pieces.place] != index:
-            return None
-        part = _part(pieces, start, end)
-        if part is None:
-            return None
-        # The piece has axes of its own: along the other dims they are made those of the whole.
-        part = part.fresh()
-        for p, own in enumerate(part.dims):
-            if p != pieces.place and own:
-                shared = unify(leaf.dims[p], own)
-                if shared is None or any(a in term.axes for a in shared):
-                    return None
-                part = part.rename(shared)
-        # coefficient * rest * whole becomes coefficient * rest * piece, a sum where that is one.
-        rest = Term(term.coefficient, tuple(f for f in term.factors if f is not leaf))
-        products = [algebra.multiplied(rest, t) for t in part.terms]
-        terms += [t for t in products if t is not None]
-        new = part.dims[pieces.place]
-        dims = tuple(new if p == place else i for p, i in enumerate(form.dims))
-    return None if dims is None else collect(Form(dims, tuple(terms)))
-
-
-def _part(pieces: Pieces, start: int, end: int) -> Form | None:
-    """Return the piece that fills exactly start to end, None where a cut goes through one."""
-    at = 0
-    for size, form in pieces.parts:
-        if (at, at + size) == (start, end):
-            return form
-        at += size
-    return None
-
-
-@rule("Concat")
-def concat(e: Evaluator, node: gs.Node) -> Form | None:
-    """Return None, and note the parts, for a slice that takes one of them out again.
-
-    A zero in front of a value without its last position is the value delayed.
-    """
-    forms = e.forms(node.inputs)
-    if forms is not None and len(forms) == 2 and forms[0].scalar == 0:
-        place = node.attrs["axis"] % len(forms[0].dims)
-        if not forms[0].dims[place]:
-            given, made = node.inputs[1].name, node.outputs[0].name
-            delayed = shifts.put_zero_in_front(e, given, made, place, forms[1])
-            if delayed is not None:
-                return delayed
-    if forms is None or not all(f.leaf is not None or f.scalar is not None for f in forms):
-        return None
-    place = node.attrs["axis"] % len(forms[0].dims)
-    sizes = [size_of(f.dims[place]).known for f in forms]
-    if all(s is not None for s in sizes):
-        known = [s for s in sizes if s is not None]
-        parts = tuple(zip(known, forms, strict=True))
-        e.pieces[node.outputs[0].name] = Pieces(place, parts)
-    return None
 
 
 @rule("Trilu")

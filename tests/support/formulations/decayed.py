@@ -13,7 +13,6 @@ from tests.support.formulations.notation import (
     HEADS,
     LONGEST,
     WIDTH,
-    D,
     formulation,
     heads_first,
     merge,
@@ -126,28 +125,6 @@ class StoredDecays(nn.Module):
 
 
 formulation(COLLECTED)(StoredDecays)
-
-
-@formulation(COLLECTED, streams=False)
-def row_normalised_mask(q, k, v):
-    """RetNet as published: rows of the mask divided by the root of their sum."""
-    q, k, v = heads_first(q), heads_first(k), heads_first(v)
-    t = torch.arange(q.shape[2])
-    decay = (rates()[:, None, None] ** (t[:, None] - t).clamp(min=0)).tril()
-    decay = decay / decay.sum(-1, keepdim=True).sqrt()
-    return merge((q @ k.transpose(-1, -2) * D**-0.5 * decay) @ v)
-
-
-@formulation(COLLECTED, streams=False)
-def retnet_as_published(q, k, v):
-    """Rows of the mask normalised, and the result divided by max(|sum|, 1)."""
-    q, k, v = heads_first(q), heads_first(k), heads_first(v)
-    t = torch.arange(q.shape[2])
-    decay = (rates()[:, None, None] ** (t[:, None] - t).clamp(min=0)).tril()
-    decay = decay / decay.sum(-1, keepdim=True).sqrt()
-    scores = q @ k.transpose(-1, -2) * decay
-    scores = scores / scores.detach().sum(-1, keepdim=True).abs().clamp(min=1)
-    return merge(scores @ v)
 
 
 @formulation(COLLECTED)

@@ -113,6 +113,24 @@ def delta_rule_in_chunks_by_a_solve(q, k, v):
 
 
 @formulation(COLLECTED, length=64)
+def delta_rule_in_chunks_written_in_place(q, k, v):
+    """By an inverse, to which the identity is added in place, as is what a chunk leaves behind."""
+    q, k, v, beta = parts(q, k, v)
+    q, k, v, beta = map(chunks, (q, k, v, beta[..., None]))
+    attn = (beta * (k @ k.mT)).masked_fill_(~below(-1), 0)
+    attn += torch.eye(CHUNK)
+    attn = torch.inverse(attn)
+    u, w = attn @ (beta * v), attn @ (beta * k)
+    state, out = k.new_zeros(q.shape[0], HEADS, D, D), []
+    for n in range(q.shape[2]):
+        new = u[:, :, n] - w[:, :, n] @ state
+        scores = (q[:, :, n] @ k[:, :, n].mT).masked_fill_(~below(0), 0)
+        out.append(q[:, :, n] @ state + scores @ new)
+        state = state + k[:, :, n].mT @ new
+    return merge(torch.stack(out, 2).flatten(2, 3))
+
+
+@formulation(COLLECTED, length=64)
 def gated_delta_rule_in_padded_chunks(q, k, v):
     """transformers: torch_chunk_gated_delta_rule."""
     g = F.logsigmoid(split(v).mean(-1) + 2).transpose(1, 2)

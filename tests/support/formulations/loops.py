@@ -82,7 +82,7 @@ class SequentialMamba(nn.Module):
 formulation(COLLECTED)(SequentialMamba)
 
 
-@formulation(COLLECTED, reason="shifts, cuts or lengthens")
+@formulation(COLLECTED)
 def loop_from_the_second_token(q, k, v):
     """The first state is not zero, but the first token."""
     h = v[:, 0]

@@ -14,8 +14,6 @@ from tests.support.formulations.notation import (
     WIDTH,
     D,
     formulation,
-    heads_first,
-    merge,
     split,
 )
 
@@ -181,36 +179,6 @@ class PairsOfReals(nn.Module):
 
 
 formulation(COLLECTED, reason="of more products than are followed")(PairsOfReals)
-
-
-@formulation(COLLECTED, reason="of each query subtracted")
-def stabilised_mlstm(q, k, v):
-    """xLSTM's parallel form: the largest exponent of each row subtracted."""
-    forget = F.logsigmoid(split(q).mean(-1) + 2).transpose(1, 2)
-    exponent = split(k).mean(-1).transpose(1, 2)
-    q, k, v = heads_first(q), heads_first(k), heads_first(v)
-    total = forget.cumsum(-1)
-    log_weights = total[..., :, None] - total[..., None, :] + exponent[..., None, :]
-    later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
-    log_weights = log_weights.masked_fill(later, -torch.inf)
-    largest = log_weights.max(-1, keepdim=True).values
-    weights = (log_weights - largest).exp()
-    scores = q @ k.transpose(-1, -2) * D**-0.5 * weights
-    norm = torch.maximum(scores.sum(-1, keepdim=True).abs(), (-largest).exp())
-    return merge((scores / (norm + 1e-6)) @ v)
-
-
-@formulation(COLLECTED, nodes=2)
-def mlstm_without_stabiliser(q, k, v):
-    """The same without the maximum: exponents bounded by sigmoid."""
-    forget = F.logsigmoid(split(q).mean(-1) + 2).transpose(1, 2)
-    exponent = F.logsigmoid(split(k).mean(-1)).transpose(1, 2)
-    q, k, v = heads_first(q), heads_first(k), heads_first(v)
-    total = forget.cumsum(-1)
-    log_weights = total[..., :, None] - total[..., None, :] + exponent[..., None, :]
-    scores = q @ k.transpose(-1, -2) * D**-0.5 * log_weights.tril().exp().tril()
-    norm = scores.sum(-1, keepdim=True).abs().clamp(min=1)
-    return merge((scores / norm) @ v)
 
 
 @formulation(COLLECTED, nodes=2)

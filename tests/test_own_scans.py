@@ -1,0 +1,246 @@
+"""Tree scans in functions of a model's own, and loops that begin at the second token."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import Dim
+
+import linexport
+from linexport import passes
+from linexport.loaders.factory import load_module
+from linexport.patches.own_scans import own_scans
+from linexport.trace import trace
+from tests.support.independent import check_independently
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+WIDTH = 8
+
+
+def doubling(a: Tensor, b: Tensor) -> Tensor:
+    """Hillis and Steele: passes of distance 1, 2, 4, ..."""
+    distance = 1
+    while distance < a.shape[1]:
+        b = torch.cat([b[:, :distance], a[:, distance:] * b[:, :-distance] + b[:, distance:]], 1)
+        a = torch.cat([a[:, :distance], a[:, distance:] * a[:, :-distance]], 1)
+        distance *= 2
+    return b
+
+
+def padded(tokens: Tensor, gates: Tensor) -> Tensor:
+    """The same by Pad, of (B, C, T), the arguments in another order."""
+    for i in range(math.ceil(math.log2(max(gates.shape[-1], 2)))):
+        tokens = tokens + gates * F.pad(tokens, (2**i, 0))[..., : -(2**i)]
+        gates = gates * F.pad(gates, (2**i, 0), value=1.0)[..., : -(2**i)]
+    return tokens
+
+
+def halves(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Products and states by recursion over every second token."""
+    a, b = pair
+    if a.shape[1] < 2:
+        return pair
+    early, late = a[:, :-1:2], a[:, 1::2]
+    products, states = halves((early * late, late * b[:, :-1:2] + b[:, 1::2]))
+    first_a, first_b = torch.empty_like(a), torch.empty_like(b)
+    first_a[:, 1::2], first_b[:, 1::2] = products, states
+    first_a[:, 0], first_b[:, 0] = a[:, 0], b[:, 0]
+    rest = a[:, 2::2]
+    first_a[:, 2::2] = products[:, : rest.shape[1]] * rest
+    first_b[:, 2::2] = rest * states[:, : rest.shape[1]] + b[:, 2::2]
+    return first_a, first_b
+
+
+def sweeps(a: Tensor, b: Tensor) -> Tensor:
+    """Blelloch: up and down, of a power of two of tokens."""
+    a, b, levels = a.clone(), b.clone(), int(math.log2(a.shape[1]))
+    for n in (2**k for k in range(levels)):
+        b[:, 2 * n - 1 :: 2 * n] += a[:, 2 * n - 1 :: 2 * n] * b[:, n - 1 :: 2 * n]
+        a[:, 2 * n - 1 :: 2 * n] *= a[:, n - 1 :: 2 * n]
+    for n in (2**k for k in range(levels - 2, -1, -1)):
+        b[:, 3 * n - 1 :: 2 * n] += a[:, 3 * n - 1 :: 2 * n] * b[:, 2 * n - 1 : -n : 2 * n]
+        a[:, 3 * n - 1 :: 2 * n] *= a[:, 2 * n - 1 : -n : 2 * n]
+    return b
+
+
+def swept(a: Tensor, b: Tensor) -> Tensor:
+    """The same of any number of tokens."""
+    more = 2 ** math.ceil(math.log2(max(a.shape[1], 2))) - a.shape[1]
+    return sweeps(F.pad(a, (0, 0, 0, more)), F.pad(b, (0, 0, 0, more)))[:, : a.shape[1]]
+
+
+def bounded(a: Tensor, b: Tensor) -> Tensor:
+    """A recurrence whose state is bounded at every pass, which is another one."""
+    distance = 1
+    while distance < a.shape[1]:
+        b = torch.cat([b[:, :distance], a[:, distance:] * b[:, :-distance] + b[:, distance:]], 1)
+        a = torch.cat([a[:, :distance], a[:, distance:] * a[:, :-distance]], 1)
+        b, distance = b.clamp(-5, 5), 2 * distance
+    return b
+
+
+def without_signs(a: Tensor, b: Tensor) -> Tensor:
+    """The recurrence of the sizes of a."""
+    return doubling(a.abs(), b)
+
+
+class Gated(nn.Module):
+    """h = sigmoid(a) h + b by some function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, 2 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.project(x).chunk(2, -1)
+        return self.scan(torch.sigmoid(a), b) + x
+
+
+class Doubling(Gated):
+    def scan(self, a: Tensor, b: Tensor) -> Tensor:
+        return doubling(a, b)
+
+
+class Padded(Gated):
+    def scan(self, a: Tensor, b: Tensor) -> Tensor:
+        return padded(b.transpose(1, 2), a.transpose(1, 2)).transpose(1, 2)
+
+
+class Halves(Gated):
+    def scan(self, a: Tensor, b: Tensor) -> Tensor:
+        return halves((a, b))[1]
+
+
+class Swept(Gated):
+    @staticmethod
+    def scan(a: Tensor, b: Tensor) -> Tensor:
+        return swept(a, b)
+
+
+class Bounded(Gated):
+    def scan(self, a: Tensor, b: Tensor) -> Tensor:
+        return bounded(a, 30 * b)
+
+
+class WithoutSigns(Gated):
+    def scan(self, a: Tensor, b: Tensor) -> Tensor:
+        return without_signs(2 * a - 1, b)
+
+
+class FromSecond(Gated):
+    """A loop whose first state is the first token's."""
+
+    def scan(self, a: Tensor, b: Tensor) -> Tensor:
+        h = b[:, 0]
+        states = [h]
+        for t in range(1, b.shape[1]):
+            h = a[:, t] * h + b[:, t]
+            states.append(h)
+        return torch.stack(states, 1)
+
+
+class Average(Gated):
+    """A moving average, of which the first token has the whole weight."""
+
+    def scan(self, a: Tensor, b: Tensor) -> Tensor:
+        h = b[:, 0]
+        states = [h]
+        for t in range(1, b.shape[1]):
+            h = 0.9 * h + 0.1 * b[:, t]
+            states.append(h)
+        return torch.stack(states, 1)
+
+
+class Associative(Gated):
+    """PyTorch's operator."""
+
+    def scan(self, a: Tensor, b: Tensor) -> Tensor:
+        from torch._higher_order_ops import associative_scan
+
+        def combine(x: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            return x[0] * y[0], y[0] * x[1] + y[1]
+
+        return associative_scan(combine, (a, b), 1, combine_mode="generic")[1]
+
+
+def source(module: nn.Module) -> linexport.loaders.LoadedModel:
+    shapes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
+    return load_module((module.eval(), (torch.randn(2, 16, WIDTH),), shapes), "tests.models:scan")
+
+
+def converted(module: nn.Module, folder: Path) -> linexport.manifest.Manifest:
+    return linexport.convert(source(module), folder, bench=False, threads=1)
+
+
+@pytest.mark.parametrize("kind", [Doubling, Padded, Halves, Swept], ids=lambda kind: kind.__name__)
+def test_a_function_that_computes_a_recurrence_is_found(kind: type[Gated]) -> None:
+    module = kind().eval()
+    before = doubling, padded, halves, swept, sweeps
+    with own_scans(module, (torch.randn(2, 16, WIDTH),), {}) as count:
+        assert count
+        x = torch.randn(2, 7, WIDTH)
+        found = module(x)
+    assert (doubling, padded, halves, swept, sweeps) == before
+    torch.testing.assert_close(found, module(x))
+
+
+@pytest.mark.parametrize("function", [bounded, without_signs], ids=lambda f: f.__name__)
+def test_another_function_is_not_swapped(function: object) -> None:
+    module = {bounded: Bounded, without_signs: WithoutSigns}[function]()  # type: ignore[index]
+    own = globals()[function.__name__]  # type: ignore[attr-defined]
+    with own_scans(module, (torch.randn(2, 16, WIDTH),), {}):
+        assert globals()[function.__name__] is own  # type: ignore[attr-defined]
+
+
+def test_a_tree_scan_converts_and_streams(tmp_path: Path) -> None:
+    module = Doubling()
+    manifest = converted(module, tmp_path / "artifact")
+    assert manifest.fused == {"LinearAttention": 1}
+    check_independently(tmp_path / "artifact", module, WIDTH, lengths=(1, 2, 7, 130))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", [Padded, Halves, Swept, FromSecond, Associative], ids=lambda kind: kind.__name__
+)
+def test_every_scan_converts_and_streams(kind: type[Gated], tmp_path: Path) -> None:
+    module = kind()
+    manifest = converted(module, tmp_path / "artifact")
+    assert manifest.fused == {"LinearAttention": 1}
+    assert manifest.streaming and manifest.streaming.passed
+    check_independently(tmp_path / "artifact", module, WIDTH, lengths=(1, 2, 7, 130))
+
+
+@pytest.mark.slow
+def test_the_sizes_of_a_decay_stay_outside_of_the_recurrence(tmp_path: Path) -> None:
+    module = WithoutSigns()
+    converted(module, tmp_path / "artifact")
+    check_independently(tmp_path / "artifact", module, WIDTH, lengths=(1, 2, 7, 130))
+
+
+@pytest.mark.slow
+def test_a_bounded_scan_is_limited_to_the_lengths_of_its_passes(tmp_path: Path) -> None:
+    module = Bounded()
+    manifest = converted(module, tmp_path / "artifact")
+    assert not manifest.states and manifest.dims["seq"].max == 16
+    check_independently(tmp_path / "artifact", module, WIDTH, lengths=(9, 13, 16))
+
+
+def test_a_loop_from_the_second_token_begins_with_zeros() -> None:
+    rewritten = passes.run(trace(source(FromSecond())).model)
+    assert [n.op_type for n in rewritten.graph.node].count("LinearAttention") == 1
+    assert "past_state_0" in [i.name for i in rewritten.graph.input]
+
+
+@pytest.mark.slow
+def test_a_first_token_that_counts_more_stays_right(tmp_path: Path) -> None:
+    module = Average()
+    manifest = converted(module, tmp_path / "artifact")
+    assert not manifest.states
+    check_independently(tmp_path / "artifact", module, WIDTH, lengths=(1, 2, 7, 130))
