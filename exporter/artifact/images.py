@@ -8,12 +8,14 @@ One image is a run of tokens with the id that the manifest names, as many as its
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from linexport.artifact.call_inputs import Arrays
 from linexport.errors import UsageError
+from linexport.manifest import Manifest
 from linexport.manifest.records import VisionRecord
 
 Image = tuple[np.ndarray, np.ndarray]
@@ -60,6 +62,31 @@ def images_of(processed: Mapping[str, Any]) -> list[Image]:
         f"Found {sorted(processed)}; expected what the model's image processor gives: pixel_values "
         f"with image_grid_thw, or with spatial_shapes and {_MASK}."
     )
+
+
+def vision_of(manifest: Manifest, path: Path) -> VisionRecord:
+    """Return the vision tower's record.
+
+    Args:
+        manifest: of the artifact.
+        path: its folder, for the message.
+
+    Raises:
+        UsageError: there is no tower.
+    """
+    if manifest.vision is None:
+        raise UsageError(f"{path} has no vision tower: it takes text alone.")
+    return manifest.vision
+
+
+def tokens_of(vision: VisionRecord, images: Sequence[Image]) -> list[int]:
+    """Return the number of tokens of each image.
+
+    Raises:
+        UsageError: an image whose grid is not that of its patches, or cannot be divided into
+            tokens.
+    """
+    return [rows * columns for rows, columns in (_tokens(vision, *image) for image in images)]
 
 
 def image_inputs(

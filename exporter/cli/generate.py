@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from linexport.cli.errors import guarded, print_json
-from linexport.cli.options import DEFAULT_TOKENS, ArtifactPath, Json, Threads
+from linexport.cli.options import (
+    DEFAULT_TOKENS,
+    ArtifactPath,
+    Json,
+    ProviderOption,
+    Strict,
+    Threads,
+)
 from linexport.errors import UsageError
 from linexport.system import unread
+from linexport.targets.providers import CPU
 
 if TYPE_CHECKING:
     from linexport.artifact import Artifact
@@ -23,6 +33,15 @@ def generate(
         list[str],
         typer.Option(help="Text to continue. Several are continued together, in one batch."),
     ],
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Image in the prompt of a model with a vision tower; may be given several times. "
+            "With --chat they come before the text; otherwise the prompt has an image token for "
+            "each.",
+        ),
+    ] = None,
     chat: Annotated[
         bool,
         typer.Option(
@@ -97,6 +116,8 @@ def generate(
             "tokens continues with. The text is the same.",
         ),
     ] = None,
+    provider: ProviderOption = CPU,
+    strict: Strict = False,
     threads: Threads = 0,
     json: Json = False,
 ) -> None:
@@ -108,20 +129,27 @@ def generate(
 
         if system is not None and not chat:
             raise UsageError("--system is the message of a conversation: give --chat too.")
+        if image and (len(prompt) > 1 or draft is not None):
+            raise UsageError(
+                "--image takes one prompt and no --draft. Leave out the others, or the images."
+            )
         if draft is not None and len(prompt) > 1:
             raise UsageError(
                 f"--draft takes one prompt; found {len(prompt)}. Leave out one of both."
             )
-        model = load(artifact, threads=threads)
+        opened = partial(load, threads=threads, provider=provider, strict=strict)
+        model = opened(artifact)
         proposals: Draft | None = None
         if draft is not None:
-            proposals = NGramDraft() if draft == "ngram" else _smaller(draft, model, threads)
+            proposals = NGramDraft() if draft == "ngram" else _smaller(opened(draft), model)
         request = GenerationRequest(
             *(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty),
             seed=seed,
             stop_strings=stop or None,
         )
-        texts = GeneratedTexts.begin(model, prompt, request, system if chat else None, chat=chat)
+        texts = GeneratedTexts.begin(
+            *(model, prompt, request, system if chat else None), chat=chat, images=image or ()
+        )
         alone = len(prompt) == 1 and not json
         if alone and not chat:
             _show(prompt[0])
@@ -148,21 +176,20 @@ def generate(
             )
 
 
-def _smaller(folder: str, model: Artifact, threads: int) -> Draft:
-    """Open the artifact of a draft.
+def _smaller(small: Artifact, model: Artifact) -> Draft:
+    """Return an artifact as the draft of a larger one.
 
     Raises:
         UsageError: it has another vocabulary.
     """
-    from linexport.artifact import load
     from linexport.artifact.language_interface import language_interface
 
-    small = load(folder, threads=threads)
     sizes = [language_interface(m.manifest).vocabulary for m in (small, model)]
     if sizes[0] != sizes[1]:
         raise UsageError(
-            f"{folder} has a vocabulary of {sizes[0]}; expected {sizes[1]}, that of {model.path}. "
-            "A draft has the same tokens as the model: choose another, or --draft ngram."
+            f"{small.path} has a vocabulary of {sizes[0]}; expected {sizes[1]}, that of "
+            f"{model.path}. A draft has the same tokens as the model: choose another, or "
+            "--draft ngram."
         )
     return small.draft()
 

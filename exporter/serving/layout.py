@@ -15,10 +15,9 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 
 from linexport.artifact.call_inputs import Arrays
-from linexport.artifact.model import PADDING
 from linexport.artifact.runtime import Artifact
 from linexport.errors import UsageError
-from linexport.graph.states import LENGTH
+from linexport.graph.states import LENGTH, PADDING
 
 
 class Layout:

@@ -234,6 +234,16 @@ def test_a_message_without_content_is_refused(client: Any) -> None:
         client.chat.completions.create(model="tiny", messages=[{"role": "user"}], max_tokens=1)
 
 
+@pytest.mark.parametrize("url", ["data:image/png;base64,AAAA", "http://127.0.0.1:9/a.png"])
+def test_an_image_is_refused_by_name_and_not_fetched(client: Any, url: str) -> None:
+    parts = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": url}}]
+    with pytest.raises(openai.BadRequestError, match=r"type image_url; .* text alone") as caught:
+        client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": parts}], max_tokens=1
+        )
+    assert caught.value.param == "messages.0.content" and "images=..." in caught.value.message
+
+
 def test_neutral_fields_of_openai_are_taken(client: Any) -> None:
     complete(client, frequency_penalty=0.0, presence_penalty=0, logit_bias={}, user="me", suffix="")
     client.chat.completions.create(

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from linexport import patches
 from linexport.errors import UnsupportedModelError
-from linexport.graph.states import State
+from linexport.graph.states import KEY_VALUES, PADDING, State
 from linexport.loaders.hugging_face.cache import KEYS, VALUES, make_cache, presents, windows
 from linexport.loaders.hugging_face.causal_model import CausalModel, modeling_files
 from linexport.loaders.hugging_face.heads import CAUSAL, Head
@@ -55,9 +55,9 @@ OPS = {
     "conv": causal_conv.OP.name,
     "state": linear_attention.OP.name,
     "max": stabilized_exp.OP.name,
-    KEYS: "KeyValueCache",
-    VALUES: "KeyValueCache",
-    MASK: "PaddingMask",
+    KEYS: KEY_VALUES,
+    VALUES: KEY_VALUES,
+    MASK: PADDING,
     COUNT: "TokenCount",
 }
 """Ops that read and write a state, by the first part of its name."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from linexport.artifact.sampling import Sampling
@@ -21,6 +21,12 @@ from linexport.serving.service import new_seed
 
 COMPLETION_TOKENS = 16
 """Tokens of a text where the request says nothing: OpenAI's default of /v1/completions."""
+
+ADVICE = {
+    "image_url": "A model with a vision tower takes images by linexport generate --image, and in "
+    "Python by linexport.load(...).generate(..., images=...)."
+}
+"""Sentences of advice, by the type of a part that is refused."""
 
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 Zero = Annotated[float, Field(ge=0, le=0)]
@@ -135,6 +141,20 @@ class Message(Record):
     refusal: None = None
     tool_call_id: str | None = None
     tool_calls: Nothing | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _is_text(cls, content: Any) -> Any:
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind != "text":
+                raise PydanticCustomError(
+                    "part",
+                    "Found a part of the type {kind}; this server reads text alone, parts of the "
+                    "type text. {advice}",
+                    {"kind": kind[:64], "advice": ADVICE.get(kind, "Leave it out.")},
+                )
+        return content
 
     @model_validator(mode="after")
     def _says_something(self) -> Message:

@@ -1,0 +1,214 @@
+"""``linexport generate --image``: files of images in a prompt, beside transformers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+
+import linexport
+from linexport.artifact import pictures
+from linexport.artifact.tokenizer import Files
+from linexport.errors import EnvironmentProblemError, UsageError
+from linexport.manifest.records import InputRecord, TensorRecord, VisionRecord
+from tests.hugging_face.test_vision import CONFIGS, IMAGE, QWEN_VISION
+from tests.support.command_line import Result
+from tests.support.families import save_model
+
+image = pytest.importorskip("PIL.Image")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+START, END = IMAGE + 2, IMAGE + 3
+SPECIAL = {
+    **{IMAGE: "<|image_pad|>", IMAGE + 1: "<|video_pad|>"},
+    **{START: "<|vision_start|>", END: "<|vision_end|>"},
+}
+PROCESSOR = {
+    **{"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2},
+    **{"temporal_patch_size": 2, "size": {"shortest_edge": 64, "longest_edge": 4096}},
+}
+TEMPLATE = """{% for m in messages %}w9 {% if m.content is string %}{{ m.content }}{% else %}
+{%- for part in m.content %}
+{%- if part.type == 'image' %} <|vision_start|> <|image_pad|> <|vision_end|>
+{%- else %} {{ part.text }}{% endif %}
+{%- endfor %}
+{%- endif %}{% endfor %} w8"""
+
+
+def add_language(folder: Path) -> None:
+    """Write a tokenizer of words w0 to w59, a chat template and an image processor's file."""
+    words = {f"w{i}": i for i in range(IMAGE)} | {name: i for i, name in SPECIAL.items()}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w3"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(
+        [tokenizers.AddedToken(name, special=True) for name in words if name[0] == "<"]
+    )
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two images, one of them with transparency."""
+    folder, random = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    made = []
+    for name, size in (("a.png", (37, 61, 3)), ("b.png", (50, 22, 4))):
+        made.append(folder / name)
+        image.fromarray(random.integers(0, 255, size, dtype=np.uint8)).save(made[-1])
+    return made
+
+
+@pytest.mark.services
+def test_the_command_writes_what_transformers_writes(
+    cli: Callable[..., Result], files: list[Path], tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    save_model(CONFIGS["qwen3_5"], "qwen3_5", source, "AutoModelForImageTextToText")
+    model = transformers.AutoModelForImageTextToText.from_pretrained(source)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1 and "visual" in name:
+                weight *= 5
+    model.save_pretrained(source)
+    add_language(source)
+    linexport.convert(source, tmp_path / "out", bench=False, threads=1)
+
+    processing = pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
+    options = {k: v for k, v in PROCESSOR.items() if k != "image_processor_type"}
+    processed = processing.Qwen2VLImageProcessorPil(**options)(
+        images=[image.open(file).convert("RGB") for file in files], return_tensors="pt"
+    )
+    first, second = (int(grid.prod()) // 4 for grid in processed["image_grid_thw"])
+    seen = [[START, *[IMAGE] * n, END] for n in (first, second)]
+
+    def wanted(ids: list[int], grids: int, scale: int = 1) -> list[int]:
+        rows = int(processed["image_grid_thw"][:grids].prod(1).sum())
+        tokens = torch.tensor([ids])
+        written = model.generate(
+            **{"input_ids": tokens, "attention_mask": torch.ones_like(tokens)},
+            **{"pixel_values": scale * processed["pixel_values"][:rows]},
+            **{"image_grid_thw": processed["image_grid_thw"][:grids]},
+            **{"mm_token_type_ids": (tokens == IMAGE).int(), "max_new_tokens": 9},
+            do_sample=False,
+        )[0, len(ids) :]
+        return [token for token in written.tolist() if token != 2]
+
+    given = ("generate", tmp_path / "out", "--max-tokens", 9, "--threads", 1, "--json")
+    pair = ("--image", files[0], "--image", files[1])
+    found = cli(*given, *pair, "--chat", "--prompt", "w5 w6")
+    assert found.code == 0, found.err
+    record = json.loads(found.out)
+    ids = [9, *seen[0], *seen[1], 5, 6, 8]
+    assert record["prompt_tokens"] == len(ids) and record["tokens"] == wanted(ids, 2)
+    assert wanted(ids, 2, scale=-1) != record["tokens"]  # the images matter
+    placed = "w5 <|vision_start|> <|image_pad|> <|vision_end|> w7"
+    found = cli(*given, "--image", files[0], "--prompt", placed)
+    assert json.loads(found.out)["tokens"] == wanted([5, *seen[0], 7], 1)
+
+    for options, message in (
+        ((*pair, "--prompt", "w5"), "has 0 image tokens for 2 images. Write <|image_pad|> where"),
+        ((*pair, "--prompt", "w5", "--prompt", "w6"), "--image takes one prompt and no --draft"),
+        (("--image", source / "config.json", "--prompt", placed), "cannot be read as an image"),
+        (("--image", tmp_path / "none.png", "--prompt", placed), "No such file"),
+    ):
+        found = cli(*given[:-1], *options)
+        assert found.code == 2 and message in " ".join(found.err.split()), found.err
+
+
+class Opened(SimpleNamespace):
+    """Attributes that are read of an artifact, whose files were not verified."""
+
+    path: Path
+    manifest: Any
+    verified: Files
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Opened:
+    """A vision model's folder, of which nothing is run."""
+    add_language(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5"}))
+    vision = VisionRecord(
+        *("vision.onnx", IMAGE, 2, True),
+        inputs=(InputRecord("p", "float32", ("n", 96)), InputRecord("g", "int64", (2,))),
+        outputs=(TensorRecord("f", "float32", ("n", 32)),),
+    )
+    return Opened(path=tmp_path, manifest=SimpleNamespace(vision=vision), verified={})
+
+
+@pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
+def test_every_image_has_its_tokens(opened: Opened, files: list[Path], name: str) -> None:
+    """Both files that checkpoints have of their image processor."""
+    (opened.path / "preprocessor_config.json").unlink()
+    inside = {"image_processor": PROCESSOR, "processor_class": "Qwen3VLProcessor"}
+    (opened.path / name).write_text(json.dumps(PROCESSOR if name[:3] == "pre" else inside))
+    assert QWEN_VISION["patch_size"] == PROCESSOR["patch_size"]
+    ids, images = pictures.with_pictures(opened, [5, IMAGE, 6, IMAGE], files)
+    first, second = images["image_grid_thw"].prod(1) // 4
+    assert first > second > 1 and len(images["pixel_values"]) == 4 * (first + second)
+    assert ids == [5, *[IMAGE] * first, 6, *[IMAGE] * second]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda given: setattr(given.manifest, "vision", None), "has no vision tower"),
+        (
+            lambda given: (given.path / "config.json").write_text('{"model_type": "lfm2_vl"}'),
+            r"is a model of lfm2_vl; images are prepared for qwen3_5, qwen3_5_moe\. Call",
+        ),
+        (
+            lambda given: (given.path / "preprocessor_config.json").unlink(),
+            "has no image processor: expected preprocessor_config.json or processor_config.json",
+        ),
+        (
+            lambda given: (given.path / "preprocessor_config.json").write_text("{"),
+            "preprocessor_config.json. refuses the images, or is damaged",
+        ),
+        (
+            lambda given: (given.path / "preprocessor_config.json").write_text(
+                json.dumps({**PROCESSOR, "patch_size": "x"})
+            ),
+            "preprocessor_config.json. refuses the images, or is damaged",
+        ),
+    ],
+)
+def test_what_cannot_take_images_is_refused(
+    spoil: Callable[[Opened], object], message: str, opened: Opened, files: list[Path]
+) -> None:
+    spoil(opened)
+    with pytest.raises(UsageError, match=message):
+        pictures.with_pictures(opened, [IMAGE], files[:1])
+
+
+def test_code_of_a_folder_is_not_run(opened: Opened, files: list[Path]) -> None:
+    (opened.path / "own.py").write_text("raise SystemExit(9)")
+    own = {"auto_map": {"AutoImageProcessor": "own.Processor"}, "image_processor_type": "Processor"}
+    (opened.path / "preprocessor_config.json").write_text(json.dumps(own))
+    with pytest.raises(UsageError, match="refuses the images, or is damaged"):
+        pictures.with_pictures(opened, [IMAGE], files[:1])
+
+
+def test_a_missing_library_is_named_with_its_extra(
+    files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(EnvironmentProblemError, match=r"pip install 'linexport\[images\]'"):
+        pictures.read_picture(files[0])
+
+
+def test_a_picture_is_turned_as_its_camera_says(tmp_path: Path) -> None:
+    made, settings = image.new("RGB", (3, 2)), image.Exif()
+    settings[0x0112] = 6
+    made.save(tmp_path / "turned.jpg", exif=settings)
+    assert pictures.read_picture(tmp_path / "turned.jpg").size == (2, 3)
