@@ -30,7 +30,7 @@ from linexport.artifact.rewiring import MASK, Rewiring, pairs, recurrent, rows
 from linexport.artifact.tokenizer import context, end_tokens, model_config
 from linexport.errors import ParityError, UsageError
 from linexport.graph.interface import check_interface
-from linexport.graph.states import State
+from linexport.graph.states import PADDING, State
 
 CONFIG = "genai_config.json"
 PAST, PRESENT = "past_key_values.{}.{}", "present.{}.{}"
@@ -71,6 +71,7 @@ def write_genai(artifact: str | Path, output: str | Path) -> Path:
         raise UsageError(f"{place} is an artifact; expected a new or empty folder.")
     write.check_output(place, overwrite=False)
     states = [State.from_record(s) for s in manifest.states]
+    _check_mask(manifest, states)
     _check_rows(source, states)
     model = onnx.load_model(str(source / manifests.MODEL))
     _rewire(model, states, language_interface(manifest).tokens)
@@ -82,6 +83,15 @@ def write_genai(artifact: str | Path, output: str | Path) -> Path:
         write.copy_files((source / name for name in kept), folder)
         write.publish(folder, place)
     return place
+
+
+def _check_mask(manifest: manifests.Manifest, states: Sequence[State]) -> None:
+    """The library tells a model by its mask which rows there are."""
+    if any(s.op == PADDING for s in states) and MASK not in [i.name for i in manifest.inputs]:
+        raise UsageError(
+            f"{manifest.artifact} keeps rows of softmax attention and takes no {MASK}, which "
+            "onnxruntime-genai feeds. Use linexport.load(...).generate."
+        )
 
 
 def _check_rows(source: Path, states: Sequence[State]) -> None:

@@ -13,13 +13,10 @@ from linexport.artifact.finite import non_finite_rows
 from linexport.artifact.state import StreamState
 from linexport.artifact.token_axis import TokenAxis
 from linexport.errors import UsageError
-from linexport.graph.states import LENGTH, State
+from linexport.graph.states import LENGTH, PADDING, State
 from linexport.manifest import Manifest
 from linexport.targets import InferenceSession
 from linexport.targets.base import run_into
-
-PADDING = "PaddingMask"
-"""Op of the state that says which of the past tokens count."""
 
 
 class Model:

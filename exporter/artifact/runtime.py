@@ -15,15 +15,18 @@ from linexport import manifest as manifests
 from linexport import targets
 from linexport.artifact import opening, signature
 from linexport.artifact.call_inputs import Arrays, Input, Range
-from linexport.artifact.images import image_inputs, images_of
+from linexport.artifact.images import image_inputs, images_of, vision_of
 from linexport.artifact.stream import Stream
 from linexport.artifact.text_model import TextModel
 from linexport.errors import EnvironmentProblemError, LinexportError, ParityError, UsageError
 from linexport.graph.interface import check_interface, check_tower
 from linexport.loaders.onnx_file.index_ranges import index_range
 from linexport.manifest import Manifest
+from linexport.manifest.placement import PlacementRecord
 from linexport.manifest.records import FileRecord, VisionRecord
+from linexport.targets import providers
 from linexport.targets.base import uses_library
+from linexport.targets.providers import Execution
 from linexport.targets.tokenwise.version import native_version
 
 log = logging.getLogger(__name__)
@@ -37,6 +40,8 @@ def load(
     verify: bool = True,
     engine: bool = True,
     key: str | Path | None = None,
+    provider: str = providers.CPU,
+    strict: bool = False,
 ) -> Artifact:
     """Open an artifact folder.
 
@@ -52,13 +57,21 @@ def load(
         engine: run the engine for this machine's GPU, where the artifact has engines; False runs
             its ONNX model in ONNX Runtime.
         key: file of an ed25519 public key; the artifact must be as the owner of that key signed it.
+        provider: ONNX Runtime's execution provider that runs it, one of
+            ``linexport.targets.providers.PROVIDERS``. What it does not take runs on the CPU, and
+            ``Artifact.placement`` says what that is.
+        strict: with another provider than the CPU: linexport ops and states must not run on the
+            CPU.
 
     Raises:
-        UsageError: not an artifact, one that is damaged, or one whose graph is not opened.
+        UsageError: not an artifact, one that is damaged, or one whose graph is not opened; an
+            unknown provider, or one that does not open artifacts of this target.
         SignatureError: it is not as it was signed.
         ParityError: it failed its parity check.
-        EnvironmentProblemError: the runtime cannot open it.
+        EnvironmentProblemError: the runtime cannot open it; the provider is not installed, does not
+            start or takes no node; or, with ``strict``, leaves an op or a state to the CPU.
     """
+    execution = Execution(provider, strict)
     # A link may point elsewhere later: text and tokenizer are then still those of this artifact.
     folder = Path(os.path.realpath(path) if os.path.islink(path) else path)  # noqa: PTH114
     options = {
@@ -67,11 +80,13 @@ def load(
         "verify": verify,
         "engine": engine,
         "key": None if key is None else Path(key).absolute(),
+        "provider": execution.provider,
+        "strict": execution.strict,
     }
-    return opening.steadily(folder, lambda: _load(folder, **options))
+    return opening.steadily(folder, lambda: _load(folder, execution, **options))
 
 
-def _load(folder: Path, **options: Any) -> Artifact:
+def _load(folder: Path, execution: Execution, **options: Any) -> Artifact:
     if options["key"] is not None:
         signature.verify(folder, options["key"])
     manifest = manifests.read(folder)
@@ -83,6 +98,7 @@ def _load(folder: Path, **options: Any) -> Artifact:
     if options["verify"]:
         opening.check_files(folder, manifest)
     target, model = targets.find_target(manifest.target), folder / manifests.MODEL
+    execution.check_target(target.name, target.deploy is not None)
     graph = opening.checked_graph(model)
     check_interface(manifest, graph, str(folder / manifests.MANIFEST))
     ranges = {i.name: index_range(graph, i.name) for i in manifest.inputs}
@@ -91,26 +107,57 @@ def _load(folder: Path, **options: Any) -> Artifact:
             session = target.deploy(folder, manifest)
         else:
             native = uses_library(manifest)
-            session = target.open(model, threads=options["threads"], native=native)
+            session = target.open(
+                model, threads=options["threads"], native=native, execution=execution
+            )
             if getattr(session, "native", False):
                 _say_what_is_proven(folder, manifest)
+            placement = getattr(session, "placement", None)
+            if placement is not None:
+                _say_where_it_runs(model, placement)
+                _say_what_is_compared(folder, manifest, placement)
     except LinexportError:
         raise
     except Exception as error:
         raise EnvironmentProblemError(f"Cannot open {model}: {error}") from error
     found = {name: values for name, values in ranges.items() if values}
-    tower = None if manifest.vision is None else _tower(folder, manifest.vision, options["threads"])
+    tower = None
+    if manifest.vision is not None:
+        tower = _tower(folder, manifest.vision, options["threads"], execution)
     return Artifact(folder, manifest, session, ranges=found, options=options, tower=tower)
 
 
-def _tower(folder: Path, vision: VisionRecord, threads: int) -> targets.InferenceSession:
+def _tower(
+    folder: Path, vision: VisionRecord, threads: int, execution: Execution
+) -> targets.InferenceSession:
     """Open the vision tower of an artifact."""
     path = folder / vision.file
     check_tower(vision, opening.checked_graph(path), str(folder / manifests.MANIFEST))
     try:
-        return targets.base.OrtSession(path, threads)
+        session = targets.base.OrtSession(path, threads, execution=execution)
+    except LinexportError:
+        raise
     except Exception as error:
         raise EnvironmentProblemError(f"Cannot open {path}: {error}") from error
+    if session.placement is not None:
+        _say_where_it_runs(path, session.placement)
+    return session
+
+
+def _say_where_it_runs(model: Path, found: PlacementRecord) -> None:
+    """Log what an execution provider runs of a model: a warning where ops are left to the CPU."""
+    level = logging.WARNING if found.on_cpu else logging.INFO
+    log.log(level, "%s: %s.", model, found.described())
+
+
+def _say_what_is_compared(folder: Path, manifest: Manifest, found: PlacementRecord) -> None:
+    """Log that the model was not compared with the original where it runs."""
+    if manifest.placement != found:
+        log.warning(
+            "%s was not compared with the original on this execution provider: linexport validate "
+            "%s --provider %s does so.",
+            *(folder, folder, found.provider),
+        )
 
 
 def _say_what_is_proven(folder: Path, manifest: Manifest) -> None:
@@ -154,6 +201,11 @@ class Artifact(TextModel):
         return self._path
 
     @property
+    def placement(self) -> PlacementRecord | None:
+        """The nodes that run on the execution provider and on the CPU; None for the CPU alone."""
+        return getattr(self._session, "placement", None)
+
+    @property
     def verified(self) -> Mapping[str, FileRecord]:
         """Files whose digests held when this was opened, by name; none with ``verify=False``."""
         return self.manifest.files if self._options.get("verify") else {}
@@ -182,10 +234,9 @@ class Artifact(TextModel):
         Raises:
             UsageError: the model has no vision tower, or these are not the images of the tokens.
         """
-        vision, tower = self.manifest.vision, self.tower
-        if vision is None or tower is None:
-            raise UsageError(f"{self.path} has no vision tower: it takes text alone.")
-        return image_inputs(vision, tower.run, np.atleast_2d(ids), images_of(images))
+        vision = vision_of(self.manifest, self.path)
+        assert self.tower is not None
+        return image_inputs(vision, self.tower.run, np.atleast_2d(ids), images_of(images))
 
     def feeds(self, *args: Input, **inputs: np.ndarray) -> Arrays:
         """Return all inputs of the graph for whole sequences, initial states among them.

@@ -17,6 +17,7 @@ from linexport.errors import UsageError
 from linexport.manifest import Manifest
 from linexport.parity import ModelUnderTest
 from linexport.system.progress import Progress, Stopwatch
+from linexport.targets.providers import CPU_ONLY, Execution
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def validate_and_report(
     trust_remote_code: bool,
     data: Path | None,
     progress: Progress,
+    execution: Execution = CPU_ONLY,
 ) -> tuple[Manifest, list[Change], list[outcome.CheckResult]]:
     """Check an artifact again, beside a baseline too where one is given.
 
@@ -60,16 +62,23 @@ def validate_and_report(
         trust_remote_code: see there.
         data: see there.
         progress: see there.
+        execution: the execution provider.
 
     Returns:
         The manifest, the changes beside the baseline, and all checks.
 
     Raises:
-        UsageError: see ``linexport.validate``; or a baseline that cannot be read or written.
+        UsageError: see ``linexport.validate``; or a baseline that cannot be read or written, or is
+            asked for with another provider than the CPU.
     """
+    if execution != CPU_ONLY and (files.baseline or files.new_baseline):
+        raise UsageError(
+            "--baseline and --write-baseline are of figures on the CPU: leave out --provider, or "
+            "compare without a baseline."
+        )
     before = read_figures(files.baseline) if files.baseline else None
     watch = Stopwatch(progress)
-    manifest, tested = reopen(artifact, source, threads, trust_remote_code, watch)
+    manifest, tested = reopen(artifact, source, threads, trust_remote_code, watch, execution)
     manifest = check_again(manifest, tested, artifact, seed, threads, data, watch)
     changes: list[Change] = []
     if before is not None or files.new_baseline is not None:

@@ -13,14 +13,17 @@ from linexport.cli.options import (
     ArtifactPath,
     Json,
     Lengths,
+    ProviderOption,
     Seed,
     SourceOption,
+    Strict,
     Threads,
     TrustRemoteCode,
     parse_lengths,
 )
 from linexport.cli.progress import Spinner
 from linexport.errors import UsageError
+from linexport.targets.providers import CPU
 
 if TYPE_CHECKING:
     from linexport.manifest import Manifest
@@ -54,6 +57,8 @@ def bench(
         Path | None,
         typer.Option(help="Draw tokens a second over depth to a file, such as .png or .svg."),
     ] = None,
+    provider: ProviderOption = CPU,
+    strict: Strict = False,
     threads: Threads = 0,
     seed: Seed = 0,
     trust_remote_code: TrustRemoteCode = False,
@@ -78,6 +83,8 @@ def bench(
             seed=seed,
             trust_remote_code=trust_remote_code,
             progress=Spinner(quiet=json or output is not None),
+            provider=provider,
+            strict=strict,
         )
         if work is None or json:
             finish(manifest, artifact, json)

@@ -72,6 +72,8 @@ def _print(found: SourceInspection | ArtifactInspection) -> None:
     if isinstance(found, ArtifactInspection):
         manifest = found.manifest
         _print_origin(console, "artifact", manifest.source, manifest.dims, vars(manifest.nodes))
+        if manifest.placement is not None:
+            console.print(f"compared where {manifest.placement.described()}", markup=False)
         _print_left(manifest.rejected, console)
         lowerings = {op.node: found.lowering(op) for op in found.ops}
     else:

@@ -11,6 +11,7 @@ import typer
 
 from linexport.errors import LinexportError, UsageError
 from linexport.manifest.options import ConvertOptions, declared, defaults
+from linexport.targets import providers
 
 DEFAULT_TOKENS = 128
 """Most tokens of a text where neither the caller nor the model says."""
@@ -45,6 +46,23 @@ Evaluate = Annotated[str | None, option("evaluate")]
 LowerIsBetter = Annotated[bool, option("lower_is_better")]
 MaxDrop = Annotated[float | None, option("max_drop")]
 ArtifactPath = Annotated[Path, typer.Argument(help="Folder made by linexport convert.")]
+ProviderOption = Annotated[
+    str,
+    typer.Option(
+        "--provider",
+        help="Execution provider of ONNX Runtime that runs the artifact: "
+        f"{', '.join(providers.NAMES)}. An error where it is not installed or does not start; what "
+        "it leaves to the CPU is told.",
+    ),
+]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="With --provider: an error where any part of a linexport op or a state is left to the "
+        "CPU.",
+    ),
+]
 SourceOption = Annotated[
     str | None,
     typer.Option(

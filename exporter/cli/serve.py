@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from linexport.cli.errors import guarded
-from linexport.cli.options import ArtifactPath, Threads
+from linexport.cli.options import ArtifactPath, ProviderOption, Strict, Threads
 from linexport.errors import EnvironmentProblemError
 from linexport.serving.limits import HELP, LEAST, Limits
 from linexport.serving.token import TOKEN, read_token
+from linexport.targets.providers import CPU
 
 
 def serve(
@@ -34,6 +35,8 @@ def serve(
             "that are not finished when the server stops."
         ),
     ] = None,
+    provider: ProviderOption = CPU,
+    strict: Strict = False,
     threads: Threads = 0,
     **limits: Any,
 ) -> None:
@@ -50,7 +53,7 @@ def serve(
         from linexport.serving.service import Service
 
         address = Address(host, port, read_token(token_file))
-        model = load(artifact, threads=threads)
+        model = load(artifact, threads=threads, provider=provider, strict=strict)
         most = Limits(**limits)
         called = name or artifact.resolve().name
         service = Service(model, LocalComputing(model, most), called, most, park)

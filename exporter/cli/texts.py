@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from linexport.cli.options import DEFAULT_TOKENS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from linexport.artifact import Artifact
     from linexport.artifact.continuation import Generation
     from linexport.artifact.generating import GenerationRequest
@@ -24,6 +26,7 @@ class _Text:
 
     prompt: str
     ids: list[int]
+    images: dict[str, Any] | None
     decode: Decoder
     stops: StopStrings
     tokens: list[int] = field(default_factory=list)
@@ -90,13 +93,23 @@ class GeneratedTexts:
         system: str | None,
         *,
         chat: bool,
+        images: Sequence[Path] = (),
     ) -> GeneratedTexts:
         """Return texts of which nothing is written.
+
+        Args:
+            model: that writes them.
+            prompts: one for each text.
+            request: how to write them.
+            system: the system's message of a conversation, if any.
+            chat: prompts are messages of a user.
+            images: files of the images in the only prompt.
 
         Raises:
             LinexportError: the model has no texts, or a file of it is damaged; says why.
         """
         from linexport.artifact.language_interface import language_interface
+        from linexport.artifact.pictures import with_pictures
         from linexport.artifact.stops import StopStrings
         from linexport.artifact.tokenizer import find_tokenizer
 
@@ -110,10 +123,12 @@ class GeneratedTexts:
         texts = []
         for prompt in prompts:
             if chat:
-                ids = model.encode_chat([*before, {"role": "user", "content": prompt}])
+                content = _message(prompt, len(images))
+                ids = model.encode_chat([*before, {"role": "user", "content": content}])
             else:
                 ids = tokenizer.encode(prompt)
-            texts.append(_Text(prompt, ids, tokenizer.decoder(), StopStrings(how.stops)))
+            ids, given = with_pictures(model, ids, images) if images else (ids, None)
+            texts.append(_Text(prompt, ids, given, tokenizer.decoder(), StopStrings(how.stops)))
         return cls(model, request, how, texts)
 
     def write(self, draft: Draft | None, show: Callable[[str], None]) -> None:
@@ -156,7 +171,8 @@ class GeneratedTexts:
         settings = vars(self._request)
         if len(self._texts) > 1:
             return self._model.generate_batch([text.ids for text in self._texts], **settings)
-        tokens = self._model.generate(self._texts[0].ids, **settings, draft=draft)
+        [text] = self._texts
+        tokens = self._model.generate(text.ids, **settings, draft=draft, images=text.images)
         return ((token,) for token in tokens)
 
     def _milliseconds(self) -> tuple[float, float]:
@@ -165,3 +181,10 @@ class GeneratedTexts:
         if not ends:
             return 0.0, 0.0
         return 1e3 * (ends[0] - start), 1e3 * (ends[-1] - ends[0]) / max(1, len(ends) - 1)
+
+
+def _message(prompt: str, images: int) -> str | list[dict[str, str]]:
+    """Return a user's message as templates take it, the images before the text."""
+    if not images:
+        return prompt
+    return [*({"type": "image"} for _ in range(images)), {"type": "text", "text": prompt}]

@@ -10,9 +10,19 @@ import typer
 
 from linexport.cli.errors import guarded
 from linexport.cli.exit_status import finish
-from linexport.cli.options import ArtifactPath, Json, Seed, SourceOption, Threads, TrustRemoteCode
+from linexport.cli.options import (
+    ArtifactPath,
+    Json,
+    ProviderOption,
+    Seed,
+    SourceOption,
+    Strict,
+    Threads,
+    TrustRemoteCode,
+)
 from linexport.cli.progress import Spinner
 from linexport.errors import RegressionError
+from linexport.targets.providers import CPU, Execution
 
 if TYPE_CHECKING:
     from linexport.ci.outcome import CheckResult
@@ -59,6 +69,8 @@ def validate(
     write_baseline: Annotated[
         Path | None, typer.Option(help="Measure, and write such a file.")
     ] = None,
+    provider: ProviderOption = CPU,
+    strict: Strict = False,
     json: Json = False,
 ) -> None:
     """Check an artifact against its original again; exit 3 if they differ."""
@@ -81,6 +93,7 @@ def validate(
             trust_remote_code=trust_remote_code,
             data=data,
             progress=Spinner(quiet=json),
+            execution=Execution(provider, strict),
         )
         if github:
             _annotate(artifact, found, err=json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from linexport.errors import EnvironmentProblemError
 from linexport.graph import dims
 from linexport.manifest import MODEL, Manifest
 from linexport.manifest.engines import EngineLatencyRow, EngineRecord
+from linexport.manifest.placement import PlacementRecord
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.reference import feeds
 from linexport.plugins.cpu import library
 from linexport.targets.base import uses_library
+from linexport.targets.providers import CPU_ONLY
 from linexport.timing.baselines import LENGTHS, Bench
 from linexport.timing.latency import Settings
 from linexport.timing.throughput import Workload, throughput
@@ -79,9 +82,24 @@ def with_divergence(
     """Trace the failure of a case to the first value that differs."""
     assert manifest.parity is not None
     first = parity.first_layer if tested.loaded.language else parity.first_divergence
-    opened = targets.find_target(manifest.target).open
+    opened = partial(targets.find_target(manifest.target).open, execution=tested.execution)
     found = first(tested, traced or trace.trace(tested.loaded), path, opened, failed)
     return replace(manifest, parity=replace(manifest.parity, first_divergence=found))
+
+
+def placement_of(tested: parity.ModelUnderTest) -> PlacementRecord | None:
+    """Open the model and return what its provider runs; None for the CPU, which needs no look.
+
+    Called before what takes long: a provider that cannot run the model is an error at once.
+
+    Raises:
+        EnvironmentProblemError: the provider cannot run it; see ``targets.providers``.
+    """
+    if tested.execution == CPU_ONLY:
+        return None
+    session: Any = tested.open()
+    found: PlacementRecord = session.placement
+    return found
 
 
 def with_library_checked(
@@ -106,7 +124,8 @@ def with_library_checked(
 
 def with_library_proven(manifest: Manifest, tested: parity.ModelUnderTest) -> Manifest:
     """Say whether parity is that of the library, which may have opened what was tested."""
-    if not library.computes(manifest.fused) or manifest.parity is None:
+    computed = library.computes(manifest.fused) and tested.execution == CPU_ONLY
+    if not computed or manifest.parity is None:
         return manifest
     return replace(manifest, library=parity.proven(manifest.parity, tested.open()))
 
@@ -203,6 +222,7 @@ def with_measurements(
     manifest: Manifest, tested: parity.ModelUnderTest, folder: Path, how: Measuring
 ) -> Manifest:
     """Measure latency, the decode step and peak memory, and the engine that runs here."""
+    placement = placement_of(tested)
     with tempfile.TemporaryDirectory() as work:
         runner = _bench(manifest, tested, folder, Path(work), how)
         runner.export_plainly(how.program)
@@ -220,7 +240,7 @@ def with_measurements(
         decode=decode,
         memory=tuple(memory),
         nodes=nodes,
-        measurement=how.settings.record(),
+        measurement=replace(how.settings.record(), placement=placement),
     )
     manifest = with_warnings(manifest, runner.notes)
     return with_engines_timed(manifest, tested, folder, how.seed) if manifest.engines else manifest
@@ -230,6 +250,7 @@ def with_throughput(
     manifest: Manifest, tested: parity.ModelUnderTest, folder: Path, work: Workload, how: Measuring
 ) -> Manifest:
     """Measure prefill and decode of the artifact and its baselines."""
+    placement_of(tested)
     with tempfile.TemporaryDirectory() as scratch:
         runner = _bench(manifest, tested, folder, Path(scratch), how)
         runner.export_plainly()

@@ -13,6 +13,7 @@ from linexport.artifact import opening
 from linexport.artifact.signature import SIGNATURE
 from linexport.conversion.add_records import (
     Measuring,
+    placement_of,
     with_divergence,
     with_engines_checked,
     with_library_proven,
@@ -31,7 +32,9 @@ from linexport.loaders.memory_map import memory_map_weights
 from linexport.manifest import MODEL, Manifest
 from linexport.manifest.file_names import VISION
 from linexport.system.progress import Progress, Silent, Stopwatch
+from linexport.targets import providers
 from linexport.targets.base import uses_library
+from linexport.targets.providers import CPU_ONLY, Execution
 from linexport.timing.latency import Settings
 from linexport.timing.throughput import Workload
 
@@ -47,6 +50,8 @@ def validate(
     trust_remote_code: bool = False,
     data: str | Path | None = None,
     progress: Progress | None = None,
+    provider: str = providers.CPU,
+    strict: bool = False,
 ) -> Manifest:
     """Check an artifact against its original again, and write the outcome to its manifest.
 
@@ -59,15 +64,19 @@ def validate(
         data: text that a quantised artifact is compared on; None for the source of Python's
             standard library.
         progress: shown the stages.
+        provider: ONNX Runtime's execution provider that runs the artifact; see ``linexport.load``.
+        strict: see there.
 
     Returns:
-        The updated manifest.
+        The updated manifest, whose ``placement`` says what the provider ran.
 
     Raises:
-        UsageError: not an artifact, or the source is missing or not the one it was made from.
+        UsageError: not an artifact, or the source is missing or not the one it was made from; an
+            unknown provider, or one that does not open artifacts of this target.
+        EnvironmentProblemError: the provider cannot run it; see ``linexport.load``.
     """
-    watch = Stopwatch(progress or Silent())
-    manifest, tested = reopen(Path(artifact), source, threads, trust_remote_code, watch)
+    watch, execution = Stopwatch(progress or Silent()), Execution(provider, strict)
+    manifest, tested = reopen(Path(artifact), source, threads, trust_remote_code, watch, execution)
     return check_again(manifest, tested, Path(artifact), seed, threads, data, watch)
 
 
@@ -82,6 +91,8 @@ def check_again(
 ) -> Manifest:
     """Check an artifact that is open; see ``validate``."""
     memory_map_weights(tested.loaded)
+    # First of all: what a provider does not run need not be compared.
+    manifest = replace(manifest, placement=placement_of(tested))
     if manifest.quantisation is not None:
         return _validate_quantised(manifest, tested, folder, data, threads, seed, watch)
     if data is not None:
@@ -133,15 +144,18 @@ def bench(
     seed: int = 0,
     trust_remote_code: bool = False,
     progress: Progress | None = None,
+    provider: str = providers.CPU,
+    strict: bool = False,
 ) -> Manifest:
     """Measure an artifact beside its baselines again, and write the outcome to its manifest.
 
     Arguments and errors are those of ``validate``; ``lengths`` are sequence lengths. With a
-    ``workload`` its prefill and decode are measured, and nothing else.
+    ``workload`` its prefill and decode are measured, and nothing else. The baselines run on the
+    CPU, whatever the provider of the artifact is.
     """
     folder = Path(artifact)
-    watch = Stopwatch(progress or Silent())
-    manifest, tested = reopen(folder, source, threads, trust_remote_code, watch)
+    watch, execution = Stopwatch(progress or Silent()), Execution(provider, strict)
+    manifest, tested = reopen(folder, source, threads, trust_remote_code, watch, execution)
     chosen = None if lengths is None else tuple(lengths)
     with watch.stage("measure"):
         how = Measuring(chosen, Settings(threads=threads), seed)
@@ -177,10 +191,12 @@ def reopen(
     threads: int,
     trust_remote_code: bool,
     watch: Stopwatch,
+    execution: Execution = CPU_ONLY,
 ) -> tuple[Manifest, parity.ModelUnderTest]:
     """Open an artifact, also one that failed its parity check, beside its original.
 
-    Arguments and errors are those of ``validate``; ``watch`` is shown the stage.
+    Arguments and errors are those of ``validate``; ``watch`` is shown the stage, and ``execution``
+    is the provider.
     """
     manifest = manifests.read(folder)
     with watch.stage("load"):
@@ -189,6 +205,7 @@ def reopen(
         check_interface(manifest, graph, str(folder / manifests.MANIFEST))
         loaded = _original(manifest, source, trust_remote_code)
         target = targets.find_target(manifest.target)
+        execution.check_target(target.name, target.deploy is not None)
 
     def open_session() -> targets.InferenceSession:
         return target.open(
@@ -197,12 +214,14 @@ def reopen(
             taking_turns=True,
             low_memory=True,
             native=uses_library(manifest),
+            execution=execution,
         )
 
     def open_tower() -> targets.InferenceSession:
-        return target.open(folder / VISION, threads=threads, taking_turns=True)
+        return target.open(folder / VISION, threads=threads, taking_turns=True, execution=execution)
 
-    return manifest, model_under_test(manifest, loaded, open_session, None, open_tower)
+    tested = model_under_test(manifest, loaded, open_session, None, open_tower)
+    return manifest, replace(tested, execution=execution)
 
 
 def _original(

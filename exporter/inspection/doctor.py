@@ -6,12 +6,15 @@ import importlib
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from linexport.errors import EnvironmentProblemError
 from linexport.plugins.cpu import library
 from linexport.plugins.tensorrt.flavour import FLAVOURS, Flavour
 from linexport.system import environment
+from linexport.targets.providers import PROVIDERS, Execution, is_beside
 
 REQUIRED = ("torch", "onnx", "onnxruntime", "onnx-graphsurgeon", "onnxscript", "numpy", "typer")
 EXTRAS = {
@@ -70,27 +73,38 @@ def _module(name: str) -> dict[str, Any]:
 
 
 def _providers() -> list[dict[str, Any]]:
-    """Every provider of this ONNX Runtime, each opened and run on a tiny model."""
+    """Every provider of this ONNX Runtime and beside it, each opened and run on a tiny model."""
     try:
         import onnxruntime
     except ImportError:
         return []
-    return [_try_provider(name) for name in onnxruntime.get_available_providers()]
+    names = onnxruntime.get_available_providers()
+    beside = {
+        provider.ort_name: partial(_open_beside, name)
+        for name, provider in PROVIDERS.items()
+        if provider.ort_name not in names and is_beside(provider)
+    }
+    own = {name: partial(onnxruntime.InferenceSession, providers=[name]) for name in names}
+    return [_try_provider(name, opened) for name, opened in (own | beside).items()]
 
 
-def _try_provider(name: str) -> dict[str, Any]:
+def _open_beside(name: str, model: bytes) -> Any:
+    from linexport.targets.base import OrtSession
+
+    return OrtSession(model, execution=Execution(name)).inner
+
+
+def _try_provider(name: str, opened: Callable[[bytes], Any]) -> dict[str, Any]:
     import numpy as np
     from onnx import TensorProto, helper
-
-    from linexport.targets.base import OrtSession
 
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1]) for n in "xy")
     graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "neg", [x], [y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     try:
-        session = OrtSession(model.SerializeToString(), providers=(name,))
-        result = session.run({"x": np.ones(1, np.float32)})["y"]
-        used = name in session.inner.get_providers()
+        session = opened(model.SerializeToString())
+        (result,) = session.run(["y"], {"x": np.ones(1, np.float32)})
+        used = name in session.get_providers()
         if not used:
             raise EnvironmentProblemError("ONNX Runtime fell back to another provider")
         return {"name": name, "works": bool(result[0] == -1), "error": None}

@@ -23,6 +23,7 @@ FROM_MANIFEST = (
     "dims",
     "nodes",
     "rejected",
+    "placement",
 )
 """Fields of an artifact's manifest that are printed with its ops."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from linexport.manifest.placement import PlacementRecord
+
 RUNNERS = ("artifact", "plain_export", "pytorch")
 """The artifact and its baselines: prefixes of the fields below, and keys of ``reasons``."""
 
@@ -60,6 +62,7 @@ class ThroughputRow:
         call_ms: median of the calls: time to the first token for "pp", between tokens for "tg".
         call_p99_ms: the ninety-ninth percentile of them.
         reason: why there are no figures.
+        provider: the execution provider that ran it, in ONNX Runtime.
     """
 
     runner: str
@@ -72,6 +75,7 @@ class ThroughputRow:
     call_ms: float | None
     call_p99_ms: float | None
     reason: str | None = None
+    provider: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,8 @@ class MeasurementRecord:
         threads: of every runner; 0 for each one's own choice.
         interleaved: the runners took turns.
         longest_call_seconds: a baseline was not called where one call would take longer.
+        placement: the execution provider that ran the artifact; None for the CPU, which always
+            runs the baselines.
     """
 
     warmup: int
@@ -108,3 +114,4 @@ class MeasurementRecord:
     threads: int
     interleaved: bool
     longest_call_seconds: float
+    placement: PlacementRecord | None = None

@@ -21,6 +21,7 @@ from linexport.manifest.measured import (
     ThroughputRow,
 )
 from linexport.manifest.options import ConvertOptions
+from linexport.manifest.placement import PlacementRecord
 from linexport.manifest.proof import LibraryRecord, ParityRecord, StreamingRecord
 from linexport.manifest.quantisation import QuantisationRecord
 
@@ -290,6 +291,7 @@ class Manifest:
         library: comparison of the CPU library's results; None before it was made.
         head: what the output of a Hugging Face model is; None for other sources.
         vision: the tower whose output ``inputs_embeds`` takes; None without one.
+        placement: the execution provider that ran what was compared last; None for the CPU.
     """
 
     # For pydantic: no conversion of types, no unknown keys, no NaN.
@@ -337,6 +339,7 @@ class Manifest:
     library: LibraryRecord | None = None
     head: HeadName | None = None
     vision: VisionRecord | None = None
+    placement: PlacementRecord | None = None
 
     @property
     def trusts_library(self) -> bool:

@@ -41,6 +41,7 @@ from linexport.parity.rounding import apart
 from linexport.parity.tolerances import TOLERANCES, Tolerance
 from linexport.system import memory
 from linexport.targets import InferenceSession
+from linexport.targets.providers import CPU_ONLY, Execution
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class ModelUnderTest:
         chosen: sizes to check in place of the usual ones.
         vision: the tower beside it; None without one.
         open_tower: opens that.
+        execution: the execution provider that the model is opened on.
     """
 
     loaded: LoadedModel
@@ -76,6 +78,7 @@ class ModelUnderTest:
     chosen: ChosenSizes = USUAL
     vision: VisionRecord | None = None
     open_tower: Callable[[], InferenceSession] | None = None
+    execution: Execution = CPU_ONLY
 
     def complete(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Inputs in their order, those that are left out at their defaults."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from linexport.manifest import Manifest
 from linexport.manifest.engines import EngineRecord
 from linexport.manifest.measured import LatencyRow
+from linexport.manifest.placement import PlacementRecord
 from linexport.manifest.proof import CaseRecord, LibraryRecord, ParityRecord, ToleranceRecord
 from linexport.manifest.quantisation import QuantisationRecord
 from linexport.report import quantisation
@@ -193,6 +194,7 @@ def checks(manifest: Manifest) -> list[Check]:
     return [
         parity_check(manifest),
         streaming_check(manifest),
+        *([_provider_check(manifest.placement)] if manifest.placement else []),
         *([_library_check(manifest.library)] if manifest.library else []),
         *([_weights_check(manifest.quantisation)] if manifest.quantisation else []),
         *(_engine_check(engine) for engine in manifest.engines),
@@ -244,6 +246,12 @@ def streaming_check(manifest: Manifest) -> Check:
     return Check("Streaming", "streaming", "bad", "failed", f"{reason}; {detail}")
 
 
+def _provider_check(record: PlacementRecord) -> Check:
+    """Return on which execution provider the artifact was compared, and what the CPU ran of it."""
+    tone = "open" if record.on_cpu else "plain"
+    return Check("Provider", "parity", tone, record.provider, record.described())
+
+
 def _library_check(record: LibraryRecord) -> Check:
     """Return whether the CPU library, too, gives what was proven of the functions."""
     if record.passed is None:
@@ -282,7 +290,13 @@ def _latency_check(manifest: Manifest) -> Check:
     if row is None:
         return Check("Latency", "latency", "open", "not measured", SKIPPED)
     word = f"{amount(row.artifact_ms)} ms"
-    return Check("Latency", "latency", "plain", word, speed(row))
+    return Check("Latency", "latency", "plain", word, f"{speed(row)}{_measured_on(manifest)}")
+
+
+def _measured_on(manifest: Manifest) -> str:
+    """Return the execution provider that the artifact was measured on, "" for the CPU."""
+    placement = manifest.measurement and manifest.measurement.placement
+    return f"; {placement.described()}; the baselines on the CPU" if placement else ""
 
 
 def _decode_check(manifest: Manifest) -> Check:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from linexport.errors import UsageError
 from linexport.manifest import Manifest
 from linexport.manifest.engines import EngineRecord
+from linexport.manifest.placement import ORT_CPU, PlacementRecord
 from linexport.plugins.cpu import library
 from linexport.system import memory
+from linexport.targets.providers import CPU, CPU_ONLY, Execution
 
 if TYPE_CHECKING:  # help lists the targets, and answers without these
     import numpy as np
@@ -156,7 +158,8 @@ class OrtSession:
         taking_turns: threads sleep when a call ends. By default they spin for a while in wait of
             the next call, and so slow other sessions that take turns with this one: on two cores,
             2.5 ms become 17.
-        providers: execution providers; those of the default are the CPU.
+        execution: the execution provider that runs it. Any but the CPU's leaves the CPU library
+            aside.
         low_memory: take less memory and more time, and keep no memory of a call for the next one.
         native: run linexport ops by the CPU library, where it is built and runs all of the model's;
             otherwise, as by default, by the functions that their nodes carry.
@@ -165,9 +168,11 @@ class OrtSession:
 
     Attributes:
         native: whether the CPU library runs them.
+        placement: what the execution provider runs; None for the CPU.
 
     Raises:
-        onnxruntime exceptions: the model does not load.
+        EnvironmentProblemError: see ``placement.open_placed``.
+        onnxruntime exceptions: the model does not load on the CPU.
     """
 
     def __init__(
@@ -175,13 +180,18 @@ class OrtSession:
         model: Path | bytes,
         threads: int = 0,
         taking_turns: bool = False,
-        providers: tuple[str, ...] = ("CPUExecutionProvider",),
+        execution: Execution = CPU_ONLY,
         low_memory: bool = False,
         native: bool = False,
         settings: Mapping[str, str] | None = None,
         profile: Path | None = None,
     ) -> None:
         import onnxruntime
+
+        from linexport.targets import placement
+        from linexport.targets.tokenwise import with_programs
+
+        self.placement: PlacementRecord | None = None
 
         def opened(native: bool) -> Any:
             options = _session_options(threads, taking_turns, low_memory)
@@ -193,11 +203,17 @@ class OrtSession:
                 return None
             source: Any = model if isinstance(model, bytes) else str(model)
             if native:
-                source = _with_programs(source, options)
-            return onnxruntime.InferenceSession(source, options, providers=list(providers))
+                source, _ = _changed(source, options, with_programs)
+            if execution.provider == CPU:
+                return onnxruntime.InferenceSession(source, options, [ORT_CPU])
+            source, graph = _changed(source, options, placement.with_names)
+            session, self.placement = placement.open_placed(
+                source, graph, options, execution, threads
+            )
+            return session
 
         inner = None
-        if native:
+        if native and execution.provider == CPU:
             try:
                 inner = opened(native=True)
             except Exception as error:  # ONNX Runtime has no class for its own
@@ -233,27 +249,30 @@ class OrtSession:
         return {name: value.numpy() for name, value in zip(others, found, strict=True)}
 
 
-def _with_programs(source: bytes | str, options: Any) -> bytes | str:
-    """Return the model as the CPU library runs it: groups of nodes are programs of it.
+def _changed(
+    source: bytes | str, options: Any, change: Callable[[onnx.ModelProto], onnx.ModelProto]
+) -> tuple[bytes | str, onnx.ModelProto]:
+    """Return a model with another graph, and that graph; weights beside the file stay there.
 
     Args:
         source: a file, or a serialised model.
         options: of the session; they get the folder of external weights.
+        change: returns the graph to run, or the very one that it is given.
     """
     import onnx
 
     from linexport.graph import external_data
-    from linexport.targets.tokenwise import with_programs
 
     if isinstance(source, bytes):
-        return with_programs(onnx.load_from_string(source)).SerializeToString()
+        changed = change(onnx.load_from_string(source))
+        return changed.SerializeToString(), changed
     path = Path(source)
     graph = external_data.read_graph(path)
-    changed = with_programs(graph)
+    changed = change(graph)
     if changed is graph:
-        return source
+        return source, graph
     options.add_session_config_entry(EXTERNAL_WEIGHTS, str(path.resolve().parent))
-    return external_data.with_graph(path, changed)
+    return external_data.with_graph(path, changed), changed
 
 
 def _write_profile(options: Any, folder: Path) -> None:

@@ -25,6 +25,7 @@ from linexport.system import memory
 from linexport.system.npz import save_npz
 from linexport.targets import InferenceSession
 from linexport.targets.base import OrtSession
+from linexport.targets.providers import CPU
 from linexport.timing.admission import Admission, if_equal
 from linexport.timing.latency import Call, Called, Settings, latency_table, measure
 from linexport.timing.peak_memory import peak_megabytes
@@ -161,13 +162,14 @@ class Bench:
         moved = self.moved.get(tokens)
         peaks: dict[str, float | None] = {}
         reasons: dict[str, str] = {}
-        location = self.tested.loaded.source.location
+        tested = self.tested
+        location = tested.loaded.source.location
         sessions = {
-            "artifact": ("onnx", str(self.model), 1, self.target),
-            "plain_export": ("onnx", str(self.plain_path), 0, "ort"),
-            "pytorch": ("pytorch", location, 0, ""),
+            "artifact": ("onnx", str(self.model), 1, self.target, tested.execution.provider),
+            "plain_export": ("onnx", str(self.plain_path), 0, "ort", CPU),
+            "pytorch": ("pytorch", location, 0, "", CPU),
         }
-        for name, (kind, path, which, target) in sessions.items():
+        for name, (kind, path, which, target, provider) in sessions.items():
             reason = self.reasons.get(name) or self.admission.too_slow(name, tokens)
             peak = None
             if reason is None:
@@ -178,6 +180,7 @@ class Bench:
                     files["small"][which],
                     target,
                     self.pooling,
+                    provider,
                 )
             peaks[f"{name}_mb"] = peak
             if reason:
@@ -203,7 +206,11 @@ class Bench:
         if self.artifact is None:
             target = targets.find_target(self.target)
             self.artifact = target.open(
-                self.model, threads=self.settings.threads, taking_turns=True, native=self.native
+                self.model,
+                threads=self.settings.threads,
+                taking_turns=True,
+                native=self.native,
+                execution=self.tested.execution,
             )
         return self.artifact
 

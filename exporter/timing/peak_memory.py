@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from linexport.system.child_process import python_module
+from linexport.targets.providers import CPU, Execution
 
 
 def peak_megabytes(
@@ -23,6 +24,7 @@ def peak_megabytes(
     small_inputs: Path,
     target: str = "ort",
     pooling: str | None = None,
+    provider: str = CPU,
 ) -> tuple[float | None, str | None]:
     """Peak megabytes of one run and None, or None and the reason it could not be measured.
 
@@ -33,6 +35,7 @@ def peak_megabytes(
         small_inputs: the same for the first, unmeasured run.
         target: whose session opens an ONNX file.
         pooling: that a source is loaded with.
+        provider: execution provider that runs an ONNX file.
     """
     if not sys.platform.startswith("linux"):
         return None, "peak memory is measured on Linux only"
@@ -43,6 +46,7 @@ def peak_megabytes(
         "small_inputs": str(small_inputs),
         "target": target,
         "pooling": pooling,
+        "provider": provider,
     }
     done = subprocess.run(
         python_module("linexport.timing.peak_memory", json.dumps(request)),
@@ -66,7 +70,9 @@ def _probe(request: dict[str, Any]) -> float:
     if request["baseline"] == "onnx":
         from linexport import targets
 
-        session: Any = targets.find_target(request["target"]).open(Path(request["model"]))
+        session: Any = targets.find_target(request["target"]).open(
+            Path(request["model"]), execution=Execution(request["provider"])
+        )
         names = [i.name for i in session.inner.get_inputs()]
 
         def run(values: list[Any]) -> object:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -81,11 +81,13 @@ def throughput(bench: Bench, work: Workload) -> list[ThroughputRow]:
         if wrong:
             most = "any number" if limits.max is None else limits.max
             raise UsageError(f"{wrong[0]} tokens: the model takes {limits.min} to {most}.")
-    return [
+    rows = [
         _row(runner, kind, tokens, depth, *_measured(bench, runner, kind, tokens, depth, work))
         for kind, tokens, depth in work.tests
         for runner in ("artifact", "plain_export", "pytorch")
     ]
+    provider = bench.tested.execution.provider
+    return [replace(r, provider=provider) if r.runner == "artifact" else r for r in rows]
 
 
 def _measured(

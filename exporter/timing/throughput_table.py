@@ -43,7 +43,7 @@ def markdown(rows: Sequence[ThroughputRow]) -> str:
             speed = f"{row.tokens_per_second:,.1f}{spread}"
             call, late = f"{row.call_ms:,.2f}", f"{row.call_p99_ms:,.2f}"
         text = " ".join(speed.replace("|", "\\|").split())
-        lines.append(f"| {row.test} | {NAMES[row.runner]} | {text} | {call} | {late} |")
+        lines.append(f"| {row.test} | {_runner(row)} | {text} | {call} | {late} |")
     first: dict[tuple[str, str], ThroughputRow] = {}
     for one in reversed(rows):
         first[one.kind, one.runner] = one
@@ -54,6 +54,11 @@ def markdown(rows: Sequence[ThroughputRow]) -> str:
         if told:
             lines += ["", f"{what}, {name}: {', '.join(told)}"]
     return "\n".join(lines) + "\n"
+
+
+def _runner(row: ThroughputRow) -> str:
+    name = NAMES[row.runner]
+    return name if row.provider == "cpu" else f"{name}, {row.provider}"
 
 
 def plot(rows: Sequence[ThroughputRow], place: Path) -> None:

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+NONE = "–"
 
 MARK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -33,9 +34,10 @@ def parts() -> dict[str, Callable[[], str]]:
 
 
 def pages() -> Iterator[Path]:
-    """Yield every page of the project: Markdown at the root and in docs/."""
+    """Yield every page of the project: Markdown at the root, in docs/ and in plugins/."""
     yield from sorted(ROOT.glob("*.md"))
-    yield from sorted((ROOT / "docs").rglob("*.md"))
+    for folder in ("docs", "plugins"):
+        yield from sorted((ROOT / folder).rglob("*.md"))
 
 
 def filled(text: str) -> str:
@@ -53,3 +55,10 @@ def table(titles: list[str], rows: list[list[str]]) -> str:
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
     )
+
+
+def ms(value: float | None) -> str:
+    """Return milliseconds with three digits, or a dash for what was not run."""
+    if value is None:
+        return NONE
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,125 @@
+"""Sessions on an execution provider, and which nodes it runs, by ONNX Runtime's own record.
+
+ONNX Runtime puts the bodies of functions in the place of their nodes before providers choose, and
+its record has the names of nodes:
+
+    node of the graph            its name
+    node of an op's function     _inlfunc_LinearAttention_<name>, for the second op of that type
+                                 _inlfunc_LinearAttention_token_1_<name>
+    a node of ONNX Runtime's     a name of its own, or none
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from typing import Any
+
+import onnx
+
+from linexport.errors import EnvironmentProblemError
+from linexport.graph.walk import nodes_within
+from linexport.manifest.placement import ORT_CPU, PlacementRecord
+from linexport.plugins.ops.op import DOMAIN
+from linexport.targets.providers import PROVIDERS, Execution, add_provider
+
+RECORDED = "session.record_ep_graph_assignment_info"
+"""Setting of ONNX Runtime: keep which provider got which node."""
+
+STATE = "present_"
+"""Beginning of the names of outputs that are states."""
+
+MARK = "__"
+"""Beginning of the names that nodes of functions get."""
+
+UNKNOWN = "no known op"
+"""Key of ``PlacementRecord.on_cpu`` for nodes whose op is not known: they may be of any."""
+
+_INSIDE = re.compile(rf"_inlfunc_(\w+?)(?:_token_\d+)?_{MARK}\d+")
+
+
+def with_names(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy in which every node of a function has a name that says so."""
+    named = onnx.ModelProto()
+    named.CopyFrom(model)
+    for function in named.functions:
+        for i, node in enumerate(nodes_within(function.node)):
+            node.name = f"{MARK}{i}"
+    return named
+
+
+def open_placed(
+    source: bytes | str, graph: onnx.ModelProto, options: Any, execution: Execution, threads: int
+) -> tuple[Any, PlacementRecord]:
+    """Open a model on another execution provider than the CPU's.
+
+    Args:
+        source: a file, or a serialised model; functions as ``with_names`` leaves them.
+        graph: of it.
+        options: an ``onnxruntime.SessionOptions``, which gets the provider.
+        execution: the provider, and whether it may leave ops or states to the CPU.
+        threads: 0 for the provider's own choice.
+
+    Returns:
+        An ``onnxruntime.InferenceSession``, and what the provider runs of it.
+
+    Raises:
+        EnvironmentProblemError: the provider is not installed, does not start, or takes no node;
+            or, where that is strict, leaves a part of a linexport op or of a state to the CPU.
+    """
+    import onnxruntime
+
+    name = execution.provider
+    package = add_provider(options, name, threads)
+    options.add_session_config_entry(RECORDED, "1")
+    try:
+        session = onnxruntime.InferenceSession(source, options, enable_fallback=0)
+        assigned = session.get_provider_graph_assignment_info()
+    except Exception as error:  # ONNX Runtime has no class for its own
+        raise EnvironmentProblemError(
+            f"The execution provider {name} ({package}) does not open the model: {error}"
+        ) from None
+    found = _placement(assigned, graph, name, package)
+    ort_name = PROVIDERS[name].ort_name
+    if not found.nodes.get(ort_name):
+        raise EnvironmentProblemError(
+            f"The execution provider {name} ({package}) takes none of the "
+            f"{sum(found.nodes.values())} nodes of the model: all of it would run on the CPU. "
+            "Leave out --provider for that."
+        )
+    if execution.strict and found.on_cpu:
+        raise EnvironmentProblemError(
+            f"{found.described()}. --strict allows no part of a linexport op or a state there; "
+            "leave it out to run the model so."
+        )
+    return session, found
+
+
+def _placement(
+    assigned: Any, graph: onnx.ModelProto, provider: str, package: str
+) -> PlacementRecord:
+    nodes: Counter[str] = Counter()
+    on_cpu: dict[str, Counter[str]] = defaultdict(Counter)
+    homes = _homes(graph)
+    for part in assigned:
+        nodes[part.ep_name] += len(part.get_nodes())
+        for node in part.get_nodes() if part.ep_name == ORT_CPU else ():
+            inside = _INSIDE.fullmatch(node.name)
+            home = inside[1] if inside else homes.get(node.name, UNKNOWN)
+            if home:
+                on_cpu[home][node.op_type] += 1
+    return PlacementRecord(
+        provider, package, dict(nodes), {home: dict(ops) for home, ops in on_cpu.items()}
+    )
+
+
+def _homes(graph: onnx.ModelProto) -> dict[str, str]:
+    """Return the op or the states that each node of the graph is of, by name; "" for neither."""
+    nodes, found = graph.graph.node, {}
+    # In a graph whose functions were put in place, nodes of ops are like any others.
+    other = "" if any(node.domain == DOMAIN for node in nodes) else UNKNOWN
+    for node in nodes:
+        states = ", ".join(name for name in node.output if name.startswith(STATE))
+        found[node.name] = node.op_type if node.domain == DOMAIN else states or other
+    found.pop("", None)
+    return found

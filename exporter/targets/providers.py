@@ -1,0 +1,190 @@
+"""ONNX Runtime's execution providers: what each is called, what installs it, how it is started.
+
+    cpu                                  part of every ONNX Runtime
+    cuda, tensorrt                       part of the package onnxruntime-gpu
+    openvino, webgpu, nv-tensorrt-rtx    libraries of packages beside onnxruntime
+
+ONNX Runtime goes on without a provider that does not start. Here that is an error; what a provider
+that did start leaves to the CPU is in ``placement``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from linexport.errors import EnvironmentProblemError, UsageError
+from linexport.system import environment
+
+CPU = "cpu"
+
+
+def _openvino(threads: int) -> dict[str, str]:
+    """Return OpenVINO's settings: by default it rounds to bfloat16 on processors that have that."""
+    settings = {"INFERENCE_PRECISION_HINT": "f32"}
+    if threads:
+        settings["INFERENCE_NUM_THREADS"] = str(threads)
+    return {"load_config": json.dumps({"CPU": settings})}
+
+
+@dataclass(frozen=True)
+class Provider:
+    """An execution provider other than the CPU's.
+
+    Attributes:
+        ort_name: ONNX Runtime's name of it.
+        package: the distribution that has it.
+        module: of a package beside onnxruntime, the module that knows the place of its library.
+        device: metadata of the device to take of those that the library offers; the first that fits
+            is taken.
+        built_in: options that replace ``device`` where ONNX Runtime itself was built with it.
+        options: further options for a number of threads, 0 being its own choice.
+        advice: what to try where the library offers no device.
+    """
+
+    ort_name: str
+    package: str
+    module: str | None = None
+    device: Mapping[str, str] = field(default_factory=dict)
+    built_in: Mapping[str, str] = field(default_factory=dict)
+    options: Callable[[int], dict[str, str]] = lambda threads: {}
+    advice: str = "Run linexport on a machine that has such a device."
+
+
+PROVIDERS = {
+    # Without the option products are rounded to TF32.
+    "cuda": Provider(
+        "CUDAExecutionProvider", "onnxruntime-gpu", options=lambda threads: {"use_tf32": "0"}
+    ),
+    "tensorrt": Provider("TensorrtExecutionProvider", "onnxruntime-gpu"),
+    "nv-tensorrt-rtx": Provider(
+        "NvTensorRTRTXExecutionProvider",
+        "onnxruntime-ep-nv-tensorrt-rtx",
+        "onnxruntime_ep_nv_tensorrt_rtx",
+    ),
+    "openvino": Provider(
+        "OpenVINOExecutionProvider",
+        "onnxruntime-ep-openvino",
+        "onnxruntime_ep_openvino",
+        device={"ov_device": "CPU"},
+        built_in={"device_type": "CPU"},
+        options=_openvino,
+        advice="It takes Intel's processors alone; the package onnxruntime-openvino, installed in "
+        "place of onnxruntime, takes others.",
+    ),
+    "webgpu": Provider("WebGpuExecutionProvider", "onnxruntime-ep-webgpu", "onnxruntime_ep_webgpu"),
+}
+"""By the name users choose."""
+
+NAMES = (CPU, *PROVIDERS)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A choice of execution provider, and whether it must run all ops and states.
+
+    Attributes:
+        provider: one of ``NAMES``.
+        strict: no part of a linexport op or a state may be left to the CPU.
+
+    Raises:
+        UsageError: an unknown provider, or ``strict`` for the CPU.
+    """
+
+    provider: str = CPU
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if self.provider not in NAMES:
+            raise UsageError(
+                f"Unknown execution provider {self.provider!r}; expected one of {', '.join(NAMES)}."
+            )
+        if self.strict and self.provider == CPU:
+            raise UsageError(
+                "--strict is of other execution providers than the CPU: give --provider too."
+            )
+
+    def check_target(self, name: str, has_engines: bool) -> None:
+        """Check that artifacts of a target run in ONNX Runtime.
+
+        Args:
+            name: of the target.
+            has_engines: whether its artifacts do.
+
+        Raises:
+            UsageError: they have, and no execution provider opens engines.
+        """
+        if self.provider != CPU and has_engines:
+            raise UsageError(
+                f"--provider {self.provider} is of artifacts that run in ONNX Runtime; this one is "
+                f"of target {name}, whose engines run without it. Convert with --target ort "
+                "or --target onnx."
+            )
+
+
+CPU_ONLY = Execution()
+
+
+def is_beside(provider: Provider) -> bool:
+    """Return whether a package beside onnxruntime that has a provider is installed."""
+    return provider.module is not None and importlib.util.find_spec(provider.module) is not None
+
+
+def add_provider(options: Any, name: str, threads: int) -> str:
+    """Make sessions that are opened with these options use a provider.
+
+    Args:
+        options: an ``onnxruntime.SessionOptions``.
+        name: of ``PROVIDERS``.
+        threads: 0 for the provider's own choice.
+
+    Returns:
+        The distribution that has the provider, with its version.
+
+    Raises:
+        EnvironmentProblemError: it is not installed, or offers no device of this machine.
+    """
+    import onnxruntime
+    from onnxruntime.capi import build_and_package_info as build
+
+    provider, settings = PROVIDERS[name], PROVIDERS[name].options(threads)
+    available = onnxruntime.get_available_providers()
+    if provider.ort_name in available:
+        options.add_provider(provider.ort_name, {**provider.built_in, **settings})
+        return f"{build.package_name} {build.__version__}"
+    if not is_beside(provider):
+        raise EnvironmentProblemError(
+            f"The execution provider {name} is not installed: found ONNX Runtime "
+            f"{onnxruntime.__version__} with {', '.join(available)}. Install {provider.package}"
+            f"{'' if provider.module else ', in place of onnxruntime'}."
+        )
+    _register(str(provider.module))
+    devices = [d for d in onnxruntime.get_ep_devices() if d.ep_name == provider.ort_name]
+    fitting = [d for d in devices if provider.device.items() <= dict(d.ep_metadata).items()]
+    package = f"{provider.package} {environment.version(provider.package)}"
+    if not fitting:
+        raise EnvironmentProblemError(
+            f"The execution provider {name} ({package}) finds no device that it runs on in this "
+            f"machine ({environment.describe()['cpu']}). {provider.advice}"
+        )
+    options.add_provider_for_devices(fitting[:1], settings)
+    return package
+
+
+@cache
+def _register(module: str) -> None:
+    """Load the library of a package into ONNX Runtime, once in a process."""
+    import onnxruntime
+
+    try:
+        path = importlib.import_module(module).get_library_path()
+        onnxruntime.register_execution_provider_library(module, path)
+    except Exception as error:  # the code of others, and ONNX Runtime has no class for its own
+        raise EnvironmentProblemError(
+            f"The library of {module} does not load in ONNX Runtime {onnxruntime.__version__}: "
+            f"{error}"
+        ) from None
