@@ -223,16 +223,18 @@ def test_automatic_weights_are_refused_before_anything_is_converted(
 def test_the_memory_probe_loads_the_original_with_its_pooling(
     head_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    requested = []
 
-    def probe(*args: Any) -> tuple[None, str]:
-        asked.append((args[0], args[-1]))
+    def probe(
+        baseline: str, model: str, inputs: Path, small: Path, target: str, pooling: str, *rest: str
+    ) -> tuple[None, str]:
+        requested.append((baseline, pooling))
         return None, "not run"
 
     monkeypatch.setattr("linexport.timing.baselines.peak_megabytes", probe)
     folder = head_folder("mamba2", BASE)
     linexport.convert(folder, tmp_path / "out", pooling="mean", lengths=(8,), threads=1)
-    assert ("pytorch", "mean") in asked
+    assert ("pytorch", "mean") in requested
     np.savez(tmp_path / "inputs.npz", np.ones((1, 8), np.int64), np.ones((1, 8), np.int64))
     files = [tmp_path / "inputs.npz"] * 2
     assert "'max'" in peak_megabytes("pytorch", str(folder), *files, pooling="max")[1]
