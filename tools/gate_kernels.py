@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Assemble every shipped kernel: one row a kernel, and the gate it must pass.
 
-    python tools/gate_kernels.py [--sm 80 87 89 90 100 120] [--width 64 128]
+    python tools/gate_kernels.py [--sm 80 87 ...] [--width 64 128]
                                  [--dtype float32 float16 bfloat16] [--precision tf32x3]
                                  [--case NAME ...] [--json FILE]
 
@@ -22,10 +22,11 @@ from typing import Any
 
 from linexport.errors import BuildError, LinexportError
 from linexport.models import feature_maps as feature_maps  # registers their formulas
+from linexport.plugins.kernels.architectures import ARCHITECTURES
 from linexport.plugins.kernels.compile import compile_kernels
 from linexport.plugins.kernels.gate import LARGEST_SHARED, failures, inspect
 from linexport.plugins.kernels.launch import TYPES
-from linexport.plugins.kernels.plan import ARCHITECTURES, plan_launches
+from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec
 from linexport.plugins.ops.op import Node
 
@@ -195,7 +196,7 @@ def summary(sm: int, found: list[dict[str, Any]]) -> str:
 def main() -> int:
     """Print as it goes; exit code 0: all pass, 6: some do not."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    options.add_argument("--sm", type=int, nargs="+", default=ARCHITECTURES)
+    options.add_argument("--sm", type=int, nargs="+", default=tuple(ARCHITECTURES))
     options.add_argument("--width", type=int, nargs="+", default=(64, 128))
     options.add_argument("--dtype", nargs="+", default=tuple(TYPES), choices=TYPES)
     options.add_argument("--precision", default=SHIPPED, choices=("tf32", "tf32x3"))

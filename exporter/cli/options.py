@@ -94,7 +94,7 @@ def convert_options(given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert command-line values of ``convert``'s parameters to those ``ConvertOptions`` takes.
 
     Raises:
-        UsageError: a list that is not of positive integers.
+        UsageError: a list that is not of positive integers, or a GPU that is not known.
     """
     found = {}
     for name, value in given.items():
@@ -102,8 +102,18 @@ def convert_options(given: Mapping[str, Any]) -> dict[str, Any]:
         if form == "single":
             found[name] = value
         elif value is not None:
-            found[name] = parse_integers(name, value) if form == "commas" else tuple(value)
+            found[name] = _listed(name, value) if form == "commas" else tuple(value)
     return found
+
+
+def _listed(name: str, text: str) -> tuple[int, ...]:
+    """Integers of a field of ``ConvertOptions``; for ``sms``, GPUs by name as well."""
+    if name != "sms":
+        return parse_integers(name, text)
+    from linexport.plugins.kernels.architectures import capability_of
+
+    found = [str(capability_of(part.strip())) for part in text.split(",")]
+    return parse_integers(name, ",".join(found))
 
 
 def parse_lengths(text: str | None) -> tuple[int, ...] | None:

@@ -99,7 +99,8 @@ class ConvertOptions:
     sms: tuple[int, ...] = _option(
         (),
         "--sm",
-        "For engines: compute capabilities of the GPUs, such as 89,120.",
+        "For engines: compute capabilities of the GPUs, such as 89,120, or GPUs by name, such as "
+        "l4,orin.",
         form="commas",
         example="89,120",
     )

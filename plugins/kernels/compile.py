@@ -20,12 +20,9 @@ from importlib import metadata, util
 from pathlib import Path
 
 from linexport.errors import BuildError, EnvironmentProblemError
+from linexport.plugins.kernels.architectures import ARCHITECTURES
 from linexport.plugins.kernels.launch import Kernel
 from linexport.system.child_process import python_module
-
-PTX_VERSION = {80: 83, 87: 83, 89: 83, 90: 83, 100: 87, 120: 87}
-"""The oldest PTX ISA each compute capability can be had with: drivers refuse newer ones than
-their own."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ def _compile(kernels: Sequence[Kernel], sm: int, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as place:
         request = {
             "sm": sm,
-            "ptx_version": PTX_VERSION[sm],
+            "ptx_version": ARCHITECTURES[sm].ptx,
             "folder": place,
             "kernels": [{"name": kernel.name, **asdict(kernel)} for kernel in kernels],
         }

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from linexport.errors import BuildError
+from linexport.plugins.kernels.architectures import ARCHITECTURES, assembled_as, toolchain
 from linexport.plugins.kernels.compile import CompiledKernel
 from linexport.plugins.kernels.launch import Kernel
 from linexport.plugins.kernels.plans.fused_maps import WIDENING
@@ -22,9 +23,8 @@ SERIALISED = ("C7510", "C7511", "C7512", "C7513", "C7514", "C7515", "C7519")
 """Warnings of ptxas that wgmma instructions are serialised; the numbers tell the reason."""
 
 TENSOR_CORE = r"\b(?:HMMA|IMMA|QMMA|HGMMA|QGMMA|UTC\w*MMA)\b"
-LARGEST_SHARED = {80: 166912, 87: 166912, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
-"""Bytes of shared memory a block may have. Source: CUDA C++ Programming Guide, compute
-capabilities."""
+LARGEST_SHARED = {sm: one.shared for sm, one in ARCHITECTURES.items()}
+"""Bytes of shared memory a block may have."""
 
 MULTIPLY = ("segment_state", "segment_output", "chunk_inverse")
 """Functions with products of matrices."""
@@ -53,8 +53,7 @@ def inspect(binary: CompiledKernel) -> BinaryFindings:
     Raises:
         BuildError: the assembler refuses it.
     """
-    architecture = f"sm_{binary.sm}{'a' if binary.sm >= 90 else ''}"
-    assembler = "ptxas-blackwell" if binary.sm >= 100 else "ptxas"
+    architecture, assembler = assembled_as(binary.sm), toolchain(binary.sm).program
     with tempfile.TemporaryDirectory() as place:
         ptx, cubin = Path(place) / "kernel.ptx", Path(place) / "kernel.cubin"
         ptx.write_text(binary.ptx)

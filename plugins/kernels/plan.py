@@ -11,13 +11,10 @@ import importlib
 from collections.abc import Callable
 
 from linexport.errors import UnsupportedModelError
+from linexport.plugins.kernels.architectures import ARCHITECTURES
 from linexport.plugins.kernels.launch import TYPES, LaunchPlan
 from linexport.plugins.ops.op import Node
 from linexport.plugins.ops.registry import all_ops
-
-ARCHITECTURES = (80, 87, 89, 90, 100, 120)
-"""Compute capabilities kernels are made for. A binary runs on its own major version only, and on
-minor versions from its own on; from 90 on, on its own alone."""
 
 PRECISIONS = ("tf32", "tf32x3", "ieee")
 """How float32 products are computed: one, three or no products in TensorFloat-32."""
@@ -46,7 +43,7 @@ def plan_launches(node: Node, dtype: str, sm: int, precision: str = "tf32x3") ->
         )
     for what, given, known in (
         ("dtype", dtype, tuple(TYPES)),
-        ("compute capability", sm, ARCHITECTURES),
+        ("compute capability", sm, tuple(ARCHITECTURES)),
         ("precision", precision, PRECISIONS),
     ):
         if given not in known:

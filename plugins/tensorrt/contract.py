@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from linexport.errors import OpError, UnsupportedModelError
+from linexport.plugins.kernels.architectures import ARCHITECTURES
 from linexport.plugins.kernels.compile import compile_kernels
 from linexport.plugins.kernels.launch import TYPES, LaunchPlan
-from linexport.plugins.kernels.plan import ARCHITECTURES, plan_launches
+from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.op import Node, Op
 from linexport.plugins.tensorrt.description import (
@@ -52,7 +53,7 @@ def architectures(sms: Sequence[int]) -> list[int]:
     Raises:
         UsageError: there are none for one of them.
     """
-    return sorted({compatible(sm, ARCHITECTURES) for sm in sms})
+    return sorted({compatible(sm, tuple(ARCHITECTURES)) for sm in sms})
 
 
 def describe_plugin(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> Description:

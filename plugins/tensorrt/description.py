@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from linexport.errors import OpError, UnsupportedModelError, UsageError
+from linexport.plugins.kernels.architectures import ARCHITECTURES, FIRST, NO_TENSOR_CORES
 from linexport.plugins.kernels.launch import (
     BLOCKS_PER_MULTIPROCESSOR,
     LEAST_CHUNKS,
@@ -37,10 +38,8 @@ ALIGNMENT = 256
 LAUNCH, BINARIES = "launch", "binaries"
 ROUTES = ("single", "segmented", "decode")
 
-MULTIPROCESSORS = {80: 108, 87: 16, 89: 128, 90: 132, 100: 148, 120: 170}
-"""Multiprocessors of the usual GPU of each compute capability. Long sequences are cut into segments
-for that many, so that the scratch memory an engine sets aside when it is built is what it uses when
-it is run."""
+MULTIPROCESSORS = {sm: one.multiprocessors for sm, one in ARCHITECTURES.items()}
+"""Those that long sequences are cut into segments for."""
 
 
 @dataclass(frozen=True)
@@ -213,8 +212,9 @@ def compatible(sm: int, known: Sequence[int]) -> int:
     """
     able = [k for k in known if k == sm or (k < sm < 90 and k // 10 == sm // 10)]
     if not able:
+        why = f" ({NO_TENSOR_CORES})" if sm < FIRST else ""
         raise UsageError(
-            f"There are no kernels for compute capability {sm / 10:.1f}; there are for "
+            f"There are no kernels for compute capability {sm / 10:.1f}{why}; there are for "
             f"{', '.join(f'{k / 10:.1f}' for k in sorted(known))}. Use --no-plugins, or --sm."
         )
     return max(able)

@@ -201,3 +201,9 @@ def test_the_library_name_that_ends_the_process_is_provided(
         assert done.returncode < 0, "the trap is gone: flavour.py need not provide the name"
     else:
         assert (done.returncode, done.stdout) == (0, "parsed True\n"), done.stderr
+
+
+def test_standard_operators_are_built_for_a_gpu_without_kernels(engines: SimpleNamespace) -> None:
+    """The T4: no plugin is asked for, and TensorRT-RTX builds for compute capability 7.5."""
+    engine = engines.engine(tensorrt_models.node(), sm=75, sms=(75,), plugins=False)
+    assert engine.plan and engine.plugins == ()

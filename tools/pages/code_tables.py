@@ -42,6 +42,20 @@ def ops() -> str:
     return table(["op", "inputs", "outputs"], rows)
 
 
+def gpus() -> str:
+    """Return the GPUs that kernels are compiled for, and the driver that loads them."""
+    from linexport.plugins.kernels.architectures import ARCHITECTURES, toolchain
+
+    rows = []
+    for sm, one in ARCHITECTURES.items():
+        made = toolchain(sm)
+        names = ", ".join(f"`{name.lower()}`" for name in one.gpus)
+        ptx = f"{one.ptx // 10}.{one.ptx % 10}"
+        rows.append([f"{sm / 10:.1f}", f"`{sm}`", names, made.cuda, f"{made.driver}", ptx])
+    titles = ["compute capability", "`--sm`", "or by name", "assembled by CUDA", "driver from"]
+    return table([*titles, "PTX with `--quick`"], rows)
+
+
 def exit_codes() -> str:
     """Return the exit codes of the command line."""
     from linexport import errors
@@ -59,5 +73,6 @@ PARTS = {
     "targets": targets,
     "feature-maps": feature_maps,
     "ops": ops,
+    "gpus": gpus,
     "exit-codes": exit_codes,
 }

@@ -89,12 +89,13 @@ def state(shape: Shape) -> Tile:
     """Tile of ``segments.segment_state``, with the chunk of ``output``: segments are whole chunks.
 
     Without a decay its loop on compute capability 9.0 is nothing but one product, which pipelining
-    would serialise. On 10.0 tiles of halves spill in some kernels where they are square, and on 8.7
-    and 8.9 those of one product in float32 where loads are pipelined.
+    would serialise. On 10.0 tiles of halves spill in some kernels where they are square (10.3 and
+    11.0 have its tiles), and on 8.7 and 8.9 those of one product in float32 where loads are
+    pipelined.
     """
     single = shape.type == "fp32"
     block_k = min(shape.block_k, 32 if single else 64)
-    block_v = min(power(shape.d_v), 32 if shape.sm == 100 and not single else 64)
+    block_v = min(power(shape.d_v), 32 if shape.sm // 10 in (10, 11) and not single else 64)
     stages = 1 if shape.one_product or (shape.sm == 90 and not shape.decays) else 2
     return Tile(output(shape).chunk, block_k, block_v, 4, stages)
 

@@ -18,10 +18,11 @@ from types import ModuleType
 import pytest
 
 from linexport.errors import BuildError
+from linexport.plugins.kernels.architectures import ARCHITECTURES
 from linexport.plugins.kernels.compile import CompiledKernel, compile_kernels
 from linexport.plugins.kernels.gate import LARGEST_SHARED, BinaryFindings, failures
 from linexport.plugins.kernels.launch import Argument, Kernel
-from linexport.plugins.kernels.plan import ARCHITECTURES, plan_launches
+from linexport.plugins.kernels.plan import plan_launches
 from tests.support import kernels
 
 pytestmark = pytest.mark.services

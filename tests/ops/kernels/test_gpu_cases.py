@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from linexport.models.feature_maps import find_map
-from linexport.plugins.kernels.plan import ARCHITECTURES, plan_launches
+from linexport.plugins.kernels.architectures import ARCHITECTURES
+from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.kernels.run import run
 from tests.support import ROOT
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linexport.errors import UnsupportedModelError
+from linexport.plugins.kernels.architectures import ARCHITECTURES
 from linexport.plugins.kernels.launch import Extent, LaunchPlan, Scratch
-from linexport.plugins.kernels.plan import ARCHITECTURES, plan_launches
+from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.kernels.sources import function
 from linexport.plugins.ops.op import Node
 from tests.support import kernels
