@@ -203,7 +203,7 @@ def test_the_library_name_that_ends_the_process_is_provided(
         assert (done.returncode, done.stdout) == (0, "parsed True\n"), done.stderr
 
 
-def test_standard_operators_are_built_for_a_gpu_without_kernels(engines: SimpleNamespace) -> None:
-    """The T4: no plugin is asked for, and TensorRT-RTX builds for compute capability 7.5."""
-    engine = engines.engine(tensorrt_models.node(), sm=75, sms=(75,), plugins=False)
-    assert engine.plan and engine.plugins == ()
+def test_a_t4_is_refused_by_tensorrt_rtx_in_float32(engines: SimpleNamespace) -> None:
+    """Standard operators keep states in float32, whose products the builder lacks for 7.5."""
+    with pytest.raises(BuildError, match=r"Turing \(SM75\): FP32 GEMM is not supported"):
+        engines.engine(tensorrt_models.node(), sm=75, sms=(75,), plugins=False)
