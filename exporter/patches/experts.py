@@ -28,10 +28,11 @@ TRIED = ("transformers 5.23.0",)
 ACTIVATIONS = {
     "SiLUActivation": "silu",
     "SiLU": "silu",
+    "silu": "silu",
     "GELUActivation": "gelu",
     "ReLUSquaredActivation": "relu2",
 }
-"""Activations that the op has, by the library's classes."""
+"""Activations that the op has, by the names of classes and of functions."""
 
 
 @contextmanager
@@ -70,7 +71,7 @@ def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights
         top_k_weights.to(hidden_states.dtype),
         self.gate_up_proj if self.has_gate else self.up_proj,
         self.down_proj,
-        activation=ACTIVATIONS[type(self.act_fn).__name__],
+        activation=ACTIVATIONS[_activation(self)],
         gated=self.has_gate,
     )
 
@@ -83,5 +84,11 @@ def described(module: Any) -> bool:
     return (
         not any(others)
         and type(module)._apply_gate is _default_apply_gate
-        and type(module.act_fn).__name__ in ACTIVATIONS
+        and _activation(module) in ACTIVATIONS
     )
+
+
+def _activation(module: Any) -> str:
+    """Name of the class or of the function that computes the activation of the experts."""
+    name: str = getattr(module.act_fn, "__name__", type(module.act_fn).__name__)
+    return name

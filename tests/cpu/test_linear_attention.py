@@ -81,6 +81,22 @@ def test_equals_oracle_at_any_size(rule: str, data: st.DataObject) -> None:
     check(layout, layout.inputs(rng, 1, data.draw(st.integers(0, 5000))), data.draw(THREADS))
 
 
+@pytest.mark.parametrize("rule", ["linear", "gated"])
+@fixed(40)
+@given(data=st.data())
+def test_keys_and_values_of_width_one(rule: str, data: st.DataObject) -> None:
+    """Each head is a recurrence of one number; queries and keys are shared by all, or none."""
+    heads = data.draw(st.integers(1, 70))
+    own_query, own_key, normalize, past, masked = (data.draw(st.booleans()) for _ in range(5))
+    spec = LinearAttentionSpec(
+        heads if own_query else 1, heads, rule, normalize=normalize, scale=0.5, eps=0.25
+    )
+    layout = Layout(spec, heads if own_key else 1, 1, 1, past=past, masked=masked)
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    x = layout.inputs(rng, data.draw(st.integers(0, 3)), data.draw(st.integers(0, 45)))
+    check(layout, x, data.draw(THREADS))
+
+
 @pytest.mark.parametrize("normalize", [False, True])
 def test_queries_and_keys_of_different_lengths(normalize: bool) -> None:
     spec = LinearAttentionSpec(4, 2, causal=False, normalize=normalize, scale=0.5, eps=1e-6)
@@ -140,6 +156,19 @@ def test_decays_that_forget_all() -> None:
     x = layout.inputs(np.random.default_rng(0), 1, 11)
     x["decay"][0, [0, 3, 4, 9]] = -np.inf
     check(layout, x)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_subnormal_numbers_are_zero_in_the_library_only(threads: int) -> None:
+    """A state that decays to 1e-39 is zero at once: arithmetic with such numbers is slow."""
+    layout = Layout(LinearAttentionSpec(8, 8, "gated"), 8, d_k=64, d_v=64, past=True)
+    x = layout.inputs(np.random.default_rng(0), 1, 128)
+    x["decay"][:] = -0.7
+    x["key"][:] = 0
+    state = on_library(layout.model(), threads)(x)[1]
+    assert np.abs(layout.reference(x)[1]).max() > 0
+    assert not state.any()
+    assert np.float32(1e-39) * np.float32(0.5) > 0
 
 
 @pytest.mark.parametrize("rule", RULES)

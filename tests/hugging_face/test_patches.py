@@ -14,7 +14,7 @@ import torch
 from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.loaders import load_model
-from linexport.patches import latent_attention, softmax_attention
+from linexport.patches import experts, latent_attention, softmax_attention
 from linexport.patches.state_cache import StateCache, active, using_states
 from tests.support.families import TINY
 
@@ -180,3 +180,15 @@ def test_a_mask_of_another_kind_is_refused() -> None:
         softmax_attention.create_causal_mask(
             SimpleNamespace(), torch.zeros(1, 3, 4), tokens, None, or_mask_function=max
         )
+
+
+@pytest.mark.parametrize("model_type", sorted(TINY))
+def test_experts_are_computed_by_the_op(model_type: str) -> None:
+    """Otherwise weights of the chosen experts are gathered for every token: ten times slower."""
+    import transformers
+
+    configuration = transformers.AutoConfig.for_model(model_type, **TINY[model_type])
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(configuration)
+    found = [module for module in model.modules() if hasattr(module, "_apply_gate")]
+    assert all(map(experts.described, found))

@@ -7,6 +7,7 @@
 #include "chunked_attention.h"
 #include "decode_step.h"
 #include "division.h"
+#include "elementwise_scan.h"
 #include "polynomial_attention.h"
 #include "selective_scan.h"
 
@@ -61,6 +62,8 @@ class LinearAttention : public Kernel {
       polynomial_attention(call, a, polynomial, threads_);
     else if (is_selective_scan(a))
       selective_scan(call, a, threads_);
+    else if (is_elementwise_scan(a))
+      elementwise_scan(call, a, threads_);
     else if (is_decode_step(a))
       decode_step(call, a, threads_);
     else if (is_chunked(a))

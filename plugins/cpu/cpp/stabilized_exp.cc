@@ -83,6 +83,10 @@ const Registered registered({"StabilizedExp",
 void stabilize(const Context& call, const Exponents& exponents, int threads) {
   Exponents x = exponents;
   const int64_t work = x.streams() * x.length * x.features * (x.group() + 1) * kExponential;
+  if (DISPATCH(is_narrow(x))) {
+    const Division division(x.batch * DISPATCH(row_vectors(x)), 1, work, threads);
+    return division.run(call, [&](const Part& part) { DISPATCH(run_narrow(x, part, memory(DISPATCH(row_floats(part))))); });
+  }
   const Division division(x.streams(), DISPATCH(segments(x)), work, threads, kTurns);
   x.past_max = division.apart(x.past_max, x.present_max, x.streams() * x.features);
   division.run(call, [&](const Part& part) { DISPATCH(run(x, part, memory(DISPATCH(exponents_floats(x, part))))); });

@@ -89,6 +89,71 @@ struct RunningMaximum {
   }
 };
 
+// The same for heads of few features, a power of two that divides kLanes: vectors are of neighbouring heads, whose
+// exponents of one token lie side by side.
+struct NarrowHeads {
+  const Exponents& x;
+  int64_t batch, first, last;  // features of all heads
+  float* m;
+
+  int64_t width() const { return x.heads * x.features; }
+  int64_t left(int64_t i) const { return width() - i; }
+  float* maximum(int64_t i) const { return m + i - first; }
+  bool masked(int64_t token) const { return x.key_mask && !x.key_mask[token]; }
+
+  void open() const {
+    for (int64_t i = first; i < last; i += kLanes)
+      store(maximum(i), x.past_max ? load_first(x.past_max + batch * width() + i, left(i)) : all(kLowest));
+    for (int64_t t = 0; t < x.length && !x.causal; ++t)
+      for (int64_t i = first; i < last; i += kLanes) store(maximum(i), larger(load(maximum(i)), key(batch * x.length + t, i)));
+  }
+
+  Vector key(int64_t token, int64_t i) const {
+    return masked(token) ? all(kLowest) : load_first(x.key + token * width() + i, left(i));
+  }
+
+  void step(int64_t token) const {
+    for (int64_t i = first; i < last; i += kLanes) {
+      const int64_t place = token * width() + i;
+      const Vector a = key(token, i), before = load(maximum(i));
+      const Vector g = x.decay && !masked(token) ? load_first(x.decay + place, left(i)) : Vector{};
+      const Vector after = x.causal ? larger(before + g, a) : before;
+      store(maximum(i), after);
+      store_first(x.key_features + place, exponential(a - after), left(i));
+      if (x.present_decay) store_first(x.present_decay + place, x.causal ? g + before - after : Vector{}, left(i));
+      const Vector exponents = load_first(x.query + place, left(i)) + after;
+      store_first(x.query_features + place, exponential(exponents - largest_of_each(exponents, x.features)), left(i));
+    }
+  }
+
+  void close() const {
+    for (int64_t i = first; i < last && x.present_max; i += kLanes)
+      store_first(x.present_max + batch * width() + i, load(maximum(i)), left(i));
+  }
+};
+
+static bool is_narrow(const Exponents& x) {
+  return x.features < kLanes && (x.features & (x.features - 1)) == 0 && x.query_heads == x.heads &&
+         (!x.decay || x.decay_per_feature || x.features == 1);
+}
+
+static int64_t row_vectors(const Exponents& x) { return vectors(x.heads * x.features); }
+
+static int64_t row_floats(const Part& part) { return (part.last_stream - part.first_stream) * kLanes; }
+
+// All tokens of a part, whose streams are vectors of heads.
+static void run_narrow(const Exponents& x, const Part& part, float* memory) {
+  const int64_t in_row = row_vectors(x);
+  for (int64_t from = part.first_stream, to; from < part.last_stream; from = to) {
+    const int64_t batch = from / in_row, end = (batch + 1) * in_row;
+    to = end < part.last_stream ? end : part.last_stream;
+    const NarrowHeads row = {x, batch, from % in_row * kLanes, (to - batch * in_row) * kLanes, memory};
+    row.open();
+    for (int64_t t = 0; t < x.length; ++t) row.step(batch * x.length + t);
+    row.close();
+  }
+}
+
 // The maximum of each stream of a part, and a token's exponents.
 static int64_t exponents_floats(const Exponents& x, const Part& part) {
   return (part.last_stream - part.first_stream + 1) * vectors(x.features) * kLanes;

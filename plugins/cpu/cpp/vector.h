@@ -79,6 +79,15 @@ INLINE void exchange(Vector (&x)[kLanes]) {
 
 INLINE void transpose(Vector (&x)[kLanes]) { exchange<1>(x), exchange<2>(x), exchange<4>(x), exchange<8>(x); }
 
+// In every lane the largest of its group of `count` neighbours, a power of two up to kLanes.
+template <int S = 1>
+INLINE Vector largest_of_each(Vector x, int64_t count) {
+  const std::make_integer_sequence<int, kLanes> lanes;
+  if constexpr (S < kLanes)
+    if (S < count) return largest_of_each<2 * S>(larger(exchange<S, false>(x, x, lanes), exchange<S, true>(x, x, lanes)), count);
+  return x;
+}
+
 // The sums of kLanes vectors, each in its lane.
 INLINE Vector sums(Vector (&x)[kLanes]) {
   transpose(x);
