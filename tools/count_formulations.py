@@ -19,12 +19,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.support import formulations
 from tests.support.converted import converted
 from tests.support.outcomes import outcome_of
+from tests.support.strangers import STRANGERS
 from tests.support.third_party import MODULES
 
 TABLES = {
     name: getattr(formulations, name.upper())
     for name in ("causal", "bidirectional", "separate", "collected")
-} | {"third_party": MODULES}
+} | {"third_party": MODULES, "strangers": STRANGERS}
+
+CONVERTED = ("third_party", "strangers")
+"""Tables of modules that are converted as a user converts them."""
 
 
 def main() -> None:
@@ -42,7 +46,7 @@ def main() -> None:
             if table == "third_party" and not MODULES[name].installed:
                 print(f"{name:34} skipped: {MODULES[name].package} is not installed", flush=True)
                 continue
-            found = converted(name) if table == "third_party" else outcome_of(name)
+            found = converted(name) if table in CONVERTED else outcome_of(name)
             # Later lines have places on this machine.
             first = [reason.partition("\n")[0] for reason in found.reasons]
             row = {"table": table, "formulation": name, **vars(found), "reasons": first}
@@ -67,6 +71,8 @@ def _write(path: Path | None, rows: list[dict[str, object]]) -> None:
 
 def _facts(table: str, name: str) -> dict[str, object]:
     """Return the package of a module, and whether it is linear."""
+    if table == "strangers":
+        return {"linear": STRANGERS[name].linear}
     if table != "third_party":
         return {"linear": True}
     return {"package": MODULES[name].package, "linear": MODULES[name].linear}

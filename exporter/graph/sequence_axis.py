@@ -14,7 +14,8 @@ from collections.abc import Iterator
 import onnx
 import onnx_graphsurgeon as gs
 
-from linexport.graph.states import PAST_MASK, ROWS, SCAN
+from linexport.graph.edit import producer
+from linexport.graph.states import SCAN, is_rows
 from linexport.plugins.ops.op import DOMAIN, Op
 from linexport.plugins.ops.registry import all_ops
 
@@ -85,12 +86,14 @@ def mixing(model: onnx.ModelProto) -> list[str]:
 
 def _with_past(graph: gs.Graph) -> set[int | str]:
     """Return the sizes of axes that hold rows of past pieces and tokens, as those of pairs do."""
-    joined = [n for n in graph.nodes if n.op == "Concat" and _is_past(n.inputs[0].name)]
+    joined = [n for n in graph.nodes if n.op == "Concat" and is_rows(n.inputs[0].name)]
     return {n.outputs[0].shape[n.attrs["axis"]] for n in joined}
 
 
-def _is_past(name: str) -> bool:
-    return name.startswith(ROWS) or name == PAST_MASK
+def _is_carried(state: gs.Tensor) -> bool:
+    """Return whether a state of a Scan is an input, or is one after the first call."""
+    start = producer(state, "Where")
+    return any(t.name.startswith(SCAN[0]) for t in (state, *(start.inputs if start else ())))
 
 
 def _has_size(node: gs.Node, sizes: set[int | str]) -> bool:
@@ -100,7 +103,7 @@ def _has_size(node: gs.Node, sizes: set[int | str]) -> bool:
 def _mixes(node: gs.Node, tokens: str) -> bool:
     if node.op in SIZES_ONLY:
         return False
-    if node.op == "Scan" and any(t.name.startswith(SCAN[0]) for t in node.inputs):
+    if node.op == "Scan" and any(_is_carried(t) for t in node.inputs):
         return False
     op = _op(node)
     if op and op.causal(node.attrs):

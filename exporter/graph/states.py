@@ -123,15 +123,14 @@ def find_states(model: onnx.ModelProto, given: Collection[str] = ()) -> list[Sta
                 )
                 seen = (start, end, dtype.name, shapes[start], node.op_type)
                 found.append(State(*seen, initial_value=port.initial_value))
-    for node in (n for n in model.graph.node if n.op_type == "Scan"):
-        for first, last in zip(node.input, node.output, strict=False):
-            start, end = casts_in.get(first, first), casts_out.get(last, last)
-            own = start.startswith(SCAN[0]) and start in inputs and end in outputs
-            if own and start not in given:
-                kind = inputs[start].type.tensor_type.elem_type
-                dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
-                found.append(State(start, end, dtype.name, shapes[start], "Scan"))
-    found += [_rows(inputs[name], shapes[name]) for name in inputs if _is_rows(name, given)]
+    for start in inputs:
+        end = start.replace(*SCAN, 1)
+        if start.startswith(SCAN[0]) and start not in given and end in outputs:
+            kind = inputs[start].type.tensor_type.elem_type
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
+            found.append(State(start, end, dtype.name, shapes[start], "Scan"))
+    rows = [name for name in inputs if is_rows(name) and name not in given]
+    found += [_rows(inputs[name], shapes[name]) for name in rows]
     # Last: the batch is read from the first state.
     before, after = LENGTH
     if before in inputs and after in outputs and before not in given:
@@ -139,8 +138,13 @@ def find_states(model: onnx.ModelProto, given: Collection[str] = ()) -> list[Sta
     return found
 
 
-def _is_rows(name: str, given: Collection[str]) -> bool:
-    return name not in given and (name.startswith(ROWS) or name == PAST_MASK)
+def is_rows(name: str) -> bool:
+    """Return whether an input is named as rows of attention are, or their mask.
+
+    ``past_key_max_0`` is not: it is a state of an op.
+    """
+    stem = next((stem for stem in ROWS if name.startswith(stem)), None)
+    return name == PAST_MASK or (stem is not None and name.removeprefix(stem).isdecimal())
 
 
 def _rows(past: onnx.ValueInfoProto, shape: tuple[int | str | None, ...]) -> State:

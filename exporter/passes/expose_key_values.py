@@ -19,7 +19,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
 from linexport.graph.edit import END, producer
-from linexport.graph.states import PAST_MASK, ROWS
+from linexport.graph.states import PAST_MASK, ROWS, is_rows
 from linexport.passes.contract import Pass, PassResult
 from linexport.recognise.masked_softmax import MaskedSoftmax, Rows, ScoreMask, SoftmaxReader
 from linexport.recognise.roles import NotAttentionError
@@ -37,7 +37,7 @@ def run(graph: gs.Graph) -> PassResult:
         log.debug("no keys are states: no causal node tells the axis of the tokens")
         return PassResult(False)
     dims = {size for t in graph.inputs for size in t.shape or ()}
-    if PAST in dims or any(n.startswith((*ROWS, PAST_MASK)) for n in graph.tensors()):
+    if PAST in dims or any(map(is_rows, graph.tensors())):
         log.debug("no keys are states: the graph has a past of its own")
         return PassResult(False)
     reader, found = SoftmaxReader(graph, tokens), []

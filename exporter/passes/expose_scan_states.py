@@ -1,25 +1,42 @@
-"""Scan over tokens, from states of zero -> the same Scan with past inputs and present outputs.
+"""Scan over tokens, from states of no token -> the same Scan with past inputs and present outputs.
 
     Scan(0, x)        becomes      past_scan_0_0 -> present_scan_0_0
+    Scan(h_0, x)      becomes      Scan(past_scan_0_begun ? past_scan_0_0 : h_0, x)
 
-A loop that is no linear attention streams all the same: a delta rule token by token, an LSTM.
+A loop that is no linear attention streams all the same: a delta rule token by token, an LSTM. What
+h_0 is follows from weights and the size of the batch; past_scan_0_begun is 0 before the first call.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
+from linexport.graph.edit import producer
 from linexport.graph.states import SCAN
 from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.recognise.values import Values
 
 log = logging.getLogger(__name__)
 
-Shapes = list[list[int | str]]
+Shape = list[int | str]
+
+
+@dataclass(frozen=True)
+class _States:
+    """The states of a Scan.
+
+    Attributes:
+        shapes: of each, with the batch first.
+        given: numbers of those that begin with something else than zeros.
+    """
+
+    shapes: list[Shape]
+    given: list[int]
 
 
 def run(graph: gs.Graph) -> PassResult:
@@ -27,16 +44,22 @@ def run(graph: gs.Graph) -> PassResult:
     tokens, known = sequence_axis.symbol(graph), Values.of_graph(graph)
     nodes = [n for n in graph.nodes if n.op == "Scan"]
 
-    def match(graph: gs.Graph, node: gs.Node) -> Shapes | None:
-        return _shapes(node, tokens, known) if node.op == "Scan" and node.inputs else None
+    def match(graph: gs.Graph, node: gs.Node) -> _States | None:
+        return _states(node, tokens, known) if node.op == "Scan" and node.inputs else None
 
-    def replace(graph: gs.Graph, node: gs.Node, shapes: Shapes) -> None:
+    def replace(graph: gs.Graph, node: gs.Node, states: _States) -> None:
         place = next(i for i, n in enumerate(nodes) if n is node)
-        for i, shape in enumerate(shapes):
+        batch = states.shapes[0][0]
+        begun = _begun(graph, place, batch) if states.given else None
+        for i, shape in enumerate(states.shapes):
             dtype, last = node.attrs["body"].inputs[i].dtype, node.outputs[i]
             past = gs.Variable(f"{SCAN[0]}{place}_{i}", dtype, shape)
             present = gs.Variable(f"{SCAN[1]}{place}_{i}", dtype, shape)
-            node.inputs[i], node.outputs[i] = past, present
+            if begun is not None and i in states.given:
+                node.inputs[i] = _chosen(graph, begun, past, node.inputs[i])
+            else:
+                node.inputs[i] = past
+            node.outputs[i] = present
             graph.inputs.append(past)
             graph.outputs.append(present)
             # The model's own use of the last state stays what it is.
@@ -45,8 +68,37 @@ def run(graph: gs.Graph) -> PassResult:
     return rewrite_matches(graph, match, replace, log)
 
 
-def _shapes(node: gs.Node, tokens: str | None, known: Values) -> Shapes | None:
-    """Return the shapes of the states of a Scan that could be an artifact's."""
+def _begun(graph: gs.Graph, place: int, batch: int | str) -> gs.Variable:
+    """Return the state that says whether there was a call before."""
+    past = gs.Variable(f"{SCAN[0]}{place}_begun", np.float32, [batch, 1])
+    present = gs.Variable(f"{SCAN[1]}{place}_begun", np.float32, [batch, 1])
+    shape = gs.Variable(f"{past.name}/shape", np.int64, [2])
+    one = {"value": gs.Constant(f"{past.name}/one", np.ones(1, np.float32))}
+    graph.nodes.append(gs.Node("Shape", shape.name, inputs=[past], outputs=[shape]))
+    graph.nodes.append(gs.Node("ConstantOfShape", present.name, one, [shape], [present]))
+    graph.inputs.append(past)
+    graph.outputs.append(present)
+    return past
+
+
+def _chosen(graph: gs.Graph, begun: gs.Variable, past: gs.Variable, start: gs.Tensor) -> gs.Tensor:
+    """Return the past, or what the state begins with where there was no call before."""
+    stem, rank = f"{past.name}/start", len(past.shape)
+    axes = gs.Constant(f"{stem}/axes", np.array([0, *[1] * (rank - 1)], np.int64))
+    flat = gs.Variable(f"{stem}/begun", np.float32, [begun.shape[0], *[1] * (rank - 1)])
+    seen = gs.Variable(f"{stem}/seen", np.bool_, flat.shape)
+    found = gs.Variable(stem, past.dtype, past.shape)
+    zero = gs.Constant(f"{stem}/zero", np.zeros((), np.float32))
+    graph.nodes += [
+        gs.Node("Reshape", flat.name, inputs=[begun, axes], outputs=[flat]),
+        gs.Node("Greater", seen.name, inputs=[flat, zero], outputs=[seen]),
+        gs.Node("Where", found.name, inputs=[seen, past, start], outputs=[found]),
+    ]
+    return found
+
+
+def _states(node: gs.Node, tokens: str | None, known: Values) -> _States | None:
+    """Return the states of a Scan that could be an artifact's."""
     count = node.attrs["num_scan_inputs"]
     states = node.inputs[:-count]
     if not states:
@@ -55,8 +107,9 @@ def _shapes(node: gs.Node, tokens: str | None, known: Values) -> Shapes | None:
         raise NoMatchError("it is not over the tokens")
     if any(any(node.attrs.get(f"scan_{side}_directions") or ()) for side in ("input", "output")):
         raise NoMatchError("it begins at the last token")
-    if not all(map(known.is_zero, states)):
-        raise NoMatchError("its states do not begin with zeros")
+    given = [i for i, state in enumerate(states) if not known.is_zero(state)]
+    if not all(_is_of_no_token(states[i], tokens, known) for i in given):
+        raise NoMatchError("its states begin with what depends on tokens")
     inner = node.attrs["body"].inputs[: len(states)]
     shapes = [list(tensor.shape or ()) for tensor in inner]
     for tensor, shape in zip(inner, shapes, strict=True):
@@ -65,13 +118,32 @@ def _shapes(node: gs.Node, tokens: str | None, known: Values) -> Shapes | None:
             raise NoMatchError(f"a state has the shape {shape}; expected a batch and numbers")
         if tensor.dtype not in (np.float32, np.float16):
             raise NoMatchError(f"a state is of type {tensor.dtype}")
-    return shapes
+    return _States(shapes, given)
+
+
+def _is_of_no_token(tensor: gs.Tensor, tokens: str, known: Values) -> bool:
+    """Return whether a value follows from weights and from sizes besides the length."""
+    sizes = known.get(tensor)
+    if sizes is not None:
+        return not any(tokens in str(size) for size in sizes.flat)
+    node = producer(tensor)
+    if node is None:
+        return isinstance(tensor, gs.Constant)
+    if any(isinstance(value, gs.Graph) for value in node.attrs.values()):
+        return False
+    if node.op == "Shape":
+        dims = node.inputs[0].shape
+        taken = slice(node.attrs.get("start", 0), node.attrs.get("end"))
+        return dims is not None and not any(tokens in str(size) for size in dims[taken])
+    if node.op == "CastLike":
+        return _is_of_no_token(node.inputs[0], tokens, known)
+    return all(_is_of_no_token(t, tokens, known) for t in node.inputs if not t.is_empty())
 
 
 PASS = Pass(
     name="expose_scan_states",
     stage="state",
     requires="the states in the bodies of Scans have known shapes",
-    ensures="every Scan over tokens from zero takes its past from an input and gives its present",
+    ensures="Scans over tokens take their past from inputs and give their present",
     run=run,
 )

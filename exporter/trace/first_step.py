@@ -1,6 +1,8 @@
-"""Loops that begin at the second token, whose first step is one like the others, from zeros.
+"""Loops that begin at the second token, whose first step is one like the others, from a constant.
 
-    h_0 = b_0,  h_t = a_t h_{t-1} + b_t        is        h_{-1} = 0,  t from 0 on
+    h_0 = b_0,  h_t = a_t h_{t-1} + b_t        is        h_{-1} = 0,   t from 0 on
+    h_0 = x_0,  h_t = max(h_{t-1}, x_t)        is        h_{-1} = -inf
+    h_0 = x_0,  h_t = h_{t-1} x_t              is        h_{-1} = 1
 
 Both are run on random numbers. Values that are computed before the loop are numbers of their own:
 what is equal for all of them is equal for those the model computes.
@@ -8,6 +10,7 @@ what is equal for all of them is equal for those the model computes.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Mapping, Sequence, Set
 
@@ -25,6 +28,12 @@ log = logging.getLogger(__name__)
 
 DRAWS = 3
 
+STARTS = (0.0, 1.0, -np.inf, np.inf)
+"""Numbers that states may begin with: those of sums, products, maxima and minima."""
+
+MOST = 3
+"""States of which all combinations of these are tried."""
+
 SIZE = 3
 """Sizes of the dimensions that vary."""
 
@@ -37,18 +46,21 @@ LIMIT = 1e-5
 FLOATS = (onnx.TensorProto.FLOAT,)
 
 
-def is_general(unrolled: Unrolled, body: LoopBody, first: str) -> bool:
-    """Return whether the body, given zeros and the first token, computes what the model does.
+def start_of(unrolled: Unrolled, body: LoopBody, first: str) -> tuple[float, ...] | None:
+    """Return the constants from which the body computes what the model does with a first token.
 
     Args:
         unrolled: the graph.
         body: of a loop that begins at the second token.
         first: the result that is computed before it.
+
+    Returns:
+        A constant for each state; None where none was found.
     """
     begins = [unrolled.one(state.before[0]) for state in body.states]
     wholes = [scanned.whole for scanned in body.scanned]
     if not begins or not all(wholes):
-        return False
+        return None
     own = {s.name for s in body.states} | {s.name for s in body.scanned}
     given = {i for n in body.nodes for i in n.input if i} - own
     given -= {o for n in body.nodes for o in n.output}
@@ -58,21 +70,29 @@ def is_general(unrolled: Unrolled, body: LoopBody, first: str) -> bool:
     sizes = _nodes(unrolled, sorted(given - leaves), leaves)
     after = [*body.next_values(), body.result]
     random = np.random.default_rng(0)
+    most = len(STARTS) if len(begins) <= MOST else 1
+    left = list(itertools.product(STARTS[:most], repeat=len(begins)))
     try:
         for _ in range(DRAWS):
             values = _drawn(unrolled, [*before, *sizes, *body.nodes], leaves, random)
             expected = _run(unrolled, before, values, wanted)
             for scanned in body.scanned:
                 values[scanned.name] = values[scanned.whole].take(0, scanned.axis)
-            for state in body.states:
-                values[state.name] = np.zeros(_sizes(unrolled, state.name), expected[0].dtype)
-            found = _run(unrolled, [*sizes, *body.nodes], values, after)
-            if not all(map(_equal, found, expected)):
-                return False
+            kept = []
+            for start in left:
+                for state, number in zip(body.states, start, strict=True):
+                    shape = _sizes(unrolled, state.name)
+                    values[state.name] = np.full(shape, number, expected[0].dtype)
+                found = _run(unrolled, [*sizes, *body.nodes], values, after)
+                if all(map(_equal, found, expected)):
+                    kept.append(start)
+            left = kept
+            if not left:
+                return None
     except Exception as reason:
         log.debug("the first step is not compared with the others: %s", reason)
-        return False
-    return True
+        return None
+    return left[0]
 
 
 def _is_float(unrolled: Unrolled, name: str) -> bool:

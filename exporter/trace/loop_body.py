@@ -9,6 +9,7 @@ All else is computed in the body.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +49,14 @@ class Scanned(NamedTuple):
     """The tensor from its first element on, where ``data`` is turned or the same."""
 
 
+@dataclass
+class _Known:
+    """A value in the body, with what it is at each step, as far as that was asked for."""
+
+    steps: Steps
+    name: str
+
+
 class LoopBody:
     """The body of one loop, and what it is given.
 
@@ -81,7 +90,8 @@ class LoopBody:
         self.states: list[LoopState] = []
         self.ends: dict[str, str] = {}
         self.added: list[onnx.TensorProto] = []
-        self._names: dict[Steps, str] = {}
+        self._known: dict[Steps, list[_Known]] = {}
+        self._outputs: dict[str, list[str]] = {}
         self._folded: dict[str, str] = {}
         if len(steps) < ENOUGH:
             raise NotALoopError("it has too few steps")
@@ -93,10 +103,10 @@ class LoopBody:
 
     def next_values(self) -> list[str]:
         """Return what the states become, by their names in the body."""
-        found = [self._names.get(state.after[:-1]) for state in self.states]
+        found = [self._find(state.after) for state in self.states]
         if None in found:
             raise NotALoopError("a state has no next value")
-        return [name for name in found if name]
+        return [known.name for known in found if known]
 
     def end(self, name: str) -> str | None:
         """Return the name in the body of a value of the last step; None where it is not one."""
@@ -145,12 +155,34 @@ class LoopBody:
             raise NotALoopError("its steps reach back too far")
         if len(set(known)) == 1:
             return self._unchanged(known[0])
-        key = steps[:-1]
-        name = self._names.get(key) or self._found(steps, known)
-        self._names[key] = name
+        found = self._find(steps)
+        if found is None:
+            found = _Known(steps, self._found(steps, known))
+            self._known.setdefault(steps[: ENOUGH - 1], []).append(found)
+        elif steps[-1] and not found.steps[-1]:
+            self._complete(found, steps)
         if steps[-1]:
-            self.ends.setdefault(steps[-1], name)
-        return name
+            self.ends.setdefault(steps[-1], found.name)
+        return found.name
+
+    def _find(self, steps: Steps) -> _Known | None:
+        """Return the value that has these steps; how many are missing differs from use to use."""
+        for known in self._known.get(steps[: ENOUGH - 1], []):
+            if all(a == b for a, b in zip(known.steps, steps, strict=True) if a and b):
+                return known
+        return None
+
+    def _complete(self, known: _Known, steps: Steps) -> None:
+        """Note the last step of a value that was found without it."""
+        known.steps = steps
+        producer, outputs = self.unrolled.producer.get(steps[-1]), self._outputs.get(known.name)
+        if producer is None or outputs is None:
+            return
+        self.ends |= dict(zip(map(self.unrolled.one, producer.output), outputs, strict=True))
+        producers = [self.unrolled.producer[s] for s in steps]
+        for i, given in enumerate(producer.input):
+            if given:
+                self._value(tuple(self.unrolled.one(p.input[i]) for p in producers))
 
     def _found(self, steps: Steps, known: list[str]) -> str:
         producers = [self.unrolled.producer.get(s) for s in known]
@@ -271,7 +303,9 @@ class LoopBody:
         if not missing:
             ends = map(self.unrolled.one, producers[-1].output)
             self.ends |= dict(zip(ends, outputs, strict=True))
-        return outputs[places.pop()]
+        result = outputs[places.pop()]
+        self._outputs[result] = outputs
+        return result
 
     def _copy(self, node: onnx.NodeProto, inputs: list[str]) -> list[str]:
         """Add a node to the body that computes the same from other inputs."""

@@ -18,7 +18,7 @@ import onnx
 from onnx import helper
 
 from linexport.graph.walk import reads
-from linexport.trace.first_step import is_general
+from linexport.trace.first_step import start_of
 from linexport.trace.loop_body import LoopBody, LoopState, NotALoopError
 from linexport.trace.loops import DOMAIN
 from linexport.trace.unrolled import Unrolled
@@ -62,9 +62,10 @@ class _Loop:
         except NotALoopError as reason:
             self.body = self._from_second(reason)
         self.finals = [self._fresh("last") for _ in self.body.states]
-        if self.body.first and is_general(unrolled, self.body, self.steps[0]):
+        start = start_of(unrolled, self.body, self.steps[0]) if self.body.first else None
+        if start is not None:
             self.body.begin_at_first()
-            self.begin = [self._zeros(state) for state in self.body.states]
+            self.begin = list(map(self._filled, self.body.states, start))
         else:
             self.begin = [self._begin(state) for state in self.body.states]
 
@@ -166,8 +167,8 @@ class _Loop:
         ]
         return wide
 
-    def _zeros(self, state: LoopState) -> str:
-        """Return zeros of the shape of a state, whose dynamic sizes are those of a token."""
+    def _filled(self, state: LoopState, number: float) -> str:
+        """Return a number in the shape of a state, whose dynamic sizes are those of a token."""
         parts = []
         for size in self.unrolled.shape(state.name) or []:
             if isinstance(size, int):
@@ -177,13 +178,13 @@ class _Loop:
             data, axis = self._with_size(size)
             node = helper.make_node("Shape", [data], parts[-1:], start=axis, end=axis + 1)
             self.body.outside.append(node)
-        shape, zeros = self._fresh("shape"), self._fresh("begin")
-        zero = self.body.constant(np.zeros((), np.float32))
+        shape, begin = self._fresh("shape"), self._fresh("begin")
+        constant = self.body.constant(np.full((), number, np.float32))
         self.body.outside += [
             helper.make_node("Concat", parts, [shape], axis=0),
-            helper.make_node("Expand", [zero, shape], [zeros]),
+            helper.make_node("Expand", [constant, shape], [begin]),
         ]
-        return zeros
+        return begin
 
     def _with_size(self, size: object) -> tuple[str, int]:
         """Return a tensor of tokens that has a size, and its axis."""

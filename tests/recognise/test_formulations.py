@@ -17,13 +17,13 @@ from linexport import passes
 from linexport.graph import states
 from linexport.plugins.ops.registry import attach_functions
 from linexport.recognise import find
+from tests.support import packed
+from tests.support.outcomes import HALF
 
 Export = Callable[[str], tuple[Any, onnx.ModelProto]]
 Rewrite = Callable[[str], passes.Rewritten]
 
 FUSED = ("canonicalise", "fuse")
-ROUNDING = {"mixedcasts": 2e-3}
-"""Where half precision is part of the formulation; elsewhere 1e-5."""
 
 
 def run(model: onnx.ModelProto, x: np.ndarray, **state: np.ndarray) -> dict[str, np.ndarray]:
@@ -57,14 +57,14 @@ def check(name: str, export: Export, rewritten: passes.Rewritten, causal: bool) 
         for attribute, expected in module.formulation.expected.items():
             got = getattr(match, attribute)
             assert got == (pytest.approx(expected) if isinstance(expected, float) else expected)
-    exact = module.double() if name not in ROUNDING else module.float()
+    exact = module.double() if not packed.find(name).half else module.float()
     for length in lengths(name):
         x = module.example(3, length, seed=length)
         with torch.no_grad():
             expected = exact(x.to(next(exact.parameters(), torch.zeros((), dtype=x.dtype)).dtype))
         got = run(rewritten.model, x.numpy())["output"]
         error = np.abs(got - expected.double().numpy()).max() / expected.abs().max().item()
-        assert error <= ROUNDING.get(name, 1e-5), f"length {length}"
+        assert error <= (HALF if packed.find(name).half else 1e-5), f"length {length}"
     module.float()
 
 

@@ -17,7 +17,8 @@ from linexport.errors import LinexportError
 from linexport.loaders.factory import load_module
 from tests.support.independent import check_independently
 from tests.support.outcomes import Outcome
-from tests.support.third_party import MODULES, WIDTH
+from tests.support.strangers import STRANGERS, Stranger
+from tests.support.third_party import MODULES, WIDTH, ThirdParty
 
 LENGTHS = (1, 7, 130)
 LIMIT = 1e-4
@@ -25,12 +26,12 @@ LIMIT = 1e-4
 
 
 def converted(name: str) -> Outcome:
-    """Convert and run a module.
+    """Convert and run a module of ``MODULES`` or ``STRANGERS``.
 
     Without a linear operator a correct artifact is "carried" if it streams all the same, and
     "left" if not.
     """
-    found = MODULES[name]
+    found: ThirdParty | Stranger = MODULES[name] if name in MODULES else STRANGERS[name]
     torch.manual_seed(0)
     module = found.build().eval()
     example = torch.randn(2, 16, WIDTH)

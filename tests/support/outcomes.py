@@ -23,6 +23,9 @@ LENGTHS = (1, 7, 130)
 LIMIT = 2e-5
 """Difference from float64, of the largest output."""
 
+HALF = 2e-3
+"""The same where half precision is part of a formulation."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -53,11 +56,11 @@ def outcome_of(name: str) -> Outcome:
     reasons = tuple(n.reason for n in (*found.unmatched, *found.rejected))
     fused = sum(n.domain == DOMAIN for n in rewritten.model.graph.node)
     whole, pieces = _errors(module, rewritten.model, find(name).length)
-    kept = states.find_states(rewritten.model)
-    if whole > LIMIT and not fused:
+    kept, limit = states.find_states(rewritten.model), HALF if find(name).half else LIMIT
+    if whole > limit and not fused:
         return Outcome("refused", reasons=("the exported graph differs at other lengths",))
-    kind = "wrong" if whole > LIMIT else "left" if not fused else "fused"
-    if kind == "fused" and kept and pieces <= LIMIT:
+    kind = "wrong" if whole > limit else "left" if not fused else "fused"
+    if kind == "fused" and kept and pieces <= limit:
         kind = "streams"
     return Outcome(kind, len(found.matches), reasons, whole)
 

@@ -106,4 +106,4 @@ class MixedCasts(nn.Module):
         return merge((out / den).half()).to(dtype)
 
 
-formulation(CAUSAL, normalize=True, eps=EPS)(MixedCasts)
+formulation(CAUSAL, half=True, normalize=True, eps=EPS)(MixedCasts)

@@ -139,7 +139,7 @@ def delta_rule_by_a_loop(q, k, v):
     return merge((q @ k.transpose(-1, -2)).tril() @ torch.stack(rows, 2))
 
 
-@formulation(COLLECTED, nodes=1, reason="softmax attention")
+@formulation(COLLECTED)
 def hybrid_with_full_softmax(q, k, v):
     """Linear attention, then causal softmax attention."""
     q, k, v = heads_first(q), heads_first(k), heads_first(v)
@@ -147,7 +147,7 @@ def hybrid_with_full_softmax(q, k, v):
     return merge(F.scaled_dot_product_attention(q, k, y, is_causal=True))
 
 
-@formulation(COLLECTED, nodes=1, reason="softmax attention")
+@formulation(COLLECTED)
 def hybrid_with_a_window(q, k, v):
     """Based: linear attention, then softmax over the last eight tokens."""
     q, k, v = heads_first(q), heads_first(k), heads_first(v)

@@ -31,6 +31,7 @@ class Formulation:
         length: at which it is exported.
         streams: whether a sequence may be given in pieces.
         reason: a part of the message with which it is refused; empty where it is fused.
+        half: whether half precision is part of it.
     """
 
     build: Callable[[], nn.Module]
@@ -40,6 +41,7 @@ class Formulation:
     length: int = 16
     streams: bool = True
     reason: str = ""
+    half: bool = False
 
 
 CAUSAL: dict[str, Formulation] = {}
@@ -69,6 +71,7 @@ def formulation(
     length: int = 16,
     streams: bool = True,
     reason: str = "",
+    half: bool = False,
     **expected: Any,
 ) -> Callable[[Any], Any]:
     """Register a function of query, key and value, or a module class."""
@@ -76,7 +79,7 @@ def formulation(
     def register(written: Any) -> Any:
         build = written if isinstance(written, type) else lambda: Call(written)
         table[written.__name__.lower()] = Formulation(
-            build, inputs, expected, nodes, length, streams, reason
+            build, inputs, expected, nodes, length, streams, reason, half
         )
         return written
 

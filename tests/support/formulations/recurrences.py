@@ -71,7 +71,7 @@ def moving_average(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Powers of one decay under a triangle."""
     t = torch.arange(v.shape[1])
     past = t[:, None] - t
-    return torch.where(past >= 0, 0.9 ** past.clamp(min=0).float(), 0.0) @ v
+    return torch.where(past >= 0, 0.9 ** past.clamp(min=0).to(v.dtype), 0.0) @ v
 
 
 @formulation(CAUSAL, **CHANNELS)

@@ -99,7 +99,7 @@ def scan_of_outer_products(q, k, v):
     return scan(step, start, moved, dim=0)[1].transpose(0, 1).flatten(2)
 
 
-@formulation(COLLECTED, reason="freeze a dimension")
+@formulation(COLLECTED)
 def associative_scan_of_torch(q, k, v):
     """torch's associative scan, a tree."""
 
