@@ -55,7 +55,8 @@ def compile_launcher(output: Path) -> None:
     include = next((f for f in library.cuda_folders() if (f / "cuda.h").is_file()), None)
     if include is None:
         raise BuildError("cuda.h was not found. Triton carries it: pip install triton")
-    sources = [library.SOURCES / "description.cpp", library.SOURCES / "launcher.cpp"]
+    names = ("description", "driver", "modules", "launcher")
+    sources = [library.SOURCES / f"{name}.cpp" for name in names]
     command = ["c++", "-std=c++17", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra"]
     command += [f"-I{library.SOURCES}", "-isystem", str(include), "-o", str(output)]
     command += [*map(str, sources), str(TOOLS / "gpu" / "launcher_c.cpp"), "-ldl"]

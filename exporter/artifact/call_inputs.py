@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ class CallInputs:
         manifest: of the artifact.
         states: by the names of their inputs.
         ranges: half-open ranges of integers, by input: rows of the tables they index.
+        array: makes an array of what a caller gives.
     """
 
     def __init__(
@@ -31,9 +33,10 @@ class CallInputs:
         manifest: Manifest,
         states: Mapping[str, State],
         ranges: Mapping[str, Range],
+        array: Callable[[Any], np.ndarray] = np.asarray,
     ) -> None:
         self._inputs = [i for i in manifest.inputs if i.name not in states]
-        self._dims, self._ranges = manifest.dims, ranges
+        self._dims, self._ranges, self._array = manifest.dims, ranges, array
         self._batch = next((s.shape[0] for s in states.values()), 1)
 
     def bind(self, args: Sequence[Input], named: Mapping[str, np.ndarray]) -> tuple[Arrays, int]:
@@ -54,7 +57,7 @@ class CallInputs:
             raise UsageError(f"Found the inputs {sorted(feeds)}; expected {names}.")
         sizes: dict[str, int] = {}
         bound = {
-            i.name: self._check(i, np.asarray(feeds[i.name]), sizes)
+            i.name: self._check(i, self._array(feeds[i.name]), sizes)
             for i in self._inputs
             if i.name in feeds
         }
@@ -70,7 +73,7 @@ class CallInputs:
         if value.dtype != wanted.dtype:
             if not np.can_cast(value.dtype, wanted.dtype, "same_kind"):
                 raise UsageError(f"{name} has dtype {value.dtype}; expected {wanted.dtype}.")
-            value = value.astype(wanted.dtype)
+            value = np.asarray(value).astype(wanted.dtype)
         fits = value.ndim == len(shape) and all(
             found == expected if isinstance(expected, int) else True
             for found, expected in zip(value.shape, shape, strict=True)
@@ -99,6 +102,7 @@ class CallInputs:
 
 
 def _check_range(name: str, value: np.ndarray, low: int, high: int) -> None:
+    value = np.asarray(value)
     if value.size and (value.min() < low or value.max() >= high):
         raise UsageError(
             f"{name} has values from {value.min()} to {value.max()}; the model's table takes "

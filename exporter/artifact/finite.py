@@ -13,6 +13,7 @@ def non_finite_rows(values: np.ndarray) -> np.ndarray:
     """Return the indices along the first axis at which an array has NaN or infinity."""
     if values.dtype.kind != "f" or not values.size:
         return np.empty(0, np.intp)
+    values = np.asarray(values)
     dtype = np.float32 if values.dtype.itemsize < 4 else values.dtype
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(values.sum(dtype=dtype)):

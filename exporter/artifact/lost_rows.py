@@ -12,7 +12,7 @@ from linexport.graph.states import LENGTH, State
 
 
 def lost_rows(
-    states: Mapping[str, State], arrays: Arrays, before: Mapping[str, int]
+    states: Mapping[str, State], arrays: Arrays, before: Mapping[str, int], outputs: Arrays
 ) -> dict[str, list[int]]:
     """Return the rows with NaN or infinity of each state that has any, by name.
 
@@ -21,10 +21,15 @@ def lost_rows(
         arrays: their values after a call.
         before: length of each state that grows, before it. Only what was added is looked at: the
             rest was, when it was added.
+        outputs: of that call. States on a GPU are read only where these have NaN or infinity, as
+            what is computed from such a state has.
     """
+    on_device = any(not isinstance(values, np.ndarray) for values in arrays.values())
+    if on_device and not any(len(non_finite_rows(values)) for values in outputs.values()):
+        return {}
     found = {}
     for name, state in states.items():
-        values, axis = arrays[name], state.growing_axis
+        values, axis = np.asarray(arrays[name]), state.growing_axis
         if axis is not None:
             values = values[(slice(None),) * axis + (slice(before[name], None),)]
         rows = non_finite_rows(values)
@@ -35,7 +40,7 @@ def lost_rows(
 
 def begun_again(states: Mapping[str, State], arrays: Arrays, rows: Collection[int]) -> Arrays:
     """Copy states with these rows as at the beginning; what they grew by becomes padding."""
-    changed = {name: values.copy() for name, values in arrays.items()}
+    changed = {name: np.array(values) for name, values in arrays.items()}
     for name, state in states.items():
         if name != LENGTH[0]:
             changed[name][sorted(rows)] = (
@@ -48,6 +53,6 @@ def blanked(values: np.ndarray, rows: Collection[int], batch: int) -> np.ndarray
     """Copy an output with NaN in rows that are stopped, where its type has that."""
     if values.dtype.kind != "f" or not values.ndim or values.shape[0] != batch:
         return values
-    values = values.copy()
+    values = np.array(values)
     values[sorted(rows)] = np.nan
     return values

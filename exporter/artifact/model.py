@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from linexport.errors import UsageError
 from linexport.graph.states import LENGTH, PADDING, State
 from linexport.manifest import Manifest
 from linexport.targets import InferenceSession
-from linexport.targets.base import run_into
+from linexport.targets.base import DeviceSession, run_into
 
 
 class Model:
@@ -40,7 +41,8 @@ class Model:
         held = [State.from_record(s) for s in manifest.states]
         self.manifest, self.model_sha256 = manifest, manifest.model_sha256
         self.states = {s.past: s for s in held}
-        self.inputs = CallInputs(manifest, self.states, ranges)
+        array = session.array if isinstance(session, DeviceSession) else np.asarray
+        self.inputs = CallInputs(manifest, self.states, ranges, array)
         self._session, self.tower = session, tower
         self._presents = {s.present: s.past for s in held}
 
@@ -66,6 +68,22 @@ class Model:
             total += prod(sizes) * np.dtype(state.dtype).itemsize
         return total
 
+    def hold(self, state: Mapping[str, np.ndarray]) -> Arrays:
+        """Return states where the model computes: on its GPU, where it runs on one.
+
+        ``call`` returns the next ones there, and what is there is not copied again.
+        """
+        session = self._session
+        return session.hold(state) if isinstance(session, DeviceSession) else dict(state)
+
+    def empty(self, shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> np.ndarray:
+        """Return an array for states where the model computes, of any values."""
+        session = self._session
+        if isinstance(session, DeviceSession):
+            found: np.ndarray = session.empty(shape, dtype)
+            return found
+        return np.empty(shape, dtype)
+
     def call(
         self,
         feeds: Mapping[str, np.ndarray],
@@ -74,6 +92,7 @@ class Model:
     ) -> tuple[Arrays, Arrays]:
         """Return the outputs and the next state, both by name, for inputs that were checked.
 
+        A state on a GPU is followed by one on that GPU.
         Next states of ``into`` are written to its arrays, which share no memory with ``state``.
         """
         inputs, taken = {**feeds, **state}, into or {}

@@ -87,5 +87,5 @@ class PastSteps:
         for name, length in step.lengths.items():
             axis = self._model.states[name].growing_axis or 0
             index = (slice(None),) * axis + (slice(0, length),)
-            found[name] = np.ascontiguousarray(state[name][index])
+            found[name] = np.ascontiguousarray(np.asarray(state[name])[index])
         return {name: found[name] for name in state}

@@ -25,7 +25,7 @@ from linexport.manifest import Manifest
 from linexport.manifest.placement import PlacementRecord
 from linexport.manifest.records import FileRecord, VisionRecord
 from linexport.targets import providers
-from linexport.targets.base import uses_library
+from linexport.targets.base import DeviceSession, uses_library
 from linexport.targets.providers import Execution
 from linexport.targets.tokenwise.version import native_version
 
@@ -42,6 +42,7 @@ def load(
     key: str | Path | None = None,
     provider: str = providers.CPU,
     strict: bool = False,
+    device: int = 0,
 ) -> Artifact:
     """Open an artifact folder.
 
@@ -62,6 +63,7 @@ def load(
             ``Artifact.placement`` says what that is.
         strict: with another provider than the CPU: linexport ops and states must not run on the
             CPU.
+        device: index of the GPU that runs the engine.
 
     Raises:
         UsageError: not an artifact, one that is damaged, or one whose graph is not opened; an
@@ -82,6 +84,7 @@ def load(
         "key": None if key is None else Path(key).absolute(),
         "provider": execution.provider,
         "strict": execution.strict,
+        "device": device,
     }
     return opening.steadily(folder, lambda: _load(folder, execution, **options))
 
@@ -102,9 +105,15 @@ def _load(folder: Path, execution: Execution, **options: Any) -> Artifact:
     graph = opening.checked_graph(model)
     check_interface(manifest, graph, str(folder / manifests.MANIFEST))
     ranges = {i.name: index_range(graph, i.name) for i in manifest.inputs}
+    deploy = target.deploy if options["engine"] else None
+    if options["device"] and deploy is None:
+        raise UsageError(
+            f"device is {options['device']}, and {folder} is run by ONNX Runtime. Devices are of "
+            "artifacts with an engine: leave it out."
+        )
     try:
-        if options["engine"] and target.deploy:
-            session = target.deploy(folder, manifest)
+        if deploy is not None:
+            session = deploy(folder, manifest, options["device"])
         else:
             native = uses_library(manifest)
             session = target.open(
@@ -221,7 +230,7 @@ class Artifact(TextModel):
                 or a token id that is not in the vocabulary.
         """
         feeds, batch = self.inputs.bind(args, inputs)
-        return self.call(feeds, self.initial_state(batch))[0]
+        return self.call(feeds, self.hold(self.initial_state(batch)))[0]
 
     def image_inputs(self, ids: np.ndarray, images: Mapping[str, Any]) -> Arrays:
         """Return the inputs for images among token ids, for ``run`` and ``Stream.step``.
@@ -274,6 +283,20 @@ class Artifact(TextModel):
         share one.
         """
         return linexport.PrefixCache(**options)
+
+    def close(self) -> None:
+        """Free what an engine holds on its GPU, arrays that calls returned there among it.
+
+        Nothing can be run afterwards. Of an artifact without an engine, nothing is done.
+        """
+        if isinstance(self._session, DeviceSession):
+            self._session.close()
+
+    def __enter__(self) -> Artifact:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the folder, the digest and the options it was opened with."""

@@ -92,7 +92,7 @@ class Stream:
     def _advance(self, feeds: Arrays, batch: int, history: int) -> Arrays:
         """Make a step of the tokens that are pending and these; return the outputs of these."""
         model = self._model
-        before = model.initial_state(batch) if self._state is None else self._state
+        before = model.hold(model.initial_state(batch) if self._state is None else self._state)
         held = next(iter(before.values())).shape[0]
         if held != batch:
             raise UsageError(f"This stream has batch {held}; the step has {batch}. Call reset().")
@@ -105,7 +105,7 @@ class Stream:
         outputs, after = model.call(feeds, before)
         if waited:
             outputs = model.token_axis.cut(outputs, waited)
-        lost = self._lost_rows(before, after) if self._finite else {}
+        lost = self._lost_rows(before, after, outputs) if self._finite else {}
         newly = frozenset(row for rows in lost.values() for row in rows) - self._stopped
         stopped = self._stopped | newly
         if lost:
@@ -241,7 +241,8 @@ class Stream:
                     "state to NaN or infinity. Call reset(rows=...) first."
                 )
             self._catch_up(self._history)
-            return StreamState(self._model.model_sha256, self._state or {})
+            held = {name: np.asarray(values) for name, values in (self._state or {}).items()}
+            return StreamState(self._model.model_sha256, held)
 
     def restore(self, state: StreamState | str | Path) -> None:
         """Go on from a state, or from the file of one.
@@ -276,10 +277,10 @@ class Stream:
         self._state, self._stopped, self._pending = state, frozenset(), None
         self._past.clear()
 
-    def _lost_rows(self, before: Arrays, after: Arrays) -> dict[str, list[int]]:
+    def _lost_rows(self, before: Arrays, after: Arrays, outputs: Arrays) -> dict[str, list[int]]:
         axes = {name: s.growing_axis for name, s in self._model.states.items()}
         held = {n: before[n].shape[axis] for n, axis in axes.items() if axis is not None}
-        return lost_rows(self._model.states, after, held)
+        return lost_rows(self._model.states, after, held, outputs)
 
 
 def _resume(model: Model, finite: bool, state: StreamState, history: int) -> Stream:

@@ -190,7 +190,7 @@ class Pool:
                 log.debug("a call of %d sessions failed; they are advanced alone", len(group))
                 return {s: o for part in group for s, o in self._run([part]).items()}
             return self._keep(group, [_refused(error)], stack, {})
-        lost = self._lost(after, group[0].tokens)
+        lost = self._lost(after, group[0].tokens, outputs)
         results: list[Outcome] = list(self._layout.outputs(outputs, len(group)))
         for row, names in lost.items():
             results[row] = _ended(names)
@@ -220,12 +220,12 @@ class Pool:
                     part.session.remember()
         return found
 
-    def _lost(self, after: Arrays, tokens: int) -> dict[int, list[str]]:
+    def _lost(self, after: Arrays, tokens: int, outputs: Arrays) -> dict[int, list[str]]:
         """Name the states with NaN or infinity of each row that has any."""
         axes = {name: s.growing_axis for name, s in self.model.states.items()}
         held = {n: after[n].shape[axis] - tokens for n, axis in axes.items() if axis is not None}
         found = defaultdict(list)
-        for name, rows in lost_rows(self.model.states, after, held).items():
+        for name, rows in lost_rows(self.model.states, after, held, outputs).items():
             for row in rows:
                 found[row].append(name)
         return found

@@ -3,6 +3,8 @@
     past     rows a ... b of one side      one row a session, consecutive for those of a call
     present  rows a ... b of the other     written there by the runtime; the sides are then swapped
 
+On a GPU the sides are in its memory, and what has no row of its own in the host's.
+
 A state of fixed size is copied only when the sessions of a call change: those that are elsewhere
 trade rows. A state that grows is another array after each call; it stays stacked, padding included,
 while the same sessions share the calls, and is taken apart when they no longer do.
@@ -78,7 +80,7 @@ class Store:
         shapes = {n: (slots, *begin[n].shape[1:]) for n in fixed}
         self._begin = begin
         self._sides: list[Arrays] = [
-            {n: np.empty(shapes[n], begin[n].dtype) for n in fixed} for _ in range(2)
+            {n: model.empty(shapes[n], begin[n].dtype) for n in fixed} for _ in range(2)
         ]
         self._owners: list[Place | None] = [None] * slots
 
@@ -96,7 +98,8 @@ class Store:
         """Return a copy of a state."""
         if place.row is None:
             return place.value
-        fixed = {n: v[place.row][None].copy() for n, v in self._sides[place.side].items()}
+        rows = slice(place.row, place.row + 1)
+        fixed = {n: np.array(v[rows]) for n, v in self._sides[place.side].items()}
         rest = {n: v.copy() for n, v in self._rest(place).items()}
         return {n: {**fixed, **rest}[n] for n in self._begin}
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from linexport.errors import UsageError
 from linexport.manifest import Manifest
@@ -41,14 +41,51 @@ class InferenceSession(Protocol):
         ...
 
 
+@runtime_checkable
+class OutputWriter(Protocol):
+    """A session that writes outputs where they are to be."""
+
+    def run_into(
+        self, inputs: Mapping[str, Any], arrays: Mapping[str, Any]
+    ) -> dict[str, np.ndarray]:
+        """Run with some outputs written to arrays that are there; return the others."""
+        ...
+
+
+@runtime_checkable
+class DeviceSession(OutputWriter, Protocol):
+    """A session whose arrays may stay in the memory of its device, from call to call.
+
+    Such an array has shape, dtype and slices of its first axis as NumPy's do; ``np.asarray`` copies
+    it. A state is returned where its past was.
+    """
+
+    def hold(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arrays on the device; those that are there stay as they are."""
+        ...
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return an array on the device, of any values."""
+        ...
+
+    def array(self, values: Any) -> Any:
+        """Return an array of the device as it is, and any other one as NumPy's."""
+        ...
+
+    @property
+    def close(self) -> Callable[[], object]:
+        """Free everything on the device."""
+        ...
+
+
 def run_into(
     session: InferenceSession, inputs: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Run a model with some outputs written to arrays that are there; return the others.
 
-    ONNX Runtime writes them there itself; from other sessions they are copied.
+    Sessions that can write them there themselves; from others they are copied.
     """
-    if isinstance(session, OrtSession):
+    if isinstance(session, OutputWriter):
         return session.run_into(inputs, arrays)
     outputs = session.run(inputs)
     for name, array in arrays.items():
@@ -117,8 +154,13 @@ class Converted:
 Build = Callable[[Converted], list[EngineRecord]]
 """Makes engines of a converted model, and returns a record of each for the manifest."""
 
-Deploy = Callable[[Path, Manifest], InferenceSession]
-"""Opens the engine of an artifact, given its folder and its manifest."""
+
+class Deploy(Protocol):
+    """Opens the engine of an artifact."""
+
+    def __call__(self, folder: Path, manifest: Manifest, device: int = 0, /) -> InferenceSession:
+        """Open it on the GPU with index ``device``."""
+        ...
 
 
 @dataclass(frozen=True)

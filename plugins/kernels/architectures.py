@@ -18,8 +18,9 @@ class Architecture:
     """One compute capability.
 
     Attributes:
-        multiprocessors: of its usual GPU. Long sequences are cut into segments for that many, so
-            that the scratch memory an engine sets aside when it is built is what it uses.
+        multiprocessors: of its largest GPU. Long sequences are cut into segments for those of the
+            GPU at hand, and for no more than these: the scratch memory that an engine sets aside
+            when it is built is enough for them.
         shared: bytes of shared memory a block may have.
         ptx: the oldest PTX ISA that it can be had with: drivers refuse newer ones than their own.
         gpus: names that users know it by.
@@ -34,12 +35,12 @@ class Architecture:
 ARCHITECTURES = {
     80: Architecture(108, 166912, 83, ("A100", "A30")),
     87: Architecture(16, 166912, 83, ("Orin",)),
-    89: Architecture(128, 101376, 83, ("L4", "L40", "L40S")),
+    89: Architecture(142, 101376, 83, ("L4", "L40", "L40S")),
     90: Architecture(132, 232448, 83, ("H100", "H200", "GH200")),
     100: Architecture(148, 232448, 87, ("B200", "GB200")),
     103: Architecture(148, 232448, 88, ("B300", "GB300")),
     110: Architecture(20, 232448, 90, ("Thor",)),
-    120: Architecture(170, 101376, 87, ("RTX5090", "RTXPRO6000")),
+    120: Architecture(188, 101376, 87, ("RTX5090", "RTXPRO6000")),
     121: Architecture(48, 101376, 88, ("Spark", "GB10")),
 }
 

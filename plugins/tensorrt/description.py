@@ -39,7 +39,7 @@ LAUNCH, BINARIES = "launch", "binaries"
 ROUTES = ("single", "segmented", "decode")
 
 MULTIPROCESSORS = {sm: one.multiprocessors for sm, one in ARCHITECTURES.items()}
-"""How many multiprocessors long sequences are cut into segments for."""
+"""How many multiprocessors long sequences are cut into segments for, at most."""
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from linexport.errors import EnvironmentProblemError
 from linexport.plugins.kernels.launch import Kernel, Launch, LaunchPlan
 from linexport.plugins.tensorrt.description import MULTIPROCESSORS, Binary, Description, aligned
 from linexport.plugins.tensorrt.flavour import driver
+from linexport.plugins.tensorrt.modules import Modules, checked
 
 SHARED = 48 * 1024
 """Bytes of shared memory a kernel gets without asking."""
@@ -18,31 +20,23 @@ LANES = 32
 """Threads of a warp."""
 
 
-def checked(result: tuple[Any, ...]) -> Any:
-    """Return the value of a driver call; a tuple where it has several, or none.
-
-    Raises:
-        EnvironmentProblemError: it failed; names CUDA's error.
-    """
-    error, *values = result
-    if int(error):
-        raise EnvironmentProblemError(f"The CUDA driver reports {error.name}.")
-    return values[0] if len(values) == 1 else values
-
-
 def capability() -> int:
     """Compute capability of the current context's GPU, times ten."""
+    return 10 * _attribute("COMPUTE_CAPABILITY_MAJOR") + _attribute("COMPUTE_CAPABILITY_MINOR")
+
+
+def multiprocessors(sm: int) -> int:
+    """Return the multiprocessors of the current context's GPU that a plan for ``sm`` counts on.
+
+    No more than the plan was made for: its scratch memory is enough for those.
+    """
+    return min(_attribute("MULTIPROCESSOR_COUNT"), MULTIPROCESSORS[sm])
+
+
+def _attribute(name: str) -> int:
     cuda = driver()
-    device = checked(cuda.cuCtxGetDevice())
-    kinds = cuda.CUdevice_attribute
-    major, minor = (
-        checked(cuda.cuDeviceGetAttribute(kind, device))
-        for kind in (
-            kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-            kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-        )
-    )
-    return int(10 * major + minor)
+    kind = getattr(cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(checked(cuda.cuDeviceGetAttribute(kind, checked(cuda.cuCtxGetDevice()))))
 
 
 class Launcher:
@@ -56,8 +50,12 @@ class Launcher:
     def __init__(self, description: Description) -> None:
         self.description = description
         self.sm = description.sm_for(capability())
+        self.multiprocessors = multiprocessors(self.sm)
         self.plan: LaunchPlan = description.plans[self.sm]
-        self._modules: list[Any] = []
+        self._modules = Modules()
+        # TensorRT tells a plugin in Python nothing when it drops it.
+        self._closing = weakref.finalize(self, self._modules.close)
+        self._closing.atexit = False
         self.functions = {
             kernel.name: self._load(description.binaries[self.sm][kernel.name])
             for kernel in self.plan.kernels()
@@ -65,17 +63,18 @@ class Launcher:
 
     def close(self) -> None:
         """Unload the kernels; nothing can be launched afterwards."""
-        while self._modules:
-            checked(driver().cuModuleUnload(self._modules.pop()))
+        self._closing()
 
     def _load(self, binary: Binary) -> tuple[Any, int]:
         cuda = driver()
-        module = checked(cuda.cuModuleLoadData(binary.code))
-        self._modules.append(module)
+        module = self._modules.load(binary.code)
         function = checked(cuda.cuModuleGetFunction(module, binary.entry.encode()))
         if binary.shared > SHARED:
             kind = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             checked(cuda.cuFuncSetAttribute(function, kind, binary.shared))
+        # Otherwise at the first launch, which a graph may capture; drivers before 12.4 lack it.
+        with suppress(RuntimeError):
+            checked(cuda.cuFuncLoad(function))
         return function, binary.shared
 
     def enqueue(
@@ -92,7 +91,10 @@ class Launcher:
             EnvironmentProblemError: the driver refuses a launch.
         """
         sizes = self.description.sizes(shapes)
-        for launch, values in launches(self.description, self.sm, sizes, addresses, workspace):
+        found = launches(
+            self.description, self.sm, self.multiprocessors, sizes, addresses, workspace
+        )
+        for launch, values in found:
             self._launch(launch, values, stream)
 
     def _launch(self, launch: tuple[Launch, Sequence[int]], values: Any, stream: int) -> None:
@@ -107,6 +109,7 @@ class Launcher:
 def launches(
     description: Description,
     sm: int,
+    multiprocessors: int,
     sizes: Mapping[str, int],
     addresses: Sequence[int],
     workspace: int,
@@ -114,8 +117,8 @@ def launches(
     """Every launch with its grid, and its arguments as values and their C types."""
     plan = description.plans[sm]
     batch, length = sizes["batch"], sizes["length"]
-    route = plan.route(batch, length, MULTIPROCESSORS[sm])
-    known: dict[str, int] = dict(plan.symbols(batch, length, MULTIPROCESSORS[sm]))
+    route = plan.route(batch, length, multiprocessors)
+    known: dict[str, int] = dict(plan.symbols(batch, length, multiprocessors))
     for tensor, address in zip(description.tensors, addresses, strict=True):
         if tensor is not None:
             known[tensor.name] = address

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,8 +29,8 @@ ENGINE = "model.sm89.engine"
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A GPU of compute capability 8.9 that can do nothing."""
-    made = SimpleNamespace(sm=89, stream=0)
-    monkeypatch.setattr(session, "Device", lambda: made)
+    made = SimpleNamespace(sm=89, stream=0, current=nullcontext, close=lambda: None)
+    monkeypatch.setattr(session, "Device", lambda index: made)
     return made
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -21,8 +20,8 @@ import pytest
 
 from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.tensorrt.description import MULTIPROCESSORS
-from linexport.plugins.tensorrt.library import cuda_folders
-from tests.support import ROOT
+from tests.support import ROOT, stand_in_driver
+from tests.support.stand_in_driver import LEFT
 
 pytestmark = pytest.mark.services
 
@@ -45,13 +44,7 @@ def check() -> ModuleType:
 @pytest.fixture(scope="module")
 def driver(check: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the stand-in for libcuda.so.1."""
-    folder = tmp_path_factory.mktemp("driver")
-    include = next(f for f in cuda_folders() if (f / "cuda.h").is_file())
-    source = ROOT / "tests/support/cpp/fake_driver.cpp"
-    command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-isystem", str(include)]
-    command += ["-o", str(folder / "libcuda.so.1"), str(source), "-ldl"]
-    subprocess.run(command, check=True)
-    return folder
+    return stand_in_driver.compiled(tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +63,7 @@ def played(
 
 
 def _run(driver: Path, pack: Path, *options: Any, sm: int = 90) -> Any:
-    environment = {
-        **os.environ,
-        "LD_LIBRARY_PATH": str(driver),
-        "FAKE_DRIVER_LOG": str(pack.with_suffix(".log")),
-        "FAKE_DRIVER_SM": str(sm),
-    }
+    environment = stand_in_driver.environment(driver, pack.with_suffix(".log"), sm)
     command = [sys.executable, str(pack), *map(str, options)]
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
@@ -134,7 +122,7 @@ def test_both_launchers_pass_exactly_what_the_plan_says(
 
 
 def test_nothing_is_left_on_the_device(played: SimpleNamespace) -> None:
-    assert played.log[-1] == {"call": "end", "allocations": 0, "modules": 0}
+    assert played.log[-1] == {"call": "end"} | dict.fromkeys(LEFT, 0)
 
 
 def test_the_pack_needs_no_torch_no_triton_and_no_tensorrt(check: ModuleType) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from linexport.plugins.kernels.launch import (
     Route,
     Scratch,
 )
-from linexport.plugins.tensorrt import fields, flavour, launcher, stub_library
+from linexport.plugins.tensorrt import fields, flavour, launcher, modules, stub_library
 from linexport.plugins.tensorrt.description import (
     MULTIPROCESSORS,
     Binary,
@@ -165,6 +166,9 @@ class Driver:
     def CUstream(self, handle: int) -> int:  # noqa: N802
         return handle
 
+    def cuCtxGetCurrent(self) -> tuple[SimpleError, int]:  # noqa: N802
+        return SimpleError(0), id(self)
+
     def named(self, name: str) -> list[tuple[Any, ...]]:
         return [arguments for called, arguments in self.calls if called == name]
 
@@ -176,8 +180,10 @@ class SimpleError(int):
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
-    monkeypatch.setattr(launcher, "driver", lambda: made)
+    for module in (launcher, modules):
+        monkeypatch.setattr(module, "driver", lambda: made)
     monkeypatch.setattr(launcher, "capability", lambda: 86)
+    monkeypatch.setattr(launcher, "multiprocessors", lambda sm: 84)
     return made
 
 
@@ -194,11 +200,30 @@ def test_launches_in_order_with_scratch_and_two_null_pointers(driver: Driver) ->
     assert second[1:] == (4, 1, 1, 256, 1, 1, 70_000, 77, values, 0)
 
 
+def test_kernels_are_loaded_when_a_node_is_attached_and_once_for_all_nodes(driver: Driver) -> None:
+    first, second = launcher.Launcher(small()), launcher.Launcher(small())
+    assert len(driver.named("cuModuleLoadData")) == 2 and len(driver.named("cuFuncLoad")) == 4
+    first.close()
+    assert driver.named("cuModuleUnload") == []
+    del second  # as TensorRT drops a plugin: without a word
+    gc.collect()
+    assert len(driver.named("cuModuleUnload")) == 2
+
+
+def test_a_smaller_gpu_gets_fewer_segments_and_a_larger_one_no_more_than_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for found, counted in ((58, 58), (MULTIPROCESSORS[89] + 20, MULTIPROCESSORS[89])):
+        monkeypatch.setattr(launcher, "_attribute", lambda name, found=found: found)
+        assert launcher.multiprocessors(89) == counted
+
+
 def test_a_driver_error_is_named(driver: Driver) -> None:
     ready = launcher.Launcher(small())
     driver.error = 1
     with pytest.raises(EnvironmentProblemError, match="CUDA_ERROR_OF_THE_TEST"):
         ready.enqueue([(1, 1, 6), (1,), (1, 2)], [0, 0, 0, 0], 0, 0)
+    driver.error = 0
 
 
 def test_a_gpu_without_kernels_is_refused(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +241,8 @@ def test_the_launches_of_a_real_node_have_every_value_they_name(
             for length in (1, 7, 64, 5000):
                 sizes = {"batch": 1, "length": length}
                 addresses = [256 * i for i, _ in enumerate(made.tensors, 1)]
-                found = launcher.launches(made, sm, sizes, addresses, 1 << 20)
+                count = MULTIPROCESSORS[sm]
+                found = launcher.launches(made, sm, count, sizes, addresses, 1 << 20)
                 assert found and {k.name for k in made.plans[sm].kernels()} <= set(
                     made.binaries[sm]
                 )

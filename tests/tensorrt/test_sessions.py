@@ -1,11 +1,10 @@
-"""What is refused before an engine is opened, and how one is bound: on a stand-in for a GPU."""
+"""What is refused before an engine is opened, and the profile that a call falls into."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -127,87 +126,3 @@ def test_ranges_without_bounds_are_bounded_and_others_kept() -> None:
     assert found["s"] == DimRange(1, 1024, 4096)
     assert found["t"] == DimRange(2, 10, 10)
     assert found["u"] == DimRange(9000, 9000, 9000)
-
-
-class Memory:
-    """A GPU whose addresses are keys."""
-
-    def __init__(self) -> None:
-        self.held: dict[int, bytes] = {}
-        self.stream, self.freed = 5, 0
-
-    def allocate(self, size: int) -> int:
-        self.held[len(self.held) + 1] = bytes(size)
-        return len(self.held)
-
-    def free(self, address: int) -> None:
-        self.freed += 1
-
-    def write(self, address: int, array: np.ndarray) -> None:
-        self.held[address] = array.tobytes()
-
-    def read(self, address: int, array: np.ndarray) -> None:
-        array[...] = np.frombuffer(self.held[address], array.dtype).reshape(array.shape)
-
-    def wait(self) -> None:
-        pass
-
-
-class Context:
-    """An engine that adds one to its state, and whose output is its input."""
-
-    def __init__(self, memory: Memory) -> None:
-        self.memory, self.shapes, self.places = memory, {}, {}
-        self.ran = True
-
-    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        self.shapes[name] = shape
-
-    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        return self.shapes[{"y": "x", "s_next": "s"}[name]]
-
-    def set_tensor_address(self, name: str, address: int) -> None:
-        self.places[name] = address
-
-    def execute_async_v3(self, stream: int) -> bool:
-        held, at = self.memory.held, self.places
-        held[at["y"]] = held[at["x"]]
-        held[at["s_next"]] = (np.frombuffer(held[at["s"]], np.float32) + 1).tobytes()
-        return self.ran
-
-
-@pytest.fixture
-def opened() -> Any:
-    made = object.__new__(session.EngineSession)
-    made.device = Memory()
-    made.profiles = [Profile(PREFILL, {"batch": (1, 1, 4), "seq": (1, 8, 16)})]
-    made.shapes, made.pairs = SHAPES, {"s_next": "s"}
-    made.inputs, made.outputs = ["x", "s"], ["y", "s_next"]
-    made.engine = SimpleNamespace(get_tensor_dtype=lambda name: SimpleNamespace(name="FLOAT"))
-    made.contexts = [Context(made.device)]
-    made.log = SimpleNamespace(errors=lambda: ["it is broken"])
-    return made
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-def test_a_call_binds_by_name_and_frees_what_it_took(opened: Any, in_place: bool) -> None:
-    fed = feeds(2, 5)
-    got = opened.run(fed, in_place=in_place)
-    assert np.array_equal(got["y"], fed["x"]) and np.array_equal(got["s_next"], fed["s"] + 1)
-    places = opened.contexts[0].places
-    assert (places["s"] == places["s_next"]) is in_place
-    assert opened.device.freed == len(opened.device.held) == (3 if in_place else 4)
-
-
-def test_a_call_of_another_type_or_length_is_refused_before_it_is_bound(opened: Any) -> None:
-    with pytest.raises(UsageError, match="x has dtype float64"):
-        opened.run({"x": feeds(1, 2)["x"].astype(np.float64), "s": feeds(1, 2)["s"]})
-    with pytest.raises(UsageError, match="beyond the engine's profiles"):
-        opened.run(feeds(1, 17))
-
-
-def test_an_engine_that_does_not_run_is_an_error_and_frees_its_memory(opened: Any) -> None:
-    opened.contexts[0].ran = False
-    with pytest.raises(EnvironmentProblemError, match="it is broken"):
-        opened.run(feeds(1, 2))
-    assert opened.device.freed == len(opened.device.held)

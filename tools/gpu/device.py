@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from linexport.plugins.tensorrt.flavour import driver
-from linexport.plugins.tensorrt.launcher import capability, checked
+from linexport.plugins.tensorrt.launcher import capability
+from linexport.plugins.tensorrt.modules import checked
 
 REPLAYS, WARM = 20, 2
 POISON = 0xFF

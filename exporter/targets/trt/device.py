@@ -1,88 +1,174 @@
-"""The GPU, through the CUDA driver: memory, copies, a stream, timing by events and graph replay."""
+"""A GPU through the CUDA driver: its context, one stream, memory and copies on it.
+
+Everything is put on the stream in order, so that memory given back is used again for what comes
+later there; ``wait`` is the only call that waits.
+"""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
-from typing import Any
+import heapq
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from linexport.errors import EnvironmentProblemError
 from linexport.plugins.tensorrt.flavour import driver
-from linexport.plugins.tensorrt.launcher import capability, checked
-
-WARMUP, REPEATS = 3, 20
+from linexport.plugins.tensorrt.launcher import capability
+from linexport.plugins.tensorrt.modules import checked
 
 
 class Device:
-    """The first GPU of this machine, its primary context current, and one stream on it.
+    """One GPU of this machine, with its primary context and a stream.
+
+    Args:
+        index: of the GPU.
+
+    Attributes:
+        index: of the GPU.
+        sm: its compute capability, ten times its number.
+        stream: address of the stream, for TensorRT.
+        stream_handle: the same, for the driver.
 
     Raises:
-        EnvironmentProblemError: there is no driver, or no GPU.
+        EnvironmentProblemError: there is no driver, or no such GPU.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, index: int = 0) -> None:
         self.cuda = driver()
         checked(self.cuda.cuInit(0))
-        if checked(self.cuda.cuDeviceGetCount()) == 0:
+        count = checked(self.cuda.cuDeviceGetCount())
+        if count == 0:
             raise EnvironmentProblemError("The NVIDIA driver finds no GPU on this machine.")
-        checked(self.cuda.cuCtxSetCurrent(checked(self.cuda.cuDevicePrimaryCtxRetain(0))))
-        self.sm = capability()
-        self.stream = checked(self.cuda.cuStreamCreate(0))
+        if not 0 <= index < count:
+            raise EnvironmentProblemError(
+                f"This machine has {count} GPUs, 0 to {count - 1}; found device {index}."
+            )
+        self.index = index
+        self._device = checked(self.cuda.cuDeviceGet(index))
+        self._context = checked(self.cuda.cuDevicePrimaryCtxRetain(self._device))
+        self._lock = threading.RLock()
+        self._free: dict[int, list[int]] = {}
+        self._sizes: dict[int, int] = {}
+        with self.current():
+            self.sm = capability()
+            self.stream_handle = checked(self.cuda.cuStreamCreate(0))
+        self.stream = int(self.stream_handle)
+        self.closed = False
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Have the device for this thread alone, its context current.
+
+        A capture would take what other threads put on the stream meanwhile.
+        """
+        with self._lock:
+            yield from self._switched()
+
+    def _switched(self) -> Iterator[None]:
+        before = checked(self.cuda.cuCtxGetCurrent())
+        checked(self.cuda.cuCtxSetCurrent(self._context))
+        try:
+            yield
+        finally:
+            checked(self.cuda.cuCtxSetCurrent(before))
 
     def allocate(self, size: int) -> int:
-        """Address of ``size`` bytes; at least one, since an empty tensor needs an address too."""
-        return int(checked(self.cuda.cuMemAlloc(max(size, 1))))
+        """Return the address of ``size`` bytes: of memory given back earlier, where that fits.
 
-    def free(self, address: int) -> None:
-        """Give memory back."""
-        checked(self.cuda.cuMemFree(address))
+        Raises:
+            EnvironmentProblemError: the GPU has no memory left.
+        """
+        rounded = rounded_up(size)
+        try:
+            # The lowest: the states of a sequence then go back and forth between the same places.
+            return heapq.heappop(self._free[rounded])
+        except (KeyError, IndexError):
+            pass
+        with self.current():
+            idle = sum(size * len(held) for size, held in list(self._free.items()))
+            if 2 * idle > sum(self._sizes.values()):
+                self._trim()
+            error, address = self.cuda.cuMemAlloc(rounded)
+            if int(error):  # what lies idle may be enough
+                self._trim()
+                address = checked(self.cuda.cuMemAlloc(rounded))
+        self._sizes[int(address)] = rounded
+        return int(address)
+
+    def release(self, address: int) -> None:
+        """Take memory back for later use; any thread may do so, also in a garbage collection."""
+        if not self.closed:
+            heapq.heappush(self._free.setdefault(self._sizes[address], []), address)
 
     def write(self, address: int, array: np.ndarray) -> None:
-        """Copy an array to the device."""
+        """Copy an array to the device; it is free to change afterwards."""
         array = np.ascontiguousarray(array)
         if array.nbytes:
-            checked(self.cuda.cuMemcpyHtoD(address, array.ctypes.data, array.nbytes))
+            checked(
+                self.cuda.cuMemcpyHtoDAsync(
+                    address, array.ctypes.data, array.nbytes, self.stream_handle
+                )
+            )
 
     def read(self, address: int, array: np.ndarray) -> None:
-        """Copy from the device into a contiguous array."""
+        """Copy from the device into a contiguous array; ``wait`` before it is used."""
         if array.nbytes:
-            checked(self.cuda.cuMemcpyDtoH(array.ctypes.data, address, array.nbytes))
+            checked(
+                self.cuda.cuMemcpyDtoHAsync(
+                    array.ctypes.data, address, array.nbytes, self.stream_handle
+                )
+            )
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        """Copy within the device."""
+        if size:
+            checked(self.cuda.cuMemcpyDtoDAsync(target, source, size, self.stream_handle))
+
+    def clear(self, address: int, size: int) -> None:
+        """Fill with zeros."""
+        if size:
+            checked(self.cuda.cuMemsetD8Async(address, 0, size, self.stream_handle))
 
     def wait(self) -> None:
         """Until everything on the stream is done."""
-        checked(self.cuda.cuStreamSynchronize(self.stream))
+        checked(self.cuda.cuStreamSynchronize(self.stream_handle))
 
-    def time(self, enqueue: Callable[[], None]) -> dict[str, Any]:
-        """Milliseconds of what ``enqueue`` puts on the stream: launched each time, and replayed.
+    def wait_for(self, stream: int) -> None:
+        """Until everything on another library's stream is done."""
+        with self.current():
+            checked(self.cuda.cuStreamSynchronize(self.cuda.CUstream(stream)))
 
-        A graph that cannot be captured leaves ``graph_ms`` None.
-        """
-        launched = self._timed(enqueue)
-        cuda = self.cuda
-        mode = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        replayed, problem = None, None
-        try:
-            checked(cuda.cuStreamBeginCapture(self.stream, mode))
-            try:
-                enqueue()
-            finally:
-                graph = checked(cuda.cuStreamEndCapture(self.stream))
-            ready = checked(cuda.cuGraphInstantiate(graph, 0))
-            replayed = self._timed(lambda: checked(cuda.cuGraphLaunch(ready, self.stream)))
-        except EnvironmentProblemError as error:
-            problem = str(error)
-        return {"launched_ms": launched, "graph_ms": replayed, "graph_problem": problem}
+    def close(self) -> None:
+        """Free all memory, that of arrays still held too, the stream and the context."""
+        if self.closed:
+            return
+        self.closed = True
+        with self.current():
+            self.wait()
+            self._free.clear()
+            for address in self._sizes:
+                checked(self.cuda.cuMemFree(address))
+            self._sizes.clear()
+            checked(self.cuda.cuStreamDestroy(self.stream_handle))
+        checked(self.cuda.cuDevicePrimaryCtxRelease(self._device))
 
-    def _timed(self, enqueue: Callable[[], None]) -> float:
-        cuda, times = self.cuda, []
-        start, end = (checked(cuda.cuEventCreate(0)) for _ in range(2))
-        for repeat in range(WARMUP + REPEATS):
-            checked(cuda.cuEventRecord(start, self.stream))
-            enqueue()
-            checked(cuda.cuEventRecord(end, self.stream))
-            checked(cuda.cuEventSynchronize(end))
-            if repeat >= WARMUP:
-                times.append(float(checked(cuda.cuEventElapsedTime(start, end))))
-        return round(statistics.median(times), 4)
+    def _trim(self) -> None:
+        """Free what was given back."""
+        self.wait()
+        for addresses in list(self._free.values()):
+            while addresses:
+                address = addresses.pop()
+                checked(self.cuda.cuMemFree(address))
+                del self._sizes[address]
+
+
+def rounded_up(size: int) -> int:
+    """Return the size that memory of ``size`` bytes is taken in: at most a quarter more.
+
+    States that grow by a token a call then need other memory every so often only.
+    """
+    size = max(size, 256)
+    step = 1 << max(size.bit_length() - 3, 8)
+    return -(-size // step) * step

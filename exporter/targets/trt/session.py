@@ -1,19 +1,26 @@
 """An engine opened on a GPU: checked before it is deserialised, bound by name, run by shape.
 
 What can be known without a GPU is refused without one: a damaged file, another version of the
-library, sizes beyond the profiles. A state of a call and that of the next may share memory where
-the plan of the kernels says so.
+library, sizes beyond the profiles. Tensors stay where they are:
+
+    past state on the GPU   ->  present state on the GPU, in memory that nobody holds
+    inputs on the GPU       ->  outputs on the GPU
+    inputs of the host      ->  outputs of the host, through memory that is taken once
+
+A stream's states so alternate between two places, and a step copies its tokens and its logits.
 """
 
 from __future__ import annotations
 
 import hashlib
+import statistics
+import time
+import weakref
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from linexport.errors import EnvironmentProblemError, UsageError
@@ -21,19 +28,14 @@ from linexport.manifest import Manifest
 from linexport.manifest.engines import EngineRecord
 from linexport.manifest.records import named
 from linexport.plugins.tensorrt.flavour import FLAVOURS, Flavour
-from linexport.plugins.tensorrt.plugin import register
 from linexport.targets.trt.device import Device
-from linexport.targets.trt.log import Log
+from linexport.targets.trt.device_array import INTERFACE, DeviceArray, DeviceBlock
+from linexport.targets.trt.engine import OpenedEngine
+from linexport.targets.trt.graphs import Graphs
 from linexport.targets.trt.profiles import Profile
 
-ARRAYS = {
-    "FLOAT": np.float32,
-    "HALF": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "INT32": np.int32,
-    "INT64": np.int64,
-    "BOOL": np.bool_,
-}
+WARMUP, REPEATS = 4, 20
+"""Calls that are not timed, by when a repeated one is replayed from a graph, and calls that are."""
 
 
 def read_engine(folder: Path, record: EngineRecord, flavour: Flavour) -> bytes:
@@ -120,139 +122,237 @@ def profile_for(profiles: Sequence[Profile], sizes: Mapping[str, int]) -> int:
 
 
 class EngineSession:
-    """An engine on this machine's GPU; see ``targets.base.InferenceSession``.
+    """An engine on a GPU of this machine; see ``targets.base.InferenceSession``.
+
+    Any thread may call it; calls follow each other.
+
+    Args:
+        folder: of the artifact.
+        manifest: of the artifact.
+        device: index of the GPU.
 
     Attributes:
         record: what the manifest says of it.
 
     Raises:
-        UsageError, EnvironmentProblemError: see ``verify``, ``choose`` and ``Device``.
+        UsageError, EnvironmentProblemError: see ``read_engine``, ``choose``, ``Device`` and
+            ``OpenedEngine``.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, device: int = 0) -> None:
         flavour = FLAVOURS[manifest.target]
-        for record in manifest.engines:
-            read_engine(folder, record, flavour)
-        self.device = Device()
-        self.record = choose(manifest.engines, self.device.sm, folder)
+        contents = {r.file: read_engine(folder, r, flavour) for r in manifest.engines}
+        self.device = Device(device)
+        try:
+            self.record = choose(manifest.engines, self.device.sm, folder)
+            with self.device.current():
+                content = contents[self.record.file]
+                self.engine = OpenedEngine(flavour, content, self.record, self.device)
+        except BaseException:
+            self.device.close()
+            raise
         self.profiles = [Profile(p.name, p.dims) for p in self.record.profiles]
         self.shapes = {i.name: named(i.shape) for i in manifest.inputs}
-        able = self.record.in_place
-        self.pairs = {s.present: s.past for s in manifest.states if s.present in able}
-        self._open(flavour, read_engine(folder, self.record, flavour))
+        self.pasts = {s.present: s.past for s in manifest.states}
+        self.in_place = set(self.record.in_place)
+        self.graphs = Graphs(self.device)
+        self.graphs.enabled = self.engine.captures
+        self._blocks: dict[str, tuple[int, DeviceBlock]] = {}
+        self.close = weakref.finalize(self, _close, self.device, self.engine, self.graphs)
 
-    def _open(self, flavour: Flavour, content: bytes) -> None:
-        module = flavour.load()
-        creators = register(flavour) if self.record.plugin_library else ()
-        self.log = Log()
-        self.runtime = module.Runtime(self.log.sink(module))
-        self.engine = self.runtime.deserialize_cuda_engine(content)
-        if self.engine is None:
-            failures = [str(c.failure) for c in creators if c.failure]
-            reason = "; ".join([*failures, *self.log.errors()][:2]) or "it gives no reason"
-            raise EnvironmentProblemError(
-                f"{flavour.title} cannot open {self.record.file}: {reason}"
-            )
-        names = [self.engine.get_tensor_name(i) for i in range(self.engine.num_io_tensors)]
-        mode = module.TensorIOMode.INPUT
-        self.inputs = [n for n in names if self.engine.get_tensor_mode(n) == mode]
-        self.outputs = [n for n in names if n not in self.inputs]
-        self.contexts = [self._context(i) for i in range(len(self.profiles))]
-
-    def _context(self, profile: int) -> Any:
-        context = self.engine.create_execution_context()
-        if context is None:
-            raise EnvironmentProblemError(
-                "TensorRT has no memory for an execution context: "
-                + "; ".join(self.log.errors()[:2])
-            )
-        context.set_optimization_profile_async(profile, int(self.device.stream))
-        self.device.wait()
-        return context
-
-    def run(
-        self, inputs: Mapping[str, np.ndarray], in_place: bool = False
-    ) -> dict[str, np.ndarray]:
+    def run(self, inputs: Mapping[str, Any], in_place: bool = False) -> dict[str, Any]:
         """Return the outputs by name.
 
-        ``in_place`` gives present states the memory of their pasts, where their kernels allow it.
+        ``in_place`` gives present states the memory of their pasts, where their kernels allow it;
+        these are then lost.
 
         Raises:
             UsageError: see ``sizes_of`` and ``profile_for``.
             EnvironmentProblemError: the GPU reports an error.
         """
-        with _EngineCall(self, inputs, in_place) as call:
-            call.enqueue()
-            self.device.wait()
-            return call.results()
+        return self.run_into(inputs, {}, in_place)
+
+    def run_into(
+        self, inputs: Mapping[str, Any], arrays: Mapping[str, Any], in_place: bool = False
+    ) -> dict[str, Any]:
+        """Run the engine with some outputs written to arrays on the GPU; return the others.
+
+        Arguments and errors are those of ``run``.
+        """
+        if not self.close.alive:
+            raise UsageError("The artifact was closed. Load it again.")
+        with self.device.current():
+            return _EngineCall(self, inputs, arrays, in_place).run()
+
+    def hold(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arrays on the GPU; those that are there stay as they are."""
+        with self.device.current():
+            return {
+                name: x if isinstance(x, DeviceArray) else DeviceArray.of(self.device, x)
+                for name, x in arrays.items()
+            }
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
+        """Return an array on the GPU whose values nobody has written."""
+        with self.device.current():
+            return DeviceArray(self.device, shape, dtype)
+
+    def array(self, values: Any) -> Any:
+        """Return an array of the GPU in its memory, and any other one as NumPy's.
+
+        Raises:
+            UsageError: see ``DeviceArray.wrap``.
+        """
+        if hasattr(values, INTERFACE):
+            return DeviceArray.wrap(self.device, values)
+        return np.asarray(values)
 
     def time(self, inputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Milliseconds of a call with its data on the GPU, states in place; see ``Device.time``."""
-        with _EngineCall(self, inputs, in_place=True) as call:
-            return self.device.time(call.enqueue)
+        """Return milliseconds of a step as ``generate`` makes it: launched, and replayed.
+
+        States are on the GPU and go from call to call; the other inputs come from the host, and the
+        outputs go there. ``graph_ms`` is None where calls are not captured.
+        """
+        pasts = self.hold({n: inputs[n] for n in self.pasts.values()})
+        given = {n: x for n, x in inputs.items() if n not in pasts}
+        enabled = self.graphs.enabled
+        try:
+            self.graphs.enabled = False
+            launched = self._timed(given, pasts)
+            self.graphs.enabled = enabled
+            replayed = self._timed(given, pasts) if enabled else None
+        finally:
+            self.graphs.enabled = enabled
+        problem = self.graphs.problem
+        if not enabled:
+            problem = "TensorRT-RTX captures its own"
+        return {
+            "launched_ms": launched,
+            "graph_ms": None if problem else replayed,
+            "graph_problem": problem,
+        }
+
+    def _timed(self, given: Mapping[str, Any], pasts: dict[str, Any]) -> float:
+        times = []
+        for repeat in range(WARMUP + REPEATS):
+            start = time.perf_counter()
+            outputs = self.run({**given, **pasts})
+            if repeat >= WARMUP:
+                times.append(1000 * (time.perf_counter() - start))
+            pasts = {past: outputs[present] for present, past in self.pasts.items()}
+        return round(statistics.median(times), 4)
+
+    def place(self, name: str, size: int) -> int:
+        """Return the address of an input or output of the host; the same one for a size or less."""
+        held, block = self._blocks.get(name, (-1, None))
+        if block is None or held < size:
+            self._blocks.pop(name, None)
+            self._blocks[name] = size, (block := DeviceBlock(self.device, size))
+        return block.address
+
+
+def _close(device: Device, engine: OpenedEngine, graphs: Graphs) -> None:
+    with device.current():
+        graphs.close()
+        engine.close()
+    device.close()
 
 
 class _EngineCall:
-    """Buffers of one call."""
+    """Where the tensors of one call are."""
 
     def __init__(
-        self, session: EngineSession, inputs: Mapping[str, np.ndarray], in_place: bool
-    ) -> None:
-        self.session, self.device = session, session.device
-        sizes = sizes_of(session.shapes, inputs)
-        self.context = session.contexts[profile_for(session.profiles, sizes)]
-        self.inputs = {n: self._typed(n, inputs[n]) for n in session.inputs}
-        self.pairs = session.pairs if in_place else {}
-        self.owned: list[int] = []
-
-    def __enter__(self) -> _EngineCall:
-        places: dict[str, int] = {}
-        for name, array in self.inputs.items():
-            self.context.set_input_shape(name, tuple(array.shape))
-            places[name] = self._allocate(array.nbytes)
-            self.device.write(places[name], array)
-        self.arrays = {n: self._empty(n) for n in self.session.outputs}
-        for name, array in self.arrays.items():
-            past = self.pairs.get(name, "")
-            same = past in places and self.inputs[past].nbytes == array.nbytes
-            places[name] = places[past] if same else self._allocate(array.nbytes)
-        for name, address in places.items():
-            self.context.set_tensor_address(name, address)
-        self.places = places
-        return self
-
-    def __exit__(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        session: EngineSession,
+        inputs: Mapping[str, Any],
+        arrays: Mapping[str, Any],
+        in_place: bool,
     ) -> None:
-        for address in self.owned:
-            self.device.free(address)
+        self.session, self.device, self.engine = session, session.device, session.engine
+        sizes = sizes_of(session.shapes, inputs)
+        self.profile = profile_for(session.profiles, sizes)
+        self.context = self.engine.contexts[self.profile]
+        self.inputs = {n: self._typed(n, inputs[n]) for n in self.engine.inputs}
+        self.arrays, self.in_place = arrays, in_place
+        self.places: dict[str, int] = {}
+        self.outputs: dict[str, Any] = {}
+        self.kept: list[Any] = []
 
-    def enqueue(self) -> None:
-        """Put the call on the stream."""
-        if not self.context.execute_async_v3(int(self.device.stream)):
+    def run(self) -> dict[str, Any]:
+        """Bind, launch and wait; return the outputs that have no array of their own yet."""
+        for name, values in self.inputs.items():
+            self.context.set_input_shape(name, tuple(values.shape))
+            self.places[name] = self._input(name, values)
+        given = set(self.session.pasts.values())
+        on_device = any(
+            isinstance(x, DeviceArray) for n, x in self.inputs.items() if n not in given
+        )
+        for name in self.engine.outputs:
+            if name in self.engine.host:
+                shape = tuple(self.context.get_tensor_shape(name))
+                self.outputs[name] = np.empty(shape, self.engine.dtypes[name])
+                self.places[name] = int(self.outputs[name].ctypes.data)
+            else:
+                self.places[name] = self._output(name, on_device)
+        for name, address in self.places.items():
+            self.context.set_tensor_address(name, address)
+        shapes = tuple(tuple(x.shape) for x in self.inputs.values())
+        if self.engine.host:  # what they hold is part of the plan of a call
+            self._enqueue()
+        else:
+            key = self.profile, shapes, tuple(self.places.values())
+            self.session.graphs.run(key, self._enqueue)
+        for name, values in self.outputs.items():
+            if isinstance(values, np.ndarray) and name not in self.engine.host:
+                self.device.read(self.places[name], values)
+        self.device.wait()
+        return {n: x for n, x in self.outputs.items() if n not in self.arrays}
+
+    def _input(self, name: str, values: Any) -> int:
+        """Return the address of an input, once its values are on their way there."""
+        if name in self.engine.host:
+            self.kept.append(np.ascontiguousarray(values))
+            return int(self.kept[-1].ctypes.data)
+        if isinstance(values, DeviceArray):
+            return values.address
+        address = self.session.place(name, values.nbytes)
+        self.device.write(address, values)
+        return address
+
+    def _output(self, name: str, on_device: bool) -> int:
+        """Return the address of an output, and note the array that it is found in."""
+        shape = tuple(self.context.get_tensor_shape(name))
+        dtype, found = self.engine.dtypes[name], self.arrays.get(name)
+        size = prod(shape) * dtype.itemsize
+        past = self.session.pasts.get(name, "")
+        before = self.inputs.get(past)
+        stays = isinstance(before, DeviceArray) if past else on_device
+        if self._overwrites(name, before, size):
+            address = self.places[past]
+            if stays:
+                found = DeviceArray(self.device, shape, dtype, before, address)
+        else:
+            if found is None and stays:
+                found = DeviceArray(self.device, shape, dtype)
+            if isinstance(found, DeviceArray):
+                address = found.address
+            else:
+                address = self.session.place(name, size)
+        self.outputs[name] = np.empty(shape, dtype) if found is None else found
+        return address
+
+    def _overwrites(self, name: str, before: Any, size: int) -> bool:
+        able = self.in_place and name in self.session.in_place and before is not None
+        return bool(able and before.nbytes == size)
+
+    def _enqueue(self) -> None:
+        if not self.context.execute_async_v3(self.device.stream):
             raise EnvironmentProblemError(
-                f"The engine does not run: {'; '.join(self.session.log.errors()[-2:])}"
+                f"The engine does not run: {'; '.join(self.engine.log.errors()[-2:])}"
             )
 
-    def results(self) -> dict[str, np.ndarray]:
-        """Outputs, copied from the GPU."""
-        for name, array in self.arrays.items():
-            self.device.read(self.places[name], array)
-        return self.arrays
-
-    def _allocate(self, size: int) -> int:
-        self.owned.append(self.device.allocate(size))
-        return self.owned[-1]
-
-    def _typed(self, name: str, array: np.ndarray) -> np.ndarray:
-        wanted = np.dtype(ARRAYS[self.session.engine.get_tensor_dtype(name).name])
-        if array.dtype != wanted:
-            raise UsageError(f"{name} has dtype {array.dtype}; the engine takes {wanted}.")
-        return array
-
-    def _empty(self, name: str) -> np.ndarray:
-        dtype = ARRAYS[self.session.engine.get_tensor_dtype(name).name]
-        return np.empty(tuple(self.context.get_tensor_shape(name)), dtype)
+    def _typed(self, name: str, values: Any) -> Any:
+        wanted = self.engine.dtypes[name]
+        if values.dtype != wanted:
+            raise UsageError(f"{name} has dtype {values.dtype}; the engine takes {wanted}.")
+        return values

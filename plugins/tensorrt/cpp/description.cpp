@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <mutex>
 #include <utility>
 
 namespace linexport {
@@ -312,6 +313,17 @@ Description parse(std::string const& launch, std::string const& binaries) {
             found.binaries[std::stoi(sm)].emplace(name,
                 Binary{decoded(item.at("code").string), item.at("entry").string,
                     static_cast<unsigned>(item.at("shared").integer())});
+    return found;
+}
+
+std::shared_ptr<Description const> described(std::string const& launch, std::string const& binaries) {
+    static std::mutex mutex;
+    static std::map<std::pair<std::string, std::string>, std::weak_ptr<Description const>> known;
+    std::lock_guard<std::mutex> const locked(mutex);
+    for (auto at = known.begin(); at != known.end();) at = at->second.expired() ? known.erase(at) : std::next(at);
+    std::weak_ptr<Description const>& kept = known[{launch, binaries}];
+    std::shared_ptr<Description const> found = kept.lock();
+    if (!found) kept = found = std::make_shared<Description const>(parse(launch, binaries));
     return found;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -88,6 +89,9 @@ struct Description {
 };
 
 Description parse(std::string const& launch, std::string const& binaries);
+
+// The same, parsed once for all nodes that have these texts.
+std::shared_ptr<Description const> described(std::string const& launch, std::string const& binaries);
 
 int64_t aligned(int64_t bytes);
 

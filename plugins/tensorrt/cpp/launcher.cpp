@@ -1,59 +1,9 @@
 #include "launcher.h"
 
-#include <dlfcn.h>
+#include <algorithm>
 
 namespace linexport {
 namespace {
-
-// The driver's functions, found when first needed: engines are also built where there is no driver.
-struct Driver {
-    decltype(&cuCtxGetDevice) ctxGetDevice;
-    decltype(&cuDeviceGetAttribute) deviceGetAttribute;
-    decltype(&cuModuleLoadData) moduleLoadData;
-    decltype(&cuModuleUnload) moduleUnload;
-    decltype(&cuModuleGetFunction) moduleGetFunction;
-    decltype(&cuFuncSetAttribute) funcSetAttribute;
-    decltype(&cuLaunchKernel) launchKernel;
-
-    static Driver const& get() {
-        static Driver const driver = load();
-        return driver;
-    }
-
-private:
-    static Driver load() {
-        void* const library = dlopen("libcuda.so.1", RTLD_NOW);
-        if (!library) throw Error("No NVIDIA driver was found: libcuda.so.1 does not load.");
-        auto const find = [library](auto& function, char const* name) {
-            function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(library, name));
-            if (!function) throw Error(std::string("The NVIDIA driver has no ") + name);
-        };
-        Driver found{};
-        find(found.ctxGetDevice, "cuCtxGetDevice");
-        find(found.deviceGetAttribute, "cuDeviceGetAttribute");
-        find(found.moduleLoadData, "cuModuleLoadData");
-        find(found.moduleUnload, "cuModuleUnload");
-        find(found.moduleGetFunction, "cuModuleGetFunction");
-        find(found.funcSetAttribute, "cuFuncSetAttribute");
-        find(found.launchKernel, "cuLaunchKernel");
-        return found;
-    }
-};
-
-void check(CUresult result) {
-    if (result != CUDA_SUCCESS)
-        throw Error("The CUDA driver reports error " + std::to_string(static_cast<int>(result)));
-}
-
-int capability() {
-    Driver const& driver = Driver::get();
-    CUdevice device = 0;
-    int major = 0, minor = 0;
-    check(driver.ctxGetDevice(&device));
-    check(driver.deviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device));
-    check(driver.deviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device));
-    return 10 * major + minor;
-}
 
 unsigned constexpr sharedWithoutAsking = 48 * 1024;
 unsigned constexpr lanes = 32;
@@ -62,30 +12,30 @@ unsigned constexpr lanes = 32;
 
 Launcher::Launcher(Description const& description) : mDescription(description) {
     Driver const& driver = Driver::get();
-    int const sm = description.smFor(capability());
-    mPlan = &description.plans.at(sm);
+    int const sm = description.smFor(10 * attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
+        attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
+    mPlan = description.plans.at(sm);
+    // No more than the plan was made for: its scratch memory is enough for those.
+    mPlan.multiprocessors =
+        std::min<int64_t>(mPlan.multiprocessors, attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT));
     for (auto const& [name, binary] : description.binaries.at(sm)) {
-        Loaded loaded{nullptr, nullptr, binary.shared};
-        check(driver.moduleLoadData(&loaded.module, binary.code.data()));
-        mKernels.emplace(name, loaded);
-        check(driver.moduleGetFunction(&loaded.function, loaded.module, binary.entry.c_str()));
+        Loaded loaded{Module::of(binary.code), nullptr, binary.shared};
+        check(driver.moduleGetFunction(&loaded.function, loaded.module->handle(), binary.entry.c_str()));
         if (loaded.shared > sharedWithoutAsking)
             check(driver.funcSetAttribute(loaded.function,
                 CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(loaded.shared)));
-        mKernels[name] = loaded;
+        // Otherwise at the first launch, which a graph may capture.
+        if (driver.funcLoad) check(driver.funcLoad(loaded.function));
+        mKernels.emplace(name, loaded);
     }
-}
-
-Launcher::~Launcher() {
-    for (auto const& [name, loaded] : mKernels) Driver::get().moduleUnload(loaded.module);
 }
 
 void Launcher::enqueue(std::vector<std::vector<int64_t>> const& shapes,
     std::vector<void const*> const& addresses, void* workspace, CUstream stream) const {
     Sizes const sizes = mDescription.sizes(shapes);
     int64_t const batch = sizes.at("batch"), length = sizes.at("length");
-    Sizes const symbols = mPlan->symbols(batch, length);
-    Route const& route = mPlan->route(batch, length);
+    Sizes const symbols = mPlan.symbols(batch, length);
+    Route const& route = mPlan.route(batch, length);
 
     std::map<std::string, void const*> places;
     size_t position = 0;

@@ -1,9 +1,8 @@
 // Launching a described node through the CUDA driver: see linexport/plugins/tensorrt/launcher.py.
 #pragma once
 
-#include <cuda.h>
-
 #include "description.h"
+#include "modules.h"
 
 namespace linexport {
 
@@ -13,7 +12,6 @@ public:
     explicit Launcher(Description const& description);
     Launcher(Launcher const&) = delete;
     Launcher& operator=(Launcher const&) = delete;
-    ~Launcher();
 
     // `addresses` are those of the inputs, then of the outputs; throws Error.
     void enqueue(std::vector<std::vector<int64_t>> const& shapes, std::vector<void const*> const& addresses,
@@ -21,12 +19,12 @@ public:
 
 private:
     struct Loaded {
-        CUmodule module;
+        std::shared_ptr<Module> module;
         CUfunction function;
         unsigned shared;
     };
     Description const& mDescription;
-    Plan const* mPlan;
+    Plan mPlan;  // with the multiprocessors of this GPU
     std::map<std::string, Loaded> mKernels;
 };
 

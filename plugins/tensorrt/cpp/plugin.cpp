@@ -63,8 +63,7 @@ class Plugin final : public IPluginV3,
                      public IPluginV3OneRuntime {
 public:
     explicit Plugin(Texts texts)
-        : Plugin(std::make_shared<Texts>(texts),
-              std::make_shared<Description>(parse(texts.launch, texts.binaries))) {}
+        : Plugin(std::make_shared<Texts>(texts), described(texts.launch, texts.binaries)) {}
 
     IPluginCapability* getCapabilityInterface(PluginCapabilityType type) noexcept override {
         switch (type) {

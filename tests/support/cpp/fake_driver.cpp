@@ -1,99 +1,11 @@
-// A stand-in for the CUDA driver, libcuda.so.1: memory is the host's, and nothing is computed.
+// A stand-in for the CUDA driver, libcuda.so.1: memory is the host's, and kernels compute nothing.
 //
 // Every launch is checked as a driver would, against the kernel's own parameter table (.nv.info in
-// its machine code), and written as a line of JSON to the file that FAKE_DRIVER_LOG names, with the
-// values of its arguments. FAKE_DRIVER_SM is the compute capability times ten.
-#include <cuda.h>
-#include <dlfcn.h>
-
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <map>
-#include <memory>
-#include <set>
-#include <string>
-#include <vector>
-
-namespace {
-
-struct Function {
-    std::string name;
-    std::vector<unsigned> sizes;  // of its parameters, in bytes
-    int allowed = 48 * 1024;      // dynamic shared memory
-};
-
-struct Module {
-    std::map<std::string, Function> functions;
-};
-
-struct State {
-    std::map<char*, size_t> memory;
-    std::set<Module*> modules;
-    bool capturing = false;
-    std::FILE* log = nullptr;
-
-    State() {
-        if (char const* name = std::getenv("FAKE_DRIVER_LOG")) log = std::fopen(name, "a");
-    }
-    ~State() {
-        if (!log) return;
-        std::fprintf(log, "{\"call\": \"end\", \"allocations\": %zu, \"modules\": %zu}\n", memory.size(),
-            modules.size());
-        std::fclose(log);
-    }
-    bool holds(void const* address) const {
-        auto after = memory.upper_bound(static_cast<char*>(const_cast<void*>(address)));
-        if (after == memory.begin()) return false;
-        auto const& [start, size] = *std::prev(after);
-        return address < start + size;
-    }
-} state;
-
-template <typename Number>
-Number at(unsigned char const* code, size_t offset) {
-    Number found;
-    std::memcpy(&found, code + offset, sizeof found);
-    return found;
-}
-
-// Sizes of the parameters from a section .nv.info.NAME: attribute 0x17 has a parameter's ordinal, its
-// offset, and its size in the upper 14 bits of the last word.
-std::vector<unsigned> parameters(unsigned char const* data, size_t size) {
-    std::map<unsigned, unsigned> found;
-    for (size_t place = 0; place + 4 <= size;) {
-        unsigned const format = data[place], kind = data[place + 1], length = at<uint16_t>(data, place + 2);
-        if (format == 4 && kind == 0x17)
-            found[at<uint16_t>(data, place + 8)] = at<uint32_t>(data, place + 12) >> 18;
-        place += 4 + (format == 4 ? length : 0);
-    }
-    std::vector<unsigned> sizes;
-    for (auto const& [ordinal, bytes] : found) sizes.push_back(bytes);
-    return sizes;
-}
-
-bool read(Module& module, unsigned char const* code) {
-    if (std::memcmp(code, "\177ELF", 4)) return false;
-    size_t const table = at<uint64_t>(code, 0x28), entry = at<uint16_t>(code, 0x3a);
-    size_t const count = at<uint16_t>(code, 0x3c), names = at<uint16_t>(code, 0x3e);
-    auto const offset = [&](size_t i) { return at<uint64_t>(code, table + i * entry + 24); };
-    for (size_t i = 0; i < count; ++i) {
-        char const* const name =
-            reinterpret_cast<char const*>(code) + offset(names) + at<uint32_t>(code, table + i * entry);
-        if (std::strncmp(name, ".nv.info.", 9)) continue;
-        size_t const size = at<uint64_t>(code, table + i * entry + 32);
-        module.functions[name + 9] = {name + 9, parameters(code + offset(i), size)};
-    }
-    return !module.functions.empty();
-}
-
-char* pointer(CUdeviceptr address) { return reinterpret_cast<char*>(address); }
-
-bool holds(CUdeviceptr address, size_t size) {
-    return !size || (state.holds(pointer(address)) && state.holds(pointer(address) + size - 1));
-}
-
-}  // namespace
+// its machine code). Copies, fills and host functions are done at once, or when the graph is launched
+// that they are captured into. Every call that allocates, frees, copies or launches is written as a
+// line of JSON to the file that FAKE_DRIVER_LOG names. FAKE_DRIVER_SM is the compute capability times
+// ten, FAKE_DRIVER_MULTIPROCESSORS and FAKE_DRIVER_DEVICES are counts.
+#include "fake_driver.h"
 
 #define FAKE extern "C" __attribute__((visibility("default"))) CUresult
 
@@ -106,8 +18,13 @@ FAKE cuGetErrorName(CUresult, char const** name) {
     *name = "of the stand-in";
     return CUDA_SUCCESS;
 }
-FAKE cuDeviceGet(CUdevice* device, int) {
-    *device = 0;
+FAKE cuDeviceGetCount(int* count) {
+    *count = setting("FAKE_DRIVER_DEVICES", 1);
+    return CUDA_SUCCESS;
+}
+FAKE cuDeviceGet(CUdevice* device, int ordinal) {
+    if (ordinal < 0 || ordinal >= setting("FAKE_DRIVER_DEVICES", 1)) return CUDA_ERROR_INVALID_DEVICE;
+    *device = ordinal;
     return CUDA_SUCCESS;
 }
 FAKE cuDeviceGetName(char* name, int length, CUdevice) {
@@ -115,82 +32,184 @@ FAKE cuDeviceGetName(char* name, int length, CUdevice) {
     return CUDA_SUCCESS;
 }
 FAKE cuDeviceGetAttribute(int* value, CUdevice_attribute kind, CUdevice) {
-    char const* const given = std::getenv("FAKE_DRIVER_SM");
-    int const sm = given ? std::atoi(given) : 90;
+    int const sm = setting("FAKE_DRIVER_SM", 90);
     *value = kind == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? sm / 10
         : kind == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR    ? sm % 10
-        : kind == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT        ? 132
+        : kind == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT        ? setting("FAKE_DRIVER_MULTIPROCESSORS", 132)
                                                                   : 0;
     return CUDA_SUCCESS;
 }
-FAKE cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) {
-    *context = reinterpret_cast<CUcontext>(&state);
+FAKE cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+    LOCKED;
+    Context& found = state.contexts[device];
+    found.device = device;
+    ++found.retained;
+    *context = reinterpret_cast<CUcontext>(&found);
     return CUDA_SUCCESS;
 }
-FAKE cuDevicePrimaryCtxRelease_v2(CUdevice) { return CUDA_SUCCESS; }
-FAKE cuCtxSetCurrent(CUcontext) { return CUDA_SUCCESS; }
-FAKE cuCtxGetDevice(CUdevice* device) { return cuDeviceGet(device, 0); }
+FAKE cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    LOCKED;
+    return state.contexts[device].retained-- > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+FAKE cuCtxSetCurrent(CUcontext context) {
+    current = reinterpret_cast<Context*>(context);
+    return CUDA_SUCCESS;
+}
+FAKE cuCtxGetCurrent(CUcontext* context) {
+    *context = reinterpret_cast<CUcontext>(current);
+    return CUDA_SUCCESS;
+}
+FAKE cuCtxGetDevice(CUdevice* device) {
+    if (!current) return CUDA_ERROR_INVALID_CONTEXT;
+    *device = current->device;
+    return CUDA_SUCCESS;
+}
 
 FAKE cuMemAlloc_v2(CUdeviceptr* address, size_t size) {
+    APART;
+    if (!size) return CUDA_ERROR_INVALID_VALUE;
     void* const made = std::aligned_alloc(256, (size + 255) / 256 * 256);
     if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
+    std::memset(made, 0xff, size);  // NaN, until something is written there
     state.memory[static_cast<char*>(made)] = size;
     *address = reinterpret_cast<CUdeviceptr>(made);
+    state.say("\"call\": \"alloc\", \"address\": %llu, \"size\": %zu, \"device\": %d", *address, size,
+        current->device);
     return CUDA_SUCCESS;
 }
 FAKE cuMemFree_v2(CUdeviceptr address) {
+    APART;
     if (!state.memory.erase(pointer(address))) return CUDA_ERROR_INVALID_VALUE;
+    state.say("\"call\": \"free\", \"address\": %llu", address);
     std::free(pointer(address));
     return CUDA_SUCCESS;
 }
 FAKE cuMemsetD8_v2(CUdeviceptr address, unsigned char value, size_t size) {
+    APART;
     if (!holds(address, size)) return CUDA_ERROR_INVALID_VALUE;
     std::memset(pointer(address), value, size);
     return CUDA_SUCCESS;
 }
-FAKE cuMemcpyHtoD_v2(CUdeviceptr to, void const* from, size_t size) {
-    if (!holds(to, size)) return CUDA_ERROR_INVALID_VALUE;
-    std::memcpy(pointer(to), from, size);
+FAKE cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t size, CUstream stream) {
+    LOCKED;
+    if (!holds(address, size)) return CUDA_ERROR_INVALID_VALUE;
+    state.say("\"call\": \"fill\", \"size\": %zu", size);
+    return put(stream, [=] { std::memset(pointer(address), value, size); });
+}
+
+namespace {
+
+CUresult copy(char const* kind, void* to, void const* from, size_t size, CUstream stream) {
+    LOCKED;
+    bool const reads = std::strcmp(kind, "HtoD"), writes = std::strcmp(kind, "DtoH");
+    if (reads && !holds(reinterpret_cast<CUdeviceptr>(from), size)) return CUDA_ERROR_INVALID_VALUE;
+    if (writes && !holds(reinterpret_cast<CUdeviceptr>(to), size)) return CUDA_ERROR_INVALID_VALUE;
+    state.say("\"call\": \"copy\", \"kind\": \"%s\", \"size\": %zu, \"to\": %llu, \"from\": %llu", kind, size,
+        reinterpret_cast<unsigned long long>(to), reinterpret_cast<unsigned long long>(from));
+    auto const work = [=] { std::memmove(to, from, size); };
+    if (stream) return put(stream, work);
+    if (CUresult const wrong = apart(); wrong != CUDA_SUCCESS) return wrong;
+    work();
     return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+FAKE cuMemcpyHtoD_v2(CUdeviceptr to, void const* from, size_t size) {
+    return copy("HtoD", pointer(to), from, size, nullptr);
 }
 FAKE cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t size) {
-    if (!holds(from, size)) return CUDA_ERROR_INVALID_VALUE;
-    std::memcpy(to, pointer(from), size);
-    return CUDA_SUCCESS;
+    return copy("DtoH", to, pointer(from), size, nullptr);
 }
 FAKE cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t size) {
-    if (!holds(to, size) || !holds(from, size)) return CUDA_ERROR_INVALID_VALUE;
-    std::memmove(pointer(to), pointer(from), size);
-    return CUDA_SUCCESS;
+    return copy("DtoD", pointer(to), pointer(from), size, nullptr);
 }
-FAKE cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream) {
-    return cuMemcpyDtoD_v2(to, from, size);
+FAKE cuMemcpyHtoDAsync_v2(CUdeviceptr to, void const* from, size_t size, CUstream stream) {
+    return copy("HtoD", pointer(to), from, size, stream);
+}
+FAKE cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t size, CUstream stream) {
+    return copy("DtoH", to, pointer(from), size, stream);
+}
+FAKE cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
+    return copy("DtoD", pointer(to), pointer(from), size, stream);
 }
 
 FAKE cuStreamCreate(CUstream* stream, unsigned) {
-    *stream = reinterpret_cast<CUstream>(&state);
+    APART;
+    auto* const made = new Stream;
+    state.streams.insert(made);
+    *stream = reinterpret_cast<CUstream>(made);
     return CUDA_SUCCESS;
 }
-FAKE cuStreamDestroy_v2(CUstream) { return CUDA_SUCCESS; }
-FAKE cuStreamSynchronize(CUstream) { return CUDA_SUCCESS; }
-FAKE cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode) {
-    state.capturing = true;
+FAKE cuStreamDestroy_v2(CUstream stream) {
+    APART;
+    if (!state.streams.erase(reinterpret_cast<Stream*>(stream))) return CUDA_ERROR_INVALID_HANDLE;
+    delete reinterpret_cast<Stream*>(stream);
     return CUDA_SUCCESS;
 }
-FAKE cuStreamEndCapture(CUstream, CUgraph* graph) {
-    state.capturing = false;
-    *graph = reinterpret_cast<CUgraph>(&state);
+FAKE cuStreamSynchronize(CUstream) {
+    APART;
     return CUDA_SUCCESS;
 }
-FAKE cuGraphInstantiateWithFlags(CUgraphExec* made, CUgraph, unsigned long long) {
-    *made = reinterpret_cast<CUgraphExec>(&state);
+FAKE cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode) {
+    APART;
+    ++state.captures;
+    reinterpret_cast<Stream*>(stream)->capturing = new Graph;
+    state.say("\"call\": \"capture\"");
     return CUDA_SUCCESS;
 }
-FAKE cuGraphLaunch(CUgraphExec, CUstream) { return CUDA_SUCCESS; }
-FAKE cuGraphExecDestroy(CUgraphExec) { return CUDA_SUCCESS; }
-FAKE cuGraphDestroy(CUgraph) { return CUDA_SUCCESS; }
+FAKE cuStreamEndCapture(CUstream stream, CUgraph* graph) {
+    LOCKED;
+    Graph*& captured = reinterpret_cast<Stream*>(stream)->capturing;
+    if (!captured) return CUDA_ERROR_ILLEGAL_STATE;
+    --state.captures;
+    state.graphs.insert(captured);
+    *graph = reinterpret_cast<CUgraph>(captured);
+    captured = nullptr;
+    return CUDA_SUCCESS;
+}
+FAKE cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+    bool const captured = reinterpret_cast<Stream*>(stream)->capturing;
+    *status = captured ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}
+FAKE cuGraphInstantiateWithFlags(CUgraphExec* made, CUgraph graph, unsigned long long) {
+    APART;
+    auto* const ready = new Graph(*reinterpret_cast<Graph*>(graph));
+    state.executables.insert(ready);
+    *made = reinterpret_cast<CUgraphExec>(ready);
+    return CUDA_SUCCESS;
+}
+FAKE cuGraphLaunch(CUgraphExec executable, CUstream stream) {
+    LOCKED;
+    Graph* const graph = reinterpret_cast<Graph*>(executable);
+    if (!state.executables.count(graph)) return CUDA_ERROR_INVALID_HANDLE;
+    state.say("\"call\": \"replay\", \"nodes\": %zu", graph->nodes.size());
+    return put(stream, [nodes = graph->nodes] {
+        for (Work const& work : nodes) work();
+    });
+}
+FAKE cuGraphExecDestroy(CUgraphExec executable) {
+    APART;
+    if (!state.executables.erase(reinterpret_cast<Graph*>(executable))) return CUDA_ERROR_INVALID_HANDLE;
+    delete reinterpret_cast<Graph*>(executable);
+    return CUDA_SUCCESS;
+}
+FAKE cuGraphDestroy(CUgraph graph) {
+    APART;
+    if (!state.graphs.erase(reinterpret_cast<Graph*>(graph))) return CUDA_ERROR_INVALID_HANDLE;
+    delete reinterpret_cast<Graph*>(graph);
+    return CUDA_SUCCESS;
+}
+FAKE cuLaunchHostFunc(CUstream stream, CUhostFn function, void* data) {
+    LOCKED;
+    return put(stream, [=] { function(data); });
+}
 FAKE cuEventCreate(CUevent* event, unsigned) {
-    *event = reinterpret_cast<CUevent>(&state);
+    APART;
+    auto* const made = new int;
+    state.events.insert(made);
+    *event = reinterpret_cast<CUevent>(made);
     return CUDA_SUCCESS;
 }
 FAKE cuEventRecord(CUevent, CUstream) { return CUDA_SUCCESS; }
@@ -199,28 +218,51 @@ FAKE cuEventElapsedTime_v2(float* milliseconds, CUevent, CUevent) {
     *milliseconds = 1;
     return CUDA_SUCCESS;
 }
-FAKE cuEventDestroy_v2(CUevent) { return CUDA_SUCCESS; }
+FAKE cuEventDestroy_v2(CUevent event) {
+    LOCKED;
+    if (!state.events.erase(reinterpret_cast<int*>(event))) return CUDA_ERROR_INVALID_HANDLE;
+    delete reinterpret_cast<int*>(event);
+    return CUDA_SUCCESS;
+}
+
+// For tests: whether memory is the device's, and a line in the log.
+extern "C" __attribute__((visibility("default"))) int fakeDriverHolds(CUdeviceptr address, size_t size) {
+    LOCKED;
+    return holds(address, size);
+}
+extern "C" __attribute__((visibility("default"))) void fakeDriverMark(char const* name) {
+    LOCKED;
+    state.say("\"call\": \"mark\", \"name\": \"%s\"", name);
+}
 
 FAKE cuModuleLoadData(CUmodule* module, void const* code) {
-    // Loading waits for the device: it must not happen while a stream is captured.
-    if (state.capturing) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    APART;  // loading waits for the device
     auto made = std::make_unique<Module>();
     if (!read(*made, static_cast<unsigned char const*>(code))) return CUDA_ERROR_INVALID_IMAGE;
     state.modules.insert(made.get());
     *module = reinterpret_cast<CUmodule>(made.release());
+    state.say("\"call\": \"module\"");
     return CUDA_SUCCESS;
 }
 FAKE cuModuleUnload(CUmodule module) {
+    APART;
     Module* const found = reinterpret_cast<Module*>(module);
     if (!state.modules.erase(found)) return CUDA_ERROR_INVALID_HANDLE;
     delete found;
     return CUDA_SUCCESS;
 }
 FAKE cuModuleGetFunction(CUfunction* function, CUmodule module, char const* name) {
+    LOCKED;
     auto& known = reinterpret_cast<Module*>(module)->functions;
     auto const found = known.find(name);
     if (found == known.end()) return CUDA_ERROR_NOT_FOUND;
     *function = reinterpret_cast<CUfunction>(&found->second);
+    return CUDA_SUCCESS;
+}
+// Modules are loaded lazily: a function is on the device once it is asked for or launched.
+FAKE cuFuncLoad(CUfunction function) {
+    APART;
+    reinterpret_cast<Function*>(function)->loaded = true;
     return CUDA_SUCCESS;
 }
 FAKE cuFuncSetAttribute(CUfunction function, CUfunction_attribute kind, int value) {
@@ -231,7 +273,11 @@ FAKE cuFuncSetAttribute(CUfunction function, CUfunction_attribute kind, int valu
 
 FAKE cuLaunchKernel(CUfunction handle, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned,
     unsigned, unsigned shared, CUstream, void** values, void**) {
-    Function const& function = *reinterpret_cast<Function*>(handle);
+    LOCKED;
+    if (!current) return CUDA_ERROR_INVALID_CONTEXT;
+    Function& function = *reinterpret_cast<Function*>(handle);
+    if (!function.loaded && state.captures) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    function.loaded = true;
     if (!x || !y || !z || y > 65535 || z > 65535 || threads > 1024) return CUDA_ERROR_INVALID_VALUE;
     if (static_cast<int>(shared) > function.allowed) return CUDA_ERROR_INVALID_VALUE;
     std::string arguments;
@@ -243,12 +289,10 @@ FAKE cuLaunchKernel(CUfunction handle, unsigned x, unsigned y, unsigned z, unsig
             return CUDA_ERROR_ILLEGAL_ADDRESS;
         arguments += (i ? ", " : "") + std::to_string(value);
     }
-    if (state.log)
-        std::fprintf(state.log,
-            "{\"call\": \"launch\", \"entry\": \"%s\", \"grid\": [%u, %u, %u], \"threads\": %u, "
-            "\"shared\": %u, \"captured\": %s, \"arguments\": [%s]}\n",
-            function.name.c_str(), x, y, z, threads, shared, state.capturing ? "true" : "false",
-            arguments.c_str());
+    state.say("\"call\": \"launch\", \"entry\": \"%s\", \"grid\": [%u, %u, %u], \"threads\": %u, "
+              "\"shared\": %u, \"captured\": %s, \"arguments\": [%s]",
+        function.name.c_str(), x, y, z, threads, shared, state.captures ? "true" : "false",
+        arguments.c_str());
     return CUDA_SUCCESS;
 }
 
