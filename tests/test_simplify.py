@@ -191,6 +191,17 @@ def test_a_large_constant_that_others_read_is_not_copied() -> None:
     assert "Transpose" in ops(model)
 
 
+def test_a_transposed_weight_is_named_after_it() -> None:
+    model = simplified(
+        node("Transpose", "layer.weight", "val_1", perm=[1, 0]),
+        node("MatMul", "x,val_1", "y"),
+        outputs=("y",),
+        **{"layer.weight": np.arange(8, dtype=np.float32).reshape(2, 4)},
+    )
+    [constant] = model.graph.initializer
+    assert constant.name == "layer.weight.T" and list(constant.dims) == [4, 2]
+
+
 def test_a_sequence_of_constants_is_no_constant() -> None:
     model = simplified(
         node("SplitToSequence", "pair,sizes", "parts", axis=0),

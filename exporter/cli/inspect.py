@@ -72,6 +72,10 @@ def _print(found: SourceInspection | ArtifactInspection) -> None:
     if isinstance(found, ArtifactInspection):
         manifest = found.manifest
         _print_origin(console, "artifact", manifest.source, manifest.dims, vars(manifest.nodes))
+        if manifest.quantisation is not None:
+            from linexport.report import quantisation
+
+            console.print(quantisation.summary(manifest.quantisation), markup=False)
         if manifest.placement is not None:
             console.print(f"compared where {manifest.placement.described()}", markup=False)
         _print_left(manifest.rejected, console)

@@ -105,7 +105,8 @@ def _quantised(
     with write.staged(place) as folder:
         exact = folder / "float32"
         plainly = ConvertOptions(**{**vars(config), **plain})
-        manifest = convert_checked(source, exact, plainly, Checks(by_layers=by_layers), progress)
+        checks = Checks(by_layers=by_layers, finite=config.weights not in HALF)
+        manifest = convert_checked(source, exact, plainly, checks, progress)
         if manifest.status != "ok":
             return publish(exact, place, replace(manifest, options=config))
         manifest = quantize(

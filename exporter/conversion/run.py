@@ -33,6 +33,7 @@ from linexport.conversion.written import written
 from linexport.graph import dims as dimensions
 from linexport.graph import external_data
 from linexport.loaders import LoadedModel
+from linexport.loaders.weights import check_finite
 from linexport.manifest import Manifest
 from linexport.manifest.proof import StreamingRecord
 from linexport.manifest.records import FileRecord, StageRecord
@@ -108,7 +109,10 @@ def run(job: Job) -> Manifest:
 def _load(job: Job) -> LoadedModel:
     with job.watch.stage("load"):
         takes_images = job.target.build is None and not job.checks.by_layers
-        return load_original(job.source, job.options, takes_images)
+        loaded = load_original(job.source, job.options, takes_images)
+        if job.checks.finite:
+            check_finite(loaded.module)
+        return loaded
 
 
 def _trace(job: Job, loaded: LoadedModel) -> TracedOriginal:

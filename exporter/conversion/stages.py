@@ -27,11 +27,13 @@ class Checks:
         chosen: lengths and batches; empty for the usual ones.
         relative: error allowed, relative to the largest output; None for that of the precision.
         by_layers: each layer of a language model is compared by itself, not the whole.
+        finite: weights that are NaN or infinite are refused, as those to be quantised are.
     """
 
     chosen: ChosenSizes = USUAL
     relative: float | None = None
     by_layers: bool = False
+    finite: bool = False
 
     def applied(self, tested: ModelUnderTest) -> ModelUnderTest:
         """Return what is compared, with these sizes and this tolerance."""

@@ -59,9 +59,20 @@ def fold(node: gs.Node, opset: int) -> list[gs.Constant] | None:
         log.debug("%s %r is not folded: the file would grow by %d", node.op, node.name, grown)
         return None
     return [
-        gs.Constant(output.name, value)  # of a transpose, a view: the weight is in memory once
-        for output, value in zip(node.outputs, values, strict=True)
+        gs.Constant(name, value)  # of a transpose, a view: the weight is in memory once
+        for name, value in zip(_names(node), values, strict=True)
     ]
+
+
+def _names(node: gs.Node) -> list[str]:
+    """Name what a node's outputs become: W.T for a transposed weight W that nothing else reads.
+
+    Users know their weights by name: those of products are listed where they are quantised, and
+    named where they are not finite. With one reader, no other constant gets that name.
+    """
+    if node.op == "Transpose" and len(node.inputs[0].outputs) == 1:
+        return [f"{node.inputs[0].name}.T"]
+    return [output.name for output in node.outputs]
 
 
 def _known_sizes(node: gs.Node, opset: int) -> np.ndarray | None:

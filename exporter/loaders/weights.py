@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from linexport.errors import UnsupportedModelError
+
 if TYPE_CHECKING:
     import torch
 
@@ -36,6 +38,20 @@ def non_finite_warnings(tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[st
     if len(found) > _NAMED:
         found[_NAMED:] = [f"{len(found) - _NAMED} more weights have NaN or Inf values"]
     return tuple(found)
+
+
+def check_finite(module: torch.nn.Module) -> None:
+    """Refuse weights that no integers stand for.
+
+    Raises:
+        UnsupportedModelError: parameters are NaN or infinite, or buffers NaN.
+    """
+    found = non_finite_warnings(named_tensors(module))
+    if found:
+        raise UnsupportedModelError(
+            f"{'; '.join(found)}: --weights int8, int4 and auto need finite ones. Correct them, or "
+            "take the checkpoint from its author again; a mask belongs into a buffer."
+        )
 
 
 def named_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -24,6 +24,7 @@ FROM_MANIFEST = (
     "nodes",
     "rejected",
     "placement",
+    "quantisation",
 )
 """Fields of an artifact's manifest that are printed with its ops."""
 

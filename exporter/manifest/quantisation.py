@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from linexport.manifest.proof import MetricRecord
 
@@ -62,12 +62,15 @@ class DriftRecord:
         streaming_integer: the same with activations rounded to int8, as the artifact runs.
         tolerance: largest error allowed of split sequences with activations in float32.
         states: by name, states of the quantised model beside those of the float32 one.
+        split_states: by name, states after a split sequence beside those after the whole one, as
+            the artifact runs. Earlier versions did not write them.
     """
 
     streaming: float
     streaming_integer: float
     tolerance: float
     states: dict[str, float]
+    split_states: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

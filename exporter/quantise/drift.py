@@ -47,8 +47,13 @@ def states(
     }
 
 
-def streaming(artifact: Artifact, run: Run, ids: NDArray[np.int64], seed: int) -> float:
-    """Return the largest error of outputs and states of a split sequence beside the whole one.
+def streaming(
+    artifact: Artifact, run: Run, ids: NDArray[np.int64], seed: int
+) -> tuple[float, dict[str, float]]:
+    """Compare a split sequence with the whole one.
+
+    Returns the largest error of outputs and states, and that of each floating-point state at the
+    end, by its past's name.
 
     Args:
         artifact: names inputs and states.
@@ -69,12 +74,9 @@ def streaming(artifact: Artifact, run: Run, ids: NDArray[np.int64], seed: int) -
             parts[name].append(result[name])
     joined = {name: np.concatenate(values, axis=1) for name, values in parts.items()}
     errors = [error(joined[name], whole[name]) for name in outputs]
-    errors += [
-        error(state[past], whole[present])
-        for present, past in pasts.items()
-        if whole[present].dtype.kind == "f"
-    ]
-    return max(errors)
+    ends = {present: state[past] for present, past in pasts.items()}
+    by_state = states(artifact, ends, whole)
+    return max([*errors, *by_state.values()]), by_state
 
 
 def _pieces(ids: NDArray[np.int64], seed: int) -> Sequence[NDArray[np.int64]]:

@@ -131,9 +131,7 @@ def with_proof(
         record = replace(record, original_divergence=theirs)
     if not artifact.manifest.states:
         return record
-    exact, rounded = (
-        drift.streaming(artifact, run, windows[0], seed) for run in (runs.exact, runs.quantised)
-    )
-    return replace(
-        record, drift=DriftRecord(exact, rounded, TOLERANCES["float32"].relative, states)
-    )
+    exact, _ = drift.streaming(artifact, runs.exact, windows[0], seed)
+    rounded, split = drift.streaming(artifact, runs.quantised, windows[0], seed)
+    tolerance = TOLERANCES["float32"].relative
+    return replace(record, drift=DriftRecord(exact, rounded, tolerance, states, split))

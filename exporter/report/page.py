@@ -24,6 +24,7 @@ from linexport.report.verdict import SKIPPED, checks, parity_failed, streaming_c
 
 NO_BENCH = f"not measured: {SKIPPED}"
 SHORT_NAME = 28
+PARETO = {"bytes": "Divergence by size", "step_ms": "Divergence by time of a step"}
 
 GLOSSARY = {
     "Fused op": "One operator that stands for many: linexport found a group of nodes that together "
@@ -131,8 +132,8 @@ def _quantised(record: QuantisationRecord) -> dict[str, Any]:
         "tensors": quantisation.tensors(record),
         "pareto": quantisation.pareto(record),
         "charts": [
-            drawings(partial(pareto_chart, record.pareto, over), f"pareto-{over}")
-            for over in ("bytes", "step_ms")
+            (title, drawings(partial(pareto_chart, record.pareto, over), f"pareto-{over}"))
+            for over, title in PARETO.items()
         ],
     }
 

@@ -7,7 +7,7 @@ from collections import Counter
 from linexport.manifest.proof import MetricRecord
 from linexport.manifest.quantisation import QuantisationRecord
 from linexport.report.tables import Cell, Table, make_table
-from linexport.report.text import ABSENT, amount, count, error
+from linexport.report.text import amount, count, error
 
 MEGABYTE = 1e6
 
@@ -53,6 +53,11 @@ def size(record: QuantisationRecord) -> str:
         f"{record.bits_per_weight:.2f} bits a weight, {record.model_bytes / MEGABYTE:.2f} MB for "
         f"{record.float32_bytes / MEGABYTE:.2f} MB in float32"
     )
+
+
+def summary(record: QuantisationRecord) -> str:
+    """Return how weights are stored, their sizes, and what that changes, in one sentence."""
+    return f"weights in {record.weights}: {bits(record)}; {size(record)}; {effect(record)}"
 
 
 def numbers(record: QuantisationRecord) -> Table | None:
@@ -101,10 +106,16 @@ def numbers(record: QuantisationRecord) -> Table | None:
     drift = record.drift
     if drift is not None:
         rows += [
-            ("Split sequences, activations in float32", error(drift.streaming)),
-            ("Split sequences, activations in int8", error(drift.streaming_integer)),
+            ("Split sequences, activations in float32: relative error", error(drift.streaming)),
+            ("Split sequences, as the artifact runs", error(drift.streaming_integer)),
         ]
-        rows += [(f"State {name}", error(value)) for name, value in drift.states.items()]
+        rows += [
+            (f"State {name}, from float32", error(value)) for name, value in drift.states.items()
+        ]
+        rows += [
+            (f"State {name}, split sequence", error(value))
+            for name, value in drift.split_states.items()
+        ]
     return make_table(
         "What quantisation changed", ["Quantity", "Value"], [[Cell(a), Cell(b)] for a, b in rows]
     )
@@ -121,7 +132,7 @@ def tensors(record: QuantisationRecord) -> Table | None:
             Cell(str(t.bits)),
             Cell(t.method if t.block is None else f"{t.method}, blocks of {t.block}"),
             Cell(count(t.bytes)),
-            Cell(ABSENT if t.divergence is None else error(t.divergence)),
+            Cell("" if t.divergence is None else error(t.divergence)),
         ]
         for t in record.tensors
     ]
@@ -130,7 +141,7 @@ def tensors(record: QuantisationRecord) -> Table | None:
             Cell(k.name, tone="code"),
             Cell(f"float32: {k.reason}", span=4),
             Cell(count(k.bytes)),
-            Cell(ABSENT),
+            Cell(""),
         ]
         for k in record.kept
     ]
@@ -144,8 +155,8 @@ def pareto(record: QuantisationRecord) -> Table | None:
         [
             Cell(count(p.bytes)),
             Cell(error(p.predicted)),
-            Cell(ABSENT if p.measured is None else error(p.measured)),
-            Cell(ABSENT if p.step_ms is None else amount(p.step_ms)),
+            Cell("" if p.measured is None else error(p.measured)),
+            Cell("" if p.step_ms is None else amount(p.step_ms)),
             Cell("chosen" if p.chosen else ""),
         ]
         for p in record.pareto

@@ -16,7 +16,7 @@ from linexport.report.text import NO_REASON, amount, count, error, format_speedu
 
 # The harder baseline first: it is the one worth quoting.
 BASELINES = (("plain_export", "a plain export"), ("pytorch", "eager PyTorch"))
-SKIPPED = "the manifest has no such results; convert leaves them out with --no-bench"
+SKIPPED = "the manifest has no such results; linexport bench measures an artifact"
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,13 @@ import torch
 from onnx import numpy_helper
 
 import linexport
+from linexport import trace
+from linexport.conversion import pipeline
+from linexport.conversion.stages import Checks
 from linexport.errors import ParityError, UnsupportedModelError, UsageError
 from linexport.graph import external_data
-from linexport.manifest import Manifest, read
+from linexport.loaders import load_model
+from linexport.manifest import ConvertOptions, Manifest, read
 from linexport.quantise import quantisable
 from linexport.quantise.half import half_model
 from linexport.quantise.opened import FLOAT_PRODUCTS
@@ -65,6 +69,9 @@ def test_the_record_holds_every_number_of_the_proof(
     assert manifest.files["model.onnx"].bytes == record.model_bytes < record.float32_bytes
     assert 0 < record.divergence.mean <= record.divergence.p99 <= record.divergence.maximum
     assert record.drift.streaming < 5e-5
+    assert set(record.drift.split_states) == set(record.drift.states) != set()
+    assert max(record.drift.split_states.values()) <= record.drift.streaming_integer
+    assert all("weight" in t.name for t in record.tensors)
     assert {p.first for p in record.divergence.by_position} == {0, 64, 512}
     assert {t.bits for t in record.tensors} <= {"int8": {8}, "int4": {4, 8}}.get(choice, {4, 8})
     assert manifest.latency is None
@@ -130,7 +137,8 @@ def test_auto_measures_and_draws_what_it_chose_from(quantised: Callable[[str], P
     assert chosen.measured == pytest.approx(record.divergence.mean) and chosen.step_ms
     assert [p.bytes for p in record.pareto] == sorted(p.bytes for p in record.pareto)
     page = (quantised("auto") / "report.html").read_text()
-    assert "Divergence by size" in page and "Divergence by time of a step" in page
+    assert "not measured" not in page.split("<h3>Divergence by size</h3>")[1].split("</table>")[0]
+    assert "<h3>Divergence by size</h3>" in page and "<h3>Divergence by time of a step</h3>" in page
 
 
 def test_fewer_bits_diverge_more(quantised: Callable[[str], Path]) -> None:
@@ -218,6 +226,19 @@ def test_convert_quantises_what_it_has_proven(
     assert "Weights" in (tmp_path / "q" / "report.html").read_text()
 
 
+def test_weights_that_are_not_finite_are_named_before_the_model_is_traced(
+    factories: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_model(factories.source("language_model"))
+    with torch.no_grad():
+        loaded.module.get_parameter("embedding.weight")[7, 0] = torch.nan
+    monkeypatch.setattr(trace, "trace", None)
+    named = r"embedding.weight has 1 NaN of \d+ values: --weights int8, int4 and auto need"
+    with pytest.raises(UnsupportedModelError, match=named):
+        pipeline.convert_checked(loaded, tmp_path / "q", ConvertOptions(weights="int4"), Checks())
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_limit_that_cannot_be_met_fails_and_keeps_the_earlier_artifact(
     cli: Callable[..., Result], exact: Path, quantised: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -259,6 +280,14 @@ def test_bad_options_are_refused_in_one_sentence(
     result = cli("quantize", exact, "-o", tmp_path / "q", *arguments)
     assert result.code == 2 and message in " ".join(result.err.split())
     assert not list(tmp_path.iterdir())
+
+
+def test_inspect_says_how_weights_are_stored(
+    cli: Callable[..., Result], quantised: Callable[[str], Path]
+) -> None:
+    said = " ".join(cli("inspect", quantised("int4")).out.split())
+    assert "weights in int4: 12 in 4 bits, 1 in 8 bits" in said and "mean KL divergence" in said
+    assert cli("inspect", quantised("int4"), "--json").json()["quantisation"]["weights"] == "int4"
 
 
 def test_what_is_quantised_already_is_refused(
