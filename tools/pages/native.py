@@ -7,7 +7,14 @@ from typing import Any
 from pages import NONE, ROOT, table
 from pages.measured import circumstances, record
 
-TITLES = ["layer", "tokens", "function", "ONNX Runtime's kernel", "bound", "load"]
+OTHERS = {
+    "function": "function",
+    "kernel": "ONNX Runtime's kernel",
+    "torch.compile": "torch.compile",
+    "OpenVINO": "OpenVINO",
+    "eager": "eager PyTorch",
+}
+"""Titles of the others, as records name them; those of a record that were measured are shown."""
 
 
 def cpu() -> str:
@@ -17,13 +24,16 @@ def cpu() -> str:
 
 
 def _machine(found: dict[str, Any]) -> str:
-    rows = [_row(row) for row in found["result"]["rows"]]
-    return f"{circumstances(found)}\n\n{table(TITLES, rows)}"
+    measured = {who for row in found["result"]["rows"] for who in row["times_library"]}
+    others = [who for who in OTHERS if who in measured]
+    titles = ["layer", "tokens", *(OTHERS[who] for who in others), "bound", "load"]
+    rows = [_row(row, others) for row in found["result"]["rows"]]
+    return f"{circumstances(found)}\n\n{table(titles, rows)}"
 
 
-def _row(row: dict[str, Any]) -> list[str]:
+def _row(row: dict[str, Any], others: list[str]) -> list[str]:
     """Return no times, as other programs ran on such machines as well."""
-    times = [_times(row["times_library"].get(who)) for who in ("function", "kernel")]
+    times = [_times(row["times_library"].get(who)) for who in others]
     bound, load = f"{1 / row['library_over_bound']:.2f}", f"{row['load']:.1f}"
     return [row["case"], f"{row['length']:,}", *times, bound, load]
 

@@ -63,7 +63,7 @@ Convolution read_convolution(const Context& call, const Tensor& input, int64_t c
 
 void convolve_channels_first(const Context& call, const Convolution& c, int threads) {
   const Division division(c.rows(), 1, c.rows() * c.length * (c.size + 16), threads);
-  division.run(call, [&](const Part& part) { DISPATCH(convolve(c, part)); });
+  division.run(call, [&](const Part& part) { DISPATCH(convolve(c, part)); }, Subnormals::kKept);
 }
 
 }  // namespace linexport

@@ -21,7 +21,8 @@ class CausalConvTokens : public Kernel {
     c.present = call.output(1, {c.batch, c.channels, c.size - 1}).out<float>();
     if (c.length == 1) return convolve_channels_first(call, c, threads_);  // which is the same layout
     const Division division(c.batch * DISPATCH(blocks(c)), 1, c.rows() * c.length * (c.size + 16), threads_);
-    division.run(call, [&](const Part& part) { DISPATCH(convolve(c, part, memory(DISPATCH(memory_floats(c))))); });
+    const auto run = [&](const Part& part) { DISPATCH(convolve(c, part, memory(DISPATCH(memory_floats(c))))); };
+    division.run(call, run, Subnormals::kKept);
   }
 
  private:

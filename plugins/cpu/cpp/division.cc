@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "no_subnormals.h"
+
 namespace linexport {
 namespace {
 
@@ -17,9 +19,10 @@ Division::Division(int64_t streams, int64_t panels, int64_t multiplications, int
   shares = std::min(streams, threads == 1 ? 1 : std::clamp<int64_t>(streams / turns, threads, 4 * threads));
 }
 
-void Division::run(const Context& call, const Work<const Part&>& part) const {
+void Division::run(const Context& call, const Work<const Part&>& part, Subnormals subnormals) const {
   if (shares == 0) return;
   call.parallel(shares * splits, [&](size_t index) {
+    const NoSubnormals mode(subnormals == Subnormals::kZero);
     const int64_t share = index / splits, split = index % splits;
     part({share * streams / shares, (share + 1) * streams / shares, split * panels / splits,
           (split + 1) * panels / splits});

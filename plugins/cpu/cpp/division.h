@@ -10,6 +10,9 @@ namespace linexport {
 
 constexpr int64_t kTurns = 4;  // streams of a thread, where they take turns
 
+// Numbers below 1.2e-38: a recurrence decays to them, and is not to become slower by that.
+enum class Subnormals { kZero, kKept };
+
 // Some streams, and of their value channels some panels (the kernel's unit).
 struct Part {
   int64_t first_stream, last_stream, first_panel, last_panel;
@@ -22,7 +25,7 @@ struct Division {
   // For so many multiplications on so many threads. Of streams that take turns, a thread has a few where there
   // are enough: a token's heads are neighbours in memory, and their pages are met once.
   Division(int64_t streams, int64_t panels, int64_t multiplications, int threads, int64_t turns = 1);
-  void run(const Context& call, const Work<const Part&>& part) const;
+  void run(const Context& call, const Work<const Part&>& part, Subnormals subnormals = Subnormals::kZero) const;
   // What parts may read of a past while another one writes the present: where those are one memory a copy, which lives
   // until this thread's next call for the same place: 0 or 1.
   const float* apart(const float* past, const float* present, int64_t floats, int place = 0) const;

@@ -1,5 +1,5 @@
-// Arithmetic of this thread that takes numbers below 1.2e-38 for zero, while it lives. Products of strong decays are
-// such numbers, and a processor can take a hundred times as long for each.
+// Arithmetic of this thread that takes numbers below 1.2e-38 for zero, while it lives and if that is wanted. Products of
+// strong decays are such numbers, and a processor can take a hundred times as long for each.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace linexport {
 
 class NoSubnormals {
  public:
-  NoSubnormals() : before_(mode()) { set_mode(before_ | kToZero); }
+  explicit NoSubnormals(bool wanted) : before_(mode()) { set_mode(wanted ? before_ | kToZero : before_); }
   ~NoSubnormals() { set_mode(before_); }
   NoSubnormals(const NoSubnormals&) = delete;
   NoSubnormals& operator=(const NoSubnormals&) = delete;

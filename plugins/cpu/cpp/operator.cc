@@ -5,7 +5,6 @@
 
 #include "half.h"
 #include "library.h"
-#include "no_subnormals.h"
 
 namespace linexport {
 namespace {
@@ -70,7 +69,6 @@ OrtStatus* create(const OrtCustomOp* op, OrtApi api, const OrtKernelInfo* info, 
 OrtStatus* compute(void* opened, OrtKernelContext* context) {
   const Opened& own = *static_cast<Opened*>(opened);
   return guarded(own.api, [&] {
-    const NoSubnormals mode;
     Context call(own.api, context, *own.op->declaration, own.op->activation);
     own.kernel->compute(call);
     call.finish();
@@ -176,10 +174,7 @@ void Context::convert(int64_t count, const Work<int64_t, int64_t>& part) const {
 
 void Context::parallel(size_t count, const Work<size_t>& work) const {
   if (count == 1) return work(0);
-  auto step = [](void* data, size_t index) {
-    const NoSubnormals mode;
-    (*static_cast<const Work<size_t>*>(data))(index);
-  };
+  auto step = [](void* data, size_t index) { (*static_cast<const Work<size_t>*>(data))(index); };
   void (*entry)(void*, size_t) = step;
   checked<KernelContextParallelFor>(api_, context_, entry, count, size_t{0},
                                     const_cast<void*>(static_cast<const void*>(&work)));

@@ -183,10 +183,11 @@ class Tokenwise : public Kernel {
   void share(const Context& call, float* const* starts, int64_t tokens) const {
     const TokenRun whole = {program_, starts};
     const Division division(tokens, 1, tokens * program_.operations() * kOperation, threads_);
-    division.run(call, [&](const Part& part) {
+    const auto run_part = [&](const Part& part) {
       float* room = memory(program_.memories.back().floats);
       DISPATCH(run(whole, part.first_stream, part.last_stream, room));
-    });
+    };
+    division.run(call, run_part, Subnormals::kKept);
   }
 
   const std::shared_ptr<const TokenProgram> shared_;
