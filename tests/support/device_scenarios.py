@@ -15,6 +15,7 @@ from tests.support.stand_in_engine import driver, wrong
 
 PROMPT = b"Linear attention"
 TOKENS = 12
+SOURCE = "small_models:language_model"
 
 
 def mark(name: str) -> None:
@@ -272,3 +273,30 @@ def not_captured(folder: Path) -> Any:
     timed = session.time(model.feeds(np.zeros((1, 1), np.int64)))
     model.close()
     return ended([tokens, timed["graph_ms"], timed["graph_problem"]])
+
+
+def grow(folder: Path) -> Any:
+    """Steps of a model whose states grow: the outputs after each."""
+    model = opened(folder)
+    x = np.random.default_rng(0).standard_normal((1, 40, 8)).astype(np.float32)
+    live, found = model.stream(), []
+    for start, end in ((0, 8), *((at, at + 1) for at in range(8, 40))):
+        mark(f"step {end}")
+        found.append(next(iter(live.step(x[:, start:end]).values()))[0, -1].tolist())
+    mark("stepped")
+    del live
+    model.close()
+    return ended(found)
+
+
+def validated(folder: Path) -> Any:
+    """The engine compared with the original, as ``validate`` does where there is a GPU."""
+    import shutil
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(place) / "artifact"
+        shutil.copytree(folder, copy)
+        (engine,) = linexport.validate(copy, source=SOURCE, threads=1).engines
+    gc.collect()
+    return ended([engine.checked, engine.reason, engine.max_relative_error])

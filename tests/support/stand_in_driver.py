@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from linexport.plugins.tensorrt.library import cuda_folders
-from tests.support import ROOT, SCRIPTS
+from tests.support import FACTORIES, ROOT, SCRIPTS
 
 LEFT = ("allocations", "modules", "streams", "graphs", "events", "contexts")
 """What a program may leave on a device, by its name in the last line of the log."""
@@ -55,7 +55,7 @@ def play(driver: Path, artifact: Path, library: str, name: str, place: Path) -> 
         text=True,
         cwd=ROOT,
         env=environment(driver, log, 89, 2)
-        | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(place)},
+        | {"PYTHONPATH": f"{ROOT}:{FACTORIES}", "XDG_CACHE_HOME": str(place)},
     )
     assert done.returncode == 0, done.stderr
     rows: list[dict[str, Any]] = [json.loads(line) for line in log.read_text().splitlines()]

@@ -41,17 +41,26 @@ def reference(artifact: Path) -> linexport.Artifact:
 
 
 @pytest.fixture(scope="module")
+def growing(rtx: Any, converted: Callable[..., Path]) -> Path:
+    """A model with keys and values of softmax attention."""
+    options = {"target": "tensorrt-rtx", "sms": (89,), "dims": ("seq=1:16:64",)}
+    return converted("beside_softmax", **options)
+
+
+@pytest.fixture(scope="module")
 def play(
     artifact: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., SimpleNamespace]:
-    """``play(name, library)``: the result and the log of a scenario, played once."""
+    """``play(name, library, place)``: the result and the log of a scenario, played once."""
     folder = tmp_path_factory.mktemp("stand-in")
     driver = stand_in_driver.compiled(folder)
     played: dict[tuple[str, str], SimpleNamespace] = {}
 
-    def played_once(name: str, library: str = "tensorrt") -> SimpleNamespace:
+    def played_once(
+        name: str, library: str = "tensorrt", place: Path = artifact
+    ) -> SimpleNamespace:
         if (name, library) not in played:
-            found = stand_in_driver.play(driver, artifact, library, name, folder)
+            found = stand_in_driver.play(driver, place, library, name, folder)
             played[name, library] = found
         return played[name, library]
 
@@ -217,6 +226,28 @@ def test_an_engine_that_cannot_be_captured_is_launched(
 def test_a_lost_state_is_found_by_what_is_computed_from_it(play: Callable[..., Any]) -> None:
     """A row with infinity in its state is stopped, and the other goes on."""
     assert play("lost_state").result == {"rows": [1], "stopped": [1], "finite": [True, False]}
+
+
+def test_states_that_grow_stay_on_the_device(play: Callable[..., Any], growing: Path) -> None:
+    """They take new memory now and then."""
+    found = play("grow", place=growing)
+    reference, x = linexport.load(growing, engine=False, threads=1), np.random.default_rng(0)
+    tokens = x.standard_normal((1, 40, 8)).astype(np.float32)
+    wanted = next(iter(reference.run(tokens).values()))[0, [7, *range(8, 40)]]
+    assert np.allclose(found.result, wanted, rtol=1e-4, atol=1e-5)
+    rows = between(found.log, "step 9", "stepped")
+    copies = {(row["kind"], row["size"]) for row in rows if row["call"] == "copy"}
+    assert copies == {("HtoD", 8 * 4), ("DtoH", 8 * 4)}
+    assert len([row for row in rows if row["call"] == "alloc"]) < 40
+    assert found.log[-1] == {"call": "end"} | dict.fromkeys(LEFT, 0)
+
+
+def test_validate_compares_what_is_run_with_states_on_the_device(play: Callable[..., Any]) -> None:
+    found = play("validated")
+    checked, reason, error = found.result
+    assert checked and reason is None and error < 1e-5
+    assert any(row["call"] == "replay" for row in found.log)
+    assert found.log[-1] == {"call": "end"} | dict.fromkeys(LEFT, 0)
 
 
 def test_memory_of_a_growing_state_is_a_quarter_larger_at_most() -> None:

@@ -335,3 +335,22 @@ class SquareMask(Projected):
 
 def square_mask():
     return SquareMask(), (torch.randn(3, 12, 8), torch.ones(12, 12).tril())
+
+
+class BesideSoftmax(nn.Module):
+    """Linear attention, then causal softmax attention, whose keys and values are states."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = (
+            y.unflatten(2, (2, 4)).transpose(1, 2) for y in self.project(attend(x)[0]).chunk(3, -1)
+        )
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return attended.transpose(1, 2).flatten(2)
+
+
+def beside_softmax():
+    return BesideSoftmax(), (torch.randn(2, 16, 8),)
