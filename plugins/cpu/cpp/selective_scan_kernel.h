@@ -65,7 +65,7 @@ static void scan_block(const Attention& a, const Heads& at, int64_t start, int64
     const float* query = a.query + (token * a.key_heads + at.key_head) * a.d_k;
     Vector y = {};
     for (int64_t i = 0; i < a.d_k; ++i) {
-      const Vector kept = exponential(g * load(rates + i * kLanes));
+      const Vector kept = exponential_of_decay(g * load(rates + i * kLanes));
       const float k = masked ? 0.0f : key[i];
       const Vector s = kept * load(S + i * kLanes) + v * k;
       store(S + i * kLanes, s);

@@ -158,6 +158,9 @@ INLINE Vector exponential_of_negative(Vector x) {
   return kLanes >= 8 ? exponential_by_table(clamped) : exponential_within_range(clamped);
 }
 
+// Between 1.2e-38 below -87.3 and 3.3e38 above 88.7: of decays, which multiply a state that is a number.
+INLINE Vector exponential_of_decay(Vector x) { return exponential_of_negative(at_most(x, 88.7f)); }
+
 // log(1 + u) for 0 <= u <= 1: 2 artanh(s) with s = u / (2 + u) <= 1/3, as a series.
 INLINE Vector log_one_plus(Vector u) {
   const Vector s = u / (u + 2.0f), t = s * s;
