@@ -8,7 +8,7 @@ only: each further one is a variant of the layer that TensorRT plans and stores.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -137,12 +137,22 @@ def creator_class(module: ModuleType) -> type[Any]:
         def create_plugin(self, name: str, collection: Any, phase: Any) -> Any:
             self.failure = None
             try:
-                return plugin_class(module)(Description.from_attributes(fields.decode(collection)))
+                found = fields.decode(collection)
+                return plugin_class(module)(described(tuple(sorted(found.items()))))
             except LinexportError as error:
                 self.failure = error  # the parser only says that there is no plugin
                 return None
 
     return LinexportCreator
+
+
+@lru_cache(maxsize=128)
+def described(attributes: tuple[tuple[str, str], ...]) -> Description:
+    """Return the description of a node, read once for all nodes that are alike.
+
+    Arguments and errors are those of ``Description.from_attributes``, as pairs.
+    """
+    return Description.from_attributes(dict(attributes))
 
 
 def data_type(module: ModuleType, element: str) -> Any:

@@ -77,8 +77,17 @@ def stream(folder: Path) -> Any:
 
 
 def pool(folder: Path) -> Any:
-    """Sessions that come and go on one pool; the logits of each after its last token."""
-    model = opened(folder)
+    """Sessions of one pool, in a thread of their own as the server's are; their logits."""
+    model, found = opened(folder), list[Any]()
+    thread = threading.Thread(target=lambda: found.append(_sessions(model)))
+    thread.start()
+    thread.join()
+    model.close()
+    return ended(found[0])
+
+
+def _sessions(model: Artifact) -> Any:
+    """Sessions that come and go; the logits of each after every token."""
     ids = np.frombuffer(PROMPT, np.uint8).astype(np.int64)[None]
     found: dict[str, Any] = {}
     with model.pool(slots=3) as shared:
@@ -97,8 +106,7 @@ def pool(folder: Path) -> Any:
         sessions.pop("b").close()
         sessions["a"].push(ids[:, 12:13])
         _advance(shared, sessions, found)
-    model.close()
-    return ended(found)
+    return found
 
 
 def _advance(shared: Any, sessions: dict[str, Any], found: dict[str, Any]) -> None:

@@ -109,15 +109,17 @@ class ICudaEngine:
     def create_runtime_config(self) -> IRuntimeConfig:
         return IRuntimeConfig()
 
-    def create_execution_context(self, config: IRuntimeConfig) -> IExecutionContext:
-        return IExecutionContext(self, config)
+    def create_execution_context(self, config: Any) -> IExecutionContext:
+        """Take a configuration, or a strategy alone."""
+        strategy = config.strategy if isinstance(config, IRuntimeConfig) else config
+        return IExecutionContext(self, config, strategy)
 
 
 class IExecutionContext:
     """A context; ``replays`` of its calls are not its own calls."""
 
-    def __init__(self, engine: ICudaEngine, config: IRuntimeConfig) -> None:
-        self.engine, self.config = engine, config
+    def __init__(self, engine: ICudaEngine, config: Any, strategy: Any) -> None:
+        self.engine, self.config, self.strategy = engine, config, strategy
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.places: dict[str, int] = {}
         self.memory = (0, 0)
@@ -177,7 +179,7 @@ class IExecutionContext:
     def _check(self, stream: int) -> None:
         address, size = self.memory
         needed = self.engine.get_device_memory_size_for_profile_v2(self.profile or 0)
-        if self.config.strategy != Allocation.USER_MANAGED or size < needed:
+        if self.strategy != Allocation.USER_MANAGED or size < needed:
             raise RefusalError("no memory for activations")
         if not driver().fakeDriverHolds(address, size):
             raise RefusalError("activations are not in device memory")
@@ -225,8 +227,8 @@ class Runtime:
         return self.opened[-1]
 
 
-def library(folder: Path, manifest: Manifest, rtx: bool) -> Any:
-    """Return a stand-in for the Python module of TensorRT, or of TensorRT-RTX."""
+def library(folder: Path, manifest: Manifest, name: str) -> Any:
+    """Return a stand-in for the Python module of a library, tensorrt-10, tensorrt or -rtx."""
     Runtime.folder, Runtime.manifest = folder, manifest
     found = SimpleNamespace(
         __version__=manifest.engines[0].version,
@@ -236,6 +238,8 @@ def library(folder: Path, manifest: Manifest, rtx: bool) -> Any:
         TensorLocation=TensorLocation,
         ExecutionContextAllocationStrategy=Allocation,
     )
-    if rtx:
+    if name != "tensorrt-10":
+        found.IRuntimeConfig = IRuntimeConfig
+    if name == "tensorrt-rtx":
         found.CudaGraphStrategy = Strategy
     return found

@@ -31,7 +31,7 @@ from linexport.plugins.tensorrt.description import (
     TensorDescription,
     compatible,
 )
-from linexport.plugins.tensorrt.plugin import plugin_class, supports
+from linexport.plugins.tensorrt.plugin import described, plugin_class, supports
 
 
 def small() -> Description:
@@ -297,3 +297,8 @@ def test_a_missing_library_comes_with_its_install_command() -> None:
     with pytest.raises(EnvironmentProblemError, match=r"X is not installed.*pip install x"):
         missing.load()
     assert not missing.installed
+
+
+def test_a_description_is_read_once_for_all_nodes_that_are_alike() -> None:
+    attributes = tuple(sorted(small().attributes().items()))
+    assert described(attributes) is described(tuple(attributes)) and described(attributes) == small()

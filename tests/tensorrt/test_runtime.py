@@ -86,7 +86,7 @@ def test_nothing_is_left_on_the_device(play: Callable[..., Any], name: str) -> N
     assert play(name).log[-1] == {"call": "end"} | dict.fromkeys(LEFT, 0)
 
 
-@pytest.mark.parametrize("library", ["tensorrt", "tensorrt-rtx"])
+@pytest.mark.parametrize("library", ["tensorrt-10", "tensorrt", "tensorrt-rtx"])
 def test_the_text_is_that_of_the_onnx_model(
     play: Callable[..., Any], reference: Any, library: str
 ) -> None:

@@ -91,9 +91,18 @@ class OpenedEngine:
         self._config = self._engine = self._runtime = None
 
     def _configured(self, module: ModuleType) -> Any:
+        """Return what contexts are made with: in the first versions of TensorRT 10, a strategy."""
+        sizes = map(
+            self._engine.get_device_memory_size_for_profile_v2,
+            range(self._engine.num_optimization_profiles),
+        )
+        self._memory = max(sizes, default=0)
+        self._activations = self._device.allocate(self._memory)
+        strategy = module.ExecutionContextAllocationStrategy.USER_MANAGED
+        if not hasattr(module, "IRuntimeConfig"):
+            return strategy
         config = self._engine.create_runtime_config()
-        strategies = module.ExecutionContextAllocationStrategy
-        config.set_execution_context_allocation_strategy(strategies.USER_MANAGED)
+        config.set_execution_context_allocation_strategy(strategy)
         if not self.captures:
             config.cuda_graph_strategy = module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
             kernels = config.create_runtime_cache()
@@ -102,12 +111,6 @@ class OpenedEngine:
             ):
                 log.info("%s is of another GPU or driver; kernels are compiled", self._cache_file)
             config.set_runtime_cache(kernels)
-        sizes = map(
-            self._engine.get_device_memory_size_for_profile_v2,
-            range(self._engine.num_optimization_profiles),
-        )
-        self._memory = max(sizes, default=0)
-        self._activations = self._device.allocate(self._memory)
         return config
 
     def _context(self, profile: int) -> Any:
