@@ -1,7 +1,8 @@
 """Quantised weights in the place of those of a graph.
 
     MatMul(x, W)       ->  com.microsoft.MatMulNBits(x, q, s, z)
-    Gather(W, index)   ->  com.microsoft.GatherBlockQuantized(q, index, s, z)
+    Gather(W, index)   ->  com.microsoft.GatherBlockQuantized(q, index, s, z), and a Slice where no
+                           block divides the width
     MixtureOfExperts   ->  com.microsoft.QMoE, see ``experts``, or MatMulNBits for each expert, see
                            ``expert_products``
 
@@ -146,10 +147,13 @@ def _replacement(
     values, scales, zeros = weight.parts
     bits, block = quantised.grid.bits, quantised.grid.block
     if use.is_lookup:
+        looked_up = list(node.output)
+        if weight.inputs % block:
+            looked_up = [f"{node.output[0]}/padded"]
         yield helper.make_node(
             "GatherBlockQuantized",
             [values, node.input[1], scales, zeros],
-            node.output,
+            looked_up,
             node.name,
             domain=MICROSOFT,
             gather_axis=0,
@@ -157,6 +161,8 @@ def _replacement(
             bits=bits,
             block_size=block,
         )
+        if weight.inputs % block:  # rows are stored in whole blocks
+            yield from _beginning(looked_up[0], weight.inputs, node.output[0])
         return
     if weight.is_table:
         shape, blocks = f"{node.output[0]}/shape", f"{node.output[0]}/blocks"
@@ -176,3 +182,12 @@ def _replacement(
         bits=bits,
         block_size=block,
     )
+
+
+def _beginning(padded: str, width: int, output: str) -> Iterator[onnx.NodeProto]:
+    """Yield nodes that take the first ``width`` elements of the last axis."""
+    bounds = {f"{output}/first": 0, f"{output}/width": width, f"{output}/axis": -1}
+    for name, value in bounds.items():
+        constant = numpy_helper.from_array(np.asarray([value], np.int64))
+        yield helper.make_node("Constant", [], [name], value=constant)
+    yield helper.make_node("Slice", [padded, *bounds], [output])
