@@ -58,6 +58,11 @@ def scan() -> onnx.ModelProto:
     return Layout(spec, 1, 16, 1, past=True, factored=True).model()
 
 
+def numbers() -> onnx.ModelProto:
+    spec = LinearAttentionSpec(1, 300, "gated", normalize=True, eps=0.25)
+    return Layout(spec, 300, 1, 1, past=True, masked=True).model()
+
+
 def delta_rule(heads: int) -> onnx.ModelProto:
     names = ("query", "key", "value", "decay", "a", "b")
     shapes: dict[str, Any] = dict.fromkeys(names, ("B", "T", heads * 64))
@@ -65,9 +70,9 @@ def delta_rule(heads: int) -> onnx.ModelProto:
     return one_node("GeneralizedDeltaRule", shapes, ("output", "present_state"), num_heads=heads)
 
 
-def exponents(heads: int) -> onnx.ModelProto:
-    shapes: dict[str, Any] = dict.fromkeys(("query", "key"), ("B", "T", heads * 96))
-    shapes |= {"past_key_max": ("B", heads, 96), "decay": ("B", "T", heads)}
+def exponents(heads: int, features: int = 96) -> onnx.ModelProto:
+    shapes: dict[str, Any] = dict.fromkeys(("query", "key"), ("B", "T", heads * features))
+    shapes |= {"past_key_max": ("B", heads, features), "decay": ("B", "T", heads * features)}
     outputs = ("query_features", "key_features", "present_decay", "present_key_max")
     return one_node("StabilizedExp", shapes, outputs, q_num_heads=heads, k_num_heads=heads)
 
@@ -105,9 +110,11 @@ def models() -> list[onnx.ModelProto]:
         attention("linear", 2, 200, dtype="bfloat16"),
         both_ways(),
         scan(),
+        numbers(),
         *(polynomial(kind, heads) for kind in ("taylor2", "monomials") for heads in (1, 8)),
         *(delta_rule(heads) for heads in (1, 8)),
         *(exponents(heads) for heads in (1, 8)),
+        exponents(300, features=2),
         *(exponential(heads) for heads in (1, 8)),
         convolution(),
         tokens_first(),
