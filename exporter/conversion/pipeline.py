@@ -17,7 +17,7 @@ from linexport.artifact import write
 from linexport.conversion import isolated
 from linexport.conversion.kind_of_proof import announced
 from linexport.conversion.publish import check_place, publish
-from linexport.conversion.quantize import check_automatic, check_quantisation, quantize
+from linexport.conversion.quantize import check_head, check_quantisation, quantize
 from linexport.conversion.revalidate import bench
 from linexport.conversion.run import run
 from linexport.conversion.stages import Checks, Job, load_original
@@ -99,7 +99,7 @@ def _quantised(
     check_place(place, config.overwrite)
     head = declared_head(source, config.pooling)
     if head is not None:  # others are known once they are loaded
-        check_automatic(config.weights, head)
+        check_head(config.weights, config.max_kld, head)
     by_layers = announced(source, place, config, progress or Silent())
     plain = {**dict.fromkeys(FOR_WEIGHTS), "weights": FLOAT32, "bench": False}
     with write.staged(place) as folder:

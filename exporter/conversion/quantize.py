@@ -113,7 +113,7 @@ def quantize(
         portable = REWRITES[opened.manifest.target] is portable_model
         quantiser = Quantiser(model, integers=weights not in HALF, portable=portable)
         inputs = inputs_of(opened, None if data is None else Path(data), seed)
-    check_automatic(weights, "causal_lm" if inputs.language else opened.manifest.head)
+    check_head(weights, max_kld, "causal_lm" if inputs.language else opened.manifest.head)
     limit = MAX_KLD if weights == AUTO and max_kld is None else max_kld
     found = chain = None
     if weights not in HALF:
@@ -167,17 +167,24 @@ def check_quantisation(weights: str, target: str | None, max_kld: float | None) 
         raise UsageError(f"--max-kld is {max_kld}; expected a positive number of nats.")
 
 
-def check_automatic(weights: str, head: HeadName | None) -> None:
-    """Refuse ``auto`` for a model that is not a language model.
+def check_head(weights: str, max_kld: float | None, head: HeadName | None) -> None:
+    """Refuse ``auto`` and a limit of the divergence for a model that is not a language model.
 
     Raises:
-        UsageError: it is asked for a model with another head, or none.
+        UsageError: one is asked for a model with another head, or none.
     """
-    if weights == AUTO and head != "causal_lm":
-        kind = f"; this model's output is of the kind {head}" if head else ""
+    if head == "causal_lm":
+        return
+    kind = f"; this model's output is of the kind {head}" if head else ""
+    if weights == AUTO:
         raise UsageError(
             f"--weights auto compares distributions of tokens: it is for language models{kind}. "
             "Pass --weights int8 or int4."
+        )
+    if max_kld is not None:
+        raise UsageError(
+            f"--max-kld limits the divergence of distributions of tokens: it is for language "
+            f"models{kind}. Pass --evaluate and --max-drop, a score of your own and its limit."
         )
 
 
