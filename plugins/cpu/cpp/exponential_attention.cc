@@ -16,8 +16,8 @@ namespace {
 
 enum Input { kQuery, kKey, kValue, kPastState, kPastNormalizer, kPastMax, kKeyMask, kParameters };
 
-void expect(bool holds, const std::string& what) {
-  if (!holds) throw Error("ExponentialAttention: " + what);
+void expect(bool holds, const char* what, const char* more = "") {
+  if (!holds) throw Error(std::string("ExponentialAttention: ") + what + more);
 }
 
 class ExponentialAttentionKernel : public Kernel {
@@ -32,7 +32,7 @@ class ExponentialAttentionKernel : public Kernel {
     expect(node_.query_heads > 0 && node_.heads > 0, "head counts must be at least 1");
     expect(std::max(node_.query_heads, node_.heads) % std::min(node_.query_heads, node_.heads) == 0,
            "one head count must be a multiple of the other");
-    expect(is_flat() || is_gaussian() || is_hyperbolic() || kind_ == "favor+", "unknown feature map " + kind_);
+    expect(is_flat() || is_gaussian() || is_hyperbolic() || kind_ == "favor+", "unknown feature map ", kind_.c_str());
   }
 
   void compute(Context& call) const override {
@@ -97,7 +97,7 @@ class ExponentialAttentionKernel : public Kernel {
 
   static const float* past(const Context& call, int place, std::initializer_list<int64_t> dims, const char* name) {
     const Tensor tensor = call.input(place);
-    expect(!tensor || tensor.has_shape(dims), std::string(name) + " has a wrong shape");
+    expect(!tensor || tensor.has_shape(dims), name, " has a wrong shape");
     return tensor.in<float>();
   }
 
