@@ -42,6 +42,7 @@ setup(
             "report/*.css",
             "manifest/schema.json",
             "package/*.txt",
+            "targets/trt/templates/*.txt",
         ],
         "linexport.plugins": ["tensorrt/cpp/*", "cpu/cpp/*", "cpu/README.md"],
     },

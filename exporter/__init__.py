@@ -5,6 +5,7 @@
     linexport.load("artifact").stream()         run it piece by piece
     linexport.load("artifact").pool(slots=16)   many sequences that share its calls
     linexport.quantize("artifact", "small")     weights in 8 or 4 bits, and what that changes
+    linexport.build("prepared")                 its engine, on the machine of the GPU
     linexport.validate("artifact"), linexport.bench("artifact")
     linexport.debug("artifact")                 where it first differs from the original
     linexport.compare_maps(d=64)                which feature map for which queries and keys
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from linexport.artifact import Artifact, NGramDraft, Stream, load
+    from linexport.conversion.build import build
     from linexport.conversion.pipeline import convert
     from linexport.conversion.quantize import quantize
     from linexport.conversion.revalidate import bench, validate
@@ -38,6 +40,7 @@ __all__ = [
     "Stream",
     "__version__",
     "bench",
+    "build",
     "choose_map",
     "compare_maps",
     "convert",
@@ -61,6 +64,7 @@ _HOMES = {
     "bench": "linexport.conversion.revalidate",
     "choose_map": "linexport.maps",
     "compare_maps": "linexport.maps",
+    "build": "linexport.conversion.build",
     "convert": "linexport.conversion.pipeline",
     "debug": "linexport.debugging",
     "linearize": "linexport.linearization",

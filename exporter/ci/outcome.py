@@ -76,6 +76,8 @@ def _engines(manifest: Manifest) -> Iterator[CheckResult]:
         error = engine.max_relative_error
         found = engine.reason or ("" if error is None else f"{error:.1e}")
         yield CheckResult("engine", engine.file, found, "", engine.checked)
+    if manifest.not_built:
+        yield CheckResult("engine", "engines to be built", manifest.not_built, "", None)
 
 
 def _change(change: Change) -> CheckResult:

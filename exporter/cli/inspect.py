@@ -76,6 +76,12 @@ def _print(found: SourceInspection | ArtifactInspection) -> None:
             from linexport.report import quantisation
 
             console.print(quantisation.summary(manifest.quantisation), markup=False)
+        if manifest.not_built:
+            console.print(
+                f"! {manifest.not_built}. On the machine of the GPU: linexport build FOLDER",
+                style="yellow",
+                markup=False,
+            )
         if manifest.placement is not None:
             console.print(f"compared where {manifest.placement.described()}", markup=False)
         _print_left(manifest.rejected, console)

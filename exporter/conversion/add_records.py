@@ -134,6 +134,8 @@ def with_engines_checked(
     manifest: Manifest, tested: parity.ModelUnderTest, folder: Path, seed: int
 ) -> Manifest:
     """Compare each engine with the original where it can be run, else say why it was not."""
+    if not manifest.engines:
+        return manifest
     session, problem = _deploy(manifest, folder)
     checked = []
     for engine in manifest.engines:

@@ -164,7 +164,7 @@ convert.__doc__ = (convert.__doc__ or "").replace(
 def _configured(source: str, output: Path, config: ConvertOptions) -> targets.Target:
     """The target with its options; what it lacks here comes with the command for elsewhere."""
     target = targets.find_target(config.target)
-    if config.inline and target.build is not None:
+    if config.inline and target.deploy is not None:
         raise UsageError(
             f"--inline is for ONNX models; target {target.name} builds engines, whose plugins take "
             "the place of the functions."

@@ -35,6 +35,7 @@ from linexport.graph import external_data
 from linexport.loaders import LoadedModel
 from linexport.loaders.weights import check_finite
 from linexport.manifest import Manifest
+from linexport.manifest.folder import file_record
 from linexport.manifest.proof import StreamingRecord
 from linexport.manifest.records import FileRecord, StageRecord
 from linexport.parity.cases import Case
@@ -92,6 +93,9 @@ def run(job: Job) -> Manifest:
             manifest = with_library_checked(
                 manifest, tested, partial(job.open, native=True), job.options.seed
             )
+    if job.target.assemble:
+        with job.watch.stage("prepare"):
+            manifest = _prepare(job, job.target.assemble, original.dims, manifest)
     if job.target.build:
         with job.watch.stage("build"):
             manifest = _build(job, job.target.build, original.dims, manifest)
@@ -209,9 +213,29 @@ def _build(
     manifest: Manifest,
 ) -> Manifest:
     """Engines beside the model."""
-    states = tuple(s.past for s in manifest.states)
-    engines = build(targets.Converted(job.model, dims, states))
+    engines = build(_converted(job, dims, manifest))
     sizes = {e.file: (job.folder / e.file).stat().st_size for e in engines}
     files = {e.file: FileRecord(sizes[e.file], e.sha256) for e in engines}
     manifest = replace(manifest, engines=tuple(engines), files={**manifest.files, **files})
     return with_warnings(manifest, [ROUNDED] if job.options.precision == "bf16" else [])
+
+
+def _prepare(
+    job: Job,
+    assemble: targets.Assemble,
+    dims: Mapping[str, dimensions.DimRange],
+    manifest: Manifest,
+) -> Manifest:
+    """Write the files that build engines on other machines beside the model."""
+    prepared = assemble(_converted(job, dims, manifest))
+    names = [prepared.plugin_source, prepared.script, *prepared.loaders]
+    files = {name: file_record(job.folder / name) for name in names if name is not None}
+    manifest = replace(manifest, prepared=prepared, files={**manifest.files, **files})
+    return with_warnings(manifest, [ROUNDED] if job.options.precision == "bf16" else [])
+
+
+def _converted(
+    job: Job, dims: Mapping[str, dimensions.DimRange], manifest: Manifest
+) -> targets.Converted:
+    tensors = manifest.inputs, manifest.outputs, manifest.states
+    return targets.Converted(job.model, dims, *tensors)

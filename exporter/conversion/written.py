@@ -77,7 +77,7 @@ def written(
         runner = _runner(target, job.options.threads) if job.options.tune else None
         lowered, choices = lower(model, target.candidates, runner, _tune_sizes(original.dims))
     with stage("write"):
-        flat = inlined(lowered) if job.options.inline else lowered
+        flat = inlined(lowered) if job.options.inline else target.written(lowered)
         write.save_model(flat, job.folder, weights)
         _check(flat)
         write.copy_files(original.loaded.files, job.folder)

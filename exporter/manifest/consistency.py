@@ -79,6 +79,11 @@ def _files(manifest: Manifest) -> Iterator[str]:
         yield f"$.model_sha256 is not that of $.files[{MODEL!r}]"
     if manifest.vision is not None and manifest.vision.file not in manifest.files:
         yield "$.vision.file is not one of $.files"
+    prepared = manifest.prepared
+    if prepared is not None:
+        named = (prepared.plugin_source, prepared.script, *prepared.loaders)
+        for name in (name for name in named if name is not None and name not in manifest.files):
+            yield f"$.prepared names {name!r}, which is not one of $.files"
     for place, engine in enumerate(manifest.engines):
         known = manifest.files.get(engine.file)
         if known is None or known.sha256 not in (None, engine.sha256):

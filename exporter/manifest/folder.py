@@ -61,10 +61,15 @@ def read(folder: Path) -> Manifest:
 def describe_files(folder: Path) -> dict[str, FileRecord]:
     """Size and digest of every file of an artifact but the manifest and the report, by name."""
     return {
-        path.name: FileRecord(path.stat().st_size, digest(path))
+        path.name: file_record(path)
         for path in sorted(folder.iterdir())
         if path.name not in (MANIFEST, REPORT)
     }
+
+
+def file_record(path: Path) -> FileRecord:
+    """Size and digest of a file of the artifact; errors are those of ``digest``."""
+    return FileRecord(path.stat().st_size, digest(path))
 
 
 def digest(path: Path) -> str:

@@ -22,6 +22,7 @@ from linexport.manifest.measured import (
 )
 from linexport.manifest.options import ConvertOptions
 from linexport.manifest.placement import PlacementRecord
+from linexport.manifest.prepared import PreparedRecord
 from linexport.manifest.proof import LibraryRecord, ParityRecord, StreamingRecord
 from linexport.manifest.quantisation import QuantisationRecord
 
@@ -292,6 +293,7 @@ class Manifest:
         head: what the output of a Hugging Face model is; None for other sources.
         vision: the tower whose output ``inputs_embeds`` takes; None without one.
         placement: the execution provider that ran what was compared last; None for the CPU.
+        prepared: what builds engines on other machines; None where they are built already.
     """
 
     # For pydantic: no conversion of types, no unknown keys, no NaN.
@@ -340,6 +342,15 @@ class Manifest:
     head: HeadName | None = None
     vision: VisionRecord | None = None
     placement: PlacementRecord | None = None
+    prepared: PreparedRecord | None = None
+
+    @property
+    def not_built(self) -> str | None:
+        """Return in words which engines are still to be built; None where it is complete."""
+        built = {engine.sm for engine in self.engines}
+        if self.prepared is None or built >= {gpu.sm for gpu in self.prepared.gpus}:
+            return None
+        return self.prepared.described(built)
 
     @property
     def trusts_library(self) -> bool:

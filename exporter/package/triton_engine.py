@@ -35,9 +35,12 @@ def chosen(job: Packaging) -> EngineRecord:
     if not engines:
         other = sorted({e.runtime for e in job.manifest.engines or ()})
         there = f"engines of {', '.join(other)} only" if other else "no engine"
+        more = "Convert with --target tensorrt on a machine with the GPU"
+        if job.manifest.not_built:
+            more = f"Run linexport build {job.source} on the machine of the GPU"
         raise UsageError(
-            f"{job.source} has {there}; the tensorrt backend opens engines of TensorRT. Convert "
-            "with --target tensorrt on a machine with the GPU, or pass --option backend=python."
+            f"{job.source} has {there}; the tensorrt backend opens engines of TensorRT. {more}, "
+            "or pass --option backend=python."
         )
     requested = job.options.get("sm")
     fitting = [e for e in engines if requested in (None, str(e.sm))]

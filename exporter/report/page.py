@@ -98,6 +98,8 @@ def _described(manifest: Manifest) -> dict[str, Any]:
         "passes": tables.passes(manifest),
         "lowerings": tables.lowerings(manifest),
         "engines": tables.engines(manifest),
+        "prepared": tables.prepared(manifest),
+        "not_built": manifest.not_built,
         "tuned": tables.any_tuned(manifest),
         "rejected": tables.rejected(manifest),
         "nodes": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -171,6 +172,17 @@ def engines(manifest: Manifest) -> Table | None:
         )
     labels = ["File", "#Compute capability", "Profiles", "#Plugins", "#Layers", "#Scratch, MB"]
     return make_table("Engines", [*labels, "Compared with the original"], rows)
+
+
+def prepared(manifest: Manifest) -> Table | None:
+    """Each GPU that an engine can be built for elsewhere, the driver it needs, and the command."""
+    rows = []
+    for gpu in manifest.prepared.gpus if manifest.prepared else ():
+        driver = "TensorRT's" if gpu.driver is None else f"{gpu.driver} (CUDA {gpu.cuda})"
+        command = shlex.join(["trtexec", *gpu.trtexec]) if gpu.trtexec else "linexport build"
+        rows.append([Cell(f"{gpu.sm / 10:.1f}"), Cell(driver), Cell(command, tone="code")])
+    labels = ["#Compute capability", "Linux driver from", "Built by"]
+    return make_table("Prepared", labels, rows)
 
 
 def rejected(manifest: Manifest) -> Table | None:

@@ -108,7 +108,7 @@ def verdict(manifest: Manifest) -> Verdict:
     """The header of the report, written from the numbers."""
     it = "This ONNX model" if manifest.target == "ort" else "This artifact"
     whose = "the original ONNX file" if manifest.source.kind == "onnx" else "the PyTorch original"
-    if manifest.engines:
+    if manifest.engines or manifest.prepared:
         it = "The ONNX model of this artifact"
     if parity_failed(manifest):
         return Verdict("bad", f"{it} does not equal {whose}: {_failure(manifest)}.")
@@ -129,6 +129,8 @@ def verdict(manifest: Manifest) -> Verdict:
         return Verdict("bad", f"{sentence}, but must not be streamed: fed in pieces, it differs.")
     if engine_failed(manifest):
         return Verdict("bad", f"{sentence}, but an engine made of it does not.")
+    if manifest.not_built and not manifest.engines:
+        return Verdict("open", f"{sentence}; {manifest.not_built}.")
     if not all(engine.checked for engine in manifest.engines):
         return Verdict("open", f"{sentence}; nobody knows this of its engines, which were not run.")
     return Verdict("good", f"{sentence}.")
@@ -198,6 +200,7 @@ def checks(manifest: Manifest) -> list[Check]:
         *([_library_check(manifest.library)] if manifest.library else []),
         *([_weights_check(manifest.quantisation)] if manifest.quantisation else []),
         *(_engine_check(engine) for engine in manifest.engines),
+        *([_prepared_check(manifest.not_built)] if manifest.not_built else []),
         _latency_check(manifest),
         _decode_check(manifest),
         _memory_check(manifest),
@@ -283,6 +286,12 @@ def _engine_check(engine: EngineRecord) -> Check:
         return Check("Engine", "engines", "open", "not checked", f"{reason or NO_REASON}; {detail}")
     tone, word = ("good", "passed") if engine.checked else ("bad", "failed")
     return Check("Engine", "engines", tone, word, f"{detail}{f'; {reason}' if reason else ''}")
+
+
+def _prepared_check(what: str) -> Check:
+    """Engines that are still to be built, and by which command."""
+    detail = f"{what}; on the machine of the GPU: linexport build FOLDER"
+    return Check("Engine", "prepared", "open", "not built", detail)
 
 
 def _latency_check(manifest: Manifest) -> Check:

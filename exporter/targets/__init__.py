@@ -13,8 +13,10 @@ from linexport.targets.registry import DEFAULT, Listing, find_target, listings, 
 if TYPE_CHECKING:
     from linexport.targets.base import (
         DTYPES,
+        Assemble,
         Build,
         Converted,
+        Finishing,
         InferenceSession,
         Options,
         Target,
@@ -24,8 +26,10 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT",
     "DTYPES",
+    "Assemble",
     "Build",
     "Converted",
+    "Finishing",
     "InferenceSession",
     "Listing",
     "Options",

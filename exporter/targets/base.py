@@ -12,6 +12,8 @@ from linexport.errors import UsageError
 from linexport.manifest import Manifest
 from linexport.manifest.engines import EngineRecord
 from linexport.manifest.placement import ORT_CPU, PlacementRecord
+from linexport.manifest.prepared import PreparedRecord
+from linexport.manifest.records import InputRecord, StateRecord, TensorRecord
 from linexport.plugins.cpu import library
 from linexport.system import memory
 from linexport.targets.providers import CPU, CPU_ONLY, Execution
@@ -143,16 +145,42 @@ class Converted:
     Attributes:
         model: its file; engines go beside it.
         dims: ranges of the dynamic dimensions, all bounded.
-        states: names of the inputs that hold states.
+        inputs: of the model, states among them.
+        outputs: of the model, states among them.
+        states: what an output carries to the input of the next call.
     """
 
     model: Path
     dims: Mapping[str, DimRange]
-    states: tuple[str, ...]
+    inputs: tuple[InputRecord, ...]
+    outputs: tuple[TensorRecord, ...]
+    states: tuple[StateRecord, ...]
 
 
 Build = Callable[[Converted], list[EngineRecord]]
 """Makes engines of a converted model, and returns a record of each for the manifest."""
+
+Assemble = Callable[[Converted], PreparedRecord]
+"""Writes what builds engines on other machines beside a converted model, and returns its record."""
+
+
+@dataclass(frozen=True)
+class Finishing:
+    """A prepared artifact on the machine that its engine is to be built on.
+
+    Attributes:
+        folder: of the artifact.
+        manifest: of it.
+        timing_cache: file of kernels' times; None for the artifact's own.
+    """
+
+    folder: Path
+    manifest: Manifest
+    timing_cache: Path | None = None
+
+
+Finish = Callable[[Finishing], EngineRecord]
+"""Builds the engine for the GPU of this machine into a prepared artifact."""
 
 
 class Deploy(Protocol):
@@ -175,8 +203,11 @@ class Target:
         prepare: changes the graph before its ops are lowered.
         configure: the target with the user's options applied to it.
         bound: narrows the ranges of dynamic dimensions to what an engine can be built for.
+        written: changes the lowered graph before it is written.
         build: makes engines; None where the ONNX model is all there is.
-        deploy: opens one; None where ``build`` is.
+        assemble: prepares engines that are built on other machines; None where none is.
+        finish: builds one of these; None where none can be.
+        deploy: opens an engine; None where ``build`` is.
         options: those applied.
     """
 
@@ -186,7 +217,10 @@ class Target:
     prepare: Callable[[onnx.ModelProto], onnx.ModelProto] = unchanged
     configure: Callable[[Target, Options], Target] = without_options
     bound: Callable[[Mapping[str, DimRange]], dict[str, DimRange]] = dict
+    written: Callable[[onnx.ModelProto], onnx.ModelProto] = unchanged
     build: Build | None = None
+    assemble: Assemble | None = None
+    finish: Finish | None = None
     deploy: Deploy | None = None
     options: Options = Options()
 

@@ -1,4 +1,4 @@
-"""Target ``tensorrt``: engines of TensorRT, built on the machine of the GPU they run on."""
+"""Target ``tensorrt``: engines of TensorRT, built where the GPU is or prepared for it elsewhere."""
 
 from __future__ import annotations
 

@@ -19,6 +19,8 @@ from linexport.errors import BuildError, EnvironmentProblemError
 NAME = "liblinexport_tensorrt.so"
 SOURCES = Path(__file__).parent / "cpp"
 
+PARTS = ("description.h", "launcher.h", "description.cpp", "launcher.cpp", "plugin.cpp")
+
 TENSORRT_FOLDERS = (
     "/usr/include/x86_64-linux-gnu",
     "/usr/include/aarch64-linux-gnu",
@@ -68,6 +70,17 @@ def build_library(output: Path, tensorrt: Path | None = None, cuda: Path | None 
         shutil.copyfile(Path(folder) / NAME, partial)
         partial.replace(output)
     return output
+
+
+def single_source() -> str:
+    """Return the library's source as one file, which one call of a compiler makes the library of.
+
+    Headers come first, each file without the lines that include another of them.
+    """
+    parts = [(SOURCES / name).read_text(encoding="utf-8") for name in PARTS]
+    lines = (line for part in parts for line in part.splitlines())
+    kept = [s for s in lines if not s.startswith(('#include "', "#pragma once"))]
+    return "\n".join(kept) + "\n"
 
 
 def cuda_folders() -> list[Path]:

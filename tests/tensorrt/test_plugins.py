@@ -301,4 +301,6 @@ def test_a_missing_library_comes_with_its_install_command() -> None:
 
 def test_a_description_is_read_once_for_all_nodes_that_are_alike() -> None:
     attributes = tuple(sorted(small().attributes().items()))
-    assert described(attributes) is described(tuple(attributes)) and described(attributes) == small()
+    assert (
+        described(attributes) is described(tuple(attributes)) and described(attributes) == small()
+    )

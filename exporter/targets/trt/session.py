@@ -141,6 +141,11 @@ class EngineSession:
 
     def __init__(self, folder: Path, manifest: Manifest, device: int = 0) -> None:
         flavour = FLAVOURS[manifest.target]
+        if manifest.not_built and not manifest.engines:
+            raise EnvironmentProblemError(
+                f"{folder} is {manifest.not_built}. Build it on the machine of the GPU: linexport "
+                f"build {folder.name}. Its ONNX model runs here: linexport.load(..., engine=False)."
+            )
         contents = {r.file: read_engine(folder, r, flavour) for r in manifest.engines}
         self.device = Device(device)
         try:

@@ -8,11 +8,20 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import onnx
 
-from linexport.errors import BuildError, UnsupportedModelError, UsageError
+from linexport.errors import (
+    BuildError,
+    EnvironmentProblemError,
+    UnsupportedModelError,
+    UsageError,
+)
+from linexport.graph.dims import DimRange
+from linexport.manifest import MODEL
 from linexport.manifest.engines import EngineLayerRecord, EngineRecord
+from linexport.plugins.kernels.architectures import ARCHITECTURES, WITHOUT_OWN
 from linexport.plugins.ops import linear_attention, mixture_of_experts
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention import chunk
@@ -21,14 +30,18 @@ from linexport.plugins.tensorrt import contract, quick
 from linexport.plugins.tensorrt.attributes import AHEAD_OF_TIME
 from linexport.plugins.tensorrt.description import LAUNCH, Description
 from linexport.plugins.tensorrt.flavour import Flavour
-from linexport.targets.base import DTYPES, Converted, Options, Target
+from linexport.targets.base import DTYPES, Converted, Finishing, Options, Target
 from linexport.targets.lowering import Candidate, Rules, by_rules
 from linexport.targets.trt import parser_form, profiles
 from linexport.targets.trt.build import BuiltEngine, build_engine
 from linexport.targets.trt.decays import multiply_out
 from linexport.targets.trt.device import Device
 from linexport.targets.trt.precision import half, open_here
+from linexport.targets.trt.prepared import assemble, cache_name, engine_name
 from linexport.targets.trt.session import EngineSession
+
+GPUS = tuple(sorted({*ARCHITECTURES, *WITHOUT_OWN.values()}))
+"""Compute capabilities that an artifact can be prepared for."""
 
 
 def target(flavour: Flavour, default_sms: tuple[int, ...]) -> Target:
@@ -39,6 +52,7 @@ def target(flavour: Flavour, default_sms: tuple[int, ...]) -> Target:
         open=open_here,
         configure=partial(configure, flavour, default_sms),
         bound=profiles.bound,
+        finish=partial(finish, flavour) if flavour.on_gpu else None,
         deploy=EngineSession,
     )
 
@@ -52,25 +66,64 @@ def configure(
         UsageError: a precision or compute capability there is nothing for, or an option the
             library has no use for.
         EnvironmentProblemError: the library is missing, or it builds for the GPU of its machine and
-            there is none.
+            there is none, and ``options`` name no GPU elsewhere.
     """
     _check(flavour, options)
+    if flavour.on_gpu:
+        return _configure_elsewhere(flavour, target, options)
     flavour.load()
-    sms = options.sms or default_sms or (Device().sm,)
-    chosen = replace(options, sms=tuple(dict.fromkeys(sms)))
-    able = flavour.sms or (Device().sm,)
-    unknown = [sm for sm in chosen.sms if sm not in able]
+    chosen = replace(options, sms=tuple(dict.fromkeys(options.sms or default_sms)))
+    unknown = [sm for sm in chosen.sms if sm not in flavour.sms]
     if unknown:
-        known = ", ".join(map(str, able))
+        known = ", ".join(map(str, flavour.sms))
         raise UsageError(f"--sm names {unknown[0]}; {flavour.title} builds here for {known}.")
     if chosen.plugins:
         contract.architectures(chosen.sms)
+    return _configured(target, chosen, build=partial(build_all, flavour, chosen))
+
+
+def _configured(target: Target, chosen: Options, **more: Any) -> Target:
     return replace(
         target,
         candidates=partial(candidates, chosen),
         prepare=partial(prepare, chosen),
-        build=partial(build_all, flavour, chosen),
         options=chosen,
+        **more,
+    )
+
+
+def _configure_elsewhere(flavour: Flavour, target: Target, options: Options) -> Target:
+    """The target of a library that builds for the GPU of its machine, or prepares for others.
+
+    An engine for the GPU that is here is built at once; other GPUs that are named are prepared.
+    """
+    here, problems = look_here(flavour)
+    if not options.sms and problems:
+        raise EnvironmentProblemError(
+            f"{' '.join(problems)}\nTo prepare a folder here that linexport build finishes on the "
+            "machine of a GPU, name that GPU: --sm 87, or --sm orin."
+        )
+    sms = tuple(dict.fromkeys(options.sms)) or (here,)
+    chosen = replace(options, sms=tuple(sm for sm in sms if sm is not None))
+    unknown = [sm for sm in chosen.sms if sm not in GPUS and sm != here]
+    if unknown:
+        known = ", ".join(map(str, GPUS))
+        raise UsageError(f"--sm names {unknown[0]}; {flavour.title} is prepared for {known}.")
+    if chosen.plugins:
+        contract.architectures(chosen.sms)
+    if chosen.sms == (here,):
+        return _configured(target, chosen, build=partial(build_all, flavour, chosen))
+    if options.timing_cache and here not in chosen.sms:
+        raise UsageError(
+            "--timing-cache is of the machine that builds: pass it there, to linexport build."
+        )
+    now = replace(chosen, sms=tuple(sm for sm in chosen.sms if sm == here))
+    return _configured(
+        target,
+        chosen,
+        written=parser_form.parsable,
+        build=partial(build_all, flavour, now),
+        assemble=partial(assemble, flavour, chosen),
     )
 
 
@@ -167,8 +220,10 @@ def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[
             cache=options.timing_cache,
         )
         engine, used, note = _build(built, chosen)
-        file = converted.model.with_name(f"model.sm{sm}.engine")
-        file.write_bytes(engine.plan)
+        file = converted.model.with_name(engine_name(sm))
+        partial_file = file.with_name(f".{file.name}.partial")
+        partial_file.write_bytes(engine.plan)
+        partial_file.replace(file)
         made = record(flavour, options, engine, file, sm, used)
         needs = contract.NAMESPACE in parser_form.namespaces(model)
         in_place = tuple(parser_form.in_place(model))
@@ -186,6 +241,59 @@ def _build(
         if len(chosen) == 1:
             raise
         return built(chosen[:1]), chosen[:1], f"one profile, since with {len(chosen)}: {error}"
+
+
+def look_here(flavour: Flavour) -> tuple[int | None, list[str]]:
+    """Return the compute capability of this machine's GPU, or None and what is missing."""
+    problems, sm = [], None
+    try:
+        flavour.load()
+    except EnvironmentProblemError as error:
+        problems.append(str(error))
+    try:
+        device = Device()
+        sm = device.sm
+        device.close()
+    except EnvironmentProblemError as error:
+        problems.append(f"{str(error).rstrip('.')}.")
+    return None if problems else sm, problems
+
+
+def finish(flavour: Flavour, job: Finishing) -> EngineRecord:
+    """Build the engine of a prepared artifact for the GPU of this machine, beside its model.
+
+    Raises:
+        EnvironmentProblemError: the library or a GPU is missing, or the artifact was not prepared
+            for this one; says all that is missing.
+        UsageError: the artifact was prepared by options that cannot be read again.
+        BuildError: see ``build_engine``.
+    """
+    manifest, prepared, asked = job.manifest, job.manifest.prepared, job.manifest.options
+    if prepared is None or asked is None:
+        raise UsageError(f"{job.folder} was not prepared for engines. Convert the model again.")
+    gpus = ", ".join(f"{gpu.sm / 10:.1f}" for gpu in prepared.gpus)
+    here, problems = look_here(flavour)
+    if here is None:
+        raise EnvironmentProblemError(
+            f"{job.folder} is prepared for {flavour.title} on GPUs of compute capability {gpus}, "
+            f"and its engine cannot be built on this machine. {' '.join(problems)}\nCopy the "
+            f"folder to the machine of such a GPU and run there: linexport build {job.folder.name}"
+        )
+    if here not in {gpu.sm for gpu in prepared.gpus}:
+        raise EnvironmentProblemError(
+            f"{job.folder} is prepared for GPUs of compute capability {gpus}; this machine's has "
+            f"{here / 10:.1f}. Convert the model with --sm {here}."
+        )
+    cache = job.timing_cache or job.folder / cache_name(here)
+    options = Options(manifest.precision, (here,), asked.plugins, asked.quick, cache)
+    ranges = {
+        name: DimRange(d.min, d.opt, d.max, d.batch, d.multiple)
+        for name, d in manifest.dims.items()
+    }
+    model = job.folder / MODEL
+    tensors = manifest.inputs, manifest.outputs, manifest.states
+    (built,) = build_all(flavour, options, Converted(model, ranges, *tensors))
+    return built
 
 
 def record(

@@ -1,0 +1,219 @@
+"""Folder that becomes an engine on the machine of the GPU: what is written beside the model.
+
+linexport_tensorrt.cpp   the plugin library's source, one file
+build.sh                 compiles it and calls trtexec, without Python: sh build.sh 87
+run.cpp, run.py          open an engine and carry the states on the GPU
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import onnx
+
+from linexport.graph.dims import DimRange, sequence
+from linexport.manifest import MODEL
+from linexport.manifest.prepared import PreparedGpuRecord, PreparedRecord
+from linexport.manifest.records import InputRecord
+from linexport.plugins.kernels.architectures import toolchain
+from linexport.plugins.ops.registry import dim_of
+from linexport.plugins.tensorrt import contract, library, quick
+from linexport.plugins.tensorrt.flavour import Flavour
+from linexport.targets.base import Converted, Options
+from linexport.targets.trt import parser_form, profiles
+from linexport.targets.trt.profiles import Profile
+
+SOURCE, SCRIPT, CPP, PYTHON = "linexport_tensorrt.cpp", "build.sh", "run.cpp", "run.py"
+
+NEXT_CALLS = 3
+"""Calls of one token that the programs make after the first."""
+
+BUILD = """\
+#!/bin/sh
+# Builds the engine of this folder on the machine of its GPU, without Python: sh build.sh {first}
+# TENSORRT_INCLUDE: folder of NvInfer.h. CUDA_HOME: of the CUDA toolkit. Not run on a GPU yet.
+set -e
+cd "$(dirname "$0")"
+case "$1" in {sms}) ;; *) echo "usage: sh build.sh {sms}" >&2; exit 2 ;; esac
+{library}trtexec --saveEngine="model.sm$1.engine" --timingCacheFile="timing.sm$1.cache" \\
+    {arguments}
+"""
+
+COMPILE = """\
+c++ -std=c++17 -O2 -fPIC -shared -fvisibility=hidden \\
+    -isystem "${{TENSORRT_INCLUDE:-/usr/include/$(uname -m)-linux-gnu}}" \\
+    -isystem "${{CUDA_HOME:-/usr/local/cuda}}/include" {source} -o {library} -ldl
+"""
+
+LOAD = """\
+    if (!runtime->getPluginRegistry().loadLibrary("./{library}"))
+        return std::fprintf(stderr, "build {library} first: sh build.sh\\n"), 5;
+"""
+
+
+def engine_name(sm: int) -> str:
+    """Return the file of the engine for a compute capability."""
+    return f"model.sm{sm}.engine"
+
+
+def cache_name(sm: int) -> str:
+    """Return the file of kernels' times that engines of a compute capability are built with."""
+    return f"timing.sm{sm}.cache"
+
+
+def assemble(flavour: Flavour, options: Options, converted: Converted) -> PreparedRecord:
+    """Write the files beside the model; returns the record of them."""
+    folder = converted.model.parent
+    model = onnx.load_model(str(converted.model), load_external_data=False)
+    spaces = parser_form.namespaces(model)
+    own, alone = contract.NAMESPACE in spaces, quick.NAMESPACE not in spaces
+    if own:
+        (folder / SOURCE).write_text(library.single_source(), encoding="utf-8")
+    arguments = _arguments(model, _profiles(model, converted), own) if alone else None
+    if arguments is not None:
+        (folder / SCRIPT).write_text(_script(arguments, options.sms, own), encoding="utf-8")
+    (folder / CPP).write_text(_cpp(converted, own), encoding="utf-8")
+    (folder / PYTHON).write_text(_python(converted), encoding="utf-8")
+    return PreparedRecord(
+        runtime=flavour.name,
+        gpus=tuple(_gpu(sm, bool(spaces), arguments) for sm in options.sms),
+        plugin_source=SOURCE if own else None,
+        script=SCRIPT if arguments is not None else None,
+        loaders=(CPP, PYTHON),
+    )
+
+
+def _gpu(sm: int, kernels: bool, arguments: Sequence[str] | None) -> PreparedGpuRecord:
+    engine, cache, made = engine_name(sm), cache_name(sm), toolchain(sm) if kernels else None
+    return PreparedGpuRecord(
+        sm=sm,
+        engine=engine,
+        timing_cache=cache,
+        cuda=made.cuda if made else None,
+        driver=made.driver if made else None,
+        trtexec=None
+        if arguments is None
+        else (f"--saveEngine={engine}", f"--timingCacheFile={cache}", *arguments),
+    )
+
+
+def _profiles(model: onnx.ModelProto, converted: Converted) -> list[Profile]:
+    grown = sorted(parser_form.symbols(model) - set(converted.dims))
+    return profiles.profiles(converted.dims, bool(converted.states), grown)
+
+
+def _arguments(model: onnx.ModelProto, chosen: Sequence[Profile], own: bool) -> tuple[str, ...]:
+    """Arguments of trtexec, but for the names of files it writes."""
+    found = [f"--onnx={MODEL}", "--stronglyTyped", "--skipInference"]
+    if own:
+        found.append(f"--dynamicPlugins=./{library.NAME}")
+    shapes = {i.name: [dim_of(d) for d in i.type.tensor_type.shape.dim] for i in model.graph.input}
+    dynamic = {
+        n: [d for d in s if d is not None]
+        for n, s in shapes.items()
+        if any(isinstance(d, str) for d in s)
+    }
+    for place, profile in enumerate(chosen if dynamic else ()):
+        found += [f"--profile={place}"] if len(chosen) > 1 else []
+        sides = {n: profile.shapes(shape) for n, shape in dynamic.items()}
+        for side, name in enumerate(("min", "opt", "max")):
+            listed = (f"{n}:{'x'.join(map(str, s[side]))}" for n, s in sides.items())
+            found.append(f"--{name}Shapes={','.join(listed)}")
+    return tuple(found)
+
+
+def _script(arguments: Iterable[str], sms: Sequence[int], own: bool) -> str:
+    made = COMPILE.format(source=SOURCE, library=library.NAME) if own else ""
+    return BUILD.format(
+        first=sms[0],
+        sms="|".join(map(str, sms)),
+        library=made,
+        arguments=" \\\n    ".join(map(shlex.quote, arguments)),
+    )
+
+
+def _template(name: str, **values: str) -> str:
+    text = resources.files("linexport.targets.trt").joinpath(f"templates/{name}.txt").read_text()
+    for key, value in values.items():
+        text = text.replace(f"@{key.upper()}@", value)
+    return text
+
+
+def _calls(converted: Converted) -> list[int]:
+    """Tokens of the calls that the programs make: the usual number, then one by one."""
+    length = sequence(converted.dims)
+    if length is None:
+        return [1]
+    limits = converted.dims[length]
+    follow = [1] * NEXT_CALLS if converted.states and limits.allows(1) else []
+    return [limits.nearest(limits.opt or limits.min), *follow]
+
+
+def _sizes(one: InputRecord, dims: Mapping[str, DimRange], grows: int | None) -> list[str]:
+    """Sizes of an input as text of a program: numbers, and ``tokens``."""
+    found, length = [], sequence(dims)
+    for axis, size in enumerate(one.shape):
+        if isinstance(size, int):
+            found.append(str(size))
+        elif size is None or axis == grows or size not in dims:
+            found.append("0")
+        elif size == length:
+            found.append("tokens")
+        else:
+            limits = dims[size]
+            usual = 1 if limits.batch else limits.opt or limits.min
+            found.append(str(limits.nearest(usual)))
+    return found
+
+
+def _cpp(converted: Converted, own: bool) -> str:
+    states, rows = {s.past: s for s in converted.states}, []
+    for one in converted.inputs:
+        state, element = states.get(one.name), np.dtype(one.dtype)
+        sizes = _sizes(one, converted.dims, state.grows if state else None)
+        shape = f"{{{len(sizes)}, {{{', '.join(sizes)}}}}}"
+        present = _quoted(state.present if state else "")
+        start = _start(state.initial if state else 0.0, element)
+        rows.append(
+            f"        {{{_quoted(one.name)}, {element.itemsize}, {shape}, {present}, {start}}},"
+        )
+    calls = _calls(converted)
+    return _template(
+        CPP,
+        inputs="\n".join(rows),
+        first=str(calls[0]),
+        calls=", ".join(map(str, calls)),
+        plugins=LOAD.format(library=library.NAME) if own else "",
+        output=_output(converted),
+    )
+
+
+def _start(value: float, element: np.dtype[Any]) -> str:
+    """Bytes of an element as C++ lists them; none where they are zeros."""
+    found = np.array(value, element).tobytes()
+    return f"{{{', '.join(map(str, found)) if any(found) else ''}}}"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _output(converted: Converted) -> str:
+    carried = {s.present for s in converted.states}
+    return next(o.name for o in converted.outputs if o.name not in carried)
+
+
+def _python(converted: Converted) -> str:
+    states, calls = {s.past for s in converted.states}, _calls(converted)
+    rows = []
+    for one in converted.inputs:
+        if one.name not in states:
+            shape = f"({', '.join(_sizes(one, converted.dims, None))},)"
+            value = f"np.full({shape}, {one.default or 0}, {one.dtype!r})"
+            rows.append(f"{one.name!r}: {value}")
+    listed = "".join(f"{n}, " for n in calls).strip()
+    return _template(PYTHON, calls=listed, zeros=", ".join(rows))
