@@ -72,14 +72,15 @@ def build(
         with watch.stage("plugins"):
             manifest = _with_library(manifest, folder, include, cuda_include)
     reason = "the engine is built, and was not compared"
-    if source is None and not Path(manifest.source.location).exists():
+    comparable = source is not None or Path(manifest.source.location).exists()
+    if not comparable:
         reason = (
             f"the original, {manifest.source.location}, is not on this machine; linexport validate "
             "FOLDER --source ORIGINAL compares it"
         )
     manifest = with_status(_with_engine(manifest, replace(engine, reason=reason), folder))
     write_reports(folder, manifest)  # the engine is there, whatever becomes of the comparison
-    if source is None and not Path(manifest.source.location).exists():
+    if not comparable:
         return manifest
     _, tested = reopen(folder, source, threads, trust_remote_code, watch)
     with watch.stage("engines"):

@@ -52,7 +52,7 @@ NO_TENSOR_CORES = (
     "Triton compiles them for GPUs before 8.0 without tensor cores, which have no bfloat16 and no "
     "TensorFloat-32"
 )
-"""Why there are none for the T4: Triton 3.7.1 makes FFMA of every product there, in every type."""
+"""Why there are none for the T4: Triton 3.7.1 made FFMA of all products of the kernel looked at."""
 
 ASSEMBLERS = {12: ("ptxas", "12.8", 525), 13: ("ptxas-blackwell", "13.1", 580)}
 """Triton 3.7.1's: program, version of the CUDA toolkit it is of, and oldest driver for Linux that
