@@ -33,7 +33,7 @@ class NoFreeSlotError(UsageError):
 
 
 class ParityError(LinexportError):
-    """The converted model does not equal the original."""
+    """The converted model does not equal the original, or loses more than is allowed."""
 
     exit_code = 3
 

@@ -84,7 +84,11 @@ def test_the_earlier_name_of_rejected_matches_is_read(sample_manifest: Manifest)
     [
         (("dims", "seq", "min"), 1.5, r"\$\.dims\.seq\.min is 1\.5; expected a valid integer"),
         (("inputs", 0, "shape", 0), 1.5, r"\$\.inputs\[0\]\.shape\[0\] is 1\.5; expected a valid"),
-        (("status",), "good", r"\$\.status is \"good\"; expected 'ok' or 'parity_failed'"),
+        (
+            ("status",),
+            "good",
+            r"\$\.status is \"good\"; expected 'ok', 'parity_failed' or 'quantisation_failed'",
+        ),
         (("parity", "cases", 3, "nan"), None, r"\$\.parity\.cases\[3\]\.nan is null; expected an"),
         (("warnings",), "w" * 999, r"\$\.warnings is \"w{59}\.\.\.; expected a valid"),
     ],

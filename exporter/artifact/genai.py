@@ -51,7 +51,7 @@ def write_genai(artifact: str | Path, output: str | Path) -> Path:
     Raises:
         UsageError: no such artifact, no language model, no states, key-value rows of several
             shapes, or an output with things in it.
-        ParityError: the artifact failed its parity check.
+        ParityError: the artifact failed a check.
     """
     source, place = Path(artifact), Path(output)
     manifest = manifests.read(source)
@@ -59,7 +59,7 @@ def write_genai(artifact: str | Path, output: str | Path) -> Path:
     graph = opening.checked_graph(source / manifests.MODEL)
     check_interface(manifest, graph, str(source / manifests.MANIFEST))
     if manifest.status != "ok":
-        raise ParityError(f"{source} failed its parity check; see {source / manifests.REPORT}.")
+        raise ParityError(f"{source} {manifest.failure}; see {source / manifests.REPORT}.")
     if not manifest.states:
         raise UsageError(f"{source} does not stream: {manifest.why_stateless}")
     if manifest.vision is not None:

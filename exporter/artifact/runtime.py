@@ -53,7 +53,7 @@ def load(
     Args:
         path: the folder ``linexport convert`` wrote.
         threads: number of threads, 0 for the runtime's choice.
-        allow_failed: open an artifact that failed its parity check.
+        allow_failed: open an artifact that failed a check.
         verify: compare the files with the sizes and the digest in the manifest.
         engine: run the engine for this machine's GPU, where the artifact has engines; False runs
             its ONNX model in ONNX Runtime.
@@ -69,7 +69,7 @@ def load(
         UsageError: not an artifact, one that is damaged, or one whose graph is not opened; an
             unknown provider, or one that does not open artifacts of this target.
         SignatureError: it is not as it was signed.
-        ParityError: it failed its parity check.
+        ParityError: it failed a check of parity or of quantised weights.
         EnvironmentProblemError: the runtime cannot open it; the provider is not installed, does not
             start or takes no node; or, with ``strict``, leaves an op or a state to the CPU.
     """
@@ -95,8 +95,8 @@ def _load(folder: Path, execution: Execution, **options: Any) -> Artifact:
     manifest = manifests.read(folder)
     if manifest.status != "ok" and not options["allow_failed"]:
         raise ParityError(
-            f"{folder} failed its parity check: its outputs differ from the original's (see "
-            f"{folder / manifests.REPORT}). Pass allow_failed=True to open it all the same."
+            f"{folder} {manifest.failure} (see {folder / manifests.REPORT}). Pass "
+            "allow_failed=True to open it all the same."
         )
     if options["verify"]:
         opening.check_files(folder, manifest)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from linexport.ci.regression import Change
 from linexport.manifest import Manifest
 from linexport.manifest.proof import CaseRecord
+from linexport.manifest.quantisation import DIVERGENCE, QuantisationRecord
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class CheckResult:
     """One thing that was checked.
 
     Attributes:
-        group: "parity", "streaming", "engine" or "baseline".
+        group: "parity", "streaming", "quantisation", "engine" or "baseline".
         name: which one.
         found: what came of it, for people.
         allowed: what was allowed, for people; "" where nothing says.
@@ -31,7 +32,12 @@ class CheckResult:
 
 def checks(manifest: Manifest, changes: Sequence[Change] = ()) -> list[CheckResult]:
     """Return every check of a manifest, then those beside a baseline."""
-    found = [*_parity(manifest), *_streaming(manifest), *_engines(manifest)]
+    found = [
+        *_parity(manifest),
+        *_streaming(manifest),
+        *_quantisation(manifest.quantisation),
+        *_engines(manifest),
+    ]
     return [*found, *(_change(change) for change in changes)]
 
 
@@ -69,6 +75,19 @@ def _streaming(manifest: Manifest) -> Iterator[CheckResult]:
     yield CheckResult(
         "streaming", "pieces beside whole sequences", found, allowed, streaming.passed
     )
+
+
+def _quantisation(record: QuantisationRecord | None) -> Iterator[CheckResult]:
+    """Yield every number that has a limit, then the divergence where nobody limited it."""
+    if record is None:
+        return
+    for limit in record.limits:
+        allowed = f"{limit.allowed:.1e}"
+        allowed += "" if limit.whose == "allowed" else f" {limit.whose}"
+        yield CheckResult("quantisation", limit.name, f"{limit.found:.1e}", allowed, limit.passed)
+    if record.divergence is not None and record.max_kld is None:
+        found = f"{record.divergence.mean:.1e}; --max-kld limits it"
+        yield CheckResult("quantisation", DIVERGENCE, found, "", None)
 
 
 def _engines(manifest: Manifest) -> Iterator[CheckResult]:

@@ -72,6 +72,8 @@ def _print(found: SourceInspection | ArtifactInspection) -> None:
     if isinstance(found, ArtifactInspection):
         manifest = found.manifest
         _print_origin(console, "artifact", manifest.source, manifest.dims, vars(manifest.nodes))
+        if manifest.failure:
+            console.print(f"! The artifact {manifest.failure}.", style="yellow", markup=False)
         if manifest.quantisation is not None:
             from linexport.report import quantisation
 

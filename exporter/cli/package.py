@@ -34,9 +34,7 @@ def package(
     ] = False,
     allow_failed: Annotated[
         bool,
-        typer.Option(
-            "--allow-failed", help="Package an artifact that failed its parity check, marked so."
-        ),
+        typer.Option("--allow-failed", help="Package an artifact that failed a check, marked so."),
     ] = False,
     json: Json = False,
 ) -> None:

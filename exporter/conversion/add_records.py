@@ -52,14 +52,16 @@ def with_warnings(manifest: Manifest, added: Iterable[str]) -> Manifest:
 
 
 def with_status(manifest: Manifest) -> Manifest:
-    """The manifest with the status that its parity, streaming and engines give it."""
-    failed = (
+    """The manifest with the status that its parity, streaming, engines and weights give it."""
+    differs = (
         (manifest.parity is not None and not manifest.parity.passed)
         or (manifest.streaming is not None and manifest.streaming.passed is False)
         or any(engine.checked is False for engine in manifest.engines)
-        or (manifest.quantisation is not None and not manifest.quantisation.passed)
     )
-    return replace(manifest, status="parity_failed" if failed else "ok")
+    if differs:
+        return replace(manifest, status="parity_failed")
+    lost = manifest.quantisation is not None and not manifest.quantisation.passed
+    return replace(manifest, status="quantisation_failed" if lost else "ok")
 
 
 def with_parity(

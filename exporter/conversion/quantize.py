@@ -91,7 +91,7 @@ def quantize(
 
     Returns:
         The manifest of the new artifact, with a ``quantisation`` record. Its ``status`` is
-        "parity_failed" where ``max_kld`` or ``max_drop`` is exceeded.
+        "quantisation_failed" where ``max_kld`` or ``max_drop`` is exceeded, among others.
 
     Raises:
         UsageError: no such artifact, not a float32 one, or data that cannot be read.

@@ -193,7 +193,7 @@ def reopen(
     watch: Stopwatch,
     execution: Execution = CPU_ONLY,
 ) -> tuple[Manifest, parity.ModelUnderTest]:
-    """Open an artifact, also one that failed its parity check, beside its original.
+    """Open an artifact, also one that failed a check, beside its original.
 
     Arguments and errors are those of ``validate``; ``watch`` is shown the stage, and ``execution``
     is the provider.

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from linexport.manifest.proof import MetricRecord
 
+DIVERGENCE = "mean KL divergence"
+
 
 @dataclass(frozen=True)
 class PositionDivergence:
@@ -127,6 +129,27 @@ class ParetoPoint:
 
 
 @dataclass(frozen=True)
+class QuantisationLimit:
+    """A number of the comparison that has a limit.
+
+    Attributes:
+        name: of the number, in words.
+        found, allowed: the number, and the largest one that passes.
+        whose: whose the limit is, in words that follow it.
+    """
+
+    name: str
+    found: float
+    allowed: float
+    whose: str = "allowed"
+
+    @property
+    def passed(self) -> bool:
+        """True within the limit; NaN is not."""
+        return self.found <= self.allowed
+
+
+@dataclass(frozen=True)
 class QuantisationRecord:
     """Weights in fewer bits, and the proof of what that changes.
 
@@ -170,29 +193,27 @@ class QuantisationRecord:
     max_drop: float | None = None
 
     @property
-    def worse_than_original(self) -> bool:
-        """True if it is further from float32 than the original itself in that half precision."""
+    def limits(self) -> tuple[QuantisationLimit, ...]:
+        """Every number that has a limit: splits, half precision, the user's score, divergence."""
+        found = []
+        if self.drift is not None:
+            name = "relative error of split sequences with activations in float32"
+            found.append(QuantisationLimit(name, self.drift.streaming, self.drift.tolerance))
+        own = f"of the original itself in {self.weights}"
         ours, theirs = self.divergence, self.original_divergence
         if ours is not None and theirs is not None:
-            return not ours.mean <= theirs.mean
-        if self.output_error is None or self.original_output_error is None:
-            return False
-        return not self.output_error <= self.original_output_error
-
-    @property
-    def scores_too_low(self) -> bool:
-        """True if the user's own score is worse by more than allowed."""
-        if self.metric is None or self.max_drop is None:
-            return False
-        return not self.metric.drop <= self.max_drop
+            found.append(QuantisationLimit(DIVERGENCE, ours.mean, theirs.mean, own))
+        if self.output_error is not None and self.original_output_error is not None:
+            both = self.output_error, self.original_output_error
+            found.append(QuantisationLimit("relative output error", *both, own))
+        if self.metric is not None and self.max_drop is not None:
+            name = f"drop of {self.metric.name}"
+            found.append(QuantisationLimit(name, self.metric.drop, self.max_drop))
+        if self.max_kld is not None and ours is not None:
+            found.append(QuantisationLimit(DIVERGENCE, ours.mean, self.max_kld))
+        return tuple(found)
 
     @property
     def passed(self) -> bool:
-        """True if sequences may be split, and errors are within the limits."""
-        if self.drift is not None and not self.drift.streaming <= self.drift.tolerance:
-            return False
-        if self.worse_than_original or self.scores_too_low:
-            return False
-        if self.max_kld is None or self.divergence is None:
-            return True
-        return self.divergence.mean <= self.max_kld
+        """True if every number is within its limit."""
+        return all(limit.passed for limit in self.limits)

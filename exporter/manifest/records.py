@@ -248,6 +248,15 @@ Environment = dict[str, str | int | None]
 """Versions of libraries and the machine, by name; None for what is not installed."""
 
 
+FAILURES = {
+    "ok": "",
+    "parity_failed": "failed its parity check: its outputs differ from the original's",
+    "quantisation_failed": "equals its original in float32, and is past the limit of what its "
+    "quantised weights may lose",
+}
+"""Ends of sentences about an artifact, by its status."""
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The content of ``manifest.json``.
@@ -256,7 +265,9 @@ class Manifest:
         format: version of this record.
         linexport: version that wrote it.
         created: date and time in UTC, ISO 8601.
-        status: "ok", or "parity_failed" where the artifact does not equal its original.
+        status: "ok"; "parity_failed" where the artifact does not equal its original; or
+            "quantisation_failed" where it did in float32 and its weights in fewer bits lose more
+            than is allowed.
         artifact: the folder, as it was named at conversion.
         target: where the artifact runs.
         precision: of weights and activations.
@@ -306,7 +317,7 @@ class Manifest:
     format: Literal[2]
     linexport: str
     created: str
-    status: Literal["ok", "parity_failed"]
+    status: Literal["ok", "parity_failed", "quantisation_failed"]
     artifact: str
     target: str
     precision: str
@@ -343,6 +354,11 @@ class Manifest:
     vision: VisionRecord | None = None
     placement: PlacementRecord | None = None
     prepared: PreparedRecord | None = None
+
+    @property
+    def failure(self) -> str:
+        """The check that failed, in words that follow the artifact's name; "" where none did."""
+        return FAILURES[self.status]
 
     @property
     def not_built(self) -> str | None:

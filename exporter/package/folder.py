@@ -14,7 +14,7 @@ from linexport.graph.interface import check_interface
 from linexport.package.destination import Destination, Packaged, Packaging
 
 RECORD = "linexport-package.json"
-"""Says of a folder that it was packaged, from what, and whether that failed its parity check."""
+"""Says of a folder that it was packaged, from what, and whether that failed a check."""
 
 
 def package(
@@ -36,12 +36,12 @@ def package(
         name: what the model is called there; None for the name of the artifact's folder.
         options: of the destination.
         overwrite: replace what was packaged before.
-        allow_failed: package an artifact that failed its parity check, and mark it.
+        allow_failed: package an artifact that failed a check, and mark it.
 
     Raises:
         UsageError: no such artifact or option, a name that cannot be, an output with other things
             in it, or a model that the destination cannot hold.
-        ParityError: the artifact failed its parity check.
+        ParityError: the artifact failed a check.
     """
     source, place, given = Path(artifact), Path(output), dict(options or {})
     manifest = manifests.read(source)
@@ -50,7 +50,7 @@ def package(
     check_interface(manifest, graph, str(source / manifests.MANIFEST))
     if manifest.status != "ok" and not allow_failed:
         raise ParityError(
-            f"{source} failed its parity check; see {source / manifests.REPORT}. Pass "
+            f"{source} {manifest.failure}; see {source / manifests.REPORT}. Pass "
             "--allow-failed to package it all the same, marked as failed."
         )
     if manifest.vision is not None and not destination.takes_images:

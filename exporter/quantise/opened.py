@@ -143,7 +143,7 @@ def unopened(folder: Path, threads: int) -> Artifact:
     """
     manifest = manifests.read(folder)
     if manifest.status != "ok":
-        raise ParityError(f"{folder} failed its parity check; see {folder / manifests.REPORT}.")
+        raise ParityError(f"{folder} {manifest.failure}; see {folder / manifests.REPORT}.")
     opening.check_files(folder, manifest)
     graph = opening.checked_graph(folder / manifests.MODEL)
     check_interface(manifest, graph, str(folder / manifests.MANIFEST))

@@ -17,6 +17,14 @@ def effect(record: QuantisationRecord) -> str:
     return "; ".join([_difference(record), *([score(record.metric)] if record.metric else [])])
 
 
+def excess(record: QuantisationRecord) -> str:
+    """Name the numbers that are past their limits."""
+    past = [limit for limit in record.limits if not limit.passed]
+    return "; ".join(
+        f"{p.name} {error(p.found)}, above the {error(p.allowed)} {p.whose}" for p in past
+    )
+
+
 def advice(record: QuantisationRecord) -> str:
     """Say which choice of weights or which limit would hold, where the divergence is too large."""
     if record.divergence is None:

@@ -41,9 +41,7 @@ class Check:
 def parity_failed(manifest: Manifest) -> bool:
     """Return whether the status, unless it is an engine's, or the parity record says so."""
     return (manifest.parity is not None and not manifest.parity.passed) or (
-        manifest.status == "parity_failed"
-        and not engine_failed(manifest)
-        and (manifest.quantisation is None or manifest.quantisation.passed)
+        manifest.status == "parity_failed" and not engine_failed(manifest)
     )
 
 
@@ -123,7 +121,7 @@ def verdict(manifest: Manifest) -> Verdict:
     over = f" over {count(checks)} check{'s' * (checks != 1)}" if checks else ""
     numbers = f"largest relative error {error(parity.max_relative_error)}{over}"
     if manifest.quantisation is not None:
-        return _quantised(manifest.quantisation, fast)
+        return _quantised(manifest.quantisation, fast, f"this model equals {whose} ({numbers})")
     sentence = f"{it} equals {whose} ({numbers}) and {fast}"
     if manifest.streaming is not None and manifest.streaming.passed is False:
         return Verdict("bad", f"{sentence}, but must not be streamed: fed in pieces, it differs.")
@@ -136,24 +134,18 @@ def verdict(manifest: Manifest) -> Verdict:
     return Verdict("good", f"{sentence}.")
 
 
-def _quantised(record: QuantisationRecord, fast: str) -> Verdict:
-    sentence = f"Weights in {record.weights}: {quantisation.effect(record)}"
-    drift = record.drift
-    if drift is not None and not drift.streaming <= drift.tolerance:
+def _quantised(record: QuantisationRecord, fast: str, equals: str) -> Verdict:
+    if record.passed:
         return Verdict(
-            "bad",
-            f"{sentence}; fed in pieces it differs from itself by {error(drift.streaming)}.",
+            "good", f"Weights in {record.weights}: {quantisation.effect(record)}; {fast}."
         )
-    if record.worse_than_original:
-        return Verdict(
-            "bad", f"{sentence}; the original itself in {record.weights} is nearer to float32."
-        )
-    if record.scores_too_low:
-        return Verdict("bad", f"{sentence}, worse by more than {amount(record.max_drop)}.")
-    if not record.passed:
-        limit = f"above the {error(record.max_kld)} allowed. {quantisation.advice(record)}"
-        return Verdict("bad", f"{sentence}, {limit}.")
-    return Verdict("good", f"{sentence}; {fast}.")
+    sentences = [
+        f"Weights in {record.weights} are past their limit: {quantisation.excess(record)}",
+        f"In float32 {equals}",
+        f"Of the quantised weights: {quantisation.effect(record)}",
+        quantisation.advice(record),
+    ]
+    return Verdict("bad", "".join(f"{s}. " for s in sentences if s).rstrip())
 
 
 def _failure(manifest: Manifest) -> str:
@@ -269,9 +261,10 @@ def _library_check(record: LibraryRecord) -> Check:
 
 
 def _weights_check(record: QuantisationRecord) -> Check:
-    tone, word = ("good", "compared") if record.passed else ("bad", "failed")
     detail = f"{quantisation.bits(record)}; {quantisation.size(record)}"
-    return Check("Weights", "weights", tone, word, detail)
+    if record.passed:
+        return Check("Weights", "weights", "good", "compared", detail)
+    return Check("Weights", "weights", "bad", "failed", f"{quantisation.excess(record)}; {detail}")
 
 
 def _engine_check(engine: EngineRecord) -> Check:

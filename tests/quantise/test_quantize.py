@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import onnx
@@ -25,8 +21,7 @@ import linexport
 from linexport import trace
 from linexport.conversion import pipeline
 from linexport.conversion.stages import Checks
-from linexport.errors import ParityError, UnsupportedModelError, UsageError
-from linexport.graph import external_data
+from linexport.errors import UnsupportedModelError, UsageError
 from linexport.loaders import load_model
 from linexport.manifest import ConvertOptions, Manifest, read
 from linexport.quantise import quantisable
@@ -36,25 +31,6 @@ from linexport.report.verdict import verdict
 from tests.support.command_line import Result
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def exact(converted: Callable[..., Path]) -> Path:
-    return converted("language_model")
-
-
-@pytest.fixture(scope="module")
-def quantised(exact: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """``quantised(weights)``: made once."""
-    folder = tmp_path_factory.mktemp("quantised")
-
-    def make(choice: str) -> Path:
-        if not (folder / choice).exists():
-            limit = 1.0 if choice == "auto" else None
-            linexport.quantize(exact, folder / choice, weights=choice, max_kld=limit, threads=1)
-        return folder / choice
-
-    return make
 
 
 @pytest.mark.parametrize("choice", ["int8", "int4", "auto"])
@@ -114,9 +90,10 @@ def test_convert_judges_half_precision_by_that_of_the_original(
     assert record and record.divergence and record.original_divergence
     assert 0 < record.divergence.mean < record.original_divergence.mean
     worse = replace(record, divergence=replace(record.divergence, mean=1.0))
-    assert not worse.passed and worse.worse_than_original
+    assert not worse.passed
     header = verdict(replace(read(tmp_path / "h"), quantisation=worse))
-    assert header.tone == "bad" and "the original itself in bf16 is nearer" in header.sentence
+    assert header.tone == "bad" and "above the" in header.sentence
+    assert "of the original itself in bf16" in header.sentence
 
 
 def test_weights_beyond_the_range_of_half_precision_are_named(exact: Path, tmp_path: Path) -> None:
@@ -237,26 +214,6 @@ def test_weights_that_are_not_finite_are_named_before_the_model_is_traced(
     with pytest.raises(UnsupportedModelError, match=named):
         pipeline.convert_checked(loaded, tmp_path / "q", ConvertOptions(weights="int4"), Checks())
     assert not list(tmp_path.iterdir())
-
-
-def test_a_limit_that_cannot_be_met_fails_and_keeps_the_earlier_artifact(
-    cli: Callable[..., Result], exact: Path, quantised: Callable[[str], Path], tmp_path: Path
-) -> None:
-    place = shutil.copytree(quantised("int8"), tmp_path / "q")
-    before = (place / "manifest.json").read_bytes()
-    limits = ("--weights", "int4", "--max-kld", "1e-9", "--overwrite")
-    result = cli("quantize", exact, "-o", place, *limits)
-    assert result.code == 3 and "above the 1.0e-09 allowed" in " ".join(result.out.split())
-    assert "--weights auto raises bits until the limit holds" in " ".join(result.out.split())
-    whole = read(quantised("int8"))
-    assert whole.quantisation
-    unmet = replace(whole, quantisation=replace(whole.quantisation, max_kld=1e-9))
-    assert "No choice of 4 and 8 bits is nearer; --max-kld" in verdict(unmet).sentence
-    assert (place / "manifest.json").read_bytes() == before
-    failed = tmp_path / "q.failed"
-    assert read(failed).status == "parity_failed"
-    with pytest.raises(ParityError):
-        linexport.load(failed)
 
 
 @pytest.mark.parametrize(
@@ -412,15 +369,13 @@ def test_the_users_own_score_is_of_both_artifacts_and_may_drop_no_further(
     assert [record.metric.before, record.metric.after] == pytest.approx(expected, rel=1e-5)
     assert record.metric.drop == pytest.approx(expected[0] - expected[1], abs=1e-6)
     worse = replace(record, metric=replace(record.metric, drop=2e3))
-    assert (
-        not worse.passed
-        and "worse by more than"
-        in verdict(replace(read(tmp_path / "good"), quantisation=worse)).sentence
-    )
+    assert not worse.passed
+    sentence = verdict(replace(read(tmp_path / "good"), quantisation=worse)).sentence
+    assert "drop of scores_of_heavy:spread 2.0e+03, above the 1.0e+03 allowed" in sentence
     sign = "" if record.metric.drop > 0 else "--lower-is-better"
     limits = ("--max-drop", "0", *([sign] if sign else []))
     result = cli(*given, "scores_of_heavy:spread", "-o", "bad", *limits)
-    assert result.code == 3 and "worse by more than 0" in " ".join(result.out.split())
+    assert result.code == 3 and "above the 0 allowed" in " ".join(result.out.split())
     result = cli(*given, "scores_of_heavy:broken", "-o", "none")
     assert result.code == 2 and "returned str; expected a number" in " ".join(result.err.split())
     assert not (tmp_path / "none").exists()
@@ -431,35 +386,3 @@ def test_the_users_own_score_is_of_both_artifacts_and_may_drop_no_further(
         assert result.code == 2 and "expected a number that is not negative" in " ".join(
             result.err.split()
         )
-
-
-@pytest.mark.parametrize("full", ["temporary files", "the artifact"])
-def test_a_full_disk_is_one_sentence_and_leaves_the_earlier_artifact(
-    full: str,
-    cli: Callable[..., Result],
-    exact: Path,
-    quantised: Callable[[str], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Files below one folder cannot be written, as where its disk is full."""
-    place = shutil.copytree(quantised("int8"), tmp_path / "out" / "q")
-    before = {p.name: p.read_bytes() for p in place.iterdir()}
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    there = tmp_path / ("tmp" if full == "temporary files" else "out")
-    save = external_data.save
-
-    def no_room(model: onnx.ModelProto, weights: Any, path: Path, data: Path | None = None) -> None:
-        save(model, weights, path, data)
-        if there in path.parents:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(external_data, "save", no_room)
-    result = cli("quantize", exact, "-o", place, "--weights", "int4", "--overwrite")
-    assert result.code == 5
-    found = " ".join(result.err.split())
-    assert f"Cannot write {full} to {there}" in found and "No space left on device" in found
-    assert {p.name: p.read_bytes() for p in place.iterdir()} == before
-    assert [p.name for p in (tmp_path / "out").iterdir()] == ["q"]
-    assert not list((tmp_path / "tmp").iterdir())
