@@ -24,6 +24,7 @@ def open_written(
     values: Mapping[str, NDArray],
     threads: int,
     settings: Mapping[str, str] | None = None,
+    low_memory: bool = True,
 ) -> Run:
     """Open a graph from a temporary file; returns a function from its inputs to its outputs.
 
@@ -32,6 +33,7 @@ def open_written(
         values: of external initializers, by name; others are left out.
         threads: 0 for ONNX Runtime's choice.
         settings: of its session configuration.
+        low_memory: map weights of large models from a file, which leaves them unpacked.
     """
     named = {t.name for t in model.graph.initializer}
     external = {name: value for name, value in values.items() if name in named}
@@ -43,7 +45,7 @@ def open_written(
             path,
             threads=threads,
             taking_turns=True,
-            low_memory=(folder / DATA).exists(),
+            low_memory=low_memory and (folder / DATA).exists(),
             settings=settings,
         )
     return lambda feeds: session.run(feeds)

@@ -70,7 +70,7 @@ def _measured(
 ) -> tuple[Run, float]:
     """Open a choice; returns it and its mean divergence."""
     assert inputs.language is not None and inputs.windows is not None
-    run = model.run(quantised_model(model.graph, {c.weight.name: c for c in chosen}))
+    run = model.deployed(quantised_model(model.graph, {c.weight.name: c for c in chosen}))
     artifact, windows = model.artifact, inputs.windows.compared
     both = outputs_of(artifact, artifact.run_graph), outputs_of(artifact, run)
     found, _ = divergence(artifact, inputs.language, *both, windows)

@@ -19,6 +19,7 @@ from linexport.artifact.temporary import Run
 from linexport.conversion.add_records import with_status
 from linexport.conversion.choose_weights import ChosenWeights, choose
 from linexport.conversion.model_under_test import model_under_test
+from linexport.conversion.other_weights import with_alternatives
 from linexport.conversion.publish import check_place, publish
 from linexport.conversion.quantisation_record import (
     half_tensor,
@@ -133,6 +134,12 @@ def quantize(
             name = "the float32 artifact" if chain is None else "the float32 layers"
             runs = Runs(opened.run_graph, session.run, exact, name, half, chain)
             record = with_proof(record, opened, runs, inputs, seed)
+            if inputs.language is not None and inputs.windows is not None:
+                exactly = runs.reference_outputs(opened, inputs.language.logits)
+                rewrite, text = REWRITES[manifest.target], inputs.windows.compared
+                record = with_alternatives(
+                    record, model, quantiser, rewrite, inputs.language, exactly, text
+                )
         if metric is not None:
             with watch.stage("evaluate"):
                 made_of = Artifact(folder, manifest, session)

@@ -129,6 +129,14 @@ class ParetoPoint:
 
 
 @dataclass(frozen=True)
+class AlternativeRecord:
+    """Another choice of weights, and its mean divergence on the same text in nats."""
+
+    weights: str
+    divergence: float
+
+
+@dataclass(frozen=True)
 class QuantisationLimit:
     """A number of the comparison that has a limit.
 
@@ -172,6 +180,8 @@ class QuantisationRecord:
         metric: the user's own score of the float32 artifact and of this one; None where none was
             asked for.
         max_drop: by how much that score may be worse; None: no limit.
+        alternatives: where the divergence is past ``max_kld``, finer choices of weights, measured
+            until one is within it.
     """
 
     weights: str
@@ -191,6 +201,7 @@ class QuantisationRecord:
     original_output_error: float | None = None
     metric: MetricRecord | None = None
     max_drop: float | None = None
+    alternatives: tuple[AlternativeRecord, ...] = ()
 
     @property
     def limits(self) -> tuple[QuantisationLimit, ...]:

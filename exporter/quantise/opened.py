@@ -7,7 +7,7 @@ Runtime maps into memory. What is not in use is not open.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +75,11 @@ class FloatModel:
     def run(self, model: onnx.ModelProto) -> Run:
         """Open a changed graph; matrices it still has get their float32 values."""
         return open_written(model, self.values, self.threads)
+
+    def deployed(self, model: onnx.ModelProto, values: Mapping[str, NDArray] | None = None) -> Run:
+        """Open a changed graph as ``open_deployed`` does; ``values`` are of its new matrices."""
+        given = {**self.values, **(values or {})}
+        return open_written(model, given, self.threads, low_memory=False)
 
     def fed(self, names: Collection[str]) -> onnx.ModelProto:
         """Return the graph with the named matrices as inputs, so that values can be tried."""

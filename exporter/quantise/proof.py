@@ -45,6 +45,14 @@ class Runs:
     layers: LayerChain | None = None
     streams: bool = True
 
+    def reference_outputs(self, artifact: Artifact, logits: str) -> Outputs:
+        """Return what yields the reference's outputs of a window, in the artifact's pieces."""
+        if self.layers is not None:
+            return self.layers.outputs
+        if not self.streams:
+            return whole_outputs(artifact, self.reference, logits)
+        return outputs_of(artifact, self.reference)
+
 
 def divergence(
     artifact: Artifact,
@@ -108,7 +116,7 @@ def with_proof(
         inputs: to compare on.
         seed: of the places to split sequences at.
     """
-    record = replace(record, data=inputs.description, reference=runs.name)
+    record = replace(record, data=inputs.description, reference=runs.name, alternatives=())
     if inputs.language is None or inputs.windows is None:
         error = output_error(artifact, runs.reference, runs.quantised, inputs.compared)
         record = replace(record, output_error=error)
@@ -118,11 +126,7 @@ def with_proof(
         return replace(record, original_output_error=own)
     windows = inputs.windows.compared
     quantised, logits = outputs_of(artifact, runs.quantised), inputs.language.logits
-    reference = outputs_of(artifact, runs.reference)
-    if runs.layers is not None:
-        reference = runs.layers.outputs
-    elif not runs.streams:
-        reference = whole_outputs(artifact, runs.reference, logits)
+    reference = runs.reference_outputs(artifact, logits)
     found, states = divergence(artifact, inputs.language, reference, quantised, windows)
     record = replace(record, divergence=found)
     if runs.half is not None:

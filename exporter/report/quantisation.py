@@ -26,15 +26,19 @@ def excess(record: QuantisationRecord) -> str:
 
 
 def advice(record: QuantisationRecord) -> str:
-    """Say which choice of weights or which limit would hold, where the divergence is too large."""
-    if record.divergence is None:
+    """Say which weights or which limit would hold, where the divergence is past its limit."""
+    limit, found = record.max_kld, record.divergence
+    if limit is None or found is None or found.mean <= limit:
         return ""
-    limit = f"--max-kld {1.1 * record.divergence.mean:.2g} would hold"
-    if record.weights == "int4":
-        return f"--weights auto raises bits until the limit holds; of int4 {limit}"
-    if record.weights in ("int8", "auto"):
-        return f"No choice of 4 and 8 bits is nearer; {limit}, or try --weights bf16"
-    return limit
+    tried = [f"{a.weights} has about {error(a.divergence)}" for a in record.alternatives]
+    enough = [a.weights for a in record.alternatives if a.divergence <= limit]
+    own = f"--max-kld {1.1 * found.mean:.2g} would hold for {record.weights}"
+    if enough:
+        names = "auto or --weights int8" if enough[0] == "int8" else enough[0]
+        return f"--weights {names} would hold: {tried[-1]}; {own}"
+    if tried:
+        return f"No other weights of linexport would hold: {', '.join(tried)}; {own}"
+    return own
 
 
 def score(metric: MetricRecord) -> str:
@@ -99,6 +103,10 @@ def numbers(record: QuantisationRecord) -> Table | None:
             )
             for p in found.by_position
         ]
+    rows += [
+        (f"KL divergence, mean, of {a.weights}", f"{error(a.divergence)} nats")
+        for a in record.alternatives
+    ]
     if record.output_error is not None:
         rows.append(("Relative output error (root mean square)", error(record.output_error)))
     if record.metric is not None:
