@@ -38,7 +38,8 @@ def validate(
         Path | None,
         typer.Option(
             help="Text that a quantised artifact is compared on: a UTF-8 file or a folder of .txt "
-            "files. Without it, the source of Python's standard library."
+            "files. Without it, that of its conversion where it is still there and the same, else "
+            "the source of Python's standard library."
         ),
     ] = None,
     junit: Annotated[

@@ -12,12 +12,15 @@ from torch.utils import _pytree as pytree
 from linexport import parity
 from linexport.artifact.runtime import Artifact
 from linexport.artifact.temporary import Arrays, Run
+from linexport.errors import UsageError
 from linexport.manifest import MODEL, Manifest
+from linexport.manifest.quantisation import TextRecord
 from linexport.parity.reference import Reference
 from linexport.quantise.calibration_inputs import inputs_of
 from linexport.quantise.half import HALF
 from linexport.quantise.opened import open_deployed, open_exactly
 from linexport.quantise.proof import Runs, with_proof
+from linexport.quantise.token_windows import read_text
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -36,7 +39,7 @@ def with_quantisation_checked(
         manifest: of the artifact.
         tested: the artifact beside its original.
         folder: of the artifact.
-        data: text to compare on; None for Python's own source.
+        data: text to compare on; None for that of the conversion.
         threads: 0 for ONNX Runtime's choice.
         seed: of drawn inputs and of the places to split sequences at.
     """
@@ -50,8 +53,24 @@ def with_quantisation_checked(
     original, name = run_original(tested, torch.float32), "the original in PyTorch"
     half = run_in_half(tested, record.weights)
     runs = Runs(original, session.run, exact, name, half, streams=False)
-    inputs = inputs_of(artifact, data, seed)
+    text, instead = (data, "") if data is not None else _text_again(record.text)
+    inputs = inputs_of(artifact, text, seed)
+    inputs = replace(inputs, description=inputs.description + instead)
     return replace(manifest, quantisation=with_proof(record, artifact, runs, inputs, seed))
+
+
+def _text_again(recorded: TextRecord | None) -> tuple[Path | None, str]:
+    """Return the recorded text if it is still the same, else what to say beside other text."""
+    if recorded is None:
+        return None, ""
+    place = Path(recorded.location)
+    try:
+        if read_text(place)[1] == recorded:
+            return place, ""
+        why = "has changed"
+    except UsageError:
+        why = "cannot be read"
+    return None, f", not {place} as before, which {why}; --data names text"
 
 
 def run_in_half(tested: parity.ModelUnderTest, weights: str) -> Run | None:

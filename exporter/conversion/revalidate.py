@@ -61,8 +61,8 @@ def validate(
         seed: of the random inputs.
         threads: 0 for the runtime's choice.
         trust_remote_code: run Python code that the source brings along.
-        data: text that a quantised artifact is compared on; None for the source of Python's
-            standard library.
+        data: text that a quantised artifact is compared on; None for that of its conversion where
+            it is still there and the same, else the source of Python's standard library.
         progress: shown the stages.
         provider: ONNX Runtime's execution provider that runs the artifact; see ``linexport.load``.
         strict: see there.

@@ -129,6 +129,14 @@ class ParetoPoint:
 
 
 @dataclass(frozen=True)
+class TextRecord:
+    """The user's text: the file or folder, as it was named, and the SHA-256 of what was read."""
+
+    location: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class AlternativeRecord:
     """Another choice of weights, and its mean divergence on the same text in nats."""
 
@@ -182,6 +190,7 @@ class QuantisationRecord:
         max_drop: by how much that score may be worse; None: no limit.
         alternatives: where the divergence is past ``max_kld``, finer choices of weights, measured
             until one is within it.
+        text: the text that the user gave last; ``validate`` takes it again. None for other inputs.
     """
 
     weights: str
@@ -202,6 +211,7 @@ class QuantisationRecord:
     metric: MetricRecord | None = None
     max_drop: float | None = None
     alternatives: tuple[AlternativeRecord, ...] = ()
+    text: TextRecord | None = None
 
     @property
     def limits(self) -> tuple[QuantisationLimit, ...]:

@@ -12,6 +12,7 @@ from linexport.artifact.runtime import Artifact
 from linexport.artifact.temporary import Arrays
 from linexport.artifact.tokenizer import MODEL_CONFIG, model_config
 from linexport.errors import UnsupportedModelError, UsageError
+from linexport.manifest.quantisation import TextRecord
 from linexport.quantise.token_windows import LENGTH, TextWindows, text_windows
 
 DRAWN = 16
@@ -28,6 +29,7 @@ class CalibrationInputs:
         calibration, compared: inputs of the graph for each run; none to compare where there are
             windows.
         description: where they come from, in words.
+        text: the user's text, None for other inputs.
     """
 
     language: LanguageInterface | None
@@ -35,6 +37,7 @@ class CalibrationInputs:
     calibration: tuple[Arrays, ...]
     compared: tuple[Arrays, ...]
     description: str
+    text: TextRecord | None = None
 
 
 def inputs_of(artifact: Artifact, data: Path | None, seed: int) -> CalibrationInputs:
@@ -61,8 +64,10 @@ def inputs_of(artifact: Artifact, data: Path | None, seed: int) -> CalibrationIn
     calibration = tuple(artifact.feeds(ids[None]) for ids in windows.calibration)
     if language is None:
         compared = tuple(artifact.feeds(ids[None]) for ids in windows.compared)
-        return CalibrationInputs(None, None, calibration, compared, windows.description)
-    return CalibrationInputs(language, windows, calibration, (), windows.description)
+        return CalibrationInputs(
+            None, None, calibration, compared, windows.description, windows.text
+        )
+    return CalibrationInputs(language, windows, calibration, (), windows.description, windows.text)
 
 
 def _language(artifact: Artifact) -> LanguageInterface | None:

@@ -116,7 +116,13 @@ def with_proof(
         inputs: to compare on.
         seed: of the places to split sequences at.
     """
-    record = replace(record, data=inputs.description, reference=runs.name, alternatives=())
+    record = replace(
+        record,
+        data=inputs.description,
+        text=inputs.text or record.text,
+        reference=runs.name,
+        alternatives=(),
+    )
     if inputs.language is None or inputs.windows is None:
         error = output_error(artifact, runs.reference, runs.quantised, inputs.compared)
         record = replace(record, output_error=error)

@@ -7,6 +7,7 @@ windows to compare on come from different parts of it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from linexport.artifact.tokenizer import Files, context, find_tokenizer
 from linexport.errors import UsageError
+from linexport.manifest.quantisation import TextRecord
 from linexport.models.data import library_text
 
 LENGTH = 512
@@ -44,11 +46,13 @@ class TextWindows:
         calibration: to choose quantised values by.
         compared: to compare models on.
         description: where they come from, in words.
+        text: the user's text, None for other token ids.
     """
 
     calibration: tuple[Window, ...]
     compared: tuple[Window, ...]
     description: str
+    text: TextRecord | None = None
 
 
 def text_windows(
@@ -74,11 +78,12 @@ def text_windows(
         if data is not None:
             raise
         return _random(vocabulary, limit, seed)
+    source = None
     if data is None:
         train, held_out = (_decoded(part.numpy()) for part in library_text())
         description = "source of Python's standard library"
     else:
-        text = _read(data)
+        text, source = read_text(data)
         cut = len(text) - len(text) // HELD_OUT
         train, held_out, description = text[:cut], text[cut:], str(data)
     ids = [
@@ -93,6 +98,7 @@ def text_windows(
         _spread(ids[0], min(LENGTH, limit), CALIBRATION_WINDOWS),
         _compared(ids[1], limit),
         description,
+        source,
     )
 
 
@@ -124,7 +130,12 @@ def _decoded(text: NDArray[np.uint8]) -> str:
     return text.tobytes().decode("utf-8", "replace")
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> tuple[str, TextRecord]:
+    """Read up to ``LARGEST`` characters of a text file, or of the ``.txt`` files of a folder.
+
+    Raises:
+        UsageError: there is no text, or it cannot be read.
+    """
     files: Sequence[Path] = sorted(path.rglob("*.txt")) if path.is_dir() else [path]
     parts: list[str] = []
     left = LARGEST
@@ -142,4 +153,4 @@ def _read(path: Path) -> str:
     text = "\n".join(parts)
     if not text:
         raise UsageError(f"--data {path} has no text: expected .txt files in it, or one text file.")
-    return text
+    return text, TextRecord(str(path), hashlib.sha256(text.encode()).hexdigest())

@@ -261,7 +261,7 @@ def _library_check(record: LibraryRecord) -> Check:
 
 
 def _weights_check(record: QuantisationRecord) -> Check:
-    detail = f"{quantisation.bits(record)}; {quantisation.size(record)}"
+    detail = f"{quantisation.bits(record)}; {quantisation.size(record)}; on {record.data}"
     if record.passed:
         return Check("Weights", "weights", "good", "compared", detail)
     return Check("Weights", "weights", "bad", "failed", f"{quantisation.excess(record)}; {detail}")
