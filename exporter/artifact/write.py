@@ -17,7 +17,15 @@ from linexport.graph import external_data
 from linexport.loaders.files import check_link, check_text
 from linexport.manifest import DATA, MODEL, is_artifact
 
-__all__ = ["check_output", "copy_files", "publish", "replace_text", "save_model", "staged"]
+__all__ = [
+    "check_apart",
+    "check_output",
+    "copy_files",
+    "publish",
+    "replace_text",
+    "save_model",
+    "staged",
+]
 
 EXTERNAL_ABOVE = 500_000_000
 """Bytes above which weights go to a file of their own, which is mapped into memory where those
@@ -65,6 +73,27 @@ def _check_kind(output: Path, overwrite: bool) -> None:
                 f"{output} holds an artifact already. Pass --overwrite to replace it once the new "
                 "one is complete, or choose another folder."
             )
+
+
+def check_apart(output: Path, source: str | Path) -> None:
+    """Refuse an output whose writing would take away what it is made of.
+
+    Args:
+        output: the file or folder to be replaced.
+        source: what is read; a name that is no path is apart from everything.
+
+    Raises:
+        UsageError: the output is the source, or holds it.
+    """
+    try:
+        place, origin = output.resolve(), Path(source).resolve(strict=True)
+    except (OSError, ValueError):  # ``package.module:callable``, or nothing: said elsewhere
+        return
+    if place == origin or place in origin.parents:
+        what = "the source itself" if place == origin else f"where the source {source} is"
+        raise UsageError(
+            f"{output} is {what}, and the new one would take its place. Choose another output."
+        )
 
 
 def publish(folder: Path, output: Path) -> None:

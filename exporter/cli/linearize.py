@@ -147,6 +147,7 @@ def linearize(
     multiply-adds with --no-bench. The file is written in any case but the first.
     """
     with guarded(json):
+        from linexport.artifact.write import check_apart
         from linexport.linearization import sources
         from linexport.linearization.pipeline import linearize as run
         from linexport.linearization.replace import rebuildable
@@ -159,6 +160,7 @@ def linearize(
         metric = None if evaluate is None else find_metric(evaluate, lower_is_better)
         spinner = Spinner(quiet=json)
         with spinner.stage("load"):
+            check_apart(output, source)
             loaded = sources.source(source, seed)
             check_checkpoint_path(output, rebuildable(loaded.module), overwrite)
             rows = sources.rows(data)

@@ -77,7 +77,7 @@ def convert_checked(
         )
     _configured(_named(source), place, config)
     dimensions.parse(config.dims)
-    check_place(place, config.overwrite)
+    check_place(place, config.overwrite, _named(source))
     _dump(config)
     shown = progress or Silent()
     with write.staged(place) as folder:
@@ -96,7 +96,7 @@ def _quantised(
     check_quantisation(config.weights, config.target, config.max_kld)
     check_drop(config.evaluate, config.max_drop)
     metric = as_metric(config.evaluate, config.lower_is_better)
-    check_place(place, config.overwrite)
+    check_place(place, config.overwrite, _named(source))
     head = declared_head(source, config.pooling)
     if head is not None:  # others are known once they are loaded
         check_head(config.weights, config.max_kld, head)

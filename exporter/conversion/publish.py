@@ -15,12 +15,13 @@ from linexport.manifest import MANIFEST, MODEL, REPORT, Manifest, dumps, to_json
 from linexport.report import render_html
 
 
-def check_place(place: Path, overwrite: bool) -> None:
+def check_place(place: Path, overwrite: bool, source: str | Path) -> None:
     """Refuse an output that cannot be written, before work is spent on it.
 
     Raises:
-        UsageError: it holds something else, or an artifact that may not be replaced.
+        UsageError: it holds something else, an artifact that may not be replaced, or the source.
     """
+    write.check_apart(place, source)
     write.check_output(place, overwrite)
     if manifests.is_artifact(place):
         write.check_output(_failed(place), overwrite=True)

@@ -102,7 +102,7 @@ def quantize(
     check_quantisation(weights, None, max_kld)
     check_drop(evaluate, max_drop)
     metric = as_metric(evaluate, lower_is_better)
-    check_place(place, overwrite)
+    check_place(place, overwrite, source)
     watch = Stopwatch(progress or Silent())
     with watch.stage("read"):
         opened = unopened(source, threads)

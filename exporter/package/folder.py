@@ -65,7 +65,7 @@ def package(
     called = source.absolute().name if name is None else name
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", called):
         raise UsageError(f"{called!r} is not a name of letters, digits, _, . and -. Pass --name.")
-    _check_place(place, overwrite)
+    _check_place(place, overwrite, source)
     with write.staged(place) as folder:
         packaged = destination.write(Packaging(source, manifest, folder, called, given))
         record = {
@@ -80,7 +80,7 @@ def package(
     return packaged
 
 
-def _check_place(place: Path, overwrite: bool) -> None:
+def _check_place(place: Path, overwrite: bool, source: Path) -> None:
     if not (place / RECORD).is_file():
         if manifests.is_artifact(place):
             raise UsageError(f"{place} is an artifact; expected a new or empty folder.")
@@ -90,3 +90,4 @@ def _check_place(place: Path, overwrite: bool) -> None:
             f"{place} was packaged before. Pass --overwrite to replace it once the new folder is "
             "complete, or choose another one."
         )
+    write.check_apart(place, source)
