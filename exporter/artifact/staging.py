@@ -25,7 +25,8 @@ from linexport.errors import EnvironmentProblemError
 ASIDE = ".old"
 """Ending of the name under which ``publish`` puts an earlier output aside, where it must."""
 
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EPERM)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_UNWRITABLE = (*_FULL, errno.EACCES, errno.EROFS, errno.EPERM)
 
 
 @contextmanager
@@ -73,8 +74,9 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def _unwritable(error: OSError, what: str) -> EnvironmentProblemError:
+    advice = " Make room there, or name another disk." if error.errno in _FULL else ""
     return EnvironmentProblemError(
-        f"Cannot write {what}: {error.strerror}. What was there before is unchanged."
+        f"Cannot write {what}: {error.strerror}. What was there before is unchanged.{advice}"
     )
 
 
