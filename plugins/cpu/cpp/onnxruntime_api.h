@@ -18,7 +18,7 @@ struct OrtTensorTypeAndShapeInfo;
 struct OrtTypeInfo;
 struct OrtValue;
 
-using OrtApi = const void* const*;
+using OrtApi = void* const*;
 
 struct OrtApiBase {
   OrtApi (*GetApi)(uint32_t version);

@@ -17,7 +17,7 @@ INLINE Vector logarithm(Vector x) {
   for (int n = 7; n >= 3; n -= 2) p = p * t + 2.0f / n;
   const Vector found = e * 0.693147181f + (p * t * s + 2.0f * s);
   const Vector ends = x == Vector{} ? all(-INFINITY) : x;  // infinity and NaN are their own logarithms
-  const Vector of_positive = (x > Vector{}) & (x < all(INFINITY)) ? found : ends;
+  const Vector of_positive = ((x > Vector{}) & (x < all(INFINITY))) ? found : ends;
   return x < Vector{} ? all(NAN) : of_positive;
 }
 
@@ -41,8 +41,8 @@ INLINE Vector applied(Vector x, Vector y, Vector z) {
   if constexpr (kCode == Code::kSub) return x - y;
   if constexpr (kCode == Code::kMul) return x * y;
   if constexpr (kCode == Code::kDiv) return x / y;
-  if constexpr (kCode == Code::kMax) return (x < y) | (y != y) ? y : x;  // a NaN of either is kept
-  if constexpr (kCode == Code::kMin) return (y < x) | (y != y) ? y : x;
+  if constexpr (kCode == Code::kMax) return ((x < y) | (y != y)) ? y : x;  // a NaN of either is kept
+  if constexpr (kCode == Code::kMin) return ((y < x) | (y != y)) ? y : x;
   if constexpr (kCode == Code::kGreater) return x > y ? all(1.0f) : Vector{};
   if constexpr (kCode == Code::kWhere) return x != Vector{} ? y : z;
   if constexpr (kCode == Code::kSqrt) UNROLL for (int i = 0; i < kLanes; ++i) x[i] = __builtin_sqrtf(x[i]);

@@ -46,11 +46,11 @@ struct OrtKernelContext {
 
 namespace {
 
-const void* table[300];
+void* table[300];
 
 template <int Place>
 void fill(typename linexport::Entry<Place>::Type entry) {
-  table[Place] = reinterpret_cast<const void*>(entry);
+  table[Place] = reinterpret_cast<void*>(entry);
 }
 
 template <class T>
