@@ -13,7 +13,7 @@ from linexport.plugins.ops.causal_conv import ACTIVATIONS, causal_conv
 from linexport.targets.base import OrtSession
 from linexport.targets.tokenwise import with_programs
 from tests.support.comparison import assert_close
-from tests.support.native import on_library, one_node, session
+from tests.support.native import check_in_place, on_library, one_node, session
 from tests.support.runtimes import Arrays
 
 OUTPUTS = ("output", "present_state")
@@ -127,17 +127,7 @@ def test_tokens_before_channels(
 def test_states_in_place(length: int) -> None:
     """Past and present bound to the same memory."""
     made = model(7, 4, True, True, "silu")
-    x, opened = inputs(made, 2, length), session(made)
-    want = opened.run(None, x)
-    binding = opened.io_binding()
-    for name, value in x.items():
-        binding.bind_cpu_input(name, value)
-    binding.bind_output("output", "cpu")
-    past = x["past_state"]
-    binding.bind_output("present_state", "cpu", 0, np.float32, past.shape, past.ctypes.data)
-    opened.run_with_iobinding(binding)
-    for one, two in zip([binding.copy_outputs_to_cpu()[0], past], want, strict=True):
-        np.testing.assert_array_equal(one, two)
+    check_in_place(made, inputs(made, 2, length))
 
 
 @pytest.mark.parametrize("length", [1, 200])

@@ -17,8 +17,8 @@ from linexport.plugins.ops.stabilized_exp import stabilized_exp
 from linexport.targets.base import OrtSession
 from linexport.targets.tokenwise import with_programs
 from linexport.targets.tokenwise.exponentials import KINDS, OP
-from tests.support.exponentials import EPS, OUTPUTS, PAST, Sizes, features_of, four_nodes, shapes
-from tests.support.native import on_library, session
+from tests.support.exponentials import EPS, PAST, Sizes, features_of, four_nodes, shapes
+from tests.support.native import check_in_place, on_library, session
 from tests.support.runtimes import Arrays
 
 HEADS = ((2, 2), (4, 2), (2, 4), (1, 1), (6, 3))
@@ -149,19 +149,7 @@ def test_states_in_place(length: int) -> None:
     """Past and present bound to the same memory, one head divided among threads."""
     sizes = (1, 1), 16, 300, 40
     x = draw(sizes, 40, {"past"}, 1, length, 1.0)
-    opened = session(fused(four_nodes("favor+", sizes, {"past"})), 3)
-    want = opened.run(None, x)
-    binding = opened.io_binding()
-    for name, value in x.items():
-        binding.bind_cpu_input(name, value)
-    binding.bind_output("output", "cpu")
-    for name, present in zip(PAST, OUTPUTS[1:], strict=True):
-        past = x[name]
-        binding.bind_output(present, "cpu", 0, np.float32, past.shape, past.ctypes.data)
-    opened.run_with_iobinding(binding)
-    got = [binding.copy_outputs_to_cpu()[0], *(x[name] for name in PAST)]
-    for one, two in zip(got, want, strict=True):
-        np.testing.assert_array_equal(one, two)
+    check_in_place(fused(four_nodes("favor+", sizes, {"past"})), x, 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)

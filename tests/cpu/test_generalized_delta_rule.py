@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from linexport.plugins.ops.generalized_delta_rule import generalized_delta_rule
 from tests.support.comparison import assert_close
-from tests.support.native import on_library, one_node, session
+from tests.support.native import check_in_place, on_library, one_node, session
 from tests.support.runtimes import Arrays
 
 OUTPUTS = ("output", "present_state")
@@ -134,17 +134,7 @@ def test_pieces_and_single_steps(d_v: int) -> None:
 def test_states_in_place(length: int, threads: int) -> None:
     """Past and present bound to the same memory."""
     layer = Layer(1, 16, 160, past=True)
-    x, opened = layer.inputs(0, 1, length), session(layer.model(), threads)
-    want = opened.run(None, x)
-    binding = opened.io_binding()
-    for name, value in x.items():
-        binding.bind_cpu_input(name, value)
-    past = x["past_state"]
-    binding.bind_output("output", "cpu")
-    binding.bind_output("present_state", "cpu", 0, np.float32, past.shape, past.ctypes.data)
-    opened.run_with_iobinding(binding)
-    np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], want[0])
-    np.testing.assert_array_equal(past, want[1])
+    check_in_place(layer.model(), layer.inputs(0, 1, length), threads)
 
 
 def test_decays_that_forget_all() -> None:

@@ -24,7 +24,7 @@ from linexport.targets import tokenwise
 from linexport.targets.base import OrtSession, uses_library
 from linexport.targets.tokenwise import convolutions, exponentials
 from tests.support.layouts import Layout, mapped_model
-from tests.support.native import on_library, session
+from tests.support.native import check_in_place, on_library, session
 
 LAYOUT = Layout(LinearAttentionSpec(2, 1), 1)
 
@@ -218,23 +218,7 @@ def test_states_in_place(length: int, rule: str, threads: int) -> None:
         LinearAttentionSpec(1, 1, rule, normalize=rule == "linear"), 1, 16, 160, past=True
     )
     x = layout.inputs(np.random.default_rng(0), 1, length)
-    opened = session(layout.model(), threads)
-    want = opened.run(None, x)
-    binding = opened.io_binding()
-    for name, value in x.items():
-        binding.bind_cpu_input(name, value)
-    binding.bind_output("output", "cpu")
-    for name in ("state", "normalizer"):
-        past = x.get(f"past_{name}")
-        if past is None:
-            binding.bind_output(f"present_{name}", "cpu")
-            continue
-        address = past.ctypes.data
-        binding.bind_output(f"present_{name}", "cpu", 0, np.float32, past.shape, address)
-        x[f"bound_{name}"] = past
-    opened.run_with_iobinding(binding)
-    np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], want[0])
-    np.testing.assert_array_equal(x["bound_state"], want[1])
+    check_in_place(layout.model(), x, threads)
 
 
 def test_another_program_registers_the_file() -> None:

@@ -16,7 +16,7 @@ from linexport.models import feature_maps
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec, linear_attention
 from tests.support.comparison import assert_close
 from tests.support.layouts import HEADS, mapped_model
-from tests.support.native import on_library, session
+from tests.support.native import check_in_place, on_library, session
 from tests.support.runtimes import Arrays
 
 MAPS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -177,21 +177,7 @@ def test_same_bits_whatever_the_threads() -> None:
 def test_states_in_place(length: int) -> None:
     """Past and present bound to the same memory."""
     layer = Mapped("taylor2", heads=(1, 1, 1), d=9, d_v=96, past=True)
-    x = layer.inputs(0, 1, length)
-    opened = session(layer.model(), 3)
-    want = opened.run(None, x)
-    binding = opened.io_binding()
-    for name, value in x.items():
-        binding.bind_cpu_input(name, value)
-    binding.bind_output("output", "cpu")
-    for name in ("state", "normalizer"):
-        past = x[f"past_{name}"]
-        place = past.ctypes.data
-        binding.bind_output(f"present_{name}", "cpu", 0, np.float32, past.shape, place)
-    opened.run_with_iobinding(binding)
-    got = [binding.copy_outputs_to_cpu()[0], x["past_state"], x["past_normalizer"]]
-    for one, two in zip(got, want, strict=True):
-        np.testing.assert_array_equal(one, two)
+    check_in_place(layer.model(), layer.inputs(0, 1, length), 3)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
 from tests.support.comparison import assert_close
 from tests.support.layouts import Layout
-from tests.support.native import on_library, one_node, session
+from tests.support.native import check_in_place, on_library, one_node
 
 OUTPUTS = ("output", "present_state", "present_normalizer")
 THREADS = st.integers(1, 5)
@@ -88,17 +88,7 @@ def test_pieces_and_single_steps(served: int) -> None:
 def test_states_in_place(length: int, threads: int) -> None:
     """Past and present bound to the same memory."""
     layout = scan(1, 70, 16)
-    x, opened = layout.inputs(np.random.default_rng(0), 2, length), session(model(layout), threads)
-    want = opened.run(None, x)
-    binding = opened.io_binding()
-    for name, value in x.items():
-        binding.bind_cpu_input(name, value)
-    past = x["past_state"]
-    binding.bind_output("output", "cpu")
-    binding.bind_output("present_state", "cpu", 0, np.float32, past.shape, past.ctypes.data)
-    opened.run_with_iobinding(binding)
-    np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], want[0])
-    np.testing.assert_array_equal(past, want[1])
+    check_in_place(model(layout), layout.inputs(np.random.default_rng(0), 2, length), threads)
 
 
 @pytest.mark.parametrize("length", [2, 9])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linexport.plugins.ops.stabilized_exp import stabilized_exp
-from tests.support.native import on_library, one_node, session
+from tests.support.native import check_in_place, on_library, one_node, session
 from tests.support.runtimes import Arrays
 
 OUTPUTS = ("query_features", "key_features", "present_decay", "present_key_max")
@@ -100,19 +100,7 @@ def test_the_maximum_in_place() -> None:
     """Past and present bound to the same memory, the sequence divided among threads."""
     wanted = shapes((1, 1), 96, {"past_key_max"})
     model = one_node("StabilizedExp", wanted, OUTPUTS, q_num_heads=1, k_num_heads=1)
-    x = draw(wanted, 1, 700, 1.0)
-    opened = session(model, 3)
-    want = opened.run(None, x)
-    binding = opened.io_binding()
-    for name, value in x.items():
-        binding.bind_cpu_input(name, value)
-    for name in OUTPUTS[:3]:
-        binding.bind_output(name, "cpu")
-    past = x["past_key_max"]
-    binding.bind_output(OUTPUTS[3], "cpu", 0, np.float32, past.shape, past.ctypes.data)
-    opened.run_with_iobinding(binding)
-    for one, two in zip([*binding.copy_outputs_to_cpu()[:3], past], want, strict=True):
-        np.testing.assert_array_equal(one, two)
+    check_in_place(model, draw(wanted, 1, 700, 1.0), 3)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,23 @@ from linexport.plugins.cpu import library
 from linexport.plugins.ops.registry import all_ops, attach_functions
 from tests.support.layouts import one_op_model
 from tests.support.runtimes import Arrays
+from tests.support.sessions import RemoteSession, open_session, run_in_place
 
 SOURCES = Path(library.__file__).parent / "cpp"
+TESTS = Path(__file__).parents[1] / "cpu"
+OTHERS = {
+    *("test_sanitizers.py", "test_compilers.py", "test_threads.py", "test_allocations.py"),
+    *("test_library.py", "test_proven.py"),
+}
+"""Tests of builds, of the file and of artifacts; those of operators are the rest."""
 
 
 def build(
-    folder: Path, *flags: str, more: Sequence[Path] = (), name: str = "liblinexport_cpu.so"
+    folder: Path,
+    *flags: str,
+    more: Sequence[Path] = (),
+    name: str = "liblinexport_cpu.so",
+    compiler: str = "g++",
 ) -> Path:
     """The library with these flags and ``more`` sources in ``folder``; not named .so, a program."""
     made = folder / name
@@ -39,29 +51,52 @@ def build(
     digest = f'-DLINEXPORT_SOURCES="{library.sources_digest()}"'
     sources = [*sorted(SOURCES.glob("*.cc")), *more]
     subprocess.run(
-        ["g++", *common, *flags, digest, *map(str, sources), "-o", str(made)], check=True
+        [compiler, *common, *flags, digest, *map(str, sources), "-o", str(made)], check=True
     )
     return made
 
 
 def session(model: onnx.ModelProto, threads: int = 1) -> ort.InferenceSession:
-    """A session whose linexport nodes are the library's; one that it cannot run is an error."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = threads
-    options.add_session_config_entry(library.THREADS, str(threads))
-    file = os.environ.get("LINEXPORT_TEST_LIBRARY")  # one that was built with sanitizers
-    options.register_custom_ops_library(file or str(library.path()))
+    """A session whose linexport nodes are the library's; one that it cannot run is an error.
+
+    In the environment, LINEXPORT_TEST_LIBRARY names another build of the library, and
+    LINEXPORT_TEST_PYTHON a Python of another architecture that the session is to be in.
+    """
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
     del bare.functions[:]  # so that nothing but the library can run a node
-    return ort.InferenceSession(bare.SerializeToString(), options, ["CPUExecutionProvider"])
+    content = bare.SerializeToString()
+    file = os.environ.get("LINEXPORT_TEST_LIBRARY") or str(library.path())
+    python = os.environ.get("LINEXPORT_TEST_PYTHON")
+    if python:
+        return RemoteSession(python, file, content, threads)
+    return open_session(content, file, threads)
 
 
 def on_library(model: onnx.ModelProto, threads: int = 1) -> Callable[[Arrays], list[np.ndarray]]:
     """Run a model of linexport nodes by the library."""
     opened = session(model, threads)
     return lambda arrays: opened.run(None, arrays)
+
+
+def check_in_place(model: onnx.ModelProto, arrays: Arrays, threads: int = 1) -> None:
+    """The same outputs where states are written to the memory they are read from."""
+    opened = session(model, threads)
+    want = opened.run(None, arrays)
+    for one, two in zip(run_in_place(opened, arrays), want, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def run_operator_tests(environment: Mapping[str, str]) -> str:
+    """Run the tests of all operators in a process with this environment; return what they print."""
+    tests = [str(path) for path in sorted(TESTS.glob("test_*.py")) if path.name not in OTHERS]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    command += ["-m", "not slow"]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=3000
+    )
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
+    return done.stdout
 
 
 def one_node(
