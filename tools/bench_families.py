@@ -7,8 +7,8 @@ and timed. The wide one (hidden size 512, four layers) is measured by its functi
 library, beside eager PyTorch, with the fastest of the implementations it has of attention and of
 experts, and, where there is one, a plain export of that one length. No implementation in float32
 is faster than the sum of its matrix products, measured in the same run; "above" is how many times
-longer than the artifact the others take for what comes on top of these. With ``--memory`` a model
-of that many megabytes of weights is converted, too.
+longer than the artifact with the library the others take for what comes on top of these. With
+``--memory`` a model of that many megabytes of weights is converted, too.
 
 Each step is a process of its own. Results are added to FILE, so that a run can be continued. A
 plain export takes minutes, a measurement seconds: ``--only plain --work FOLDER`` makes the exports,
@@ -121,10 +121,10 @@ def speed(model_type: str, work: Path, threads: int) -> dict[str, Any]:
 
 
 def _overheads(times: dict[str, float]) -> dict[str, float]:
-    """Return each baseline's time beyond the GEMM floor, in multiples of the artifact's."""
+    """Return each baseline's time beyond the GEMM floor, in multiples of the library's."""
     floor = times["products"]
-    own = times["artifact"] - floor
-    others = {who: t - floor for who, t in times.items() if who in ("eager", "plain")}
+    own = times["library"] - floor
+    others = {who: times[who] - floor for who in ("artifact", "eager", "plain") if who in times}
     return {who: round(t / own, 2) for who, t in others.items()} if own > 0 else {}
 
 
@@ -356,8 +356,9 @@ def table(results: dict[str, Any]) -> str:
     """Markdown: a row a family."""
     rows = [
         "| family | max. relative error | nodes | fused / linear layers | conversion, s "
-        "| prefill, ms: artifact / eager / plain export / products | above: eager / plain export "
-        "| step, ms: artifact / eager / products | above: eager |",
+        "| prefill, ms: library / functions / eager / plain export / products "
+        "| above: functions / eager / plain export "
+        "| step, ms: library / functions / eager / products | above: functions / eager |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, found in results.items():
@@ -379,8 +380,8 @@ def _cells(found: dict[str, Any]) -> list[str]:
             f"{small['seconds']}",
         ]
     for name, order in (
-        ("prefill", ("artifact", "eager", "plain", "products")),
-        ("decode", ("artifact", "eager", "products")),
+        ("prefill", ("library", "artifact", "eager", "plain", "products")),
+        ("decode", ("library", "artifact", "eager", "products")),
     ):
         times = wide_.get(name, {})
         cells.append(" / ".join(f"{times[who]:.1f}" if who in times else "none" for who in order))
@@ -389,7 +390,7 @@ def _cells(found: dict[str, Any]) -> list[str]:
 
 
 def _above(times: dict[str, Any], who: str) -> str:
-    """Return the overhead of a baseline as text; "all" where the artifact has none itself."""
+    """Return the overhead of a baseline as text; "all" where the library has none itself."""
     if who not in times:
         return "none"
     ratio = times["overhead"].get(who)

@@ -56,24 +56,31 @@ def _attention(result: Any) -> str:
     return table(["tokens", *columns.values()], rows)
 
 
+TIMES = {
+    "library": "library",
+    "artifact": "functions",
+    "eager": "eager",
+    "plain": "plain export",
+    "products": "GEMM floor",
+}
+
+
 def _families(result: Any) -> str:
-    titles = ["model type", "512 tokens: artifact", "eager", "plain export", "GEMM floor"]
-    titles += ["overhead", "a step: artifact", "eager", "GEMM floor", "overhead"]
-    rows = []
-    for name, found in result.items():
-        if "speed" not in found:
-            continue
-        prefill, decode = found["speed"]["prefill"], found["speed"]["decode"]
-        cells = [ms(prefill.get(who)) for who in ("artifact", "eager", "plain", "products")]
-        cells.append(_overhead(prefill, "eager", "plain"))
-        cells += [ms(decode.get(who)) for who in ("artifact", "eager", "products")]
-        cells.append(_overhead(decode, "eager"))
-        rows.append([f"`{name}`", *cells])
-    return table(titles, rows)
+    speeds = {name: found["speed"] for name, found in result.items() if "speed" in found}
+    titles, columns = ["model type"], [[f"`{name}`" for name in speeds]]
+    for call, title in (("prefill", "512 tokens"), ("decode", "a step")):
+        times = [found[call] for found in speeds.values()]
+        measured = [who for who in TIMES if any(who in one for one in times)]
+        titles += [f"{title}: {TIMES[measured[0]]}", *(TIMES[who] for who in measured[1:])]
+        columns += [[ms(one.get(who)) for one in times] for who in measured]
+        others = measured[1:-1]
+        titles.append("overhead of " + ", ".join(TIMES[who] for who in others))
+        columns.append([_overheads(one, others) for one in times])
+    return table(titles, [list(row) for row in zip(*columns, strict=True)])
 
 
-def _overhead(times: dict[str, Any], *baselines: str) -> str:
-    """Return how many times the artifact's time beyond the GEMM floor each baseline's is."""
+def _overheads(times: dict[str, Any], baselines: list[str]) -> str:
+    """Return how many times the first column's time beyond the GEMM floor each baseline's is."""
     ratios = [times["overhead"].get(who) for who in baselines]
     return ", ".join(NONE if ratio is None else f"{ratio:.1f}" for ratio in ratios)
 
