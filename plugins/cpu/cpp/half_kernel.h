@@ -43,21 +43,26 @@ INLINE Integers narrowed(Vector x) {
   return (magnitude >= 0x47800000 ? large : finite) | sign;
 }
 
+// A copy of constant size is an instruction, one of any other a call for every vector.
 template <int kType>
 static void widen(const uint16_t* from, float* to, int64_t count) {
-  for (int64_t i = 0; i < count; i += kLanes) {
-    Halves half = {};
-    const int64_t left = count - i;
-    std::memcpy(&half, from + i, (left < kLanes ? left : kLanes) * sizeof(uint16_t));
-    store_first(to + i, widened<kType>(__builtin_convertvector(half, Integers)), left);
+  Halves half = {};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    std::memcpy(&half, from + i, sizeof half);
+    store(to + i, widened<kType>(__builtin_convertvector(half, Integers)));
   }
+  std::memcpy(&half, from + i, (count - i) * sizeof(uint16_t));
+  store_first(to + i, widened<kType>(__builtin_convertvector(half, Integers)), count - i);
 }
 
 template <int kType>
 static void narrow(const float* from, uint16_t* to, int64_t count) {
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const int64_t left = count - i;
-    const Halves half = __builtin_convertvector(narrowed<kType>(load_first(from + i, left)), Halves);
-    std::memcpy(to + i, &half, (left < kLanes ? left : kLanes) * sizeof(uint16_t));
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Halves half = __builtin_convertvector(narrowed<kType>(load(from + i)), Halves);
+    std::memcpy(to + i, &half, sizeof half);
   }
+  const Halves half = __builtin_convertvector(narrowed<kType>(load_first(from + i, count - i)), Halves);
+  std::memcpy(to + i, &half, (count - i) * sizeof(uint16_t));
 }
