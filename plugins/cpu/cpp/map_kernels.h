@@ -1,10 +1,10 @@
 // The elementwise maps of linexport.models.feature_maps on a vector. Included per instruction set.
 
-INLINE Vector relu(Vector x) { return all(0.0f) > x ? Vector{} : x; }
+INLINE Vector relu(Vector x) { return at_least(x, 0); }
 
 template <Map kMap>
 INLINE Vector mapped(Vector x) {
-  if constexpr (kMap == Map::kElu1) return relu(x) + exponential_of_negative(all(0.0f) > x ? x : Vector{});
+  if constexpr (kMap == Map::kElu1) return relu(x) + exponential_of_negative(at_most(x, 0));
   if constexpr (kMap == Map::kExp) return exponential(x);
   if constexpr (kMap == Map::kRelu) return relu(x);
   if constexpr (kMap == Map::kSquaredRelu) return relu(x) * relu(x);

@@ -41,6 +41,7 @@ INLINE float sum(Vector v) {
 }
 
 INLINE Vector larger(Vector x, Vector y) { return x > y ? x : y; }
+INLINE Vector smaller(Vector x, Vector y) { return x < y ? x : y; }
 
 INLINE float largest(Vector v) {
   float found = v[0];
@@ -95,9 +96,17 @@ INLINE Vector sums(Vector (&x)[kLanes]) {
   return x[0];
 }
 
+// The value, as no constant: GCC makes one instruction of a comparison and a choice between two registers only.
+INLINE Vector in_register(Vector v) {
+#if defined(__x86_64__)
+  asm("" : "+x"(v));
+#endif
+  return v;
+}
+
 // A NaN is kept: comparisons with it are false, and the second operand is x.
-INLINE Vector at_least(Vector x, float low) { return all(low) > x ? all(low) : x; }
-INLINE Vector at_most(Vector x, float high) { return all(high) < x ? all(high) : x; }
+INLINE Vector at_least(Vector x, float low) { return larger(in_register(all(low)), x); }
+INLINE Vector at_most(Vector x, float high) { return smaller(in_register(all(high)), x); }
 
 // exp(x) = 2^n e^r, n = round(x / ln 2), |r| <= ln 2 / 2; within 2 units in the last place, for
 // -87.3 <= x <= 88.7. n is read from the mantissa of a sum with 3 * 2^22.
@@ -126,7 +135,8 @@ INLINE Vector exponential(Vector x) {
 }
 
 // The same for x <= 0 by 2^(n / kLanes) e^r, n = round(x kLanes / ln 2): |r| is so small that a cubic polynomial is
-// enough, and 2^(k / kLanes) for k < kLanes is a table in a register.
+// enough, and 2^(k / kLanes) for k < kLanes is a table in a register. ln 2 is 2.7e-9 from a float, and a fused
+// multiply-add, which all have that have so many lanes, does not round n ln 2: r needs no second part of ln 2.
 #if defined(__clang__)  // which has no builtin that takes elements by numbers of another vector
 INLINE Vector exponential_by_table(Vector x) { return exponential_within_range(x); }
 #else
@@ -139,7 +149,7 @@ INLINE Vector exponential_by_table(Vector x) {
   constexpr int kShift = kLanes == 16 ? 19 : kLanes == 8 ? 20 : 21;
   constexpr float kWidth = 0.693147181f / (2 * kLanes);  // |r| at most
   const Vector shift = all(12582912.0f), shifted = x * (1.44269504f * kLanes) + shift, n = shifted - shift;
-  const Vector r = (x - n * (0.693359375f / kLanes)) + n * (2.12194440e-4f / kLanes);
+  const Vector r = x - n * (0.693147182f / kLanes);
   Vector p = r * (1.0f / 6) + (0.5f + kWidth * kWidth / 24);
   p = (p * r) * r + r;
   Vector root = roots(std::make_integer_sequence<int, kLanes>());
