@@ -6,13 +6,13 @@
 #include "map_kernels.h"
 
 constexpr int kTile = kRows < 4 ? 4 : 8;  // rows of a product's tile
-constexpr int kPairColumns = kChunk < kPanel ? kChunk / kLanes : kColumns;
+constexpr int kPairRows = 8;  // the same of P, whose tiles are one vector wide
 constexpr int64_t kSlab = 64;  // channels of queries that lie side by side: tiles address their rows by constants
 
 // A chunk by places in floats of a thread's memory; its streams lie behind.
 struct Places {
   int64_t width, slabs, panels, heads;
-  int64_t query, key, pairs, below, from_start, key_sum, value, reciprocal, chunk;
+  int64_t query, key, mapped, pairs, below, from_start, key_sum, value, reciprocal, chunk;
 
   explicit Places(const Attention& a) {
     width = AttentionStream::width(a);
@@ -20,7 +20,7 @@ struct Places {
     panels = AttentionStream::panels(a);
     heads = a.group();
     chunk = 0;
-    query = take(heads * kChunk * slabs * kSlab), key = take(width * kChunk);
+    query = take(heads * kChunk * slabs * kSlab), key = take(width * kChunk), mapped = take(kChunk * width);
     pairs = take(heads * kChunk * kChunk), below = take(heads * kChunk);
     from_start = take(kChunk), key_sum = take(width);
     value = take(panels * kChunk * kPanel), reciprocal = take(heads * kChunk);
@@ -44,34 +44,31 @@ struct Chunk {
   bool sums_keys() const { return a.normalize || a.present_normalizer; }
   int64_t tiles() const { return at.panels * ((tokens.count + kTile - 1) / kTile * at.heads + a.d_k / kTile); }
 
-  // Mapped keys by channels, zeros where a row is missing, and their sums with these weights.
-  template <Map kMap>
-  void load_keys(const float* const* rows, const float* weights) const {
-    for (int64_t i = 0; i < a.d_k; i += kLanes) {
+  float* mapped_key(int64_t t) const { return memory + at.mapped + t * at.width; }
+
+  // Mapped keys by tokens, zeros where one is missing.
+  void map_keys() const {
+    for (int64_t t = 0; t < kChunk; ++t)
+      if (tokens.masked(t))
+        std::memset(mapped_key(t), 0, at.width * sizeof(float));
+      else
+        map_head(a.map, tokens.key + t * a.key_heads * a.d_k, mapped_key(t), a.d_k, 1.0f);
+  }
+
+  // Mapped keys by channels, and their sums with these weights.
+  void transpose_keys(const float* weights) const {
+    for (int64_t i = 0; i < at.width; i += kLanes) {
       Vector total = {};
       UNROLL for (int t = 0; t < kChunk; t += kLanes) {
         Vector block[kLanes];
         UNROLL for (int r = 0; r < kLanes; ++r) {
-          block[r] = rows[t + r] ? mapped<kMap>(load_first(rows[t + r] + i, a.d_k - i)) : Vector{};
+          block[r] = load(mapped_key(t + r) + i);
           total += block[r] * weights[t + r];
         }
         transpose(block);
         UNROLL for (int r = 0; r < kLanes; ++r) store(memory + at.key + (i + r) * kChunk + t, block[r]);
       }
       store(memory + at.key_sum + i, total);
-    }
-  }
-
-  void load_keys(const float* weights) const {
-    const float* rows[kChunk];
-    for (int t = 0; t < kChunk; ++t) rows[t] = tokens.masked(t) ? nullptr : tokens.key + t * a.key_heads * a.d_k;
-    switch (a.map) {
-      case Map::kElu1: return load_keys<Map::kElu1>(rows, weights);
-      case Map::kExp: return load_keys<Map::kExp>(rows, weights);
-      case Map::kRelu: return load_keys<Map::kRelu>(rows, weights);
-      case Map::kSquaredRelu: return load_keys<Map::kSquaredRelu>(rows, weights);
-      case Map::kSoftplus: return load_keys<Map::kSoftplus>(rows, weights);
-      case Map::kIdentity: return load_keys<Map::kIdentity>(rows, weights);
     }
   }
 
@@ -119,21 +116,23 @@ struct Chunk {
 
   // P of all query heads, and its sums over s.
   void pair(const float* between) const {
-    for (int64_t row = 0; row < at.heads * kChunk; row += kLanes) {
+    for (int64_t row = 0; row < at.heads * kChunk; row += kPairRows) {
       const int64_t t = row % kChunk;
       float* pairs = memory + at.pairs + row * kChunk;
-      Vector below[kLanes] = {};
-      for (int64_t s = 0; s < t + kLanes; s += kPairColumns * kLanes) {
-        Tile<kLanes, kPairColumns> products = nothing<kLanes, kPairColumns>();
+      for (int64_t s = 0; s < t + kPairRows; s += kLanes) {
+        Tile<kPairRows, 1> products = nothing<kPairRows, 1>();
         multiply_queries(products, row, memory + at.key + s, kChunk);
-        UNROLL for (int r = 0; r < kLanes; ++r) UNROLL for (int j = 0; j < kPairColumns; ++j) {
-            const Vector weight = load(between + (t + r) * kChunk + s + j * kLanes);
-            const Vector product = weight > Vector{} ? products.at[r][j] * weight : Vector{};
-            below[r] += product;
-            store(pairs + r * kChunk + s + j * kLanes, product);
-          }
+        UNROLL for (int r = 0; r < kPairRows; ++r) {
+          const Vector weight = load(between + (t + r) * kChunk + s);
+          store(pairs + r * kChunk + s, weight > Vector{} ? products.at[r][0] * weight : Vector{});
+        }
       }
-      if (a.normalize) store(memory + at.below + row, sums(below));
+    }
+    for (int64_t row = 0; a.normalize && row < at.heads * kChunk; row += kLanes) {
+      Vector below[kLanes] = {};
+      for (int64_t s = 0; s < row % kChunk + kLanes; s += kLanes)
+        UNROLL for (int r = 0; r < kLanes; ++r) below[r] += load(memory + at.pairs + (row + r) * kChunk + s);
+      store(memory + at.below + row, sums(below));
     }
   }
 
@@ -147,7 +146,8 @@ struct Chunk {
     float between[kChunk * kChunk];
     const float* to_end = between + (kChunk - 1) * kChunk;
     accumulate_decays(between);
-    load_keys(to_end);
+    map_keys();
+    transpose_keys(to_end);
     load_queries();
     pair(between);
     weigh_keys(to_end);
@@ -194,24 +194,27 @@ struct Chunk {
   }
 
   // R rows of a panel of the state.
-  template <int R>
+  template <int R, bool kDecay>
   INLINE_MEMBER void write_rows(float* S, const float* keys, const float* values, float decay) const {
     Tile<R> rows;
-    UNROLL for (int r = 0; r < R; ++r) UNROLL for (int j = 0; j < kColumns; ++j)
-        rows.at[r][j] = load(S + r * kPanel + j * kLanes) * decay;
+    UNROLL for (int r = 0; r < R; ++r) UNROLL for (int j = 0; j < kColumns; ++j) {
+        rows.at[r][j] = load(S + r * kPanel + j * kLanes);
+        if constexpr (kDecay) rows.at[r][j] *= decay;
+      }
     multiply(rows, keys, kChunk, tokens.count, values, kPanel);
     UNROLL for (int r = 0; r < R; ++r) UNROLL for (int j = 0; j < kColumns; ++j)
         store(S + r * kPanel + j * kLanes, rows.at[r][j]);
   }
 
+  template <bool kDecay>
   void write_state(float* S, const float* values, Ahead& ahead) const {
     const float decay = memory[at.from_start + kChunk - 1], *keys = memory + at.key;
     int64_t i = 0;
     for (; i + kTile <= a.d_k; i += kTile) {
       ahead.advance();
-      write_rows<kTile>(S + i * kPanel, keys + i * kChunk, values, decay);
+      write_rows<kTile, kDecay>(S + i * kPanel, keys + i * kChunk, values, decay);
     }
-    for (; i < a.d_k; ++i) write_rows<1>(S + i * kPanel, keys + i * kChunk, values, decay);
+    for (; i < a.d_k; ++i) write_rows<1, kDecay>(S + i * kPanel, keys + i * kChunk, values, decay);
   }
 
   void add_keys(float* z) const {
@@ -232,7 +235,8 @@ struct Chunk {
       for (int64_t j = 0; j < at.heads; ++j)
         read_state(j * kChunk, S, values + p * kChunk * kPanel, reciprocal + j * kChunk,
                    tokens.output + j * a.d_v + p * kPanel, a.d_v - p * kPanel, ahead);
-      write_state(S, values + p * kChunk * kPanel, ahead);
+      a.has_decay ? write_state<true>(S, values + p * kChunk * kPanel, ahead)
+                  : write_state<false>(S, values + p * kChunk * kPanel, ahead);
     }
     if (sums_keys()) add_keys(z);
   }

@@ -32,26 +32,39 @@ struct Tokens {
 };
 
 // Asks for what tokens read and write while others are computed: rows of a head lie too far apart for the
-// processor to foresee.
+// processor to foresee. First for the beginning of every row, so that addresses of pages are found in time; of so
+// many at once the processor may drop some. Then for a row at a time.
 struct Ahead {
-  const Attention& a;
-  const Tokens next;
-  int64_t rows, row;  // rows that are asked for in a turn; tokens that are done
+  struct Rows {
+    const float* first;
+    int64_t stride, floats;
+  };
+  Rows read[3], written;
+  int64_t tokens, done = 0, each;  // rows of all four that were asked for, and those of a turn
 
-  Ahead(const Attention& a, const Tokens& next, int64_t turns)
-      : a(a), next(next), rows((next.count + turns - 1) / turns), row(0) {}
+  Ahead(const Attention& a, const Tokens& x, int64_t turns)
+      : read{{x.query, a.query_heads * a.d_k, (a.query_heads > a.heads ? a.group() : 1) * a.d_k},
+             {x.key, a.key_heads * a.d_k, a.d_k},
+             {x.value, a.heads * a.d_v, a.d_v}},
+        written{x.output, a.output_heads() * a.d_v, a.group() * a.d_v},
+        tokens(x.count),
+        each((4 * x.count + turns - 1) / turns) {
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (const Rows& rows : read) __builtin_prefetch(rows.first + t * rows.stride);
+      __builtin_prefetch(written.first + t * written.stride, 1);
+    }
+  }
 
-  static INLINE_MEMBER void ask(const float* x, int64_t floats) {
-    for (int64_t i = 0; i < floats; i += 16) __builtin_prefetch(x + i);
+  template <int kWrite>
+  static void ask(const Rows& rows, int64_t t) {
+    for (int64_t i = 0; i < rows.floats; i += 16) __builtin_prefetch(rows.first + t * rows.stride + i, kWrite);
   }
 
   void advance() {
-    for (int64_t end = row + rows < next.count ? row + rows : next.count; row < end; ++row) {
-      ask(next.query + row * a.query_heads * a.d_k, (a.query_heads > a.heads ? a.group() : 1) * a.d_k);
-      ask(next.key + row * a.key_heads * a.d_k, a.d_k);
-      ask(next.value + row * a.heads * a.d_v, a.d_v);
-      float* output = next.output + row * a.output_heads() * a.d_v;
-      for (int64_t i = 0; i < a.group() * a.d_v; i += 16) __builtin_prefetch(output + i, 1);
-    }
+    for (const int64_t end = done + each; done < end && done < 4 * tokens; ++done)
+      if (done % 4 < 3)
+        ask<0>(read[done % 4], done / 4);
+      else
+        ask<1>(written, done / 4);
   }
 };

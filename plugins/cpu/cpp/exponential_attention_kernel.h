@@ -153,14 +153,12 @@ struct ExponentialTurn {
     }
   }
 
-  void load_keys(const Chunk& chunk, int64_t start, const float* weights) const {
-    const float* rows[kChunk];
-    for (int64_t t = 0; t < kChunk; ++t) {
-      rows[t] = chunk.tokens.masked(t) ? nullptr : key(start + t);
-      float* row = memory + at.key + (start + t) * at.width;
-      for (int64_t i = 0; rows[t] && i < at.width; i += kLanes) store(row + i, exponential(load(row + i) - load(m + i)));
-    }
-    chunk.load_keys<Map::kIdentity>(rows, weights);
+  void map_keys(const Chunk& chunk, int64_t start) const {
+    for (int64_t t = 0; t < kChunk; ++t)
+      for (int64_t i = 0; i < at.chunk.width; i += kLanes) {
+        const bool there = !chunk.tokens.masked(t);
+        store(chunk.mapped_key(t) + i, there ? exponential(load(key(start + t) + i) - load(m + i)) : Vector{});
+      }
   }
 
   void load_queries(const Chunk& chunk, int64_t start) const {
@@ -183,7 +181,8 @@ struct ExponentialTurn {
       const Chunk chunk = {x.mapped, at.chunk, tokens.some(x.given, start, end), memory};
       float between[kChunk * kChunk];
       chunk.accumulate_decays(between);
-      load_keys(chunk, start, between + (kChunk - 1) * kChunk);
+      map_keys(chunk, start);
+      chunk.transpose_keys(between + (kChunk - 1) * kChunk);
       load_queries(chunk, start);
       chunk.pair(between);
       chunk.apply(stream, ahead);
