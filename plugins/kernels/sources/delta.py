@@ -76,8 +76,8 @@ def chunk_inverse(
     step = tl.load(place + rows * BETA_HEADS, mask=live, other=0.0).to(tl.float32)
     if DECAYS > 1:
         place = decay + (row * HEADS + h) * D_K
-        sums, _ = channel_decays(place, keep, columns_k, HEADS * D_K, D_K, BLOCK_K)
-        A = channel_scores(k, k, sums)
+        _, _, _, logs = channel_decays(place, keep, columns_k, HEADS * D_K, D_K, BLOCK_K)
+        A = channel_scores(k, k, logs)
     else:
         A = tl.dot(k, tl.trans(k), input_precision=PRECISION)
         if DECAYS == 1:

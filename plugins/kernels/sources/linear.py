@@ -145,14 +145,15 @@ def segment_output(
             k_rest = (k.to(tl.float32) * to_end[:, None]).to(k.dtype)
         elif DECAYS > 1:
             place = decay + offset * (HEADS * D_K)
-            sums, total = channel_decays(place, keep, columns_k, HEADS * D_K, D_K, BLOCK_K)
-            k_rest = (k.to(tl.float32) * tl.exp(total[None, :] - sums)).to(k.dtype)
-            whole = tl.exp(total)
+            from_start, to_end, whole, logs = channel_decays(
+                place, keep, columns_k, HEADS * D_K, D_K, BLOCK_K
+            )
+            k_rest = (k.to(tl.float32) * to_end).to(k.dtype)
         # Delta rules, U = T (V - (K * exp(L)) S): what the state has stored under these keys comes
         # off the values before they are written.
         if inverses is not None:
             if DECAYS > 1:
-                stored = times_state((k * tl.exp(sums)).to(k.dtype), S, PRECISION)
+                stored = times_state((k * from_start).to(k.dtype), S, PRECISION)
             else:
                 stored = times_state(k, S, PRECISION)
             if DECAYS == 1:
@@ -179,8 +180,8 @@ def segment_output(
             )
             # (Q K^T) * D, the part within the chunk.
             if DECAYS > 1:
-                scores = channel_scores(q, k, sums)
-                q = (q.to(tl.float32) * tl.exp(sums)).to(k.dtype)
+                scores = channel_scores(q, k, logs)
+                q = (q.to(tl.float32) * from_start).to(k.dtype)
             elif MAP == "taylor2" or MAP == "quadratic":
                 raw_q = load_rows(place, live, parts, QUERY_HEADS * WIDTH, WIDTH, BLOCK_W)
                 t = tl.dot(raw_q, tl.trans(raw_k), input_precision=PRECISION)

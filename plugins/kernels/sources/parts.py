@@ -136,8 +136,10 @@ def segment_output(
                     PRECISION,
                 )
                 if DECAYS > 1:
-                    sums, _ = channel_decays(decays, keep, columns, HEADS * D_K, D_K, BLOCK_K)
-                    k = (k.to(tl.float32) * tl.exp(sums)).to(k.dtype)
+                    from_start, _, _, _ = channel_decays(
+                        decays, keep, columns, HEADS * D_K, D_K, BLOCK_K
+                    )
+                    k = (k.to(tl.float32) * from_start).to(k.dtype)
                 S, _ = load_state(state, None, columns, columns_v, D_K, D_V)
                 stored += times_state(k, S, PRECISION)
             if DECAYS == 1:
@@ -183,9 +185,11 @@ def segment_output(
                         PRECISION,
                     )
                     if DECAYS > 1:
-                        sums, _ = channel_decays(decays, keep, columns, HEADS * D_K, D_K, BLOCK_K)
-                        scores += channel_scores(q, k, sums)
-                        q = (q.to(tl.float32) * tl.exp(sums)).to(q.dtype)
+                        from_start, _, _, logs = channel_decays(
+                            decays, keep, columns, HEADS * D_K, D_K, BLOCK_K
+                        )
+                        scores += channel_scores(q, k, logs)
+                        q = (q.to(tl.float32) * from_start).to(q.dtype)
                     else:
                         scores += tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 S, _ = load_state(state, None, columns, columns_v, D_K, D_V)
@@ -240,9 +244,10 @@ def segment_output(
                 k = (k.to(tl.float32) * to_end[:, None]).to(k.dtype)
                 factor *= whole
             elif DECAYS > 1:
-                sums, total = channel_decays(decays, keep, columns, HEADS * D_K, D_K, BLOCK_K)
-                k = (k.to(tl.float32) * tl.exp(total[None, :] - sums)).to(k.dtype)
-                factor = tl.exp(total)
+                _, to_end, factor, _ = channel_decays(
+                    decays, keep, columns, HEADS * D_K, D_K, BLOCK_K
+                )
+                k = (k.to(tl.float32) * to_end).to(k.dtype)
             if DECAYS > 0:
                 S *= factor[:, None]
             S += tl.dot(tl.trans(k), u.to(k.dtype), input_precision=PRECISION)

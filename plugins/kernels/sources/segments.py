@@ -105,9 +105,8 @@ def segment_state(
             product *= whole
         elif DECAYS > 1:
             place = decay + offset * (HEADS * D_K)
-            sums, total = channel_decays(place, keep, columns_k, HEADS * D_K, D_K, BLOCK_K)
-            k = (k.to(tl.float32) * tl.exp(total[None, :] - sums)).to(k.dtype)
-            whole = tl.exp(total)
+            _, to_end, whole, _ = channel_decays(place, keep, columns_k, HEADS * D_K, D_K, BLOCK_K)
+            k = (k.to(tl.float32) * to_end).to(k.dtype)
             S *= whole[:, None]
             z *= whole
             product *= whole

@@ -4,9 +4,11 @@ Decays of one chunk, from the logarithms g_1 ... g_C. With L_t the sum of g up t
 
     from_start_t = exp(L_t)    to_end_t = exp(L_C - L_t)    pairs_ts = exp(L_t - L_s), s <= t
 
-A difference of sums loses the precision of a small term beside a large one, so a g below -80, whose
-exponential (2e-35) is nothing in float32 beside what it is added to, is left out of the sums and
-counted instead: factors are zero where the counts differ. -inf, a hard reset, is then exact.
+A difference of sums loses the precision of a small term beside a large one. Sums are therefore kept
+in two parts: multiples of 2^-10, whose sums and differences are exact up to 2^13, and what is left.
+A g below -80, whose exponential (2e-35) is nothing in float32 beside what it is added to, is left
+out of the sums and counted instead: factors are zero where the counts differ. -inf, a hard reset,
+is then exact.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-RESET = tl.constexpr(-80.0)
+RESET, GRID = tl.constexpr(-80.0), tl.constexpr(2.0**-10)
 
 
 @triton.jit
@@ -40,6 +42,13 @@ def load_keep(key_mask, live):
 
 
 @triton.jit
+def in_two_parts(g):
+    """Each g as a multiple of GRID and what is left, between 0 and GRID."""
+    coarse = tl.floor(g / GRID) * GRID
+    return coarse, g - coarse
+
+
+@triton.jit
 def head_decays(base, keep, STRIDE: tl.constexpr):
     """One decay a token: from_start (C,), to_end (C,), pairs (C, C), and the product of all."""
     rows = tl.arange(0, keep.shape[0])
@@ -47,45 +56,52 @@ def head_decays(base, keep, STRIDE: tl.constexpr):
     # Decays below RESET leave the sums and are counted; equal counts mean none lies between.
     reset = g < RESET
     counts = reset.to(tl.int32)
-    g = tl.where(reset, 0.0, g)
-    sums, resets = tl.cumsum(g, 0), tl.cumsum(counts, 0)
-    total, count = tl.sum(g, 0), tl.sum(counts, 0)
-    from_start = tl.where(resets == 0, tl.exp(sums), 0.0)
-    to_end = tl.where(resets == count, tl.exp(total - sums), 0.0)
+    coarse, fine = in_two_parts(tl.where(reset, 0.0, g))
+    sums, rests, resets = tl.cumsum(coarse, 0), tl.cumsum(fine, 0), tl.cumsum(counts, 0)
+    total, rest, count = tl.sum(coarse, 0), tl.sum(fine, 0), tl.sum(counts, 0)
+    from_start = tl.where(resets == 0, tl.exp(sums + rests), 0.0)
+    to_end = tl.where(resets == count, tl.exp((total - sums) + (rest - rests)), 0.0)
     related = (rows[:, None] >= rows[None, :]) & (resets[:, None] == resets[None, :])
-    pairs = tl.where(related, tl.exp(sums[:, None] - sums[None, :]), 0.0)
-    return from_start, to_end, pairs, tl.where(count == 0, tl.exp(total), 0.0)
+    between = (sums[:, None] - sums[None, :]) + (rests[:, None] - rests[None, :])
+    pairs = tl.where(related, tl.exp(between), 0.0)
+    return from_start, to_end, pairs, tl.where(count == 0, tl.exp(total + rest), 0.0)
 
 
 @triton.jit
 def channel_decays(
     base, keep, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """A decay a token and key channel: the sums up to each token (C, K), and over all (K,).
+    """A decay a token and key channel: from_start and to_end (C, K), the product of all (K,), g.
 
     Below RESET a decay is taken for RESET.
     """
     g = load_rows(base, keep, columns, STRIDE, WIDTH, BLOCK).to(tl.float32)
     g = tl.maximum(g, RESET)
-    return tl.cumsum(g, 0), tl.sum(g, 0)
+    coarse, fine = in_two_parts(g)
+    sums, rests = tl.cumsum(coarse, 0), tl.cumsum(fine, 0)
+    total, rest = tl.sum(coarse, 0), tl.sum(fine, 0)
+    to_end = tl.exp((total[None, :] - sums) + (rest[None, :] - rests))
+    return tl.exp(sums + rests), to_end, tl.exp(total + rest), g
 
 
 @triton.jit
-def channel_scores(rows, keys, sums):
+def channel_scores(rows, keys, g):
     """Sum over channels of rows_t * keys_s * exp(L_t - L_s) for s <= t, 0 otherwise; in float32.
 
-    One key after the other: the two exponentials, taken apart, would overflow.
+    One key after the other: the two exponentials, taken apart, would overflow. From the last key to
+    the first, since L_t - L_s is then a sum that grows by g_{s+1}.
     """
     CHUNK: tl.constexpr = rows.shape[0]
     at = tl.arange(0, CHUNK)
     scores = tl.zeros((CHUNK, CHUNK), tl.float32)
     wide, keys = rows.to(tl.float32), keys.to(tl.float32)
-    for s in range(CHUNK):
-        here = (at == s)[:, None]
-        key = tl.sum(tl.where(here, keys, 0.0), 0)
-        sum_s = tl.sum(tl.where(here, sums, 0.0), 0)
-        factor = tl.exp(tl.minimum(sums - sum_s[None, :], 0.0))
-        column = tl.sum(wide * key[None, :] * factor, 1)
+    between = tl.zeros((CHUNK, rows.shape[1]), tl.float32)
+    for back in range(CHUNK):
+        s = CHUNK - 1 - back
+        key = tl.sum(tl.where((at == s)[:, None], keys, 0.0), 0)
+        step = tl.sum(tl.where((at == s + 1)[:, None], g, 0.0), 0)
+        between += tl.where((at > s)[:, None], step[None, :], 0.0)
+        column = tl.sum(wide * key[None, :] * tl.exp(between), 1)
         scores = tl.where((at == s)[None, :] & (at >= s)[:, None], column[:, None], scores)
     return scores
 

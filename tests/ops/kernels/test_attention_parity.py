@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -132,6 +133,18 @@ def test_a_decay_of_minus_infinity_forgets(channel: bool, length: int) -> None:
     tensors["decay"][:, -2] = -200.0
     got = case.run(tensors)
     kernels.assert_close(got, case.wanted(tensors), case.magnitude(tensors), 1e-5)
+
+
+@pytest.mark.parametrize("channel", [False, True])
+def test_mild_decays_keep_their_digits_behind_strong_ones(channel: bool) -> None:
+    """Sums of -900 and more in each chunk, of which the mild decays are the last digits."""
+    node = layout("gated", past=True, per_channel=channel, d_k=16, d_v=16)
+    case = kernels.Case(node)
+    tensors = case.inputs(np.random.default_rng(3), 1, 40)
+    tensors["decay"] *= 0.01
+    tensors["decay"][:, torch.arange(40) % 16 < 12] = -79.0
+    got = case.run(tensors)
+    kernels.assert_close(got, case.wanted(tensors), case.magnitude(tensors), 1e-6)
 
 
 def test_half_precision_survives_large_states_and_scores() -> None:
