@@ -26,7 +26,10 @@ TENSOR_CORE = r"\b(?:HMMA|IMMA|QMMA|HGMMA|QGMMA|UTC\w*MMA)\b"
 LARGEST_SHARED = {sm: one.shared for sm, one in ARCHITECTURES.items()}
 """Bytes of shared memory a block may have."""
 
-MULTIPLY = ("segment_state", "segment_output", "chunk_inverse")
+MULTIPLY = (
+    *("segment_state", "segment_output", "chunk_inverse"),
+    *("segment_transition", "transition_scan"),
+)
 """Functions with products of matrices."""
 
 

@@ -67,8 +67,10 @@ class _Planner:
             pairs=self.map in fused_maps.PAIRS,
             precision=precision,
         )
+        self.in_segments = shape.segmented
         self.output, self.state = tiles.output(shape), tiles.state(shape)
         self.step = tiles.step(shape)
+        self.transition, self.scan = tiles.transition(shape), tiles.transition_scan(shape)
 
     def _refuse(self) -> None:
         for name, width in (("d_k", self.sizes.d_k), ("d_v", self.sizes.d_v)):
@@ -90,10 +92,11 @@ class _Planner:
             route = self._bidirectional()
             return LaunchPlan(route, route, chunk=self.output.chunk, blocks=self._state_blocks())
         decode = Route((self._launch("recurrent.step", self.step, self._heads(self.step)),))
-        single = Route((self._causal_output(),))
+        single = self._delta() if self.spec.has_beta else Route((self._causal_output(),))
+        segmented = self._segmented_delta() if self.spec.has_beta else self._segmented()
         return LaunchPlan(
-            self._delta() if self.spec.has_beta else single,
-            None if self.spec.has_beta else self._segmented(),
+            single,
+            segmented if self.in_segments else None,
             decode,
             DECODE_LENGTH,
             self.output.chunk,
@@ -125,6 +128,48 @@ class _Planner:
         )
 
     def _delta(self) -> Route:
+        launches = (self._inverse(), self._causal_output(scratch=("inverses",)))
+        return Route(launches, (self._inverses(),))
+
+    def _segmented_delta(self) -> Route:
+        heads, sizes = self.spec.kv_num_heads, self.sizes
+        launches = (
+            self._inverse(),
+            self._transition(),
+            self._transition_scan(),
+            self._causal_output({*PAST}, ("segment_states", "inverses")),
+        )
+        slots = Extent(heads * sizes.d_k * sizes.d_k, ("batch", "segments"))
+        transitions = Scratch("transitions", "fp32", slots)
+        return Route(launches, (self._inverses(), self._segment_states(), transitions))
+
+    def _transition(self) -> Launch:
+        tile, sizes = self.transition, self.sizes
+        columns = _tiles(sizes.d_v, tile.block_v) + _tiles(sizes.d_k, tile.block_v)
+        scratch = ("segment_states", "transitions", "inverses")
+        return self._launch(
+            "transitions.segment_transition",
+            tile,
+            self.spec.kv_num_heads * columns,
+            True,
+            scratch=scratch,
+        )
+
+    def _transition_scan(self) -> Launch:
+        tile = self.scan
+        kernel = self._kernel(
+            "transitions.transition_scan",
+            tile,
+            {"BLOCK_K": tile.block_k, "BLOCK_V": tile.block_v, "PRECISION": self._exact()},
+            scratch=("segment_states", "transitions"),
+        )
+        return Launch(kernel, (Extent(self._heads(tile), ("batch",)), ONE, ONE))
+
+    def _inverses(self) -> Scratch:
+        elements = self.spec.kv_num_heads * self.output.chunk**2
+        return Scratch("inverses", "fp32", Extent(elements, ("batch", "chunks")))
+
+    def _inverse(self) -> Launch:
         heads, size = self.spec.kv_num_heads, self.output.chunk
         inverse = self._kernel(
             "delta.chunk_inverse",
@@ -133,26 +178,22 @@ class _Planner:
                 "BLOCK_K": tiles.power(self.sizes.d_k),
                 "CHUNK": size,
                 "LEVELS": size.bit_length() - 1,
-                "PRECISION": "ieee" if self.precision == "ieee" else "tf32x3",
+                "PRECISION": self._exact(),
             },
             scratch=("inverses",),
         )
-        chunks = ("batch", "chunks")
-        return Route(
-            (
-                Launch(inverse, (Extent(heads, chunks), ONE, ONE)),
-                self._causal_output(scratch=("inverses",)),
-            ),
-            (Scratch("inverses", "fp32", Extent(heads * size * size, chunks)),),
-        )
+        return Launch(inverse, (Extent(heads, ("batch", "chunks")), ONE, ONE))
+
+    def _segment_states(self) -> Scratch:
+        slot = self.spec.kv_num_heads * self.sizes.d_k * (self.sizes.d_v + 1)
+        return Scratch("segment_states", "fp32", Extent(slot, ("batch", "segments")))
 
     def _segment_scratch(self) -> tuple[Scratch, ...]:
-        heads, slot = self.spec.kv_num_heads, self.sizes.d_k * (self.sizes.d_v + 1)
-        pairs = ("batch", "segments")
-        states = Scratch("segment_states", "fp32", Extent(heads * slot, pairs))
+        states = self._segment_states()
         if not self.decays:
             return (states,)
-        return states, Scratch("segment_decays", "fp32", Extent(heads * self.decays, pairs))
+        decays = Extent(self.spec.kv_num_heads * self.decays, ("batch", "segments"))
+        return states, Scratch("segment_decays", "fp32", decays)
 
     def _state_blocks(self) -> int:
         tile, sizes = self.state, self.sizes
@@ -231,6 +272,10 @@ class _Planner:
         """
         exact = self.type == "fp32" or self.map == "favor+"
         return self.precision if exact else "tf32"
+
+    def _exact(self) -> str:
+        """Precision of products of factors and transitions, which later ones multiply again."""
+        return "ieee" if self.precision == "ieee" else "tf32x3"
 
     def _element(self, name: str) -> str:
         if name == "key_mask":

@@ -22,6 +22,11 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "delta.chunk_inverse": (
         *("key", "decay", "beta", "key_mask", "parameter_0", "inverses", "length", "chunks"),
     ),
+    "transitions.segment_transition": (
+        *("key", "value", "decay", "key_mask", "parameter_0", "past_state", "segment_states"),
+        *("transitions", "inverses", "length", "segments", "chunks_per_segment"),
+    ),
+    "transitions.transition_scan": ("segment_states", "transitions", "segments"),
     "bidirectional.segment_output": (
         *("query", "parameter_0", "output", *PRESENT, "length", "chunks_per_segment"),
     ),
@@ -41,6 +46,8 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     "linear.segment_output": (*_KEYS, *_SUMS),
     "parts.segment_output": (*_KEYS, *_SUMS),
     "delta.chunk_inverse": (*_KEYS, "BETA_HEADS"),
+    "transitions.segment_transition": (*_KEYS, "D_V"),
+    "transitions.transition_scan": ("D_K", "D_V"),
     "bidirectional.segment_output": (
         *("HEADS", "QUERY_HEADS", "WIDTH", "BLOCK_W", "D_K", "D_V", "MAP", "SCALE", "EPS"),
         "PRECISION",

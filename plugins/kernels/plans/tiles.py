@@ -53,6 +53,21 @@ class Shape:
         return self.sm in (90, 100)
 
     @property
+    def single(self) -> bool:
+        """Features are in float32: products are made of three, and keep operands twice."""
+        return self.type == "fp32" or self.pairs
+
+    @property
+    def segmented(self) -> bool:
+        """Whether sequences can be cut: a segment of a delta rule needs all of d_k in a block.
+
+        In float32 keys wider than 128 spill whatever the tile, and than 64 with decays per channel.
+        """
+        if not (self.delta and self.single):
+            return True
+        return self.block_k <= (64 if self.decays > 1 else 128)
+
+    @property
     def one_product(self) -> bool:
         """A product in float32 is one in TensorFloat-32: operands are not kept twice."""
         return self.type == "fp32" and self.precision == "tf32"
@@ -103,6 +118,20 @@ def state(shape: Shape) -> Tile:
 def inverse(tile: Tile) -> Tile:
     """Tile of ``delta.chunk_inverse``, for chunks of ``tile``."""
     return Tile(tile.chunk, tile.block_k, tile.block_v, tile.chunk // 8, 1)
+
+
+def transition(shape: Shape) -> Tile:
+    """Tile of ``transitions.segment_transition``: all of d_k, with the chunk of ``output``."""
+    warps = 8 if shape.single and shape.block_k > 64 else 4
+    if shape.single or shape.block_k > 128:
+        return Tile(output(shape).chunk, shape.block_k, 16, warps, 1)
+    stages = 1 if shape.type == "fp16" and shape.decays > 1 else 2
+    return Tile(output(shape).chunk, shape.block_k, 32, warps, stages)
+
+
+def transition_scan(shape: Shape) -> Tile:
+    """Tile of ``transitions.transition_scan``: narrow, since a head has few blocks."""
+    return Tile(1, min(shape.block_k, 64), 16, 4, 1)
 
 
 def step(shape: Shape) -> Tile:

@@ -4,7 +4,8 @@ Within a chunk the rule is a triangular system. With A_ts = beta_t (k_t . k_s) D
 
     U = (I + A)^-1 diag(beta) (V - (K * exp(L)) S) = T (V - (K * exp(L)) S)
 
-T does not depend on S, so that all chunks are solved at once, ahead of ``linear.segment_output``.
+T does not depend on S, so that all chunks are solved at once, ahead of ``transitions`` and of
+``linear.segment_output``.
 With X the inverse of the diagonal blocks of size w and A_w the part of A that joins two of them,
 X - X A_w X inverts the blocks of size 2w: as accurate as forward substitution, in log2(C) steps.
 Source: the WY form of Yang et al. 2024 (arXiv 2406.06484, 2412.06464).
@@ -21,6 +22,7 @@ from linexport.plugins.kernels.sources.tiles import (
     channel_scores,
     head_decays,
     load_keep,
+    times_rows,
 )
 
 
@@ -97,3 +99,16 @@ def chunk_inverse(
     X *= step[None, :]
     at = rows[:, None] * CHUNK + rows[None, :]
     tl.store(inverses + (head.to(tl.int64) * chunks + chunk) * (CHUNK * CHUNK) + at, X)
+
+
+@triton.jit
+def load_inverse(inverses, CHUNK: tl.constexpr):
+    """T of one chunk."""
+    rows = tl.arange(0, CHUNK)
+    return tl.load(inverses + rows[:, None] * CHUNK + rows[None, :])
+
+
+@triton.jit
+def written(T, values, stored, dtype: tl.constexpr, PRECISION: tl.constexpr):
+    """U = T (V - what the state has stored under the keys), in ``dtype``: what is written to it."""
+    return times_rows(T, (values.to(tl.float32) - stored).to(dtype), PRECISION).to(dtype)

@@ -9,9 +9,9 @@ decays in it and D_ts = exp(L_t - L_s) for s <= t, 0 otherwise:
     den = (Q * exp(L)) z + row sums of (Q K^T) * D
     S'  = exp(L_C) * S + (K * exp(L_C - L))^T U          z' = exp(L_C) * z + sum of K * exp(L_C - L)
 
-``segments`` gives the state before each segment, and ``segment_output`` runs all lines from there:
-two passes over keys and values for as many blocks as there are segments. One segment needs this
-kernel only, and the delta rules, whose S' is no sum over segments, have one.
+``segments``, or ``transitions`` for the delta rules, gives the state before each segment, and
+``segment_output`` runs all lines from there: two passes over keys and values for as many blocks as
+there are segments. One segment needs this kernel only.
 Source: docs/math.md, "Chunk form"; Yang et al. 2024 (arXiv 2312.06635), section 4.
 """
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from linexport.plugins.kernels.sources.delta import load_inverse, written
 from linexport.plugins.kernels.sources.feature_functions import features, kappa, load_keys
 from linexport.plugins.kernels.sources.tiles import (
     channel_decays,
@@ -109,7 +110,8 @@ def segment_output(
         past_z = past_normalizer + head * D_K if past_normalizer is not None else None
         S, z = load_state(past, past_z, columns_k, columns_v, D_K, D_V)
     if inverses is not None:
-        inverses += head * (chunks_per_segment * CHUNK * CHUNK)
+        chunk = head * tl.cdiv(length, CHUNK) + segment * chunks_per_segment
+        inverses += chunk * (CHUNK * CHUNK)
 
     rows = tl.arange(0, CHUNK)
     causal = rows[:, None] >= rows[None, :]
@@ -158,9 +160,8 @@ def segment_output(
                 stored = times_state(k, S, PRECISION)
             if DECAYS == 1:
                 stored *= from_start[:, None]
-            at = rows[:, None] * CHUNK + rows[None, :]
-            T = tl.load(inverses + offset * CHUNK + at)
-            u = times_rows(T, (u.to(tl.float32) - stored).to(k.dtype), PRECISION).to(k.dtype)
+            T = load_inverse(inverses + offset * CHUNK, CHUNK)
+            u = written(T, u, stored, k.dtype, PRECISION)
         for g in tl.static_range(GROUP):
             # Query heads that share this state, one after the other.
             query_head = (h * GROUP + g) * QUERY_HEADS // OUT

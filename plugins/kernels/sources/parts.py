@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from linexport.plugins.kernels.sources.delta import load_inverse, written
 from linexport.plugins.kernels.sources.feature_functions import features, kappa, load_keys
 from linexport.plugins.kernels.sources.tiles import (
     channel_decays,
@@ -102,7 +103,8 @@ def segment_output(
         if past_normalizer is not None:
             z += tl.load(past_normalizer + head * D_K + all_k, mask=all_k < D_K, other=0.0)
     if inverses is not None:
-        inverses += head * (chunks_per_segment * CHUNK * CHUNK)
+        chunk = head * tl.cdiv(length, CHUNK) + segment * chunks_per_segment
+        inverses += chunk * (CHUNK * CHUNK)
 
     rows = tl.arange(0, CHUNK)
     causal = rows[:, None] >= rows[None, :]
@@ -144,9 +146,9 @@ def segment_output(
                 stored += times_state(k, S, PRECISION)
             if DECAYS == 1:
                 stored *= from_start[:, None]
-            T = tl.load(inverses + offset * CHUNK + rows[:, None] * CHUNK + rows[None, :])
+            T = load_inverse(inverses + offset * CHUNK, CHUNK)
             kind = tl.float32 if PAIRS else value.dtype.element_ty
-            u = times_rows(T, (u.to(tl.float32) - stored).to(kind), PRECISION).to(kind)
+            u = written(T, u, stored, kind, PRECISION)
         for g in tl.static_range(GROUP):
             # Query heads that share this state, one after the other.
             query_head = (h * GROUP + g) * QUERY_HEADS // OUT

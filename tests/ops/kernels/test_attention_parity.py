@@ -61,15 +61,41 @@ def test_equals_the_oracle_on_a_large_grid(dtype: str, data: Any) -> None:
     draw_and_check(data, dtype, 700)
 
 
-@pytest.mark.parametrize("rule", ["linear", "gated"])
-def test_segments_give_what_one_pass_gives(rule: str) -> None:
-    node = layout(rule, normalize=True, eps=1e-3, past=True, masked=True, d_k=16, d_v=16)
+@pytest.mark.parametrize(
+    ("rule", "more"),
+    [
+        ("linear", {"normalize": True, "eps": 1e-3}),
+        ("gated", {"normalize": True, "eps": 1e-3}),
+        ("delta", {}),
+        ("gated_delta", {"per_channel": True}),
+    ],
+)
+def test_segments_give_what_one_pass_gives(rule: str, more: dict[str, Any]) -> None:
+    node = layout(rule, past=True, masked=True, d_k=16, d_v=16, **more)
     case = kernels.Case(node)
     tensors = case.inputs(np.random.default_rng(1), 1, 300)
     assert case.plan().symbols(1, 300, 1)["segments"] == 1
     assert case.plan().symbols(1, 300, 64)["segments"] > 1
     once, parts = case.run(tensors), case.run(tensors, 64)
     kernels.assert_close(parts, tuple(once), tuple(once), 2e-6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "dtype", "width"),
+    [
+        ("gated_delta", "float32", 20),
+        ("delta", "bfloat16", 16),
+        pytest.param("delta", "float32", 70, marks=pytest.mark.slow),
+        pytest.param("gated_delta", "float16", 33, marks=pytest.mark.slow),
+    ],
+)
+def test_delta_rules_in_segments(rule: str, dtype: str, width: int) -> None:
+    """Segments that are composed as affine maps of the state; the state updated in place."""
+    node = layout(rule, (2, 2, 1), past=True, masked=True, d_k=width, d_v=24, dtype=dtype)
+    case = kernels.Case(node)
+    length = 3 * 8 * case.plan().chunk + 5
+    assert case.plan().symbols(1, length, 64)["segments"] == 3
+    case.check(np.random.default_rng(10), 1, length, 64, in_place=True)
 
 
 IN_PARTS = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -69,6 +70,25 @@ def test_one_long_sequence_fills_a_gpu_and_a_large_batch_needs_no_segments() -> 
     assert chosen.route(256, 1, 132) is chosen.decode
     assert chosen.route(8, 8192, 132) is chosen.single
     assert chosen.route(1, 131072, 132) is chosen.segmented
+
+
+@pytest.mark.parametrize("variant", ["delta", "gated_delta", "kda"])
+def test_one_long_sequence_of_a_delta_rule_fills_a_gpu(variant: str) -> None:
+    """Every launch but the scan over segments has blocks for each of 132 multiprocessors."""
+    chosen = plan_launches(kernels.node(variant, 128, heads=16), "bfloat16", 90)
+    values = chosen.symbols(1, 131072, 132)
+    blocks = {
+        launch.kernel.function: math.prod(extent.of(values) for extent in launch.grid)
+        for launch in chosen.route(1, 131072, 132).launches
+    }
+    assert blocks.pop("transitions.transition_scan") == 128
+    assert set(blocks) == {
+        "delta.chunk_inverse",
+        "transitions.segment_transition",
+        "linear.segment_output",
+    }
+    assert min(blocks.values()) >= 2 * 128
+    assert chosen.route(8, 8192, 132) is chosen.single
 
 
 def test_scratch_is_a_small_part_of_what_the_decomposition_takes() -> None:
