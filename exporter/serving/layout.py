@@ -11,6 +11,7 @@ of zeros, and zeros in the mask say that these are padding.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from linexport.artifact.call_inputs import Arrays
 from linexport.artifact.runtime import Artifact
 from linexport.errors import UsageError
 from linexport.graph.states import LENGTH, PADDING
+from linexport.targets.device_array import DeviceArray
 
 
 class Layout:
@@ -65,6 +67,10 @@ class Layout:
         """Return whether a state has one row a session, of a fixed size."""
         return name != LENGTH[0] and self._states[name].growing_axis is None
 
+    def grows(self, name: str) -> bool:
+        """Return whether a state gets longer with every token."""
+        return self._states[name].growing_axis is not None
+
     def rows(self, rest: Mapping[str, np.ndarray]) -> int:
         """Return the length of the states that grow."""
         return max(self._lengths(rest), default=0)
@@ -76,14 +82,13 @@ class Layout:
         return {name: self._stacked(name, [s[name] for s in states]) for name in states[0]}
 
     def own(self, stacked: Arrays, index: int, length: int) -> Arrays:
-        """Return a view of the states of one session in ``stack_rest``, without padding."""
+        """Return the states of one session in ``stack_rest``, without padding."""
         found = {}
         for name, values in stacked.items():
             axis = self._states[name].growing_axis
             if axis is not None:
                 padding = values.shape[axis] - length
-                values = values[index : index + 1]
-                values = values[(slice(None),) * axis + (slice(padding, None),)]
+                values = _without(values[index : index + 1], axis, padding)
             found[name] = values
         return found
 
@@ -106,12 +111,29 @@ class Layout:
         if name == LENGTH[0]:
             return values[0]
         assert axis is not None
-        longest = max(v.shape[axis] for v in values)
         shape = list(values[0].shape)
-        shape[0], shape[axis] = len(values), longest
-        joined = np.zeros(shape, values[0].dtype)
+        shape[0], shape[axis] = len(values), max(v.shape[axis] for v in values)
+        return _joined(values, shape, axis)
+
+
+def _without(values: Any, axis: int, padding: int) -> Any:
+    """Return a state without the padding it begins with: a view, on a device a copy there."""
+    if isinstance(values, DeviceArray):
+        return values.narrowed(axis, padding)
+    return values[(slice(None),) * axis + (slice(padding, None),)]
+
+
+def _joined(values: Sequence[Any], shape: Sequence[int], axis: int) -> Any:
+    """Return rows in one array, each at the end along an axis, and zeros before it."""
+    first = values[0]
+    if isinstance(first, DeviceArray):
+        made = DeviceArray(first.device, tuple(shape), first.dtype)
+        made.clear()
         for row, value in enumerate(values):
-            np.moveaxis(joined[row : row + 1], axis, 0)[longest - value.shape[axis] :] = (
-                np.moveaxis(value, axis, 0)
-            )
-        return joined
+            made[row : row + 1].write_end(axis, value)
+        return made
+    joined = np.zeros(shape, first.dtype)
+    for row, value in enumerate(values):
+        start = shape[axis] - value.shape[axis]
+        np.moveaxis(joined[row : row + 1], axis, 0)[start:] = np.moveaxis(value, axis, 0)
+    return joined

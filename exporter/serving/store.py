@@ -3,7 +3,7 @@
     past     rows a ... b of one side      one row a session, consecutive for those of a call
     present  rows a ... b of the other     written there by the runtime; the sides are then swapped
 
-On a GPU the sides are in its memory, and what has no row of its own in the host's.
+On a GPU the sides are in its memory, and the states that grow; the tokens counted in the host's.
 
 A state of fixed size is copied only when the sessions of a call change: those that are elsewhere
 trade rows. A state that grows is another array after each call; it stays stacked, padding included,
@@ -74,7 +74,7 @@ class Store:
     """States of up to ``slots`` sessions; not safe for threads by itself."""
 
     def __init__(self, model: Model, layout: Layout, slots: int) -> None:
-        self._layout = layout
+        self._model, self._layout = model, layout
         begin = model.initial_state(1)
         fixed = [n for n, s in model.states.items() if layout.is_row(n)]
         shapes = {n: (slots, *begin[n].shape[1:]) for n in fixed}
@@ -100,7 +100,7 @@ class Store:
             return place.value
         rows = slice(place.row, place.row + 1)
         fixed = {n: np.array(v[rows]) for n, v in self._sides[place.side].items()}
-        rest = {n: v.copy() for n, v in self._rest(place).items()}
+        rest = {n: np.array(v) for n, v in self._rest(place).items()}
         return {n: {**fixed, **rest}[n] for n in self._begin}
 
     def lengths(self, place: Place) -> Arrays:
@@ -136,6 +136,7 @@ class Store:
         for name, values in self._sides[0].items():
             values[place.row] = value[name][0]
         rest = {n: v for n, v in value.items() if not self._layout.is_row(n)}
+        rest |= self._model.hold({n: v for n, v in rest.items() if self._layout.grows(n)})
         place.block, place.index, place.value = Block(rest, [self._layout.rows(rest)]), 0, {}
 
     def _window(self, places: Sequence[Place]) -> tuple[int, int]:
@@ -181,7 +182,7 @@ class Store:
             stack[row] = values[name]
 
     def _rest(self, place: Place) -> Arrays:
-        """Return a view of what is not in rows, without padding."""
+        """Return what is not in rows, without padding."""
         assert place.block is not None
         return self._layout.own(place.block.arrays, place.index, place.block.lengths[place.index])
 

@@ -16,6 +16,7 @@ from linexport.manifest.prepared import PreparedRecord
 from linexport.manifest.records import InputRecord, StateRecord, TensorRecord
 from linexport.plugins.cpu import library
 from linexport.system import memory
+from linexport.targets.ort_options import session_options, with_graph, write_profile
 from linexport.targets.providers import CPU, CPU_ONLY, Execution
 
 if TYPE_CHECKING:  # help lists the targets, and answers without these
@@ -24,15 +25,12 @@ if TYPE_CHECKING:  # help lists the targets, and answers without these
 
     from linexport.graph.dims import DimRange
     from linexport.targets.lowering import Candidates
+    from linexport.targets.ort_memory import OrtMemory
 
 log = logging.getLogger(__name__)
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 """Precisions by the name users choose them by."""
-
-
-EXTERNAL_WEIGHTS = "session.model_external_initializers_file_folder_path"
-"""Setting of ONNX Runtime: where weights are of a model that is given as bytes."""
 
 
 class InferenceSession(Protocol):
@@ -245,6 +243,7 @@ class OrtSession:
     Attributes:
         native: whether the CPU library runs them.
         placement: what the execution provider runs; None for the CPU.
+        memory: of the execution provider's device; None for the CPU.
 
     Raises:
         EnvironmentProblemError: see ``placement.open_placed``.
@@ -270,19 +269,19 @@ class OrtSession:
         self.placement: PlacementRecord | None = None
 
         def opened(native: bool) -> Any:
-            options = _session_options(threads, taking_turns, low_memory)
+            options = session_options(threads, taking_turns, low_memory)
             for name, value in (settings or {}).items():
                 options.add_session_config_entry(name, value)
             if profile is not None:
-                _write_profile(options, profile)
+                write_profile(options, profile)
             if native and not library.register(options, threads):
                 return None
             source: Any = model if isinstance(model, bytes) else str(model)
             if native:
-                source, _ = _changed(source, options, with_programs)
+                source, _ = with_graph(source, options, with_programs)
             if execution.provider == CPU:
                 return onnxruntime.InferenceSession(source, options, [ORT_CPU])
-            source, graph = _changed(source, options, placement.with_names)
+            source, graph = with_graph(source, options, placement.with_names)
             session, self.placement = placement.open_placed(
                 source, graph, options, execution, threads
             )
@@ -296,86 +295,42 @@ class OrtSession:
                 log.info("The CPU library does not run this model: %s", error)
         self.native = inner is not None
         self.inner = inner or opened(native=False)
+        self.memory: OrtMemory | None = None
+        if execution.provider != CPU:
+            from linexport.targets.ort_memory import OrtMemory
+
+            self.memory = OrtMemory(self.inner)
         memory.trim_memory()
         self.output_names = [o.name for o in self.inner.get_outputs()]
 
-    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """See ``InferenceSession``."""
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """See ``InferenceSession``; states that are on a device stay there."""
+        if self.memory is not None:
+            return self.memory.run(inputs, {})
         values = self.inner.run(None, dict(inputs))
         return dict(zip(self.output_names, values, strict=True))
 
-    def run_into(
-        self, inputs: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
+    def run_into(self, inputs: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Run the model with some outputs written to arrays that are there; return the others."""
+        from linexport.targets.ort_memory import OrtMemory
+
+        return (self.memory or OrtMemory(self.inner)).run(inputs, arrays)
+
+    def hold(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """See ``DeviceSession``; on ONNX Runtime's CPU provider arrays stay as they are."""
+        return dict(arrays) if self.memory is None else self.memory.hold(arrays)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """See ``DeviceSession``."""
         import numpy as np
 
-        binding = self.inner.io_binding()
-        held = {name: np.ascontiguousarray(values) for name, values in inputs.items()}
-        for name, values in held.items():
-            binding.bind_cpu_input(name, values)
-        for name, array in arrays.items():
-            place = array.ctypes.data
-            binding.bind_output(name, "cpu", 0, array.dtype, array.shape, place)
-        others = [name for name in self.output_names if name not in arrays]
-        for name in others:
-            binding.bind_output(name, "cpu")
-        self.inner.run_with_iobinding(binding)
-        found = binding.get_outputs()[len(arrays) :]
-        return {name: value.numpy() for name, value in zip(others, found, strict=True)}
+        return np.empty(shape, dtype) if self.memory is None else self.memory.empty(shape, dtype)
 
+    def array(self, values: Any) -> Any:
+        """See ``DeviceSession``."""
+        import numpy as np
 
-def _changed(
-    source: bytes | str, options: Any, change: Callable[[onnx.ModelProto], onnx.ModelProto]
-) -> tuple[bytes | str, onnx.ModelProto]:
-    """Return a model with another graph, and that graph; weights beside the file stay there.
+        return np.asarray(values)
 
-    Args:
-        source: a file, or a serialised model.
-        options: of the session; they get the folder of external weights.
-        change: returns the graph to run, or the very one that it is given.
-    """
-    import onnx
-
-    from linexport.graph import external_data
-
-    if isinstance(source, bytes):
-        changed = change(onnx.load_from_string(source))
-        return changed.SerializeToString(), changed
-    path = Path(source)
-    graph = external_data.read_graph(path)
-    changed = change(graph)
-    if changed is graph:
-        return source, graph
-    options.add_session_config_entry(EXTERNAL_WEIGHTS, str(path.resolve().parent))
-    return external_data.with_graph(path, changed), changed
-
-
-def _write_profile(options: Any, folder: Path) -> None:
-    options.enable_profiling = True
-    options.profile_file_prefix = str(folder / "profile")
-    options.optimized_model_filepath = str(folder / "optimized.onnx")
-    options.add_session_config_entry(
-        "session.optimized_model_external_initializers_file_name", "weights"
-    )
-
-
-def _session_options(threads: int, taking_turns: bool, low_memory: bool) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = threads
-    # A plan, and the memory for it, would be kept for every length that is met.
-    options.enable_mem_pattern = False
-    if low_memory:
-        # In the order of the graph: by default what the states need is computed last, and much
-        # waits in memory for it. That order, and buffers that serve again, are faster.
-        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-        options.enable_mem_reuse = False
-        options.enable_cpu_mem_arena = False
-        # Packed weights are a copy in memory of what the system maps from the file.
-        options.add_session_config_entry("session.disable_prepacking", "1")
-    if taking_turns:
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-    return options
+    def close(self) -> None:
+        """Do nothing: memory is given back when nobody holds it."""

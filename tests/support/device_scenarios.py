@@ -297,6 +297,35 @@ def grow(folder: Path) -> Any:
     return ended(found)
 
 
+def grow_pool(folder: Path) -> Any:
+    """Sessions of a model whose states grow, of one length and of others, that come and go."""
+    model = opened(folder)
+    x = np.random.default_rng(0).standard_normal((1, 40, 8)).astype(np.float32)
+    found: dict[str, Any] = {}
+    with model.pool(slots=3) as shared:
+        sessions = {name: shared.open() for name in "abc"}
+        for (name, session), length in zip(sessions.items(), (4, 4, 6), strict=True):
+            session.push(x[:, :length])
+            _advance(shared, {name: session}, found)
+        for at in range(6, 12):
+            mark(f"decode {at}")
+            for session in sessions.values():
+                session.push(x[:, at : at + 1])
+            _advance(shared, sessions, found)
+        mark("leave")
+        sessions.pop("b").close()
+        sessions["d"] = shared.open(sessions["a"].state())
+        sessions["d"].push(x[:, 14:15])
+        _advance(shared, sessions, found)
+        mark("left")
+        for session in sessions.values():
+            session.push(x[:, 12:14])
+        _advance(shared, sessions, found)
+    mark("done")
+    model.close()
+    return ended(found)
+
+
 def validated(folder: Path) -> Any:
     """The engine compared with the original, as ``validate`` does where there is a GPU."""
     import shutil

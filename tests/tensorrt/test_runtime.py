@@ -17,7 +17,7 @@ import pytest
 
 import linexport
 from linexport.errors import UsageError
-from linexport.targets.trt import device
+from linexport.targets.blocks import rounded_up
 from tests.support import device_scenarios, stand_in_driver
 from tests.support.device_scenarios import PROMPT, TOKENS
 from tests.support.stand_in_driver import LEFT, between
@@ -242,6 +242,28 @@ def test_states_that_grow_stay_on_the_device(play: Callable[..., Any], growing: 
     assert found.log[-1] == {"call": "end"} | dict.fromkeys(LEFT, 0)
 
 
+def test_states_that_grow_stay_on_the_device_in_a_pool(
+    play: Callable[..., Any], growing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when other sessions share the calls: what is moved is copied there."""
+    monkeypatch.setattr(
+        device_scenarios, "opened", lambda f: linexport.load(f, engine=False, threads=1)
+    )
+    monkeypatch.setattr(device_scenarios, "mark", lambda name: None)
+    wanted = device_scenarios.grow_pool(growing)
+    found = play("grow_pool", place=growing)
+    assert found.result.keys() == wanted.keys()
+    for name, rows in wanted.items():
+        assert np.allclose(found.result[name], rows, rtol=1e-4, atol=1e-5)
+    log = found.log
+    rows = [*between(log, "decode 6", "leave"), *between(log, "left", "done")]
+    copies = {(row["kind"], row["size"]) for row in rows if row["call"] == "copy"}
+    largest = 3 * 8 * 4 * 2  # tokens of three sessions, in or out
+    assert all(kind == "DtoD" or size <= largest for kind, size in copies)
+    assert any(kind == "DtoD" for kind, _ in copies)
+    assert log[-1] == {"call": "end"} | dict.fromkeys(LEFT, 0)
+
+
 def test_validate_compares_what_is_run_with_states_on_the_device(play: Callable[..., Any]) -> None:
     found = play("validated")
     checked, reason, error = found.result
@@ -253,7 +275,7 @@ def test_validate_compares_what_is_run_with_states_on_the_device(play: Callable[
 def test_memory_of_a_growing_state_is_a_quarter_larger_at_most() -> None:
     """So that few calls take new memory."""
     wanted = range(1000, 10**6 + 1, 1000)
-    sizes = [device.rounded_up(size) for size in wanted]
+    sizes = [rounded_up(size) for size in wanted]
     assert all(n <= s <= 1.25 * n + 256 for n, s in zip(wanted, sizes, strict=True))
     assert len({*sizes}) < 45
 

@@ -6,7 +6,6 @@ later there; ``wait`` is the only call that waits.
 
 from __future__ import annotations
 
-import heapq
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,8 @@ from linexport.errors import EnvironmentProblemError
 from linexport.plugins.tensorrt.flavour import driver
 from linexport.plugins.tensorrt.launcher import capability
 from linexport.plugins.tensorrt.modules import checked
+from linexport.targets import dlpack
+from linexport.targets.blocks import Blocks
 
 
 class Device:
@@ -27,6 +28,7 @@ class Device:
 
     Attributes:
         index: of the GPU.
+        kind: DLPack's number of such devices.
         sm: its compute capability, ten times its number.
         stream: address of the stream, for TensorRT.
         stream_handle: the same, for the driver.
@@ -34,6 +36,8 @@ class Device:
     Raises:
         EnvironmentProblemError: there is no driver, or no such GPU.
     """
+
+    kind = dlpack.CUDA
 
     def __init__(self, index: int = 0) -> None:
         self.cuda = driver()
@@ -49,8 +53,7 @@ class Device:
         self._device = checked(self.cuda.cuDeviceGet(index))
         self._context = checked(self.cuda.cuDevicePrimaryCtxRetain(self._device))
         self._lock = threading.RLock()
-        self._free: dict[int, list[int]] = {}
-        self._sizes: dict[int, int] = {}
+        self._blocks = Blocks(self._take, self._give, self.wait)
         with self.current():
             self.sm = capability()
             self.stream_handle = checked(self.cuda.cuStreamCreate(0))
@@ -80,27 +83,16 @@ class Device:
         Raises:
             EnvironmentProblemError: the GPU has no memory left.
         """
-        rounded = rounded_up(size)
-        try:
-            # The lowest: the states of a sequence then go back and forth between the same places.
-            return heapq.heappop(self._free[rounded])
-        except (KeyError, IndexError):
-            pass
-        with self.current():
-            idle = sum(size * len(held) for size, held in list(self._free.items()))
-            if 2 * idle > sum(self._sizes.values()):
-                self._trim()
-            error, address = self.cuda.cuMemAlloc(rounded)
-            if int(error):  # what lies idle may be enough
-                self._trim()
-                address = checked(self.cuda.cuMemAlloc(rounded))
-        self._sizes[int(address)] = rounded
-        return int(address)
+        found = self._blocks.reuse(size)
+        if found is None:
+            with self.current():
+                found = self._blocks.take(size)
+        return found
 
     def release(self, address: int) -> None:
         """Take memory back for later use; any thread may do so, also in a garbage collection."""
         if not self.closed:
-            heapq.heappush(self._free.setdefault(self._sizes[address], []), address)
+            self._blocks.release(address)
 
     def write(self, address: int, array: np.ndarray) -> None:
         """Copy an array to the device; it is free to change afterwards."""
@@ -147,28 +139,12 @@ class Device:
         self.closed = True
         with self.current():
             self.wait()
-            self._free.clear()
-            for address in self._sizes:
-                checked(self.cuda.cuMemFree(address))
-            self._sizes.clear()
+            self._blocks.close()
             checked(self.cuda.cuStreamDestroy(self.stream_handle))
         checked(self.cuda.cuDevicePrimaryCtxRelease(self._device))
 
-    def _trim(self) -> None:
-        """Free what was given back."""
-        self.wait()
-        for addresses in list(self._free.values()):
-            while addresses:
-                address = addresses.pop()
-                checked(self.cuda.cuMemFree(address))
-                del self._sizes[address]
+    def _take(self, size: int) -> int:
+        return int(checked(self.cuda.cuMemAlloc(size)))
 
-
-def rounded_up(size: int) -> int:
-    """Return the size that memory of ``size`` bytes is taken in: at most a quarter more.
-
-    States that grow by a token a call then need other memory every so often only.
-    """
-    size = max(size, 256)
-    step = 1 << max(size.bit_length() - 3, 8)
-    return -(-size // step) * step
+    def _give(self, address: int) -> None:
+        checked(self.cuda.cuMemFree(address))

@@ -28,8 +28,8 @@ from linexport.manifest import Manifest
 from linexport.manifest.engines import EngineRecord
 from linexport.manifest.records import named
 from linexport.plugins.tensorrt.flavour import FLAVOURS, Flavour
+from linexport.targets.device_array import INTERFACE, DeviceArray, DeviceBlock
 from linexport.targets.trt.device import Device
-from linexport.targets.trt.device_array import INTERFACE, DeviceArray, DeviceBlock
 from linexport.targets.trt.engine import OpenedEngine
 from linexport.targets.trt.graphs import Graphs
 from linexport.targets.trt.profiles import Profile

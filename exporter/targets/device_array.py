@@ -1,7 +1,7 @@
-"""An array in the memory of a GPU, which other libraries take as it is.
+"""An array in the memory of a device, which other libraries take as it is.
 
     np.asarray(array)                    a copy in the host's memory
-    torch.as_tensor(array), cupy, ...    the same memory, by ``__cuda_array_interface__``
+    torch.as_tensor(array), cupy, ...    the same memory, by ``__cuda_array_interface__`` (CUDA)
     torch.from_dlpack(array), jax, ...   the same memory, by DLPack
 
 An array is a value: no call of a model writes to one that was returned. Its memory is used again
@@ -10,22 +10,74 @@ once nobody holds the array, nor a view of it. It is contiguous; views are range
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from linexport.errors import UsageError
-from linexport.targets.trt import dlpack
-from linexport.targets.trt.device import Device
+from linexport.targets import dlpack
 
 INTERFACE = "__cuda_array_interface__"
+
+
+class Memory(Protocol):
+    """A device's memory, and copies from and to it in the order they are asked for.
+
+    Attributes:
+        index: of the device.
+        kind: DLPack's number of such devices.
+    """
+
+    index: int
+    kind: int
+
+    def current(self) -> AbstractContextManager[None]:
+        """Make the device that of this thread."""
+        ...
+
+    def allocate(self, size: int) -> int:
+        """Return the address of ``size`` bytes."""
+        ...
+
+    def release(self, address: int) -> None:
+        """Take memory back."""
+        ...
+
+    def write(self, address: int, array: np.ndarray) -> None:
+        """Copy an array to the device."""
+        ...
+
+    def read(self, address: int, array: np.ndarray) -> None:
+        """Copy from the device into a contiguous array; ``wait`` before it is used."""
+        ...
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        """Copy within the device."""
+        ...
+
+    def clear(self, address: int, size: int) -> None:
+        """Fill with zeros."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until all of it is done."""
+        ...
+
+
+class StreamedMemory(Memory, Protocol):
+    """Memory of a device whose streams are known."""
+
+    def wait_for(self, stream: int) -> None:
+        """Wait until everything on another library's stream is done."""
+        ...
 
 
 class DeviceBlock:
     """Memory of a device, given back when nobody holds it."""
 
-    def __init__(self, device: Device, size: int) -> None:
+    def __init__(self, device: Memory, size: int) -> None:
         self.device, self.address = device, device.allocate(size)
 
     def __del__(self) -> None:
@@ -45,7 +97,7 @@ class DeviceArray:
 
     def __init__(
         self,
-        device: Device,
+        device: Memory,
         shape: tuple[int, ...],
         dtype: Any,
         owner: object = None,
@@ -58,14 +110,14 @@ class DeviceArray:
         self._owner, self.address = owner, address
 
     @classmethod
-    def of(cls, device: Device, values: Any) -> DeviceArray:
+    def of(cls, device: Memory, values: Any) -> DeviceArray:
         """Return an array of the host on the device; ``values`` may change afterwards."""
         made = cls(device, values.shape, values.dtype)
         made._put(values)
         return made
 
     @classmethod
-    def wrap(cls, device: Device, values: Any) -> DeviceArray:
+    def wrap(cls, device: StreamedMemory, values: Any) -> DeviceArray:
         """Return an array of another library, in its memory.
 
         Raises:
@@ -103,7 +155,13 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Describe the memory; there is nothing to wait for."""
+        """Describe the memory; there is nothing to wait for.
+
+        Raises:
+            AttributeError: it is not CUDA's.
+        """
+        if self.device.kind != dlpack.CUDA:
+            raise AttributeError(INTERFACE)
         return {
             "shape": self.shape,
             "typestr": self.dtype.str,
@@ -114,12 +172,13 @@ class DeviceArray:
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return the kind of device, CUDA, and its index."""
-        return dlpack.CUDA, self.device.index
+        """Return the kind of device and its index."""
+        return self.device.kind, self.device.index
 
     def __dlpack__(self, **options: Any) -> object:
         """Return the memory as a DLPack capsule; there is nothing to wait for."""
-        return dlpack.capsule(self, self.address, self.shape, self.dtype, self.device.index)
+        device = self.device
+        return dlpack.capsule(self, self.address, self.shape, self.dtype, device.index, device.kind)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Return a copy in the host's memory.
@@ -157,6 +216,37 @@ class DeviceArray:
         made = DeviceArray(self.device, self.shape, self.dtype)
         made._put(self)
         return made
+
+    def narrowed(self, axis: int, start: int) -> DeviceArray:
+        """Return what is from ``start`` on along an axis, on the device."""
+        if start == 0:
+            return self
+        sizes = list(self.shape)
+        sizes[axis] -= start
+        made = DeviceArray(self.device, tuple(sizes), self.dtype)
+        made._copy_along(axis, 0, self, start, sizes[axis])
+        return made
+
+    def write_end(self, axis: int, values: DeviceArray) -> None:
+        """Copy an array of the same sizes over the end along an axis, where it is shorter."""
+        length = values.shape[axis]
+        self._copy_along(axis, self.shape[axis] - length, values, 0, length)
+
+    def clear(self) -> None:
+        """Fill with zeros."""
+        with self.device.current():
+            self.device.clear(self.address, self.nbytes)
+
+    def _copy_along(
+        self, axis: int, start: int, values: DeviceArray, first: int, length: int
+    ) -> None:
+        """Copy ``length`` places of ``values`` along an axis, one stretch of memory at a time."""
+        step = prod(self.shape[axis + 1 :]) * self.dtype.itemsize
+        with self.device.current():
+            for i in range(prod(self.shape[:axis])):
+                target = self.address + (i * self.shape[axis] + start) * step
+                source = values.address + (i * values.shape[axis] + first) * step
+                self.device.copy(target, source, length * step)
 
     def _rows(self, index: slice) -> DeviceArray:
         start, end, _ = index.indices(self.shape[0])

@@ -1,4 +1,4 @@
-"""DLPack capsules of memory on a GPU: https://dmlc.github.io/dlpack, version 0 of the structure.
+"""DLPack capsules of memory on a device: https://dmlc.github.io/dlpack, version 0 of the structure.
 
     capsule "dltensor" -> DLManagedTensor -> address, shape; deleter
 
@@ -78,7 +78,7 @@ def capsule(
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
     index: int,
-    kind: int = CUDA,
+    kind: int,
 ) -> object:
     """Return a capsule of contiguous memory, which holds ``owner`` until it is deleted.
 

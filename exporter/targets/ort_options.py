@@ -1,0 +1,71 @@
+"""Options of ONNX Runtime's sessions, and models that are opened with another graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import onnx
+
+EXTERNAL_WEIGHTS = "session.model_external_initializers_file_folder_path"
+"""Setting of ONNX Runtime: where weights are of a model that is given as bytes."""
+
+
+def with_graph(
+    source: bytes | str, options: Any, change: Callable[[onnx.ModelProto], onnx.ModelProto]
+) -> tuple[bytes | str, onnx.ModelProto]:
+    """Return a model with another graph, and that graph; weights beside the file stay there.
+
+    Args:
+        source: a file, or a serialised model.
+        options: of the session; they get the folder of external weights.
+        change: returns the graph to run, or the very one that it is given.
+    """
+    import onnx
+
+    from linexport.graph import external_data
+
+    if isinstance(source, bytes):
+        changed = change(onnx.load_from_string(source))
+        return changed.SerializeToString(), changed
+    path = Path(source)
+    graph = external_data.read_graph(path)
+    changed = change(graph)
+    if changed is graph:
+        return source, graph
+    options.add_session_config_entry(EXTERNAL_WEIGHTS, str(path.resolve().parent))
+    return external_data.with_graph(path, changed), changed
+
+
+def write_profile(options: Any, folder: Path) -> None:
+    """Have a session write a profile and its optimised graph to a folder."""
+    options.enable_profiling = True
+    options.profile_file_prefix = str(folder / "profile")
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    options.add_session_config_entry(
+        "session.optimized_model_external_initializers_file_name", "weights"
+    )
+
+
+def session_options(threads: int, taking_turns: bool, low_memory: bool) -> Any:
+    """Return ONNX Runtime's options; arguments are those of ``OrtSession``."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = threads
+    # A plan, and the memory for it, would be kept for every length that is met.
+    options.enable_mem_pattern = False
+    if low_memory:
+        # In the order of the graph: by default what the states need is computed last, and much
+        # waits in memory for it. That order, and buffers that serve again, are faster.
+        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+        options.enable_mem_reuse = False
+        options.enable_cpu_mem_arena = False
+        # Packed weights are a copy in memory of what the system maps from the file.
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    if taking_turns:
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+    return options

@@ -1,0 +1,111 @@
+"""States on an execution provider's device, through ONNX Runtime's own memory and copies.
+
+The CPU's provider stands in for others: its device's memory is the host's, and every state goes
+through the calls that those of a GPU would.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import linexport
+from linexport.manifest.placement import ORT_CPU
+from linexport.targets import providers
+from linexport.targets.device_array import DeviceArray
+from linexport.targets.providers import Provider
+from tests.support import device_scenarios
+
+pytestmark = pytest.mark.usefixtures("one_thread", "host")
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "NAMES", (*providers.NAMES, "host"))
+    monkeypatch.setitem(providers.PROVIDERS, "host", Provider(ORT_CPU, "onnxruntime"))
+    monkeypatch.setattr(device_scenarios, "mark", lambda name: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("stream", "language_model"),
+        ("pool", "language_model"),
+        ("grow", "beside_softmax"),
+        ("grow_pool", "beside_softmax"),
+    ],
+)
+def test_results_are_those_of_arrays_on_the_host(
+    converted: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, name: str, source: str
+) -> None:
+    folder, found = converted(source), []
+    for provider in ("cpu", "host"):
+        monkeypatch.setattr(
+            device_scenarios,
+            "opened",
+            lambda f, p=provider: linexport.load(f, threads=1, provider=p),
+        )
+        found.append(getattr(device_scenarios, name)(folder))
+    wanted, got = (_rows(result) for result in found)
+    assert wanted.keys() == got.keys()
+    for key, rows in wanted.items():
+        assert np.allclose(got[key], rows, rtol=1e-4, atol=1e-5), key
+
+
+def _rows(result: Any) -> dict[str, Any]:
+    return result if isinstance(result, dict) else dict(enumerate(result))
+
+
+def test_states_alternate_between_two_places_and_no_memory_is_taken_after_the_first(
+    converted: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+    real = onnxruntime.OrtValue.ortvalue_from_shape_and_type
+
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        taken.append(arguments)
+        return real(*arguments, **keywords)
+
+    monkeypatch.setattr(onnxruntime.OrtValue, "ortvalue_from_shape_and_type", counted)
+    model = linexport.load(converted("language_model"), threads=1, provider="host")
+    live, token = model.stream(), np.ones((1, 1), np.int64)
+    live.step(token)
+    first = len(taken)
+    assert first == 2 * len(model.states)
+    places: dict[str, list[int]] = {name: [] for name in model.states}
+    for _ in range(8):
+        live.step(token)
+        for name, state in (live._state or {}).items():
+            assert isinstance(state, DeviceArray)
+            places[name].append(state.address)
+    assert len(taken) == first
+    assert all(len({*found}) == 2 and found[::2] == [found[0]] * 4 for found in places.values())
+    list(model.generate(b"ab", max_tokens=5))
+    gc.collect()
+    assert len(taken) <= 2 * first
+
+
+def test_an_array_of_the_device_is_cut_joined_and_copied_there(
+    converted: Callable[..., Path],
+) -> None:
+    model = linexport.load(converted("language_model"), threads=1, provider="host")
+    values = np.random.default_rng(0).standard_normal((2, 3, 5, 4)).astype(np.float32)
+    held = model.hold({"x": values})["x"]
+    assert isinstance(held, DeviceArray) and not hasattr(held, "__cuda_array_interface__")
+    assert held.__dlpack_device__() == (1, 0)
+    assert np.array_equal(np.from_dlpack(held), values)
+    assert np.array_equal(held.narrowed(2, 3), values[:, :, 3:])
+    other = model.hold({"x": np.ones((2, 3, 5, 4), np.float32)})["x"]
+    other[1:].write_end(2, held[:1].narrowed(2, 3))
+    wanted = np.ones((2, 3, 5, 4), np.float32)
+    wanted[1, :, 3:] = values[0, :, 3:]
+    assert np.array_equal(other, wanted)
+    other.clear()
+    assert not np.asarray(other).any()
+    assert np.array_equal(held[1].copy(), values[1])
