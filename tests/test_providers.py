@@ -210,3 +210,19 @@ def test_nodes_of_other_providers_are_not_the_cpus() -> None:
         "2 of 4 nodes run on other (other 1), 2 on the CPU, among them parts of Linear_Attention "
         "(1 Scan), no known op (1 Cast)"
     )
+
+
+def test_a_clip_without_a_largest_value_is_a_max_for_openvino() -> None:
+    """In functions too; others stay."""
+    named = {"a": ["x", "least"], "b": ["x", "", "most"], "c": ["x", "least", "most"]}
+    nodes = [helper.make_node("Clip", inputs, [name]) for name, inputs in named.items()]
+    graph = helper.make_graph(nodes, "clips", [], [])
+    opsets = [helper.make_opsetid("", 20)]
+    model = helper.make_model(graph, opset_imports=opsets)
+    model.functions.append(helper.make_function("f", "F", ["x", "least"], ["a"], nodes[:1], opsets))
+    found = placement.adapted(model, "openvino")
+    assert [n.op_type for n in found.graph.node] == ["Max", "Clip", "Clip"]
+    assert [n.op_type for n in found.functions[0].node] == ["Max"]
+    assert [*found.graph.node[0].input] == ["x", "least"]
+    assert "Max" not in {n.op_type for n in placement.adapted(model, "cuda").graph.node}
+    assert {n.op_type for n in model.graph.node} == {"Clip"}

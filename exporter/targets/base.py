@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -281,7 +282,8 @@ class OrtSession:
                 source, _ = with_graph(source, options, with_programs)
             if execution.provider == CPU:
                 return onnxruntime.InferenceSession(source, options, [ORT_CPU])
-            source, graph = with_graph(source, options, placement.with_names)
+            adapted = partial(placement.adapted, provider=execution.provider)
+            source, graph = with_graph(source, options, adapted)
             session, self.placement = placement.open_placed(
                 source, graph, options, execution, threads
             )

@@ -18,7 +18,7 @@ from typing import Any
 import onnx
 
 from linexport.errors import EnvironmentProblemError
-from linexport.graph.walk import nodes_within
+from linexport.graph.walk import all_nodes, nodes_within
 from linexport.manifest.placement import ORT_CPU, PlacementRecord
 from linexport.plugins.ops.op import DOMAIN
 from linexport.targets.providers import PROVIDERS, Execution, add_provider
@@ -38,13 +38,18 @@ UNKNOWN = "no known op"
 _INSIDE = re.compile(rf"_inlfunc_(\w+?)(?:_token_\d+)?_{MARK}\d+")
 
 
-def with_names(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy in which every node of a function has a name that says so."""
+def adapted(model: onnx.ModelProto, provider: str) -> onnx.ModelProto:
+    """Return a copy for an execution provider.
+
+    Every node of a function has a name that says so, and what the provider computes wrongly is
+    written otherwise.
+    """
     named = onnx.ModelProto()
     named.CopyFrom(model)
     for function in named.functions:
         for i, node in enumerate(nodes_within(function.node)):
             node.name = f"{MARK}{i}"
+    PROVIDERS[provider].amend(all_nodes(named))
     return named
 
 
@@ -54,7 +59,7 @@ def open_placed(
     """Open a model on another execution provider than the CPU's.
 
     Args:
-        source: a file, or a serialised model; functions as ``with_names`` leaves them.
+        source: a file, or a serialised model; as ``adapted`` leaves it.
         graph: of it.
         options: an ``onnxruntime.SessionOptions``, which gets the provider.
         execution: the provider, and whether it may leave ops or states to the CPU.

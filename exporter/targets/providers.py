@@ -12,15 +12,35 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from linexport.errors import EnvironmentProblemError, UsageError
 from linexport.system import environment
 
+if TYPE_CHECKING:
+    import onnx
+
 CPU = "cpu"
+
+
+def _as_it_is(nodes: Iterable[onnx.NodeProto]) -> None:
+    """The default of ``Provider.amend``."""
+
+
+def _max_for_clip(nodes: Iterable[onnx.NodeProto]) -> None:
+    """Clip(x, least) -> Max(x, least): OpenVINO takes the first for 0 where x is int64.
+
+    Positions are counted so, from the padding mask of hybrids: all tokens had position 0.
+    """
+    for node in nodes:
+        given = [name for name in node.input if name]
+        both = len(given) == 2 and given == [*node.input[:2]]
+        if node.op_type == "Clip" and not node.domain and both:
+            node.op_type = "Max"
+            del node.input[2:]
 
 
 def _openvino(threads: int) -> dict[str, str]:
@@ -44,6 +64,7 @@ class Provider:
         built_in: options that replace ``device`` where ONNX Runtime itself was built with it.
         options: further options for a number of threads, 0 being its own choice.
         advice: what to try where the library offers no device.
+        amend: changes nodes, in place, that it computes wrongly to others of the same meaning.
     """
 
     ort_name: str
@@ -53,6 +74,7 @@ class Provider:
     built_in: Mapping[str, str] = field(default_factory=dict)
     options: Callable[[int], dict[str, str]] = lambda threads: {}
     advice: str = "Run linexport on a machine that has such a device."
+    amend: Callable[[Iterable[onnx.NodeProto]], None] = _as_it_is
 
 
 PROVIDERS = {
@@ -75,6 +97,7 @@ PROVIDERS = {
         options=_openvino,
         advice="It takes Intel's processors alone; the package onnxruntime-openvino, installed in "
         "place of onnxruntime, takes others.",
+        amend=_max_for_clip,
     ),
     "webgpu": Provider("WebGpuExecutionProvider", "onnxruntime-ep-webgpu", "onnxruntime_ep_webgpu"),
 }

@@ -18,6 +18,7 @@ from linexport.manifest import Manifest
 from tests.runtimes.cases import calls, error
 from tests.support import FACTORIES, ROOT
 from tests.support.command_line import Result
+from tests.support.families import TINY, save_model
 
 pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
 
@@ -70,6 +71,42 @@ def test_equals_the_original_as_a_whole_and_in_pieces(run: Run, tmp_path: Path) 
     for i, call in enumerate(asked):
         with np.load(tmp_path / "results" / f"{i}.npz") as outputs:
             assert error(call, dict(outputs)) < LIMIT, i
+
+
+def test_a_hybrid_with_softmax_attention_and_a_mask_equals_its_original(
+    run: Run, tmp_path: Path
+) -> None:
+    """Its positions are a Clip of int64, which ``Provider.amend`` writes as a Max."""
+    model = tmp_path / "model"
+    sizes = {"head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+    save_model({**TINY["qwen3_5_text"], **sizes}, "qwen3_5_text", model)
+    folder = artifact_of(str(model), tmp_path / "artifact")
+    result = run("-m", "linexport", "validate", folder, *ON, "--json")
+    assert result.code == 0, result.err
+    found = result.json()
+    assert found["parity"]["passed"] and found["parity"]["max_relative_error"] < LIMIT
+    assert found["streaming"]["passed"]
+
+
+CLIP = """
+import numpy, onnxruntime
+from onnx import TensorProto, helper
+x, y = (helper.make_tensor_value_info(n, TensorProto.INT64, ["n"]) for n in "xy")
+least = helper.make_tensor("least", TensorProto.INT64, [], [1])
+node = helper.make_node("Clip", ["x", "least"], ["y"])
+graph = helper.make_graph([node], "clip", [x], [y], [least])
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+session = onnxruntime.InferenceSession(
+    model.SerializeToString(), providers=["OpenVINOExecutionProvider"]
+)
+print(session.run(None, {"x": numpy.arange(4)})[0].tolist())
+"""
+
+
+def test_the_fault_of_clip_is_there_still(run: Run) -> None:
+    """Where it is not, ``Provider.amend`` has no use any longer: [1, 1, 2, 3] is right."""
+    result = run("-c", CLIP)
+    assert result.code == 0 and result.out.strip() == "[0, 0, 0, 0]"
 
 
 def test_strict_fails_where_attention_is_left_to_the_cpu_and_holds_where_none_is(
