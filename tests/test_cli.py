@@ -73,7 +73,10 @@ def test_help_lists_targets_without_importing_any() -> None:
         "print(names, [m for m in sys.modules if m in ('torch', 'onnx', 'linexport.targets.ort')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['onnx', 'onnx27', 'ort', 'tensorrt', 'tensorrt-rtx'] []"
+    assert (
+        done.stdout.strip()
+        == "['onnx', 'onnx27', 'ort', 'ort-cuda', 'tensorrt', 'tensorrt-rtx'] []"
+    )
 
 
 def test_the_version(cli: Cli) -> None:
@@ -121,6 +124,7 @@ ABSENT = (
     "linexport.targets.tensorrt",
     "linexport.targets.tensorrt_rtx",
     "linexport.targets.onnx27",
+    "linexport.targets.ort_cuda",
     "linexport.linearization",
     "linexport.maps",
     "linexport.models.feed_forward",

@@ -82,7 +82,7 @@ def test_a_language_model_is_fused_whole(made: Callable[..., Manifest]) -> None:
     assert manifest.warnings == ()
 
 
-@pytest.mark.parametrize("target", ["ort", "onnx", "onnx27"])
+@pytest.mark.parametrize("target", ["ort", "ort-cuda", "onnx", "onnx27"])
 def test_every_target_converts(made: Callable[..., Manifest], target: str) -> None:
     manifest = made("small", target=target)
     assert (manifest.status, manifest.target) == ("ok", target)

@@ -22,20 +22,21 @@ from torch.export import Dim
 from linexport import passes, targets, trace
 from linexport.errors import BuildError, UsageError
 from linexport.graph import states
+from linexport.graph.walk import all_nodes
 from linexport.loaders import LoadedModel, Source
 from linexport.models.functional import linear_attention
 from linexport.models.language_model import LanguageModel, LanguageModelConfig
 from linexport.plugins.ops.linear_attention import OP
 from linexport.plugins.ops.linear_attention.spec import LinearAttentionSpec
 from linexport.plugins.ops.op import Node
-from linexport.targets import ort
+from linexport.targets import ort, ort_cuda
 from linexport.targets.lowering import Candidate, Choice, lower
 from linexport.targets.onnx27 import UNRELEASED, raise_opset
 from tests.support import SCRIPTS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TARGETS = ("ort", "onnx", "onnx27")
+TARGETS = ("ort", "ort-cuda", "onnx", "onnx27")
 TOLERANCE = 5e-5
 
 
@@ -245,7 +246,12 @@ def test_a_language_model_equals_pytorch_here_and_in_plain_onnxruntime(
     module, model = language_model()
     made, choices = lowered(model, target)
     check_file(made, target)
-    conv = {"ort": "channels_last", "onnx": "portable", "onnx27": "standard"}[target]
+    conv = {
+        "ort": "channels_last",
+        "ort-cuda": "native",
+        "onnx": "portable",
+        "onnx27": "standard",
+    }[target]
     assert {c.lowering for c in choices if c.op == "CausalConvWithState"} == {conv}
     path = tmp_path / "model.onnx"
     onnx.save_model(made, str(path))
@@ -264,8 +270,8 @@ def check_file(model: onnx.ModelProto, target: str) -> None:
     opset = next(o.version for o in model.opset_import if not o.domain)
     assert opset == 27 if target == "onnx27" else opset <= 23
     used = {n.domain for f in model.functions for n in f.node}
-    assert used <= ({"", "com.microsoft"} if target == "ort" else {""})
-    if target != "ort":
+    assert used <= ({"", "com.microsoft"} if target.startswith("ort") else {""})
+    if not target.startswith("ort"):
         assert {o.domain for o in model.opset_import} <= {"", "linexport"}
 
 
@@ -273,7 +279,31 @@ def expected(variant: Variant, target: str) -> str:
     """The lowering its node gets."""
     if target == "onnx27":
         return "standard" if variant.causal else "portable"
+    if target == "ort-cuda":
+        divided = variant.d_k in (48, 63, 80, 100) and variant.causal
+        return ("native_padded" if divided else "native") if variant.causal else "portable"
     return variant.ort if target == "ort" or variant.ort == "by_element" else "portable"
+
+
+def test_on_cuda_nothing_goes_block_by_block_and_no_sum_runs_over_all_tokens() -> None:
+    """Loops there are driven by the host, and its CumSum adds up anew for every token."""
+    made, _ = lowered(layers()[1], "ort-cuda")
+    used = {node.op_type for node in all_nodes(made)}
+    assert not used & {"Scan", "Loop", "If", "CumSum"} and "LinearAttention" in used
+
+
+def test_states_beyond_a_block_of_the_cuda_kernel_are_not_given_to_it() -> None:
+    """By its formula: 4 (d_k d_v + d_k + max(d_k, d_v)) bytes of 99 KiB, and 1,024 threads."""
+    assert ort_cuda.takes(128, 128) and ort_cuda.takes(64, 256)
+    assert not ort_cuda.takes(256, 128) and not ort_cuda.takes(2145, 1)
+    node = Node(
+        "LinearAttention",
+        {"q_num_heads": 1, "kv_num_heads": 1, "normalize": 0},
+        ("query", "key", "value", "", "", "", "", ""),
+        {"query": (1, None, 256), "key": (1, None, 256), "value": (1, None, 256)},
+    )
+    (choice,) = ort_cuda.TARGET.candidates(OP, node)
+    assert choice.name == "portable" and "256 x 256 are too large" in choice.reason
 
 
 def run_plainly(

@@ -112,8 +112,8 @@ def _blocked(call: _KernelCall, node: Node) -> tuple[Body, list[str]]:
     )
 
 
-def _native(b: Body, call: _KernelCall, inputs: Sequence[str], dialect: Dialect) -> list[str]:
-    """Output, state and normalizer."""
+def _called(b: Body, call: _KernelCall, inputs: Sequence[str], dialect: Dialect) -> _Called:
+    """Call the kernel on heads as wide as it is to see them; the state is cut again."""
     spec, sizes, (d_k, d_v) = call.spec, call.sizes, call.padded
     _, _, value, past_state, past_normalizer, _, beta, _ = inputs
     query, key, decay = _mapped(b, call, inputs)
@@ -142,12 +142,31 @@ def _native(b: Body, call: _KernelCall, inputs: Sequence[str], dialect: Dialect)
     output, state = kernel.call(value, past_state, beta)
     if (d_k, d_v) != (sizes.d_k, sizes.d_v):
         state = b.Slice(state, b.const([0, 0]), b.const([sizes.d_k, sizes.d_v]), b.const([2, 3]))
+    return _Called(kernel, output, state, past_normalizer)
+
+
+@dataclass(frozen=True)
+class _Called:
+    """The kernel on padded heads, its output (float32 unless it mixes types), and the state."""
+
+    kernel: NativeKernel
+    output: str
+    state: str
+    past_normalizer: str
+
+
+def _native(b: Body, call: _KernelCall, inputs: Sequence[str], dialect: Dialect) -> list[str]:
+    """Output, state and normalizer."""
+    spec, sizes, (d_k, d_v) = call.spec, call.sizes, call.padded
+    called = _called(b, call, inputs, dialect)
+    kernel, output, state = called.kernel, called.output, called.state
+    heads, query = spec.kv_num_heads, kernel.query
     if not spec.normalize:
         output = b.CastLike(output, query)
         normalizer = b.const(np.zeros((1, heads, sizes.d_k), np.float32))
         return [cut_heads(b, output, spec.output_heads, sizes.d_v, d_v), state, normalizer]
 
-    denominator, normalizer = kernel.denominator(past_normalizer)
+    denominator, normalizer = kernel.denominator(called.past_normalizer)
     # Without an axis of one value, along which ONNX Runtime would add value by value.
     packed = b.Add(pack_heads(b, denominator, spec.output_heads), b.const(spec.eps))
     denominator = split_heads(b, packed, spec.output_heads, 1)
@@ -157,6 +176,55 @@ def _native(b: Body, call: _KernelCall, inputs: Sequence[str], dialect: Dialect)
     if d_k != sizes.d_k:
         normalizer = b.Slice(normalizer, b.const([0]), b.const([sizes.d_k]), b.const([2]))
     return [cut_heads(b, output, spec.output_heads, sizes.d_v, d_v), state, normalizer]
+
+
+def native_columns(node: Node, d_k: int, multiple: int) -> tuple[Body, list[str]]:
+    """The kernel called once, the normaliser as one more column of the values.
+
+        v' = [v, 1, 0 ...],  S' = [S, z, 0 ...],  o = (q . S) / (q . z)
+
+    Args:
+        node: causal, without a decay in two factors.
+        d_k: width that keys are padded to.
+        multiple: values are padded to one of it.
+    """
+    b, call = Body(), _KernelCall.of(node)
+    inputs = list(node.inputs[: len(INPUTS)])
+    spec, width = call.spec, call.sizes.d_v
+    if spec.normalize:
+        inputs[2] = _with_ones(b, inputs[2], spec.kv_num_heads, width)
+        inputs[3:5] = _with_normalizer(b, inputs[3], inputs[4]), ""
+        plain = replace(spec, normalize=False)
+        call = replace(call, spec=plain, sizes=replace(call.sizes, d_v=width + 1))
+    d_v = -(-call.sizes.d_v // multiple) * multiple
+    called = _called(b, replace(call, padded=(d_k, d_v)), inputs, ONNX_RUNTIME)
+    heads, query = spec.output_heads, called.kernel.query
+    if not spec.normalize:
+        normalizer = b.const(np.zeros((1, spec.kv_num_heads, call.sizes.d_k), np.float32))
+        output = cut_heads(b, b.CastLike(called.output, query), heads, width, d_v)
+        return b, [output, called.state, normalizer]
+    split, first, last = split_heads(b, called.output, heads, d_v), b.const([0]), b.const([width])
+    after, axis = b.const([width + 1]), b.const([3])
+    denominator = b.Add(b.Slice(split, last, after, axis), b.const(spec.eps))
+    ratio = b.Div(b.Slice(split, first, last, axis), denominator)
+    output = pack_heads(b, b.CastLike(ratio, query), heads * width)
+    state = b.Slice(called.state, first, last, axis)
+    return b, [output, state, b.Squeeze(b.Slice(called.state, last, after, axis), axis)]
+
+
+def _with_ones(b: Body, value: str, heads: int, width: int) -> str:
+    """Values (B, T, H * d) with a one behind those of each head, in float32."""
+    split = split_heads(b, b.Cast(value, to=TensorProto.FLOAT), heads, width)
+    shape = b.Concat(b.Shape(value, start=0, end=2), b.const([heads, 1]), axis=0)
+    ones = b.Expand(b.const(1.0), shape)
+    return pack_heads(b, b.Concat(split, ones, axis=3), heads * (width + 1))
+
+
+def _with_normalizer(b: Body, state: str, normalizer: str) -> str:
+    """Join the two states, where there is a past."""
+    if not state:
+        return ""
+    return str(b.Concat(state, b.Unsqueeze(normalizer, b.const([3])), axis=3))
 
 
 def _mapped(b: Body, call: _KernelCall, inputs: Sequence[str]) -> tuple[str, str, str]:
