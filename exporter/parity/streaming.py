@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from linexport.manifest.proof import StreamingRecord
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.check import ModelUnderTest
 from linexport.parity.compare import compare_arrays
-from linexport.parity.reference import Reference, feeds
-from linexport.parity.rounding import apart
+from linexport.parity.own_rounding import own_rounding
+from linexport.parity.reference import feeds
 from linexport.system import memory
 from linexport.targets import InferenceSession
 from linexport.targets.base import DeviceSession
@@ -132,8 +131,8 @@ def _one(
         joined = np.concatenate([p[name] for p in parts], axis=axis)
         result = compare_arrays(whole[name], joined, tested.tolerance)
         if not result.passed:
-            rounding = _rounding(tested, case)
-            result = compare_arrays(whole[name], joined, tested.tolerance, rounding[place])
+            rounding = own_rounding(tested, case)[name]
+            result = compare_arrays(whole[name], joined, tested.tolerance, rounding)
         worst = max(worst, result.max_relative_error)
         if not result.passed:
             return worst, (
@@ -148,18 +147,6 @@ def _one(
         if not result.passed:
             return worst, f"the state {held.present} differs by {result.max_relative_error:.1e}"
     return worst, None
-
-
-def _rounding(tested: ModelUnderTest, case: Case) -> list[float]:
-    """Return the distance of the original's float32 from its float64, by output; 0 if unknown."""
-    inputs = draw_inputs(tested.loaded, tested.input_shapes, case)
-    try:
-        single, double = (
-            Reference(tested.loaded, kind)(inputs) for kind in (torch.float32, torch.float64)
-        )
-    except Exception:  # not every original can be run in float64
-        return [0.0] * len(tested.output_names)
-    return [apart(a, b) for a, b in zip(single, double, strict=True)]
 
 
 def _cut(value: np.ndarray, shape: Any, sequence: str, start: int, size: int) -> np.ndarray:
