@@ -265,7 +265,6 @@ class OrtSession:
         import onnxruntime
 
         from linexport.targets import placement
-        from linexport.targets.tokenwise import with_programs
 
         self.placement: PlacementRecord | None = None
 
@@ -279,7 +278,7 @@ class OrtSession:
                 return None
             source: Any = model if isinstance(model, bytes) else str(model)
             if native:
-                source, _ = with_graph(source, options, with_programs)
+                source, _ = with_graph(source, options, _for_library)
             if execution.provider == CPU:
                 return onnxruntime.InferenceSession(source, options, [ORT_CPU])
             adapted = partial(placement.adapted, provider=execution.provider)
@@ -336,3 +335,10 @@ class OrtSession:
 
     def close(self) -> None:
         """Do nothing: memory is given back when nobody holds it."""
+
+
+def _for_library(model: onnx.ModelProto) -> onnx.ModelProto:
+    from linexport.targets.tokenwise import with_programs
+
+    library.check_nodes(model)
+    return with_programs(model)

@@ -12,13 +12,17 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import platform
 import struct
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from linexport.errors import EnvironmentProblemError
+from linexport.errors import EnvironmentProblemError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    import onnx
 
 SWITCH = "LINEXPORT_CPU_LIBRARY"
 THREADS = "linexport.threads"
@@ -30,8 +34,11 @@ OPS = frozenset({"CausalConvWithState", "GeneralizedDeltaRule", "LinearAttention
 
 INSTALL = "pip install --force-reinstall --no-deps linexport  (where g++ or clang++ is installed)"
 
-_ELF = struct.Struct("<32xQ14xHH6x")
-"""Header of a file: place of its table of segments, size of an entry, and how many there are."""
+_ELF = struct.Struct("<18xH12xQ14xHH6x")
+"""Header of a file: its architecture, place of its table of segments, size of an entry, and how
+many there are."""
+
+_ARCHITECTURES = {62: "x86_64", 183: "aarch64"}
 
 _SEGMENT = struct.Struct("<8xQ16xQ16x")
 """Entry of that table: place of a segment in the file, and its bytes there."""
@@ -65,6 +72,39 @@ def find() -> Path | None:
 def computes(ops: Iterable[str]) -> bool:
     """Return whether it computes any of these ops, given by name."""
     return not OPS.isdisjoint(ops)
+
+
+def check_nodes(model: onnx.ModelProto) -> None:
+    """Check that nodes of its ops are of this version, with attributes of the ops and their types.
+
+    ONNX Runtime tells an operator neither: the library would read the attributes that it knows, and
+    take the default for one of another type.
+
+    Raises:
+        UnsupportedModelError: the domain has another version, or a node such an attribute.
+    """
+    from linexport.plugins.ops.op import ABSENT, DOMAIN, VERSION
+    from linexport.plugins.ops.registry import own_ops
+
+    for imported in model.opset_import:
+        if imported.domain == DOMAIN and imported.version != VERSION:
+            raise UnsupportedModelError(
+                f"The model has version {imported.version} of the domain {DOMAIN}; the CPU library "
+                f"computes version {VERSION}"
+            )
+    for node in model.graph.node:
+        if node.domain != DOMAIN or node.op_type not in OPS:
+            continue
+        known = own_ops()[node.op_type].schema.attributes
+        for attribute in node.attribute:
+            declared = known.get(attribute.name)
+            if attribute.name != ABSENT and (
+                declared is None or declared.type.value != attribute.type
+            ):
+                raise UnsupportedModelError(
+                    f"{node.op_type} {node.name} has the attribute {attribute.name}, which the CPU "
+                    f"library does not know in that form; known: {', '.join(sorted(known))}"
+                )
 
 
 def register(options: Any, threads: int = 0) -> bool:
@@ -102,8 +142,9 @@ def _problem(file: Path) -> str:
     """Return why the library cannot be used, "" where it can."""
     if not file.is_file():
         return "The CPU library was not built when linexport was installed"
-    if _is_cut(file.read_bytes()):
-        return f"{file} is damaged: its end is missing"
+    damage = _damage(file.read_bytes())
+    if damage:
+        return f"{file} {damage}"
     try:
         library = ctypes.CDLL(str(file))
         entries = library.RegisterCustomOps, library.linexport_sources
@@ -118,15 +159,19 @@ def _problem(file: Path) -> str:
     return ""
 
 
-def _is_cut(content: bytes) -> bool:
-    """Return whether a 64-bit ELF file has segments beyond its end, on which loading it crashes."""
+def _damage(content: bytes) -> str:
+    """Return why a 64-bit ELF file cannot be loaded; the system's loader would crash or mislead."""
     if content[:6] != b"\x7fELF\2\1" or len(content) < _ELF.size:
-        return False
-    table, size, count = _ELF.unpack_from(content)
+        return ""
+    architecture, table, size, count = _ELF.unpack_from(content)
+    built, here = _ARCHITECTURES.get(architecture), platform.machine()
+    if built and built != here:
+        return f"was built for {built}, and this machine is {here}"
+    cut = "is damaged: its end is missing"
     if table + size * count > len(content) or size < _SEGMENT.size:
-        return True
+        return cut
     segments = (_SEGMENT.unpack_from(content, table + size * i) for i in range(count))
-    return any(offset + length > len(content) for offset, length in segments)
+    return cut if any(offset + length > len(content) for offset, length in segments) else ""
 
 
 def sources_digest() -> str:

@@ -24,9 +24,9 @@ SOURCES = Path(library.__file__).parent / "cpp"
 TESTS = Path(__file__).parents[1] / "cpu"
 OTHERS = {
     *("test_sanitizers.py", "test_compilers.py", "test_threads.py", "test_allocations.py"),
-    *("test_library.py", "test_proven.py"),
+    *("test_library.py", "test_bad_input.py", "test_proven.py", "test_old_runtimes.py"),
 }
-"""Tests of builds, of the file and of artifacts; those of operators are the rest."""
+"""Tests of builds, of the file, of sessions and of artifacts; those of operators are the rest."""
 
 
 def build(

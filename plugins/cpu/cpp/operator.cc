@@ -2,6 +2,7 @@
 #include "operator.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "half.h"
 #include "library.h"
@@ -50,6 +51,7 @@ struct Opened {
   std::unique_ptr<Kernel> kernel;
 };
 
+constexpr long kMostThreads = 1 << 10;
 constexpr int64_t kConverted = 1 << 15;  // numbers that one part of a conversion has
 
 const Declaration& of(const OrtCustomOp* op) { return *static_cast<const CustomOp*>(op)->declaration; }
@@ -230,8 +232,8 @@ int session_threads(OrtApi api, const OrtSessionOptions* options, int otherwise)
   char value[16];
   size_t size = sizeof value;
   if (!found<GetSessionConfigEntry>(api, options, "linexport.threads", value, &size)) return otherwise;
-  int threads = std::atoi(value);
-  return threads > 0 ? threads : otherwise;
+  const long threads = std::strtol(value, nullptr, 10);
+  return threads > 0 ? static_cast<int>(std::min(threads, kMostThreads)) : otherwise;
 }
 
 }  // namespace linexport
