@@ -68,7 +68,10 @@ class Measured(Protocol):
 
 @dataclass(frozen=True)
 class Case:
-    """A layer: its rule, heads and widths; ``mapped``: elu+1 and a normaliser."""
+    """A layer: its rule, heads and widths; ``mapped``: elu+1 and a normaliser.
+
+    ``kind`` is the type of the activations; states are float32.
+    """
 
     domains = ("linexport", "com.microsoft")
     name: str
@@ -76,6 +79,7 @@ class Case:
     heads: int = 8
     width: int = 64
     mapped: bool = False
+    kind: int = TensorProto.FLOAT
 
     def operations(self, length: int) -> float:
         """Writing the state and reading it."""
@@ -102,7 +106,7 @@ class Case:
             x["decay"] = -np.abs(x["decay"]) / 10
         if "beta" in x:
             x["beta"] = 1 / (1 + np.exp(-x["beta"]))
-        return x
+        return {n: a.astype(helper.tensor_dtype_to_np_dtype(self.kind)) for n, a in x.items()}
 
     def model(self, domain: str) -> onnx.ModelProto:
         """One node of linexport's op, its function attached, or of ONNX Runtime's."""
@@ -126,7 +130,8 @@ class Case:
             names.pop()
         outputs = ["output", "state"] + (["normalizer"] if ours else [])
         node = helper.make_node("LinearAttention", names, outputs, domain=domain, **attributes)
-        return _model(node, {n: ["B", "T", w] for n, w in self.inputs().items()})
+        shapes: dict[str, list[Any]] = {n: ["B", "T", w] for n, w in self.inputs().items()}
+        return _model(node, shapes, kind=self.kind)
 
 
 @dataclass(frozen=True)
@@ -237,10 +242,13 @@ class Layer:
 
 
 def _model(
-    node: onnx.NodeProto, shapes: dict[str, list[Any]], choose: Any = None
+    node: onnx.NodeProto,
+    shapes: dict[str, list[Any]],
+    choose: Any = None,
+    kind: int = TensorProto.FLOAT,
 ) -> onnx.ModelProto:
-    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in shapes.items()]
-    results = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in node.output]
+    infos = [helper.make_tensor_value_info(n, kind, s) for n, s in shapes.items()]
+    results = [helper.make_empty_tensor_value_info(name) for name in node.output]
     opsets = [helper.make_opsetid("", 18)]
     if node.domain:
         opsets.append(helper.make_opsetid(node.domain, 1))
@@ -351,6 +359,7 @@ def main() -> None:
     rules: tuple[Measured, ...] = (
         Case("one head, elu+1", heads=1, mapped=True),
         Case("gated", "gated"),
+        Case("gated, float16", "gated", kind=TensorProto.FLOAT16),
         Case("gated delta, 16 heads of 128", "gated_delta", heads=16, width=128),
         DeltaRule("generalised delta rule"),
         Scan("selective scan, 1024 channels of 16"),

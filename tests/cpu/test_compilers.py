@@ -41,7 +41,12 @@ def test_clang(runtime: str, tmp_path: Path) -> None:
     ).returncode:
         pytest.skip(f"{runtime} is not installed")
     library = build(tmp_path, *FLAGS, f"-stdlib={runtime}", compiler="clang++")
-    assert "passed" in run_operator_tests({"LINEXPORT_TEST_LIBRARY": str(library)})
+    for instructions in ("avx512", "avx2", "base"):
+        environment = {
+            "LINEXPORT_TEST_LIBRARY": str(library),
+            "LINEXPORT_INSTRUCTION_SET": instructions,
+        }
+        assert "passed" in run_operator_tests(environment)
 
 
 @pytest.mark.parametrize("compiler, flags", [("aarch64-linux-gnu-g++", ()), ("clang++", (ARM,))])
