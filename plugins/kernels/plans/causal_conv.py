@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from linexport.errors import UnsupportedModelError
 from linexport.plugins.kernels.launch import (
+    ONE,
     TYPES,
     Argument,
     Extent,
@@ -18,6 +21,10 @@ LARGEST = 64
 """Kernel size: the products are unrolled."""
 
 CHUNK, BLOCK_C = 128, 8
+"""Times and channels of a block."""
+
+DECODE_LENGTH, DECODE_VALUES = 4, 1024
+"""Times up to which a block has all of them, and how many values then."""
 
 
 def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
@@ -32,13 +39,26 @@ def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
         raise UnsupportedModelError(
             f"CausalConvWithState has kernel size {size}; the kernel takes at most {LARGEST}."
         )
-    constants = {
+    kept = max(1 << (size - 1).bit_length(), 2)
+    block_c = max(DECODE_VALUES // max(kept, DECODE_LENGTH), BLOCK_C)
+    few = {"BLOCK_C": block_c, "CHUNK": DECODE_LENGTH, "BLOCK_S": kept}
+    many = {"BLOCK_C": BLOCK_C, "CHUNK": CHUNK, "BLOCK_S": kept}
+    return LaunchPlan(
+        Route((_launch(node, dtype, many, Extent(1, ("chunks",))),)),
+        decode=Route((_launch(node, dtype, few, ONE),)),
+        decode_length=DECODE_LENGTH,
+        chunk=CHUNK,
+        in_place=("present_state",),
+    )
+
+
+def _launch(node: Node, dtype: str, tile: dict[str, int], chunks: Extent) -> Launch:
+    channels, _, size = map(int, node.shapes["weight"])
+    constants: dict[str, Any] = {
         "CHANNELS": channels,
         "SIZE": size,
         "SILU": node.attributes.get("activation", "none") != "none",
-        "BLOCK_C": BLOCK_C,
-        "BLOCK_S": max(1 << (size - 1).bit_length(), 2),
-        "CHUNK": CHUNK,
+        **tile,
     }
     element = f"*{TYPES[dtype]}"
     present = {name for name in node.inputs if name} | {"output", "present_state"}
@@ -52,6 +72,5 @@ def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
     kernel = Kernel(
         "causal_conv.convolve", tuple(arguments), tuple(constants.items()), warps=4, stages=1
     )
-    blocks = Extent(-(-channels // BLOCK_C), ("batch",))
-    route = Route((Launch(kernel, (blocks, Extent(1, ("chunks",)), Extent(1))),))
-    return LaunchPlan(route, chunk=CHUNK, in_place=("present_state",))
+    blocks = Extent(-(-channels // tile["BLOCK_C"]), ("batch",))
+    return Launch(kernel, (blocks, chunks, ONE))

@@ -35,7 +35,7 @@ def convolve(
     BLOCK_S: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Grid: (B * blocks of channels, chunks). CHUNK and BLOCK_S are at least SIZE - 1.
+    """Grid: (B * blocks of channels, chunks). BLOCK_S is SIZE - 1 or more, CHUNK that or length.
 
     The first chunk alone reads the past, and writes the present when it has: they may be the same
     memory.

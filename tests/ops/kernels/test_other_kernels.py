@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,37 @@ def test_the_first_block_alone_touches_the_past() -> None:
     run(chosen, x, 1, 700, 1)
     got = [kernels.wide(x[n]) for n in ("output", "present_state")]
     kernels.assert_close(got, want, want, 1e-6)
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 5])
+@pytest.mark.parametrize("size", [1, 4, 9])
+def test_convolution_of_few_times_in_place(size: int, length: int) -> None:
+    rng = np.random.default_rng(1)
+    shapes = {
+        "input": (2, 300, length), "weight": (300, 1, size), "past_state": (2, 300, size - 1)
+    }  # fmt: skip
+    x = {n: torch.from_numpy(rng.normal(size=s)).float() for n, s in shapes.items()}
+    want = causal_conv("silu", *(kernels.wide(x[n]) for n in ("input", "weight")), None,
+                       kernels.wide(x["past_state"]).copy())  # fmt: skip
+    chosen = conv_plan(x, "float32", True)
+    assert (chosen.route(2, length, 1) is chosen.decode) == (length < 5)
+    x["output"] = torch.full(shapes["input"], np.nan)
+    x["present_state"] = x["past_state"]
+    run(chosen, x, 2, length, 1)
+    got = [kernels.wide(x[n]) for n in ("output", "present_state")]
+    kernels.assert_close(got, want, want, 1e-6)
+
+
+def test_a_step_of_a_convolution_is_few_blocks() -> None:
+    shapes: dict[str, Any] = {"input": ("B", 2048, "T"), "weight": (2048, 1, 4)}
+    node = Node("CausalConvWithState", {"activation": "silu"}, tuple(shapes), shapes)
+    chosen = plan_launches(node, "bfloat16", 90)
+    values = chosen.symbols(256, 1, 132)
+    blocks = {
+        name: math.prod(e.of(values) for e in route.launches[0].grid)
+        for name, route in (("single", chosen.single), ("decode", chosen.route(256, 1, 132)))
+    }
+    assert blocks == {"single": 65_536, "decode": 2_048}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
