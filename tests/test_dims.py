@@ -155,3 +155,14 @@ def test_a_model_in_chunks_of_fixed_length_streams_in_chunks(tmp_path: Path) -> 
     stream = linexport.load(tmp_path / "a", threads=1).stream()
     with pytest.raises(UsageError, match=r"4\*blocks 3; the model takes multiples of 4"):
         stream.step(np.zeros((1, 3, 24), np.float32))
+
+
+def test_the_past_may_be_empty_and_is_left_to_the_states() -> None:
+    """No input of the model has it, before states are found."""
+    asked = parse(["past=0:10:40", "seq=1:2:3"])
+    assert asked["past"] == DimRange(0, 10, 40)
+    assert merge({"seq": DimRange()}, asked) == {"seq": DimRange(1, 2, 3)}
+    assert merge({"past": DimRange(0)}, {"past": asked["past"]})["past"].max == 40
+    for wrong in ("past=0:0:0", "past=5:1:9", "seq=0:1:2"):
+        with pytest.raises(UsageError, match="MIN <= OPT <= MAX"):
+            parse([wrong])

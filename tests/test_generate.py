@@ -648,3 +648,20 @@ def test_a_reader_that_has_had_enough_ends_it_quietly(
     assert process.stdout.read(5)
     process.stdout.close()
     assert (process.wait(timeout=60), process.stderr.read()) == (0, "")
+
+
+def test_a_prompt_longer_than_a_call_is_fed_in_pieces(
+    converted: Callable[..., Path], model: Artifact
+) -> None:
+    """The text, also of several prompts with padding or without, is that of one call."""
+    short = linexport.load(converted("language_model", dims=("seq=1:8:16",)), threads=1)
+    assert short.longest == 16 and model.longest is None
+    prompts = [bytes(range(40)), bytes(range(16, 33)), b"ab"]
+    for prompt in prompts:
+        wanted = list(model.generate(prompt, max_tokens=4))
+        assert list(short.generate(prompt, max_tokens=4)) == wanted
+    assert list(short.generate_batch(prompts, max_tokens=4)) == list(
+        model.generate_batch(prompts, max_tokens=4)
+    )
+    with pytest.raises(UsageError, match="at most 16"):
+        short.stream().step(np.zeros((1, 17), np.int64))

@@ -4,7 +4,8 @@
     states of one size, no mask    each prompt by itself; then the states of all, joined
     else                           prompts of one length
 
-A row that has ended is fed padding, so that it stays where it is.
+A row that has ended is fed padding, so that it stays where it is. Prompts longer than a call of the
+model are fed in pieces.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Batch:
         streams = [self._open() for _ in self._prompts]
         names = self._interface
         logits = [
-            s.step({names.tokens: p[None]})[names.logits][:, -1]
+            self._in_pieces(s, {names.tokens: p[None]})
             for s, p in zip(streams, self._prompts, strict=True)
         ]
         states = [stream.state().arrays for stream in streams]
@@ -96,5 +97,15 @@ class Batch:
         names, feeds = self._interface, {self._interface.tokens: ids, **(given or {})}
         if mask is not None and names.mask is not None:
             feeds[names.mask] = mask
-        logits: np.ndarray = self._stream.step(feeds)[names.logits][:, -1]
+        return self._in_pieces(self._stream, feeds)
+
+    def _in_pieces(self, stream: Stream, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Feed tokens in calls as long as the model takes; return the logits after the last."""
+        axis, most = self._model.token_axis, self._model.longest
+        length = axis.length(feeds)
+        # What belongs to images is not by token.
+        piece = length if most is None or self._given else min(most, length)
+        for start in range(0, length, piece):
+            outputs = stream.step(axis.cut(feeds, start, start + piece))
+        logits: np.ndarray = outputs[self._interface.logits][:, -1]
         return logits

@@ -51,6 +51,11 @@ class Model:
         """The axis of the tokens in inputs and outputs."""
         return TokenAxis(self.manifest, list(self.states.values()))
 
+    @property
+    def longest(self) -> int | None:
+        """Tokens of a call at most; None where nothing bounds them."""
+        return self.manifest.dims[self.token_axis.dim].max
+
     def initial_state(self, batch: int = 1) -> Arrays:
         """Return the states that begin sequences, by input name; growing ones have no length."""
         return {name: s.start(batch) for name, s in self.states.items()}

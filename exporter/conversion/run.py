@@ -30,6 +30,7 @@ from linexport.conversion.stages import Job, TracedOriginal, load_original
 from linexport.conversion.vision import write_tower
 from linexport.conversion.withdraw import blamed
 from linexport.conversion.written import written
+from linexport.errors import UsageError
 from linexport.graph import dims as dimensions
 from linexport.graph import external_data
 from linexport.loaders import LoadedModel
@@ -122,6 +123,12 @@ def _load(job: Job) -> LoadedModel:
 def _trace(job: Job, loaded: LoadedModel) -> TracedOriginal:
     with job.watch.stage("trace"):
         traced = trace.trace(loaded)
+        builds = job.target.build or job.target.assemble
+        if dimensions.PAST in {*job.ranges} - {*traced.dims} and not builds:
+            raise UsageError(
+                f"--dim past is of targets that build engines: {job.target.name} takes any past. "
+                "Leave it out."
+            )
         dims = job.target.bound(dimensions.merge(traced.dims, job.ranges))
         return TracedOriginal(loaded, traced, dims)
 
@@ -238,4 +245,11 @@ def _converted(
     job: Job, dims: Mapping[str, dimensions.DimRange], manifest: Manifest
 ) -> targets.Converted:
     tensors = manifest.inputs, manifest.outputs, manifest.states
-    return targets.Converted(job.model, dims, *tensors)
+    past = None if dimensions.PAST in dims else job.ranges.get(dimensions.PAST)
+    if past is not None and not any(state.grows is not None for state in manifest.states):
+        held = ", ".join(state.past for state in manifest.states) or "none"
+        raise UsageError(
+            "--dim past is of keys and values, and no state of this model grows with the tokens; "
+            f"found {held}. Leave it out."
+        )
+    return targets.Converted(job.model, dims, *tensors, past)

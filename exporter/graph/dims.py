@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 from linexport.errors import UsageError
 
+PAST = "past"
+"""The dimension of rows of keys and values that earlier calls left."""
+
 
 @dataclass(frozen=True)
 class DimRange:
@@ -80,10 +83,11 @@ def parse(options: Iterable[str]) -> dict[str, DimRange]:
         if name in ranges:
             raise UsageError(f"--dim {name} is given twice.")
         low, opt, high = map(int, parts)
-        if not 1 <= low <= opt <= high:
+        least = 0 if name == PAST else 1
+        if not least <= low <= opt <= high or high == 0:
             raise UsageError(
                 f"--dim {option}: found MIN {low}, OPT {opt}, MAX {high}; "
-                "expected 1 <= MIN <= OPT <= MAX."
+                f"expected {least} <= MIN <= OPT <= MAX."
             )
         ranges[name] = DimRange(low, opt, high)
     return ranges
@@ -92,11 +96,15 @@ def parse(options: Iterable[str]) -> dict[str, DimRange]:
 def merge(found: Mapping[str, DimRange], requested: Mapping[str, DimRange]) -> dict[str, DimRange]:
     """Narrow the model's own ranges to those the user asked for.
 
+    That of PAST is one of states, which are not known yet: it is left out where the model has none.
+
     Raises:
         UsageError: a name the model does not have, or a range beyond the model's own.
     """
     merged = dict(found)
     for name, wanted in requested.items():
+        if name == PAST and name not in found:
+            continue
         if name not in found:
             known = ", ".join(sorted(found)) or "none: every dimension is fixed"
             raise UsageError(f"--dim {name}: the model has no such dimension; it has {known}.")

@@ -18,6 +18,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
+from linexport.graph.dims import PAST
 from linexport.graph.edit import END, producer
 from linexport.graph.states import PAST_MASK, ROWS, is_rows
 from linexport.passes.contract import Pass, PassResult
@@ -25,9 +26,6 @@ from linexport.recognise.masked_softmax import MaskedSoftmax, Rows, ScoreMask, S
 from linexport.recognise.roles import NotAttentionError
 
 log = logging.getLogger(__name__)
-
-PAST = "past"
-"""Name of the dimension of rows that are all kept."""
 
 
 def run(graph: gs.Graph) -> PassResult:

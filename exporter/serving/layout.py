@@ -47,7 +47,7 @@ class Layout:
         self._states = model.states
         self._rows = {n: s.index(batch) for n, s in shapes.items() if batch in s}
         self._masked = any(s.op == PADDING for s in states)
-        self.longest = dims[model.token_axis.dim].max
+        self.longest = model.longest
         alone = isinstance(batch, int) or len(self._rows) < len(shapes)
         limit = 1 if alone else dims[str(batch)].max
         self.most = limit or 2**31

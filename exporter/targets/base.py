@@ -147,6 +147,7 @@ class Converted:
         inputs: of the model, states among them.
         outputs: of the model, states among them.
         states: what an output carries to the input of the next call.
+        past: range of the rows of states that grow; None for the target's own.
     """
 
     model: Path
@@ -154,6 +155,7 @@ class Converted:
     inputs: tuple[InputRecord, ...]
     outputs: tuple[TensorRecord, ...]
     states: tuple[StateRecord, ...]
+    past: DimRange | None = None
 
 
 Build = Callable[[Converted], list[EngineRecord]]

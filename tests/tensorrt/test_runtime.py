@@ -242,6 +242,37 @@ def test_states_that_grow_stay_on_the_device(play: Callable[..., Any], growing: 
     assert found.log[-1] == {"call": "end"} | dict.fromkeys(LEFT, 0)
 
 
+def test_a_past_longer_than_a_call(
+    play: Callable[..., Any], growing: Path, converted: Callable[..., Path]
+) -> None:
+    """``--dim past`` of a model whose calls take 8 tokens: 39 rows from earlier calls."""
+    options = {"target": "tensorrt-rtx", "sms": (89,), "dims": ("seq=1:8:8", "past=0:16:64")}
+    folder = converted("beside_softmax", **options)
+    (engine,) = linexport.load(folder, engine=False).manifest.engines
+    assert [p.dims["past"] for p in engine.profiles] == 2 * [(0, 16, 64)]
+    found = play("grow", "tensorrt-rtx", folder).result
+    assert np.allclose(found, play("grow", place=growing).result, rtol=1e-4, atol=1e-5)
+
+
+def test_a_past_of_what_has_none_is_refused(
+    rtx: Any, factories: SimpleNamespace, tmp_path: Path
+) -> None:
+    for target, source, said in (
+        ("ort", "beside_softmax", "ort takes any past"),
+        ("tensorrt-rtx", "language_model", "no state of this model grows"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            linexport.convert(
+                factories.source(source),
+                tmp_path / target,
+                target=target,
+                dims=("past=0:1:9",),
+                bench=False,
+                threads=1,
+            )
+        assert not (tmp_path / target).exists()
+
+
 def test_states_that_grow_stay_on_the_device_in_a_pool(
     play: Callable[..., Any], growing: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,18 @@ def test_a_cache_grows_from_nothing_to_the_longest_sequence() -> None:
         session.profile_for([prefill, decode], {"batch": 1, "seq": 1, "past": 101})
 
 
+def test_a_cache_may_be_longer_than_a_call() -> None:
+    """Both profiles take a past of the range asked for: a prompt is fed in pieces."""
+    dims, asked = {"batch": BATCH, "seq": DimRange(1, 64, 100)}, DimRange(0, 500, 4000)
+    prefill, decode = profiles(dims, stateful=True, grown=["past"], past=asked)
+    assert prefill.shapes(["past", "seq"]) == ([0, 1], [500, 64], [4000, 100])
+    assert decode.shapes(["past", "seq"]) == ([0, 1], [500, 1], [4000, 1])
+    known = [prefill, decode]
+    assert session.profile_for(known, {"batch": 1, "seq": 100, "past": 3900}) == 0
+    with pytest.raises(UsageError, match=r"'past': 4001.*past 0 to 4000"):
+        session.profile_for(known, {"batch": 1, "seq": 1, "past": 4001})
+
+
 def test_profiles_survive_the_manifest_and_give_shapes() -> None:
     profile = profiles({"batch": BATCH, "seq": DimRange(3, 64, 100)}, stateful=True)
     assert [p.name for p in profile] == [PREFILL]  # no single token allowed

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from linexport import patches
 from linexport.errors import UnsupportedModelError
+from linexport.graph.dims import PAST
 from linexport.graph.states import KEY_VALUES, PADDING, State
 from linexport.loaders.hugging_face.cache import KEYS, VALUES, make_cache, presents, windows
 from linexport.loaders.hugging_face.causal_model import CausalModel, modeling_files
@@ -48,8 +49,8 @@ MASK = "mask"
 COUNT = "count"
 """Name of the state that counts the tokens before, where no mask of all of them says how many."""
 
-BATCH, SEQUENCE, PAST = "batch", "seq", "past"
-"""Names of the dynamic dimensions; the last counts the tokens before."""
+BATCH, SEQUENCE = "batch", "seq"
+"""Names of the dynamic dimensions of the inputs."""
 
 OPS = {
     "conv": causal_conv.OP.name,

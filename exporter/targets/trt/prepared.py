@@ -103,7 +103,7 @@ def _gpu(sm: int, kernels: bool, arguments: Sequence[str] | None) -> PreparedGpu
 
 def _profiles(model: onnx.ModelProto, converted: Converted) -> list[Profile]:
     grown = sorted(parser_form.symbols(model) - set(converted.dims))
-    return profiles.profiles(converted.dims, bool(converted.states), grown)
+    return profiles.profiles(converted.dims, bool(converted.states), grown, converted.past)
 
 
 def _arguments(model: onnx.ModelProto, chosen: Sequence[Profile], own: bool) -> tuple[str, ...]:

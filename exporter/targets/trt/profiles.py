@@ -3,8 +3,9 @@
     prefill   every dimension over its range
     decode    the same, with the sequence fixed to one token: where the model holds its state
 
-Caches of softmax layers grow by what was fed, from nothing to the largest sequence. An engine has
-kernels planned for each profile; the one a call falls into is chosen by its shapes.
+Caches of softmax layers grow by what was fed, from nothing to the largest sequence, or to what
+``--dim past`` says: prompts are then fed in pieces of the largest sequence. An engine has kernels
+planned for each profile; the one a call falls into is chosen by its shapes.
 """
 
 from __future__ import annotations
@@ -56,17 +57,28 @@ def bound(dims: Mapping[str, DimRange]) -> dict[str, DimRange]:
 
 
 def profiles(
-    dims: Mapping[str, DimRange], stateful: bool, grown: Iterable[str] = ()
+    dims: Mapping[str, DimRange],
+    stateful: bool,
+    grown: Iterable[str] = (),
+    past: DimRange | None = None,
 ) -> list[Profile]:
-    """The profiles of an engine; ``dims`` are bounded, and ``grown`` counts tokens of a past."""
+    """Return the profiles of an engine.
+
+    Args:
+        dims: bounded ranges of the dimensions of inputs.
+        stateful: whether the model holds its state.
+        grown: names of dimensions that count tokens of a past.
+        past: their range; None for what one call may be.
+    """
     whole = {n: (d.min, d.opt or d.min, d.max or d.min) for n, d in dims.items()}
     length = sequence(dims)
     _, usual, longest = whole[length] if length else (1, 1, 1)
-    prefill = Profile(PREFILL, {**whole, **dict.fromkeys(grown, (0, 0, longest))})
+    asked = None if past is None else (past.min, past.opt or past.min, past.max or longest)
+    prefill = Profile(PREFILL, {**whole, **dict.fromkeys(grown, asked or (0, 0, longest))})
     if not stateful or length is None or not dims[length].allows(1):
         return [prefill]
-    past = dict.fromkeys(grown, (0, usual, longest))
-    return [prefill, Profile(DECODE, {**whole, length: (1, 1, 1), **past})]
+    held = dict.fromkeys(grown, asked or (0, usual, longest))
+    return [prefill, Profile(DECODE, {**whole, length: (1, 1, 1), **held})]
 
 
 def described(limits: DimRange) -> str:

@@ -18,7 +18,7 @@ from linexport.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from linexport.graph.dims import DimRange
+from linexport.graph.dims import PAST, DimRange, parse
 from linexport.manifest import MODEL
 from linexport.manifest.engines import EngineLayerRecord, EngineRecord
 from linexport.plugins.kernels.architectures import ARCHITECTURES, WITHOUT_OWN
@@ -208,7 +208,7 @@ def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[
     """
     model = parser_form.parsable(onnx.load_model(str(converted.model), load_external_data=False))
     grown = sorted(parser_form.symbols(model) - set(converted.dims))
-    chosen = profiles.profiles(converted.dims, bool(converted.states), grown)
+    chosen = profiles.profiles(converted.dims, bool(converted.states), grown, converted.past)
     records = []
     for sm in options.sms:
         built = partial(
@@ -292,7 +292,8 @@ def finish(flavour: Flavour, job: Finishing) -> EngineRecord:
     }
     model = job.folder / MODEL
     tensors = manifest.inputs, manifest.outputs, manifest.states
-    (built,) = build_all(flavour, options, Converted(model, ranges, *tensors))
+    past = parse(asked.dims).get(PAST)
+    (built,) = build_all(flavour, options, Converted(model, ranges, *tensors, past))
     return built
 
 
