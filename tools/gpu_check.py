@@ -46,8 +46,12 @@ for name, module in sorted(sys.modules.items()):
 """Prints what the checks import; fails where that is a library that the other machine lacks."""
 
 
-def compile_launcher(output: Path) -> None:
-    """Compile the plugins' launcher in C++ as a library of its own.
+def compile_plugins(output: Path, headers: Path = TOOLS / "gpu" / "tensorrt") -> None:
+    """Compile the plugins in C++, and what plays their life, as a library that needs no TensorRT.
+
+    Args:
+        output: the library.
+        headers: folder of NvInferRuntime.h: TensorRT's, or the stand-in for it.
 
     Raises:
         BuildError: there is no compiler or cuda.h, or it does not compile.
@@ -55,17 +59,18 @@ def compile_launcher(output: Path) -> None:
     include = next((f for f in library.cuda_folders() if (f / "cuda.h").is_file()), None)
     if include is None:
         raise BuildError("cuda.h was not found. Triton carries it: pip install triton")
-    names = ("description", "driver", "modules", "launcher")
+    names = ("description", "driver", "modules", "launcher", "plugin")
     sources = [library.SOURCES / f"{name}.cpp" for name in names]
     command = ["c++", "-std=c++17", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra"]
-    command += [f"-I{library.SOURCES}", "-isystem", str(include), "-o", str(output)]
-    command += [*map(str, sources), str(TOOLS / "gpu" / "launcher_c.cpp"), "-ldl"]
+    command += [f"-I{library.SOURCES}", "-o", str(output)]
+    command += [word for folder in (headers, include) for word in ("-isystem", str(folder))]
+    command += [*map(str, sources), str(TOOLS / "gpu" / "plugin_c.cpp"), "-ldl"]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except FileNotFoundError:
         raise BuildError("No C++ compiler was found. Install g++ or clang.") from None
     if done.returncode:
-        raise BuildError(f"The launcher does not compile:\n{done.stderr[:4000]}")
+        raise BuildError(f"The plugins do not compile:\n{done.stderr[:4000]}")
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -91,7 +96,7 @@ def write(file: Path, cases: list[Case], sms: list[int]) -> list[str]:
     """Write a pack; return the names of cases that no kernel computes, with the reason.
 
     Raises:
-        BuildError, UsageError: see ``describe_plugin`` and ``compile_launcher``.
+        BuildError, UsageError: see ``describe_plugin`` and ``compile_plugins``.
     """
     left = []
     partial = file.with_name(f".{file.name}.partial")
@@ -99,7 +104,7 @@ def write(file: Path, cases: list[Case], sms: list[int]) -> list[str]:
         tempfile.TemporaryDirectory() as folder,
         zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as pack,
     ):
-        compile_launcher(Path(folder) / LIBRARY)
+        compile_plugins(Path(folder) / LIBRARY)
         pack.write(Path(folder) / LIBRARY, LIBRARY)
         pack.writestr("__main__.py", MAIN)
         for place, path in modules():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -18,10 +19,12 @@ from typing import Any
 
 import pytest
 
+from linexport.errors import EnvironmentProblemError
 from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.tensorrt.description import MULTIPROCESSORS
 from tests.support import ROOT, stand_in_driver
 from tests.support.stand_in_driver import LEFT
+from tests.tensorrt.test_library import HEADERS
 
 pytestmark = pytest.mark.services
 
@@ -84,7 +87,7 @@ def planned(check: ModuleType, case: Any, length: int) -> list[tuple[Any, ...]]:
 
 
 def test_what_the_stand_in_does_not_compute_is_wrong(played: SimpleNamespace) -> None:
-    """Every fault is one of results; none is a difference between Python and C++."""
+    """Every fault is one of results; none is a difference between Python and the plugin in C++."""
     assert played.done.returncode == 3, played.done.stderr
     assert played.record["machine"]["gpu"] == "stand-in for a GPU"
     rows = played.record["result"]["checks"]
@@ -161,3 +164,23 @@ def test_an_architecture_without_kernels_is_an_error_and_no_traceback(
     monkeypatch.setattr(sys, "argv", ["gpu_check.py", str(place), "--sm", "75"])
     assert check.main() == 2
     assert "compute capability 7.5" in capsys.readouterr().err and not place.exists()
+
+
+def test_the_plugins_compile_against_tensorrts_headers(check: ModuleType, tmp_path: Path) -> None:
+    """And so does what plays their life: the stand-in's interface is TensorRT's."""
+    if HEADERS not in os.environ:
+        pytest.skip(f"{HEADERS} names no headers of TensorRT")
+    check.compile_plugins(tmp_path / "plugins.so", Path(os.environ[HEADERS]))
+
+
+def test_a_plugin_says_why_it_is_not_created(check: ModuleType, tmp_path: Path) -> None:
+    """Through the logger that TensorRT gives it."""
+    from gpu.played import CompiledPlugin
+
+    check.compile_plugins(tmp_path / "plugins.so")
+    case = next(case for case in check.CASES if case.name == "convolution step")
+    made = check.describe_plugin(
+        check.all_ops()["CausalConvWithState"], case.node(), "float32", [90]
+    )
+    with pytest.raises(EnvironmentProblemError, match=r"attachToContext failed: .*driver"):
+        CompiledPlugin.open(tmp_path / "plugins.so", made)

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class CompiledLauncher:
-    """The launcher in C++ of one node, with the call of ``Launcher``.
+class CompiledPlugin:
+    """The plugin in C++ of one node, through TensorRT's interfaces, with the call of ``Launcher``.
 
     Raises:
         EnvironmentProblemError: the driver refuses a kernel or a launch.
@@ -44,8 +45,8 @@ class CompiledLauncher:
     opened: int
 
     @classmethod
-    def open(cls, library: Path, description: Description) -> CompiledLauncher:
-        """Load the kernels into the current context."""
+    def open(cls, library: Path, description: Description) -> CompiledPlugin:
+        """Build it, write it, open it and attach it, which loads the kernels."""
         found = ctypes.CDLL(str(library))
         found.linexport_open.restype = ctypes.c_void_p
         found.linexport_scratch.restype = ctypes.c_int64
@@ -57,9 +58,14 @@ class CompiledLauncher:
         return cls(found, opened)
 
     def scratch(self, batch: int, length: int) -> int:
-        """Bytes of scratch memory that are enough for any batch and length up to these."""
-        sizes = map(ctypes.c_int64, (batch, length))
-        return int(self.library.linexport_scratch(ctypes.c_void_p(self.opened), *sizes))
+        """Bytes of workspace that it asks for where these are the largest sizes."""
+        sizes, text = map(ctypes.c_int64, (batch, length)), ctypes.create_string_buffer(1000)
+        found = self.library.linexport_scratch(
+            ctypes.c_void_p(self.opened), *sizes, text, ctypes.c_size_t(len(text))
+        )
+        if found < 0:
+            raise EnvironmentProblemError(text.value.decode())
+        return int(found)
 
     def enqueue(
         self, shapes: list[tuple[int, ...]], addresses: list[int], workspace: int, stream: int
@@ -150,7 +156,7 @@ def check(case: Case, description: Description, device: Device, library: Path) -
     wanted, faults = case.wanted(given), []
     played = Played(description, device, case.shapes())
     python = Launcher(description)
-    compiled = CompiledLauncher.open(library, description)
+    compiled = CompiledPlugin.open(library, description)
     most = description.scratch(played.sm, *played.sizes.values())
     if compiled.scratch(*played.sizes.values()) < most:
         faults.append("C++ plans less scratch memory than Python")
@@ -166,19 +172,25 @@ def check(case: Case, description: Description, device: Device, library: Path) -
         for name, e in errors.items()
         if not e <= TOLERANCE[case.dtype]
     ]
+    graphs = [graph]
     for title, launcher, in_place in (
         ("launched again", python, False),
-        ("launched by C++", compiled, False),
+        ("captured from the plugin in C++", compiled, False),
         ("in place", python, True),
         ("in place by C++", compiled, True),
     ):
         played.put(given)
-        played.enqueue(launcher, in_place)
+        if launcher is compiled and not in_place:  # the first launch that this object makes
+            graphs.append(device.captured(partial(played.enqueue, compiled)))
+            graphs[-1].replay()
+        else:
+            played.enqueue(launcher, in_place)
         again = played.results(in_place)
         faults += [
             f"{n} differs, {title}" for n in wanted if again[n].tobytes() != found[n].tobytes()
         ]
-    graph.free()
+    for graph in graphs:
+        graph.free()
     played.free()
     faults += _without_tokens(case, description, device, {"": python, " by C++": compiled})
     compiled.close()
