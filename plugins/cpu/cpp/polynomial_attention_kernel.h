@@ -12,10 +12,12 @@
 //
 // and S_i, of d - i rows, stays in the first cache for all tokens of the chunk. Included per instruction set.
 
-#include "tile.h"
+#include "attention_stream.h"
 
 constexpr int64_t kChunk = 16 * kRows;
 constexpr int64_t kScores = (kChunk + kPanel - 1) / kPanel * kPanel;  // of a query, in whole panels
+
+#include "chunk_tokens.h"
 
 static int64_t panels(const Attention& a) { return (a.d_v + kPanel - 1) / kPanel; }
 
@@ -59,16 +61,15 @@ INLINE Vector kappa(const Polynomial& map, Vector t) {
   return sum;
 }
 
-// One stream's tokens start ... start + count - 1, in memory.
+// Some tokens of a stream, in memory.
 struct Chunk {
   const Attention& a;
   const Polynomial& map;
   const Places& at;
   const Part& part;
   float* memory;
-  int64_t batch, head, start, count;
-
-  bool masked(int64_t t) const { return a.key_mask && !a.key_mask[batch * a.keys + start + t]; }
+  const Tokens tokens;
+  const int64_t count = tokens.count;
 
   // Features that are computed: all, or those ahead of the pairs.
   void write_first(const float* x, float* y) const {
@@ -110,7 +111,6 @@ struct Chunk {
   }
 
   void open() const {
-    const int64_t key_head = head / (a.heads / a.key_heads), shared = a.query_heads < a.heads ? a.heads / a.query_heads : 1;
     clear(at.query, at.heads, at.width), clear(at.key, 1, at.width);
     clear(at.seen, at.heads, at.width), clear(at.stored, 1, at.width);
     clear(at.seen_first, at.heads, at.first), clear(at.stored_first, 1, at.first);
@@ -118,15 +118,14 @@ struct Chunk {
     std::memset(memory + at.transposed, 0, map.width * kScores * sizeof(float));
     for (int64_t i = 0; i < (map.pairs ? 0 : map.features); ++i) memory[at.roots + i] = std::sqrt(map.square(i));
     for (int64_t t = 0; t < count; ++t) {
-      const int64_t token = batch * a.keys + start + t;
       for (int64_t h = 0; h < at.heads; ++h) {
-        const int64_t row = h * kChunk + t, query_head = (head * at.heads + h) / shared;
-        load_token(a.query + (token * a.query_heads + query_head) * map.width, memory + at.query + row * at.width,
+        const int64_t row = h * kChunk + t, query_head = a.query_heads > a.heads ? h : 0;
+        load_token(tokens.query + (t * a.query_heads + query_head) * map.width, memory + at.query + row * at.width,
                    memory + at.seen + row * at.width, memory + at.seen_first + row * at.first);
       }
-      if (masked(t)) continue;  // a row of zeros adds nothing
+      if (tokens.masked(t)) continue;  // a row of zeros adds nothing
       const float* key = memory + at.key + t * at.width;
-      load_token(a.key + (token * a.key_heads + key_head) * map.width, memory + at.key + t * at.width,
+      load_token(tokens.key + t * a.key_heads * map.width, memory + at.key + t * at.width,
                  memory + at.stored + t * at.width, memory + at.stored_first + t * at.first);
       for (int64_t i = 0; i < map.width; ++i) memory[at.transposed + i * kScores + t] = key[i];
       for (int64_t p = part.first_panel; p < part.last_panel; ++p)
@@ -134,7 +133,7 @@ struct Chunk {
           const int64_t column = p * kPanel + j * kLanes, left = a.d_v - column;
           if (left > 0)
             store(memory + at.value + (p * kChunk + t) * kPanel + j * kLanes,
-                  load_first(a.value + (token * a.heads + head) * a.d_v + column, left));
+                  load_first(tokens.value + t * a.heads * a.d_v + column, left));
         }
     }
   }
@@ -156,7 +155,7 @@ struct Chunk {
           float* weights = scores + r * kScores;
           for (int64_t s = t + r + 1; s < t + R + kPanel && s < kScores; ++s) weights[s] = 0;
           for (int64_t s = 0; a.key_mask && s <= t + r && s < count; ++s)
-            if (masked(s)) weights[s] = 0;
+            if (tokens.masked(s)) weights[s] = 0;
           Vector total = {};
           for (int64_t s = 0; s < t + R; s += kLanes) total += load(weights + s);
           memory[at.denominator + row + r] = sum(total);
@@ -215,15 +214,20 @@ struct Chunk {
   void section_of_normalizer(float* z, int64_t rows, const float* queries, const float* keys, int64_t width,
                              const float* query_factor, const float* key_factor) const {
     for (int64_t h = 0; h < at.heads; ++h)
-      for (int64_t t = 0; t < count; ++t) {
-        const int64_t row = h * kChunk + t;
-        Vector total = {};
-        for (int64_t i = 0; i < rows; i += kLanes) total += load(queries + row * width + i) * load(z + i);
-        memory[at.denominator + row] += (query_factor ? query_factor[row] : 1.0f) * sum(total);
+      for (int64_t row = h * kChunk; row < h * kChunk + count; row += kLanes) {
+        Vector products[kLanes] = {};
+        for (int64_t i = 0; i < rows; i += kLanes)
+          UNROLL for (int r = 0; r < kLanes; ++r) products[r] += load(queries + (row + r) * width + i) * load(z + i);
+        float* below = memory + at.denominator + row;
+        store(below, load(below) + sums(products) * (query_factor ? load(query_factor + row) : all(1.0f)));
       }
-    for (int64_t t = 0; t < count; ++t) {
-      const float factor = key_factor ? key_factor[t] : 1.0f;
-      for (int64_t i = 0; i < rows; i += kLanes) store(z + i, load(z + i) + load(keys + t * width + i) * factor);
+    for (int64_t i = 0; i < rows; i += kLanes) {
+      Vector totals[kRows] = {};
+      for (int64_t t = 0; t < computed(); t += kRows)
+        UNROLL for (int r = 0; r < kRows; ++r)
+          totals[r] += load(keys + (t + r) * width + i) * (key_factor ? key_factor[t + r] : 1.0f);
+      for (int r = 1; r < kRows; ++r) totals[0] += totals[r];
+      store(z + i, load(z + i) + totals[0]);
     }
   }
 
@@ -246,8 +250,7 @@ struct Chunk {
       for (int64_t t = 0; t < count; ++t) {
         const float below = a.scale * memory[at.denominator + h * kChunk + t] + a.eps;
         const float factor = a.normalize ? a.scale / below : a.scale;
-        const int64_t token = batch * a.queries + start + t;
-        float* output = a.output + (token * a.output_heads() + head * at.heads + h) * a.d_v;
+        float* output = tokens.output + (t * a.output_heads() + h) * a.d_v;
         for (int64_t p = part.first_panel; p < part.last_panel; ++p)
           for (int64_t j = 0; j < kColumns; ++j) {
             const int64_t column = p * kPanel + j * kLanes, left = a.d_v - column;
@@ -259,7 +262,7 @@ struct Chunk {
   }
 
   template <int R>
-  void run(const StateInPanels& state, bool normalizer) const {
+  void run(const StateInPanels& state, bool normalizer, Ahead ahead) const {
     open();
     score<R>();
     weigh<R>();
@@ -271,6 +274,7 @@ struct Chunk {
       if (normalizer) section_of_normalizer(z, first, queries, keys, at.first, nullptr, nullptr);
     }
     for (int64_t i = 0, row = first; map.pairs && i < map.width; row += map.width - i, ++i) {
+      ahead.advance();
       begin_pairs(i);
       const float *queries = memory + at.seen + i, *keys = memory + at.stored + i;
       const float *query_factor = memory + at.query_factor, *key_factor = memory + at.key_factor;
@@ -292,6 +296,8 @@ static void each_row(const Places& at, const Polynomial& map, const F& copy) {
 
 static void run(const Attention& a, const Polynomial& map, const Part& part, float* memory) {
   const Places at(a, map);
+  Attention given = a;  // heads as wide as they are in the inputs
+  given.d_k = map.width;
   const int64_t size = a.d_k * a.d_v;
   const bool normalizer = a.normalize || a.present_normalizer;
   float* z = memory + at.normalizer;
@@ -309,9 +315,9 @@ static void run(const Attention& a, const Polynomial& map, const Part& part, flo
         std::memcpy(z + to, a.past_normalizer + s * a.d_k + from, count * sizeof(float));
       });
     for (int64_t start = 0; start < a.keys; start += kChunk) {
-      const int64_t left = a.keys - start;
-      const Chunk chunk = {a, map, at, part, memory, s / a.heads, s % a.heads, start, left < kChunk ? left : kChunk};
-      chunk.count <= kRows ? chunk.run<kRows>(state, normalizer) : chunk.run<2 * kRows>(state, normalizer);
+      const Chunk chunk = {a, map, at, part, memory, Tokens(given, {s, start})};
+      const Ahead ahead(given, Tokens(given, {s, start + kChunk}), map.pairs ? map.width : 1);
+      chunk.count <= kRows ? chunk.run<kRows>(state, normalizer, ahead) : chunk.run<2 * kRows>(state, normalizer, ahead);
     }
     state.close(part.first_panel, part.last_panel);
     if (a.present_normalizer && part.first_panel == 0)
