@@ -1,0 +1,225 @@
+"""Nodes of a Scan's step, for all steps at once: the tokens are a new first axis.
+
+    x_t (B, D)  ->  X (T, B, D)      MatMul(x_t, W) -> MatMul(X, W)    Split(x_t, 1) -> Split(X, 2)
+
+What is lifted acts on each token alone, so that the axes it names move by one and all else stays.
+A sequence of parts becomes the outputs of one Split. What is the same at every step moves as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+Shape = list[int | str]
+
+SAME = ("Neg", "Exp", "Log", "Sigmoid", "Softplus", "Sqrt", "Reciprocal", "Relu", "Abs", "Tanh")
+OTHER = ("Erf", "Elu", "Gelu", "LeakyRelu", "HardSigmoid", "Not", "Cast", "Identity", "Clip")
+BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Where")
+COMPARE = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
+ELEMENTWISE = frozenset((*SAME, *OTHER, *BROADCAST, *COMPARE))
+
+AXIS = {"Split": 0, "Softmax": -1, "LogSoftmax": -1, "LayerNormalization": -1}
+"""Operators with an axis as an attribute, and its default."""
+
+AXES = {
+    **dict.fromkeys(("Unsqueeze", "Squeeze", "ReduceSum", "ReduceMean", "ReduceMax"), 1),
+    "Slice": 3,
+}
+"""Operators with axes as an input, and its number."""
+
+PRODUCTS = ("MatMul", "Gemm")
+PARTS = ("SplitToSequence", "SequenceAt")
+OPERATORS = frozenset((*ELEMENTWISE, *AXIS, *AXES, *PRODUCTS, *PARTS, "Transpose", "Reshape"))
+
+
+class ScannedTokens(NamedTuple):
+    """A tensor outside of a Scan, and its axis that the Scan goes along."""
+
+    tensor: gs.Tensor
+    axis: int
+
+
+def axes_of(node: gs.Node) -> list[int] | None:
+    """Return the axes of a node that has them as an input; None where they are not constant."""
+    place = AXES[node.op]
+    given = node.inputs[place] if len(node.inputs) > place else None
+    return given.values.flatten().tolist() if isinstance(given, gs.Constant) else None
+
+
+def parts_of(node: gs.Node, shape: Shape) -> list[int] | None:
+    """Return the sizes that a SplitToSequence cuts a shape into; None where they are not known."""
+    size = shape[node.attrs.get("axis", 0)]
+    if not isinstance(size, int) or not node.attrs.get("keepdims", 1):
+        return None
+    if len(node.inputs) == 1:
+        return [1] * size
+    if not isinstance(node.inputs[1], gs.Constant):
+        return None
+    sizes = [int(n) for n in node.inputs[1].values.flatten()]
+    if node.inputs[1].values.ndim:
+        return sizes
+    return [min(sizes[0], size - start) for start in range(0, size, sizes[0])]
+
+
+def sliced(node: gs.Node, shape: Shape) -> Shape | None:
+    """Return the shape of a Slice of a shape; None where it is not known."""
+    axes = axes_of(node)
+    numbers = [t.values.flatten().tolist() for t in node.inputs[1:] if isinstance(t, gs.Constant)]
+    if axes is None or len(numbers) != len(node.inputs) - 1:
+        return None
+    starts, ends, _, steps = numbers if len(numbers) == 4 else (*numbers, [1] * len(axes))
+    found = list(shape)
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        size = found[axis]
+        if not isinstance(size, int) or step < 1:
+            return None
+        found[axis] = len(range(size)[start:end:step])
+    return found
+
+
+class LiftedSteps:
+    """Nodes that compute for all tokens what those of a step compute for one.
+
+    Args:
+        stem: begins the names of new values.
+        scanned: what the step reads of the tokens, by the names it has there.
+        shapes: of the values at one step.
+
+    Attributes:
+        nodes: in the order of evaluation.
+        whole: what they compute, by the names that a step has for it.
+    """
+
+    def __init__(
+        self, stem: str, scanned: Mapping[str, ScannedTokens], shapes: Mapping[str, Shape]
+    ) -> None:
+        self.stem, self.scanned, self.shapes = stem, scanned, shapes
+        self.nodes: list[gs.Node] = []
+        self.whole: dict[str, gs.Tensor] = {}
+        self._parts: dict[str, list[gs.Tensor]] = {}
+        tensor, axis = next(iter(scanned.values()))
+        self.length = tensor.shape[axis]
+
+    def add(self, node: gs.Node) -> None:
+        """Add what a node computes, of all tokens."""
+        if not any(t.name in self.scanned or t.name in self.shapes for t in node.inputs):
+            self._move(node)
+            return
+        if node.op in PARTS:
+            self._part(node)
+            return
+        inputs = [self._of(t) for t in node.inputs]
+        attrs = dict(node.attrs)
+        if node.op == "Transpose":
+            attrs["perm"] = [0, *(axis + 1 for axis in node.attrs["perm"])]
+        elif node.op in AXIS:
+            attrs["axis"] = _later(node.attrs.get("axis", AXIS[node.op]))
+        elif node.op in AXES:
+            axes = [_later(axis) for axis in axes_of(node) or ()]
+            inputs[AXES[node.op]] = self._numbers(f"{node.outputs[0].name}/axes", axes)
+        elif node.op == "Reshape":
+            sizes = [0, 0, *self.shapes[node.outputs[0].name][1:]]
+            inputs[1] = self._numbers(f"{node.outputs[0].name}/shape", sizes)
+            attrs = {}  # a 0 is the size that there is
+        elif node.op in ELEMENTWISE:
+            rank = max(len(self._shape(t)) for t in node.inputs)
+            inputs = [self._wide(t, w, rank) for t, w in zip(node.inputs, inputs, strict=True)]
+        elif node.op == "Gemm":
+            inputs, attrs = self._product(node, inputs), {}
+        self._add(_operator(node), inputs, node.outputs, attrs)
+
+    def _move(self, node: gs.Node) -> None:
+        """Take over a node that reads no tokens, and that the body may still read."""
+        self.nodes.append(node)
+        for tensor in node.outputs:
+            tensor.name = f"{self.stem}/{tensor.name}"
+
+    def _part(self, node: gs.Node) -> None:
+        """Add one Split for a sequence of parts; its parts are the Split's outputs."""
+        first, name = node.inputs[0], node.outputs[0].name
+        if node.op == "SequenceAt":
+            self.whole[name] = self._parts[first.name][int(node.inputs[1].values)]
+            return
+        axis, shape = node.attrs.get("axis", 0), self._shape(first)
+        parts = []
+        for i, size in enumerate(parts_of(node, shape) or ()):
+            parts.append(gs.Variable(f"{self.stem}/{name}/{i}", first.dtype, [self.length, *shape]))
+            parts[-1].shape[axis if axis < 0 else axis + 1] = size
+        self._parts[name] = parts
+        sizes = self._numbers(f"{name}/sizes", (part.shape[_later(axis)] for part in parts))
+        inputs, attrs = [self._of(first), sizes], {"axis": _later(axis)}
+        self.nodes.append(gs.Node("Split", parts[0].name, attrs, inputs, parts))
+
+    def _of(self, tensor: gs.Tensor) -> gs.Tensor:
+        """Return all tokens of a value of the step, first axis first; what is outside stays."""
+        name = tensor.name
+        if name not in self.whole and name in self.scanned:
+            outer, axis = self.scanned[name]
+            self.whole[name] = outer
+            if axis:
+                perm = [axis, *(i for i in range(len(outer.shape)) if i != axis)]
+                self._add("Transpose", [outer], [tensor], {"perm": perm})
+        return self.whole.get(name, tensor)
+
+    def _shape(self, tensor: gs.Tensor) -> Shape:
+        return self.shapes.get(tensor.name) or list(tensor.shape or ())
+
+    def _wide(self, tensor: gs.Tensor, whole: gs.Tensor, rank: int) -> gs.Tensor:
+        """Return all tokens of a value of lower rank, so that the tokens stay the first axis."""
+        missing = rank - len(self._shape(tensor))
+        if tensor.name not in self.whole or not missing:
+            return whole
+        axes = self._numbers(f"{tensor.name}/left", range(1, 1 + missing))
+        found = gs.Variable(f"{whole.name}/wide{missing}", whole.dtype)
+        found.shape = [self.length, *[1] * missing, *self._shape(tensor)]
+        self.nodes.append(gs.Node("Unsqueeze", found.name, {}, [whole, axes], [found]))
+        return found
+
+    def _product(self, node: gs.Node, inputs: list[gs.Tensor]) -> list[gs.Tensor]:
+        """Return the terms of A B + C, of more than two axes."""
+        x, matrix, *added = inputs
+        name = f"{self.stem}/{node.outputs[0].name}"
+        if node.attrs.get("transB", 0):
+            turned = gs.Variable(f"{name}/matrix", matrix.dtype, list(matrix.shape)[::-1])
+            self.nodes.append(
+                gs.Node("Transpose", turned.name, {"perm": [1, 0]}, [matrix], [turned])
+            )
+            matrix = turned
+        if not added:
+            return [x, matrix]
+        product = gs.Variable(f"{name}/product", node.outputs[0].dtype)
+        product.shape = [self.length, *self.shapes[node.outputs[0].name]]
+        self.nodes.append(gs.Node("MatMul", product.name, {}, [x, matrix], [product]))
+        return [product, *added]
+
+    def _numbers(self, name: str, values: Any) -> gs.Constant:
+        return gs.Constant(f"{self.stem}/{name}", np.array(list(values), np.int64))
+
+    def _add(
+        self, op: str, inputs: list[gs.Tensor], outputs: list[gs.Tensor], attrs: dict[str, Any]
+    ) -> None:
+        """Add a node whose outputs are all tokens of what these are at one step."""
+        made = []
+        for tensor in outputs:
+            if tensor.dtype is None and op not in (*COMPARE, "Cast"):
+                tensor.dtype = inputs[1 if op == "Where" else 0].dtype
+            shape = [self.length, *self.shapes[tensor.name]]
+            made.append(gs.Variable(f"{self.stem}/{tensor.name}", tensor.dtype, shape))
+            self.whole[tensor.name] = made[-1]
+        self.nodes.append(gs.Node(op, made[0].name, attrs, inputs, made))
+
+
+def _operator(node: gs.Node) -> str:
+    """Return the operator for all tokens."""
+    if node.op != "Gemm":
+        return str(node.op)
+    return "Add" if len(node.inputs) == 3 else "MatMul"
+
+
+def _later(axis: int) -> int:
+    """Return an axis counted with the tokens before all others."""
+    return axis + 1 if axis >= 0 else axis
