@@ -305,20 +305,13 @@ def timed(
 
 
 def profiled(path: Path, run: Run, threads: int) -> str:
-    """Return a table of a step's microseconds by operator, of ONNX Runtime's profiler."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.enable_profiling = True
-    options.intra_op_num_threads = threads
-    options.enable_mem_pattern = False
-    options.profile_file_prefix = str(path.parent.parent / "profile")
-    session = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
+    """Return a table of a step's microseconds by operator, as the artifact runs."""
+    session = OrtSession(path, threads, taking_turns=True, native=True, profile=path.parent.parent)
     given = {"input_ids": run.one, "attention_mask": np.ones_like(run.one), **run.state}
     count = 50
     for _ in range(count):
-        session.run(None, given)
-    events = json.loads(Path(session.end_profiling()).read_text())
+        session.run(given)
+    events = json.loads(Path(session.inner.end_profiling()).read_text())
     spent: Counter[str] = Counter()
     calls: Counter[str] = Counter()
     for event in events:
