@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +17,7 @@ from onnx import TensorProto
 
 from linexport.errors import BuildError
 from linexport.plugins.tensorrt.flavour import RTX
-from tests.support import SCRIPTS, tensorrt_models
+from tests.support import ROOT, SCRIPTS, tensorrt_models
 
 pytestmark = pytest.mark.services
 
@@ -207,3 +210,24 @@ def test_a_t4_is_refused_by_tensorrt_rtx_in_float32(engines: SimpleNamespace) ->
     """Standard operators keep states in float32, whose products the builder lacks for 7.5."""
     with pytest.raises(BuildError, match=r"Turing \(SM75\): FP32 GEMM is not supported"):
         engines.engine(tensorrt_models.node(), sm=75, sms=(75,), plugins=False)
+
+
+@pytest.mark.parametrize(
+    ("mode", "builds"), [("plain", True), ("preview", True), ("aliased", False)]
+)
+def test_the_builder_dies_still_of_a_plugin_whose_state_is_written_over_its_past(
+    rtx: Any, converted: Callable[..., Path], mode: str, builds: bool
+) -> None:
+    """TensorRT-RTX 1.7.1 ends with signal 11 where an aliased output is declared and allowed.
+
+    Where it builds, declare the states of plugins so: until then one address is bound twice.
+    """
+    options = {"target": "tensorrt-rtx", "sms": (89,), "dims": ("seq=1:16:64", "batch=1:1:4")}
+    model = converted("language_model", **options) / "model.onnx"
+    command = [sys.executable, str(SCRIPTS / "aliased_io.py"), str(model), mode]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if builds:
+        assert done.returncode == 0 and done.stdout == "built 4\n", done.stderr
+    else:
+        assert done.returncode == -signal.SIGSEGV, f"{RTX.version()}: {done.stdout}{done.stderr}"
