@@ -57,7 +57,9 @@ struct Ahead {
 
   template <int kWrite>
   static void ask(const Rows& rows, int64_t t) {
-    for (int64_t i = 0; i < rows.floats; i += 16) __builtin_prefetch(rows.first + t * rows.stride + i, kWrite);
+    const float* row = rows.first + t * rows.stride;
+    for (int64_t i = 0; i < rows.floats; i += 16) __builtin_prefetch(row + i, kWrite);
+    __builtin_prefetch(row + rows.floats - 1, kWrite);  // of another line where rows are not aligned
   }
 
   void advance() {
