@@ -5,13 +5,12 @@
 //
 // Vectors are of neighbouring heads, whose numbers of one token lie side by side. Included per instruction set.
 
+#include "head_rows.h"
 #include "map_kernels.h"
 
 static int64_t row_vectors(const Attention& a) { return vectors(a.heads); }
 
-static int64_t memory_floats(const Attention&, const Part& part) {
-  return 2 * (part.last_stream - part.first_stream) * kLanes;
-}
+static int64_t memory_floats(const Attention&, const Part& part) { return 2 * row_floats(part); }
 
 // Neighbouring vectors of a sequence, their states S and normalisers z.
 struct Row {
@@ -83,13 +82,10 @@ struct Row {
 };
 
 static void run(const Attention& a, const Part& part, float* memory) {
-  const int64_t in_row = row_vectors(a), floats = (part.last_stream - part.first_stream) * kLanes;
-  for (int64_t from = part.first_stream, to; from < part.last_stream; from = to) {
-    const int64_t batch = from / in_row, end = (batch + 1) * in_row;
-    to = end < part.last_stream ? end : part.last_stream;
-    const Row row = {a, batch, from % in_row * kLanes, (to - batch * in_row) * kLanes, memory, memory + floats};
+  each_row(part, row_vectors(a), [&](int64_t batch, int64_t first, int64_t last) {
+    const Row row = {a, batch, first, last, memory, memory + row_floats(part)};
     row.open();
     row.scan();
     row.close();
-  }
+  });
 }

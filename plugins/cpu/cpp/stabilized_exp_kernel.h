@@ -9,6 +9,8 @@
 // causal = 0: m' is the maximum of all keys, for every token. A part of the tokens begins with the maximum
 // of those before it, which costs a tenth of their exponentials. Included per instruction set.
 
+#include "head_rows.h"
+
 constexpr int64_t kSegmentTokens = 64;  // the unit that a sequence is divided in
 constexpr int64_t kTurn = 16;           // tokens of a stream's turn
 constexpr int64_t kAhead = 4;           // tokens that are asked for ahead
@@ -139,19 +141,14 @@ static bool is_narrow(const Exponents& x) {
 
 static int64_t row_vectors(const Exponents& x) { return vectors(x.heads * x.features); }
 
-static int64_t row_floats(const Part& part) { return (part.last_stream - part.first_stream) * kLanes; }
-
 // All tokens of a part, whose streams are vectors of heads.
 static void run_narrow(const Exponents& x, const Part& part, float* memory) {
-  const int64_t in_row = row_vectors(x);
-  for (int64_t from = part.first_stream, to; from < part.last_stream; from = to) {
-    const int64_t batch = from / in_row, end = (batch + 1) * in_row;
-    to = end < part.last_stream ? end : part.last_stream;
-    const NarrowHeads row = {x, batch, from % in_row * kLanes, (to - batch * in_row) * kLanes, memory};
+  each_row(part, row_vectors(x), [&](int64_t batch, int64_t first, int64_t last) {
+    const NarrowHeads row = {x, batch, first, last, memory};
     row.open();
     for (int64_t t = 0; t < x.length; ++t) row.step(batch * x.length + t);
     row.close();
-  }
+  });
 }
 
 // The maximum of each stream of a part, and a token's exponents.
