@@ -71,6 +71,19 @@ def test_equals_oracle_of_wide_heads(rule: str, d_k: int, d_v: int) -> None:
     check(layout, layout.inputs(np.random.default_rng(0), 1, 70))
 
 
+@pytest.mark.parametrize("rule", ["linear", "gated"])
+@pytest.mark.parametrize("batch, threads", [(1, 2), (2, 5)])
+def test_threads_share_a_stream(rule: str, batch: int, threads: int) -> None:
+    """More threads than sequences; states are handed on, and the last chunk is not whole."""
+    spec = LinearAttentionSpec(2, 1, rule, normalize=True, scale=0.5, eps=0.25)
+    layout = Layout(spec, 1, 24, 70, past=True, masked=True)
+    x = layout.inputs(np.random.default_rng(0), batch, 2101)
+    run = on_library(layout.model(), threads)
+    assert_close(run(x), layout.reference(x), layout.magnitude(x), RTOL[rule])
+    for first, again in zip(run(x), run(x), strict=True):
+        np.testing.assert_array_equal(first, again)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @given(data=st.data())

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).parents[1] / "support/scripts/run_operators.cc"
 THREADS = 4
-LENGTHS = (1, 70, 600)
+LENGTHS = (1, 70, 1100)
 
 
 def attention(rule: str, heads: int, width: int, **of_layout: Any) -> onnx.ModelProto:

@@ -5,15 +5,14 @@
 #include "map_kernels.h"
 
 // What is prepared of a block, by places in floats of a thread's memory; its streams lie behind.
-struct Layout {
+struct Layout : MemoryLayout {
   int64_t width, rows, heads;
-  int64_t query, key, alpha, seen, from_start, store, decay, pairs, keys, reciprocal, block;
+  int64_t query, key, alpha, seen, from_start, store, decay, pairs, keys, reciprocal;
 
   explicit Layout(const Attention& a) {
     width = AttentionStream::width(a);
     rows = a.d_k;
     heads = a.group();
-    block = 0;
     const int64_t tokens = kTokens * width;
     query = take(kRows * width);
     key = take(tokens);
@@ -25,13 +24,6 @@ struct Layout {
     pairs = take(kTokens * kRows * heads);
     keys = take(kTokens * kRows);
     reciprocal = take(kTokens * heads);
-  }
-
- private:
-  int64_t take(int64_t floats) {
-    const int64_t start = block;
-    block += (floats + 15) / 16 * 16;
-    return start;
   }
 };
 

@@ -9,42 +9,37 @@ constexpr int kTile = kRows < 4 ? 4 : 8;  // rows of a product's tile
 constexpr int kPairRows = 8;  // the same of P, whose tiles are one vector wide
 constexpr int64_t kSlab = 64;  // channels of queries that lie side by side: tiles address their rows by constants
 
-// A chunk by places in floats of a thread's memory; its streams lie behind.
-struct Places {
+// A chunk by places in floats: what is prepared of it, and behind that its keys by tokens, later its values, and reciprocals.
+struct Places : MemoryLayout {
   int64_t width, slabs, panels, heads;
-  int64_t query, key, mapped, pairs, below, from_start, key_sum, value, reciprocal, chunk;
+  int64_t query, key, pairs, below, from_start, key_sum, prepared;
+  int64_t reciprocal;  // behind `prepared`
 
   explicit Places(const Attention& a) {
     width = AttentionStream::width(a);
     slabs = (width + kSlab - 1) / kSlab;
     panels = AttentionStream::panels(a);
     heads = a.group();
-    chunk = 0;
-    query = take(heads * kChunk * slabs * kSlab), key = take(width * kChunk), mapped = take(kChunk * width);
+    query = take(heads * kChunk * slabs * kSlab), key = take(width * kChunk);
     pairs = take(heads * kChunk * kChunk), below = take(heads * kChunk);
     from_start = take(kChunk), key_sum = take(width);
-    value = take(panels * kChunk * kPanel), reciprocal = take(heads * kChunk);
-  }
-
- private:
-  int64_t take(int64_t floats) {
-    const int64_t start = chunk;
-    chunk += (floats + 15) / 16 * 16;
-    return start;
+    prepared = floats;
+    take(kChunk * (panels * kPanel > width ? panels * kPanel : width));
+    reciprocal = take(heads * kChunk) - prepared;
   }
 };
 
-// A chunk of tokens, in a thread's memory.
+// A chunk of tokens.
 struct Chunk {
   const Attention& a;
   const Places& at;
   const Tokens tokens;
-  float* memory;
+  float *memory, *own;  // what is prepared, and the thread's own behind it in Places
 
   bool sums_keys() const { return a.normalize || a.present_normalizer; }
   int64_t tiles() const { return at.panels * ((tokens.count + kTile - 1) / kTile * at.heads + a.d_k / kTile); }
 
-  float* mapped_key(int64_t t) const { return memory + at.mapped + t * at.width; }
+  float* mapped_key(int64_t t) const { return own + t * at.width; }
 
   // Mapped keys by tokens, zeros where one is missing.
   void map_keys() const {
@@ -227,7 +222,7 @@ struct Chunk {
     const Part& part = stream.part;
     const StateInPanels state = stream.state();
     float* z = stream.z;
-    float *values = memory + at.value, *reciprocal = memory + at.reciprocal;
+    float *values = own, *reciprocal = own + at.reciprocal;
     load_values(part, values);
     for (int64_t row = 0; a.normalize && row < at.heads * kChunk; row += kChunk) divide(z, row, reciprocal + row);
     for (int64_t p = part.first_panel; p < part.last_panel; ++p) {

@@ -55,7 +55,7 @@ static void answer_queries(const AttentionStream& stream, const Layout& at, floa
 
 static void run_both_ways(const Attention& a, const Part& part, float* memory) {
   const Layout at(a);
-  const AttentionStreams streams = {a, part, memory + at.block, false};
+  const AttentionStreams streams = {a, part, memory + at.floats, false};
   for (int64_t s = part.first_stream; s < part.last_stream; ++s) {
     const AttentionStream stream = streams[s];
     stream.open();

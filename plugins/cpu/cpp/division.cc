@@ -37,10 +37,14 @@ const float* Division::apart(const float* past, const float* present, int64_t fl
   return copy.data();
 }
 
-float* memory(int64_t floats) {
-  static thread_local std::vector<float> kept;
+float* aligned(std::vector<float>& kept, int64_t floats) {
   if (static_cast<int64_t>(kept.size()) < floats + 16) kept.resize(floats + 16);
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(kept.data()) + 63) & ~uintptr_t{63});
+}
+
+float* memory(int64_t floats) {
+  static thread_local std::vector<float> kept;
+  return aligned(kept, floats);
 }
 
 }  // namespace linexport

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "operator.h"
 
@@ -31,7 +32,20 @@ struct Division {
   const float* apart(const float* past, const float* present, int64_t floats, int place = 0) const;
 };
 
-// A thread's own memory, aligned to 64 bytes, kept from call to call.
+// What is where in a thread's memory: places in floats, multiples of 64 bytes.
+struct MemoryLayout {
+  int64_t floats = 0;
+
+  int64_t take(int64_t count) {
+    const int64_t start = floats;
+    floats += (count + 15) / 16 * 16;
+    return start;
+  }
+};
+
+// So many floats of what is kept from call to call, aligned to 64 bytes.
+float* aligned(std::vector<float>& kept, int64_t floats);
+// A thread's own memory, aligned likewise.
 float* memory(int64_t floats);
 
 }  // namespace linexport

@@ -67,24 +67,18 @@ struct Projection {
 };
 
 // A thread's memory: a chunk, the exponents of a turn's tokens, and behind them the streams and their maxima.
-struct Rooms {
+struct Rooms : MemoryLayout {
   Places chunk;
-  int64_t width, exponents, key, query, before, first, tops, streams, maxima, all;
+  int64_t width, exponents, key, query, before, first, tops, streams, maxima;
 
-  Rooms(const ExponentialAttention& x, const Part& part) : chunk(x.mapped), all(chunk.chunk) {
+  Rooms(const ExponentialAttention& x, const Part& part) : chunk(x.mapped) {
+    take(chunk.floats);
     width = Projection(x.map, nullptr).width;
     exponents = take(Projection::floats(x.map));
     key = take(kChunk * width), query = take(chunk.heads * kChunk * width);
     before = take(width), first = take(width), tops = take(chunk.heads * kChunk);
     streams = take(AttentionStreams::floats(x.mapped, part));
     maxima = take((part.last_stream - part.first_stream) * width);
-  }
-
- private:
-  int64_t take(int64_t floats) {
-    const int64_t start = all;
-    all += (floats + 15) / 16 * 16;
-    return start;
   }
 };
 
@@ -178,7 +172,7 @@ struct ExponentialTurn {
     for (int64_t start = 0, end; start < tokens.count; start = end) {
       end = pass_chunk(start);
       rescale();
-      const Chunk chunk = {x.mapped, at.chunk, tokens.some(x.given, start, end), memory};
+      const Chunk chunk = {x.mapped, at.chunk, tokens.some(x.given, start, end), memory, memory + at.chunk.prepared};
       float between[kChunk * kChunk];
       chunk.accumulate_decays(between);
       map_keys(chunk, start);
@@ -191,7 +185,7 @@ struct ExponentialTurn {
 };
 
 static int64_t panels(const Attention& a) { return AttentionStream::panels(a); }
-static int64_t memory_floats(const ExponentialAttention& x, const Part& part) { return Rooms(x, part).all; }
+static int64_t memory_floats(const ExponentialAttention& x, const Part& part) { return Rooms(x, part).floats; }
 
 static void open_maximum(const ExponentialAttention& x, int64_t stream, int64_t width, float* m) {
   const int64_t features = x.mapped.d_k;
@@ -209,7 +203,7 @@ static void run(const ExponentialAttention& x, const Part& part, float* memory) 
   for (Turn turn = streams.first(), next; turn.start < x.given.keys; turn = next) {
     next = streams.after(turn, kChunk);
     const Tokens tokens(x.given, turn);
-    const Chunk whole = {x.mapped, at.chunk, tokens, memory};
+    const Chunk whole = {x.mapped, at.chunk, tokens, memory, memory + at.chunk.prepared};
     const ExponentialTurn own = {x, at, streams[turn.stream], tokens, memory, maximum(turn.stream)};
     own.run(Ahead(x.given, Tokens(x.given, next), whole.tiles()));
   }

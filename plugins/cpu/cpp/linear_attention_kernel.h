@@ -144,7 +144,7 @@ static void block(const AttentionStream& stream, const Layout& at, float* memory
 template <bool kDecay, bool kDelta>
 static void run(const Attention& a, const Part& part, float* memory) {
   const Layout at(a);
-  const AttentionStreams streams = {a, part, memory + at.block, a.keys == kRows};
+  const AttentionStreams streams = {a, part, memory + at.floats, a.keys == kRows};
   streams.open();
   for (Turn turn = streams.first(), next; turn.start < a.keys; turn = next) {
     next = streams.after(turn, kTokens);
@@ -160,7 +160,7 @@ static void run(const Attention& a, const Part& part, float* memory) {
 }
 
 static int64_t memory_floats(const Attention& a, const Part& part) {
-  return Layout(a).block + AttentionStreams::floats(a, part);
+  return Layout(a).floats + AttentionStreams::floats(a, part);
 }
 
 static int64_t panels(const Attention& a) { return AttentionStream::panels(a); }

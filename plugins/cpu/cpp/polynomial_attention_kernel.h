@@ -22,16 +22,15 @@ constexpr int64_t kScores = (kChunk + kPanel - 1) / kPanel * kPanel;  // of a qu
 static int64_t panels(const Attention& a) { return (a.d_v + kPanel - 1) / kPanel; }
 
 // Memory of a thread, by places in floats. Rows of tokens have kLanes zeros behind them at least.
-struct Places {
+struct Places : MemoryLayout {
   int64_t width, first, heads, panels;
   int64_t query, key, seen, stored, seen_first, stored_first, roots;
-  int64_t transposed, scores, value, output, denominator, query_factor, key_factor, block;
+  int64_t transposed, scores, value, output, denominator, query_factor, key_factor;
   int64_t normalizer, state;
 
   Places(const Attention& a, const Polynomial& map) {
     width = padded(map.width) + kLanes, first = padded(map.first());
     heads = a.group(), panels = (a.d_v + kPanel - 1) / kPanel;
-    block = 0;
     query = take(heads * kChunk * width), key = take(kChunk * width);
     seen = take(heads * kChunk * width), stored = take(kChunk * width);
     seen_first = take(heads * kChunk * first), stored_first = take(kChunk * first);
@@ -45,14 +44,9 @@ struct Places {
 
  private:
   static int64_t padded(int64_t count) { return vectors(count) * kLanes; }
-  int64_t take(int64_t floats) {
-    const int64_t start = block;
-    block += (floats + 15) / 16 * 16;
-    return start;
-  }
 };
 
-static int64_t memory_floats(const Attention& a, const Polynomial& map, const Part&) { return Places(a, map).block; }
+static int64_t memory_floats(const Attention& a, const Polynomial& map, const Part&) { return Places(a, map).floats; }
 
 INLINE Vector kappa(const Polynomial& map, Vector t) {
   const Vector u = t + map.shift;
