@@ -41,8 +41,14 @@ def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
         )
     kept = max(1 << (size - 1).bit_length(), 2)
     block_c = max(DECODE_VALUES // max(kept, DECODE_LENGTH), BLOCK_C)
-    few = {"BLOCK_C": block_c, "CHUNK": DECODE_LENGTH, "BLOCK_S": kept}
-    many = {"BLOCK_C": BLOCK_C, "CHUNK": CHUNK, "BLOCK_S": kept}
+    constants = {
+        "CHANNELS": channels,
+        "SIZE": size,
+        "SILU": node.attributes.get("activation", "none") != "none",
+        "BLOCK_S": kept,
+    }
+    few = {**constants, "BLOCK_C": block_c, "CHUNK": DECODE_LENGTH}
+    many = {**constants, "BLOCK_C": BLOCK_C, "CHUNK": CHUNK}
     return LaunchPlan(
         Route((_launch(node, dtype, many, Extent(1, ("chunks",))),)),
         decode=Route((_launch(node, dtype, few, ONE),)),
@@ -52,14 +58,8 @@ def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
     )
 
 
-def _launch(node: Node, dtype: str, tile: dict[str, int], chunks: Extent) -> Launch:
-    channels, _, size = map(int, node.shapes["weight"])
-    constants: dict[str, Any] = {
-        "CHANNELS": channels,
-        "SIZE": size,
-        "SILU": node.attributes.get("activation", "none") != "none",
-        **tile,
-    }
+def _launch(node: Node, dtype: str, constants: dict[str, Any], chunks: Extent) -> Launch:
+    blocks = Extent(-(-constants["CHANNELS"] // constants["BLOCK_C"]), ("batch",))
     element = f"*{TYPES[dtype]}"
     present = {name for name in node.inputs if name} | {"output", "present_state"}
     arguments = []
@@ -72,5 +72,4 @@ def _launch(node: Node, dtype: str, tile: dict[str, int], chunks: Extent) -> Lau
     kernel = Kernel(
         "causal_conv.convolve", tuple(arguments), tuple(constants.items()), warps=4, stages=1
     )
-    blocks = Extent(-(-channels // tile["BLOCK_C"]), ("batch",))
     return Launch(kernel, (blocks, chunks, ONE))
