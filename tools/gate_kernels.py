@@ -7,7 +7,8 @@
 
 Needs no GPU. Cases are nodes of every op and rule whose kernels differ, with heads of ``width``
 behind the feature map. Prints the rows that fail and a summary a compute capability; all rows go
-into the JSON. Exit code 0: all pass; 6: some do not.
+into the JSON, with the blocks that a multiprocessor holds and asynchronous copies. Exit code 0: all
+pass; 6: some do not.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from linexport.errors import BuildError, LinexportError
 from linexport.models import feature_maps as feature_maps  # registers their formulas
 from linexport.plugins.kernels.architectures import ARCHITECTURES
 from linexport.plugins.kernels.compile import compile_kernels
-from linexport.plugins.kernels.gate import LARGEST_SHARED, failures, inspect
+from linexport.plugins.kernels.gate import LARGEST_SHARED, failures, inspect, occupancy
 from linexport.plugins.kernels.launch import TYPES
 from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec
@@ -143,8 +144,11 @@ def rows(
     """Yield the row of each kernel once, under the first case that has it."""
     first: dict[str, str] = {}
     kernels = {}
+    resident: dict[str, int] = {}
     for case, node in cases.items():
-        for kernel in plan_launches(node, dtype, sm, precision).kernels():
+        plan = plan_launches(node, dtype, sm, precision)
+        resident |= {kernel.name: plan.resident for kernel in plan.over_segments()}
+        for kernel in plan.kernels():
             kernels[kernel.name] = kernel
             first.setdefault(kernel.name, case)
     binaries = compile_kernels(kernels.values(), sm)
@@ -161,8 +165,10 @@ def rows(
             "warps": kernel.warps,
             "stages": kernel.stages,
             "shared": binary.shared,
+            "occupancy": occupancy(binary, found),
+            "resident": resident.get(name, 1),
             **asdict(found),
-            "failures": failures(kernel, binary, found),
+            "failures": failures(kernel, binary, found, resident.get(name, 1)),
         }
 
 
@@ -176,8 +182,9 @@ def line(row: dict[str, Any]) -> str:
 
 
 SUMMARY = """\
-| capability | kernels | failing | bytes spilled | registers, most | shared, most | allowed |
-|---|---|---|---|---|---|---|"""
+| capability | kernels | failing | bytes spilled | registers, most | shared, most | allowed | with \
+asynchronous copies |
+|---|---|---|---|---|---|---|---|"""
 
 
 def summary(sm: int, found: list[dict[str, Any]]) -> str:
@@ -189,6 +196,7 @@ def summary(sm: int, found: list[dict[str, Any]]) -> str:
         max(row["registers"] for row in found),
         max(row["shared"] for row in found),
         LARGEST_SHARED[sm],
+        sum(row["copies"] > 0 for row in found),
     )
     return f"| {sm / 10:.1f} | {' | '.join(f'{n:,}' for n in numbers)} |"
 

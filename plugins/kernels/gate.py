@@ -1,4 +1,4 @@
-"""Registers, spills and tensor-core instructions of a kernel, read from its PTX and machine code.
+"""Registers, spills, tensor-core instructions and asynchronous copies, read from machine code.
 
 Spills are register values kept in memory; a wgmma that is serialised waits for the one before it.
 Either makes a kernel several times slower than it looks in the source.
@@ -22,6 +22,12 @@ from linexport.plugins.kernels.plans.fused_maps import WIDENING
 SERIALISED = ("C7510", "C7511", "C7512", "C7513", "C7514", "C7515", "C7519")
 """Warnings of ptxas that wgmma instructions are serialised; the numbers tell the reason."""
 
+ASYNCHRONOUS = r"\b(?:LDGSTS|UTMALDG|UBLKCP)\b"
+"""Copies into shared memory that a block does not wait for."""
+
+REGISTERS, SYSTEM_SHARED = 65_536, 1024
+"""Registers of a multiprocessor; bytes of shared memory of each block that are the system's."""
+
 TENSOR_CORE = r"\b(?:HMMA|IMMA|QMMA|HGMMA|QGMMA|UTC\w*MMA)\b"
 LARGEST_SHARED = {sm: one.shared for sm, one in ARCHITECTURES.items()}
 """Bytes of shared memory a block may have."""
@@ -42,12 +48,14 @@ class BinaryFindings:
         spilled: bytes stored and loaded because registers ran out.
         warnings: of SERIALISED, those given.
         instructions: how many tensor-core instructions, by name.
+        copies: how many asynchronous copies.
     """
 
     registers: int
     spilled: int
     warnings: tuple[str, ...]
     instructions: dict[str, int]
+    copies: int = 0
 
 
 def inspect(binary: CompiledKernel) -> BinaryFindings:
@@ -70,16 +78,36 @@ def inspect(binary: CompiledKernel) -> BinaryFindings:
         sum(spills),
         tuple(code for code in SERIALISED if code in log),
         dict(Counter(re.findall(TENSOR_CORE, sass))),
+        len(re.findall(ASYNCHRONOUS, sass)),
     )
 
 
-def failures(kernel: Kernel, binary: CompiledKernel, found: BinaryFindings) -> list[str]:
-    """Properties of a binary that a shipped kernel must not have."""
+def occupancy(binary: CompiledKernel, found: BinaryFindings) -> int:
+    """Blocks that a multiprocessor holds at once, by its registers and its shared memory.
+
+    A warp takes registers in units of 256. A multiprocessor has the shared memory of its largest
+    block and what is the system's of it.
+    """
+    of_a_warp = -(-32 * found.registers // 256) * 256
+    by_registers = REGISTERS // of_a_warp // binary.warps
+    shared = LARGEST_SHARED[binary.sm] + SYSTEM_SHARED
+    return min(by_registers, shared // (binary.shared + SYSTEM_SHARED))
+
+
+def failures(
+    kernel: Kernel, binary: CompiledKernel, found: BinaryFindings, resident: int = 1
+) -> list[str]:
+    """Properties of a binary that a shipped kernel must not have.
+
+    ``resident`` is how many blocks of it the plan counts on in a multiprocessor.
+    """
     largest = LARGEST_SHARED[binary.sm]
+    held = occupancy(binary, found)
     wrong = {
         f"{found.spilled} bytes spilled": found.spilled > 0,
         f"wgmma serialised ({', '.join(found.warnings)})": bool(found.warnings),
         f"{binary.shared} bytes of shared memory, {largest} allowed": binary.shared > largest,
+        f"{held} blocks a multiprocessor, {resident} planned": held < resident,
         "no tensor-core instruction": multiplies(kernel) and not found.instructions,
     }
     return [what for what, holds in wrong.items() if holds]

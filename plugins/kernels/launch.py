@@ -108,7 +108,6 @@ class Route:
     scratch: tuple[Scratch, ...] = ()
 
 
-BLOCKS_PER_MULTIPROCESSOR = 2
 LEAST_CHUNKS = 8
 """Fewest chunks of a segment: its state must stay small beside its tokens."""
 
@@ -123,6 +122,7 @@ class LaunchPlan:
         decode: for at most ``decode_length`` tokens.
         chunk: tokens of a chunk.
         blocks: of ``single``, for each sequence of the batch.
+        resident: blocks over segments that a multiprocessor holds at once, at least.
         in_place: outputs that may be the memory of the past they go on from; the others may not.
     """
 
@@ -132,6 +132,7 @@ class LaunchPlan:
     decode_length: int = 0
     chunk: int = 1
     blocks: int = 1
+    resident: int = 1
     in_place: tuple[str, ...] = field(default=(), kw_only=True)
 
     def route(self, batch: int, length: int, multiprocessors: int) -> Route:
@@ -151,7 +152,7 @@ class LaunchPlan:
         chunks = max(-(-length // self.chunk), 1)
         segments = 1
         if self.segmented:
-            wanted = BLOCKS_PER_MULTIPROCESSOR * multiprocessors // max(batch * self.blocks, 1)
+            wanted = self.resident * multiprocessors // max(batch * self.blocks, 1)
             segments = max(min(wanted, chunks // LEAST_CHUNKS), 1)
         per_segment = -(-chunks // segments)
         return {
@@ -161,6 +162,11 @@ class LaunchPlan:
             "segments": -(-chunks // per_segment),
             "chunks_per_segment": per_segment,
         }
+
+    def over_segments(self) -> list[Kernel]:
+        """Kernels of which a multiprocessor must hold ``resident`` blocks."""
+        launches = self.segmented.launches if self.segmented else ()
+        return [x.kernel for x in launches if "segments" in x.grid[1].symbols]
 
     def kernels(self) -> list[Kernel]:
         """Every kernel of the plan, once."""

@@ -20,7 +20,6 @@ from typing import Any
 from linexport.errors import OpError, UnsupportedModelError, UsageError
 from linexport.plugins.kernels.architectures import ARCHITECTURES, FIRST, NO_TENSOR_CORES
 from linexport.plugins.kernels.launch import (
-    BLOCKS_PER_MULTIPROCESSOR,
     LEAST_CHUNKS,
     Argument,
     Extent,
@@ -31,7 +30,7 @@ from linexport.plugins.kernels.launch import (
     Scratch,
 )
 
-FORMAT = 1
+FORMAT = 2
 ALIGNMENT = 256
 """Alignment of buffers in a workspace, in bytes."""
 
@@ -130,7 +129,7 @@ class Description:
         The number of segments does not always grow with the length; its limit does.
         """
         plan, most = self.plans[sm], 0
-        blocks = BLOCKS_PER_MULTIPROCESSOR * MULTIPROCESSORS[sm]
+        blocks = plan.resident * MULTIPROCESSORS[sm]
         for rows in range(1, batch + 1):
             values = plan.symbols(rows, length, MULTIPROCESSORS[sm])
             limit = min(blocks // (rows * plan.blocks), values["chunks"] // LEAST_CHUNKS)
@@ -252,6 +251,7 @@ def _plan(value: Mapping[str, Any]) -> LaunchPlan:
         decode_length=int(value["decode_length"]),
         chunk=int(value["chunk"]),
         blocks=int(value["blocks"]),
+        resident=int(value["resident"]),
         in_place=tuple(value["in_place"]),
     )
 

@@ -96,7 +96,7 @@ def test_a_creator_declares_every_field_it_reads(rtx: Any) -> None:
 def test_a_description_that_is_not_ours_is_refused(spoil: str) -> None:
     attributes = small().attributes()
     if spoil == "format":
-        attributes["launch"] = attributes["launch"].replace('"format":1', '"format":7')
+        attributes["launch"] = attributes["launch"].replace('"format":2', '"format":7')
     else:
         del attributes[spoil]
     with pytest.raises(UnsupportedModelError, match="Convert the model again"):

@@ -90,7 +90,13 @@ class _Planner:
         """All routes."""
         if not self.spec.causal:
             route = self._bidirectional()
-            return LaunchPlan(route, route, chunk=self.output.chunk, blocks=self._state_blocks())
+            return LaunchPlan(
+                route,
+                route,
+                chunk=self.output.chunk,
+                blocks=self._state_blocks(),
+                resident=self.state.resident,
+            )
         decode = Route((self._launch("recurrent.step", self.step, self._heads(self.step)),))
         single = self._delta() if self.spec.has_beta else Route((self._causal_output(),))
         segmented = self._segmented_delta() if self.spec.has_beta else self._segmented()
@@ -101,6 +107,7 @@ class _Planner:
             DECODE_LENGTH,
             self.output.chunk,
             self._heads(self.output),
+            self.output.resident,
             in_place=self._in_place(),
         )
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+REGISTER_WARPS = 8
+"""Warps of 255 registers a thread that a multiprocessor has registers for, 65,536."""
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -20,6 +23,11 @@ class Tile:
     block_v: int
     warps: int
     stages: int
+
+    @property
+    def resident(self) -> int:
+        """Blocks that the registers of a multiprocessor hold, however many a thread takes."""
+        return max(REGISTER_WARPS // self.warps, 1)
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class Shape:
 
     @property
     def segmented(self) -> bool:
-        """Whether sequences can be cut: a segment of a delta rule needs all of d_k in a block.
+        """Return whether sequences can be cut: a delta rule needs all of d_k in a block for it.
 
         In float32 keys wider than 128 spill whatever the tile, and than 64 with decays per channel.
         """
@@ -91,7 +99,7 @@ def output(shape: Shape) -> Tile:
     if shape.pairs and block_k > 64:
         return Tile(chunk, 64, min(block_v, 32), 8, 1)
     if shape.from_shared:
-        stages = 1 if shape.decays == 1 and block_k > 64 else 2
+        stages = 1 if shape.sm == 100 and shape.decays == 1 and block_k > 64 else 2
         return Tile(chunk, block_k, min(block_v, 64), 4 if block_k <= 64 else 8, stages)
     if block_k <= 64:
         return Tile(16 if shape.pairs else chunk, block_k, min(block_v, 32), 4, 2)

@@ -203,6 +203,7 @@ Plan plan(Json const& json) {
         json.at("decode_length").integer(),
         json.at("chunk").integer(),
         json.at("blocks").integer(),
+        json.at("resident").integer(),
         json.at("multiprocessors").integer()};
 }
 
@@ -216,7 +217,6 @@ std::string listed(std::vector<int64_t> const& shape) {
     return text + ")";
 }
 
-int64_t constexpr blocksPerMultiprocessor = 2;
 int64_t constexpr leastChunks = 8;
 
 }  // namespace
@@ -233,8 +233,7 @@ Sizes Plan::symbols(int64_t batch, int64_t length) const {
     int64_t const chunks = std::max<int64_t>(ceilDiv(length, chunk), 1);
     int64_t segments = 1;
     if (hasSegmented) {
-        int64_t const wanted =
-            blocksPerMultiprocessor * multiprocessors / std::max<int64_t>(batch * blocks, 1);
+        int64_t const wanted = resident * multiprocessors / std::max<int64_t>(batch * blocks, 1);
         segments = std::max<int64_t>(std::min(wanted, chunks / leastChunks), 1);
     }
     int64_t const each = ceilDiv(chunks, segments);
@@ -255,7 +254,7 @@ int64_t Plan::mostScratch(int64_t batch, int64_t length) const {
     for (int64_t rows = 1; rows <= batch; ++rows) {
         Sizes values = symbols(rows, length);
         // The number of segments does not always grow with the length; its limit does.
-        int64_t const wanted = blocksPerMultiprocessor * multiprocessors / (rows * blocks);
+        int64_t const wanted = resident * multiprocessors / (rows * blocks);
         values["segments"] = std::max<int64_t>(std::min(wanted, values["chunks"] / leastChunks), 1);
         for (Route const* taken : {&single, &segmented, &decode}) {
             int64_t total = 0;
@@ -302,7 +301,7 @@ int64_t Description::mostScratch(int64_t batch, int64_t length) const {
 
 Description parse(std::string const& launch, std::string const& binaries) {
     Json const head = Reader(launch).read();
-    if (head.at("format").integer() != 1) throw Error("a node was made by another version of linexport");
+    if (head.at("format").integer() != 2) throw Error("a node was made by another version of linexport");
     Description found;
     found.opType = head.at("op_type").string;
     for (Json const& item : head.at("inputs").items) found.inputs.push_back(tensor(item));

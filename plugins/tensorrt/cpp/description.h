@@ -61,7 +61,7 @@ struct Route {
 struct Plan {
     Route single, segmented, decode;
     bool hasSegmented, hasDecode;
-    int64_t decodeLength, chunk, blocks, multiprocessors;
+    int64_t decodeLength, chunk, blocks, resident, multiprocessors;
 
     Sizes symbols(int64_t batch, int64_t length) const;
     Route const& route(int64_t batch, int64_t length) const;

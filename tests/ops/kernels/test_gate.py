@@ -20,7 +20,7 @@ import pytest
 from linexport.errors import BuildError
 from linexport.plugins.kernels.architectures import ARCHITECTURES
 from linexport.plugins.kernels.compile import CompiledKernel, compile_kernels
-from linexport.plugins.kernels.gate import LARGEST_SHARED, BinaryFindings, failures
+from linexport.plugins.kernels.gate import LARGEST_SHARED, BinaryFindings, failures, occupancy
 from linexport.plugins.kernels.launch import Argument, Kernel
 from linexport.plugins.kernels.plan import plan_launches
 from tests.support import kernels
@@ -78,16 +78,39 @@ def test_every_kernel_passes_the_gate(
     assert [tool.line(row) for row in found if row["failures"]] == []
 
 
+@pytest.mark.parametrize(
+    ("sm", "warps", "registers", "shared", "blocks"),
+    [
+        (90, 8, 128, 0, 2),
+        (90, 8, 129, 0, 1),
+        (90, 4, 255, 0, 2),
+        (90, 4, 168, 0, 3),
+        (90, 4, 32, LARGEST_SHARED[90], 1),
+        (89, 4, 32, 50176, 2),
+        (89, 4, 32, 50177, 1),
+        (80, 4, 32, 82944, 2),
+    ],
+)
+def test_blocks_of_a_multiprocessor(
+    sm: int, warps: int, registers: int, shared: int, blocks: int
+) -> None:
+    """By NVIDIA's tables: 64 Ki registers; 228, 100 and 164 KiB of shared memory, one a block's."""
+    binary = CompiledKernel("", sm, "f", shared, warps, b"", "")
+    assert occupancy(binary, BinaryFindings(registers, 0, (), {})) == blocks
+
+
 def test_the_gate_names_what_is_wrong() -> None:
     kernel = plan_launches(kernels.node("linear", 64), "bfloat16", 90).single.launches[0].kernel
     binary = CompiledKernel(kernel.name, 90, "f", LARGEST_SHARED[90], 4, b"", "")
     right = BinaryFindings(255, 0, (), {"HGMMA": 2})
     assert failures(kernel, binary, right) == []
+    assert failures(kernel, binary, right, 2) == ["1 blocks a multiprocessor, 2 planned"]
     wrong = BinaryFindings(255, 8, ("C7510",), {})
     assert failures(kernel, replace(binary, shared=LARGEST_SHARED[90] + 1), wrong) == [
         "8 bytes spilled",
         "wgmma serialised (C7510)",
         "232449 bytes of shared memory, 232448 allowed",
+        "0 blocks a multiprocessor, 1 planned",
         "no tensor-core instruction",
     ]
 

@@ -54,7 +54,7 @@ def test_segments_cover_the_sequence(
     batch: int, length: int, multiprocessors: int, chunk: int
 ) -> None:
     empty: Any = None
-    chosen = LaunchPlan(single=empty, segmented=empty or object(), chunk=chunk, blocks=16)  # type: ignore[arg-type]
+    chosen = LaunchPlan(empty, object(), chunk=chunk, blocks=16, resident=2)  # type: ignore[arg-type]
     values = chosen.symbols(batch, length, multiprocessors)
     tokens = values["segments"] * values["chunks_per_segment"] * chunk
     assert tokens >= length
@@ -66,7 +66,8 @@ def test_segments_cover_the_sequence(
 def test_one_long_sequence_fills_a_gpu_and_a_large_batch_needs_no_segments() -> None:
     chosen = plan_launches(kernels.node("linear", 128, heads=16), "bfloat16", 90)
     assert chosen.symbols(8, 8192, 132)["segments"] == 1
-    assert chosen.symbols(1, 131072, 132)["segments"] * chosen.blocks >= 132
+    segments = chosen.symbols(1, 131072, 132)["segments"]
+    assert segments * chosen.blocks <= chosen.resident * 132 < (segments + 1) * chosen.blocks
     assert chosen.route(256, 1, 132) is chosen.decode
     assert chosen.route(8, 8192, 132) is chosen.single
     assert chosen.route(1, 131072, 132) is chosen.segmented
@@ -74,20 +75,18 @@ def test_one_long_sequence_fills_a_gpu_and_a_large_batch_needs_no_segments() -> 
 
 @pytest.mark.parametrize("variant", ["delta", "gated_delta", "kda"])
 def test_one_long_sequence_of_a_delta_rule_fills_a_gpu(variant: str) -> None:
-    """Every launch but the scan over segments has blocks for each of 132 multiprocessors."""
+    """Every launch has as many blocks as 132 multiprocessors hold, or more."""
     chosen = plan_launches(kernels.node(variant, 128, heads=16), "bfloat16", 90)
     values = chosen.symbols(1, 131072, 132)
     blocks = {
         launch.kernel.function: math.prod(extent.of(values) for extent in launch.grid)
         for launch in chosen.route(1, 131072, 132).launches
     }
-    assert blocks.pop("transitions.transition_scan") == 128
     assert set(blocks) == {
-        "delta.chunk_inverse",
-        "transitions.segment_transition",
-        "linear.segment_output",
+        *("delta.chunk_inverse", "transitions.segment_transition"),
+        *("transitions.transition_scan", "linear.segment_output"),
     }
-    assert min(blocks.values()) >= 2 * 128
+    assert min(blocks.values()) > 132 * chosen.resident - chosen.blocks
     assert chosen.route(8, 8192, 132) is chosen.single
 
 
