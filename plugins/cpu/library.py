@@ -83,6 +83,9 @@ def check_nodes(model: onnx.ModelProto) -> None:
     Raises:
         UnsupportedModelError: the domain has another version, or a node such an attribute.
     """
+    from onnx import AttributeProto
+    from onnx.defs import OpSchema
+
     from linexport.plugins.ops.op import ABSENT, DOMAIN, VERSION
     from linexport.plugins.ops.registry import own_ops
 
@@ -98,8 +101,9 @@ def check_nodes(model: onnx.ModelProto) -> None:
         known = own_ops()[node.op_type].schema.attributes
         for attribute in node.attribute:
             declared = known.get(attribute.name)
+            name = AttributeProto.AttributeType.Name(attribute.type)
             if attribute.name != ABSENT and (
-                declared is None or declared.type.value != attribute.type
+                declared is None or declared.type != getattr(OpSchema.AttrType, name, None)
             ):
                 raise UnsupportedModelError(
                     f"{node.op_type} {node.name} has the attribute {attribute.name}, which the CPU "
