@@ -1,4 +1,4 @@
-"""What a Scan's step computes from its tokens alone -> computed of all tokens before the Scan.
+"""Values that a Scan's step computes from its tokens alone -> computed before the Scan, of all.
 
     Scan over x_t: a = sigmoid(x_t W),         A = sigmoid(X W)
                    h = a h + x_t         ->    Scan over a_t, x_t: h = a_t h + x_t
@@ -44,7 +44,7 @@ LAYOUT = frozenset(("Unsqueeze", "Squeeze", "Transpose", "Identity", "Reshape"))
 
 @dataclass(frozen=True)
 class _Plan:
-    """What leaves the body of one Scan.
+    """Nodes that leave the body of one Scan, and what they read.
 
     Attributes:
         nodes: those that leave, in the order of evaluation.
