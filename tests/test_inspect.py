@@ -18,7 +18,7 @@ from linexport.inspection import inspect
 from linexport.inspection.subgraph import around
 from linexport.manifest.inspected import GraphPart, SourceInspection
 from linexport.models.torch_ops import call
-from linexport.plugins.ops import causal_conv
+from linexport.plugins.ops import causal_conv, registry
 from linexport.report import render_findings
 from linexport.report.layers import place
 
@@ -142,6 +142,19 @@ def test_an_artifact_has_a_report_already(
 ) -> None:
     result = cli("inspect", artifact, "--html", tmp_path / "page.html")
     assert result.code == 2 and "report.html" in result.err
+
+
+def test_a_node_whose_package_is_gone_is_named(
+    cli: Callable[..., Any], artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = cli("inspect", artifact, "--json").json()["ops"]
+    kept = {name: op for name, op in registry.all_ops().items() if name != "LinearAttention"}
+    monkeypatch.setattr(registry, "all_ops", lambda: kept)
+    after = cli("inspect", artifact, "--json").json()["ops"]
+    assert [(op["node"], op["op"]) for op in after] == [(op["node"], op["op"]) for op in before]
+    gone = [op for op in after if op["op"] == "LinearAttention"]
+    assert gone and all("not installed" in op["details"] for op in gone)
+    assert "of a package that is not" in " ".join(cli("inspect", artifact).out.split())
 
 
 def test_what_mixes_tokens_is_said(cli: Callable[..., Any], factories: SimpleNamespace) -> None:

@@ -23,10 +23,13 @@ from linexport.manifest.inspected import (
     SourceInspection,
 )
 from linexport.manifest.records import RangeRecord, SourceRecord
+from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.registry import linexport_nodes
 
 REACH = 7
 """Steps above an unmatched candidate that are drawn: queries, keys and values meet within them."""
+
+UNKNOWN = "of a package that is not installed: the function in the file runs"
 
 
 def inspect(path: str | Path, *, drawings: bool = False) -> SourceInspection | ArtifactInspection:
@@ -96,7 +99,16 @@ def _artifact(folder: Path) -> ArtifactInspection:
 
 
 def _ops(model: onnx.ModelProto) -> tuple[OpRecord, ...]:
-    return tuple(
-        OpRecord(node.name, op.name, seen.attributes, op.sizes(seen), op.describe(seen))
-        for node, op, seen in linexport_nodes(model)
-    )
+    """Return the nodes of linexport's domain, in order, also those whose op is not installed."""
+    known = {node.name: (op, seen) for node, op, seen in linexport_nodes(model)}
+    records = []
+    for node in (n for n in model.graph.node if n.domain == DOMAIN):
+        if node.name in known:
+            op, seen = known[node.name]
+            record = OpRecord(
+                node.name, op.name, seen.attributes, op.sizes(seen), op.describe(seen)
+            )
+        else:
+            record = OpRecord(node.name, node.op_type, {}, {}, UNKNOWN)
+        records.append(record)
+    return tuple(records)

@@ -28,6 +28,7 @@ NONE = "–"
 
 def linearization_page(report: LinearizationReport) -> str:
     """One self-contained HTML document."""
+    layers, feed_forward = _layers(report), _feed_forward(report)
     return (
         template("linearization.html")
         .render(
@@ -35,8 +36,9 @@ def linearization_page(report: LinearizationReport) -> str:
             bad=report.status != "ok",
             facts=list(_facts(report).items()),
             attention=bool(report.layers),
-            layers=_layers(report),
-            feed_forward=_feed_forward(report),
+            layers=layers,
+            feed_forward=feed_forward,
+            replaced=bool(layers or feed_forward),
             feed_forward_times=_feed_forward_times(report),
             kept=_kept(report),
             distillation=_distillation(report),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +156,6 @@ def test_a_form_that_is_never_faster_ends_with_3_and_is_drawn(folder: Path, cli:
         {**found, "latency": None, "memory": None}
     )
     assert linearization_page(report).count("Not measured") == 2
+    assert "Layers of a trained model were replaced" in linearization_page(report)
+    none = linearization_page(replace(report, layers=()))
+    assert "No layer was replaced" in none and "were replaced by" not in none
