@@ -70,12 +70,13 @@ def _write(path: Path | None, rows: list[dict[str, object]]) -> None:
 
 
 def _facts(table: str, name: str) -> dict[str, object]:
-    """Return the package of a module, and whether it is linear."""
+    """Return the package of a module, and whether it is linear and causal."""
     if table == "strangers":
         return {"linear": STRANGERS[name].linear}
     if table != "third_party":
         return {"linear": True}
-    return {"package": MODULES[name].package, "linear": MODULES[name].linear}
+    found = MODULES[name]
+    return {"package": found.package, "linear": found.linear, "causal": found.causal}
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def converted(name: str) -> Outcome:
     found: ThirdParty | Stranger = MODULES[name] if name in MODULES else STRANGERS[name]
     torch.manual_seed(0)
     module = found.build().eval()
-    example = torch.randn(2, 16, WIDTH)
+    example = torch.randn(2, 16 if found.unit == 1 else 4 * found.unit, WIDTH)
     dynamic = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "artifact"

@@ -178,11 +178,15 @@ def _third_party(result: Any) -> str:
     ]
     linear = [r for r in result["rows"] if r["linear"]]
     good = sum(r["kind"] in ("streams", "fused") for r in linear)
-    streaming = sum(r["kind"] == "streams" for r in linear)
+    causal = [r for r in linear if r["causal"]]
+    streaming = sum(r["kind"] == "streams" for r in causal)
+    carried = sum(r["kind"] == "carried" for r in causal)
     wrong = sum(r["kind"] == "wrong" for r in result["rows"])
     head = (
-        f"Of {len(linear)} modules that are linear in the tokens, {good} are fused, {streaming} of "
-        f"them stream; {wrong} are wrong."
+        f"Of {len(linear)} modules that are linear in the tokens, {good} are fused; {wrong} are "
+        f"wrong. The outputs of {len(linear) - len(causal)} depend on later tokens, so that they "
+        f"cannot stream. Of the {len(causal)} causal ones, {streaming} are fused and stream, and "
+        f"{carried} stream as a loop."
     )
     return f"{head}\n\n{table(['module', 'package', 'outcome', 'reason'], rows)}"
 

@@ -1,108 +1,28 @@
-"""Modules of packages on PyPI, as their authors wrote them, most of them linear in the tokens.
-
-Each takes (B, T, 16), or tokens in multiples of ``unit``. None of the packages is a dependency.
-"""
+"""Modules for which functions of their packages are swapped, or that fuse as they are."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from types import ModuleType
-
 from torch import Tensor, nn
 
-WIDTH = 16
+from tests.support.third_party.registry import (
+    WIDTH,
+    First,
+    Projected,
+    Single,
+    empty_modules,
+    heads,
+    module,
+)
 
 
-@dataclass(frozen=True)
-class ThirdParty:
-    """A module of a package.
-
-    Attributes:
-        package: the name on PyPI.
-        imports: the name it is imported by.
-        build: makes the module.
-        linear: whether it can be computed with a state of fixed size.
-        unit: lengths are multiples of it.
-    """
-
-    package: str
-    imports: str
-    build: Callable[[], nn.Module]
-    linear: bool = True
-    unit: int = 1
-
-    @property
-    def installed(self) -> bool:
-        """Whether the package can be imported."""
-        return importlib.util.find_spec(self.imports) is not None
-
-
-MODULES: dict[str, ThirdParty] = {}
-
-
-def module(
-    package: str, imports: str, *, linear: bool = True, unit: int = 1
-) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
-    """Register a function that makes a module."""
-
-    def register(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-        MODULES[build.__name__] = ThirdParty(package, imports, build, linear, unit)
-        return build
-
-    return register
-
-
-class First(nn.Module):
-    """The first output of a module that takes its input once, or as query, key and value."""
-
-    def __init__(self, inner: nn.Module, times: int = 1) -> None:
-        super().__init__()
-        self.inner, self.times = inner, times
-
-    def forward(self, x: Tensor) -> Tensor:
-        found = self.inner(*[x] * self.times)
-        return found if isinstance(found, Tensor) else found[0]
-
-
-class Single(nn.Module):
-    """A module that computes a part in complex64 always: its own reference is in float32."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def double(self) -> Single:
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.inner(x.float())
-        return found.to(x.dtype)
-
-
-class Projected(nn.Module):
-    """A function of projections of the input, of these widths."""
-
-    def __init__(self, function: Callable[..., Tensor], *widths: int) -> None:
-        super().__init__()
-        self.function, self.widths = function, widths
-        self.project = nn.Linear(WIDTH, sum(widths))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(*self.project(x).split(self.widths, -1))
-
-
-@module("performer-pytorch", "performer_pytorch")
+@module("performer-pytorch", "performer_pytorch", causal=False)
 def performer_causal() -> nn.Module:
     from performer_pytorch import SelfAttention
 
     return First(SelfAttention(dim=WIDTH, heads=2, dim_head=8, causal=True, nb_features=16))
 
 
-@module("performer-pytorch", "performer_pytorch")
+@module("performer-pytorch", "performer_pytorch", causal=False)
 def performer() -> nn.Module:
     from performer_pytorch import SelfAttention
 
@@ -152,24 +72,10 @@ def mambapy_sequential() -> nn.Module:
     return MambaBlock(config)
 
 
-@contextmanager
-def _empty(*names: str) -> Iterator[ModuleType]:
-    """Let imports find empty modules of these names; yields the last."""
-    before = {name: sys.modules.pop(name, None) for name in names}
-    sys.modules.update({name: ModuleType(name) for name in names})
-    try:
-        yield sys.modules[names[-1]]
-    finally:
-        for name, found in before.items():
-            del sys.modules[name]
-            if found is not None:
-                sys.modules[name] = found
-
-
 @module("torchscale", "torchscale")
 def torchscale_retention() -> nn.Module:
     # The package imports torchvision, and timm, for its models of images.
-    with _empty("torchvision", "timm", "timm.models", "timm.models.layers") as layers:
+    with empty_modules("torchvision", "timm", "timm.models", "timm.models.layers") as layers:
         vars(layers)["drop_path"] = None
         from torchscale.architecture.config import RetNetConfig
         from torchscale.architecture.retnet import RetNetRelPos
@@ -191,16 +97,12 @@ def torchscale_retention() -> nn.Module:
     return Retention()
 
 
-def _heads(x: Tensor) -> Tensor:
-    return x.unflatten(-1, (2, -1)).transpose(1, 2)
-
-
 @module("xlstm", "xlstm")
 def xlstm_parallel() -> nn.Module:
     from xlstm.blocks.mlstm.backends import parallel_stabilized_simple
 
     def cell(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Tensor:
-        q, k, v, i, f = map(_heads, (q, k, v, i, f))
+        q, k, v, i, f = map(heads, (q, k, v, i, f))
         return parallel_stabilized_simple(q, k, v, i, f).transpose(1, 2).flatten(2)
 
     return Projected(cell, 16, 16, 16, 2, 2)
@@ -218,7 +120,7 @@ def xlstm_chunkwise() -> nn.Module:
     from xlstm.blocks.mlstm.backends import chunkwise_simple
 
     def cell(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Tensor:
-        q, k, v, i, f = (_heads(x).contiguous() for x in (q, k, v, i, f))
+        q, k, v, i, f = (heads(x).contiguous() for x in (q, k, v, i, f))
         found = chunkwise_simple(q, k, v, i[..., 0], f[..., 0], chunk_size=16)
         return found.transpose(1, 2).flatten(2)
 
@@ -254,7 +156,7 @@ def mlstm_backend() -> nn.Module:
             self.project, self.backend = nn.Linear(WIDTH, 52), backend
 
         def forward(self, x: Tensor) -> Tensor:
-            q, k, v, i, f = map(_heads, self.project(x).split([16, 16, 16, 2, 2], -1))
+            q, k, v, i, f = map(heads, self.project(x).split([16, 16, 16, 2, 2], -1))
             h, _ = self.backend(q, k, v, i[..., 0], f[..., 0])
             return h.transpose(1, 2).flatten(2)
 
@@ -266,7 +168,7 @@ def mlstm_parallel() -> nn.Module:
     from mlstm_kernels.torch.parallel.native import mlstm_parallel__native_autograd
 
     def cell(q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor) -> Tensor:
-        q, k, v, i, f = map(_heads, (q, k, v, i, f))
+        q, k, v, i, f = map(heads, (q, k, v, i, f))
         found = mlstm_parallel__native_autograd(q, k, v, i[..., 0], f[..., 0])
         return found.transpose(1, 2).flatten(2)
 
@@ -362,7 +264,7 @@ def delta_mingru() -> nn.Module:
     return DeltaMinGRU(WIDTH, WIDTH)
 
 
-@module("taylor-series-linear-attention", "taylor_series_linear_attention")
+@module("taylor-series-linear-attention", "taylor_series_linear_attention", causal=False)
 def taylor_series() -> nn.Module:
     from taylor_series_linear_attention import TaylorSeriesLinearAttn
 
@@ -376,7 +278,7 @@ def simplified_state_space() -> nn.Module:
     return Single(S5(WIDTH, 8))
 
 
-@module("aft-pytorch", "aft_pytorch")
+@module("aft-pytorch", "aft_pytorch", causal=False)
 def attention_free() -> nn.Module:
     from aft_pytorch.aft_pytorch import AFTSimple
 
@@ -412,7 +314,7 @@ def gated_delta_by_chunks() -> nn.Module:
     return GatedDeltaMixer(WIDTH, 2, backend="chunkwise", chunk_size=16)
 
 
-@module("trim-transformer", "trim_transformer")
+@module("trim-transformer", "trim_transformer", causal=False)
 def trimmed_attention() -> nn.Module:
     from trim_transformer.modules import TrimMultiheadAttention
 
@@ -435,7 +337,7 @@ def trimmed_causal_attention() -> nn.Module:
     return Causal()
 
 
-@module("agent-attention-pytorch", "agent_attention_pytorch", linear=False)
+@module("agent-attention-pytorch", "agent_attention_pytorch", linear=False, causal=False)
 def agent_attention() -> nn.Module:
     from agent_attention_pytorch import AgentSelfAttention
 
