@@ -70,6 +70,15 @@ def merge_reshapes(node: gs.Node) -> bool:
     return True
 
 
+def name_type(node: gs.Node) -> bool:
+    """Let a CastLike be a Cast to the type it takes of its second input; returns whether it is."""
+    to = _dtype(node.inputs[1]) if node.op == "CastLike" else None
+    if to is None:
+        return False
+    node.op, node.attrs, node.inputs = "Cast", {"to": to}, node.inputs[:1]
+    return True
+
+
 def identity_of(node: gs.Node) -> gs.Tensor | None:
     """Return the input that a node's output always equals, to the bit; None if there is none."""
     source = node.inputs[0] if node.inputs else None

@@ -6,6 +6,7 @@
     Identity, Slice of everything, products and quotients with 1,
     Cast, CastLike and Reshape to what it is      -> their input
     Reshape of a Reshape                          -> one Reshape
+    CastLike a value of a known type              -> Cast, which reads no other value
     nodes that compute what another computes      -> that other node
 
 Values stay the same to the bit: no constant is taken to be negligible, whatever its size.
@@ -24,7 +25,13 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
-from linexport.graph.edit import identity_of, is_output, merge_reshapes, replace_all_uses_with
+from linexport.graph.edit import (
+    identity_of,
+    is_output,
+    merge_reshapes,
+    name_type,
+    replace_all_uses_with,
+)
 from linexport.graph.folding import fold, nbytes
 from linexport.loaders.onnx_file.random_ops import RANDOM_OPS
 from linexport.passes.contract import Pass, PassResult
@@ -51,6 +58,7 @@ def run(graph: gs.Graph) -> PassResult:
             continue
         if node.op == "Reshape":
             modified |= merge_reshapes(node)
+        modified |= name_type(node)
         values = _simpler(node, graph.opset, computed)
         if values is not None:
             log.debug("%s %r becomes %s", node.op, node.name, values[0].name if values else "none")

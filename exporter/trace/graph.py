@@ -143,7 +143,14 @@ def plain_onnx(program: torch.export.ExportedProgram, path: Path) -> int:
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """How the exporter writes each linexport operator: as the one node of its op."""
     marks = {loops.OPERATOR: loops.symbol, inverses.OPERATOR: inverses.symbol}
+    marks[torch.ops.aten.relu.default] = _relu
     return marks | {torch_ops.overload(op): _symbol(op) for op in registry.all_ops().values()}
+
+
+def _relu(x: Any) -> Any:
+    """Relu; of integers, such as distances, Clip at 0: ONNX Runtime has no Relu of them."""
+    op = values.Opset("", OPSET)
+    return op.Relu(x) if x.dtype.is_floating_point() else op.Clip(x, op.CastLike(0, x))
 
 
 def _symbol(op: Op) -> Callable[..., Any]:
