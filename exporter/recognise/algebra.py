@@ -196,14 +196,6 @@ def nested(kind: str, inner: Form) -> Nested:
     return Nested(kind, Form(tuple((a,) for a in inner.axes & used), inner.terms))
 
 
-def logarithm(leaf: Leaf) -> Leaf:
-    """Return log of an entry; log(exp(x)) is x."""
-    # log is the inverse of exp for every real number.
-    if leaf.function[0] == "Exp":
-        return replace(leaf, function=leaf.function[2])
-    return replace(leaf, function=("Log", (), leaf.function))
-
-
 def one_over(form: Form) -> Form | None:
     """Return 1 / X; None where X is 0."""
     if not form.terms:

@@ -23,8 +23,9 @@ from linexport.recognise.head_layout import axis_size
 from linexport.recognise.maximum import with_features
 from linexport.recognise.nodes import element_type, written_size
 from linexport.recognise.roles import NotAttentionError
-from linexport.recognise.terms import IDENTITY, Leaf
+from linexport.recognise.terms import IDENTITY, Leaf, Term
 from linexport.recognise.tokens import (
+    delayed_logarithms,
     delayed_tokens,
     faded_tokens,
     masked_tokens,
@@ -123,7 +124,10 @@ class MatchWriter(Gates):
         self.nodes.append(fused)
         if roles.reverse:
             output = reversed_tokens(self, output)
-        self._restore(self._weighted(self._post(output), packed))
+        output = self._weighted(self._post(output), packed)
+        for term in roles.beside:
+            output = self._with_beside(output, term, packed)
+        self._restore(output)
         return fused
 
     def _earlier(
@@ -147,7 +151,7 @@ class MatchWriter(Gates):
         # Without a key it is 1 everywhere, and the value is zero where there is none.
         key = delayed_tokens(self, key) if roles.key else key
         if not faded.is_empty() and decay.read_decay(roles, order.value).lags:
-            faded = delayed_tokens(self, faded)
+            faded = delayed_logarithms(self, faded)
         elif not faded.is_empty():
             if roles.key and order.key != order.value:
                 raise NotAttentionError("its triangle is shifted by -1, and its keys are shared")
@@ -212,6 +216,28 @@ class MatchWriter(Gates):
             return output
         leaves = (Leaf(output, packed), *self.roles.weights)
         return self.product_of(leaves, packed, self.layout.output, np.dtype(output.dtype))
+
+    def _with_beside(
+        self, output: gs.Variable, term: Term, packed: tuple[Index, ...]
+    ) -> gs.Variable:
+        """Add a product of single tokens; what it sums over is summed over first."""
+        dtype, heads = np.dtype(output.dtype), self.layout.output
+        free = {a for group in packed for a in group}
+        leaves: list[Leaf] = term.of(Leaf)
+        summed = tuple(dict.fromkeys(a for f in leaves for i in f.dims for a in i if a not in free))
+        if summed:
+            inner = [f for f in leaves if f.axes & set(summed)]
+            groups = (*packed[:2], heads, summed)
+            x = self.product_of(inner, groups, heads, dtype)
+            last = gs.Constant(self.name("axes"), np.asarray([3], np.int64))
+            kept = {"keepdims": 0}
+            x = self.add("ReduceSum", [x, last], dtype, attrs=kept, shape=x.shape[:3])
+            leaves = [Leaf(x, groups[:3]), *(f for f in leaves if f not in inner)]
+        product = self.product_of(leaves, packed, heads, dtype)
+        if term.coefficient != 1.0:
+            factor = gs.Constant(self.name("factor"), np.asarray(term.coefficient, dtype))
+            product = self.add("Mul", [product, factor], dtype, shape=product.shape)
+        return self.add("Add", [output, product], dtype, shape=output.shape)
 
     def _restore(self, output: gs.Variable) -> None:
         """The result: the packed output in the dims and the dtype of the root."""

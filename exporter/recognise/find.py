@@ -13,6 +13,7 @@ from dataclasses import replace
 import onnx_graphsurgeon as gs
 
 from linexport.recognise import feature_maps, polynomial, rules, softmax
+from linexport.recognise.beside import without_beside
 from linexport.recognise.emit import MatchWriter, ScaleWriter
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.findings import Findings, UnmatchedCandidate
@@ -131,6 +132,7 @@ class Search(Rewriter):
                 if form is None:
                     continue
                 mapped = None
+                form, beside = without_beside(form) if node.op == "Scan" else (form, ())
                 try:
                     found = polynomial.read_polynomial(form, self.evaluator.is_weight)
                     if found is not None and found[1].cancels:
@@ -144,6 +146,7 @@ class Search(Rewriter):
                 ):
                     self._reject(node, reason)
                 if roles is not None and not _overflows(tensor, roles):
+                    roles = replace(roles, beside=beside)
                     region = self.region(tensor, roles.leaves)
                     roots[tensor.name] = Root(tensor, form, roles, region, mapped)
         return roots

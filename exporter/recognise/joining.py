@@ -95,14 +95,15 @@ def _blocks(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
         # The first sum is over strictly earlier blocks m < n; with n for m its summand is that of
         # the block the query is in.
         here = dict(zip(outer.column, ((t,) for t in outer.row), strict=True))
-        rest = Term(1.0, tuple(f for f in a.factors if f is not outer))
+        rest = lagging(Term(1.0, tuple(f for f in a.factors if f is not outer)))
+        of_block = without_inverses(rest.rename(here))
         for inner in b.of(PositionOrder):
             # Within the block, up to and including the diagonal.
             if inner.offset or free & set(inner.column):
                 continue
             below = Term(1.0, tuple(f for f in b.factors if f is not inner))
             # Only if both sums have the same summand, one inside and one before the block.
-            found = match(rest.rename(here), below, free)
+            found = match(of_block, below, free)
             if found is None:
                 continue
             # Positions (block, place) are ordered by block first, so (m, s) <= (n, t) is m < n, or
@@ -110,8 +111,21 @@ def _blocks(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
             back = {v: k for k, v in found.items()}
             column = tuple(back.get(s, s) for s in inner.column)
             order = PositionOrder((*outer.row, *inner.row), (*outer.column, *column))
-            return Term(a.coefficient, (*rest.factors, order))
+            return _of_one_exponent(Term(a.coefficient, (*rest.factors, order)))
     return None
+
+
+def _of_one_exponent(term: Term) -> Term:
+    """exp(sum over earlier blocks) exp(sum within this block) = exp(sum over what is before)."""
+    exps = [f for f in term.of(Nested) if f.kind == "exp" and len(f.inner.terms) == 1]
+    for place, first in enumerate(exps):
+        for second in exps[place + 1 :]:
+            axes = tuple((x,) for x in first.axes | second.axes)
+            whole = collect(Form(axes, (*first.inner.terms, *second.inner.terms)))
+            if len(whole.terms) == 1:
+                left = tuple(f for f in term.factors if f is not first and f is not second)
+                return _of_one_exponent(replace(term, factors=(*left, Nested("exp", whole))))
+    return term
 
 
 def without_inverses(term: Term) -> Term:
@@ -125,12 +139,39 @@ def without_inverses(term: Term) -> Term:
     return term
 
 
+def lagging(term: Term) -> Term:
+    """exp(sum_u [u <= t] x_u) exp(-x_t) = exp(sum_u [u < t] x_u), which a query may lack."""
+    exps = [f for f in term.of(Nested) if f.kind == "exp" and len(f.inner.terms) == 1]
+    for whole in exps:
+        order = next(iter(whole.inner.terms[0].of(PositionOrder)), None)
+        if order is None or order.offset or len(order.row) != len(order.column):
+            continue
+        if set(order.column) & whole.axes:  # one x, not a sum of them
+            continue
+        here = {u: (t,) for u, t in zip(order.column, order.row, strict=True)}
+        (sums,) = whole.inner.terms
+        newest = Term(sums.coefficient, tuple(f for f in sums.factors if f is not order))
+        newest = newest.rename(here)
+        for own in exps:
+            (exponent,) = own.inner.terms
+            if exponent.coefficient == -newest.coefficient and equal_up_to_names(
+                exponent, newest, whole.axes | own.axes
+            ):
+                earlier = replace(order, offset=-1)
+                left = replace(
+                    sums, factors=tuple(earlier if f is order else f for f in sums.factors)
+                )
+                before = replace(whole, inner=replace(whole.inner, terms=(left,)))
+                rest = tuple(f for f in term.factors if f is not whole and f is not own)
+                return lagging(Term(term.coefficient, (*rest, before)))
+    return term
+
+
 def _inverse(exp: Nested, other: Nested | Leaf) -> bool:
     """Return whether a product is 1: exp(a) exp(-a), or x exp(-log x)."""
     a = exp.inner.terms[0]
     if isinstance(other, Leaf):
-        logarithm = replace(other, function=("Log", (), other.function))
-        return a == Term(-1.0, (logarithm,))
+        return a == Term(-1.0, (other.logarithm,))
     b = other.inner.terms[0]
     return a.coefficient == -b.coefficient and equal_up_to_names(a, b, exp.axes | other.axes)
 

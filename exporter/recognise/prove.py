@@ -98,7 +98,10 @@ def prove(candidate: RewriteCandidate) -> ProofRecord:
     for symbols in _assignments(candidate):
         if not size_value(candidate.length, symbols):
             continue  # fewer tokens than one chunk: nothing would be compared
-        shapes = [[size_value(s, symbols) for s in shape] for _, shape in candidate.inputs]
+        try:
+            shapes = [[size_value(s, symbols) for s in shape] for _, shape in candidate.inputs]
+        except NotRunnableError:  # a quotient by a number of chunks that is 0
+            shapes = [[-1]]
         if any(size < 0 for shape in shapes for size in shape):
             problem = "the model does not take sequences this short"
             continue

@@ -35,6 +35,7 @@ class Roles:
         reverse: it meets those after it.
         stabilized: exponents of keys have their running maximum subtracted, see ``maximum``.
         delta: a key's stored value is corrected, by the share ``beta`` (1 where there is none).
+        beside: products of single tokens that are added to the output, see ``beside``.
     """
 
     query: tuple[Leaf, ...]
@@ -59,6 +60,7 @@ class Roles:
     stabilized: bool = False
     delta: bool = False
     beta: Leaf | None = None
+    beside: tuple[Term, ...] = ()
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
@@ -66,7 +68,8 @@ class Roles:
         mask = () if self.mask is None else (self.mask,)
         decay = () if self.decay is None else tuple(self.decay.of(Leaf))
         beta = () if self.beta is None else (self.beta,)
-        return (*self.query, *self.key, *self.value, *self.weights, *mask, *decay, *beta)
+        beside = (f for term in self.beside for f in term.of(Leaf))
+        return (*self.query, *self.key, *self.value, *self.weights, *mask, *decay, *beta, *beside)
 
     def heads(self, leaves: Sequence[Leaf]) -> set[Axis]:
         """Head labels of some factors."""

@@ -98,6 +98,6 @@ def _number(node: ast.AST, symbols: Mapping[str, int]) -> int:
                     return a - b
                 case ast.Mult():
                     return a * b
-                case ast.FloorDiv():
+                case ast.FloorDiv() if b:
                     return a // b
     raise NotRunnableError("the size of an input is not known")

@@ -8,10 +8,16 @@ Two equal sizes have equal texts; sizes with different texts may still turn out 
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 MONOMIAL = re.compile(r"[\w.]+(\s*\*\s*[\w.]+)*")
+
+CHUNKS = re.compile(r"\((?P<whole>.+)//(?P<chunk>\d+)\)")
+"""A number of chunks."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +51,19 @@ class Size:
             return Size(self.coefficient + sign * other.coefficient, self.atoms)
         if other == Size(0):
             return self
-        return Size(1, (f"({self}{'+' if sign > 0 else '-'}{other})",))
+        if sign < 0:
+            return Size(1, (f"({self}-{other})",))
+        # Numbers last, as exporters write them.
+        first, second = sorted((self, other), key=lambda s: (s.known is not None, str(s)))
+        return Size(1, (f"({first}+{second})",))
 
     def __floordiv__(self, other: Size) -> Size:
         # 8 * seq // 8 = seq for any seq; a quotient with a remainder becomes an atom.
         exact = self.divided(other)
+        # seq // (seq // 8) = 8 where seq is of whole chunks, as every reshape to chunks needs it.
+        chunk = CHUNKS.fullmatch(str(other))
+        if chunk and chunk["whole"] == str(self):
+            return Size(int(chunk["chunk"]))
         return exact or Size(1, (f"({self}//{other})",))
 
     def __mod__(self, other: Size) -> Size:
@@ -72,6 +86,14 @@ class Size:
 
 ONE = Size(1)
 
+OPERATORS: dict[type[ast.operator], Callable[[Size, Size], Size]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
 
 def parse(size: int | str) -> Size:
     """Return the size that a graph states as a number or as text."""
@@ -79,12 +101,31 @@ def parse(size: int | str) -> Size:
         return Size(size)
     text = size.strip()
     if not MONOMIAL.fullmatch(text):
-        return Size(1, (text,))
+        return _computed(text)
     result = ONE
     # Numbers multiply into the coefficient, symbols become atoms; their order does not matter.
     for part in (p.strip() for p in text.split("*")):
         result = result * (Size(int(part)) if part.isdigit() else Size(1, (part,)))
     return result
+
+
+def _computed(text: str) -> Size:
+    """Return the size that an expression gives, or one atom where it is not followed."""
+    try:
+        return _of_tree(ast.parse(text, mode="eval").body)
+    except (SyntaxError, KeyError):
+        return Size(1, (text,))
+
+
+def _of_tree(node: ast.AST) -> Size:
+    match node:
+        case ast.Constant(value=int(number)):
+            return Size(number)
+        case ast.Name(id=name):
+            return Size(1, (name,))
+        case ast.BinOp(left=left, op=sign, right=right):
+            return OPERATORS[type(sign)](_of_tree(left), _of_tree(right))
+    raise KeyError(node)
 
 
 def product(sizes: list[Size]) -> Size:

@@ -63,6 +63,14 @@ class Leaf:
         return self.dims
 
     @property
+    def logarithm(self) -> Leaf:
+        """The logarithm of the entry; log(exp(x)) is x."""
+        # log is the inverse of exp for every real number.
+        if self.function[0] == "Exp":
+            return replace(self, function=self.function[2])
+        return replace(self, function=("Log", (), self.function))
+
+    @property
     def truth(self) -> Function | None:
         """The function without casts, if it gives truth values."""
         function = self.function

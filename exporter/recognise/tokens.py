@@ -17,6 +17,9 @@ from linexport.recognise.nodes import Nodes
 
 WHOLE = np.iinfo(np.int64)
 
+FORGOTTEN = -1e4
+"""The logarithm of a decay that leaves nothing."""
+
 
 def delayed_tokens(nodes: Nodes, x: gs.Variable) -> gs.Variable:
     """Return x_{t-1}, and zeros before the first token."""
@@ -29,6 +32,14 @@ def delayed_tokens(nodes: Nodes, x: gs.Variable) -> gs.Variable:
     attributes = {"activation": "none"}
     x = nodes.add(causal_conv.OP.name, [x, weight], dtype, attrs=attributes, shape=shape)
     return nodes.add("Transpose", [x], dtype, attrs=across, shape=[batch, length, channels])
+
+
+def delayed_logarithms(nodes: Nodes, x: gs.Variable) -> gs.Variable:
+    """Return x_{t-1} of logarithms of decays, of which some may be -inf."""
+    # The tap 0 makes NaN of -inf; exp of this bound is 0 in every dtype.
+    dtype = np.dtype(x.dtype)
+    least = gs.Constant(nodes.name("least"), np.asarray(FORGOTTEN, dtype))
+    return delayed_tokens(nodes, nodes.add("Max", [x, least], dtype, shape=x.shape))
 
 
 def reversed_tokens(nodes: Nodes, x: gs.Variable) -> gs.Variable:

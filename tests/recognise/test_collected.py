@@ -22,6 +22,10 @@ IN_EVERY_RUN = {
     "two_in_a_row",
     "token_shift",
     "loop_that_writes",
+    "gated_loop_read_before_writing",
+    "rwkv6loop",
+    "ssd_minimal_discrete",
+    "power_of_rectified_distance",
     "multiscaleretention",
     "xlstmparallel",
 }

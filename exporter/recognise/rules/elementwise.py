@@ -189,6 +189,10 @@ def add(a: Form, b: Form) -> Form | None:
     """Return a + b, where one side is of interest or both are numbers."""
     if a.scalar is not None and b.scalar is not None:
         return algebra.plus(a, b)
+    # A number and one tensor are a function of it, such as the gate 1 - f: followed, it would be
+    # two products of everything behind it.
+    if (a.scalar is not None and _single(b)) or (b.scalar is not None and _single(a)):
+        return None
     # Sums of plain tensors, such as a bias or a residual, stay opaque: followed, they would double
     # the terms of every product behind them.
     if interesting(a) or interesting(b):
@@ -250,7 +254,7 @@ def power(a: Form, b: Form) -> Form | None:
     if a.scalar is not None and a.scalar > 0:
         exponent = algebra.times(b, algebra.constant(math.log(a.scalar)))
     elif a.leaf is not None and a.terms[0].coefficient == 1:
-        logarithm = Form(a.dims, (Term(1.0, (algebra.logarithm(a.leaf),)),))
+        logarithm = Form(a.dims, (Term(1.0, (a.leaf.logarithm,)),))
         exponent = algebra.times(b, logarithm)
     else:
         return None

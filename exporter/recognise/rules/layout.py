@@ -18,7 +18,7 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from linexport.recognise import algebra
-from linexport.recognise.axes import Axis, Index, fresh, regroup, size_of
+from linexport.recognise.axes import Axis, fresh, regroup, size_of
 from linexport.recognise.evaluate import Evaluator, rule
 from linexport.recognise.joining import collect
 from linexport.recognise.rules import pieces, shifts
@@ -104,13 +104,16 @@ def squeeze(e: Evaluator, node: gs.Node) -> Form | None:
 
 @rule("Gather")
 def gather(e: Evaluator, node: gs.Node) -> Form | None:
-    """Return the only entry along a dim of size 1: ``x[..., 0]``."""
+    """Return one entry along a dim: ``x[..., 0]``, or the last of a cumulative sum."""
     form, index = e.form(node.inputs[0]), e.values.numbers(node.inputs[1])
     if form is None or index is None or index.ndim:
         return None
     place = node.attrs.get("axis", 0) % len(form.dims)
     if form.dims[place]:
-        return None
+        start = int(index.item())
+        form = _sliced(e, form, place, start, Size(start + 1 or END))
+        if form is None or form.dims[place]:
+            return None
     return replace(form, dims=form.dims[:place] + form.dims[place + 1 :])
 
 
@@ -251,7 +254,7 @@ def _sliced(e: Evaluator, form: Form, place: int, start: int, end: Size) -> Form
 
 def _shifted(form: Form, place: int, axis: Axis, start: int, size: Size) -> Form | None:
     """Return a slice where every factor depends on the axis by its position only."""
-    new: Index = (Axis(size),)
+    new = fresh(size)
     terms = []
     for term in form.terms:
         factors = []
@@ -259,8 +262,14 @@ def _shifted(form: Form, place: int, axis: Axis, start: int, size: Size) -> Form
             if axis not in factor.axes:
                 factors.append(factor)
                 continue
+            if not new and _is_met(factor, axis, start):
+                continue
             # The values of a tensor would be others; a position is t, or t + start for a triangle.
-            if not _by_position(factor, axis) or (start and not isinstance(factor, PositionOrder)):
+            if (
+                not new
+                or not _by_position(factor, axis)
+                or (start and not isinstance(factor, PositionOrder))
+            ):
                 return None
             moved = factor.rename({axis: new})
             if isinstance(moved, PositionOrder) and isinstance(factor, PositionOrder):
@@ -269,9 +278,23 @@ def _shifted(form: Form, place: int, axis: Axis, start: int, size: Size) -> Form
                 by = start * ((axis in factor.row) - (axis in factor.column))
                 moved = replace(moved, offset=moved.offset + by)
             factors.append(moved)
-        terms.append(Term(term.coefficient, tuple(factors)))
+        shifted = Term(term.coefficient, tuple(factors))
+        # A sum over s of 1 is the number of s, which no factor is left to tell.
+        if not term.axes - {axis} <= shifted.axes | form.axes:
+            return None
+        terms.append(shifted)
     dims = tuple(new if p == place else i for p, i in enumerate(form.dims))
     return collect(Form(dims, tuple(terms)))
+
+
+def _is_met(factor: Factor, axis: Axis, at: int) -> bool:
+    """Return whether [s <= t + c] holds for all t or all s, with the other at one position."""
+    if not isinstance(factor, PositionOrder):
+        return False
+    if factor.column == (axis,):
+        return at <= factor.offset
+    last = size_of(factor.column).known
+    return factor.row == (axis,) and last is not None and last - 1 <= at + factor.offset
 
 
 def _by_position(factor: Factor, axis: Axis) -> bool:

@@ -14,10 +14,11 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.recognise import algebra
-from linexport.recognise.axes import Axis, Index, fresh, size_of, unify
+from linexport.recognise.axes import Axis, Index, fresh, size_of
 from linexport.recognise.evaluate import Along, Evaluator, Pieces, rule
 from linexport.recognise.joining import collect
 from linexport.recognise.rules import shifts
+from linexport.recognise.rules.leading_zeros import made_of
 from linexport.recognise.sizes import ONE, Size
 from linexport.recognise.terms import (
     IDENTITY,
@@ -168,16 +169,9 @@ def _leaf(e: Evaluator, leaf: Leaf, cuts: Cuts) -> Term | None:
     found = e.padded.get(leaf.tensor.name)
     if found is None or leaf.function != IDENTITY or leaf.dims[found.place] not in cuts:
         return None
-    # pad(x)[i] = x[i] for i < T: put x there, with its axes renamed to those of the padded tensor.
-    form = found.form.fresh()
-    for place, index in enumerate(leaf.dims):
-        own = form.dims[place]
-        target = cuts[index] if place == found.place else index
-        shared = unify(target, own) if own or target else {}
-        if shared is None or any(a in leaf.axes or a in target for a in shared):
-            return None
-        form = form.rename(shared)
-    return form.terms[0]
+    # pad(x)[i] = x[i] for i < T.
+    form = made_of(found, leaf, cuts[leaf.dims[found.place]])
+    return None if form is None else form.terms[0]
 
 
 def _index(index: Index, cuts: Cuts) -> Index | None:

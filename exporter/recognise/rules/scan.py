@@ -17,7 +17,8 @@ from linexport.graph.edit import producer
 from linexport.recognise import algebra
 from linexport.recognise.axes import Axis, Index
 from linexport.recognise.evaluate import Evaluator, rule
-from linexport.recognise.joining import collect, without_inverses
+from linexport.recognise.joining import collect, lagging, without_inverses
+from linexport.recognise.rules.shifts import delayed_along
 from linexport.recognise.terms import Factor, Form, Iota, Leaf, Nested, PositionOrder, Term
 
 
@@ -42,13 +43,13 @@ def scan(e: Evaluator, node: gs.Node) -> dict[str, Form] | None:
         bound[tensor.name] = replace(start, terms=(Term(1.0, (own,)),))
     inside = Evaluator(body, bound, outer=e)
     made = {o.name for n in body.nodes for o in n.outputs}
-    before: dict[str, Form] = {}
-    for tensor, after in zip(body.inputs[:states], body.outputs[:states], strict=True):
-        form = _followed(inside.form(after), made)
-        closed = None if form is None else _closed(form, tensor.name, time)
-        if closed is None:
-            return None
-        before[tensor.name] = closed
+    following = {
+        tensor.name: _followed(inside.form(after), made)
+        for tensor, after in zip(body.inputs[:states], body.outputs[:states], strict=True)
+    }
+    before = _before(following, time)
+    if before is None:
+        return None
     axes = node.attrs.get("scan_output_axes") or [0] * (len(body.outputs) - states)
     found: dict[str, Form] = {}
     outputs = zip(body.outputs[states:], node.outputs[states:], axes, strict=True)
@@ -64,6 +65,30 @@ def scan(e: Evaluator, node: gs.Node) -> dict[str, Form] | None:
         dims = (*stacked.dims[:place], row, *stacked.dims[place:])
         found[outer.name] = collect(Form(dims, stacked.terms))
     return found
+
+
+def _before(following: dict[str, Form | None], time: Axis) -> dict[str, Form] | None:
+    """Return states before a step, from their forms after it; None where one is not followed."""
+    before: dict[str, Form] = {}
+    # A state that does not read itself is what others were a step ago.
+    apart = sorted(following.items(), key=lambda state: not _has(state[1], {state[0]}))
+    for name, form in apart:
+        if _has(form, {name}):
+            closed = form and _closed(form, name, time)
+        else:
+            closed = form and _without_states(form, before)
+            closed = closed and delayed_along(closed, (time,))
+        if closed is None or _has(closed, set(following)):
+            return None
+        before[name] = closed
+    return before
+
+
+def _has(form: Form | None, names: set[str]) -> bool:
+    """Return whether tensors are factors of a form."""
+    return form is not None and any(
+        f.tensor.name in names for term in form.terms for f in term.of(Leaf)
+    )
 
 
 def _steps(e: Evaluator, node: gs.Node, states: int, count: int) -> tuple[Axis, list[Form]] | None:
@@ -169,7 +194,7 @@ def _logarithm(rate: Term) -> list[Term] | None:
     terms = [Term(math.log(rate.coefficient))] if rate.coefficient != 1 else []
     for factor in rate.factors:
         if isinstance(factor, Leaf):
-            terms.append(Term(1.0, (algebra.logarithm(factor),)))
+            terms.append(Term(1.0, (factor.logarithm,)))
         elif isinstance(factor, Nested) and factor.kind == "exp":
             terms += factor.inner.terms
         else:
@@ -178,9 +203,9 @@ def _logarithm(rate: Term) -> list[Term] | None:
 
 
 def _accumulated(exponent: Term, time: Axis) -> Term:
-    """Return the cumulative sum over steps; of what is the same at every step, a multiple."""
-    if time not in exponent.axes:
-        return Term(exponent.coefficient, (*exponent.factors, Iota((time,))))
+    """Return the cumulative sum over steps; of a number, a multiple."""
+    if not exponent.factors:
+        return Term(exponent.coefficient, (Iota((time,)),))
     column: Index = (Axis(time.size),)
     moved = exponent.rename({time: column})
     return Term(moved.coefficient, (*moved.factors, PositionOrder((time,), column)))
@@ -211,7 +236,8 @@ def _without_states(form: Form, before: dict[str, Form]) -> Form | None:
         rest: tuple[Factor, ...] = tuple(f for f in term.factors if f is not state)
         # A factor times a sum is the sum of the products.
         products = [algebra.multiplied(Term(term.coefficient, rest), t) for t in inside.terms]
-        joined = (*result.terms, *(without_inverses(p) for p in products if p is not None))
+        simpler = (lagging(without_inverses(p)) for p in products if p is not None)
+        joined = (*result.terms, *simpler)
         result = collect(Form(form.dims, joined))
     return result
 

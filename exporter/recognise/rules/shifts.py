@@ -13,6 +13,7 @@ from dataclasses import replace
 from linexport.recognise.axes import Index, size_of
 from linexport.recognise.evaluate import Along, Evaluator
 from linexport.recognise.joining import collect
+from linexport.recognise.rules.leading_zeros import first_of_sums
 from linexport.recognise.sizes import ONE, Size
 from linexport.recognise.terms import Factor, Form, Nested, PositionOrder, Term
 
@@ -35,6 +36,9 @@ def cut(e: Evaluator, given: str, made: str, place: int, form: Form, end: Size) 
         whole = size_of(before.form.dims[place])
         return delayed(before.form, place) if end in (LAST, whole) else None
     if end == LAST or end + ONE == size_of(form.dims[place]):
+        summed = first_of_sums(e, form, place)
+        if summed is not None:
+            return summed
         e.shortened[made] = Along(place, form)
     return None
 
@@ -50,7 +54,11 @@ def put_zero_in_front(e: Evaluator, given: str, made: str, place: int, form: For
 
 def delayed(form: Form, place: int) -> Form | None:
     """Return x_{t-1} of a sum over positions up to t, zero before the first; None of others."""
-    index = form.dims[place]
+    return delayed_along(form, form.dims[place])
+
+
+def delayed_along(form: Form, index: Index) -> Form | None:
+    """``delayed`` along a dim or a parameter."""
     terms = [_term(term, index) for term in form.terms]
     # At t = 0 nothing is before it, so that every term must have an empty sum there.
     empty = all(any(o.row == index for o in t.of(PositionOrder)) for t in form.terms)

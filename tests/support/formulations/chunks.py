@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from tests.support.formulations.decayed import segsum
 from tests.support.formulations.notation import (
     CAUSAL,
     COLLECTED,
@@ -16,6 +17,7 @@ from tests.support.formulations.notation import (
     heads_first,
     merge,
     phi,
+    split,
 )
 
 
@@ -50,6 +52,37 @@ def chunks_of_a_multiple(q, k, v):
     mask = torch.tril(torch.ones(size, size))
     intra = torch.einsum("bnthd,bnshd,ts,bnshe->bnthe", q, k, mask, v)
     return (inter + intra).flatten(1, 2).flatten(2)
+
+
+@formulation(COLLECTED, length=64)
+def ssd_minimal_discrete(q, k, v):
+    """Mamba-2's published listing: chunks, their states and those between, without a loop."""
+    q, k, v = (split(x).unflatten(1, (-1, 16)) for x in (q, k, v))
+    steps = -F.softplus(q.mean(-1)).permute(0, 3, 1, 2)
+    since = torch.cumsum(steps, dim=-1)
+    within = torch.einsum("bclhn,bcshn,bhcls,bcshp->bclhp", q, k, torch.exp(segsum(steps)), v)
+    left = torch.exp(since[:, :, :, -1:] - since)
+    states = torch.einsum("bclhn,bhcl,bclhp->bchpn", k, left, v)
+    states = torch.cat([torch.zeros_like(states[:, :1]), states], dim=1)
+    decay = torch.exp(segsum(F.pad(since[:, :, :, -1], (1, 0))))
+    states = torch.einsum("bhzc,bchpn->bzhpn", decay, states)[:, :-1]
+    between = torch.einsum("bclhn,bchpn,bhcl->bclhp", q, states, torch.exp(since))
+    return (within + between).flatten(1, 2).flatten(2)
+
+
+@formulation(COLLECTED, length=64)
+def chunks_with_gates(q, k, v):
+    """States of chunks by a triangle of the decays between them."""
+    q, k, v = (heads_first(x).unflatten(2, (-1, 16)) for x in (q, k, v))
+    total = (F.logsigmoid(q.mean(-1)) / 4).cumsum(-1)
+    within = (q @ k.mT) * torch.exp((total[..., None] - total[..., None, :]).tril()).tril()
+    last = total[..., -1]
+    states = (k * (last[..., None] - total).exp()[..., None]).mT @ v
+    sums = F.pad(last.cumsum(-1), (1, 0))
+    apart = sums[..., :-1, None] - sums[..., None, 1:]
+    later = torch.ones(apart.shape[-1], apart.shape[-1], dtype=torch.bool).triu()
+    before = torch.einsum("bhnm,bhmde->bhnde", apart.masked_fill(later, -torch.inf).exp(), states)
+    return merge((within @ v + (q * total.exp()[..., None]) @ before).flatten(2, 3))
 
 
 @formulation(COLLECTED, length=64)

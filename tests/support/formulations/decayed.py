@@ -35,6 +35,15 @@ def power_of_clamped_distance(q, k, v):
 
 
 @formulation(COLLECTED)
+def power_of_rectified_distance(q, k, v):
+    """Relu of whole numbers, for which ONNX Runtime has no kernel."""
+    q, k, v = heads_first(q), heads_first(k), heads_first(v)
+    t = torch.arange(q.shape[2])
+    apart = F.relu(t[:, None] - t).to(v.dtype)
+    return merge((q @ k.transpose(-1, -2) * (0.9**apart * (t[:, None] >= t))) @ v)
+
+
+@formulation(COLLECTED)
 def power_times_comparison(q, k, v):
     """RetNet of several repositories: (n >= m) * gamma ** (n - m), NaN set to 0."""
     q, k, v = heads_first(q), heads_first(k), heads_first(v)
@@ -85,16 +94,20 @@ def hgrn2(q, k, v):
     return merge(scores.tril() @ v)
 
 
-@formulation(COLLECTED)
-def segment_sums(q, k, v):
-    """Mamba-2's minimal code: masked segment sums, then exp."""
-    x = -F.softplus(split(q).mean(-1)).transpose(1, 2)
+def segsum(x: torch.Tensor) -> torch.Tensor:
+    """Sums x_{s+1} + ... + x_t, and -inf where s > t."""
     length = x.shape[-1]
     x = x[..., None].expand(*x.shape, length)
     mask = torch.ones(length, length, dtype=torch.bool).tril(-1)
     total = x.masked_fill(~mask, 0).cumsum(-2)
     mask = torch.ones(length, length, dtype=torch.bool).tril(0)
-    decay = total.masked_fill(~mask, -torch.inf).exp()
+    return total.masked_fill(~mask, -torch.inf)
+
+
+@formulation(COLLECTED)
+def segment_sums(q, k, v):
+    """Mamba-2's minimal code: masked segment sums, then exp."""
+    decay = segsum(-F.softplus(split(q).mean(-1)).transpose(1, 2)).exp()
     q, k, v = heads_first(q), heads_first(k), heads_first(v)
     return merge((q @ k.transpose(-1, -2) * decay) @ v)
 

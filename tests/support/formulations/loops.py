@@ -11,6 +11,7 @@ from tests.support.formulations.notation import (
     WIDTH,
     D,
     formulation,
+    heads_first,
     merge,
     split,
 )
@@ -24,6 +25,87 @@ def loop_that_writes(q, k, v):
         h = torch.sigmoid(k[:, t]) * h + v[:, t]
         out[:, t] = h * q[:, t]
     return out
+
+
+@formulation(COLLECTED)
+def gated_loop_read_before_writing(q, k, v):
+    """The state of the token before is read; it then fades by a gate of each head."""
+    rate = torch.sigmoid(split(q).mean(-1) + 2)
+    q, k, v = split(q), split(k), split(v)
+    state, out = torch.zeros(q.shape[0], HEADS, D, D), []
+    for t in range(q.shape[1]):
+        out.append(torch.einsum("bhd,bhde->bhe", q[:, t], state))
+        state = rate[:, t, :, None, None] * state + torch.einsum("bhd,bhe->bhde", k[:, t], v[:, t])
+    return torch.stack(out, 1).flatten(2)
+
+
+@formulation(COLLECTED)
+def channels_read_before_writing(q, k, v):
+    """The same with a gate of each channel."""
+    rate = torch.exp(-torch.exp(split(q)))
+    q, k, v = split(q), split(k), split(v)
+    state, out = torch.zeros(q.shape[0], HEADS, D, D), []
+    for t in range(q.shape[1]):
+        out.append((q[:, t, :, :, None] * state).sum(-2))
+        state = rate[:, t, ..., None] * state + k[:, t, ..., None] * v[:, t, :, None]
+    return torch.stack(out, 1).flatten(2)
+
+
+@formulation(COLLECTED)
+def stored_rates_read_before_writing(q, k, v):
+    """The same with a stored rate of each head, so that a faded state is one of the loop's."""
+    rate = torch.linspace(0.8, 0.95, HEADS)[:, None, None]
+    q, k, v = split(q), split(k), split(v)
+    state, out = torch.zeros(q.shape[0], HEADS, D, D), []
+    for t in range(q.shape[1]):
+        out.append((q[:, t, :, :, None] * state).sum(-2))
+        state = rate * state + k[:, t, ..., None] * v[:, t, :, None]
+    return torch.stack(out, 1).flatten(2)
+
+
+@formulation(COLLECTED)
+class Rwkv6Loop(nn.Module):
+    """The newest key and value weighed by u, beside the state of the token before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u = nn.Parameter(torch.randn(HEADS, D))
+
+    def forward(self, q, k, v):
+        """(B, T, WIDTH)."""
+        rate = torch.exp(-torch.exp(split(q + v)))
+        q, k, v = split(q), split(k), split(v)
+        state, out = q.new_zeros(q.shape[0], HEADS, D, D), []
+        for t in range(q.shape[1]):
+            pair = k[:, t, ..., None] * v[:, t, :, None]
+            out.append((q[:, t, ..., None] * (state + self.u[..., None] * pair)).sum(-2))
+            state = state * rate[:, t, ..., None] + pair
+        return torch.stack(out, 1).flatten(2)
+
+
+@formulation(COLLECTED)
+def gla_loop(q, k, v):
+    """GLA by tokens: the exponential of the gate is taken in the loop."""
+    rate = torch.nn.functional.logsigmoid(heads_first(v)) / 16
+    q, k, v = heads_first(q), heads_first(k), heads_first(v)
+    state, out = torch.zeros(q.shape[0], HEADS, D, D), torch.empty_like(v)
+    for t in range(q.shape[2]):
+        state = state * rate[:, :, t].exp()[..., None] + k[:, :, t, :, None] * v[:, :, t, None, :]
+        out[:, :, t] = (q[:, :, t, :, None] * state).sum(-2) * D**-0.5
+    return merge(out)
+
+
+@formulation(COLLECTED)
+def hgrn2_loop(q, k, v):
+    """HGRN2 by tokens: 1 - f is the key."""
+    rate = 0.5 + 0.5 * torch.sigmoid(heads_first(k))
+    q, v = heads_first(q), heads_first(v)
+    state, out = torch.zeros(q.shape[0], HEADS, D, D), []
+    for t in range(q.shape[2]):
+        fade = rate[:, :, t, :, None]
+        state = fade * state + (1 - fade) * v[:, :, t, None, :]
+        out.append((q[:, :, t, None] @ state).squeeze(-2))
+    return merge(torch.stack(out, -2))
 
 
 @formulation(COLLECTED)

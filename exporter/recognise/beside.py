@@ -1,0 +1,29 @@
+"""Products of single tokens that a loop adds to what it reads of its state.
+
+    o_t = q_t (S_{t-1} + u k_t v_t)      is      sum_{s < t} ... + (sum_d q_t u k_t) v_t
+
+RWKV-5 and RWKV-6 weigh the newest key by u. In a graph such a sum is an Add of two values; in the
+body of a Scan no value is the attention alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from linexport.recognise.axes import Axis
+from linexport.recognise.terms import Form, Leaf, PositionOrder, Term
+
+
+def without_beside(form: Form) -> tuple[Form, tuple[Term, ...]]:
+    """Return the sum over earlier tokens alone, and what is added to it; none of other forms."""
+    sums = tuple(t for t in form.terms if t.of(PositionOrder))
+    others = tuple(t for t in form.terms if not t.of(PositionOrder))
+    if len(sums) != 1 or not all(_of_one_token(t, form.axes) for t in others):
+        return form, ()
+    return replace(form, terms=sums), others
+
+
+def _of_one_token(term: Term, free: frozenset[Axis]) -> bool:
+    summed = term.axes - free
+    leaves = len(term.of(Leaf)) == len(term.factors)
+    return leaves and all(a.size.known is not None for a in summed)
