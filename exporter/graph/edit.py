@@ -17,7 +17,10 @@ from onnx import helper
 END = np.iinfo(np.int64).max
 """The end of an axis as exporters write it."""
 
-SAME_DTYPE = {"Add", "Sub", "Mul", "Div", "Neg", "Softmax", "Softplus", "Sigmoid", "Exp"} | {
+ONE_DTYPE = {"Add", "Sub", "Mul", "Div", "MatMul", "Gemm"}
+"""Operators whose output has the dtype of all of their inputs."""
+
+SAME_DTYPE = {"Neg", "Softmax", "Softplus", "Sigmoid", "Exp"} | {
     "Squeeze",
     "Unsqueeze",
     "Reshape",
@@ -142,9 +145,12 @@ def _unwrapped(tensor: gs.Tensor) -> gs.Node | None:
 
 
 def _dtype(tensor: gs.Tensor) -> int | None:
-    """Return ONNX's number of the dtype, from the inputs of ``SAME_DTYPE`` where none is noted."""
-    while tensor.dtype is None and tensor.inputs and tensor.inputs[0].op in SAME_DTYPE:
-        tensor = tensor.inputs[0].inputs[0]
+    """Return ONNX's number of the dtype, from what it is computed of where none is noted."""
+    while tensor.dtype is None and (node := producer(tensor)) is not None:
+        if node.op not in SAME_DTYPE | ONE_DTYPE:
+            break
+        given = node.inputs if node.op in ONE_DTYPE else node.inputs[:1]
+        tensor = next((t for t in given if t.dtype is not None), given[0])
     if tensor.dtype is None and producer(tensor, "Shape"):
         return onnx.TensorProto.INT64
     return None if tensor.dtype is None else _code(tensor.dtype)

@@ -14,12 +14,10 @@ import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import onnx
 import onnx_graphsurgeon as gs
 
+from linexport.graph.edit import name_type
 from linexport.passes.contract import Pass, PassResult, rewrite_matches
 from linexport.passes.lifted_steps import (
     AXES,
@@ -35,8 +33,6 @@ from linexport.passes.lifted_steps import (
 )
 
 log = logging.getLogger(__name__)
-
-ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Softplus", "MatMul", "Gemm")
 
 LAYOUT = frozenset(("Unsqueeze", "Squeeze", "Transpose", "Identity", "Reshape"))
 """Operators that compute nothing: by themselves they are no reason to leave the body."""
@@ -62,26 +58,9 @@ class _Plan:
 def run(graph: gs.Graph) -> PassResult:
     """Take what depends on tokens alone, or on no token, out of every Scan."""
     scans = [n for n in graph.nodes if n.op == "Scan"]
-    typed = [_cast(n) for scan in scans for n in scan.attrs["body"].nodes if n.op == "CastLike"]
+    # What is cast may be a constant, which must not wait for the value that says the type.
+    typed = [name_type(node) for scan in scans for node in scan.attrs["body"].nodes]
     return PassResult(rewrite_matches(graph, _plan, _hoist, log).modified or any(typed))
-
-
-def _cast(node: gs.Node) -> bool:
-    """Write CastLike as the Cast it is, where the type is known: what is cast may be a constant."""
-    dtype = _dtype(node.inputs[1])
-    if dtype is None:
-        return False
-    node.op, node.attrs = "Cast", {"to": onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))}
-    node.inputs = node.inputs[:1]
-    return True
-
-
-def _dtype(tensor: gs.Tensor) -> Any:
-    """Return the type of a value; what arithmetic computes has that of what it reads."""
-    node = tensor.inputs[0] if tensor.inputs else None
-    if tensor.dtype is not None or node is None or node.op not in ARITHMETIC:
-        return tensor.dtype
-    return next(filter(None, map(_dtype, node.inputs)), None)
 
 
 def _plan(graph: gs.Graph, node: gs.Node) -> _Plan | None:
