@@ -133,17 +133,19 @@ def prompt(*sizes: int) -> list[int]:
 def test_a_tower_gives_what_the_library_gives_at_every_grid(
     vision_folder: Callable[[str], Path], kind: str
 ) -> None:
-    loaded = load_model(vision_folder(kind))
-    model, vision = library(vision_folder(kind)), loaded.vision
+    """In float64, where what float32 loses differs by processor: up to 2e-5 of the largest."""
+    vision = load_model(vision_folder(kind)).vision
     assert vision is not None
+    model, tower = library(vision_folder(kind)).double(), vision.module.double()
     sizes = [(1, 1), (2, 3), (1, 9), (7, 2), (17, 12)]
-    images = [draw(vision, *size, seed) for seed, size in enumerate(sizes)]
+    drawn = (draw(vision, *size, seed) for seed, size in enumerate(sizes))
+    images = [(pixels.double(), grid) for pixels, grid in drawn]
     with torch.no_grad():
         expected = model.get_image_features(**as_processed(kind, images)).pooler_output
         for (rows, columns), image, values in zip(sizes, images, expected, strict=True):
-            got = vision.module(*image)
+            got = tower(*image)
             assert got.shape == (rows * columns, 32)
-            np.testing.assert_allclose(got, values, atol=2e-5 * float(values.abs().max()))
+            np.testing.assert_allclose(got, values, atol=1e-5 * float(values.abs().max()))
 
 
 @pytest.mark.parametrize("kind", ["qwen3_5", "lfm2_vl"])
