@@ -51,7 +51,7 @@ def test_its_map_is_listed(linexport: Run) -> None:
 
 def test_its_target_is_in_the_help(linexport: Run) -> None:
     text = " ".join(linexport("convert", "--help").stdout.split())
-    assert "ort, plain-ort, tensorrt" in text
+    assert "ort, ort-cuda, plain-ort, tensorrt" in text
 
 
 def test_map_op_pass_and_target_in_one_conversion(linexport: Run, tmp_path: Path) -> None:
