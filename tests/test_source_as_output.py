@@ -53,6 +53,11 @@ def place(converted: Callable[..., Path], tmp_path: Path) -> Path:
             "linearize layer.pt -o layer.pt --data none --overwrite",
             "layer.pt is the source itself",
         ),
+        (
+            "linearize layer.pt -o other.pt --data none --html layer.pt",
+            "layer.pt is the source itself",
+        ),
+        ("inspect layer.pt --html ./layer.pt", "layer.pt is the source itself"),
     ],
 )
 def test_a_source_is_not_replaced_by_what_is_made_of_it(

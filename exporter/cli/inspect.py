@@ -36,8 +36,11 @@ def inspect(
 ) -> None:
     """Show the linear attention that is found in a model or an artifact, and what nearly is."""
     with guarded(json):
+        from linexport.artifact.write import check_apart
         from linexport.inspection import inspect as look
 
+        if html is not None:
+            check_apart(html, path)
         found = look(path, drawings=html is not None)
         if html is not None:
             _write(html, found)

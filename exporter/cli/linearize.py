@@ -160,7 +160,8 @@ def linearize(
         metric = None if evaluate is None else find_metric(evaluate, lower_is_better)
         spinner = Spinner(quiet=json)
         with spinner.stage("load"):
-            check_apart(output, source)
+            for written in filter(None, (output, html)):
+                check_apart(written, source)
             loaded = sources.source(source, seed)
             check_checkpoint_path(output, rebuildable(loaded.module), overwrite)
             rows = sources.rows(data)
@@ -186,11 +187,11 @@ def linearize(
             force=force,
             progress=spinner,
         )
-        written = str(output) if result.replaced else None
-        if written is not None:
+        saved = str(output) if result.replaced else None
+        if saved is not None:
             with spinner.stage("save"):
                 result.save(output)
-        _show(result.report, written, html, json)
+        _show(result.report, saved, html, json)
         if result.report.status != "ok":
             raise typer.Exit(ParityError.exit_code)
 

@@ -13,6 +13,11 @@ _TAKES = (
     "Expected a linexport checkpoint (.pt), an exported program (.pt2), an ONNX file or a factory"
 )
 
+_GGUF = (
+    "quantised GGUF weights are not read; give the folder of the model they were made of, with "
+    "config.json and safetensors"
+)
+
 _ADVICE = {
     Kind.OLD_EXPORTED_PROGRAM: "open it with torch.export.load in the torch that wrote it, and "
     "save it again with torch.export.save of torch 2.9 or newer",
@@ -26,15 +31,14 @@ _ADVICE = {
     "PyTorch",
     Kind.SAFETENSORS: "weights alone do not say how the model computes, and safetensors are not "
     f"supported yet; load them in a factory: {FACTORY_ADVICE}",
-    Kind.GGUF: f"quantised GGUF weights are not read; {FACTORY_ADVICE}",
+    Kind.GGUF: _GGUF,
     Kind.LFS_POINTER: "this is a stand-in for the real file; fetch it with `git lfs pull`",
     Kind.PYTHON: "to use a function of this file, run in its folder and pass {stem}:function",
     Kind.EMPTY: "it has no bytes; copy or download it again",
     Kind.UNKNOWN: f"it may be damaged; {_TAKES[0].lower()}{_TAKES[1:]}",
     Kind.ARTIFACT_FOLDER: "it is converted already; use `linexport validate`, `linexport bench` "
     "or `linexport inspect` on it",
-    Kind.GGUF_FOLDER: "quantised GGUF weights are not read; give the folder of the model they were "
-    "made of, with config.json and safetensors",
+    Kind.GGUF_FOLDER: _GGUF,
     Kind.SAVED_MODEL_FOLDER: "linexport converts PyTorch models only; rebuild it in PyTorch",
 }
 
