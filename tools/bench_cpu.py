@@ -11,6 +11,7 @@ ONNX Runtime has no kernel for, and layers of favor+ and taylor2. All baselines 
 in one process, hot (the same inputs again) and cold (other memory was read in between). The bound
 is the recurrence's operations (4 H d^2 T for elu+1) at the speed that MatMul of 768 x 768 had in
 the same turns. ONNX Runtime's kernel has neither map nor normaliser; the library computes both.
+One head is measured with the library on one thread as well.
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ class Measured(Protocol):
     @property
     def name(self) -> str:
         """Shown beside its times."""
+
+    @property
+    def heads(self) -> int:
+        """Heads of values."""
 
     def feeds(self, length: int) -> dict[str, np.ndarray]:
         """Random inputs."""
@@ -296,6 +301,8 @@ def row(case: Measured, length: int, threads: int, others: Others) -> dict[str, 
     }
     if "com.microsoft" in case.domains:
         opened["kernel"] = _opened(case.model("com.microsoft"), threads)
+    if case.heads == 1:
+        opened["one thread"] = _opened(case.model("linexport"), 1, native=True)
     assert opened["library"].native, "the CPU library is not built: linexport plugins path cpu"
     feeds = case.feeds(length)
     calls: Calls = {
@@ -366,7 +373,7 @@ def main() -> None:
     )
     maps = (Layer("favor+"), Layer("taylor2"), Layer("taylor2", width=16))
     measured = [(layer, n) for n in lengths] + [(case, n) for case in rules for n in (1, 1024)]
-    measured += [(case, 4096) for case in maps]
+    measured += [(case, 4096) for case in (rules[0], *maps)]
     others = Others(not given.no_torch, given.openvino)
     rows = [
         row(case, length, given.threads, others)

@@ -13,6 +13,7 @@ OTHERS = {
     "torch.compile": "torch.compile",
     "OpenVINO": "OpenVINO",
     "eager": "eager PyTorch",
+    "one thread": "on one thread",
 }
 """Titles of the others, as records name them; those of a record that were measured are shown."""
 

@@ -9,11 +9,10 @@ constexpr int kTile = kRows < 4 ? 4 : 8;  // rows of a product's tile
 constexpr int kPairRows = 8;  // the same of P, whose tiles are one vector wide
 constexpr int64_t kSlab = 64;  // channels of queries that lie side by side: tiles address their rows by constants
 
-// A chunk by places in floats: what is prepared of it, and behind that its keys by tokens, later its values, and reciprocals.
+// A chunk by places in floats. `by_tokens` has its keys by tokens, later its values.
 struct Places : MemoryLayout {
   int64_t width, slabs, panels, heads;
-  int64_t query, key, pairs, below, from_start, key_sum, prepared;
-  int64_t reciprocal;  // behind `prepared`
+  int64_t query, key, pairs, below, from_start, key_sum, by_tokens, reciprocal;
 
   explicit Places(const Attention& a) {
     width = AttentionStream::width(a);
@@ -23,9 +22,8 @@ struct Places : MemoryLayout {
     query = take(heads * kChunk * slabs * kSlab), key = take(width * kChunk);
     pairs = take(heads * kChunk * kChunk), below = take(heads * kChunk);
     from_start = take(kChunk), key_sum = take(width);
-    prepared = floats;
-    take(kChunk * (panels * kPanel > width ? panels * kPanel : width));
-    reciprocal = take(heads * kChunk) - prepared;
+    by_tokens = take(kChunk * (panels * kPanel > width ? panels * kPanel : width));
+    reciprocal = take(heads * kChunk);
   }
 };
 
@@ -34,12 +32,12 @@ struct Chunk {
   const Attention& a;
   const Places& at;
   const Tokens tokens;
-  float *memory, *own;  // what is prepared, and the thread's own behind it in Places
+  float* memory;
 
   bool sums_keys() const { return a.normalize || a.present_normalizer; }
   int64_t tiles() const { return at.panels * ((tokens.count + kTile - 1) / kTile * at.heads + a.d_k / kTile); }
 
-  float* mapped_key(int64_t t) const { return own + t * at.width; }
+  float* mapped_key(int64_t t) const { return memory + at.by_tokens + t * at.width; }
 
   // Mapped keys by tokens, zeros where one is missing.
   void map_keys() const {
@@ -222,7 +220,7 @@ struct Chunk {
     const Part& part = stream.part;
     const StateInPanels state = stream.state();
     float* z = stream.z;
-    float *values = own, *reciprocal = own + at.reciprocal;
+    float *values = memory + at.by_tokens, *reciprocal = memory + at.reciprocal;
     load_values(part, values);
     for (int64_t row = 0; a.normalize && row < at.heads * kChunk; row += kChunk) divide(z, row, reciprocal + row);
     for (int64_t p = part.first_panel; p < part.last_panel; ++p) {

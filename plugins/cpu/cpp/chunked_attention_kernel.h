@@ -10,8 +10,8 @@
 // is a product of decays after s, never a quotient, so decays of any size are safe. P costs C / d_v of the
 // recurrence's operations; in return every element of S is loaded once for a tile of tokens, and stored once for C.
 //
-// Threads that share a stream do not each prepare its chunks: first all chunks of a stretch are prepared, by tokens, then
-// each thread applies them to its panels of the state. Included per instruction set.
+// Threads that share a stream each prepare all its chunks, and apply them to their own panels of the state: what another
+// thread prepared has to be fetched from that thread's cache, which takes longer. Included per instruction set.
 
 #include "attention_chunk.h"
 
@@ -28,31 +28,9 @@ static void run(const Attention& a, const Part& part, float* memory) {
   streams.open();
   for (Turn turn = streams.first(), next; turn.start < a.keys; turn = next) {
     next = streams.after(turn, kChunk);
-    const Chunk chunk = {a, at, Tokens(a, turn), memory, memory + at.prepared};
+    const Chunk chunk = {a, at, Tokens(a, turn), memory};
     chunk.prepare();
     chunk.apply(streams[turn.stream], Ahead(a, Tokens(a, next), chunk.tiles()));
-  }
-  streams.close();
-}
-
-static int64_t prepared_floats(const Attention& a) { return Places(a).prepared; }
-static int64_t own_floats(const Attention& a) { return Places(a).floats - Places(a).prepared; }
-
-// The chunks of a stretch that a part has, whose streams are chunks.
-static void prepare(const Attention& a, const Stretch& x, const Part& part, float* memory) {
-  const Places at(a);
-  for (int64_t i = part.first_stream; i < part.last_stream; ++i)
-    Chunk{a, at, Tokens(a, {i / x.chunks, x.start + i % x.chunks * kChunk}), x.prepared + i * at.prepared, memory}.prepare();
-}
-
-static void run_prepared(const Attention& a, const Stretch& x, const Part& part, float* memory) {
-  const Places at(a);
-  const AttentionStreams streams = {a, part, memory + at.floats, false};
-  streams.open();
-  for (int64_t i = part.first_stream * x.chunks; i < part.last_stream * x.chunks; ++i) {
-    const Turn turn = {i / x.chunks, x.start + i % x.chunks * kChunk};
-    const Chunk chunk = {a, at, Tokens(a, turn), x.prepared + i * at.prepared, memory};
-    chunk.apply(streams[turn.stream], Ahead(a, Tokens(a, {turn.stream, turn.start + kChunk}), chunk.tiles()));
   }
   streams.close();
 }

@@ -172,7 +172,7 @@ struct ExponentialTurn {
     for (int64_t start = 0, end; start < tokens.count; start = end) {
       end = pass_chunk(start);
       rescale();
-      const Chunk chunk = {x.mapped, at.chunk, tokens.some(x.given, start, end), memory, memory + at.chunk.prepared};
+      const Chunk chunk = {x.mapped, at.chunk, tokens.some(x.given, start, end), memory};
       float between[kChunk * kChunk];
       chunk.accumulate_decays(between);
       map_keys(chunk, start);
@@ -203,7 +203,7 @@ static void run(const ExponentialAttention& x, const Part& part, float* memory) 
   for (Turn turn = streams.first(), next; turn.start < x.given.keys; turn = next) {
     next = streams.after(turn, kChunk);
     const Tokens tokens(x.given, turn);
-    const Chunk whole = {x.mapped, at.chunk, tokens, memory, memory + at.chunk.prepared};
+    const Chunk whole = {x.mapped, at.chunk, tokens, memory};
     const ExponentialTurn own = {x, at, streams[turn.stream], tokens, memory, maximum(turn.stream)};
     own.run(Ahead(x.given, Tokens(x.given, next), whole.tiles()));
   }
