@@ -12,6 +12,7 @@ no compiler. See ``tools/gpu/run.py`` for what it does there.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpu.cases import CASES, Case
-from gpu.run import LIBRARY
+from gpu.run import KERNELS, LIBRARY, NODES
 from gpu.table import COPY, HEADER, line, roofline
 
 from linexport.errors import BuildError, LinexportError, UnsupportedModelError
@@ -116,7 +117,11 @@ def write(file: Path, cases: list[Case], sms: list[int]) -> list[str]:
             except UnsupportedModelError as error:
                 left.append(f"{case.name}: {error}")
                 continue
-            pack.writestr(f"nodes/{case.name}.json", json.dumps(made.attributes()))
+            text = json.dumps(made.attributes())
+            place = f"{KERNELS}/{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+            if place not in pack.namelist():
+                pack.writestr(place, text)
+            pack.writestr(f"{NODES}/{case.name}", place)
             print(f"{case.name}: {sum(map(len, made.binaries.values()))} kernels", flush=True)
     partial.replace(file)
     return left

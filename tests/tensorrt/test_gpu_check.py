@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -133,6 +134,14 @@ def test_the_pack_needs_no_torch_no_triton_and_no_tensorrt(check: ModuleType) ->
     names = dict(check.modules())
     assert "linexport/plugins/tensorrt/launcher.py" in names and "gpu/run.py" in names
     assert not any("sources" in name for name in names)
+
+
+def test_cases_of_one_node_share_its_kernels(check: ModuleType, tmp_path: Path) -> None:
+    cases = [case for case in check.CASES if case.name in ("convolution", "convolution step")]
+    check.write(tmp_path / "check.pyz", cases, [90])
+    names = zipfile.ZipFile(tmp_path / "check.pyz").namelist()
+    assert {"nodes/convolution", "nodes/convolution step"} <= set(names)
+    assert len([name for name in names if name.startswith("kernels/")]) == 1
 
 
 def test_a_gpu_that_the_pack_is_not_for_is_an_error(

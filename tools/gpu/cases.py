@@ -238,7 +238,7 @@ class Map(Case):
 
 def small(case: Case) -> Case:
     """Shrink a case to sizes the float64 oracle takes, long enough to be cut into segments."""
-    return replace(case, batch=2, length=case.length if case.length < 8 else 2077)
+    return replace(case, batch=2, length=case.length if case.length < 8 else 1037)
 
 
 PREFILL = {"batch": 8, "length": 8192}

@@ -1,15 +1,17 @@
 // A plugin's life through TensorRT's interfaces, behind C functions, for programs without TensorRT: checks
 // on a GPU, and tests on a stand-in for its driver.
 //
-//     open     as while an engine is built: created from a node's fields, asked for formats, configured,
-//              asked for workspace, serialised. As when it is opened: created again from these fields,
+//     open     as while an engine is built: created from a node's fields, asked for formats and for shapes of
+//              outputs in terms of those of inputs, configured, asked for workspace, serialised. As when it is opened: created again from these fields,
 //              a clone attached to a context
 //     enqueue  told the shapes, then launched
 //
 // Errors are written to `error`, and -1 or null is returned.
 #include <NvInferRuntime.h>
 
+#include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
 
 #include "description.h"
@@ -125,6 +127,56 @@ void checkFormats(Opened const& node) {
         require(types[i] == tensors[node.inputs() + i].desc.type, "an output has another type");
 }
 
+// A size while an engine is built: a number, or a symbol, which has none and is known by its place.
+struct Expression final : IDimensionExpr {
+    int64_t number = -1;
+};
+
+// Numbers as TensorRT makes them for a plugin. Ours pass sizes on and compute none.
+struct Expressions final : apiv::VExprBuilder {
+    std::map<int64_t, Expression> numbers;
+    std::map<std::string, Expression> symbols;
+
+    IDimensionExpr const* constant(int64_t value) override {
+        numbers[value].number = value;
+        return &numbers[value];
+    }
+    IDimensionExpr const* operation(
+        DimensionOperation, IDimensionExpr const&, IDimensionExpr const&) override {
+        throw Error("a plugin computes a size");
+    }
+    IDimensionExpr const* declareSizeTensor(int32_t, IDimensionExpr const&, IDimensionExpr const&) override {
+        throw Error("a plugin has a size that depends on values");
+    }
+    DimsExprs of(std::vector<linexport::Size> const& shape) {
+        DimsExprs found{};
+        for (linexport::Size const& size : shape)
+            found.d[found.nbDims++] = size.symbol.empty() ? constant(size.number) : &symbols[size.symbol];
+        return found;
+    }
+};
+
+struct Builder final : IExprBuilder {
+    explicit Builder(Expressions& expressions) { mImpl = &expressions; }
+};
+
+// Shapes of outputs: the numbers and the symbols, of inputs, that the description has.
+void checkShapes(Opened const& node) {
+    auto& build = capability<IPluginV3OneBuild>(*node.built, PluginCapabilityType::kBUILD);
+    Expressions known;
+    Builder builder(known);
+    std::vector<DimsExprs> given, found(node.outputs());
+    for (linexport::Tensor const& tensor : node.node.inputs)
+        given.push_back(known.of(tensor.present ? tensor.shape : node.node.inputs.at(0).shape));
+    require(!build.getOutputShapes(given.data(), node.inputs(), nullptr, 0, found.data(), node.outputs(), builder),
+        "getOutputShapes failed");
+    for (int32_t i = 0; i < node.outputs(); ++i) {
+        DimsExprs const wanted = known.of(node.node.outputs[i].shape);
+        require(std::equal(wanted.d, wanted.d + wanted.nbDims, found[i].d, found[i].d + found[i].nbDims),
+            "an output has another shape");
+    }
+}
+
 std::unique_ptr<Opened> opened(char const* launch, char const* binaries) {
     setLoggerFinder(&finder);
     lastError.text.clear();
@@ -139,6 +191,7 @@ std::unique_ptr<Opened> opened(char const* launch, char const* binaries) {
     made->built.reset(creator.createPlugin("node", &given, TensorRTPhase::kBUILD));
     require(made->built != nullptr, "createPlugin failed");
     checkFormats(*made);
+    checkShapes(*made);
     auto& runtime = capability<IPluginV3OneRuntime>(*made->built, PluginCapabilityType::kRUNTIME);
     PluginFieldCollection const* const kept = runtime.getFieldsToSerialize();
     std::unique_ptr<IPluginV3> const again(creator.createPlugin("node", kept, TensorRTPhase::kRUNTIME));

@@ -32,7 +32,10 @@ from linexport.plugins.tensorrt.description import Description
 from linexport.plugins.tensorrt.launcher import Launcher
 from linexport.system import environment
 
-LIBRARY = "launcher.so"
+LIBRARY, NODES, KERNELS = "launcher.so", "nodes", "kernels"
+"""Places in a pack. A file in ``NODES`` has the name of a case and names one in ``KERNELS``: several
+cases are one node at different sizes."""
+
 QUICK = ("prefill linear", "prefill gated delta", "decode gated delta", "convolution", "map favor+")
 """Cases of ``--quick``, and of the runs under compute-sanitizer."""
 
@@ -49,7 +52,8 @@ class Pack:
 
     def cases(self, quick: bool) -> list[Case]:
         """Return the cases there are."""
-        there = {Path(name).stem for name in self.archive.namelist() if name.startswith("nodes/")}
+        places = map(Path, self.archive.namelist())
+        there = {place.name for place in places if place.parent == Path(NODES)}
         return [c for c in CASES if c.name in there and (c.name in QUICK or not quick)]
 
     def description(self, case: Case) -> Description:
@@ -58,7 +62,8 @@ class Pack:
         Raises:
             UnsupportedModelError: the pack is of another version.
         """
-        return Description.from_attributes(json.loads(self.archive.read(f"nodes/{case.name}.json")))
+        place = self.archive.read(f"{NODES}/{case.name}").decode()
+        return Description.from_attributes(json.loads(self.archive.read(place)))
 
     def library(self, folder: Path) -> Path:
         """Write the launcher in C++ into a folder."""

@@ -71,8 +71,7 @@ def linear_attention(
         S = S + past_state
     if past_normalizer is not None:
         z = z + past_normalizer
-    states: list[Array] = []
-    normalizers: list[Array] = []
+    output = np.zeros((batch, queries, spec.output_heads, d_v))
     for t in range(length):
         S = alpha[:, t, :, :, None] * S
         z = alpha[:, t] * z + k[:, t]
@@ -80,23 +79,24 @@ def linear_attention(
         if spec.has_beta:
             target = step[:, t, :, None] * (target - np.einsum("bhkv,bhk->bhv", S, k[:, t]))
         S = S + k[:, t, :, :, None] * target[:, :, None, :]
-        states.append(S)
-        normalizers.append(z)
+        if spec.causal:
+            output[:, t] = _read(spec, q[:, t], S, z)
     if not spec.causal:
-        states, normalizers = [S] * queries, [z] * queries
-
-    group = spec.output_heads // heads
-    output = np.zeros((batch, queries, spec.output_heads, d_v))
-    for t in range(queries):
-        S_t = np.repeat(states[t], group, axis=1)
-        z_t = np.repeat(normalizers[t], group, axis=1)
-        o = spec.scale * np.einsum("bhk,bhkv->bhv", q[:, t], S_t)
-        if spec.normalize:
-            denominator = spec.scale * np.einsum("bhk,bhk->bh", q[:, t], z_t) + spec.eps
-            with np.errstate(divide="ignore", invalid="ignore"):
-                o = o / denominator[:, :, None]
-        output[:, t] = o
+        for t in range(queries):
+            output[:, t] = _read(spec, q[:, t], S, z)
     return output.reshape(batch, queries, spec.output_heads * d_v), S, z
+
+
+def _read(spec: LinearAttentionSpec, query: Array, S: Array, z: Array) -> Array:
+    """o_t (B, H, d_v) of the queries (B, H, d_k) of one token."""
+    group = spec.output_heads // spec.kv_num_heads
+    S, z = np.repeat(S, group, axis=1), np.repeat(z, group, axis=1)
+    o = spec.scale * np.einsum("bhk,bhkv->bhv", query, S)
+    if spec.normalize:
+        denominator = spec.scale * np.einsum("bhk,bhk->bh", query, z) + spec.eps
+        with np.errstate(divide="ignore", invalid="ignore"):
+            o = o / denominator[:, :, None]
+    return np.asarray(o)
 
 
 def _heads(packed: Array, heads: int, served: int) -> Array:

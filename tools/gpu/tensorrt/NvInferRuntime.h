@@ -54,21 +54,37 @@ public:
     virtual ~ILoggerFinder() = default;
 };
 
-class IDimensionExpr;
-class IExprBuilder;
 class IPluginResourceContext;
-struct DimsExprs {
-    int32_t nbDims;
-    IDimensionExpr const* d[8];
-};
-class IDimensionExpr {
+enum class DimensionOperation : int32_t;
+class IDimensionExpr;
+namespace apiv {
+class VDimensionExpr;
+class VExprBuilder {
 public:
+    virtual IDimensionExpr const* constant(int64_t value) = 0;
+    virtual IDimensionExpr const* operation(
+        DimensionOperation of, IDimensionExpr const& first, IDimensionExpr const& second) = 0;
+    virtual IDimensionExpr const* declareSizeTensor(
+        int32_t output, IDimensionExpr const& optimum, IDimensionExpr const& upper) = 0;
+    virtual ~VExprBuilder() = default;
+};
+}  // namespace apiv
+class IDimensionExpr {
+protected:
+    apiv::VDimensionExpr* mImpl;
     virtual ~IDimensionExpr() = default;
 };
 class IExprBuilder {
 public:
-    virtual IDimensionExpr const* constant(int64_t value) = 0;
+    IDimensionExpr const* constant(int64_t value) noexcept { return mImpl->constant(value); }
+
+protected:
+    apiv::VExprBuilder* mImpl;
     virtual ~IExprBuilder() = default;
+};
+struct DimsExprs {
+    int32_t nbDims;
+    IDimensionExpr const* d[8];
 };
 
 class IPluginCapability {
