@@ -99,13 +99,29 @@ def convolution(width: int) -> Node:
     return Node("CausalConvWithState", {"activation": "silu"}, tuple(shapes), shapes)
 
 
-def feature_map(kind: str, width: int) -> Node:
+def exponentials(width: int, *optional: str, causal: bool = True) -> Node:
+    """A StabilizedExp node of ``width`` features, grouped queries and the ``optional`` inputs."""
+    shapes: dict[str, Any] = {
+        "query": ("B", "T", 2 * HEADS * width),
+        "key": ("B", "T", HEADS * width),
+        "past_key_max": ("B", HEADS, width),
+        "key_mask": ("B", "T"),
+        "decay": ("B", "T", HEADS * width),
+    }
+    names = tuple(name if name in ("query", "key", *optional) else "" for name in shapes)
+    shapes = {name: shapes[name] for name in names if name}
+    attributes = {"q_num_heads": 2 * HEADS, "k_num_heads": HEADS, "causal": int(causal)}
+    return Node("StabilizedExp", attributes, names, shapes)
+
+
+def feature_map(kind: str, width: int, log: bool = False) -> Node:
     """On its own, ``width`` features a head."""
     before = NARROW.get((kind, width), width)
     shapes: dict[str, Any] = {"x": ("B", "T", HEADS * before)}
     if kind == "favor+":
         shapes["parameter_0"] = (width, width)
-    return Node("FeatureMap", {"kind": kind, "num_heads": HEADS}, tuple(shapes), shapes)
+    attributes = {"kind": kind, "num_heads": HEADS, "log": int(log)}
+    return Node("FeatureMap", attributes, tuple(shapes), shapes)
 
 
 MAPS = ("relu", "elu1", "exp", "taylor2", "quadratic", "favor+")
@@ -134,7 +150,11 @@ def nodes(width: int) -> dict[str, Node]:
     return {
         **{name: attention(width, **options) for name, options in ATTENTION.items()},
         **{f"map {kind}": feature_map(kind, width) for kind in MAPS},
+        "logarithm of favor+": feature_map("favor+", width, log=True),
         "convolution": convolution(width),
+        "exponentials": exponentials(width, "past_key_max"),
+        "exponentials decayed, masked": exponentials(width, "past_key_max", "key_mask", "decay"),
+        "exponentials bidirectional": exponentials(width, causal=False),
     }
 
 

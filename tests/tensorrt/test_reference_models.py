@@ -29,6 +29,7 @@ from linexport.targets.trt.profiles import profiles
 pytestmark = pytest.mark.services
 
 ATTENTION, CONV, MAP = "LinearAttention", "CausalConvWithState", "FeatureMap"
+EXPONENTIALS = "StabilizedExp"
 
 LAYERS = {
     "layer": {ATTENTION},
@@ -40,10 +41,11 @@ LAYERS = {
     "gated_delta": {f"blocks.0.attention/{ATTENTION}", f"blocks.0.conv/{CONV}"},
     "taylor": {ATTENTION, f"feature_map/{MAP}", f"feature_map/{MAP}_2"},
     "random_features": {ATTENTION},
+    "stabilised": {EXPONENTIALS, ATTENTION, f"feature_map/{MAP}", f"feature_map/{MAP}_2"},
 }
 """Names of the layers that plugins run."""
 
-SHARED = ("layer", "bidirectional", "language_model", "digits")
+SHARED = ("layer", "bidirectional", "language_model", "digits", "stabilised")
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu import maps
+from linexport.plugins.ops import stabilized_exp
 from linexport.plugins.ops.causal_conv import causal_conv
 from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec, linear_attention
 from linexport.plugins.ops.op import Node
@@ -148,12 +149,14 @@ class Attention(Case):
         return Node("LinearAttention", attributes, tuple(names), shapes)
 
     def fill(self, name: str, x: Array) -> Array:
-        """Keys of norm 1 for the delta rules, decays below zero, a positive past normaliser."""
+        """Keys of norm 1 for the delta rules, decays below zero, positive terms of denominators."""
         if name == "key_mask":
-            return np.arange(x.shape[1]) < x.shape[1] - 5 * np.arange(1, len(x) + 1)[:, None]
+            return padded(x.shape)
         if name == "key" and self.spec.has_beta:
             heads = x.reshape(*x.shape[:2], -1, self.width)
             x = (heads / np.linalg.norm(heads, axis=-1, keepdims=True)).reshape(x.shape)
+        if name in ("query", "key") and self.normalize and not self.feature_map:
+            x = np.abs(x)
         if name == "decay":
             x = -np.abs(x) / 8
         if name == "beta":
@@ -182,6 +185,56 @@ class Attention(Case):
         per_token += self.spec.has_decay * (self.features if self.channel else 1)
         states = self.batch * self.heads * self.features * (d_v + self.normalize)
         return int(tokens * per_token) * self.wide + states * 4 * (1 + self.causal)
+
+
+@dataclass(frozen=True)
+class Exponentials(Case):
+    """StabilizedExp; its tensors are float32 whatever the type of the activations.
+
+    Attributes:
+        shared: heads of the keys; None: as many as of the queries.
+        decayed: the maximum decays, by channel.
+        masked: the last tokens of a sequence are padding.
+    """
+
+    shared: int | None = None
+    causal: bool = True
+    decayed: bool = False
+    masked: bool = False
+
+    def node(self) -> Node:
+        keys = self.shared or self.heads
+        widths = {"query": self.heads * self.width, "key": keys * self.width}
+        shapes: dict[str, Any] = {name: ("B", "T", width) for name, width in widths.items()}
+        if self.causal:
+            shapes["past_key_max"] = ("B", keys, self.width)
+        if self.masked:
+            shapes["key_mask"] = ("B", "T")
+        if self.decayed:
+            shapes["decay"] = ("B", "T", keys * self.width)
+        names = tuple(name if name in shapes else "" for name in stabilized_exp.INPUTS)
+        attributes = {"q_num_heads": self.heads, "k_num_heads": keys, "causal": int(self.causal)}
+        return Node("StabilizedExp", attributes, names, shapes)
+
+    def fill(self, name: str, x: Array) -> Array:
+        if name == "key_mask":
+            return padded(x.shape)
+        return np.float32(-np.abs(x) / 8 if name == "decay" else 3 * x)
+
+    def wanted(self, given: Mapping[str, Array]) -> dict[str, Array]:
+        heads = self.heads, self.shared or self.heads
+        found = stabilized_exp.stabilized_exp(*heads, self.causal, **given)
+        names = ("query_features", "key_features", "present_decay", "present_key_max")
+        results = dict(zip(names, found, strict=True))
+        if not self.causal:
+            del results["present_decay"]  # zeros: an error has nothing to be relative to
+        return results
+
+    def bytes(self) -> int:
+        keys = self.shared or self.heads
+        per_token = 2 * self.heads + (3 + self.decayed) * keys
+        states = keys * (1 + self.causal)
+        return self.batch * self.width * (self.length * per_token + states) * 4
 
 
 @dataclass(frozen=True)
@@ -236,6 +289,11 @@ class Map(Case):
         return self.batch * self.length * self.heads * (self.width + features) * self.wide
 
 
+def padded(shape: tuple[int, ...]) -> Array:
+    """A mask (B, T) by which sequence b lacks its last 5 (b + 1) tokens."""
+    return np.arange(shape[1]) < shape[1] - 5 * np.arange(1, shape[0] + 1)[:, None]
+
+
 def small(case: Case) -> Case:
     """Shrink a case to sizes the float64 oracle takes, long enough to be cut into segments."""
     return replace(case, batch=2, length=case.length if case.length < 8 else 1037)
@@ -286,6 +344,27 @@ CASES: tuple[Case, ...] = (
     Attention("prefill taylor2 d=16", **PREFILL, width=16, feature_map="taylor2"),
     Attention("prefill quadratic d=16", **PREFILL, width=16, feature_map="quadratic"),
     Attention("prefill favor+ d=64", **PREFILL, width=64, feature_map="favor+"),
+    Exponentials("exponentials", **PREFILL, width=64, dtype="float32"),
+    Exponentials("exponentials step", **DECODE, width=64, dtype="float32"),
+    Exponentials("exponentials bidirectional", **PREFILL, width=64, dtype="float32", causal=False),
+    Exponentials(
+        "exponentials decayed, ragged, grouped",
+        **PREFILL,
+        width=64,
+        dtype="float32",
+        shared=4,
+        decayed=True,
+        masked=True,
+    ),
+    Attention(
+        "prefill gated per channel normalised float32",
+        **PREFILL,
+        rule="gated",
+        width=64,
+        channel=True,
+        normalize=True,
+        dtype="float32",
+    ),
     Convolution("convolution", **PREFILL),
     Convolution("convolution step", **DECODE),
     Convolution("convolution float32", batch=2, length=8192, dtype="float32"),

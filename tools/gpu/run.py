@@ -33,8 +33,8 @@ from linexport.plugins.tensorrt.launcher import Launcher
 from linexport.system import environment
 
 LIBRARY, NODES, KERNELS = "launcher.so", "nodes", "kernels"
-"""Places in a pack. A file in ``NODES`` has the name of a case and names one in ``KERNELS``: several
-cases are one node at different sizes."""
+"""Places in a pack. A file in ``NODES`` has a case's name and names one in ``KERNELS``, since cases
+may be one node at different sizes."""
 
 QUICK = ("prefill linear", "prefill gated delta", "decode gated delta", "convolution", "map favor+")
 """Cases of ``--quick``, and of the runs under compute-sanitizer."""

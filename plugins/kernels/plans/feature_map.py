@@ -28,8 +28,11 @@ def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
     """See ``plugins.kernels.plan``."""
     kind, heads = str(node.attributes["kind"]), int(node.attributes["num_heads"])
     fused_maps.known(kind)
-    if node.attributes.get("log", 0):
-        raise UnsupportedModelError("No kernel computes the logarithm of a feature map (log=1).")
+    log = bool(node.attributes.get("log", 0))
+    if log and kind != "favor+":
+        raise UnsupportedModelError(
+            f"No kernel computes logarithms of the feature map {kind!r}; there is one for favor+."
+        )
     width = width_per_head("x", node.shapes["x"], heads)
     if width > WIDEST:
         raise UnsupportedModelError(
@@ -46,6 +49,7 @@ def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
         "BLOCK": block,
         "CHUNK": CHUNK,
         "MAP": kind,
+        "LOG": log,
         "PRECISION": precision,
     }
     element = f"*{TYPES[dtype]}"
@@ -54,7 +58,7 @@ def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
         arguments.append(Argument("parameter_0", "*fp32"))
     else:
         constants["parameter_0"] = None
-    arguments += [Argument("y", element), Argument("length", "i32")]
+    arguments += [Argument("y", "*fp32" if log else element), Argument("length", "i32")]
     kernel = Kernel("feature_map.apply", tuple(arguments), tuple(constants.items()), 4, 1)
     blocks = Extent(heads * -(-features // block), ("batch",))
     route = Route((Launch(kernel, (blocks, Extent(1, ("chunks",)), Extent(1))),))

@@ -67,6 +67,40 @@ def degree_two(
 
 
 @triton.jit
+def exponents(
+    base,
+    live,
+    columns,
+    parameter,
+    STRIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    FEATURES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Logarithms of the features of favor+, in float32, for BLOCK features of rows.
+
+    Products and norms are summed over slices of the width: projection and rows fit beside the state
+    in registers. m^(-1/2) goes into the exponent.
+    """
+    SLICE: tl.constexpr = min(BLOCK_W, 16)
+    y = tl.zeros((live.shape[0], BLOCK), tl.float32)
+    norm = tl.zeros((live.shape[0],), tl.float32)
+    for start in range(0, WIDTH, SLICE):
+        parts = start + tl.arange(0, SLICE)
+        x = load_rows(base, live, parts, STRIDE, WIDTH, SLICE).to(tl.float32)
+        x *= tl.exp2(-0.25 * tl.log2(WIDTH * 1.0))
+        inside = (parts < WIDTH)[:, None] & (columns < FEATURES)[None, :]
+        at = parts[:, None] * FEATURES + columns[None, :]
+        w = tl.load(parameter + at, mask=inside, other=0.0)
+        y += tl.dot(x, w, input_precision=PRECISION)
+        norm += 0.5 * tl.sum(x * x, 1)
+    norm += 0.5 * tl.log(FEATURES * 1.0)
+    return y - norm[:, None]
+
+
+@triton.jit
 def features(
     base,
     live,
@@ -109,22 +143,10 @@ def features(
         )
         return y
     elif MAP == "favor+":
-        # Exponents and norms are summed over slices of the width: projection and rows fit beside
-        # the state in registers. m^(-1/2) goes into the exponent.
-        SLICE: tl.constexpr = min(BLOCK_W, 16)
-        exponents = tl.zeros((live.shape[0], BLOCK), tl.float32)
-        norm = tl.zeros((live.shape[0],), tl.float32)
-        for start in range(0, WIDTH, SLICE):
-            parts = start + tl.arange(0, SLICE)
-            x = load_rows(base, live, parts, STRIDE, WIDTH, SLICE).to(tl.float32)
-            x *= tl.exp2(-0.25 * tl.log2(WIDTH * 1.0))
-            inside = (parts < WIDTH)[:, None] & (columns < FEATURES)[None, :]
-            at = parts[:, None] * FEATURES + columns[None, :]
-            w = tl.load(parameter + at, mask=inside, other=0.0)
-            exponents += tl.dot(x, w, input_precision=PRECISION)
-            norm += 0.5 * tl.sum(x * x, 1)
-        norm += 0.5 * tl.log(FEATURES * 1.0)
-        return tl.exp(exponents - norm[:, None]).to(base.dtype.element_ty)
+        y = exponents(
+            base, live, columns, parameter, STRIDE, WIDTH, BLOCK_W, FEATURES, BLOCK, PRECISION
+        )
+        return tl.exp(y).to(base.dtype.element_ty)
     else:
         return elementwise(load_rows(base, live, columns, STRIDE, FEATURES, BLOCK), MAP)
 

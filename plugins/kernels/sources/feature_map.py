@@ -1,11 +1,11 @@
-"""Feature maps on their own: phi of every head of a packed tensor."""
+"""Feature maps on their own: phi of every head of a packed tensor, or the logarithm of favor+."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from linexport.plugins.kernels.sources.feature_functions import features
+from linexport.plugins.kernels.sources.feature_functions import exponents, features
 
 
 @triton.jit
@@ -21,6 +21,7 @@ def apply(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
     MAP: tl.constexpr,
+    LOG: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Grid: (B * HEADS * blocks of features, chunks)."""
@@ -33,19 +34,24 @@ def apply(
     live = start + rows < length
     place = x + (row * HEADS + head % HEADS) * WIDTH
     STRIDE: tl.constexpr = HEADS * WIDTH
-    out = features(
-        place,
-        live,
-        columns,
-        parameter_0,
-        STRIDE,
-        WIDTH,
-        BLOCK_W,
-        FEATURES,
-        BLOCK,
-        MAP,
-        PRECISION,
-    )
+    if LOG:
+        out = exponents(
+            place, live, columns, parameter_0, STRIDE, WIDTH, BLOCK_W, FEATURES, BLOCK, PRECISION
+        )
+    else:
+        out = features(
+            place,
+            live,
+            columns,
+            parameter_0,
+            STRIDE,
+            WIDTH,
+            BLOCK_W,
+            FEATURES,
+            BLOCK,
+            MAP,
+            PRECISION,
+        )
     at = rows[:, None] * (HEADS * FEATURES) + columns[None, :]
     inside = live[:, None] & (columns < FEATURES)[None, :]
     place = y + (row * HEADS + head % HEADS) * FEATURES

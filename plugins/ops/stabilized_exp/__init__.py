@@ -51,7 +51,7 @@ from linexport.plugins.ops.stabilized_exp.definition import (
 )
 from linexport.plugins.ops.stabilized_exp.portable import portable
 
-__all__ = ["INPUTS", "LOWEST", "OP", "check", "stabilized_exp"]
+__all__ = ["INPUTS", "LOWEST", "OP", "check", "stabilized_exp", "width_of"]
 
 
 def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, ...]:
@@ -121,6 +121,7 @@ OP = Op(
     ),
     causal=reads_causal,
     states=_states,
+    kernels="linexport.plugins.kernels.plans.stabilized_exp",
     describe=_describe,
     summary="Exponential features, kept from overflowing.",
 )

@@ -222,8 +222,9 @@ LINEXPORT_EXPORTED void setLoggerFinder(nvinfer1::ILoggerFinder* finder) {
 }
 
 LINEXPORT_EXPORTED nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count) {
-    static linexport::Creator attention{"LinearAttention"}, conv{"CausalConvWithState"}, map{"FeatureMap"};
-    static std::array<nvinfer1::IPluginCreatorInterface*, 3> creators{&attention, &conv, &map};
+    static linexport::Creator attention{"LinearAttention"}, conv{"CausalConvWithState"}, map{"FeatureMap"},
+        exponential{"StabilizedExp"};
+    static std::array<nvinfer1::IPluginCreatorInterface*, 4> creators{&attention, &conv, &map, &exponential};
     count = static_cast<int32_t>(creators.size());
     return creators.data();
 }

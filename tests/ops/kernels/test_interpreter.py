@@ -7,6 +7,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import interpreter
+
+INSTALLED_SCAN = interpreter.ScanOps.generic_scan
 
 
 @triton.jit
@@ -55,3 +58,37 @@ def test_casts_round_to_nearest_even(value: float) -> None:
 def cast(x, out):
     """One value to bfloat16."""
     tl.store(out, tl.load(x).to(tl.bfloat16))
+
+
+@triton.jit
+def later(m, g, a, h):
+    """Of two stretches: a maximum that decays, and the decay."""
+    return tl.maximum(m + h, a), g + h
+
+
+@triton.jit
+def scanned(a, g, out, SIZE: tl.constexpr):
+    """The running maximum of columns, then that of one row."""
+    at = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    m, total = tl.associative_scan((tl.load(a + at), tl.load(g + at)), 0, later)
+    tl.store(out + at, m + total)
+    row = tl.arange(0, SIZE)
+    m, _ = tl.associative_scan((tl.load(a + row), tl.load(g + row)), 0, later)
+    tl.store(out + SIZE * SIZE + row, m)
+
+
+def scan() -> torch.Tensor:
+    """The output of the kernel above."""
+    generator = torch.Generator().manual_seed(0)
+    a, g = torch.randn(2, 8, 8, generator=generator)
+    out = torch.full((9, 8), float("nan"))
+    scanned[(1,)](a, -g.abs(), out, 8)
+    return out
+
+
+def test_scans_by_rows_are_those_of_the_installed_interpreter() -> None:
+    by_rows = scan()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.ScanOps, "generic_scan", INSTALLED_SCAN)
+        assert torch.equal(by_rows, scan())
+    assert torch.isfinite(by_rows).all()

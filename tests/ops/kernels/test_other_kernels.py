@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from linexport.errors import UnsupportedModelError
 from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.kernels.run import run
 from linexport.plugins.ops.causal_conv import causal_conv
@@ -112,11 +113,8 @@ def test_a_step_of_a_convolution_is_few_blocks() -> None:
     assert blocks == {"single": 65_536, "decode": 2_048}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "kind", ["identity", "relu", "elu1", "exp", "taylor2", "quadratic", "quadratic+c", "favor+"]
-)
-def test_feature_map_equals_its_formula(kind: str, dtype: str) -> None:
+def mapped(kind: str, dtype: str, log: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Features of three heads by the kernel, or their logarithms, and features by the formula."""
     width, features, phi, parameter = kernels.maps()[kind]
     heads, batch, length = 3, 2, 37
     x = torch.from_numpy(np.random.default_rng(1).normal(size=(batch, length, heads * width)))
@@ -126,12 +124,31 @@ def test_feature_map_equals_its_formula(kind: str, dtype: str) -> None:
     if parameter is not None:
         names, shapes["parameter_0"] = ["x", "parameter_0"], parameter.shape
         tensors["parameter_0"] = torch.from_numpy(parameter.astype(np.float32))
-    attributes = {"kind": kind.removesuffix("+c"), "num_heads": heads}
+    attributes = {"kind": kind.removesuffix("+c"), "num_heads": heads, "log": log}
     node = Node("FeatureMap", attributes, tuple(names), shapes)
-    tensors["y"] = torch.full((batch, length, heads * features), np.nan, dtype=x.dtype)
+    given = torch.float32 if log else x.dtype
+    tensors["y"] = torch.full((batch, length, heads * features), np.nan, dtype=given)
     run(plan_launches(node, dtype, 90, "ieee"), tensors, batch, length, 1)
     split = kernels.wide(x).reshape(batch, length, heads, width)
-    wanted = phi(split).reshape(batch, length, -1)
-    kernels.assert_close(
-        [kernels.wide(tensors["y"])], (wanted,), (wanted,), kernels.TOLERANCE[dtype]
-    )
+    return kernels.wide(tensors["y"]), phi(split).reshape(batch, length, -1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "kind", ["identity", "relu", "elu1", "exp", "taylor2", "quadratic", "quadratic+c", "favor+"]
+)
+def test_feature_map_equals_its_formula(kind: str, dtype: str) -> None:
+    found, wanted = mapped(kind, dtype)
+    kernels.assert_close([found], (wanted,), (wanted,), kernels.TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logarithms_of_features_have_all_digits_of_float32(dtype: str) -> None:
+    """Whatever the type of x is."""
+    found, features = mapped("favor+", dtype, log=1)
+    np.testing.assert_allclose(found, np.log(features), rtol=1e-6, atol=1e-6)
+
+
+def test_logarithms_of_other_maps_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"map 'exp'; there is one for favor\+"):
+        mapped("exp", "float32", log=1)

@@ -60,3 +60,8 @@ def random_features():
         feature_map_options=options,
         normalize=False,
     )
+
+
+def stabilised():
+    """Random features that are divided by their sum: by their exponents."""
+    return make("linear_attention_layer", head_dim=8, feature_map="favor+")
