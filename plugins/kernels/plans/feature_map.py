@@ -45,7 +45,6 @@ def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
         "HEADS": heads,
         "WIDTH": width,
         "FEATURES": features,
-        "BLOCK_W": tiles.power(width),
         "BLOCK": block,
         "CHUNK": CHUNK,
         "MAP": kind,

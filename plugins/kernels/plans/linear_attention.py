@@ -297,7 +297,6 @@ class _Planner:
             "QUERY_HEADS": spec.q_num_heads,
             "BETA_HEADS": spec.kv_num_heads if sizes.beta_per_head else 1,
             "WIDTH": self.width,
-            "BLOCK_W": tiles.power(self.width),
             "D_K": sizes.d_k,
             "D_V": sizes.d_v,
             "DECAYS": self.decays,

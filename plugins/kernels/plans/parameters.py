@@ -38,7 +38,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 """Run-time parameters in the order the kernel declares them; one without a tensor is a constant."""
 
-_KEYS = ("HEADS", "KEY_HEADS", "WIDTH", "BLOCK_W", "D_K", "DECAYS", "MAP", "PRECISION")
+_KEYS = ("HEADS", "KEY_HEADS", "WIDTH", "D_K", "DECAYS", "MAP", "PRECISION")
 _SUMS = ("QUERY_HEADS", "D_V", "NORMALIZE", "SCALE", "EPS")
 CONSTANTS: dict[str, tuple[str, ...]] = {
     "segments.segment_state": (*_KEYS, "D_V"),
@@ -49,11 +49,11 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     "transitions.segment_transition": (*_KEYS, "D_V"),
     "transitions.transition_scan": ("D_K", "D_V"),
     "bidirectional.segment_output": (
-        *("HEADS", "QUERY_HEADS", "WIDTH", "BLOCK_W", "D_K", "D_V", "MAP", "SCALE", "EPS"),
+        *("HEADS", "QUERY_HEADS", "WIDTH", "D_K", "D_V", "MAP", "SCALE", "EPS"),
         "PRECISION",
     ),
     "recurrent.step": (
-        *("HEADS", "KEY_HEADS", "QUERY_HEADS", "BETA_HEADS", "WIDTH", "BLOCK_W", "D_K", "D_V"),
+        *("HEADS", "KEY_HEADS", "QUERY_HEADS", "BETA_HEADS", "WIDTH", "D_K", "D_V"),
         *("DECAYS", "MAP", "NORMALIZE", "SCALE", "EPS"),
     ),
 }

@@ -15,6 +15,7 @@ from linexport.plugins.kernels.launch import (
 )
 from linexport.plugins.kernels.plans import tiles
 from linexport.plugins.ops.op import Node, reads_causal
+from linexport.plugins.ops.shapes import static_width
 from linexport.plugins.ops.stabilized_exp import width_of
 
 WIDEST = 256
@@ -70,13 +71,14 @@ def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
 def _launch(node: Node, function: str, memory: set[str]) -> Launch:
     """A kernel that is given what the node has, and that part of ``memory``: past and scratch."""
     heads, features = int(node.attributes["k_num_heads"]), width_of(node)
+    decayed = "decay" in node.shapes
     tensors = {name for name in node.inputs if name} - {"past_key_max"}
     tensors |= {"query_features", "key_features", "present_decay", "present_key_max"}
     tensors |= memory & {*node.shapes, "segment_maxima", "segment_decays"}
     constants: dict[str, int | None] = {
         "HEADS": heads,
         "FEATURES": features,
-        "DECAYS": int(node.shapes["decay"][-1]) // heads if "decay" in node.shapes else 0,
+        "DECAYS": static_width("decay", node.shapes["decay"]) // heads if decayed else 0,
         "CAUSAL": reads_causal(node.attributes),
         "BLOCK": tiles.power(features),
         "CHUNK": CHUNK,

@@ -29,7 +29,6 @@ def segment_output(
     WIDTH: tl.constexpr,
     D_K: tl.constexpr,
     D_V: tl.constexpr,
-    BLOCK_W: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -68,17 +67,7 @@ def segment_output(
             columns_k = p * BLOCK_K + tl.arange(0, BLOCK_K)
             S, z = load_state(past, past_z, columns_k, columns_v, D_K, D_V)
             q = features(
-                place,
-                live,
-                columns_k,
-                parameter_0,
-                QUERY_HEADS * WIDTH,
-                WIDTH,
-                BLOCK_W,
-                D_K,
-                BLOCK_K,
-                MAP,
-                PRECISION,
+                place, live, columns_k, parameter_0, QUERY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
             )
             o += times_state(q, S, PRECISION)
             denominator += tl.sum(q.to(tl.float32) * z[None, :], 1)

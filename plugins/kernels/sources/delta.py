@@ -42,7 +42,6 @@ def chunk_inverse(
     WIDTH: tl.constexpr,
     D_K: tl.constexpr,
     DECAYS: tl.constexpr,
-    BLOCK_W: tl.constexpr,
     BLOCK_K: tl.constexpr,
     CHUNK: tl.constexpr,
     LEVELS: tl.constexpr,
@@ -61,24 +60,14 @@ def chunk_inverse(
     keep = load_keep(key_mask + row if key_mask is not None else None, live)
     place = key + row * (KEY_HEADS * WIDTH) + h * KEY_HEADS // HEADS * WIDTH
     k = load_keys(
-        place,
-        keep,
-        columns_k,
-        parameter_0,
-        KEY_HEADS * WIDTH,
-        WIDTH,
-        BLOCK_W,
-        D_K,
-        BLOCK_K,
-        MAP,
-        PRECISION,
+        place, keep, columns_k, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
     )
     # A = beta_t (k_t . k_s) D_ts; what lies above the diagonal is never read.
     place = beta + row * BETA_HEADS + h * BETA_HEADS // HEADS
     step = tl.load(place + rows * BETA_HEADS, mask=live, other=0.0).to(tl.float32)
     if DECAYS > 1:
         place = decay + (row * HEADS + h) * D_K
-        _, _, _, logs = channel_decays(place, keep, columns_k, HEADS * D_K, D_K, BLOCK_K)
+        _, _, _, logs = channel_decays(place, keep, columns_k, HEADS * D_K, D_K)
         A = channel_scores(k, k, logs)
     else:
         A = tl.dot(k, tl.trans(k), input_precision=PRECISION)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linexport.plugins.kernels.sources.tiles import load_rows
+from linexport.plugins.kernels.sources.tiles import components, load_rows
 
 
 @triton.jit
@@ -74,22 +74,20 @@ def exponents(
     parameter,
     STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
-    BLOCK_W: tl.constexpr,
     FEATURES: tl.constexpr,
-    BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Logarithms of the features of favor+, in float32, for BLOCK features of rows.
+    """Logarithms of the features of favor+, in float32, for some columns of rows.
 
     Products and norms are summed over slices of the width: projection and rows fit beside the state
     in registers. m^(-1/2) goes into the exponent.
     """
-    SLICE: tl.constexpr = min(BLOCK_W, 16)
-    y = tl.zeros((live.shape[0], BLOCK), tl.float32)
+    SLICE: tl.constexpr = 16
+    y = tl.zeros((live.shape[0], columns.shape[0]), tl.float32)
     norm = tl.zeros((live.shape[0],), tl.float32)
     for start in range(0, WIDTH, SLICE):
         parts = start + tl.arange(0, SLICE)
-        x = load_rows(base, live, parts, STRIDE, WIDTH, SLICE).to(tl.float32)
+        x = load_rows(base, live, parts, STRIDE, WIDTH).to(tl.float32)
         x *= tl.exp2(-0.25 * tl.log2(WIDTH * 1.0))
         inside = (parts < WIDTH)[:, None] & (columns < FEATURES)[None, :]
         at = parts[:, None] * FEATURES + columns[None, :]
@@ -108,13 +106,11 @@ def features(
     parameter,
     STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
-    BLOCK_W: tl.constexpr,
     FEATURES: tl.constexpr,
-    BLOCK: tl.constexpr,
     MAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """BLOCK features of rows of WIDTH components.
+    """Some columns of the features of rows of WIDTH components.
 
     In the dtype of these, but float32 for the maps of degree two: their features take both signs
     and cancel, so that rounding them shows. Where a row is not live or a column lies past FEATURES,
@@ -123,8 +119,8 @@ def features(
     if MAP == "taylor2" or MAP == "quadratic":
         # Features before the products: a constant and the components, where the map has them.
         LEADING: tl.constexpr = FEATURES - WIDTH * (WIDTH + 1) // 2
-        parts = tl.arange(0, BLOCK_W)
-        x = load_rows(base, live, parts, STRIDE, WIDTH, BLOCK_W)
+        parts = components(WIDTH)
+        x = load_rows(base, live, parts, STRIDE, WIDTH)
         i, j = monomials(columns, WIDTH, LEADING)
         select_i = (parts[:, None] == i[None, :]).to(x.dtype)
         select_j = (parts[:, None] == j[None, :]).to(x.dtype)
@@ -143,23 +139,15 @@ def features(
         )
         return y
     elif MAP == "favor+":
-        y = exponents(
-            base, live, columns, parameter, STRIDE, WIDTH, BLOCK_W, FEATURES, BLOCK, PRECISION
-        )
+        y = exponents(base, live, columns, parameter, STRIDE, WIDTH, FEATURES, PRECISION)
         return tl.exp(y).to(base.dtype.element_ty)
     else:
-        return elementwise(load_rows(base, live, columns, STRIDE, FEATURES, BLOCK), MAP)
+        return elementwise(load_rows(base, live, columns, STRIDE, FEATURES), MAP)
 
 
 @triton.jit
 def token_features(
-    base,
-    columns,
-    parameter,
-    WIDTH: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-    FEATURES: tl.constexpr,
-    MAP: tl.constexpr,
+    base, columns, parameter, WIDTH: tl.constexpr, FEATURES: tl.constexpr, MAP: tl.constexpr
 ):
     """The features of one token, in float32, zero past FEATURES."""
     inside = columns < FEATURES
@@ -170,7 +158,7 @@ def token_features(
         second = tl.load(base + j, mask=inside & (j >= 0), other=0.0).to(tl.float32)
         y = degree_two(first, second, i, j, columns, parameter, WIDTH, LEADING, MAP)
     elif MAP == "favor+":
-        parts = tl.arange(0, BLOCK_W)
+        parts = components(WIDTH)
         x = tl.load(base + parts, mask=parts < WIDTH, other=0.0).to(tl.float32)
         x *= tl.exp2(-0.25 * tl.log2(WIDTH * 1.0))
         both = (parts < WIDTH)[:, None] & inside[None, :]
@@ -191,19 +179,15 @@ def load_keys(
     parameter,
     STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
-    BLOCK_W: tl.constexpr,
     FEATURES: tl.constexpr,
-    BLOCK: tl.constexpr,
     MAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """phi of rows of keys; zero for padded tokens and columns, whatever phi(0) is."""
-    keys = features(
-        base, keep, columns, parameter, STRIDE, WIDTH, BLOCK_W, FEATURES, BLOCK, MAP, PRECISION
-    )
+    keys = features(base, keep, columns, parameter, STRIDE, WIDTH, FEATURES, MAP, PRECISION)
     if MAP != "identity" and MAP != "relu":
         inside = keep[:, None]
-        if FEATURES % BLOCK != 0:
+        if tl.cdiv(FEATURES, columns.shape[0]) * columns.shape[0] != FEATURES:
             inside = inside & (columns < FEATURES)[None, :]
         keys = tl.where(inside, keys, 0.0).to(keys.dtype)
     return keys

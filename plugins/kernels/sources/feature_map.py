@@ -17,7 +17,6 @@ def apply(
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     FEATURES: tl.constexpr,
-    BLOCK_W: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
     MAP: tl.constexpr,
@@ -35,23 +34,9 @@ def apply(
     place = x + (row * HEADS + head % HEADS) * WIDTH
     STRIDE: tl.constexpr = HEADS * WIDTH
     if LOG:
-        out = exponents(
-            place, live, columns, parameter_0, STRIDE, WIDTH, BLOCK_W, FEATURES, BLOCK, PRECISION
-        )
+        out = exponents(place, live, columns, parameter_0, STRIDE, WIDTH, FEATURES, PRECISION)
     else:
-        out = features(
-            place,
-            live,
-            columns,
-            parameter_0,
-            STRIDE,
-            WIDTH,
-            BLOCK_W,
-            FEATURES,
-            BLOCK,
-            MAP,
-            PRECISION,
-        )
+        out = features(place, live, columns, parameter_0, STRIDE, WIDTH, FEATURES, MAP, PRECISION)
     at = rows[:, None] * (HEADS * FEATURES) + columns[None, :]
     inside = live[:, None] & (columns < FEATURES)[None, :]
     place = y + (row * HEADS + head % HEADS) * FEATURES

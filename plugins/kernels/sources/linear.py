@@ -25,6 +25,7 @@ from linexport.plugins.kernels.sources.feature_functions import features, kappa,
 from linexport.plugins.kernels.sources.tiles import (
     channel_decays,
     channel_scores,
+    components,
     head_decays,
     load_keep,
     load_rows,
@@ -60,7 +61,6 @@ def segment_output(
     D_K: tl.constexpr,
     D_V: tl.constexpr,
     DECAYS: tl.constexpr,
-    BLOCK_W: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -123,32 +123,22 @@ def segment_output(
         keep = load_keep(key_mask + offset if key_mask is not None else None, live)
         place = key + offset * (KEY_HEADS * WIDTH)
         k = load_keys(
-            place,
-            keep,
-            columns_k,
-            parameter_0,
-            KEY_HEADS * WIDTH,
-            WIDTH,
-            BLOCK_W,
-            D_K,
-            BLOCK_K,
-            MAP,
-            PRECISION,
+            place, keep, columns_k, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
         )
-        u = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V, BLOCK_V)
+        u = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V)
         # K * exp(L_C - L): the keys as the state after the chunk sees them.
         k_rest = k
         # Scores within the chunk are a polynomial of q . k itself: features would cancel.
         if MAP == "taylor2" or MAP == "quadratic":
-            parts = tl.arange(0, BLOCK_W)
-            raw_k = load_rows(place, keep, parts, KEY_HEADS * WIDTH, WIDTH, BLOCK_W)
+            parts = components(WIDTH)
+            raw_k = load_rows(place, keep, parts, KEY_HEADS * WIDTH, WIDTH)
         if DECAYS == 1:
             from_start, to_end, pairs, whole = head_decays(decay + offset * HEADS, keep, HEADS)
             k_rest = (k.to(tl.float32) * to_end[:, None]).to(k.dtype)
         elif DECAYS > 1:
             place = decay + offset * (HEADS * D_K)
             from_start, to_end, whole, logs = channel_decays(
-                place, keep, columns_k, HEADS * D_K, D_K, BLOCK_K
+                place, keep, columns_k, HEADS * D_K, D_K
             )
             k_rest = (k.to(tl.float32) * to_end).to(k.dtype)
         # Delta rules, U = T (V - (K * exp(L)) S): what the state has stored under these keys comes
@@ -167,24 +157,14 @@ def segment_output(
             query_head = (h * GROUP + g) * QUERY_HEADS // OUT
             place = query + offset * (QUERY_HEADS * WIDTH) + query_head * WIDTH
             q = features(
-                place,
-                live,
-                columns_k,
-                parameter_0,
-                QUERY_HEADS * WIDTH,
-                WIDTH,
-                BLOCK_W,
-                D_K,
-                BLOCK_K,
-                MAP,
-                PRECISION,
+                place, live, columns_k, parameter_0, QUERY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
             )
             # (Q K^T) * D, the part within the chunk.
             if DECAYS > 1:
                 scores = channel_scores(q, k, logs)
                 q = (q.to(tl.float32) * from_start).to(k.dtype)
             elif MAP == "taylor2" or MAP == "quadratic":
-                raw_q = load_rows(place, live, parts, QUERY_HEADS * WIDTH, WIDTH, BLOCK_W)
+                raw_q = load_rows(place, live, parts, QUERY_HEADS * WIDTH, WIDTH)
                 t = tl.dot(raw_q, tl.trans(raw_k), input_precision=PRECISION)
                 scores = tl.where(keep[None, :], kappa(t, parameter_0, WIDTH, MAP), 0.0)
             else:

@@ -17,6 +17,7 @@ from linexport.plugins.kernels.sources.feature_functions import features, kappa,
 from linexport.plugins.kernels.sources.tiles import (
     channel_decays,
     channel_scores,
+    components,
     head_decays,
     load_keep,
     load_rows,
@@ -52,7 +53,6 @@ def segment_output(
     D_K: tl.constexpr,
     D_V: tl.constexpr,
     DECAYS: tl.constexpr,
-    BLOCK_W: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -116,7 +116,7 @@ def segment_output(
         keep = load_keep(key_mask + offset if key_mask is not None else None, live)
         keys = key + offset * (KEY_HEADS * WIDTH)
         decays = decay + offset * (HEADS * DECAYS) if decay is not None else None
-        u = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V, BLOCK_V)
+        u = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V)
         if DECAYS == 1:
             from_start, to_end, pairs, whole = head_decays(decays, keep, HEADS)
         # Delta rules, U = T (V - (K * exp(L)) S), summed over the parts of d_k.
@@ -125,22 +125,10 @@ def segment_output(
             for p in range(PARTS):
                 columns = p * BLOCK_K + tl.arange(0, BLOCK_K)
                 k = load_keys(
-                    keys,
-                    keep,
-                    columns,
-                    parameter_0,
-                    KEY_HEADS * WIDTH,
-                    WIDTH,
-                    BLOCK_W,
-                    D_K,
-                    BLOCK_K,
-                    MAP,
-                    PRECISION,
+                    keys, keep, columns, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
                 )
                 if DECAYS > 1:
-                    from_start, _, _, _ = channel_decays(
-                        decays, keep, columns, HEADS * D_K, D_K, BLOCK_K
-                    )
+                    from_start, _, _, _ = channel_decays(decays, keep, columns, HEADS * D_K, D_K)
                     k = (k.to(tl.float32) * from_start).to(k.dtype)
                 S, _ = load_state(state, None, columns, columns_v, D_K, D_V)
                 stored += times_state(k, S, PRECISION)
@@ -166,9 +154,7 @@ def segment_output(
                     parameter_0,
                     QUERY_HEADS * WIDTH,
                     WIDTH,
-                    BLOCK_W,
                     D_K,
-                    BLOCK_K,
                     MAP,
                     PRECISION,
                 )
@@ -180,15 +166,13 @@ def segment_output(
                         parameter_0,
                         KEY_HEADS * WIDTH,
                         WIDTH,
-                        BLOCK_W,
                         D_K,
-                        BLOCK_K,
                         MAP,
                         PRECISION,
                     )
                     if DECAYS > 1:
                         from_start, _, _, logs = channel_decays(
-                            decays, keep, columns, HEADS * D_K, D_K, BLOCK_K
+                            decays, keep, columns, HEADS * D_K, D_K
                         )
                         scores += channel_scores(q, k, logs)
                         q = (q.to(tl.float32) * from_start).to(q.dtype)
@@ -200,9 +184,9 @@ def segment_output(
                     denominator += tl.sum(q.to(tl.float32) * part_of(z, all_k, columns), 1)
             # Scores of the maps of degree two: the polynomial of q . k, once, not from features.
             if KAPPA:
-                wide = tl.arange(0, BLOCK_W)
-                raw_q = load_rows(queries, live, wide, QUERY_HEADS * WIDTH, WIDTH, BLOCK_W)
-                raw_k = load_rows(keys, keep, wide, KEY_HEADS * WIDTH, WIDTH, BLOCK_W)
+                wide = components(WIDTH)
+                raw_q = load_rows(queries, live, wide, QUERY_HEADS * WIDTH, WIDTH)
+                raw_k = load_rows(keys, keep, wide, KEY_HEADS * WIDTH, WIDTH)
                 t = tl.dot(raw_q, tl.trans(raw_k), input_precision=PRECISION)
                 scores = tl.where(keep[None, :], kappa(t, parameter_0, WIDTH, MAP), 0.0)
             # Decays within the chunk, then the chunk's own values.
@@ -228,17 +212,7 @@ def segment_output(
         for p in range(PARTS):
             columns = p * BLOCK_K + tl.arange(0, BLOCK_K)
             k = load_keys(
-                keys,
-                keep,
-                columns,
-                parameter_0,
-                KEY_HEADS * WIDTH,
-                WIDTH,
-                BLOCK_W,
-                D_K,
-                BLOCK_K,
-                MAP,
-                PRECISION,
+                keys, keep, columns, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
             )
             S, _ = load_state(state, None, columns, columns_v, D_K, D_V)
             factor = tl.full((BLOCK_K,), 1.0, tl.float32)
@@ -246,9 +220,7 @@ def segment_output(
                 k = (k.to(tl.float32) * to_end[:, None]).to(k.dtype)
                 factor *= whole
             elif DECAYS > 1:
-                _, to_end, factor, _ = channel_decays(
-                    decays, keep, columns, HEADS * D_K, D_K, BLOCK_K
-                )
+                _, to_end, factor, _ = channel_decays(decays, keep, columns, HEADS * D_K, D_K)
                 k = (k.to(tl.float32) * to_end).to(k.dtype)
             if DECAYS > 0:
                 S *= factor[:, None]

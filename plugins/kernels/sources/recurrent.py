@@ -37,7 +37,6 @@ def step(
     D_K: tl.constexpr,
     D_V: tl.constexpr,
     DECAYS: tl.constexpr,
-    BLOCK_W: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     MAP: tl.constexpr,
@@ -68,7 +67,7 @@ def step(
         if key_mask is not None:
             keep = keep & (tl.load(key_mask + at) != 0)
         place = key + (at * KEY_HEADS + h * KEY_HEADS // HEADS) * WIDTH
-        k = token_features(place, columns_k, parameter_0, WIDTH, BLOCK_W, D_K, MAP)
+        k = token_features(place, columns_k, parameter_0, WIDTH, D_K, MAP)
         k = tl.where(keep, k, 0.0)
         place = value + (at * HEADS + h) * D_V
         v = tl.load(place + columns_v, mask=inside_v, other=0.0).to(tl.float32)
@@ -89,7 +88,7 @@ def step(
         for g in tl.static_range(GROUP):
             query_head = (h * GROUP + g) * QUERY_HEADS // OUT
             place = query + (at * QUERY_HEADS + query_head) * WIDTH
-            q = token_features(place, columns_k, parameter_0, WIDTH, BLOCK_W, D_K, MAP)
+            q = token_features(place, columns_k, parameter_0, WIDTH, D_K, MAP)
             o = tl.sum(S * q[:, None], 0) * SCALE
             if NORMALIZE:
                 o /= tl.sum(q * z, 0) * SCALE + EPS

@@ -39,7 +39,6 @@ def segment_state(
     D_K: tl.constexpr,
     D_V: tl.constexpr,
     DECAYS: tl.constexpr,
-    BLOCK_W: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -83,19 +82,9 @@ def segment_state(
         keep = load_keep(key_mask + offset if key_mask is not None else None, live)
         place = key + offset * (KEY_HEADS * WIDTH)
         k = load_keys(
-            place,
-            keep,
-            columns_k,
-            parameter_0,
-            KEY_HEADS * WIDTH,
-            WIDTH,
-            BLOCK_W,
-            D_K,
-            BLOCK_K,
-            MAP,
-            PRECISION,
+            place, keep, columns_k, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
         )
-        v = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V, BLOCK_V)
+        v = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V)
         # What the state held decays over the chunk, and keys by what is left of it after them.
         if DECAYS == 1:
             _, to_end, _, whole = head_decays(decay + offset * HEADS, keep, HEADS)
@@ -105,7 +94,7 @@ def segment_state(
             product *= whole
         elif DECAYS > 1:
             place = decay + offset * (HEADS * D_K)
-            _, to_end, whole, _ = channel_decays(place, keep, columns_k, HEADS * D_K, D_K, BLOCK_K)
+            _, to_end, whole, _ = channel_decays(place, keep, columns_k, HEADS * D_K, D_K)
             k = (k.to(tl.float32) * to_end).to(k.dtype)
             S *= whole[:, None]
             z *= whole

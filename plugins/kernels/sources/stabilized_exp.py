@@ -57,18 +57,17 @@ def load_exponents(
     HEADS: tl.constexpr,
     FEATURES: tl.constexpr,
     DECAYS: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
     """Exponents and decays of rows of keys: LOWEST and 0 where there is no token."""
     keep = load_keep(key_mask, live)
-    a = load_rows(key, keep, columns, HEADS * FEATURES, FEATURES, BLOCK)
+    a = load_rows(key, keep, columns, HEADS * FEATURES, FEATURES)
     a = tl.where(keep[:, None] & (columns < FEATURES)[None, :], a, LOWEST)
     g = tl.zeros(a.shape, tl.float32)
     if DECAYS == 1:
         rows = tl.arange(0, live.shape[0])
         g += tl.load(decay + rows * HEADS, mask=keep, other=0.0)[:, None]
     elif DECAYS > 1:
-        g += load_rows(decay, keep, columns, HEADS * FEATURES, FEATURES, BLOCK)
+        g += load_rows(decay, keep, columns, HEADS * FEATURES, FEATURES)
     return a, g
 
 
@@ -127,7 +126,6 @@ def segment_maximum(
             HEADS,
             FEATURES,
             DECAYS,
-            BLOCK,
         )
         if DECAYS > 0:
             a, g = running(a, g, DECAYS)
@@ -207,7 +205,7 @@ def segment_features(
         decays = decay + offset * (HEADS * DECAYS) if decay is not None else None
         mask = key_mask + offset if key_mask is not None else None
         live = start + rows < last
-        a, g = load_exponents(keys, decays, mask, live, columns, HEADS, FEATURES, DECAYS, BLOCK)
+        a, g = load_exponents(keys, decays, mask, live, columns, HEADS, FEATURES, DECAYS)
         after = tl.zeros((CHUNK, BLOCK), tl.float32) + m[None, :]
         lost = tl.zeros((CHUNK, BLOCK), tl.float32)
         if CAUSAL:
@@ -221,7 +219,6 @@ def segment_features(
                 HEADS,
                 FEATURES,
                 DECAYS,
-                BLOCK,
             )
             earlier = tl.where((rows == 0)[:, None], m[None, :], earlier)
             before, _ = running(earlier, decayed, DECAYS)
@@ -238,7 +235,7 @@ def segment_features(
             o_head = h * GROUP + member
             place = query + offset * (QUERY_HEADS * FEATURES)
             place += o_head * QUERY_HEADS // OUT * FEATURES
-            b = load_rows(place, live, columns, QUERY_HEADS * FEATURES, FEATURES, BLOCK) + after
+            b = load_rows(place, live, columns, QUERY_HEADS * FEATURES, FEATURES) + after
             b = tl.where(inside[None, :], b, float("-inf"))
             features = tl.exp(b - tl.max(b, 1)[:, None])
             at = rows[:, None] * (OUT * FEATURES) + columns[None, :]

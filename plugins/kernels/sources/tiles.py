@@ -20,14 +20,20 @@ RESET, GRID = tl.constexpr(-80.0), tl.constexpr(2.0**-10)
 
 
 @triton.jit
-def load_rows(base, live, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def components(WIDTH: tl.constexpr):
+    """Columns of the components of a head, as many more as tensor cores ask for."""
+    return tl.arange(0, max(triton.next_power_of_2(WIDTH), 16))
+
+
+@triton.jit
+def load_rows(base, live, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
     """Rows ``STRIDE`` elements apart from ``base`` on, zero where not live or past WIDTH columns.
 
-    ``columns`` are BLOCK of them, from a multiple of BLOCK on.
+    ``columns`` begin at a multiple of their number.
     """
     rows = tl.arange(0, live.shape[0])
     inside = live[:, None]
-    if WIDTH % BLOCK != 0:
+    if tl.cdiv(WIDTH, columns.shape[0]) * columns.shape[0] != WIDTH:
         inside = inside & (columns < WIDTH)[None, :]
     return tl.load(base + rows[:, None] * STRIDE + columns[None, :], mask=inside, other=0.0)
 
@@ -68,14 +74,12 @@ def head_decays(base, keep, STRIDE: tl.constexpr):
 
 
 @triton.jit
-def channel_decays(
-    base, keep, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
-):
+def channel_decays(base, keep, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
     """A decay a token and key channel: from_start and to_end (C, K), the product of all (K,), g.
 
     Below RESET a decay is taken for RESET.
     """
-    g = load_rows(base, keep, columns, STRIDE, WIDTH, BLOCK).to(tl.float32)
+    g = load_rows(base, keep, columns, STRIDE, WIDTH).to(tl.float32)
     g = tl.maximum(g, RESET)
     coarse, fine = in_two_parts(g)
     sums, rests = tl.cumsum(coarse, 0), tl.cumsum(fine, 0)

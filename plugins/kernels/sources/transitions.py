@@ -53,7 +53,6 @@ def segment_transition(
     D_K: tl.constexpr,
     D_V: tl.constexpr,
     DECAYS: tl.constexpr,
-    BLOCK_W: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -104,14 +103,12 @@ def segment_transition(
             parameter_0,
             KEY_HEADS * WIDTH,
             WIDTH,
-            BLOCK_W,
             D_K,
-            BLOCK_K,
             MAP,
             PRECISION,
         )
         place = value + offset * (HEADS * D_V)
-        v = load_rows(place, live & of_state, columns, HEADS * D_V, D_V, BLOCK_V)
+        v = load_rows(place, live & of_state, columns, HEADS * D_V, D_V)
         T = load_inverse(inverses + offset * CHUNK, CHUNK)
         k_rest = k
         if DECAYS == 1:
@@ -121,9 +118,7 @@ def segment_transition(
             S *= whole
         elif DECAYS > 1:
             place = decay + offset * (HEADS * D_K)
-            from_start, to_end, whole, _ = channel_decays(
-                place, keep, columns_k, HEADS * D_K, D_K, BLOCK_K
-            )
+            from_start, to_end, whole, _ = channel_decays(place, keep, columns_k, HEADS * D_K, D_K)
             stored = times_state((k * from_start).to(k.dtype), S, PRECISION)
             k_rest = (k.to(tl.float32) * to_end).to(k.dtype)
             S *= whole[:, None]
