@@ -6,6 +6,7 @@
                                   [--json FILE]
 
     portable       the op's own body: pairs sorted by expert, a Scan over the experts
+    library        the CPU library
     every_expert   all tokens through all experts
     gathered       the weights of k experts gathered for every token (gated SiLU)
     kernel         com.microsoft.MoE, routed by logarithms of the weights (gated SiLU)
@@ -37,6 +38,7 @@ from linexport.quantise.rewrite import quantised_model
 from linexport.targets.base import OrtSession
 from linexport.timing.latency import Settings, interleaved
 
+LIBRARY = "library"
 BITS = {"int8": 8, "int4": 4, "twice": 4}
 
 STEEP = 1e30
@@ -112,7 +114,7 @@ def session(
     if form == "twice":
         attributes = {"activation": "silu", "gated": 1}
         weights = {**weights, "up": np.concatenate([weights["up"]] * 2, 1)}
-    if form in BITS:
+    if form in (LIBRARY, *BITS):
         nodes = [helper.make_node(op.OP.name, list(op.INPUTS), ["y"], domain=DOMAIN, **attributes)]
     else:
         body, y = body_of(form, attributes, shapes)
@@ -135,7 +137,8 @@ def session(
     if form == "twice":
         [slope] = [a for n in model.graph.node for a in n.attribute if a.name == "activation_alpha"]
         slope.f = STEEP
-    return OrtSession(model.SerializeToString(), threads, taking_turns=True)
+    native = form == LIBRARY
+    return OrtSession(model.SerializeToString(), threads, taking_turns=True, native=native)
 
 
 def main() -> None:
@@ -167,7 +170,7 @@ def main() -> None:
     }
     kind = given.activation, not given.ungated
     attributes = {"activation": kind[0], "gated": int(kind[1])}
-    names = ["portable", "every_expert", "int8", "int4"]
+    names = ["portable", LIBRARY, "every_expert", "int8", "int4"]
     names += {("silu", True): ["gathered", "kernel"], ("relu2", False): ["twice"]}.get(kind, [])
     forms = {form: session(form, attributes, shapes, weights, given.threads) for form in names}
     one = sum(array[0].nbytes for array in weights.values())

@@ -29,7 +29,15 @@ THREADS = "linexport.threads"
 """Entry of a session's configuration: how many threads its pool has, which ONNX Runtime does not
 tell operators. Without it they assume one for each core of the process."""
 
-OPS = frozenset({"CausalConvWithState", "GeneralizedDeltaRule", "LinearAttention", "StabilizedExp"})
+OPS = frozenset(
+    {
+        "CausalConvWithState",
+        "GeneralizedDeltaRule",
+        "LinearAttention",
+        "MixtureOfExperts",
+        "StabilizedExp",
+    }
+)
 """Ops of the domain that it computes; others run by their functions beside it."""
 
 INSTALL = "pip install --force-reinstall --no-deps linexport  (where g++ or clang++ is installed)"

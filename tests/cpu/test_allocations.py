@@ -64,6 +64,12 @@ def delta_rule() -> onnx.ModelProto:
     return one_node("GeneralizedDeltaRule", shapes, ("output", "present_state"), num_heads=2)
 
 
+def experts(kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
+    shapes: dict[str, Any] = dict.fromkeys(("index", "weight"), ("T", 2)) | {"x": ("T", 16)}
+    shapes |= {"up": (4, 24, 16), "down": (4, 16, 12)}
+    return one_node("MixtureOfExperts", shapes, ("y",), kind)
+
+
 def exponents() -> onnx.ModelProto:
     names = ("query", "key", "decay")
     shapes = dict.fromkeys(names, ("B", "T", 16)) | {"past_key_max": ("B", 2, 8)}
@@ -94,6 +100,8 @@ MODELS = {
     "convolution": convolution,
     "convolution, float16": lambda: convolution(TensorProto.FLOAT16),
     "generalised delta rule": delta_rule,
+    "experts": experts,
+    "experts, bfloat16": lambda: experts(TensorProto.BFLOAT16),
     "stabilised exponentials": exponents,
     "exponential attention": exponential_attention,
     "program": program,
@@ -106,9 +114,9 @@ def bind(opened: ort.InferenceSession) -> ort.IOBinding:
     kept = {}
     for x in opened.get_inputs():
         drawn = rng.normal(size=[1 if isinstance(n, str) else n for n in x.shape])
-        kept[x.name] = ort.OrtValue.ortvalue_from_numpy(
-            drawn > 0 if x.type == "tensor(bool)" else drawn.astype(np.float32)
-        )
+        forms = {"tensor(bool)": drawn > 0, "tensor(int64)": np.zeros(drawn.shape, np.int64)}
+        value = forms.get(x.type, drawn.astype(np.float32))
+        kept[x.name] = ort.OrtValue.ortvalue_from_numpy(value)
         binding.bind_ortvalue_input(x.name, kept[x.name])
     present = {STATES[n]: value for n, value in kept.items() if n in STATES}
     for y in opened.get_outputs():

@@ -77,6 +77,12 @@ def exponents(heads: int, features: int = 96) -> onnx.ModelProto:
     return one_node("StabilizedExp", shapes, outputs, q_num_heads=heads, k_num_heads=heads)
 
 
+def experts(kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
+    shapes: dict[str, Any] = dict.fromkeys(("index", "weight"), ("T", 2)) | {"x": ("T", 96)}
+    shapes |= {"up": (4, 320, 96), "down": (4, 96, 160)}
+    return one_node("MixtureOfExperts", shapes, ("y",), kind)
+
+
 def convolution() -> onnx.ModelProto:
     shapes = {"input": ("B", 99, "T"), "weight": (99, 1, 4), "past_state": ("B", 99, 3)}
     return one_node("CausalConvWithState", shapes, ("output", "present_state"), activation="silu")
@@ -116,6 +122,8 @@ def models() -> list[onnx.ModelProto]:
         *(exponents(heads) for heads in (1, 8)),
         exponents(300, features=2),
         *(exponential(heads) for heads in (1, 8)),
+        experts(),
+        experts(TensorProto.BFLOAT16),
         convolution(),
         tokens_first(),
         program(),
@@ -143,6 +151,8 @@ def case(model: onnx.ModelProto, length: int) -> Iterator[bytes]:
             x = rng.normal(size=[*dims])
             if shapes[source].elem_type == TensorProto.BOOL:
                 arrays[source], type_ = x > -0.5, TensorProto.BOOL
+            elif shapes[source].elem_type == TensorProto.INT64:  # two of four experts
+                arrays[source], type_ = np.argsort(x, 1), TensorProto.INT64
             else:  # decays fall, and a normaliser is positive
                 x = -np.abs(x) if "decay" in source else np.abs(x) if "norm" in source else x
                 arrays[source] = x.astype(helper.tensor_dtype_to_np_dtype(type_))

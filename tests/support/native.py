@@ -28,6 +28,9 @@ OTHERS = {
 }
 """Tests of builds, of the file, of sessions and of artifacts; those of operators are the rest."""
 
+OTHER_TYPES = {"tensor(bool)": TensorProto.BOOL, "tensor(int64)": TensorProto.INT64}
+"""Types of inputs that are no activations, by their name in a schema."""
+
 
 def build(
     folder: Path,
@@ -119,7 +122,7 @@ def one_node(
         names.append(name)
         if not name:
             continue
-        type_ = TensorProto.BOOL if formal.type_str == "tensor(bool)" else wide
+        type_ = OTHER_TYPES.get(formal.type_str, wide)
         feeds.append(helper.make_tensor_value_info(name, type_, shapes[name]))
         if formal.type_str == "T" and kind != wide:
             names[-1] = f"{name}_cast"

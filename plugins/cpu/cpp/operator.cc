@@ -57,7 +57,7 @@ constexpr int64_t kConverted = 1 << 15;  // numbers that one part of a conversio
 const Declaration& of(const OrtCustomOp* op) { return *static_cast<const CustomOp*>(op)->declaration; }
 
 int type_of(const OrtCustomOp* op, const Argument& argument) {
-  return argument.type == kActivation ? static_cast<const CustomOp*>(op)->activation : argument.type;
+  return argument.type == kActivation || argument.type == kStored ? static_cast<const CustomOp*>(op)->activation : argument.type;
 }
 
 OrtStatus* create(const OrtCustomOp* op, OrtApi api, const OrtKernelInfo* info, void** out) {
