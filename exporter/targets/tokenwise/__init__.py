@@ -25,6 +25,7 @@ from linexport.targets.tokenwise.exponentials import find_exponentials, fused_ex
 from linexport.targets.tokenwise.groups import Group, find_groups, outputs_of, readers_of
 from linexport.targets.tokenwise.nodes import MEANS, VIEWS, own_axes, write
 from linexport.targets.tokenwise.program import Program, Shape, TensorView, UnfitError
+from linexport.targets.tokenwise.sizes import with_constant_sizes
 from linexport.targets.tokenwise.values import LEAD, TokenValues, read_values
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ MOST = 24
 
 def with_programs(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with a program in the place of every group of nodes that has one."""
+    model = with_constant_sizes(model)
     values = read_values(model)
     readers = readers_of(model.graph)
     functions: dict[tuple[str, str], onnx.FunctionProto] = {}
