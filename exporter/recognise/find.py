@@ -66,6 +66,7 @@ class Search(Rewriter):
                 self.reject_match(root, reason)
         if self.stabilized:
             self._replace_scales()
+        self.free_lengths()
         unmatched = [n for name, n in self.unmatched.items() if name not in self.covered]
         unmatched += self._inside(self.graph, self.evaluator)
         order = {n.outputs[0].name: i for i, n in enumerate(self.graph.nodes) if n.outputs}

@@ -127,6 +127,24 @@ def prove(candidate: RewriteCandidate) -> ProofRecord:
     return ProofRecord(tuple(sizes), worst)
 
 
+def is_run_at(candidate: RewriteCandidate, lengths: Mapping[str, int]) -> bool:
+    """Return whether the original nodes take sequences of these lengths, by their symbols."""
+    symbols = {**next(_assignments(candidate)), **lengths}
+    random = np.random.default_rng(0)
+    try:
+        before = session([t for t, _ in candidate.inputs], *candidate.original, candidate.imports)
+        fed = {
+            tensor.name: _draw(
+                random, tensor, [size_value(s, symbols) for s in shape], "normal", candidate
+            )
+            for tensor, shape in candidate.inputs
+        }
+        before.run(None, fed)
+    except Exception:  # whatever ONNX Runtime says of it
+        return False
+    return True
+
+
 def _difference(
     candidate: RewriteCandidate,
     expected: np.ndarray,

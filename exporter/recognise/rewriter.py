@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import onnx_graphsurgeon as gs
 
 from linexport.manifest.matches import MatchRecord, ProofRecord
+from linexport.recognise import whole_chunks
 from linexport.recognise.candidate import match_record, rewrite_candidate
 from linexport.recognise.emit import MatchWriter
 from linexport.recognise.evaluate import Evaluator
@@ -16,9 +17,6 @@ from linexport.recognise.prove import ProofFailedError, prove
 from linexport.recognise.region import Root, dead_nodes, reads
 from linexport.recognise.roles import NotAttentionError
 from linexport.recognise.terms import Leaf
-
-LARGEST = 1 << 60
-"""More nodes than a graph has."""
 
 
 class Rewriter:
@@ -32,6 +30,7 @@ class Rewriter:
         covered: names of values that matches compute or replace.
         matches: those in place.
         rejected: those that are left as they are.
+        whole: dimensions of which matches took whole chunks alone.
     """
 
     def __init__(self, graph: gs.Graph, evaluator: Evaluator) -> None:
@@ -43,6 +42,7 @@ class Rewriter:
         self.covered: set[str] = set()
         self.matches: list[MatchRecord] = []
         self.rejected: list[RejectedMatch] = []
+        self.whole: set[str] = set()
 
     def region(self, root: gs.Tensor, leaves: Sequence[Leaf]) -> tuple[gs.Node, ...]:
         """Return the nodes that compute a value from leaves, in graph order."""
@@ -60,10 +60,9 @@ class Rewriter:
                     pending += reads(node)
         return tuple(sorted(found.values(), key=lambda n: self.place[id(n)]))
 
-    def put_first(self, node: gs.Node) -> None:
-        """Add a node that reads inputs of the graph, or what was put first before it."""
-        self.graph.nodes.append(node)
-        self.place[id(node)] = len(self.graph.nodes) - LARGEST
+    def free_lengths(self) -> None:
+        """Have the graph take any number of tokens, where matches took whole chunks alone."""
+        whole_chunks.free_lengths(self.graph, self.evaluator.values, self.whole)
 
     def reject_match(self, root: Root, reason: str) -> None:
         """Leave a root and everything inside it as it is."""
@@ -88,7 +87,9 @@ class Rewriter:
         Raises:
             ProofFailedError: they compute something else.
         """
-        proof = prove(rewrite_candidate(self.evaluator, self.imports, root, writer))
+        candidate = rewrite_candidate(self.evaluator, self.imports, root, writer)
+        proof = prove(candidate)
+        self.whole |= whole_chunks.needed_by(self.graph, self.evaluator.values, candidate)
         self.covered |= {t.name for n in root.region for t in n.outputs}
         for node in list(root.tensor.inputs):
             old = gs.Variable(f"{root.tensor.name}/before")

@@ -59,12 +59,21 @@ class Size:
 
     def __floordiv__(self, other: Size) -> Size:
         # 8 * seq // 8 = seq for any seq; a quotient with a remainder becomes an atom.
-        exact = self.divided(other)
-        # seq // (seq // 8) = 8 where seq is of whole chunks, as every reshape to chunks needs it.
-        chunk = CHUNKS.fullmatch(str(other))
-        if chunk and chunk["whole"] == str(self):
-            return Size(int(chunk["chunk"]))
+        exact = self.divided(other) or self._of_chunks(other)
         return exact or Size(1, (f"({self}//{other})",))
+
+    def _of_chunks(self, other: Size) -> Size | None:
+        """16 * seq // (2 * (seq // 8)) = 64, where seq is of whole chunks.
+
+        Every reshape to chunks needs it to be.
+        """
+        for atom in other.atoms:
+            chunk = CHUNKS.fullmatch(atom)
+            around = self.divided(parse(chunk["whole"])) if chunk else None
+            rest = other.divided(Size(1, (atom,)))
+            if chunk and around and rest:
+                return (around * Size(int(chunk["chunk"]))).divided(rest)
+        return None
 
     def __mod__(self, other: Size) -> Size:
         if self.known is not None and other.known:

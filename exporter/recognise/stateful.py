@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.recognise.emit import MatchWriter
@@ -19,8 +18,7 @@ from linexport.recognise.findings import Findings
 from linexport.recognise.region import Root
 from linexport.recognise.rewriter import Rewriter
 from linexport.recognise.roles_by_values import find_roles
-from linexport.recognise.sizes import Size, parse
-from linexport.recognise.stateful_region import LOOPS, Region, Regions, is_whole
+from linexport.recognise.stateful_region import LOOPS, Region, Regions
 from linexport.recognise.terms import Leaf
 
 
@@ -42,6 +40,7 @@ def replace_loops(graph: gs.Graph, withdrawn: Mapping[str, str]) -> Findings:
             for region in regions.around(loop):
                 if _is_replaced(rewriter, region, withdrawn):
                     break
+    rewriter.free_lengths()
     return Findings(tuple(rewriter.matches), (), tuple(rewriter.rejected))
 
 
@@ -62,51 +61,6 @@ def _is_replaced(rewriter: Rewriter, region: Region, withdrawn: Mapping[str, str
     root = Root(region.root, form, roles, rewriter.region(region.root, roles.leaves))
     reason = withdrawn.get(region.root.name)
     problem = reason or rewriter.fuse(root, MatchWriter(root.tensor, form, roles))
-    if problem is None:
-        _free_length(rewriter, region)
-    else:
+    if problem is not None:
         rewriter.reject_match(root, str(problem))
     return True
-
-
-def _free_length(rewriter: Rewriter, region: Region) -> None:
-    """Have nodes behind a region take any number of tokens, where it took whole chunks alone.
-
-        16 * (seq // 16)        becomes        seq
-
-    Both are equal wherever the model could be run before.
-    """
-    graph, symbol = rewriter.graph, str(region.tokens)
-    values, shaped = rewriter.evaluator.values, [*graph.inputs, *graph.outputs]
-    for tensor in [o for n in graph.nodes for o in n.outputs]:
-        shaped.append(tensor)
-        value = values.get(tensor)
-        if value is None or value.size != 1 or not isinstance(value.item(), Size):
-            continue
-        if not tensor.outputs:
-            continue
-        if value.item() != region.tokens and is_whole(value.item(), symbol):
-            length = _length(rewriter, symbol, value.ndim, tensor.name)
-            for reader in list(tensor.outputs):
-                reader.inputs = [length if t is tensor else t for t in reader.inputs]
-    for tensor in shaped:
-        if tensor.shape is not None:
-            tensor.shape = [symbol if _is_same(size, symbol) else size for size in tensor.shape]
-
-
-def _is_same(size: int | str, symbol: str) -> bool:
-    return isinstance(size, str) and size != symbol and is_whole(parse(size), symbol)
-
-
-def _length(rewriter: Rewriter, symbol: str, rank: int, name: str) -> gs.Variable:
-    """Return the size of a dimension, read from an input, as a number or a vector."""
-    graph = rewriter.graph
-    given, place = next((t, i) for t in graph.inputs for i, s in enumerate(t.shape) if s == symbol)
-    length = gs.Variable(f"{name}/length", np.int64, [1])
-    ends = {"start": place, "end": place + 1}
-    rewriter.put_first(gs.Node("Shape", f"{name}/Shape", ends, [given], [length]))
-    if rank:
-        return length
-    number = gs.Variable(f"{name}/number", np.int64, [])
-    rewriter.put_first(gs.Node("Squeeze", f"{name}/Squeeze", {}, [length], [number]))
-    return number

@@ -20,8 +20,8 @@ import onnx_graphsurgeon as gs
 from linexport.graph.edit import producer
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.region import reads
-from linexport.recognise.running import NotRunnableError, size_value, symbols_in
 from linexport.recognise.sizes import ONE, Size
+from linexport.recognise.whole_chunks import is_whole
 
 LOOPS = ("Scan", "Loop")
 
@@ -44,9 +44,6 @@ NOT_DATA |= dict.fromkeys(("Reshape", "Expand", "ReduceSum", "Squeeze", "Unsquee
 
 FLOATING = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 PROJECTIONS = ("MatMul", "Gemm", "Conv", "Gather")
-DIVIDED = 64 * 45045
-"""A number that all usual chunks divide."""
-
 STEPS = 40
 """Values behind a loop that are tried at most."""
 
@@ -66,18 +63,6 @@ class Region:
     leaves: tuple[gs.Variable, ...]
     tokens: Size
     place: int
-
-
-def is_whole(size: Size, symbol: str) -> bool:
-    """Return whether a size is that of a dimension, or of its whole chunks: 16 * (seq // 16)."""
-    if symbols_in(size) != {symbol}:
-        return False
-    try:
-        whole = all(size_value(size, {symbol: n}) == n for n in (DIVIDED, 3 * DIVIDED))
-        # Of padded tokens there are more.
-        return whole and size_value(size, {symbol: DIVIDED + 1}) <= DIVIDED + 1
-    except NotRunnableError:
-        return False
 
 
 def _mentions(size: Size, symbol: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,3 +70,16 @@ def test_sizes_divide_as_monomials() -> None:
     assert parse("seq") * ONE == parse("seq")
     assert str(parse("seq") + Size(1)) == "(seq+1)"
     assert (parse("seq") - parse("seq")).known in (0, None)
+
+
+@pytest.mark.parametrize(
+    ("size", "whole"),
+    [
+        ("seq//(seq//8)", "8"),
+        ("(16*seq)//(8*(seq//8))", "16"),
+        ("(16*seq)//((seq//8)*(seq//(seq//8)))", "16"),
+        ("(seq+1)//(seq//8)", "((seq+1)//(seq//8))"),
+    ],
+)
+def test_a_quotient_by_a_number_of_chunks_is_a_number(size: str, whole: str) -> None:
+    assert str(parse(size)) == whole

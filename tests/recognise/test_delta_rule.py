@@ -16,7 +16,7 @@ from linexport.errors import UnsupportedModelError
 from linexport.loaders.factory import load_module
 from linexport.loaders.loaded_model import LoadedModel, Source
 from linexport.recognise.sizes import parse
-from linexport.recognise.stateful_region import is_whole
+from linexport.recognise.whole_chunks import is_whole
 from linexport.trace import trace
 from tests.support.formulations.delta_rules import (
     delta_rule_in_chunks_by_a_solve,
@@ -167,6 +167,7 @@ def test_other_matrices_are_refused(name: str) -> None:
         ("16*(((seq+15)//16))", False),
         ("(seq//16)", False),
         ("(seq+1)", False),
+        ("(16*seq)//(8*(seq//8))", False),
         ("batch", False),
     ],
 )

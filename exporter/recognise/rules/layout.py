@@ -150,10 +150,13 @@ def _target(e: Evaluator, node: gs.Node, sizes: list[Size]) -> list[Size] | None
             target.append(None)
         else:
             target.append(sizes[place] if size == Size(0) and copies else size)
-    # -1 is what the other sizes leave of the elements; an unknown size where that is not whole.
+    # -1 is what the other sizes leave of the elements. Where that is not whole, as of chunks whose
+    # number is a quotient, it is what the graph states, or an unknown size.
     if target.count(None) == 1:
+        place, made = target.index(None), node.outputs[0]
         rest = product(sizes).divided(product([s for s in target if s is not None]))
-        target[target.index(None)] = rest or Size(1, (f"{node.outputs[0].name}[-1]",))
+        stated = e.stated(made) or [Size(1, (f"{made.name}[-1]",))] * len(target)
+        target[place] = rest or stated[place]
     return None if None in target else [s for s in target if s is not None]
 
 

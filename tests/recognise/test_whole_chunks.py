@@ -1,0 +1,111 @@
+"""Models that take whole chunks alone have a state, and then any number of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import Dim
+
+import linexport
+from linexport.loaders.factory import load_module
+from tests.support.formulations.decayed import segsum
+from tests.support.independent import Independent, check_independently
+
+WIDTH, HEADS, D, CHUNK = 16, 2, 8, 8
+
+Mixer = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def quadratic(q: Tensor, k: Tensor, v: Tensor, steps: Tensor) -> Tensor:
+    """What all compute: (B, H, T, D) and logarithms of decays (B, H, T), at any length."""
+    since = steps.cumsum(-1)
+    decay = torch.exp((since[..., None] - since[..., None, :]).tril()).tril()
+    return ((q @ k.mT) * decay) @ v
+
+
+def heads_first(q: Tensor, k: Tensor, v: Tensor, steps: Tensor) -> Tensor:
+    """Mamba-2's listing with heads before chunks: a zero state in front of those of chunks."""
+    batch, _, tokens, _ = q.shape
+    chunks = tokens // CHUNK
+    q, k, v = (x.reshape(batch, HEADS, chunks, CHUNK, D) for x in (q, k, v))
+    steps = steps.reshape(batch, HEADS, chunks, CHUNK)
+    since = steps.cumsum(-1)
+    within = ((q @ k.mT) * torch.exp(segsum(steps))) @ v
+    states = (k * torch.exp(since[..., -1:] - since)[..., None]).mT @ v
+    states = torch.cat([torch.zeros_like(states[:, :, :1]), states], dim=2)
+    decay = torch.exp(segsum(F.pad(since[..., -1], (1, 0))))
+    before = torch.einsum("bhzc,bhcde->bhzde", decay, states)[:, :, :-1]
+    return (within + (q * since.exp()[..., None]) @ before).reshape(batch, HEADS, tokens, D)
+
+
+def tokens_first(q: Tensor, k: Tensor, v: Tensor, steps: Tensor) -> Tensor:
+    """The same as published: (B, chunks, CHUNK, H, D), whose last size is left to reshape."""
+    batch, _, tokens, _ = q.shape
+    shape = (batch, tokens // CHUNK, CHUNK, HEADS, -1)
+    q, k, v = (x.transpose(1, 2).reshape(shape) for x in (q, k, v))
+    steps = steps.mT.reshape(shape[:-1]).permute(0, 3, 1, 2)
+    since = steps.cumsum(-1)
+    within = torch.einsum("bclhn,bcshn,bhcls,bcshp->bclhp", q, k, torch.exp(segsum(steps)), v)
+    left = torch.exp(since[..., -1:] - since)
+    states = torch.einsum("bclhn,bhcl,bclhp->bchpn", k, left, v)
+    states = torch.cat([torch.zeros_like(states[:, :1]), states], dim=1)
+    decay = torch.exp(segsum(F.pad(since[..., -1], (1, 0))))
+    states = torch.einsum("bhzc,bchpn->bzhpn", decay, states)[:, :-1]
+    between = torch.einsum("bclhn,bchpn,bhcl->bclhp", q, states, torch.exp(since))
+    return (within + between).reshape(batch, tokens, HEADS, D).transpose(1, 2)
+
+
+def cut_off(q: Tensor, k: Tensor, v: Tensor, steps: Tensor) -> Tensor:
+    """Tokens behind the last whole chunk are dropped, at any length."""
+    whole = q.shape[2] // CHUNK * CHUNK
+    q, k, v, steps = q[:, :, :whole], k[:, :, :whole], v[:, :, :whole], steps[:, :, :whole]
+    return quadratic(q, k, v, steps)
+
+
+class Layer(nn.Module):
+    """Projections around a mixer."""
+
+    def __init__(self, mixer: Mixer) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.mixer, self.inside = mixer, nn.Linear(WIDTH, 3 * WIDTH + HEADS)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, WIDTH)."""
+        *qkv, gate = self.inside(x).split([WIDTH, WIDTH, WIDTH, HEADS], -1)
+        q, k, v = (y.unflatten(-1, (HEADS, D)).transpose(1, 2) for y in qkv)
+        steps = -F.softplus(gate).mT
+        return self.out(self.mixer(q, k, v, steps).transpose(1, 2).flatten(2))
+
+
+def converted(mixer: Mixer, folder: Path) -> linexport.Manifest:
+    given = ((torch.randn(2, 4 * CHUNK, WIDTH),), ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},))
+    loaded = load_module((Layer(mixer).eval(), *given), "chunks:layer")
+    return linexport.convert(loaded, folder, target="onnx", bench=False, threads=1)
+
+
+@pytest.mark.parametrize("mixer", [heads_first, tokens_first])
+def test_chunks_stream_by_tokens(tmp_path: Path, mixer: Mixer) -> None:
+    manifest = converted(mixer, tmp_path / "a")
+    assert manifest.fused == {"LinearAttention": 1} and manifest.streaming.passed
+    check_independently(tmp_path / "a", Layer(mixer), WIDTH, lengths=(8, 48, 136), unit=CHUNK)
+    check_independently(tmp_path / "a", Layer(quadratic), WIDTH, lengths=(1, 7, 130))
+
+
+def test_what_is_cut_off_stays_cut_off(tmp_path: Path) -> None:
+    manifest = converted(cut_off, tmp_path / "a")
+    assert manifest.fused == {"LinearAttention": 1} and not manifest.states
+    x = torch.randn(2, 3 * CHUNK + 5, WIDTH)
+    got = Independent(tmp_path / "a").pieces(x.numpy(), [x.shape[1]])
+    with torch.no_grad():
+        expected = Layer(cut_off).double()(x.double()).numpy()
+    assert got.shape == expected.shape == (2, 3 * CHUNK, WIDTH)
+    assert abs(got - expected).max() <= 2e-5 * abs(expected).max()
