@@ -1,4 +1,4 @@
-"""Mamba's selective scan in transformers -> ``linexport.LinearAttention``, update rule gated.
+"""Mamba's selective scan, of transformers and mamba-ssm -> ``LinearAttention``, update rule gated.
 
     delta_t = softplus(dt_t + bias)                                 per channel
     S_t = exp(delta_t A) * S_{t-1} + B_t (delta_t x_t)^T,   y_t = S_t^T C_t + D x_t
@@ -6,7 +6,8 @@
 one head per channel: query C and key B shared by all of them, value delta x of width 1, and a decay
 delta A of its own for each of the N entries of a channel's state, handed on as its two factors.
 x and dt (B, D, T), A (D, N), B and C (B, N, T), y (B, D, T), times silu(z) where there is a gate.
-The library's function takes no state to begin with; this one does.
+The libraries' functions take no state to begin with; this one does. Of mamba-ssm, B and C may have
+groups of channels, (B, G, N, T).
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
+from linexport.errors import UnsupportedModelError
 from linexport.patches import Patch, Swap
+from linexport.patches.packages import Function
 from linexport.patches.state_cache import active
 
 
@@ -40,8 +43,8 @@ def selective_scan(
     delta = delta if delta_bias is None else delta + delta_bias
     delta = F.softplus(delta) if delta_softplus else delta
     output, state = active().attend(
-        C.transpose(1, 2).unsqueeze(2),
-        B.transpose(1, 2).unsqueeze(2),
+        _groups(C),
+        _groups(B),
         (delta * x).unsqueeze(-1),
         decay=delta,
         decay_scale=A,
@@ -53,6 +56,29 @@ def selective_scan(
     output = output.transpose(1, 2)
     output = output if z is None else output * F.silu(z)
     return (output, state) if return_last_state else output
+
+
+def _groups(x: Tensor) -> Tensor:
+    """Return (B, T, G, N) of (B, G, N, T), or of (B, N, T), which all channels share."""
+    return x.transpose(1, 2).unsqueeze(2) if x.dim() == 3 else x.permute(0, 3, 1, 2)
+
+
+def _of_package(
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, *rest: Any, **options: Any
+) -> Any:
+    """Stands in for ``selective_scan_ref`` and ``selective_scan_fn``, in the dtype of u."""
+    if A.is_complex() or B.dim() < 3 or C.dim() < 3:
+        raise UnsupportedModelError(
+            "A selective scan of mamba-ssm has complex rates, or a B or C that is the same for all "
+            f"tokens (A {A.dtype}, B of {B.dim()} and C of {C.dim()} dimensions). Expected real "
+            "rates, and B and C of (batch, states, tokens): expand them along the tokens."
+        )
+    given = (x.float() if x.itemsize < 4 else x for x in (u, delta, A, B, C))
+    found = selective_scan(*given, *rest, **options)
+    if not isinstance(found, tuple):
+        return found.to(u.dtype)
+    output, state = found
+    return output.to(u.dtype), state.squeeze(-1)
 
 
 PATCH = Patch(
@@ -68,4 +94,9 @@ PATCH = Patch(
     ),
     families=("falcon_mamba", "jamba", "mamba", "zamba"),
     tried=("transformers 5.23.0",),
+)
+
+FUNCTIONS = tuple(
+    Function("mamba_ssm.ops.selective_scan_interface", name, _of_package, "mamba-ssm 2.2.4")
+    for name in ("selective_scan_ref", "selective_scan_fn")
 )
