@@ -81,6 +81,12 @@ class MatchWriter(Gates):
                 ("value", roles.value, order.value, roles.widths, roles.key_position),
             )
         ]
+        initial = self._initial(dtype) if roles.initial else None
+        if initial is not None:
+            # b_t - (1 - a_t) h: what is computed is h_t - h, which is zero before the first token.
+            kept = faded_tokens(self, initial, faded, axis_size(order.value))
+            for op, x in (("Add", kept), ("Sub", initial)):
+                inputs[2] = self.add(op, [inputs[2], x], dtype, shape=initial.shape)
         mask = self._mask(roles.mask) if roles.mask else gs.Variable.empty()
         if roles.reverse:
             *inputs, mask = (reversed_tokens(self, x) for x in (*inputs, mask))
@@ -124,6 +130,8 @@ class MatchWriter(Gates):
         self.nodes.append(fused)
         if roles.reverse:
             output = reversed_tokens(self, output)
+        if initial is not None:
+            output = self.add("Add", [output, initial], dtype, shape=output.shape)
         output = self._weighted(self._post(output), packed)
         for term in roles.beside:
             output = self._with_beside(output, term, packed)
@@ -175,6 +183,21 @@ class MatchWriter(Gates):
         if any(k.name not in DTYPES for k in kinds):
             raise NotAttentionError(f"it computes in {widest}; expected {', '.join(DTYPES)}")
         return widest
+
+    def _initial(self, dtype: np.dtype[np.generic]) -> gs.Variable:
+        """(B, T, heads * width), the same for every token."""
+        state, heads = self.roles.initial, (*self.layout.value, *self.roles.widths)
+        assert state is not None
+        leaves: list[Leaf] = state.of(Leaf)
+        if not leaves:
+            row = np.full((1, 1, axis_size(heads)), state.coefficient, dtype)
+            return self.everywhere(row, heads, self.roles.key_position)
+        groups = (self.roles.batch, self.roles.key_position, heads)
+        found = self.product_of(leaves, groups, self.layout.value, dtype)
+        if state.coefficient == 1.0:
+            return found
+        factor = gs.Constant(self.name("factor"), np.asarray(state.coefficient, dtype))
+        return self.add("Mul", [found, factor], dtype, shape=found.shape)
 
     def _mask(self, leaf: Leaf) -> gs.Tensor:
         """(B, T), True where the key counts."""

@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.recognise import algebra
 from linexport.recognise.axes import Index, size_of
-from linexport.recognise.sizes import Size, parse
+from linexport.recognise.sizes import ONE, Size, parse
 from linexport.recognise.stored import of_value
 from linexport.recognise.terms import BOOLEAN, Form, Leaf, Term
 from linexport.recognise.values import Values
@@ -26,6 +26,9 @@ RULES: dict[str, Rule] = {}
 
 
 LIKE_FIRST = {"Softmax", "LogSoftmax", "LayerNormalization", "Clip", "IsNaN", "Gelu", "Trilu"}
+SPLIT = {"Add", "Sub", "Mul", "Div", "Neg", "Exp", "Log", "CumSum"}
+"""Operators followed where the first position of a dim is known apart from the others."""
+
 BROADCASTING = {"Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "Where", *BOOLEAN} - {"Not"}
 """Operators that have their output's sizes from their inputs."""
 
@@ -57,6 +60,15 @@ class Pieces:
     """The size of each along that dim, and its form with all dims."""
 
 
+@dataclass(frozen=True)
+class Behind:
+    """A tensor as its first position along a dim, with size 1 there, and those behind it."""
+
+    place: int
+    first: Form
+    rest: Form
+
+
 class Evaluator:
     """The forms of a graph's tensors.
 
@@ -72,6 +84,7 @@ class Evaluator:
         padded: what values are of that have zeros behind it along a dim, however many.
         delayed: what values are of that have one zero in front of it.
         shortened: what values are of that lack its last position.
+        behind: of values whose first position was put in front of the others.
         values: known values.
         inside: the forms of the ends.
     """
@@ -92,6 +105,7 @@ class Evaluator:
         self.padded: dict[str, Along] = {}
         self.delayed: dict[str, Along] = {}
         self.shortened: dict[str, Along] = {}
+        self.behind: dict[str, Behind] = {}
         self._forms: dict[str, Form | None] = dict(bound or {})
         self._weights: set[str] = set()
         for node in graph.nodes:
@@ -110,6 +124,11 @@ class Evaluator:
         """Return the forms of several tensors, or None if one is unknown."""
         found = [self.form(t) for t in tensors]
         return None if any(f is None for f in found) else [f for f in found if f is not None]
+
+    def form_of_input(self, node: gs.Node) -> Form | None:
+        """Return what a node makes of its first input, whatever that is made of."""
+        given = self._source(node.inputs[0])
+        return None if given is None else self._made_of(node, {node.inputs[0].name: given})
 
     def sizes(self, tensor: gs.Tensor) -> list[Size] | None:
         """The sizes of a tensor's dims."""
@@ -155,6 +174,7 @@ class Evaluator:
             return
         if node.domain in (None, "", "ai.onnx") and node.op in RULES:
             found = RULES[node.op](self, node)
+            self._split(node)
         forms = found if isinstance(found, dict) else {node.outputs[0].name: found}
         for output in node.outputs:
             form = forms.get(output.name)
@@ -165,6 +185,52 @@ class Evaluator:
                 if form is not None and reasonable:
                     self.inside[output.name] = form
                 self._opaque(node, output)
+
+    def _split(self, node: gs.Node) -> None:
+        """Note the first position of a result and those behind it, where inputs have them apart."""
+        apart = [self.behind[t.name] for t in node.inputs if t.name in self.behind]
+        places = {b.place for b in apart}
+        if node.op not in SPLIT or len(places) != 1 or not self._are_apart(node, apart[0]):
+            return
+        first, rest = (self._of_half(node, half) for half in ("first", "rest"))
+        if first is None or rest is None:
+            return
+        (place,) = places
+        along = self.ints(node, 1, "axis") if node.op == "CumSum" else None
+        if along is not None and along[0] % len(rest.dims) == place:
+            # x_0, x_0 + x_1, ...: the sum of those behind has the first added.
+            first = apart[0].first
+            summed = algebra.plus(rest, first)
+            if summed is None or any(node.attrs.get(n, 0) for n in ("exclusive", "reverse")):
+                return
+            rest = summed
+        self.behind[node.outputs[0].name] = Behind(place, first, rest)
+
+    def _are_apart(self, node: gs.Node, found: Behind) -> bool:
+        """Return whether all inputs have their first position apart, or the same everywhere."""
+        from_end = found.place - len(found.rest.dims)
+        for tensor in node.inputs:
+            sizes = self.sizes(tensor)
+            if tensor.name not in self.behind and (
+                sizes is None or (len(sizes) >= -from_end and sizes[from_end] != ONE)
+            ):
+                return False
+        return True
+
+    def _of_half(self, node: gs.Node, half: str) -> Form | None:
+        """Return what an operator makes of the first position of its inputs, or of the others."""
+        halves = {t.name: self.behind[t.name] for t in node.inputs if t.name in self.behind}
+        return self._made_of(node, {name: getattr(b, half) for name, b in halves.items()})
+
+    def _made_of(self, node: gs.Node, forms: Mapping[str, Form]) -> Form | None:
+        """Return what an operator makes of other forms of its inputs."""
+        kept = dict(self._forms)
+        self._forms.update(forms)
+        try:
+            found = RULES[node.op](self, node)
+        finally:
+            self._forms = kept
+        return found if isinstance(found, Form) and algebra.reasonable(found) else None
 
     def _opaque(self, node: gs.Node, output: gs.Tensor) -> None:
         for tensor in node.inputs:

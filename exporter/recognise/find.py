@@ -23,6 +23,7 @@ from linexport.recognise.read_roles import read_roles
 from linexport.recognise.region import Root
 from linexport.recognise.rewriter import Rewriter, withdraw
 from linexport.recognise.roles import NotAttentionError, Roles
+from linexport.recognise.terms import Form
 
 log = logging.getLogger(__name__)
 
@@ -138,6 +139,7 @@ class Search(Rewriter):
                     found = polynomial.read_polynomial(form, self.evaluator.is_weight)
                     if found is not None and found[1].cancels:
                         _check_quotient(tensor, *found)
+                    form = form if found else self._readable(node, form)
                     roles, mapped = found or (read_roles(form, self.evaluator.is_weight), None)
                 except NotAttentionError as error:
                     self._reject(node, str(error))
@@ -151,6 +153,16 @@ class Search(Rewriter):
                     region = self.region(tensor, roles.leaves)
                     roots[tensor.name] = Root(tensor, form, roles, region, mapped)
         return roots
+
+    def _readable(self, node: gs.Node, form: Form) -> Form:
+        """Return a form that has roles, be it that of a cumulative sum of a tensor.
+
+        Raises:
+            NotAttentionError: see ``read_roles``.
+        """
+        if node.op != "CumSum" or read_roles(form, self.evaluator.is_weight) is not None:
+            return form
+        return self.evaluator.form_of_input(node) or form
 
     def _reject(self, node: gs.Node, reason: str) -> None:
         where = node.outputs[0].name

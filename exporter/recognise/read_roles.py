@@ -13,6 +13,7 @@ import onnx_graphsurgeon as gs
 from linexport.recognise.assign_roles import assign_roles
 from linexport.recognise.axes import size_of
 from linexport.recognise.decay import plain_exps
+from linexport.recognise.initial import with_initial, without_initial
 from linexport.recognise.joining import match
 from linexport.recognise.maximum import without_maximum
 from linexport.recognise.roles import NotAttentionError, Roles
@@ -28,6 +29,7 @@ def read_roles(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | No
     Raises:
         NotAttentionError: it is a product of query, key and value, but not linear attention.
     """
+    form, fading = without_initial(form)
     if len(form.terms) != 1:
         return None
     term = form.terms[0]
@@ -48,7 +50,7 @@ def read_roles(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | No
     if over:
         roles = _normalised(roles, product, over[0])
     _sensible(roles)
-    return roles
+    return roles if fading is None else with_initial(roles, fading)
 
 
 def _sensible(roles: Roles) -> None:

@@ -36,6 +36,7 @@ class Roles:
         stabilized: exponents of keys have their running maximum subtracted, see ``maximum``.
         delta: a key's stored value is corrected, by the share ``beta`` (1 where there is none).
         beside: products of single tokens that are added to the output, see ``beside``.
+        initial: the state of a recurrence before the first token, see ``initial``.
     """
 
     query: tuple[Leaf, ...]
@@ -61,6 +62,7 @@ class Roles:
     delta: bool = False
     beta: Leaf | None = None
     beside: tuple[Term, ...] = ()
+    initial: Term | None = None
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
@@ -68,8 +70,9 @@ class Roles:
         mask = () if self.mask is None else (self.mask,)
         decay = () if self.decay is None else tuple(self.decay.of(Leaf))
         beta = () if self.beta is None else (self.beta,)
-        beside = (f for term in self.beside for f in term.of(Leaf))
-        return (*self.query, *self.key, *self.value, *self.weights, *mask, *decay, *beta, *beside)
+        terms = (*self.beside, *(() if self.initial is None else (self.initial,)))
+        added = (f for term in terms for f in term.of(Leaf))
+        return (*self.query, *self.key, *self.value, *self.weights, *mask, *decay, *beta, *added)
 
     def heads(self, leaves: Sequence[Leaf]) -> set[Axis]:
         """Head labels of some factors."""

@@ -213,11 +213,19 @@ def negate(a: Form) -> Form | None:
 
 
 def log(a: Form) -> Form | None:
-    """Return log of a sum over positions, which an exp behind it undoes."""
-    summed = any(term.axes - a.axes for term in a.terms)
-    if len(a.terms) != 1 or not summed:
+    """Return log of a sum over positions, which an exp behind it undoes.
+
+    One exp more may be added, of what there was before the first position.
+    """
+    summed = [term for term in a.terms if term.axes - a.axes]
+    first = [t for t in a.terms if len(t.factors) == 1 and all(map(_is_exp, t.of(Leaf)))]
+    if len(summed) != 1 or [*first, *summed] not in ([*a.terms], [*a.terms][::-1]):
         return None
     return replace(a, terms=(Term(1.0, (algebra.nested("log", a),)),))
+
+
+def _is_exp(leaf: Leaf) -> bool:
+    return leaf.function[0] == "Exp"
 
 
 def reciprocal(a: Form) -> Form | None:

@@ -208,6 +208,14 @@ def slice_(e: Evaluator, node: gs.Node) -> Form | None:
         delayed = shifts.cut(e, given, made, places[0], form, ends[0])
         if delayed is not None:
             return delayed
+    behind = e.behind.get(node.inputs[0].name)
+    if (
+        behind is not None
+        and places == [behind.place]
+        and starts == [1]
+        and _is_end(ends[0], form, places[0])
+    ):
+        return behind.rest
     for place, start, end in zip(places, starts, ends, strict=True):
         sliced = _sliced(e, form, place, start, end)
         if sliced is None:
@@ -225,10 +233,15 @@ def _ends(e: Evaluator, node: gs.Node) -> list[Size] | None:
     return [n if isinstance(n, Size) else Size(int(n)) for n in np.atleast_1d(given)]
 
 
+def _is_end(end: Size, form: Form, place: int) -> bool:
+    """Return whether a slice to there takes all to the last position."""
+    return end == size_of(form.dims[place]) or (end.known is not None and end.known >= END)
+
+
 def _sliced(e: Evaluator, form: Form, place: int, start: int, end: Size) -> Form | None:
     index = form.dims[place]
     size = size_of(index)
-    if start == 0 and (end == size or (end.known is not None and end.known >= END)):
+    if start == 0 and _is_end(end, form, place):
         return form
     # Of a known size, numbers from the end become numbers from the start.
     if size.known is not None:
@@ -241,7 +254,7 @@ def _sliced(e: Evaluator, form: Form, place: int, start: int, end: Size) -> Form
         if piece is not None:
             return piece
         end = Size(last - start) if end.known is not None else end
-    if start == 1 and (end == size or (end.known is not None and end.known >= END)):
+    if start == 1 and _is_end(end, form, place):
         return pieces.behind_zero(e, form, place)
     # The first positions of a padded dim are the dim before the padding.
     cut = unpadded(e, form, place, end) if start == 0 else None

@@ -8,7 +8,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.recognise import algebra
 from linexport.recognise.axes import Index, size_of, unify
-from linexport.recognise.evaluate import Along, Evaluator, Pieces, rule
+from linexport.recognise.evaluate import Along, Behind, Evaluator, Pieces, rule
 from linexport.recognise.joining import collect
 from linexport.recognise.rules import shifts
 from linexport.recognise.terms import IDENTITY, Form, Leaf, Term
@@ -31,6 +31,10 @@ def concat(e: Evaluator, node: gs.Node) -> Form | None:
             delayed = shifts.put_zero_in_front(e, given, made, place, forms[1])
             if delayed is not None:
                 return delayed
+    if forms is not None and len(forms) == 2:
+        place = node.attrs["axis"] % len(forms[0].dims)
+        if not forms[0].dims[place]:
+            e.behind[node.outputs[0].name] = Behind(place, *forms)
     if forms is None or not all(f.leaf is not None or f.scalar is not None for f in forms):
         return None
     place = node.attrs["axis"] % len(forms[0].dims)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from linexport.recognise import algebra
 from linexport.recognise.axes import Index, size_of
-from linexport.recognise.evaluate import Along, Evaluator
+from linexport.recognise.evaluate import Along, Behind, Evaluator
 from linexport.recognise.joining import collect
 from linexport.recognise.rules.leading_zeros import first_of_sums
 from linexport.recognise.sizes import ONE, Size
@@ -49,6 +50,8 @@ def put_zero_in_front(e: Evaluator, given: str, made: str, place: int, form: For
     if before is not None and before.place == place:
         return delayed(before.form, place)
     e.delayed[made] = Along(place, form)
+    front = algebra.constant(0.0, tuple(() if p == place else i for p, i in enumerate(form.dims)))
+    e.behind[made] = Behind(place, front, form)
     return None
 
 
