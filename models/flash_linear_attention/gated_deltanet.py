@@ -17,10 +17,10 @@ from linexport.models.flash_linear_attention.layers import (
     GatedBlock,
     GatedRMSNorm,
     ShortConvolution,
+    activated,
     expanded_width,
     gated_output,
     l2_norm,
-    projected,
     rms_norm,
 )
 from linexport.models.functional import linear_attention
@@ -68,9 +68,7 @@ class GatedDeltaNet(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         s = self.settings
-        q, k, v = (projected(self, name, x) for name in "qkv")
-        if not s.use_short_conv:
-            q, k, v = F.silu(q), F.silu(k), F.silu(v)
+        q, k, v = (activated(self, name, x) for name in "qkv")
         beta = self.b_proj(x).sigmoid()
         o, _, _ = linear_attention(
             l2_norm(q, s.num_heads),

@@ -119,6 +119,22 @@ def projected(attn: Any, name: str, x: Tensor) -> Tensor:
     return y if convolution is None else convolution(y)
 
 
+def activated(attn: Any, name: str, x: Tensor) -> Tensor:
+    """``projected``, whose convolution has the activation that silu is where there is none."""
+    y = projected(attn, name, x)
+    return y if attn.settings.use_short_conv else F.silu(y)
+
+
+def scaled_heads(x: Tensor, factor: Tensor) -> Tensor:
+    """Return each head of x (B, T, H*d) times its factor, (H) or (B, T, H)."""
+    return (x.unflatten(-1, (factor.shape[-1], -1)) * factor[..., None]).flatten(-2)
+
+
+def repeated_heads(x: Tensor, heads: int, to: int) -> Tensor:
+    """Return heads of (B, T, heads*d) for groups of values: (B, T, to*d), copies side by side."""
+    return x.unflatten(-1, (heads, -1)).repeat_interleave(to // heads, -2).flatten(-2)
+
+
 def gated_output(attn: Any, norm: nn.Module, o: Tensor, x: Tensor, heads: int) -> Tensor:
     """``o_proj`` of the normalised heads of o (B, T, H*d), gated where there is a ``g_proj``."""
     gate = getattr(attn, "g_proj", None)

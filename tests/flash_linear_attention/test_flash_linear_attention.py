@@ -109,7 +109,7 @@ def test_recorded_is_what_the_library_computes(tmp_path: Path) -> None:
 SHORT = ["seq=1:8:32"]
 
 
-def check_artifact(source: Path, place: Path, label: str) -> dict[str, Any]:
+def check_artifact(source: Path, place: Path, label: str) -> linexport.Manifest:
     """Convert a folder and compare the artifact with the library, whole and in pieces."""
     pytest.importorskip("transformers", reason="needs the hf extra")
     manifest = linexport.convert(source, place, bench=False, threads=1, dims=SHORT)
@@ -151,12 +151,16 @@ def test_a_folder_becomes_an_artifact_that_streams(
         ("gated_deltanet-shared-keys", {"LinearAttention": 2}),
         ("rwkv6", {"LinearAttention": 2, "CausalConvWithState": 6}),
         ("rwkv7", {"GeneralizedDeltaRule": 2, "CausalConvWithState": 4}),
+        ("kda", {"LinearAttention": 2, "CausalConvWithState": 6}),
+        ("kda-bounded", {"LinearAttention": 2}),
+        ("comba", {"GeneralizedDeltaRule": 2, "CausalConvWithState": 6}),
+        ("gated_deltaproduct", {"LinearAttention": 2, "CausalConvWithState": 6}),
     ],
 )
 def test_folders_become_artifacts(
     folder: Callable[..., Path], tmp_path: Path, label: str, fused: dict[str, int]
 ) -> None:
-    assert check_artifact(folder(label), tmp_path / "artifact", label)["fused"] == fused
+    assert check_artifact(folder(label), tmp_path / "artifact", label).fused == fused
 
 
 # Refusals ----------------------------------------------------------------------------------------
@@ -176,6 +180,7 @@ def test_folders_become_artifacts(
         ("delta_net", {"qk_activation": "gelu"}, "expected 'silu' or 'relu' or 'elu'"),
         ("delta_net", {"qk_norm": "max"}, "expected 'l2' or 'sum'"),
         ("gated_deltanet", {"output_gate_activation": "relu"}, "'swish' or 'silu' or 'sigmoid'"),
+        ("kda", {"hidden_act": "powlu"}, "expected 'swish'"),
         ("rwkv6", {"hidden_act": "gelu"}, "expected 'sqrelu'"),
         ("rwkv7", {"head_dim": None, "num_heads": None}, "without head_dim and num_heads"),
     ],
