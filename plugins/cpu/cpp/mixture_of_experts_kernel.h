@@ -12,6 +12,7 @@ struct Tile {
 
 struct Rows {
   const float* at[kGroup];
+  int64_t ahead;  // floats to the rows of the next tile, which are asked for meanwhile
 };
 
 struct Tokens {
@@ -21,6 +22,7 @@ struct Tokens {
 // Rows from `first` on of a matrix of `rows`, as they lie there, or as float32 in `memory`.
 static Rows open_rows(int type, const void* matrix, int64_t first, int64_t rows, int64_t width, float* memory) {
   Rows open;
+  open.ahead = type == kFloat ? kGroup * width : 0;
   for (int r = 0; r < kGroup; ++r) {
     const int64_t at = (first + r < rows ? first + r : rows - 1) * width;
     if (type == kFloat) {
@@ -43,6 +45,7 @@ INLINE void add_products(Vector (&total)[kVectors][kLanes], const Tokens& x, con
   UNROLL for (int t = 0; t < kTokens; ++t) given[t] = kCut ? load_first(x.at[t] + i, left) : load(x.at[t] + i);
   UNROLL for (int r = 0; r < kGroup; ++r) {
     const Vector row = kCut ? load_first(w.at[r] + i, left) : load(w.at[r] + i);
+    if (!kCut) __builtin_prefetch(w.at[r] + i + w.ahead);
     UNROLL for (int t = 0; t < kTokens; ++t) total[(t * kGroup + r) / kLanes][(t * kGroup + r) % kLanes] += row * given[t];
   }
 }
