@@ -39,25 +39,31 @@ INLINE const void* matrix_of(const Experts& m, const void* weights, int64_t expe
   return static_cast<const char*>(weights) + expert * floats * (m.stored == kFloat ? 4 : 2);
 }
 
-template <bool kCut>
+template <bool kCut, bool kAhead>
 INLINE void add_products(Vector (&total)[kVectors][kLanes], const Tokens& x, const Rows& w, int64_t i, int64_t left) {
   Vector given[kTokens];
   UNROLL for (int t = 0; t < kTokens; ++t) given[t] = kCut ? load_first(x.at[t] + i, left) : load(x.at[t] + i);
   UNROLL for (int r = 0; r < kGroup; ++r) {
     const Vector row = kCut ? load_first(w.at[r] + i, left) : load(w.at[r] + i);
-    if (!kCut) __builtin_prefetch(w.at[r] + i + w.ahead);
+    if (kAhead) __builtin_prefetch(w.at[r] + i + w.ahead);
     UNROLL for (int t = 0; t < kTokens; ++t) total[(t * kGroup + r) / kLanes][(t * kGroup + r) % kLanes] += row * given[t];
   }
 }
 
+template <bool kAhead>
 INLINE Tile products(const Tokens& x, const Rows& w, int64_t width) {
   Vector total[kVectors][kLanes] = {};
   int64_t i = 0;
-  for (; i + kLanes <= width; i += kLanes) add_products<false>(total, x, w, i, kLanes);
-  if (i < width) add_products<true>(total, x, w, i, width - i);
+  for (; i + kLanes <= width; i += kLanes) add_products<false, kAhead>(total, x, w, i, kLanes);
+  if (i < width) add_products<true, false>(total, x, w, i, width - i);
   Tile found;
   UNROLL for (int v = 0; v < kVectors; ++v) found.of[v] = sums(total[v]);
   return found;
+}
+
+// Rows are asked for by the first tile that reads those before them.
+static Tile products(const Tokens& x, const Rows& w, int64_t width, bool first) {
+  return first ? products<true>(x, w, width) : products<false>(x, w, width);
 }
 
 INLINE void put(const Tile& tile, float* to) {
@@ -98,10 +104,10 @@ static void fill_hidden(const Experts& m, const Part& part, float* memory) {
         const int64_t left = m.ends[e] - pair;
         Tokens x;
         for (int t = 0; t < kTokens; ++t) x.at[t] = m.x + m.token[pair + (t < left ? t : left - 1)] * m.width;
-        Tile h = products(x, gate, m.width);
+        Tile h = products(x, gate, m.width, pair == first);
         UNROLL for (int v = 0; v < kVectors; ++v) h.of[v] = activated<kActivation>(h.of[v]);
         if (m.gated) {
-          const Tile factors = products(x, value, m.width);
+          const Tile factors = products(x, value, m.width, pair == first);
           UNROLL for (int v = 0; v < kVectors; ++v) h.of[v] *= factors.of[v];
         }
         float tile[kVectors * kLanes];
@@ -137,7 +143,7 @@ static void fill_outputs(const Experts& m, const Part& part, float* memory) {
         Tokens h;
         for (int t = 0; t < kTokens; ++t) h.at[t] = m.hidden + (pair + (t < left ? t : left - 1)) * m.inner;
         float tile[kVectors * kLanes];
-        put(products(h, open, m.inner), tile);
+        put(products(h, open, m.inner, pair == first), tile);
         for (int t = 0; t < kTokens && t < left; ++t) {
           float* y = m.y + m.token[pair + t] * m.outputs + row;
           for (int r = 0; r < count; ++r) y[r] += m.weight[pair + t] * tile[t * kGroup + r];
