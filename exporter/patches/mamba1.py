@@ -73,12 +73,13 @@ def _of_package(
             f"tokens (A {A.dtype}, B of {B.dim()} and C of {C.dim()} dimensions). Expected real "
             "rates, and B and C of (batch, states, tokens): expand them along the tokens."
         )
-    given = (x.float() if x.itemsize < 4 else x for x in (u, delta, A, B, C))
-    found = selective_scan(*given, *rest, **options)
+    dtype = u.dtype
+    u, delta, A, B, C = (x.float() if x.itemsize < 4 else x for x in (u, delta, A, B, C))
+    found = selective_scan(u, delta, A, B, C, *rest, **options)
     if not isinstance(found, tuple):
-        return found.to(u.dtype)
+        return found.to(dtype)
     output, state = found
-    return output.to(u.dtype), state.squeeze(-1)
+    return output.to(dtype), state.squeeze(-1)
 
 
 PATCH = Patch(
