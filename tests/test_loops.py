@@ -258,3 +258,61 @@ def test_a_limit_that_was_asked_for_needs_no_warning(given: object) -> None:
     dims = {"seq": DimRange(1, None, 64)}
     found = length_warnings(({0: Dim.DYNAMIC, 1: given},), dims, {"seq": 12})
     assert bool(found) is (given is Dim.DYNAMIC)
+
+
+class Chunks(nn.Module):
+    """Retention in chunks of four tokens that a loop takes by slices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+
+    def forward(self, x):
+        size, out = 4, []
+        q, k, v = self.project(x).chunk(3, -1)
+        state = torch.zeros(x.shape[0], 8, 8, dtype=x.dtype)
+        for c in range(x.shape[1] // size):
+            q_c, k_c, v_c = (z[:, c * size : (c + 1) * size] for z in (q, k, v))
+            out.append((q_c @ k_c.mT).tril() @ v_c + q_c @ state)
+            state = 0.9 * state + k_c.mT @ v_c
+        return torch.cat(out, 1)
+
+
+class UnevenChunks(Chunks):
+    """The fourth chunk is another one."""
+
+    def forward(self, x):
+        size, out = 4, []
+        for c in range(x.shape[1] // size):
+            out.append(x[:, c * size : (c + 1) * size] * (2 if c == 3 else 1))
+        return torch.cat(out, 1)
+
+
+@pytest.mark.parametrize(
+    ("dim", "name"), [(Dim.DYNAMIC, "seq"), (4 * Dim("n", min=1, max=64), "4*n")]
+)
+def test_a_loop_over_slices_takes_every_number_of_chunks(dim: object, name: str) -> None:
+    module = Chunks().eval()
+    shapes = ({0: Dim.DYNAMIC, 1: dim},)
+    traced = trace(load_module((module, (torch.randn(2, 12, 8),), shapes), "loop"))
+    assert (traced.dims[name].min, traced.dims[name].multiple) == (4, 4)
+    session = onnxruntime.InferenceSession(traced.model.SerializeToString())
+    for length in (4, 8, 40):
+        x = torch.randn(3, length, 8)
+        (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), module(x))
+
+
+@pytest.mark.slow
+def test_a_loop_over_slices_converts(tmp_path: Path) -> None:
+    module = Chunks().eval()
+    source = load_module((module, (torch.randn(2, 12, 8),), DYNAMIC), "loop")
+    manifest = linexport.convert(source, tmp_path / "artifact", bench=False, threads=1)
+    assert manifest.dims["seq"].multiple == 4
+    check_independently(tmp_path / "artifact", module, 8, lengths=(4, 12, 64), unit=4)
+
+
+def test_chunks_that_differ_are_refused_with_the_line_of_the_loop() -> None:
+    source = load_module((UnevenChunks().eval(), (torch.randn(2, 12, 8),), DYNAMIC), "loop")
+    with pytest.raises(UnsupportedModelError, match=r"range\(x.shape\[1\] // size\)"):
+        trace(source)

@@ -24,7 +24,7 @@ from linexport.graph.external_data import Weights, externalize, with_weights
 from linexport.loaders.loaded_model import DecodeModule, LoadedModel
 from linexport.plugins.ops.registry import all_ops
 from linexport.trace import inverses
-from linexport.trace.dim_names import length_warnings, name_symbols
+from linexport.trace.dim_names import length_warnings, limit_to_chunks, name_symbols
 from linexport.trace.graph import plain_onnx, to_graph
 from linexport.trace.normalise import normalise
 from linexport.trace.program import export_program, frozen
@@ -89,6 +89,7 @@ def trace(loaded: LoadedModel) -> Traced:
     reject_nondeterminism(program)
     step = loaded.decode_module
     names, dims, sizes = name_symbols(program, (step or loaded).dynamic_shapes)
+    dims = limit_to_chunks(program, names, dims)
     found = to_graph(program, names, (step or loaded).outputs)
     model = found.graph
     try:

@@ -19,6 +19,7 @@ from linexport.graph.dims import DimRange, batch_dims
 
 SYMBOL = re.compile(r"\b[su]\d+\b")
 MULTIPLE = re.compile(r"(\d+)\*([su]\d+)")
+WHOLE_CHUNKS = re.compile(r"(\d+)\*\(\(([su]\d+)//\1\)\)")
 
 
 def name_symbols(
@@ -75,6 +76,27 @@ def name_symbols(
     placed = {multiples.get(root, root): name for root, name in names.items()}
     batch = batch_dims({SYMBOL.sub(names[_multiple(s)[1]], s): axes[s] for s in placed})
     return names, {n: replace(d, batch=n in batch) for n, d in dims.items()}, sizes
+
+
+def limit_to_chunks(
+    program: torch.export.ExportedProgram,
+    names: Mapping[str, str],
+    dims: Mapping[str, DimRange],
+) -> dict[str, DimRange]:
+    """Limit dims to multiples of the chunks that an output is put together of.
+
+    At other sizes the model leaves out the tokens behind the last whole chunk.
+    """
+    found = dict(dims)
+    output = next(node for node in program.graph.nodes if node.op == "output")
+    shapes = [getattr(x.meta.get("val"), "shape", ()) for x in output.args[0] if hasattr(x, "meta")]
+    for size in (str(size) for shape in shapes for size in shape):
+        chunks = WHOLE_CHUNKS.fullmatch(size)
+        if chunks and chunks[2] in names:
+            name, unit = names[chunks[2]], int(chunks[1])
+            least = -(-found[name].min // unit) * unit
+            found[name] = replace(found[name], min=least, multiple=unit)
+    return found
 
 
 def _multiple(size: str) -> tuple[int, str]:

@@ -1,9 +1,9 @@
 """Values of a loop's steps -> the body of a Scan.
 
 Backwards from the results, values of the same operator at every step are compared: what is the
-same at every step stays outside of the loop; what takes element t of a tensor is a scanned input;
-what depends on earlier steps alone is the state; numbers that grow by the same amount are a range.
-All else is computed in the body.
+same at every step stays outside of the loop; what takes element t of a tensor, or chunk t, is a
+scanned input; what depends on earlier steps alone is the state; numbers that grow by the same
+amount are a range. All else is computed in the body.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Scanned(NamedTuple):
     axis: int
     whole: str = ""
     """The tensor from its first element on, where ``data`` is turned or the same."""
+    width: int = 0
+    """Elements of a chunk, see ``Token``."""
 
 
 @dataclass
@@ -93,6 +95,7 @@ class LoopBody:
         self._known: dict[Steps, list[_Known]] = {}
         self._outputs: dict[str, list[str]] = {}
         self._folded: dict[str, str] = {}
+        self._computable: dict[Steps, bool] = {}
         if len(steps) < ENOUGH:
             raise NotALoopError("it has too few steps")
         self.result = self._value(tuple(map(unrolled.one, steps)))
@@ -212,14 +215,32 @@ class LoopBody:
         if any(t != first._replace(number=i) for i, t in enumerate(tokens, self.first)):
             return ""
         name = self.fresh("token")
-        self.scanned.append(Scanned(name, self._from_first(first), first.axis, first.data))
-        self.declare(name, known[0], drop=first.axis if first.kept else None)
-        if not first.kept:
+        data = self._chunks(first) if first.width > 1 else self._from_first(first)
+        self.scanned.append(Scanned(name, data, first.axis, first.data, first.width))
+        self.declare(name, known[0], drop=first.axis if first.width == 1 else None)
+        if first.width != 1:
             return name
         wide = self.fresh("token")
         axes = self.constant(np.array([first.axis], np.int64))
         self.nodes.append(helper.make_node("Unsqueeze", [name, axes], [wide]))
         return wide
+
+    def _chunks(self, token: Token) -> str:
+        """Return the tensor with an axis of chunks in front of that of their elements."""
+        if self.first:
+            raise NotALoopError("the first of its chunks is another")
+        parts = [self.fresh("size") for _ in range(2)]
+        self.outside += [
+            helper.make_node("Shape", [token.data], parts[:1], end=token.axis),
+            helper.make_node("Shape", [token.data], parts[1:], start=token.axis + 1),
+        ]
+        sizes = self.constant(np.array([-1, token.width], np.int64))
+        shape, name = self.fresh("shape"), self.fresh("chunks")
+        self.outside += [
+            helper.make_node("Concat", [parts[0], sizes, parts[1]], [shape], axis=0),
+            helper.make_node("Reshape", [token.data, shape], [name]),
+        ]
+        return name
 
     def _from_first(self, token: Token) -> str:
         """Return the tensor, turned so that it begins with the first token that a step reads."""
@@ -275,13 +296,51 @@ class LoopBody:
 
     def _state(self, steps: Steps, known: list[str], producers: list) -> str:
         """Return the state that a step takes over from the one before it."""
-        last, *later = (self.unrolled.stamps.get(s, -1) for s in known)
-        if last >= self.first or later != list(range(self.first, self.first + len(later))):
+        if not self._is_taken_over(known) or self._is_computed(steps, known, producers):
             return ""
         name = self.fresh("state")
         self.declare(name, known[1])
         self.states.append(LoopState(name, steps, (*steps[1:], "")))
         return name
+
+    def _is_taken_over(self, known: list[str]) -> bool:
+        """Return whether each of these depends on the tokens before its own step alone."""
+        last, *later = (self.unrolled.stamps.get(s, -1) for s in known)
+        return last < self.first and later == list(range(self.first, self.first + len(later)))
+
+    def _is_computed(self, steps: Steps, known: list[str], producers: list) -> bool:
+        """Return whether the same operator computes these of states that begin in another way.
+
+        Both S and g S can be what a step takes over; one of them is enough, and S is what begins
+        with a constant.
+        """
+        if any(p is None or not _alike(p, producers[1]) for p in producers):
+            return False
+        if steps not in self._computable:
+            self._computable[steps] = all(map(self._is_available, self._inputs(steps, producers)))
+        return self._computable[steps]
+
+    def _is_available(self, steps: Steps) -> bool:
+        """Return whether a value can be had without a state that the same operator begins."""
+        known = [s for s in steps if s]
+        if len(known) < ENOUGH - 1:
+            return False
+        if len(set(known)) == 1 or self._find(steps) is not None:
+            return True
+        producers: list = [self.unrolled.producer.get(s) for s in known]
+        if any(p is None or not _alike(p, producers[1]) for p in producers):
+            return self._is_taken_over(known)
+        if self.unrolled.token(producers[0]) is not None:
+            return True
+        return self._is_computed(steps, known, producers)
+
+    def _inputs(self, steps: Steps, producers: list) -> list[Steps]:
+        """Return the steps of what nodes read; "" where a node leaves an input out."""
+        missing = [""] * (len(steps) - len(producers))
+        return [
+            (*(self.unrolled.one(p.input[i]) for p in producers), *missing)
+            for i in range(len(producers[1].input))
+        ]
 
     def _computed(self, steps: Steps, known: list[str], producers: list) -> str:
         """Return what the same operator computes at every step."""
@@ -294,13 +353,12 @@ class LoopBody:
         }
         if len(places) != 1:
             return ""
-        missing = [""] * (len(steps) - len(known))
-        inputs = []
-        for i, given in enumerate(model.input):
-            found = tuple(self.unrolled.one(p.input[i]) for p in producers)
-            inputs.append(self._value((*found, *missing)) if given else "")
+        inputs = [
+            self._value(found) if given else ""
+            for given, found in zip(model.input, self._inputs(steps, producers), strict=True)
+        ]
         outputs = self._copy(model, inputs)
-        if not missing:
+        if len(known) == len(steps):
             ends = map(self.unrolled.one, producers[-1].output)
             self.ends |= dict(zip(ends, outputs, strict=True))
         result = outputs[places.pop()]

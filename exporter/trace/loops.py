@@ -12,6 +12,7 @@ Everything else of the model is traced with that symbol.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ import onnx
 import torch
 from onnxscript import values
 from torch import Tensor
+from torch.export import Dim
 from torch.overrides import TorchFunctionMode
 
 STEPS = 7
@@ -80,10 +82,13 @@ def counted() -> Iterator[list[Counted]]:
     def count(size: torch.SymInt) -> int:
         node = size.node
         symbols = [] if node.is_constant() else list(node.expr.free_symbols)
-        if len(symbols) == 1 and not node.expr.is_symbol:
+        expression, varies = node.expr, len(symbols) == 1 and _varies(node)
+        number = int(node.int_())
+        if varies and not expression.is_symbol:
             known = node.shape_env.backed_var_to_val.get(symbols[0])
-            found.append(Counted(node.expr, symbols[0], known))
-        return int(node.int_())
+            stack = traceback.extract_stack()
+            found.append(Counted(expression, symbols[0], known, number, stack))
+        return number
 
     with _counting_by(count):
         yield found
@@ -96,11 +101,21 @@ class Counted(NamedTuple):
     symbol: Any
     size: int | None
     """The size of the dimension in the example."""
+    number: int
+    """Number of steps in the example."""
+    stack: traceback.StackSummary
+    """Where it is counted."""
 
     def length(self) -> int | None:
         """Return a size of the dimension for which there are ``STEPS``."""
         sizes = (STEPS * chunk for chunk in range(2, LONGEST_CHUNK + 1))
         return next((n for n in sizes if self.steps.subs(self.symbol, n) == STEPS), None)
+
+
+def _varies(node: Any) -> bool:
+    """Return whether a size may be another one than in the example."""
+    limits = node.shape_env.bound_sympy(node.expr)
+    return bool(limits.lower != limits.upper)
 
 
 @contextmanager
@@ -173,12 +188,24 @@ class _Marks(TorchFunctionMode):
         return found.movedim(0, dim % found.dim())
 
     def cat(self, tensors: Any, dim: int = 0, **_: Any) -> Any:
-        """Mark ``torch.cat`` of a slice for each step."""
+        """Mark ``torch.cat`` of a slice, or of a chunk, for each step."""
         if not isinstance(tensors, list | tuple) or len(tensors) < STEPS - 1:
             return NotImplemented
-        if any(not isinstance(t.shape[dim], int) or t.shape[dim] != 1 for t in tensors):
+        axis = dim % tensors[0].dim()
+        size, *others = (t.shape[axis] for t in tensors)
+        if not isinstance(size, int) or any(other != size for other in others):
             return NotImplemented
-        return self.stack([t.squeeze(dim) for t in tensors], dim)
+        marked = self.stack(tensors, axis)
+        if marked is NotImplemented:
+            return NotImplemented
+        self._check_chunks(marked.shape[axis], size)
+        return marked.flatten(axis, axis + 1)
+
+    def _check_chunks(self, count: torch.SymInt, size: int) -> None:
+        """Limit tokens to whole chunks: a rest would belong to no step."""
+        whole = self.length(count.node.hint * size)
+        if whole is not None and whole % size != 0:
+            raise ValueError(f"{whole} tokens are no whole chunks of {size}")
 
     def unbind(self, tensor: Tensor, dim: int = 0) -> Any:
         """Return the steps of a tensor along a symbolic dimension."""
@@ -274,8 +301,8 @@ def shortened(
         chunks: a number of chunks, where loops are over those.
 
     Returns:
-        The arguments and their dynamic shapes, without names and limits; None where the shapes are
-        not those of plain tensors.
+        The arguments and their dynamic shapes, without limits; a multiple of a number stays that.
+        None where the shapes are not those of plain tensors.
     """
     if not isinstance(dynamic_shapes, tuple | list) or len(args) != len(dynamic_shapes):
         return None
@@ -286,18 +313,24 @@ def shortened(
         dims = {axis: dim for axis, dim in dims.items() if dim is not None}
         if not isinstance(value, Tensor) or any(not isinstance(axis, int) for axis in dims):
             return None
-        for axis in dims:
-            value = _resized(value, axis, chunks)
+        for axis, dim in dims.items():
+            unit = _unit(dim)
+            length = min(STEPS * unit, value.shape[axis])
+            if chunks is not None and value.shape[axis] == chunks.size:
+                length = chunks.length() or length
+            value = _resized(value, axis, length)
+            dims[axis] = unit * Dim(dim.root.__name__) if unit > 1 else Dim.DYNAMIC
         cut.append(value.contiguous())
-        shapes.append(dict.fromkeys(dims, torch.export.Dim.DYNAMIC))
+        shapes.append(dims)
     return tuple(cut), tuple(shapes)
 
 
-def _resized(value: Tensor, axis: int, chunks: Counted | None) -> Tensor:
-    """Return an example of as many tokens as ``STEPS`` take; of another dim, as many at most."""
-    size = value.shape[axis]
-    length = chunks.length() if chunks is not None and size == chunks.size else None
-    if length is None:
-        return value.narrow(axis, 0, min(STEPS, size))
-    repeated = torch.cat([value] * -(-length // size), axis)
+def _unit(dim: Any) -> int:
+    """Return 64 of a dimension 64 n; 1 of another."""
+    return int(dim.fn(1)) if hasattr(dim, "root") else 1
+
+
+def _resized(value: Tensor, axis: int, length: int) -> Tensor:
+    """Return an example of a length, repeated as often as need be."""
+    repeated = torch.cat([value] * -(-length // value.shape[axis]), axis)
     return repeated.narrow(axis, 0, length)

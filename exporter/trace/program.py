@@ -62,6 +62,8 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
     rolled = _of_few_steps(loaded, counted) if counted else None
     if rolled is None and _is_limited(loaded, program):
         rolled = _of_own_scans(loaded)
+    if rolled is None and counted:
+        raise UnsupportedModelError(_frozen_loop(counted[0]))
     return rolled or program
 
 
@@ -91,13 +93,17 @@ def frozen(
     loaded: LoadedModel, error: Exception | None = None, reason: str = ""
 ) -> UnsupportedModelError:
     """Return the error of a model whose code fixes a dimension, and the reason it stays fixed."""
+    counted: list[loops.Counted] = []
     if error is None:
         try:
-            _export(loaded)
+            with loops.counted() as counted:
+                _export(loaded)
         except Exception as found:
             error = found
-    assert error is not None
-    message = _frozen_message(lambda: _export(loaded), error)
+    if error is not None:
+        message = _frozen_message(lambda: _export(loaded), error)
+    else:
+        message = _frozen_loop(counted[0]) if counted else ""
     return UnsupportedModelError("\n".join(filter(None, [message, reason])))
 
 
@@ -205,9 +211,26 @@ def _frozen_message(export: Callable[[], object], error: Exception) -> str:
     finally:
         log.handlers, log.propagate = saved[0], saved[2]
         log.setLevel(saved[1])
-    where = "".join(f"\n  {line}" for line in dict.fromkeys(probe.lines))
     detail = re.search(r"- (.*?specialized it to be a constant \(\d+\))", str(error))
-    what = detail.group(1) if detail else error_summary(error)
+    return _frozen_text(detail.group(1) if detail else error_summary(error), probe.lines)
+
+
+def _frozen_loop(counted: loops.Counted) -> str:
+    """Return the message on a loop over chunks, of which torch says nothing."""
+    frame = _innermost_user_frame(counted.stack)
+    message = _frozen_text(
+        f"a loop, or another number, counts to {counted.steps}, of which the export keeps what it "
+        f"is for the example ({counted.number})",
+        [f"{frame.filename}:{frame.lineno}: {frame.line}"] if frame else [],
+    )
+    return (
+        f"{message}\nA loop over chunks of C tokens is converted where all of its steps are alike "
+        'and all tokens are in whole chunks: C * torch.export.Dim("n") in dynamic_shapes says so.'
+    )
+
+
+def _frozen_text(what: str, lines: Sequence[str]) -> str:
+    where = "".join(f"\n  {line}" for line in dict.fromkeys(lines))
     return (
         "The export would freeze a dimension that should be dynamic: "
         f"{what}.\nFixed by:{where or ' (torch does not say which line)'}\n"

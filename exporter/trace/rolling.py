@@ -10,7 +10,7 @@ other lengths is assumed here, and checked beside the original afterwards.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ def roll(model: onnx.ModelProto) -> None:
         graph.initializer.extend(loop.body.added)
     _replace(graph.node, nodes)
     _sort_and_prune(graph)
-    _check_steps(graph, unrolled)
+    _check_steps(graph, unrolled, {0, 1, *(s.width for loop in loops for s in loop.body.scanned)})
     _replace(model.opset_import, [o for o in model.opset_import if o.domain != DOMAIN])
 
 
@@ -226,15 +226,20 @@ def _rename_outputs(graph: onnx.GraphProto, ends: Mapping[str, object]) -> None:
         node.output[:] = [f"{o}/unrolled" if o in ends else o for o in node.output]
 
 
-def _check_steps(graph: onnx.GraphProto, unrolled: Unrolled) -> None:
-    """Check that no step is left that belongs to a certain token.
+def _check_steps(graph: onnx.GraphProto, unrolled: Unrolled, widths: Set[int]) -> None:
+    """Check that no step is left that belongs to a certain token, or chunk.
+
+    Args:
+        graph: the graph.
+        unrolled: what it was.
+        widths: of the tokens that loops read.
 
     Raises:
         NotALoopError: one is.
     """
     for node in graph.node:
         token = unrolled.token(node)
-        if token is not None and token.number:
+        if token is not None and token.number and token.width in widths:
             raise NotALoopError(
                 f"something is read of a single step besides the last, which takes token "
                 f"{token.number} of {token.data}"

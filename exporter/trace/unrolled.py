@@ -11,17 +11,18 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from linexport.trace.loops import DOMAIN
+from linexport.trace.loops import DOMAIN, LONGEST_CHUNK
 
 
 class Token(NamedTuple):
-    """One element of a tensor along an axis whose length varies."""
+    """One element of a tensor along an axis whose length varies, or one chunk of elements."""
 
     data: str
     number: int
+    """Place of the element, or of the chunk."""
     axis: int
-    kept: bool
-    """The axis stays, of length 1."""
+    width: int = 0
+    """Elements of a chunk, along an axis that stays; 0 where the axis goes."""
 
 
 class Unrolled:
@@ -70,14 +71,20 @@ class Unrolled:
             if index is None or index.size != 1 or index < 0:
                 return None
             axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
-            return self._element(node.input[0], int(index.item()), axis, index.ndim == 1)
+            return self._element(node.input[0], int(index.item()), axis, index.ndim)
         if node.op_type == "Slice" and len(node.input) >= 4:
             given = [self.number(i) for i in node.input[1:]]
             if any(g is None or g.size != 1 for g in given):
                 return None
             start, end, axis, *step = (int(g.item()) for g in given if g is not None)
-            if start >= 0 and end == start + 1 and step in ([], [1]):
-                return self._element(node.input[0], start, axis, True)
+            width = end - start
+            if (
+                start >= 0
+                and 0 < width <= LONGEST_CHUNK
+                and not start % width
+                and step in ([], [1])
+            ):
+                return self._element(node.input[0], start // width, axis, width)
         return None
 
     def shape(self, name: str) -> list[object] | None:
@@ -115,10 +122,10 @@ class Unrolled:
             return None
         return found.data_type, tuple(found.dims), found.raw_data
 
-    def _element(self, data: str, number: int, axis: int, kept: bool) -> Token | None:
+    def _element(self, data: str, number: int, axis: int, width: int) -> Token | None:
         """Return an element along an axis whose length varies."""
         found = self.types.get(data)
         dims = found.type.tensor_type.shape.dim if found is not None else []
         if not dims or not dims[axis % len(dims)].dim_param:
             return None
-        return Token(self.one(data), number, axis % len(dims), kept)
+        return Token(self.one(data), number, axis % len(dims), width)
