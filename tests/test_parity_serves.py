@@ -15,8 +15,10 @@ import linexport
 from linexport.loaders.factory import load_module
 from linexport.manifest import read
 from linexport.parity.cases import Case
+from linexport.parity.coarse_sigmoids import lost_to_sigmoids
 from linexport.parity.original import run_reference
 from linexport.parity.plain import plain_error
+from linexport.parity.reference import Reference
 from linexport.parity.tolerances import TOLERANCES
 from linexport.report.verdict import parity_check, verdict
 
@@ -122,3 +124,32 @@ def test_a_case_that_fails_is_run_in_float64_however_long_it_takes(
     assert manifest.parity is not None
     second = {case.length for case in manifest.parity.cases if case.reference == "float64"}
     assert second == {4097}
+
+
+class NormedGates(torch.nn.Module):
+    """Attention of SiLU features whose output is divided by its norm, as TransNormer's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = torch.nn.functional.silu(x)
+        out = (q @ q.transpose(1, 2)).tril() @ x
+        return out * torch.rsqrt(out.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
+def test_what_a_norm_makes_of_coarse_sigmoids_is_measured() -> None:
+    loaded = load_module((NormedGates(), (torch.zeros(3, 37, 2),)), "gates")
+    single, double = (Reference(loaded, kind) for kind in (torch.float32, torch.float64))
+    drawn = torch.randn(3, 37, 2, generator=torch.Generator().manual_seed(0))
+    inputs: list[Any] = [((scale * drawn,), {}) for scale in (1.0, 100.0)]
+    usual, large = (lost_to_sigmoids(single, given, double(given)) for given in inputs)
+    assert usual[0] < 1e-4 < large[0]
+
+
+@pytest.mark.slow
+def test_sigmoids_of_the_runtime_do_not_fail_an_artifact_of_large_inputs(tmp_path: Path) -> None:
+    dims = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
+    loaded = load_module((NormedGates(), (torch.randn(2, 16, 2),), dims), "gates")
+    manifest = linexport.convert(
+        loaded, tmp_path / "artifact", target="onnx", bench=False, threads=1
+    )
+    assert manifest.status == "ok" and manifest.fused == {"LinearAttention": 1}
+    assert any("sigmoids as coarse as ONNX Runtime's" in text for text in manifest.warnings)
