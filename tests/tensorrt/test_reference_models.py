@@ -39,7 +39,7 @@ LAYERS = {
     },
     "digits": {f"blocks.{i}.attention/{ATTENTION}" for i in (0, 1)},
     "gated_delta": {f"blocks.0.attention/{ATTENTION}", f"blocks.0.conv/{CONV}"},
-    "taylor": {ATTENTION, f"feature_map/{MAP}", f"feature_map/{MAP}_2"},
+    "taylor": {ATTENTION},
     "random_features": {ATTENTION},
     "stabilised": {EXPONENTIALS, ATTENTION, f"feature_map/{MAP}", f"feature_map/{MAP}_2"},
 }
