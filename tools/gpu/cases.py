@@ -225,10 +225,7 @@ class Exponentials(Case):
         heads = self.heads, self.shared or self.heads
         found = stabilized_exp.stabilized_exp(*heads, self.causal, **given)
         names = ("query_features", "key_features", "present_decay", "present_key_max")
-        results = dict(zip(names, found, strict=True))
-        if not self.causal:
-            del results["present_decay"]  # zeros: an error has nothing to be relative to
-        return results
+        return dict(zip(names, found, strict=True))
 
     def bytes(self) -> int:
         keys = self.shared or self.heads

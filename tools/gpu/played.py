@@ -225,6 +225,10 @@ def _without_tokens(
 
 
 def relative(found: np.ndarray, wanted: np.ndarray) -> float:
-    """Error in the Euclidean norm over that of what is wanted; infinite where there are NaN."""
-    error = float(np.linalg.norm(np.float64(found) - wanted) / np.linalg.norm(wanted))
+    """Error in the Euclidean norm over that of what is wanted; infinite where there are NaN.
+
+    Where nothing but zeros is wanted it is not relative.
+    """
+    scale = np.linalg.norm(wanted) or 1.0
+    error = float(np.linalg.norm(np.float64(found) - wanted) / scale)
     return math.inf if math.isnan(error) else error
