@@ -24,11 +24,15 @@ def _part(name: str, rows: Callable[[Any], str]) -> Callable[[], str]:
 
     def write() -> str:
         found = record(name)
-        parts = [circumstances(found), rows(found["result"])]
-        notes = [f"- {note}" for note in found.get("notes", ())]
-        return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])
+        return with_circumstances(found, rows(found["result"]))
 
     return write
+
+
+def with_circumstances(found: dict[str, Any], rows: str) -> str:
+    """Return a table between how a record was measured and its notes."""
+    notes = "\n".join(f"- {note}" for note in found.get("notes", ()))
+    return "\n\n".join(filter(None, [circumstances(found), rows, notes]))
 
 
 def circumstances(found: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pages import NONE, ROOT, table
-from pages.measured import circumstances, record
+from pages.measured import record, with_circumstances
 
 OTHERS = {
     "function": "function",
@@ -29,7 +29,7 @@ def _machine(found: dict[str, Any]) -> str:
     others = [who for who in OTHERS if who in measured]
     titles = ["layer", "tokens", *(OTHERS[who] for who in others), "bound", "load"]
     rows = [_row(row, others) for row in found["result"]["rows"]]
-    return f"{circumstances(found)}\n\n{table(titles, rows)}"
+    return with_circumstances(found, table(titles, rows))
 
 
 def _row(row: dict[str, Any], others: list[str]) -> list[str]:
