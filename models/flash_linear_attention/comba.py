@@ -19,8 +19,8 @@ from linexport.models.flash_linear_attention.base import Context, LayoutSettings
 from linexport.models.flash_linear_attention.layers import (
     GatedBlock,
     GatedRMSNorm,
-    ShortConvolution,
     activated,
+    add_projections,
     expanded_width,
     gated_output,
     l2_norm,
@@ -53,19 +53,13 @@ class Comba(nn.Module):
         self.settings, self.value_heads = s, s.num_v_heads or s.num_heads
         d_v = expanded_width(s.head_dim * s.expand_v, "value width")
         keys, values = s.num_heads * s.head_dim, self.value_heads * d_v
-        self.q_proj = nn.Linear(s.hidden_size, keys, bias=False)
-        self.k_proj = nn.Linear(s.hidden_size, keys, bias=False)
-        self.v_proj = nn.Linear(s.hidden_size, values, bias=False)
+        add_projections(self, s, q=keys, k=keys, v=values)
         self.a_proj = nn.Linear(s.hidden_size, self.value_heads, bias=False)
         self.b_proj = nn.Linear(s.hidden_size, self.value_heads, bias=False)
         self.decay = nn.Parameter(torch.ones(s.num_heads))
         self.D = nn.Parameter(torch.ones(s.num_heads))
         self.A_log = nn.Parameter(torch.zeros(self.value_heads))
         self.dt_bias = nn.Parameter(torch.zeros(self.value_heads))
-        if s.use_short_conv:
-            self.q_conv1d = ShortConvolution(keys, s.conv_size)
-            self.k_conv1d = ShortConvolution(keys, s.conv_size)
-            self.v_conv1d = ShortConvolution(values, s.conv_size)
         if s.use_output_gate:
             self.g_proj = nn.Linear(s.hidden_size, values, bias=False)
         self.o_norm = GatedRMSNorm(d_v, s.norm_eps, gate="sigmoid")

@@ -18,8 +18,8 @@ from linexport.models.flash_linear_attention.base import Context, LayoutSettings
 from linexport.models.flash_linear_attention.layers import (
     GatedBlock,
     GatedRMSNorm,
-    ShortConvolution,
     activated,
+    add_projections,
     expanded_width,
     gated_output,
     l2_norm,
@@ -52,18 +52,12 @@ class GatedDeltaProduct(nn.Module):
         self.settings, n = s, s.num_householder
         d_v = expanded_width(s.head_dim * s.expand_v, "value width")
         keys, values = s.num_heads * s.head_dim, s.num_heads * d_v
-        self.q_proj = nn.Linear(s.hidden_size, keys, bias=False)
-        self.k_proj = nn.Linear(s.hidden_size, keys * n, bias=False)
-        self.v_proj = nn.Linear(s.hidden_size, values * n, bias=False)
+        add_projections(self, s, q=keys, k=keys * n, v=values * n)
         self.b_proj = nn.Linear(s.hidden_size, s.num_heads * n, bias=False)
         if s.use_forget_gate:
             self.a_proj = nn.Linear(s.hidden_size, s.num_heads, bias=False)
             self.A_log = nn.Parameter(torch.zeros(s.num_heads))
             self.dt_bias = nn.Parameter(torch.zeros(s.num_heads))
-        if s.use_short_conv:
-            self.q_conv1d = ShortConvolution(keys, s.conv_size)
-            self.k_conv1d = ShortConvolution(keys * n, s.conv_size)
-            self.v_conv1d = ShortConvolution(values * n, s.conv_size)
         if s.use_output_gate:
             self.g_proj = nn.Linear(s.hidden_size, values, bias=False)
         self.o_norm = GatedRMSNorm(d_v, s.norm_eps)

@@ -15,7 +15,7 @@ from linexport.models.flash_linear_attention.base import Context, LayoutSettings
 from linexport.models.flash_linear_attention.layers import (
     GatedBlock,
     GatedRMSNorm,
-    ShortConvolution,
+    add_projections,
     expanded_width,
     gated_output,
     projected,
@@ -51,13 +51,7 @@ class GatedLinearAttention(nn.Module):
         d_v = expanded_width(s.hidden_size * s.expand_v / s.num_heads, "value width")
         self.scale = d_k**-0.5
         keys, values = self.kv_heads * d_k, self.kv_heads * d_v
-        self.q_proj = nn.Linear(s.hidden_size, s.num_heads * d_k, bias=False)
-        self.k_proj = nn.Linear(s.hidden_size, keys, bias=False)
-        self.v_proj = nn.Linear(s.hidden_size, values, bias=False)
-        if s.use_short_conv:
-            self.q_conv1d = ShortConvolution(s.num_heads * d_k, s.conv_size)
-            self.k_conv1d = ShortConvolution(keys, s.conv_size)
-            self.v_conv1d = ShortConvolution(values, s.conv_size)
+        add_projections(self, s, q=s.num_heads * d_k, k=keys, v=values)
         self.gk_proj = nn.Sequential(
             nn.Linear(s.hidden_size, RANK, bias=False), nn.Linear(RANK, keys)
         )

@@ -17,8 +17,8 @@ from linexport.models.flash_linear_attention.base import Context, LayoutSettings
 from linexport.models.flash_linear_attention.layers import (
     GatedBlock,
     GatedRMSNorm,
-    ShortConvolution,
     activated,
+    add_projections,
     expanded_width,
     gated_output,
     l2_norm,
@@ -51,13 +51,7 @@ class KimiDeltaAttention(nn.Module):
         d_v = expanded_width(s.head_dim * s.expand_v, "value width")
         keys, values = s.num_heads * s.head_dim, self.value_heads * d_v
         gates = self.value_heads * s.head_dim
-        self.q_proj = nn.Linear(s.hidden_size, keys, bias=False)
-        self.k_proj = nn.Linear(s.hidden_size, keys, bias=False)
-        self.v_proj = nn.Linear(s.hidden_size, values, bias=False)
-        if s.use_short_conv:
-            self.q_conv1d = ShortConvolution(keys, s.conv_size)
-            self.k_conv1d = ShortConvolution(keys, s.conv_size)
-            self.v_conv1d = ShortConvolution(values, s.conv_size)
+        add_projections(self, s, q=keys, k=keys, v=values)
         self.f_proj = nn.Sequential(
             nn.Linear(s.hidden_size, d_v, bias=False), nn.Linear(d_v, gates, bias=False)
         )
