@@ -59,7 +59,7 @@ CYCLES = 4
 TRIANGLE = 256
 """Rows of a triangular matrix that are inverted at once."""
 
-AT_ONCE = 2**19
+AT_ONCE = 2**21
 """Weights that a thread rounds at once: each takes about 30 bytes meanwhile."""
 
 THREADS = 4
@@ -236,7 +236,8 @@ class _Descent:
             values[k] = round_to_grid(best, scale, zero, self.grid.top)
             change = (values[k] - old) * scale
             difference[k] += change
-            gradient += np.outer(own[k], change)
+            # Values before k had their turn.
+            gradient[k + 1 :] += np.outer(own[k, k + 1 :], change)
 
 
 def _damped(second_moment: Moment | Matrix, size: int) -> Moment:
