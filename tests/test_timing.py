@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,14 +27,40 @@ QUICK = Settings(warmup=1, repeats=3, threads=1)
 def test_baselines_take_turns_and_warm_calls_do_not_count() -> None:
     calls: list[str] = []
     times = interleaved({n: lambda n=n: calls.append(n) for n in "ab"}, Settings(2, 5))
-    assert calls == list("ab" * 7)
+    assert calls == list("aabb" * 7)
     assert [len(t) for t in times.values()] == [5, 5]
+
+
+def test_the_first_call_after_a_pause_does_not_count() -> None:
+    """Its threads sleep: here it takes a hundred times as long."""
+    asleep = [True]
+
+    def call() -> None:
+        time.sleep(0.2 if asleep[0] else 0.002)
+        asleep[0] = False
+
+    def other() -> None:
+        asleep[0] = True
+
+    times = interleaved({"call": call, "other": other}, Settings(0, 2))
+    assert max(times["call"]) < 200
+
+
+def test_a_long_call_is_not_made_uncounted() -> None:
+    calls: list[str] = []
+
+    def call() -> None:
+        calls.append("long")
+        time.sleep(0.06)
+
+    assert len(interleaved({"long": call}, Settings(0, 3, lead_in=2))["long"]) == 3
+    assert len(calls) == 5  # before the first it is not known how long they take
 
 
 def test_a_slow_baseline_stops_early_with_three_calls_that_count() -> None:
     calls: list[str] = []
     both = {"slow": lambda: calls.append("slow"), "fast": lambda: calls.append("fast")}
-    times = interleaved(both, Settings(1, 20, seconds=-1.0))
+    times = interleaved(both, Settings(1, 20, seconds=-1.0, lead_in=0))
     assert calls.count("slow") == 3
     assert len(times["slow"]) == 3
 

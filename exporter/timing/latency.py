@@ -15,7 +15,12 @@ from linexport.manifest.measured import RUNNERS, LatencyRow, MeasurementRecord, 
 Call = Callable[[], object]
 
 PAUSE = 0.01
-"""Seconds before each call, for the threads of the previous baseline to stop spinning."""
+"""Seconds before each turn, for the threads of the previous baseline to stop spinning: PyTorch's do
+so for 4 ms."""
+
+WAKING = 0.1
+"""Seconds that the uncounted calls of a turn may take. The first call after a pause finds its
+threads asleep and its data out of the caches, and 0.1 ms may become 4; in long ones it is lost."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +35,8 @@ class Settings:
         longest: it is not called at a size at which one call, as far as those at smaller sizes can
             tell, takes more than this.
         threads: of every baseline; 0 for each one's own choice.
-        lead_in: uncounted calls at the start of every turn: decode steps follow one another, and
-            the first after a pause has threads to wake.
+        lead_in: uncounted calls at the start of every turn, unless they take longer than
+            ``WAKING``.
     """
 
     warmup: int = 3
@@ -40,7 +45,7 @@ class Settings:
     patience: float = 4.0
     longest: float = 10.0
     threads: int = 0
-    lead_in: int = 0
+    lead_in: int = 1
 
     def record(self) -> MeasurementRecord:
         """Return the settings as the manifest holds them."""
@@ -83,6 +88,7 @@ def interleaved(calls: Mapping[str, Call], settings: Settings) -> dict[str, list
 def _interleaved(calls: Mapping[str, Call], settings: Settings) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in calls}
     spent = {n: c.seconds if isinstance(c, Called) else 0.0 for n, c in calls.items()}
+    last = {**spent}
     for name, seconds in spent.items():
         if seconds > settings.patience:
             times[name].append(1e3 * seconds)
@@ -93,15 +99,17 @@ def _interleaved(calls: Mapping[str, Call], settings: Settings) -> dict[str, lis
             if enough or (spent[name] > settings.patience and times[name]):
                 continue
             time.sleep(PAUSE)
-            for _ in range(settings.lead_in if spent[name] < settings.seconds else 0):
+            begun = time.perf_counter()
+            for _ in range(settings.lead_in if settings.lead_in * last[name] <= WAKING else 0):
                 call()
             start = time.perf_counter()
             call()
-            elapsed = time.perf_counter() - start
-            spent[name] += elapsed
+            end = time.perf_counter()
+            last[name] = end - start
+            spent[name] += end - begun
             warm = repeat >= settings.warmup or spent[name] > settings.seconds
             if warm:
-                times[name].append(1e3 * elapsed)
+                times[name].append(1e3 * last[name])
     return times
 
 
