@@ -25,6 +25,7 @@ TESTS = Path(__file__).parents[1] / "cpu"
 OTHERS = {
     *("test_sanitizers.py", "test_compilers.py", "test_threads.py", "test_allocations.py"),
     *("test_library.py", "test_bad_input.py", "test_proven.py", "test_old_runtimes.py"),
+    "test_exponentials.py",
 }
 """Tests of builds, of the file, of sessions and of artifacts; those of operators are the rest."""
 

@@ -16,6 +16,7 @@
 #include "instruction_set.h"
 
 #if defined(__x86_64__)
+#include <immintrin.h>
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
