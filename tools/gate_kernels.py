@@ -91,12 +91,12 @@ def convolution(width: int) -> Node:
     """Four taps, with bias, SiLU and a past."""
     channels = HEADS * width
     shapes: dict[str, Any] = {
-        "input": ("B", channels, "T"),
+        "input": ("B", "T", channels),
         "weight": (channels, 1, 4),
         "bias": (channels,),
         "past_state": ("B", channels, 3),
     }
-    return Node("CausalConvWithState", {"activation": "silu"}, tuple(shapes), shapes)
+    return Node("CausalConvTokens", {"activation": "silu"}, tuple(shapes), shapes)
 
 
 def exponentials(width: int, *optional: str, causal: bool = True) -> Node:

@@ -195,7 +195,6 @@ OP = Op(
     oracle=_oracle,
     token_axis={"input": 2, "output": 2},
     states=_states,
-    kernels="linexport.plugins.kernels.plans.causal_conv",
     describe=lambda node: f"activation {activation_of(node)}",
     summary="A short convolution over the preceding tokens.",
 )

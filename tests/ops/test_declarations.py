@@ -40,6 +40,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, np.ndarray]]] = {
         {"activation": "silu"},
         {"input": array(BATCH, WIDTH, LENGTH), "weight": array(WIDTH, 1, 4)},
     ),
+    "CausalConvTokens": (
+        {"activation": "silu"},
+        {
+            "input": array(BATCH, LENGTH, WIDTH),
+            "weight": array(WIDTH, 1, 4),
+            "past_state": array(BATCH, WIDTH, 3),
+        },
+    ),
     "FeatureMap": ({"kind": "elu1", "num_heads": 2, "side": "key", "log": 0}, per_token("x")),
     "GeneralizedDeltaRule": (
         {"num_heads": 2, "scale": 0.5},

@@ -188,8 +188,6 @@ def test_a_plugin_says_why_it_is_not_created(check: ModuleType, tmp_path: Path) 
 
     check.compile_plugins(tmp_path / "plugins.so")
     case = next(case for case in check.CASES if case.name == "convolution step")
-    made = check.describe_plugin(
-        check.all_ops()["CausalConvWithState"], case.node(), "float32", [90]
-    )
+    made = check.describe_plugin(check.all_ops()["CausalConvTokens"], case.node(), "float32", [90])
     with pytest.raises(EnvironmentProblemError, match=r"attachToContext failed: .*driver"):
         CompiledPlugin.open(tmp_path / "plugins.so", made)

@@ -27,6 +27,7 @@ from linexport.plugins.ops.registry import all_ops, linexport_nodes
 from linexport.plugins.tensorrt import fields, quick, quick_plugin
 from linexport.plugins.tensorrt.description import Description
 from linexport.targets.lowering import Candidate
+from linexport.targets.trt.convolutions import tokens_first
 from tests.support import tensorrt_models
 
 LEAN = "tensorrt_lean_bindings"
@@ -91,7 +92,7 @@ CASES: dict[str, Callable[[SimpleNamespace], onnx.ModelProto]] = {
     "prefill": lambda: attention("linear"),
     "decode": lambda: attention("linear", 1),
     "decode gated delta": lambda: attention("gated_delta", 1),
-    "convolution": lambda: tensorrt_models.convolution(),
+    "convolution": lambda: tokens_first(tensorrt_models.convolution()),
     "feature map": lambda: tensorrt_models.feature_map(),
 }
 

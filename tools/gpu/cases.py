@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gpu import maps
 from linexport.plugins.ops import stabilized_exp
-from linexport.plugins.ops.causal_conv import causal_conv
+from linexport.plugins.ops.causal_conv_tokens import causal_conv_tokens
 from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec, linear_attention
 from linexport.plugins.ops.op import Node
 
@@ -236,26 +236,29 @@ class Exponentials(Case):
 
 @dataclass(frozen=True)
 class Convolution(Case):
-    """CausalConvWithState of ``heads * width`` channels: four taps, SiLU, a past."""
+    """CausalConvTokens of ``heads * width`` channels: four taps, SiLU, a past in float32."""
 
     def node(self) -> Node:
         channels = self.heads * self.width
         shapes: dict[str, Any] = {
-            "input": ("B", channels, "T"),
+            "input": ("B", "T", channels),
             "weight": (channels, 1, 4),
             "past_state": ("B", channels, 3),
         }
         inputs = ("input", "weight", "", "past_state")
-        return Node("CausalConvWithState", {"activation": "silu"}, inputs, shapes)
+        return Node("CausalConvTokens", {"activation": "silu"}, inputs, shapes)
+
+    def fill(self, name: str, x: Array) -> Array:
+        return x.astype(np.float32) if name == "past_state" else super().fill(name, x)
 
     def wanted(self, given: Mapping[str, Array]) -> dict[str, Array]:
         x, weight, past = (np.float64(given[n]) for n in ("input", "weight", "past_state"))
-        found = causal_conv("silu", x, weight, None, past)
+        found = causal_conv_tokens("silu", x, weight, None, past)
         return dict(zip(("output", "present_state"), found, strict=True))
 
     def bytes(self) -> int:
-        per_channel = 2 * self.batch * (self.length + 3) + 4
-        return self.heads * self.width * per_channel * self.wide
+        per_channel = (2 * self.batch * self.length + 4) * self.wide + 2 * self.batch * 3 * 4
+        return self.heads * self.width * per_channel
 
 
 @dataclass(frozen=True)

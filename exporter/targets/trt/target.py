@@ -34,6 +34,7 @@ from linexport.targets.base import DTYPES, Converted, Finishing, Options, Target
 from linexport.targets.lowering import Candidate, Rules, by_rules
 from linexport.targets.trt import parser_form, profiles
 from linexport.targets.trt.build import BuiltEngine, build_engine
+from linexport.targets.trt.convolutions import tokens_first
 from linexport.targets.trt.decays import multiply_out
 from linexport.targets.trt.device import Device
 from linexport.targets.trt.precision import half, open_here
@@ -145,10 +146,11 @@ def _check(flavour: Flavour, options: Options) -> None:
 
 def prepare(options: Options, model: onnx.ModelProto) -> onnx.ModelProto:
     """Constants folded, decays multiplied out, precision applied, plugins' nodes marked."""
-    model = half(multiply_out(parser_form.fold_constants(model)), options.precision)
-    return (
-        parser_form.mark_plugins(model, partial(_describe, options)) if options.plugins else model
-    )
+    model = multiply_out(parser_form.fold_constants(model))
+    if not options.plugins:
+        return half(model, options.precision)
+    model = half(tokens_first(model), options.precision)
+    return parser_form.mark_plugins(model, partial(_describe, options))
 
 
 def _describe(options: Options, op: Op, node: Node) -> Description | None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from linexport.errors import UnsupportedModelError
 from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.kernels.run import run
-from linexport.plugins.ops.causal_conv import causal_conv
+from linexport.plugins.ops.causal_conv_tokens import causal_conv_tokens
 from linexport.plugins.ops.op import Node
 from tests.support import kernels
 
@@ -26,7 +26,7 @@ def conv_plan(x: dict[str, torch.Tensor], dtype: str, silu: bool) -> Any:
     shapes: dict[str, Any] = {n: tuple(x[n].shape) for n in names if n in x}
     attributes = {"activation": "silu" if silu else "none"}
     inputs = tuple(n if n in x else "" for n in names)
-    return plan_launches(Node("CausalConvWithState", attributes, inputs, shapes), dtype, 90)
+    return plan_launches(Node("CausalConvTokens", attributes, inputs, shapes), dtype, 90)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -38,19 +38,22 @@ def test_convolution_equals_the_oracle(dtype: str, data: Any) -> None:
     length = data.draw(st.integers(0, 300))
     silu, bias, past, in_place = (data.draw(st.booleans()) for _ in range(4))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    shapes = {"input": (batch, channels, length), "weight": (channels, 1, size)}
+    shapes = {"input": (batch, length, channels), "weight": (channels, 1, size)}
     if bias:
         shapes["bias"] = (channels,)
     if past:
         shapes["past_state"] = (batch, channels, size - 1)
     kind = getattr(torch, dtype)
-    x = {n: torch.from_numpy(rng.normal(size=s)).to(kind) for n, s in shapes.items()}
+    x = {
+        n: torch.from_numpy(rng.normal(size=s)).to(torch.float32 if n == "past_state" else kind)
+        for n, s in shapes.items()
+    }
     arrays = {n: kernels.wide(v) for n, v in x.items()}
     activation = "silu" if silu else "none"
-    want = causal_conv(
+    want = causal_conv_tokens(
         activation, *(arrays.get(n) for n in ("input", "weight", "bias", "past_state"))
     )
-    terms = causal_conv(
+    terms = causal_conv_tokens(
         "none",
         *(
             None if n not in arrays else np.abs(arrays[n])
@@ -59,7 +62,7 @@ def test_convolution_equals_the_oracle(dtype: str, data: Any) -> None:
     )
     chosen = conv_plan(x, dtype, silu)
     x["output"] = torch.full(shapes["input"], np.nan, dtype=kind)
-    x["present_state"] = torch.full((batch, channels, size - 1), np.nan, dtype=kind)
+    x["present_state"] = torch.full((batch, channels, size - 1), np.nan)
     if past and in_place:
         x["present_state"] = x["past_state"]
     run(chosen, x, batch, length, 1)
@@ -70,12 +73,12 @@ def test_convolution_equals_the_oracle(dtype: str, data: Any) -> None:
 def test_the_first_block_alone_touches_the_past() -> None:
     """It reads the past and writes the present, so that they may be one memory."""
     rng = np.random.default_rng(0)
-    shapes = {"input": (1, 3, 700), "weight": (3, 1, 4), "past_state": (1, 3, 3)}
+    shapes = {"input": (1, 700, 3), "weight": (3, 1, 4), "past_state": (1, 3, 3)}
     x = {n: torch.from_numpy(rng.normal(size=s)).float() for n, s in shapes.items()}
     chosen = conv_plan(x, "float32", False)
     assert chosen.symbols(1, 700, 1)["chunks"] > 1
     arrays = {n: kernels.wide(v).copy() for n, v in x.items()}
-    want = causal_conv("none", arrays["input"], arrays["weight"], None, arrays["past_state"])
+    want = causal_conv_tokens("none", arrays["input"], arrays["weight"], None, arrays["past_state"])
     x["output"], x["present_state"] = torch.empty(shapes["input"]), x["past_state"]
     run(chosen, x, 1, 700, 1)
     got = [kernels.wide(x[n]) for n in ("output", "present_state")]
@@ -87,10 +90,10 @@ def test_the_first_block_alone_touches_the_past() -> None:
 def test_convolution_of_few_times_in_place(size: int, length: int) -> None:
     rng = np.random.default_rng(1)
     shapes = {
-        "input": (2, 300, length), "weight": (300, 1, size), "past_state": (2, 300, size - 1)
+        "input": (2, length, 300), "weight": (300, 1, size), "past_state": (2, 300, size - 1)
     }  # fmt: skip
     x = {n: torch.from_numpy(rng.normal(size=s)).float() for n, s in shapes.items()}
-    want = causal_conv("silu", *(kernels.wide(x[n]) for n in ("input", "weight")), None,
+    want = causal_conv_tokens("silu", *(kernels.wide(x[n]) for n in ("input", "weight")), None,
                        kernels.wide(x["past_state"]).copy())  # fmt: skip
     chosen = conv_plan(x, "float32", True)
     assert (chosen.route(2, length, 1) is chosen.decode) == (length < 5)
@@ -102,15 +105,15 @@ def test_convolution_of_few_times_in_place(size: int, length: int) -> None:
 
 
 def test_a_step_of_a_convolution_is_few_blocks() -> None:
-    shapes: dict[str, Any] = {"input": ("B", 2048, "T"), "weight": (2048, 1, 4)}
-    node = Node("CausalConvWithState", {"activation": "silu"}, tuple(shapes), shapes)
+    shapes: dict[str, Any] = {"input": ("B", "T", 2048), "weight": (2048, 1, 4)}
+    node = Node("CausalConvTokens", {"activation": "silu"}, tuple(shapes), shapes)
     chosen = plan_launches(node, "bfloat16", 90)
     values = chosen.symbols(256, 1, 132)
     blocks = {
         name: math.prod(e.of(values) for e in route.launches[0].grid)
         for name, route in (("single", chosen.single), ("decode", chosen.route(256, 1, 132)))
     }
-    assert blocks == {"single": 65_536, "decode": 2_048}
+    assert blocks == {"single": 8_192, "decode": 2_048}
 
 
 def mapped(kind: str, dtype: str, log: int = 0) -> tuple[np.ndarray, np.ndarray]:
