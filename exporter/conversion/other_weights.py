@@ -18,7 +18,7 @@ from linexport.artifact.language_interface import LanguageInterface
 from linexport.artifact.temporary import Run
 from linexport.errors import UnsupportedModelError
 from linexport.manifest.quantisation import AlternativeRecord, QuantisationRecord
-from linexport.quantise.choose_bits import AUTO, BITS, Chosen, Quantiser, ignore
+from linexport.quantise.choose_bits import AUTO, BITS, Chosen, Quantiser
 from linexport.quantise.half import half_model
 from linexport.quantise.layer_chain import Window, outputs_of
 from linexport.quantise.opened import FloatModel
@@ -74,7 +74,7 @@ def with_alternatives(
 
 def _opened(weights: str, model: FloatModel, quantiser: Quantiser, rewrite: Rewrite) -> Run:
     if weights in BITS:
-        chosen = quantiser.uniform(BITS[weights], ignore)
+        chosen = quantiser.uniform(BITS[weights])
         return model.deployed(rewrite(model.graph, {c.weight.name: c for c in chosen}))
     made = half_model(model.graph, model.values, quantiser.weights, weights)
     return model.deployed(made.graph, made.values)

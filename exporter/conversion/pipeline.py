@@ -29,6 +29,7 @@ from linexport.loaders.metric import as_metric, check_drop
 from linexport.manifest import ConvertOptions, Manifest
 from linexport.manifest.options import FLOAT32, command, described
 from linexport.quantise.half import HALF
+from linexport.quantise.token_windows import read_text
 from linexport.system.progress import Progress, Silent, Stopwatch
 
 FOR_WEIGHTS = ("data", "max_kld", "evaluate", "max_drop", "proof")
@@ -97,6 +98,8 @@ def _quantised(
     check_drop(config.evaluate, config.max_drop)
     metric = as_metric(config.evaluate, config.lower_is_better)
     check_place(place, config.overwrite, _named(source))
+    if config.data is not None:  # before the long work that comes first
+        read_text(Path(config.data))
     head = declared_head(source, config.pooling)
     if head is not None:  # others are known once they are loaded
         check_head(config.weights, config.max_kld, head)

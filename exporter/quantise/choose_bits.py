@@ -161,7 +161,7 @@ class Quantiser:
             made.leave(index)
             done = {use.weight for weight in own for use in weight.uses}
             made.replace({name: self._model.values[name] for name in done})
-        return self.uniform(bits, advance)
+        return self.uniform(bits)
 
     def _inputs(self) -> list[str]:
         """Values that weights are multiplied with, in the order of the graph, to quantise for."""
@@ -227,7 +227,7 @@ class Quantiser:
             memory.trim_memory()
         return self._done[weight.name, bits]
 
-    def uniform(self, bits: int, advance: Advance) -> list[Chosen]:
+    def uniform(self, bits: int, advance: Advance = ignore) -> list[Chosen]:
         """Quantise all weights; tables in at least ``TABLE_BITS``."""
         chosen = []
         for done, weight in enumerate(self.weights, 1):

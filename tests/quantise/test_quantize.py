@@ -216,6 +216,17 @@ def test_weights_that_are_not_finite_are_named_before_the_model_is_traced(
     assert not list(tmp_path.iterdir())
 
 
+def test_text_that_is_not_there_is_missed_before_the_model_is_loaded(
+    cli: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "announced", None)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "module.py").write_text("import math")
+    options = ("--weights", "int4", "--data", tmp_path / "texts")
+    result = cli("convert", "model.pt", "-o", tmp_path / "q", *options)
+    assert result.code == 2 and "has no text: expected .txt files in it" in result.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
