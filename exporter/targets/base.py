@@ -341,6 +341,7 @@ class OrtSession:
 
 def _for_library(model: onnx.ModelProto) -> onnx.ModelProto:
     from linexport.targets.tokenwise import with_programs
+    from linexport.targets.tokenwise.chains import with_chains
 
     library.check_nodes(model)
-    return with_programs(model)
+    return with_chains(with_programs(model))

@@ -16,8 +16,10 @@ from onnx import TensorProto, parser
 from linexport.models import feature_maps
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
 from linexport.targets.tokenwise import with_programs
+from linexport.targets.tokenwise.chains import with_chains
 from tests.support.exponentials import four_nodes
 from tests.support.layouts import Layout, mapped_model
+from tests.support.mixers import mixer
 from tests.support.native import build, one_node, session
 
 pytestmark = pytest.mark.slow
@@ -27,6 +29,7 @@ STATES = {
     "past_state": "present_state",
     "past_normalizer": "present_normalizer",
     "past_key_max": "present_key_max",
+    "past_conv": "present_conv",
 }
 
 
@@ -105,6 +108,7 @@ MODELS = {
     "stabilised exponentials": exponents,
     "exponential attention": exponential_attention,
     "program": program,
+    "chain": lambda: with_chains(with_programs(mixer())),
 }
 
 

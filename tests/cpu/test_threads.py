@@ -21,9 +21,10 @@ from linexport.models import feature_maps
 from linexport.plugins.cpu import library
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
 from linexport.plugins.ops.op import attribute_value
-from linexport.targets.tokenwise import OP, convolutions, exponentials, with_programs
+from linexport.targets.tokenwise import OP, chains, convolutions, exponentials, with_programs
 from tests.support.exponentials import four_nodes
 from tests.support.layouts import Layout, mapped_model
+from tests.support.mixers import mixer
 from tests.support.native import build, one_node
 
 pytestmark = pytest.mark.slow
@@ -127,6 +128,7 @@ def models() -> list[onnx.ModelProto]:
         convolution(),
         tokens_first(),
         program(),
+        chains.with_chains(with_programs(mixer())),
     ]
 
 
@@ -181,4 +183,4 @@ def test_thread_sanitizer_finds_nothing(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     ran = done.stdout.split()
     assert len(ran) == len(models()) * len(LENGTHS)
-    assert {*ran} == library.OPS | {OP, convolutions.OP, exponentials.OP}
+    assert {*ran} == library.OPS | {OP, chains.OP, convolutions.OP, exponentials.OP}

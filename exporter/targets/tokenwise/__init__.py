@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import deque
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -22,7 +21,7 @@ from onnx import helper, numpy_helper
 from linexport.graph.walk import reads
 from linexport.targets.tokenwise.convolutions import find_convolutions, fused_convolution
 from linexport.targets.tokenwise.exponentials import find_exponentials, fused_exponentials
-from linexport.targets.tokenwise.groups import Group, find_groups, outputs_of, readers_of
+from linexport.targets.tokenwise.groups import Group, find_groups, ordered, outputs_of, readers_of
 from linexport.targets.tokenwise.nodes import MEANS, VIEWS, own_axes, write
 from linexport.targets.tokenwise.program import Program, Shape, TensorView, UnfitError
 from linexport.targets.tokenwise.sizes import with_constant_sizes
@@ -86,12 +85,12 @@ def with_programs(model: onnx.ModelProto) -> onnx.ModelProto:
         replaced.get(index, node) for index, node in kept if index not in gone or index in replaced
     ]
     try:
-        ordered = _ordered(nodes)
+        in_order = ordered(nodes)
     except UnfitError as error:  # what is there is not ours: the runtime judges it
         log.debug("no programs: %s", error)
         return model
     del made.graph.node[:]
-    made.graph.node.extend(ordered)
+    made.graph.node.extend(in_order)
     _drop_unused(made.graph)
     made.functions.extend(functions.values())
     if all(o.domain != DOMAIN for o in made.opset_import):
@@ -237,28 +236,3 @@ def _drop_unused(graph: onnx.GraphProto) -> None:
     ):
         del field[:]
         field.extend(own)
-
-
-def _ordered(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """Return the nodes with each behind those it reads from, otherwise in their order.
-
-    Raises:
-        UnfitError: they form a cycle, which the runtime refuses.
-    """
-    producer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    needs = [{producer[name] for name in reads(node) if name in producer} for node in nodes]
-    done: set[int] = set()
-    ordered: list[onnx.NodeProto] = []
-    waiting, passed = deque(range(len(nodes))), 0
-    while waiting:
-        if passed == len(waiting):
-            raise UnfitError("nodes form a cycle")
-        index = waiting.popleft()
-        if needs[index] <= done:
-            done.add(index)
-            ordered.append(nodes[index])
-            passed = 0
-        else:
-            waiting.append(index)
-            passed += 1
-    return ordered

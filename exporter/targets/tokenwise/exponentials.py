@@ -30,8 +30,6 @@ KINDS = ("favor+", "favor+flat", "favor+hyperbolic", "favor+*gaussian")
 PARAMETERS = 3
 """Most inputs that those have besides x."""
 
-_OPSET = helper.make_opsetid(DOMAIN, VERSION)
-
 Places = tuple[int, int, int, int]
 """Positions of the maps of queries and keys, of the exponentials and of the attention."""
 
@@ -141,7 +139,7 @@ def fused_exponentials(
     names: dict[str, str] = {}
     formal = [_named(names, name, f"x{i}") for i, name in enumerate(inputs)]
     results = [_named(names, name, f"y{i}") for i, name in enumerate(outputs)]
-    body, opsets = _inlined(nodes, functions, names)
+    body, opsets = inlined(nodes, functions, names)
     settings = {
         "q_num_heads": attributes(features)["q_num_heads"],
         "kv_num_heads": own["kv_num_heads"],
@@ -168,7 +166,7 @@ def _named(names: dict[str, str], name: str, formal: str) -> str:
     return formal
 
 
-def _inlined(
+def inlined(
     nodes: Sequence[onnx.NodeProto],
     functions: Sequence[onnx.FunctionProto],
     names: dict[str, str],
@@ -182,7 +180,8 @@ def _inlined(
     """
     made = onnx.ModelProto(ir_version=10)
     own = [next(f for f in functions if is_function_of(f, node)) for node in nodes]
-    opsets = {o.domain: o for f in own for o in f.opset_import} | {DOMAIN: _OPSET}
+    opsets = {o.domain: o for f in own for o in f.opset_import}
+    opsets |= {node.domain: helper.make_opsetid(node.domain, VERSION) for node in nodes}
     made.opset_import.extend(opsets.values())
     made.functions.extend({f.overload + f.name: f for f in own}.values())
     for node in nodes:
@@ -190,4 +189,5 @@ def _inlined(
         for side in (made.graph.node[-1].input, made.graph.node[-1].output):
             side[:] = [name and names.setdefault(name, f"v{len(names)}") for name in side]
     flat = inliner.inline_local_functions(made)
-    return flat.graph.node, [o for o in flat.opset_import if o.domain != DOMAIN]
+    domains = {node.domain for node in nodes}
+    return flat.graph.node, [o for o in flat.opset_import if o.domain not in domains]

@@ -2,24 +2,29 @@
 
 A node's level is how many operators that no program has lie on the longest way to it. Connected
 nodes of one level are a group: no way leads out of it and back in. Then a node that only one other
-group reads joins that group.
+group reads joins that group. A node alone is worth a program beside a node of the library, with
+which it may become one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import onnx
 
 from linexport.graph.walk import reads
+from linexport.plugins.cpu import library
+from linexport.plugins.ops import op
 from linexport.targets.tokenwise.nodes import VIEWS, data_inputs, results
+from linexport.targets.tokenwise.program import UnfitError
 from linexport.targets.tokenwise.values import TokenValues
 
 MOVES = (*VIEWS, "Split", "Slice")
 """Operators that compute nothing."""
 
 LEAST = 2
-"""Nodes that are worth a program."""
+"""Nodes that are worth a program, where no node of the library is beside them."""
 
 Group = list[int]
 """Positions of nodes in a graph, in order."""
@@ -54,12 +59,40 @@ def find_groups(graph: onnx.GraphProto, values: TokenValues) -> list[Group]:
     found: dict[int, Group] = {}
     for index, root in joined.items():
         found.setdefault(root, []).append(index)
-    trimmed = (_trimmed(graph, group, readers) for group in found.values())
+    near = _beside_library(graph, readers)
+    trimmed = (_trimmed(graph, group, readers, near) for group in found.values())
     return [
         group
         for group in trimmed
-        if _is_worth(graph, group) and not _tears(graph, group, values, readers)
+        if _is_worth(graph, group, near) and not _tears(graph, group, values, readers)
     ]
+
+
+def connected(graph: onnx.GraphProto, belongs: Callable[[onnx.NodeProto], bool]) -> list[Group]:
+    """Return groups of connected nodes for which ``belongs`` is true, each of one level.
+
+    Args:
+        graph: its nodes are in order.
+        belongs: called once for each node, in order.
+    """
+    level: dict[str, int] = {}
+    group_of: dict[int, int] = {}
+    producer: dict[str, int] = {}
+    for index, node in enumerate(graph.node):
+        inside = belongs(node)
+        own = max((level.get(name, 0) for name in reads(node)), default=0)
+        level |= dict.fromkeys(node.output, own if inside else own + 1)
+        if not inside:
+            continue
+        producer |= dict.fromkeys(node.output, index)
+        group_of[index] = index
+        for name in reads(node):
+            if name in producer and level[name] == own:
+                _join(group_of, producer[name], index)
+    found: dict[int, Group] = {}
+    for index in group_of:
+        found.setdefault(_root(group_of, index), []).append(index)
+    return [*found.values()]
 
 
 def outputs_of(graph: onnx.GraphProto, group: Group, readers: dict[str, list[int]]) -> list[str]:
@@ -94,7 +127,28 @@ def _join(parents: dict[int, int], a: int, b: int) -> None:
     parents[_root(parents, b)] = _root(parents, a)
 
 
-def _trimmed(graph: onnx.GraphProto, group: Group, readers: dict[str, list[int]]) -> Group:
+def _beside_library(graph: onnx.GraphProto, readers: dict[str, list[int]]) -> set[int]:
+    """Return the nodes that read from nodes of the library or are read by them, views aside."""
+
+    def is_own(index: int) -> bool:
+        node = graph.node[index]
+        return index >= 0 and node.domain == op.DOMAIN and node.op_type in library.OPS
+
+    made = {n for i, node in enumerate(graph.node) if is_own(i) for n in node.output}
+    return {
+        index
+        for index, node in enumerate(graph.node)
+        if node.op_type not in VIEWS
+        and (
+            not made.isdisjoint(node.input)
+            or any(is_own(r) for name in node.output for r in readers.get(name, ()))
+        )
+    }
+
+
+def _trimmed(
+    graph: onnx.GraphProto, group: Group, readers: dict[str, list[int]], near: set[int]
+) -> Group:
     """Return the group without views of what it is given that only others read."""
     inside = set(group)
     while True:
@@ -103,6 +157,7 @@ def _trimmed(graph: onnx.GraphProto, group: Group, readers: dict[str, list[int]]
             index
             for index in inside
             if graph.node[index].op_type in MOVES
+            and index not in near
             and graph.node[index].input[0] not in made
             and not any(
                 r in inside for name in graph.node[index].output for r in readers.get(name, ())
@@ -113,7 +168,9 @@ def _trimmed(graph: onnx.GraphProto, group: Group, readers: dict[str, list[int]]
         inside -= idle
 
 
-def _is_worth(graph: onnx.GraphProto, group: Sequence[int]) -> bool:
+def _is_worth(graph: onnx.GraphProto, group: Sequence[int], near: set[int]) -> bool:
+    if not near.isdisjoint(group):
+        return True
     computing = [index for index in group if graph.node[index].op_type not in MOVES]
     return len(group) >= LEAST and bool(computing)
 
@@ -128,3 +185,28 @@ def _tears(
     ends = [*outputs_of(graph, group, readers), *given]
     inner = (values.tokens[name] for name in ends if name in values.tokens)
     return any(value.is_condition or value.is_flat for value in inner)
+
+
+def ordered(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Return the nodes with each behind those it reads from, otherwise in their order.
+
+    Raises:
+        UnfitError: they form a cycle, which the runtime refuses.
+    """
+    producer = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    needs = [{producer[name] for name in reads(node) if name in producer} for node in nodes]
+    done: set[int] = set()
+    found: list[onnx.NodeProto] = []
+    waiting, passed = deque(range(len(nodes))), 0
+    while waiting:
+        if passed == len(waiting):
+            raise UnfitError("nodes form a cycle")
+        index = waiting.popleft()
+        if needs[index] <= done:
+            done.add(index)
+            found.append(nodes[index])
+            passed = 0
+        else:
+            waiting.append(index)
+            passed += 1
+    return found

@@ -81,27 +81,28 @@ OrtStatus* compute(void* opened, OrtKernelContext* context) {
 
 int64_t Attributes::integer(const char* name, int64_t otherwise) const {
   int64_t value;
-  return found<KernelInfoGetAttributeInt64>(api_, info_, name, &value) ? value : otherwise;
+  return found<KernelInfoGetAttributeInt64>(api_, info_, (prefix_ + name).c_str(), &value) ? value : otherwise;
 }
 
 float Attributes::number(const char* name, float otherwise) const {
   float value;
-  return found<KernelInfoGetAttributeFloat>(api_, info_, name, &value) ? value : otherwise;
+  return found<KernelInfoGetAttributeFloat>(api_, info_, (prefix_ + name).c_str(), &value) ? value : otherwise;
 }
 
 std::string Attributes::text(const char* name, const char* otherwise) const {
+  const std::string whole = prefix_ + name;
   size_t size = 0;  // with the closing zero
   char* nothing = nullptr;
-  if (!found<KernelInfoGetAttributeString>(api_, info_, name, nothing, &size) || size == 0) return otherwise;
+  if (!found<KernelInfoGetAttributeString>(api_, info_, whole.c_str(), nothing, &size) || size == 0) return otherwise;
   std::string value(size, '\0');
-  checked<KernelInfoGetAttributeString>(api_, info_, name, &value[0], &size);
+  checked<KernelInfoGetAttributeString>(api_, info_, whole.c_str(), &value[0], &size);
   value.resize(size - 1);
   return value;
 }
 
 bool Attributes::lists(const char* name) const {
   size_t size = 0;
-  return found<KernelInfoGetAttributeInt64Array>(api_, info_, name, static_cast<int64_t*>(nullptr), &size) && size > 0;
+  return found<KernelInfoGetAttributeInt64Array>(api_, info_, (prefix_ + name).c_str(), static_cast<int64_t*>(nullptr), &size) && size > 0;
 }
 
 Context::Context(OrtApi api, OrtKernelContext* context, const Declaration& declaration, int activation)

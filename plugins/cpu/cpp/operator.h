@@ -10,6 +10,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "onnxruntime_api.h"
@@ -26,7 +27,10 @@ struct Error : std::runtime_error {
 // The attributes of a node; a name it lacks has the given default.
 class Attributes {
  public:
-  Attributes(OrtApi api, const OrtKernelInfo* info, int threads) : threads(threads), api_(api), info_(info) {}
+  Attributes(OrtApi api, const OrtKernelInfo* info, int threads, std::string prefix = "")
+      : threads(threads), api_(api), info_(info), prefix_(std::move(prefix)) {}
+  // Those whose names begin with the prefix, by the rest of their names.
+  Attributes part(std::string prefix) const { return {api_, info_, threads, std::move(prefix)}; }
   int64_t integer(const char* name, int64_t otherwise) const;
   float number(const char* name, float otherwise) const;
   std::string text(const char* name, const char* otherwise) const;
@@ -39,6 +43,7 @@ class Attributes {
  private:
   OrtApi api_;
   const OrtKernelInfo* info_;
+  const std::string prefix_;
 };
 
 // An input or output; without data where the node has none in that place.
@@ -88,9 +93,10 @@ class Work {
 class Context {
  public:
   Context(OrtApi api, OrtKernelContext* context, const Declaration& declaration, int activation);
-  Tensor input(size_t place) const;
+  virtual ~Context() = default;
+  virtual Tensor input(size_t place) const;
   Tensor output(size_t place, std::initializer_list<int64_t> dims) { return output(place, dims.begin(), dims.size()); }
-  Tensor output(size_t place, const int64_t* dims, size_t rank);
+  virtual Tensor output(size_t place, const int64_t* dims, size_t rank);
   void finish() const;
   // Call work(0) ... work(count - 1) on the threads of the session.
   void parallel(size_t count, const Work<size_t>& work) const;
