@@ -59,7 +59,15 @@ def test_a_folder_is_written_that_says_what_it_is(prepared: Path) -> None:
     assert manifest.status == "ok" and manifest.engines == () and manifest.prepared is not None
     found = {(gpu.sm, gpu.cuda, gpu.driver) for gpu in manifest.prepared.gpus}
     assert found == {(87, "12.8", 525), (90, "12.8", 525), (110, "13.1", 580)}
-    names = {"model.onnx", "linexport_tensorrt.cpp", "build.sh", "run.cpp", "run.py"}
+    names = {
+        "model.onnx",
+        "linexport_tensorrt.cpp",
+        "build.sh",
+        "run.cpp",
+        "run.py",
+        "linexport_engine.h",
+        "linexport_engine.py",
+    }
     assert set(manifest.files) == names
     assert {path.name for path in prepared.iterdir()} == {*names, "manifest.json", "report.html"}
 
@@ -142,7 +150,7 @@ def test_standard_operators_need_no_library(converted: Callable[..., Path], prep
     found = read(folder).prepared
     assert found is not None and found.plugin_source is None and found.gpus[0].driver is None
     assert "dynamicPlugins" not in (folder / "build.sh").read_text()
-    assert "loadLibrary" not in (folder / "run.cpp").read_text()
+    assert "loadLibrary" not in (folder / "linexport_engine.h").read_text()
 
 
 def test_quick_plugins_are_built_by_python_alone(
@@ -280,10 +288,9 @@ def driver(tmp_path: Path) -> Path:
 DRIVE = """
 import json, sys
 import numpy as np
-sys.argv = ["run.py"]
 sys.path.insert(0, {folder!r})
-import run
-model = run.Model("engine")
+import linexport_engine
+model = linexport_engine.Model("engine")
 x = np.load({inputs!r})
 found = []
 for start, end in {pieces}:

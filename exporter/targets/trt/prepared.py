@@ -2,7 +2,8 @@
 
 linexport_tensorrt.cpp   the plugin library's source, one file
 build.sh                 compiles it and calls trtexec, without Python: sh build.sh 87
-run.cpp, run.py          open an engine and carry the states on the GPU
+run.cpp, run.py          run an engine: a dozen lines to copy from
+linexport_engine.h, .py  what these call: opens it, and carries the states on the GPU
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from linexport.targets.trt import parser_form, profiles
 from linexport.targets.trt.profiles import Profile
 
 SOURCE, SCRIPT, CPP, PYTHON = "linexport_tensorrt.cpp", "build.sh", "run.cpp", "run.py"
+HEADER, MODULE = "linexport_engine.h", "linexport_engine.py"
 
 NEXT_CALLS = 3
 """Calls of one token that the programs make after the first."""
@@ -50,8 +52,8 @@ c++ -std=c++17 -O2 -fPIC -shared -fvisibility=hidden \\
 """
 
 LOAD = """\
-    if (!runtime->getPluginRegistry().loadLibrary("./{library}"))
-        return std::fprintf(stderr, "build {library} first: sh build.sh\\n"), 5;
+        void* plugins = runtime->getPluginRegistry().loadLibrary("./{library}");
+        need(plugins, "build {library} first: sh build.sh");
 """
 
 
@@ -76,14 +78,15 @@ def assemble(flavour: Flavour, options: Options, converted: Converted) -> Prepar
     arguments = _arguments(model, _profiles(model, converted), own) if alone else None
     if arguments is not None:
         (folder / SCRIPT).write_text(_script(arguments, options.sms, own), encoding="utf-8")
-    (folder / CPP).write_text(_cpp(converted, own), encoding="utf-8")
-    (folder / PYTHON).write_text(_python(converted), encoding="utf-8")
+    programs = _cpp(converted, own) | _python(converted)
+    for name, text in programs.items():
+        (folder / name).write_text(text, encoding="utf-8")
     return PreparedRecord(
         runtime=flavour.name,
         gpus=tuple(_gpu(sm, bool(spaces), arguments) for sm in options.sms),
         plugin_source=SOURCE if own else None,
         script=SCRIPT if arguments is not None else None,
-        loaders=(CPP, PYTHON),
+        loaders=tuple(programs),
     )
 
 
@@ -170,7 +173,7 @@ def _sizes(one: InputRecord, dims: Mapping[str, DimRange], grows: int | None) ->
     return found
 
 
-def _cpp(converted: Converted, own: bool) -> str:
+def _cpp(converted: Converted, own: bool) -> dict[str, str]:
     states, rows = {s.past: s for s in converted.states}, []
     for one in converted.inputs:
         state, element = states.get(one.name), np.dtype(one.dtype)
@@ -181,15 +184,16 @@ def _cpp(converted: Converted, own: bool) -> str:
         rows.append(
             f"        {{{_quoted(one.name)}, {element.itemsize}, {shape}, {present}, {start}}},"
         )
-    calls = _calls(converted)
-    return _template(
-        CPP,
-        inputs="\n".join(rows),
-        first=str(calls[0]),
-        calls=", ".join(map(str, calls)),
-        plugins=LOAD.format(library=library.NAME) if own else "",
-        output=_output(converted),
-    )
+    plugins = LOAD.format(library=library.NAME) if own else ""
+    return {
+        CPP: _template(
+            CPP,
+            calls=", ".join(map(str, _calls(converted))),
+            input=next(i.name for i in converted.inputs if i.name not in states),
+            output=_output(converted),
+        ),
+        HEADER: _template(HEADER, inputs="\n".join(rows), plugins=plugins),
+    }
 
 
 def _start(value: float, element: np.dtype[Any]) -> str:
@@ -207,7 +211,7 @@ def _output(converted: Converted) -> str:
     return next(o.name for o in converted.outputs if o.name not in carried)
 
 
-def _python(converted: Converted) -> str:
+def _python(converted: Converted) -> dict[str, str]:
     states, calls = {s.past for s in converted.states}, _calls(converted)
     rows = []
     for one in converted.inputs:
@@ -216,4 +220,7 @@ def _python(converted: Converted) -> str:
             value = f"np.full({shape}, {one.default or 0}, {one.dtype!r})"
             rows.append(f"{one.name!r}: {value}")
     listed = "".join(f"{n}, " for n in calls).strip()
-    return _template(PYTHON, calls=listed, zeros=", ".join(rows))
+    return {
+        PYTHON: _template(PYTHON, calls=listed, zeros=", ".join(rows)),
+        MODULE: _template(MODULE),
+    }
