@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -31,6 +31,9 @@ TOKENIZER, TOKENIZER_CONFIG, GENERATION_CONFIG, MODEL_CONFIG = (
 """Files of a Hugging Face model folder, under the same names in the artifact."""
 
 BYTES = 256
+
+LONGROPE = "longrope"
+"""Kind of rotary embeddings whose frequencies change at a number of tokens below the longest."""
 
 UNFINISHED, LONGEST = "\N{REPLACEMENT CHARACTER}", 4
 """The text of bytes that are not a whole character, and the most bytes of one in UTF-8."""
@@ -126,11 +129,25 @@ def model_config(folder: Path, files: Files = MappingProxyType({})) -> dict[str,
 def context(folder: Path, files: Files = MappingProxyType({})) -> int | None:
     """Return how many tokens the model was made for, prompt included; None if unstated.
 
+    With rotary embeddings of ``longrope``, those for which its frequencies are the same.
+
     Raises:
         UsageError: the configuration is damaged.
     """
-    limit = model_config(folder, files).get("max_position_embeddings")
-    return limit if isinstance(limit, int) and limit > 0 else None
+    config = model_config(folder, files)
+    stated = [config.get("max_position_embeddings"), *_same_frequencies(config)]
+    return min((n for n in stated if isinstance(n, int) and n > 0), default=None)
+
+
+def _same_frequencies(config: dict[str, Any]) -> Iterator[Any]:
+    """Yield the tokens before the frequencies of rotary embeddings change, if they do."""
+    for name in ("rope_parameters", "rope_scaling"):
+        settings = config.get(name)
+        inner = [settings, *settings.values()] if isinstance(settings, dict) else []
+        for one in inner:
+            if isinstance(one, dict) and LONGROPE in (one.get("rope_type"), one.get("type")):
+                same = "original_max_position_embeddings"
+                yield one.get(same, config.get(same))
 
 
 def read_file(path: Path, files: Files = MappingProxyType({})) -> bytes:

@@ -36,6 +36,6 @@ PATCH = Patch(
             causal_conv1d_fn,
         ),
     ),
-    families=("inkling", "lfm2", "lfm2_moe", "lfm3"),
+    families=("inkling", "inkling2", "lfm2", "lfm2_moe", "lfm3"),
     tried=("transformers 5.23.0",),
 )

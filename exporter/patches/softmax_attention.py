@@ -32,18 +32,28 @@ def eager_attention_forward(
     scaling: float,
     dropout: float = 0.0,
     position_bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Output (B, T, H, d) and weights (B, H, T, S); a position_bias (B, H, T, S) is added."""
+    """Output (B, T, H, d) and weights (B, H, T, S).
+
+    A position_bias (B, H, T, S) is added to the scores. Sinks (B, H, T, 1) are the scores of one
+    more key, whose value is zero.
+    """
     added = attention_mask
     if position_bias is not None:
         added = position_bias if added is None else position_bias + added
-    output, weights = attend(query, key, value, added, scaling)
+    output, weights = attend(query, key, value, added, scaling, sinks)
     return output.transpose(1, 2).contiguous(), weights
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output (B, H, T, d_v) and weights (B, H, T, S); the heads of key and value divide H."""
     groups, length = key.shape[1], query.shape[2]
@@ -53,7 +63,11 @@ def attend(
     scores = rows @ key.transpose(2, 3) * scaling
     if mask is not None:
         scores = scores + _by_row(mask, groups, served)
+    if sinks is not None:
+        scores = torch.cat([scores, _by_row(sinks, groups, served)], -1)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+    if sinks is not None:
+        weights = weights.narrow(-1, 0, key.shape[2])
     output = (weights @ value).unflatten(2, (served, length)).flatten(1, 2)
     return output, weights.unflatten(2, (served, length)).flatten(1, 2)
 
@@ -150,7 +164,7 @@ PATCH = Patch(
             "eager_attention_forward",
             ("module", "query", "key", "value", "attention_mask", "scaling", "dropout", "kwargs"),
             eager_attention_forward,
-            optional=("position_bias",),
+            optional=("position_bias", "sinks"),
         ),
         Swap("create_causal_mask", MASK_PARAMETERS, create_causal_mask),
         Swap(
@@ -165,6 +179,7 @@ PATCH = Patch(
         "falcon_h1",
         "granitemoehybrid",
         "inkling",
+        "inkling2",
         "jamba",
         "kimi_linear",
         "lfm2",
@@ -179,6 +194,7 @@ PATCH = Patch(
         "recurrent_gemma",
         "zamba",
         "zamba2",
+        "zaya",
     ),
     tried=("transformers 5.23.0",),
 )

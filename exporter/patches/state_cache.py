@@ -6,6 +6,7 @@ traced, its cache only says which layer is the current one; the functions that s
 library's take the past of that layer from here and leave the present here, as the ops have them:
 
     conv_<layer>    (B, C, k - 1)        the last inputs of a causal convolution
+    window_<layer>  (B, C, n)            the last inputs of a convolution that the op has not
     state_<layer>   (B, H, d_k, d_v)     the state of linear attention
     max_<layer>     (B, H, M)            the running maximum of exponents
 
@@ -70,6 +71,21 @@ class StateCache:
             self.present[name] = present
             self._convolving = None
         return output if activation in ACTIVATIONS else _activate(output, activation)
+
+    def window(self, x: Tensor, kept: int) -> Tensor:
+        """Return x (B, C, T) behind the ``kept`` inputs before it of the current convolution.
+
+        For convolutions that the op does not describe. Before the first token inputs are zero.
+        """
+        name = f"window_{self._convolving}"
+        past = self.past.get(name)
+        if past is None:
+            past = x.new_zeros(*x.shape[:2], kept)
+        joined = torch.cat([past, x], 2)
+        if self._convolving is not None:
+            self.present[name] = joined.narrow(2, x.shape[2], kept)
+            self._convolving = None
+        return joined
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, layer: str | None = None, **options: Any

@@ -238,22 +238,6 @@ def test_a_model_without_linear_attention_is_refused(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"rope_type": "dynamic", "factor": 2.0},
-        {"rope_type": "longrope", "factor": 2.0, "original_max_position_embeddings": 64}
-        | {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
-    ],
-)
-def test_rotary_embeddings_that_change_with_the_length_are_refused(
-    model_folder: Callable[..., Path], changes: dict[str, Any]
-) -> None:
-    folder = model_folder("lfm2", rope_parameters={"rope_theta": 1e4, **changes})
-    with pytest.raises(UnsupportedModelError, match=rf"{changes['rope_type']}.*change with the"):
-        load_model(folder)
-
-
 def test_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import socket
 

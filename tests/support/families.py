@@ -156,6 +156,24 @@ TINY: dict[str, dict[str, Any]] = {
         **{"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
         "moe_intermediate_size": 16,
     },
+    "inkling2_text": {
+        **SIZES,
+        **ATTENTION,
+        **LONG,
+        **{"head_dim": 8, "swa_head_dim": 8, "d_rel": 4, "rel_extent": 24},
+        **{"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "sliding_window_size": 24},
+        **{"n_routed_experts": 4, "num_experts_per_tok": 2, "unpadded_vocab_size": 64},
+        "intermediate_size": 16,
+        "log_scaling_n_floor": 40,
+        "layer_types": ["hybrid_sliding", "hybrid"],
+    },
+    "zaya": {
+        **SIZES,
+        **ATTENTION,
+        **LONG,
+        **{"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 1, "router_hidden_size": 8},
+        "moe_intermediate_size": 16,
+    },
     "bailing_hybrid": {
         **SIZES,
         **LONG,
@@ -197,6 +215,93 @@ TINY: dict[str, dict[str, Any]] = {
 }
 """Configuration by model type."""
 
+_SIGHT = {
+    **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+    **{"num_attention_heads": 2, "patch_size": 4},
+}
+_SOUND = {
+    **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1},
+    "num_attention_heads": 2,
+}
+_MINICPM = {
+    "text_config": {"model_type": "qwen3_5_text", **TINY["qwen3_5_text"]},
+    "vision_config": {**_SIGHT, "image_size": 16, "insert_layer_id": 0},
+    **{"insert_layer_id": 0, "image_token_id": 60, "video_token_id": 61},
+}
+
+WITH_TOWERS: dict[str, dict[str, Any]] = {
+    "lfm3_vl": {
+        "text_config": {"model_type": "lfm3", **TINY["lfm3"]},
+        "vision_config": _SIGHT,
+        "image_token_id": 60,
+    },
+    "inkling_mm_model": {
+        "text_config": {"model_type": "inkling_text", **TINY["inkling_text"]},
+        "vision_config": {
+            **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
+            **{"patch_size": 4, "text_hidden_size": 32},
+        },
+        "audio_config": {"text_hidden_size": 32, "mel_vocab_size": 8, "n_mel_bins": 4},
+    },
+    "inkling2": {
+        "text_config": {"model_type": "inkling2_text", **TINY["inkling2_text"]},
+        "vision_config": {**_SIGHT, "projection_hidden_dim": 32, "text_hidden_size": 32},
+        "image_token_id": 60,
+    },
+    "minicpm_ocr": _MINICPM,
+    "minicpmv4_6": _MINICPM,
+    "minicpmv4_7": _MINICPM,
+    "nemotron_h_omni": {
+        "text_config": {"model_type": "nemotron_h", **TINY["nemotron_h"]},
+        "vision_config": {
+            **{"model_type": "radio", "hidden_size": 32, "num_hidden_layers": 2, "patch_size": 4},
+            **{"num_attention_heads": 2, "image_size": 16, "max_img_size": 64},
+            "video_temporal_patch_size": 2,
+        },
+        **{"projector_hidden_size": 32, "vision_hidden_size": 32},
+    },
+    "nemo_speechlm": {
+        "text_config": {"model_type": "nemotron_h", **TINY["nemotron_h"]},
+        "audio_config": {
+            "asr_config": _SOUND,
+            "diarization_config": {
+                **{"model_type": "nemotron3_diarization", "hidden_size": 32},
+                **{"intermediate_size": 48, "num_hidden_layers": 1},
+            },
+        },
+        "word_timestamp_config": {**_SOUND, "vocab_size": 64, "blank_token_id": 63},
+        "audio_token_id": 64,
+    },
+}
+"""Models with towers that are not converted: their language model is, for text alone."""
+
+_INDEXED = ["linear_attention", "full_attention"]
+_QWEN4 = {
+    **{name: TINY["qwen3_5_moe_text"][name] for name in (*SIZES, *ATTENTION, *EXPERTS)},
+    **{name: value for name, value in DELTA.items() if name != "layer_types"},
+    **{"head_dim": 16, "hc_count": 2, "hc_lowrank": 8, "layer_types": _INDEXED},
+    **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16},
+    **{"indexer_budget": 8, "indexer_compress_ratio": 4},
+}
+_GLM5 = {
+    **SIZES,
+    **{"num_attention_heads": 2, "num_key_value_heads": 2, "moe_intermediate_size": 16},
+    **{"kv_lora_rank": 12, "q_lora_rank": 12, "qk_nope_head_dim": 8, "v_head_dim": 16},
+    **{"n_routed_experts": 4, "num_experts_per_tok": 2, "hc_mult": 2},
+    **{"linear_head_dim": 16, "linear_num_heads": 2, "layer_types": _INDEXED},
+    **{"index_topk": 8, "index_head_dim": 16, "index_n_heads": 2, "index_kpool": 4},
+    "mlp_layer_types": ["dense", "sparse"],
+}
+_SEEN = {"depth": 1, "hidden_size": 32, "num_heads": 2, "patch_size": 4, "out_hidden_size": 32}
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "glm5_next": {"text_config": _GLM5, "vision_config": {**_SEEN, "intermediate_size": 48}},
+    "glm5_next_text": _GLM5,
+    "qwen4_exp": {"text_config": _QWEN4, "vision_config": _SEEN},
+    "qwen4_exp_text": _QWEN4,
+}
+"""Configurations of types whose attention layers an indexer restricts: they are not converted."""
+
 LINEAR_LAYERS = {
     "qwen3_5_text": 1,
     "qwen3_5_moe_text": 1,
@@ -217,6 +322,8 @@ LINEAR_LAYERS = {
     "lfm2_moe": 0,
     "lfm3": 0,
     "inkling_text": 0,
+    "inkling2_text": 0,
+    "zaya": 0,
     "bailing_hybrid": 1,
     "zamba": 8,
     "recurrent_gemma": 2,
@@ -336,6 +443,18 @@ WIDE: dict[str, dict[str, Any]] = {
         **{"head_dim": 64, "swa_head_dim": 64, "d_rel": 16, "rel_extent": 256},
         **{"swa_num_attention_heads": 8, "swa_num_key_value_heads": 2, "sliding_window_size": 256},
         **{"n_routed_experts": 8, "moe_intermediate_size": 256},
+    },
+    "inkling2_text": {
+        **WIDE_ATTENTION,
+        **{"head_dim": 64, "swa_head_dim": 64, "d_rel": 16, "rel_extent": 256},
+        **{"swa_num_attention_heads": 8, "swa_num_key_value_heads": 2, "sliding_window_size": 256},
+        **{"n_routed_experts": 8, "moe_intermediate_size": 256, "unpadded_vocab_size": 4096},
+        "layer_types": ["hybrid_sliding"] * 3 + ["hybrid"],
+    },
+    "zaya": {
+        **WIDE_ATTENTION,
+        **{"head_dim": 64, "num_experts": 8, "router_hidden_size": 64},
+        "moe_intermediate_size": 256,
     },
     "bailing_hybrid": {
         **{"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64},

@@ -18,8 +18,10 @@ KINDS = {
     "rwkv4": "RWKV-4",
     "rg_lru": "RG-LRU (Griffin)",
     "causal_conv": "short convolution",
+    "dynamic_conv": "short convolution",
+    "compressed_conv": "short convolution",
 }
-"""Recurrence that a patch's module computes, in the order of the table."""
+"""Recurrence that a patch's module computes, in the order of the table; several may share one."""
 
 
 def _transformers() -> Iterator[list[str]]:
@@ -29,13 +31,14 @@ def _transformers() -> Iterator[list[str]]:
 
     tested = {name.removesuffix("_text") for name in LINEAR_LAYERS}
     by_module = {p.swaps[0].replacement.__module__.rpartition(".")[2]: p for p in patches()}
-    for module, kind in KINDS.items():
-        names = sorted(by_module[module].families)
-        untested = set(names) - tested
+    for kind in dict.fromkeys(KINDS.values()):
+        found = [by_module[module] for module, named in KINDS.items() if named == kind]
+        names = {name for patch in found for name in patch.families}
+        untested = names - tested
         if untested:
             raise ValueError(f"no test converts {sorted(untested)}")
-        functions = sorted(s.name for s in by_module[module].swaps)
-        yield [kind, _code(names), _code(functions)]
+        functions = sorted(s.name for patch in found for s in patch.swaps)
+        yield [kind, _code(sorted(names)), _code(functions)]
 
 
 def _code(names: list[str]) -> str:
@@ -62,4 +65,20 @@ def patched_functions() -> str:
     )
 
 
-PARTS = {"families": families, "patched-functions": patched_functions}
+def other_types() -> str:
+    """Return the table of model types of which text alone is converted, and of those refused."""
+    from tests.support.families import REFUSED, WITH_TOWERS
+
+    refused = {name.removesuffix("_text") for name in REFUSED}
+    rows = [
+        ["text alone, without their towers", _code(sorted(WITH_TOWERS))],
+        ["refused: an indexer chooses the tokens they attend to", _code(sorted(refused))],
+    ]
+    return table(["", "model types"], rows)
+
+
+PARTS = {
+    "families": families,
+    "patched-functions": patched_functions,
+    "other-types": other_types,
+}

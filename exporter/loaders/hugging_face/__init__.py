@@ -27,7 +27,7 @@ from linexport.loaders.hugging_face.folder import (
     tensor_names,
     weight_files,
 )
-from linexport.loaders.hugging_face.pretrained import build_causal, supported
+from linexport.loaders.hugging_face.pretrained import WITH_TOWER, build_causal, supported
 from linexport.loaders.loaded_model import LanguageFacts, LoadedModel, Source
 from linexport.loaders.weights import named_tensors, non_finite_warnings, parameter_summary
 from linexport.manifest.records import HeadName
@@ -83,7 +83,7 @@ def load_hugging_face(
     """
     config = read_config(folder, trust_remote_code)
     from linexport.loaders.hugging_face.heads import CAUSAL, check_padding, head_of
-    from linexport.loaders.hugging_face.vision import AUTO, has_tower
+    from linexport.loaders.hugging_face.vision import has_tower
     from linexport.models import flash_linear_attention as fla
 
     head = head_of(folder / CONFIG, config, pooling)
@@ -102,7 +102,7 @@ def load_hugging_face(
             )
         return load(folder, config, weights, location or str(folder))
     towers = vision and head is CAUSAL and adapter is None and has_tower(config)
-    auto = AUTO if towers else head.auto
+    auto = WITH_TOWER if towers else head.auto
     model = build_causal(folder, config, weights, auto, trust_remote_code)
     files = weights
     check_padding(folder, head, model)
@@ -178,6 +178,7 @@ def import_model(
     from linexport.loaders.hugging_face.vision import TOWERS
     from linexport.loaders.hugging_face.vision.original import OriginalWithImages
     from linexport.loaders.hugging_face.vision.positions import DEFAULTS, RANGES
+    from linexport.patches import rotary
 
     head = head or CAUSAL
     model.set_attn_implementation("eager")
@@ -189,6 +190,9 @@ def import_model(
         original = OriginalWithImages(model, head, tower).eval()
     step = decode_module(model, head, tower)
     text = model.config.get_text_config(decoder=True)
+    context, same = getattr(text, "max_position_embeddings", None), rotary.limit(model)
+    if same is not None and head.by_token:
+        context = same if context is None else min(context, same)
     vocabulary = int(text.vocab_size)
     given = 2 if tower is None else len(step.args) - 1
     decoder = model if tower is None else model.get_decoder()
@@ -199,16 +203,27 @@ def import_model(
         dynamic_shapes=step.dynamic_shapes[:given],
         source=source,
         integer_ranges={0: (0, vocabulary), 1: (1, 2), **RANGES},
-        warnings=non_finite_warnings(named_tensors(model)),
+        warnings=(*_changing(same, head), *non_finite_warnings(named_tensors(model))),
         decode_module=step,
         language=LanguageFacts(
             vocabulary=vocabulary,
-            context=getattr(text, "max_position_embeddings", None),
+            context=context,
             layers=_layers(original, decoder, int(text.num_hidden_layers)),
             head=head.name,
         ),
         defaults={"attention_mask": 1, **DEFAULTS},
         vision=tower,
+    )
+
+
+def _changing(same: int | None, head: Head) -> tuple[str, ...]:
+    """Warn that rotary embeddings change with the length, where sequences are fed in pieces."""
+    if same is None or not head.by_token:
+        return ()
+    return (
+        f"The frequencies of the rotary embedding change beyond {same:,} tokens: a longer sequence "
+        "is computed as transformers does, in one call with the new ones, and in pieces with those "
+        f"of each piece, which differs. Texts are written up to {same:,} tokens.",
     )
 
 
@@ -252,7 +267,7 @@ def _left_out(config: dict[str, Any], model: Any) -> tuple[str, ...]:
     whole, taken = config.get("architectures") or [], type(model).__name__
     if whole and taken not in whole:
         part = f"the language model, {taken},"
-    elif hasattr(model.config, "vision_config"):
+    elif {"vision_config", "audio_config"} & model.config.sub_configs.keys():
         whole, part = [taken], "the language model"
     else:
         return ()

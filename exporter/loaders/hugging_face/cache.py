@@ -18,11 +18,31 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
-from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+)
 
+from linexport.errors import UnsupportedModelError
 from linexport.patches.state_cache import StateCache
 
 KEYS, VALUES = "key", "value"
+
+KINDS = (
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
+"""The library's classes for what a layer keeps; a class made of one of them keeps more."""
 
 
 def make_cache(config: Any, state_cache: StateCache) -> DynamicCache:
@@ -37,13 +57,37 @@ def make_cache(config: Any, state_cache: StateCache) -> DynamicCache:
 
 
 def windows(config: Any) -> dict[int, int | None]:
-    """Return the rows that each layer of attention keeps; None: all rows."""
+    """Return the rows that each layer of attention keeps; None: all rows.
+
+    Raises:
+        UnsupportedModelError: a layer keeps something else, too.
+    """
+    layers = DynamicCache(config=config).layers
+    for index, layer in enumerate(layers):
+        if type(layer) not in KINDS:
+            raise _unknown_kind(config, index, layer)
     found = {
         index: getattr(layer, "sliding_window", None)
-        for index, layer in enumerate(DynamicCache(config=config).layers)
+        for index, layer in enumerate(layers)
         if isinstance(layer, CacheLayerMixin)
     }
     return {index: None if window is None else window - 1 for index, window in found.items()}
+
+
+def _unknown_kind(config: Any, index: int, layer: Any) -> UnsupportedModelError:
+    kind = config.get_text_config(decoder=True).layer_types[index]
+    what = f"Layer {index} of {config.model_type} is of type {kind!r}"
+    if hasattr(layer, "update_indexer"):
+        return UnsupportedModelError(
+            f"{what}: an indexer chooses by their values to which tokens it attends, and keeps "
+            "keys of its own. linexport has no such attention; it converts layers that attend to "
+            "all tokens or to a window of them. Use the model in transformers."
+        )
+    return UnsupportedModelError(
+        f"{what}, whose states transformers keeps in {type(layer).__name__}. linexport knows "
+        "those of full_attention, sliding_attention, linear_attention, conv and hybrid layers. "
+        "Use the model in transformers."
+    )
 
 
 def presents(made: DynamicCache, state_cache: StateCache) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,7 @@ from transformers import DynamicCache
 from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.hugging_face.heads import CAUSAL, Head
+from linexport.patches import rotary
 
 CACHE = re.compile(r"\bCache\b")
 """The library's class for states, in the annotation of such a parameter."""
@@ -44,10 +46,13 @@ class CausalModel(nn.Module):
         super().__init__()
         self.model, self.head = model, head
         taken = inspect.signature(model.forward).parameters
+        # Models with a tower pass the cache on, and may call it otherwise.
+        inner = inspect.signature(model.get_decoder().forward).parameters
         self._takes_positions = "position_ids" in taken
         # Not a cache of the model's own class, which only its own code knows how to fill.
         self.cache_name = next(
-            (n for n in CACHE_NAMES if n in taken and CACHE.search(str(taken[n].annotation))), None
+            (n for n in CACHE_NAMES if n in taken and (_is_cache(taken, n) or _is_cache(inner, n))),
+            None,
         )
 
     def positions(self, mask: Tensor, length: int, before: Tensor | int = 0) -> dict[str, Tensor]:
@@ -59,6 +64,10 @@ class CausalModel(nn.Module):
             return {}
         positions = (mask.cumsum(-1) - 1 + before).clamp(min=0)
         return {"position_ids": positions[:, positions.shape[1] - length :]}
+
+
+def _is_cache(parameters: Mapping[str, inspect.Parameter], name: str) -> bool:
+    return name in parameters and CACHE.search(str(parameters[name].annotation)) is not None
 
 
 class OriginalCausalModel(CausalModel):
@@ -83,6 +92,7 @@ class OriginalCausalModel(CausalModel):
         return patches.ignore_padding(modeling_files(self.model))
 
     def _whole(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        rotary.reset(self.model)
         with patches.original(modeling_files(self.model)):
             output = self.model(
                 input_ids=input_ids,

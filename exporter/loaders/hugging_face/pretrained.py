@@ -16,6 +16,13 @@ from linexport.loaders.hugging_face.size_limits import limit_size
 from linexport.loaders.memory_map import mapped_parameters
 from linexport.loaders.sizes import float32_bytes
 
+CAUSAL = "AutoModelForCausalLM"
+WITH_TOWER = "AutoModelForImageTextToText"
+"""Class of transformers that builds a language model with its vision tower."""
+
+MULTIMODAL = "AutoModelForMultimodalLM"
+"""Class of transformers that builds a language model with whatever goes with it."""
+
 
 def build_causal(
     folder: Path, config: dict[str, Any], files: Sequence[Path], auto: str, trust_remote_code: bool
@@ -84,6 +91,8 @@ def _pretrained(
                 f"a configuration that transformers does not accept ({first_line(error)})",
                 "compare it with that of a published model of the same type",
             ) from error
+        if name == CAUSAL and _has_no_text_model(parsed):
+            name = MULTIMODAL
         loader: Any = _class(folder, name)
         try:
             with limit_size(folder, files), mapped_parameters(float32_bytes(folder) or 1):
@@ -114,6 +123,17 @@ def _pretrained(
     return model.eval()
 
 
+def _has_no_text_model(config: Any) -> bool:
+    """Return whether the language model of a configuration is built with its towers only."""
+    import transformers
+
+    kind = type(config)
+    return (
+        kind not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        and kind in transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING
+    )
+
+
 def _class(folder: Path, name: Any) -> Any:
     """A class of transformers that loads models: nothing else that has a name there."""
     import transformers
@@ -131,7 +151,7 @@ def _class(folder: Path, name: Any) -> Any:
 
 
 def _unknown(folder: Path, kind: str, auto: str) -> UnsupportedModelError:
-    known = "a causal language model" if auto == "AutoModelForCausalLM" else auto
+    known = "a causal language model" if auto == CAUSAL else auto
     return refuse(
         folder,
         f"model_type {kind!r}, which transformers does not know as {known}",

@@ -38,7 +38,7 @@ from linexport.loaders.hugging_face.vision.positions import (
     grid_positions,
 )
 from linexport.loaders.loaded_model import DecodeModule, VisionTower
-from linexport.patches import experts, text_positions
+from linexport.patches import experts, rotary, text_positions
 from linexport.patches.packages import as_ops
 from linexport.patches.state_cache import StateCache, using_states
 from linexport.plugins.ops import causal_conv, linear_attention, stabilized_exp
@@ -56,6 +56,7 @@ OPS = {
     "conv": causal_conv.OP.name,
     "state": linear_attention.OP.name,
     "max": stabilized_exp.OP.name,
+    "window": "Window",
     KEYS: KEY_VALUES,
     VALUES: KEY_VALUES,
     MASK: PADDING,
@@ -68,9 +69,6 @@ INITIAL_VALUES = {"max": stabilized_exp.LOWEST}
 
 GROWING_AXES = {KEYS: 2, VALUES: 2, MASK: 1}
 """The axis along which a state grows, unless it keeps a window."""
-
-BY_LENGTH = ("dynamic", "longrope")
-"""Rotary embeddings whose frequencies depend on how long a sequence is by the end of a call."""
 
 
 class Streaming(CausalModel):
@@ -153,7 +151,7 @@ class Streaming(CausalModel):
     def patched(self) -> Iterator[None]:
         """The library's functions swapped for linexport's; restored afterwards."""
         files, model = modeling_files(self.model), self.model
-        with patches.applied(files), experts.applied(model), as_ops(model):
+        with patches.applied(files), experts.applied(model), rotary.applied(model), as_ops(model):
             yield
 
 
@@ -221,23 +219,14 @@ def decode_module(
 
     Raises:
         UnsupportedModelError: a layer of linear attention is computed by something that no patch
-            stands in for, a library function has other parameters than its patch expects, or the
-            rotary embedding is one of ``BY_LENGTH``.
+            stands in for, or a library function has other parameters than its patch expects.
     """
-    for part in model.modules():
-        if getattr(part, "rope_type", None) in BY_LENGTH:
-            raise UnsupportedModelError(
-                f"The rotary embedding of {type(model).__name__} is of rope_type "
-                f"{part.rope_type!r}: its frequencies change with the length, so that states kept "
-                "of a shorter sequence are not those of a longer one. Set rope_type to one that "
-                "is the same at every length, such as yarn or linear, if the model allows it."
-            )
     kind = Streaming if vision is None else WithGrid if vision.grid_positions else WithEmbeddings
     module = kind(model, head).eval()
     past_length, length, batch = 3, 5, 2
     with torch.no_grad(), module.patched():
         _, past = module(*_inputs(batch, past_length, vision), {})
-    if not any(name.startswith(("conv_", "state_")) for name in past):
+    if not any(name.startswith(("conv_", "state_", "window_")) for name in past):
         raise UnsupportedModelError(
             f"{type(model).__name__} has no layer of linear attention, state space or short "
             "convolution whose state linexport knows: it has nothing to make faster. Use a plain "

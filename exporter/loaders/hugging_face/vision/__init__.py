@@ -22,9 +22,6 @@ TOWERS: dict[str, Callable[[Any], VisionTower]] = {
 }
 """The tower of a model, by its model type."""
 
-AUTO = "AutoModelForImageTextToText"
-"""The class of transformers that builds a language model with its tower."""
-
 
 def has_tower(config: Mapping[str, Any]) -> bool:
     """Return whether a configuration is of a language model with a tower that is converted."""

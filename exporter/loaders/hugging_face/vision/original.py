@@ -18,6 +18,7 @@ from linexport.loaders.hugging_face.causal_model import OriginalCausalModel, mod
 from linexport.loaders.hugging_face.heads import Head
 from linexport.loaders.hugging_face.vision.positions import advances, embeddings, grid_positions
 from linexport.loaders.loaded_model import Images, VisionTower
+from linexport.patches import rotary
 
 
 class OriginalWithImages(OriginalCausalModel):
@@ -37,6 +38,7 @@ class OriginalWithImages(OriginalCausalModel):
         images: Images = (),
     ) -> Tensor:
         """The output of the head, or what the tower gives."""
+        rotary.reset(self.model)
         if input_ids is None or attention_mask is None:
             return self._features(images)
         if images:
