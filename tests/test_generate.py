@@ -281,6 +281,7 @@ def test_asking_for_a_filter_asks_for_samples(model: Artifact) -> None:
     [
         ([], "no tokens"),
         ([[1, 2]], r"shape \(1, 2\); expected one row"),
+        ([[1, 2], [3]], "several rows; expected one .* generate_batch"),
         ([1.5], "dtype float64"),
         ([3, 256], "from 3 to 256; the model's vocabulary is 0 to 255"),
         ([-1], "from -1"),

@@ -39,7 +39,13 @@ class LanguageInterface:
         Raises:
             UsageError: it is empty, no sequence of integers, or outside the vocabulary.
         """
-        ids = np.asarray(list(prompt) if isinstance(prompt, bytes) else prompt)
+        try:
+            ids = np.asarray(list(prompt) if isinstance(prompt, bytes) else prompt)
+        except ValueError:  # rows of several lengths
+            raise UsageError(
+                "The prompt is several rows; expected one row of token ids. Several prompts are "
+                "for generate_batch."
+            ) from None
         if ids.size == 0:
             raise UsageError("The prompt has no tokens; expected at least one.")
         if ids.ndim != 1:

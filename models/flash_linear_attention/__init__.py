@@ -21,7 +21,35 @@ from typing import Any
 
 from linexport.models.flash_linear_attention.base import CausalLM, WeightLayout
 
-__all__ = ["CausalLM", "WeightLayout", "build", "layouts"]
+__all__ = ["OTHERS", "CausalLM", "WeightLayout", "build", "layouts"]
+
+OTHERS = (
+    "abc",
+    "cat",
+    "cyclic_flow_attention",
+    "deltaformer",
+    "forgetting_transformer",
+    "gdn2",
+    "gsa",
+    "lightnet",
+    "log_linear_mamba2",
+    "mamba3",
+    "mesa_net",
+    "moba",
+    "mom",
+    "nsa",
+    "parallax",
+    "path_attn",
+    "precond_gated_deltanet",
+    "precond_kda",
+    "raven",
+    "rodimus",
+    "samba",
+    "stickbreaking_attn",
+    "wall_transformer",
+    "yoco",
+)
+"""Model types of the library, version 0.6.0 and later ones, that there are no modules for here."""
 
 
 @cache

@@ -16,6 +16,9 @@ from linexport.errors import UnsupportedModelError
 from linexport.models.config import parse
 from linexport.models.functional import linear_attention
 
+BOUNDS = "lower bounds"
+"""Name of the lower bounds of gates (layers, width) among the values that layers share."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutSettings:
@@ -68,6 +71,8 @@ class WeightLayout:
         block: makes a layer from settings and its index.
         norm: makes the last normalisation.
         only: values that are implemented, of settings with others.
+        bounds: gives the width of the lower bounds of gates that the model has for each layer;
+            None where it has none.
     """
 
     model_type: str
@@ -75,6 +80,7 @@ class WeightLayout:
     block: Callable[[Any, int], nn.Module]
     norm: Callable[[Any], nn.Module]
     only: Mapping[str, tuple[Any, ...]]
+    bounds: Callable[[Any], int | None] = lambda settings: None
 
     def read(self, config: Mapping[str, Any]) -> LayoutSettings:
         """The settings of a configuration.
@@ -102,6 +108,9 @@ class _Stack(nn.Module):
     def __init__(self, layout: WeightLayout, settings: LayoutSettings) -> None:
         super().__init__()
         self.embeddings = nn.Embedding(settings.vocab_size, settings.hidden_size)
+        width = layout.bounds(settings)
+        if width is not None:
+            self.lower_bounds = nn.Parameter(torch.zeros(settings.num_hidden_layers, width))
         self.layers = nn.ModuleList(
             layout.block(settings, index) for index in range(settings.num_hidden_layers)
         )
@@ -110,6 +119,9 @@ class _Stack(nn.Module):
     def forward(self, input_ids: Tensor, keep: Tensor) -> Tensor:
         """(B, T, hidden)."""
         h, context = self.embeddings(input_ids), Context(keep)
+        if hasattr(self, "lower_bounds"):
+            shares = self.lower_bounds.softmax(0)
+            context.shared[BOUNDS] = shares.cumsum(0) - shares[0]
         for layer in self.layers:
             h = layer(h, context)
         out: Tensor = self.norm(h)

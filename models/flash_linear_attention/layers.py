@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from linexport.errors import UsageError
 from linexport.models import functional
-from linexport.models.flash_linear_attention.base import Context, LayoutSettings
+from linexport.models.flash_linear_attention.base import BOUNDS, Context, LayoutSettings
 
 L2_EPSILON = 1e-6
 
@@ -131,6 +131,21 @@ def activated(attn: Any, name: str, x: Tensor) -> Tensor:
     """``projected``, whose convolution has the activation that silu is where there is none."""
     y = projected(attn, name, x)
     return y if attn.settings.use_short_conv else F.silu(y)
+
+
+def bounded_gate(x: Tensor, context: Context, index: int) -> tuple[Tensor, Tensor]:
+    """Return log(l + (1 - l) sigmoid(x)) and (1 - l) sigmoid(-x), with l = 0 in the first layer.
+
+    Args:
+        x: (B, T, width).
+        context: with the lower bounds l of all layers, if the model has such.
+        index: of the layer.
+    """
+    bounds = context.shared.get(BOUNDS)
+    if bounds is None or index == 0:
+        return -F.softplus(-x), x.neg().sigmoid()
+    rest = 1 - bounds[index]
+    return torch.log(bounds[index] + rest * x.sigmoid()), rest * x.neg().sigmoid()
 
 
 def scaled_heads(x: Tensor, factor: Tensor) -> Tensor:

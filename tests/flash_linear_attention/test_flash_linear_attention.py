@@ -21,7 +21,7 @@ import torch
 import linexport
 from linexport.errors import UnsupportedModelError, UsageError
 from linexport.loaders import load_model
-from linexport.models.flash_linear_attention import build, layouts
+from linexport.models.flash_linear_attention import OTHERS, build, layouts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -155,6 +155,12 @@ def test_a_folder_becomes_an_artifact_that_streams(
         ("kda-bounded", {"LinearAttention": 2}),
         ("comba", {"GeneralizedDeltaRule": 2, "CausalConvWithState": 6}),
         ("gated_deltaproduct", {"LinearAttention": 2, "CausalConvWithState": 6}),
+        ("hgrn", {"LinearAttention": 2}),
+        ("hgrn-conv", {"LinearAttention": 2, "CausalConvWithState": 4}),
+        ("hgrn2", {"LinearAttention": 2}),
+        ("hgrn2-conv", {"LinearAttention": 2, "CausalConvWithState": 6}),
+        ("linear_attn", {"LinearAttention": 2}),
+        ("linear_attn-shared-heads", {"LinearAttention": 2}),
     ],
 )
 def test_folders_become_artifacts(
@@ -183,6 +189,9 @@ def test_folders_become_artifacts(
         ("kda", {"hidden_act": "powlu"}, "expected 'swish'"),
         ("rwkv6", {"hidden_act": "gelu"}, "expected 'sqrelu'"),
         ("rwkv7", {"head_dim": None, "num_heads": None}, "without head_dim and num_heads"),
+        ("linear_attn", {"feature_map": "hedgehog"}, "feature_map = 'hedgehog'"),
+        ("linear_attn", {"norm_feature_map": True}, "norm_feature_map = True"),
+        ("linear_attn", {"tie_feature_map_qk": True}, "tie_feature_map_qk = True"),
     ],
 )
 def test_settings_that_are_not_implemented_are_named(
@@ -198,11 +207,31 @@ def test_settings_that_are_not_implemented_are_named(
         ({"num_heads": "two"}, "'num_heads' is 'two'; expected int"),
         ({"hidden_size": 0}, "'hidden_size' is 0; expected int >= 1"),
         ({"expand_k": 0.3}, "key width = 2.4; expected a positive integer"),
+        ({"model_type": "hgrn2", "expand_ratio": None, "num_heads": None}, "neither expand_ratio"),
+        (
+            {"model_type": "hgrn2", "expand_ratio": None, "num_heads": 5},
+            "5 heads for a width of 16",
+        ),
+        ({"model_type": "hgrn", "expand_ratio": 0.3}, "width of a layer = 4.8"),
     ],
 )
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         build({**recorded("gla")[0], **settings})
+
+
+@pytest.mark.parametrize("model_type", OTHERS)
+def test_layouts_without_a_module_are_refused_by_name(
+    folder: Callable[..., Path], model_type: str
+) -> None:
+    place = folder("gla", model_type=model_type)
+    words = f"model_type '{model_type}' of flash-linear-attention, .*converted are comba, delta_net"
+    with pytest.raises(UnsupportedModelError, match=words):
+        load_model(place)
+
+
+def test_a_layout_is_converted_or_refused() -> None:
+    assert not layouts().keys() & set(OTHERS)
 
 
 def test_weights_that_do_not_fit_are_refused(folder: Callable[..., Path]) -> None:

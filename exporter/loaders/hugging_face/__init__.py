@@ -101,6 +101,13 @@ def load_hugging_face(
                 "build the model in a factory, package.module:callable",
             )
         return load(folder, config, weights, location or str(folder))
+    if config["model_type"] in fla.OTHERS:
+        raise refuse(
+            folder / CONFIG,
+            f"model_type {config['model_type']!r} of flash-linear-attention, whose layers are not "
+            f"among linexport's modules; converted are {', '.join(fla.layouts())}",
+            "build the model in plain PyTorch in a factory, package.module:callable",
+        )
     towers = vision and head is CAUSAL and adapter is None and has_tower(config)
     auto = WITH_TOWER if towers else head.auto
     model = build_causal(folder, config, weights, auto, trust_remote_code)
