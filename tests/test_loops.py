@@ -9,11 +9,13 @@ from types import ModuleType
 import onnxruntime
 import pytest
 import torch
+import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 from torch.export import Dim
 
 import linexport
+from linexport import passes
 from linexport.errors import UnsupportedModelError
 from linexport.graph.dims import DimRange
 from linexport.loaders.factory import load_module
@@ -278,6 +280,62 @@ class Chunks(nn.Module):
         return torch.cat(out, 1)
 
 
+class Steps(Chunks):
+    """The loop counts tokens, by the number that a slice has."""
+
+    def forward(self, x):
+        size, out = 4, []
+        q, k, v = self.project(x).chunk(3, -1)
+        state = torch.zeros(x.shape[0], 8, 8, dtype=x.dtype)
+        for t in range(0, x.shape[1], size):
+            q_c, k_c, v_c = q[:, t : t + size], k[:, t : t + size], v[:, t : t + size]
+            out.append((q_c @ k_c.mT).tril() @ v_c + q_c @ state)
+            state = state + k_c.mT @ v_c
+        return torch.cat(out, 1)
+
+
+class Written(Chunks):
+    """Slices are written into a tensor, as RWKV-5's loop does."""
+
+    def forward(self, x):
+        size, out = 4, torch.zeros_like(x)
+        q, k, v = self.project(x).chunk(3, -1)
+        state = torch.zeros(x.shape[0], 8, 8, dtype=x.dtype)
+        for c in range(x.shape[1] // size):
+            here = slice(c * size, c * size + size)
+            out[:, here] = (q[:, here] @ k[:, here].mT).tril() @ v[:, here] + q[:, here] @ state
+            state = state + k[:, here].mT @ v[:, here]
+        return out
+
+
+class Parted(Chunks):
+    """A delta rule in chunks that the loop takes from lists."""
+
+    def chunks(self, x):
+        q, k, v = self.project(x).chunk(3, -1)
+        return zip(*(y.split(4, 1) for y in (q, F.normalize(k, dim=-1), v)), strict=True)
+
+    def forward(self, x):
+        out = []
+        state = torch.zeros(x.shape[0], 8, 8, dtype=x.dtype)
+        for q_c, k_c, v_c in self.chunks(x):
+            matrix, known = k_c @ k_c.mT, v_c - k_c @ state
+            new = torch.linalg.solve_triangular(matrix, known, upper=False, unitriangular=True)
+            out.append(q_c @ state + (q_c @ k_c.mT).tril() @ new)
+            state = state + k_c.mT @ new
+        return torch.cat(out, 1)
+
+
+class Numbered(Parted):
+    """The same by the numbers of the chunks."""
+
+    def chunks(self, x):
+        q, k, v = self.project(x).chunk(3, -1)
+        k = F.normalize(k, dim=-1)
+        for c in range(x.shape[1] // 4):
+            yield tuple(y[:, 4 * c : 4 * c + 4] for y in (q, k, v))
+
+
 class UnevenChunks(Chunks):
     """The fourth chunk is another one."""
 
@@ -301,6 +359,25 @@ def test_a_loop_over_slices_takes_every_number_of_chunks(dim: object, name: str)
         x = torch.randn(3, length, 8)
         (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
         torch.testing.assert_close(torch.from_numpy(found), module(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "dim", "rule"),
+    [
+        (Steps, Dim.DYNAMIC, "linear"),
+        (Written, Dim.DYNAMIC, "linear"),
+        (Parted, Dim.DYNAMIC, "delta"),
+        (Numbered, 4 * Dim("n", min=1, max=64), "delta"),
+    ],
+)
+def test_loops_over_slices_are_fused(kind: type[nn.Module], dim: object, rule: str) -> None:
+    module = kind().eval()
+    shapes = ({0: Dim.DYNAMIC, 1: dim},)
+    traced = trace(load_module((module, (torch.randn(2, 12, 8),), shapes), "loop"))
+    assert [limits.multiple for limits in traced.dims.values()] == [1, 4]
+    rewritten = passes.rewrite(traced.model)
+    assert [match.update_rule for match in rewritten.findings.matches] == [rule]
+    assert "Scan" not in {node.op_type for node in rewritten.model.graph.node}
 
 
 @pytest.mark.slow

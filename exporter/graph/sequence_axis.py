@@ -57,7 +57,9 @@ def symbol(graph: gs.Graph) -> str | None:
     if not lengths:
         lengths = {scanned(n) for n in graph.nodes if n.op == "Scan"}
     found = lengths.pop() if len(lengths) == 1 else None
-    return found if isinstance(found, str) and DIMENSION.fullmatch(found) else None
+    # A Scan over the n chunks of an input of "64*n" tokens is none over tokens.
+    known = any(found in (t.shape or ()) for t in graph.inputs)
+    return found if known and isinstance(found, str) and DIMENSION.fullmatch(found) else None
 
 
 def scanned(scan: gs.Node) -> int | str | None:

@@ -146,7 +146,10 @@ def _sides(
     # Heads are shared with queries or keys, so what the value alone has is its width.
     inside = {*query_position, *key_position, *channels}
     elsewhere = set().union(*(f.axes for f in (*query, *key))) | inside
-    widths = tuple(a for a in _ordered(value, free) if a not in elsewhere)
+    decay = common_exponent(product, query_position, key_position)
+    # What decays by itself is a head: each of Mamba's channels, which share queries and keys.
+    fading = set().union(*(f.axes for f in decay.of(Leaf))) if decay else set()
+    widths = tuple(a for a in _ordered(value, free) if a not in elsewhere | fading)
     # A number for each key, beside a value with a width, belongs to the key: the denominator has
     # it as well.
     if widths:
@@ -164,7 +167,7 @@ def _sides(
         tuple(value),
         tuple(weights),
         mask[0] if mask else None,
-        common_exponent(product, query_position, key_position),
+        decay,
         query_position,
         key_position,
         tuple(_ordered(query, channels)),

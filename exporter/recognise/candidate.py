@@ -42,7 +42,7 @@ def rewrite_candidate(
     # log-decays must be at most 0, or states leave float32 within the lengths compared. With a
     # negative coefficient in front of it the tensor itself is drawn positive instead.
     down = [f for f in decays if f.function == IDENTITY]
-    rising = roles.decay is not None and roles.decay.coefficient < 0
+    rising = roles.decay is not None and roles.decay.coefficient * _sign(decays, known) < 0
     sized = [(t, evaluator.sizes(t)) for t in inputs]
     unknown = [t.name for t, sizes in sized if sizes is None or t.dtype is None]
     if unknown:
@@ -63,6 +63,13 @@ def rewrite_candidate(
         _coarsest(root.region),
         imports,
     )
+
+
+def _sign(decays: Sequence[Leaf], known: Mapping[str, np.ndarray | None]) -> int:
+    """Return -1 where the known factors of a decay, such as Mamba's A, are negative."""
+    values = [known.get(f.tensor.name) for f in decays if f.function == IDENTITY]
+    negative = sum(x is not None and bool((x <= 0).all()) for x in values)
+    return -1 if negative % 2 else 1
 
 
 def _bounded(roles: Roles) -> dict[str, Draw]:

@@ -2,6 +2,7 @@
 
 exp(X_t - X_s) with X_t = c t                   decay c at every token      (RetNet)
                     X_t = sum_{u <= t} g_u      decay g                     (gated attention)
+                    X_t = sum_{u <= t} d_u A    decay d A                   (Mamba)
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from linexport.recognise.terms import Iota, Leaf, Nested, PositionOrder, Term
 
 @dataclass(frozen=True)
 class Decay:
-    """``coefficient`` times a leaf, or alone where there is none, at every position of ``time``.
+    """``coefficient`` times a product of leaves at every position of ``time``.
 
     Attributes:
         width: the labels of channels, where every channel decays by itself.
         lags: a query meets the decays up to that of the token before it.
     """
 
-    leaf: Leaf | None
+    leaves: tuple[Leaf, ...]
     time: Index
     width: Index
     coefficient: float
@@ -39,9 +40,9 @@ def read_decay(roles: Roles, heads: Index) -> Decay:
     """
     term = roles.decay
     assert term is not None
-    leaves = term.of(Leaf)
+    leaves = tuple(term.of(Leaf))
     others = [f for f in term.factors if not isinstance(f, Leaf)]
-    if len(others) != 1 or len(leaves) > 1:
+    if len(others) != 1:
         raise NotAttentionError("its decay is neither constant nor a cumulative sum")
     source, time = others[0], roles.query_position
     if isinstance(source, PositionOrder):
@@ -54,14 +55,13 @@ def read_decay(roles: Roles, heads: Index) -> Decay:
     # c t grows by c from each position to the next.
     elif not isinstance(source, Iota) or source.index != roles.query_position:
         raise NotAttentionError("its decay depends on something else than positions")
-    leaf = leaves[0] if leaves else None
-    own = frozenset() if leaf is None else leaf.axes
+    own = frozenset[Axis]().union(*(f.axes for f in leaves))
     # One decay serves all values of a key head: it may not depend on the width of the value.
     if own - {*roles.batch, *heads, *roles.channels, *time}:
         raise NotAttentionError("its decay depends on labels that keys do not have")
     width = roles.channels if own & set(roles.channels) else ()
     lags = isinstance(source, PositionOrder) and source.offset == -1
-    return Decay(leaf, time, width, term.coefficient, lags)
+    return Decay(leaves, time, width, term.coefficient, lags)
 
 
 def common_exponent(product: Term, query_position: Index, key_position: Index) -> Term | None:

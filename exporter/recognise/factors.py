@@ -57,6 +57,17 @@ class Factors(Nodes):
         """The product of some factors as (B, T, heads * width), in a dtype."""
         time = self.roles.query_position if role == "query" else self.roles.key_position
         groups = (self.roles.batch, time, (*heads, *width))
+        return self.packed_in(groups, leaves, heads, dtype, role)
+
+    def packed_in(
+        self,
+        groups: tuple[Index, ...],
+        leaves: Sequence[Leaf],
+        heads: Index,
+        dtype: np.dtype[np.generic],
+        role: str = "",
+    ) -> gs.Variable:
+        """The product of some factors with the dims of the groups, in a dtype."""
         if len(leaves) == 1:
             return self.applied(role, self.grouped(leaves[0], groups), leaves[0], heads, dtype)
         return self.product_of(leaves, groups, heads, dtype)

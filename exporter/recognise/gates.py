@@ -39,11 +39,11 @@ class Gates(Factors):
         """(B, T, heads) or (B, T, heads * channels)."""
         heads = self.layout.value
         found = decay.read_decay(self.roles, heads)
-        if found.leaf is None:
+        if not found.leaves:
             row = np.full((1, 1, axis_size(heads)), found.coefficient, dtype)
             return self.everywhere(row, heads, self.roles.query_position)
         groups = (self.roles.batch, found.time, (*heads, *found.width))
-        x = self.applied("", self.grouped(found.leaf, groups), found.leaf, heads, dtype)
+        x = self.packed_in(groups, found.leaves, heads, dtype)
         if found.coefficient == 1.0:
             return x
         factor = gs.Constant(self.name("factor"), np.asarray(found.coefficient, dtype))

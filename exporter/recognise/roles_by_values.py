@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,10 +30,16 @@ from linexport.recognise.roles import Roles
 from linexport.recognise.running import NotRunnableError, session, size_value, symbols_in
 from linexport.recognise.sizes import ONE, Size, product
 from linexport.recognise.stateful_region import Region
-from linexport.recognise.terms import IDENTITY, Form, Leaf, PositionOrder, Term
+from linexport.recognise.terms import IDENTITY, Form, Iota, Leaf, PositionOrder, Term
 
 EQUAL = 1e-3
 """Largest difference, of the largest output, of a reading from what the nodes compute."""
+
+GONE, SLOWEST = -1e4, 1e-3
+"""The logarithm of a rate that keeps nothing, and the lowest rate that is looked for."""
+
+NEWTON, STEP = 3, 1e-6
+"""Steps of Newton's method, and the relative change of a rate that gives their slopes."""
 
 MOST = 5
 """Tensors a region may read: query, key, value, decay and beta."""
@@ -50,6 +56,7 @@ class Reading:
         decay, beta: the same; None where there is none.
         in_log: the decay is a logarithm already.
         delta: the update rule corrects what it has stored.
+        fades: each head decays by a number of its own, which is found as well.
     """
 
     query: int
@@ -59,12 +66,13 @@ class Reading:
     beta: int | None
     in_log: bool
     delta: bool
+    fades: bool = False
 
     @property
     def rule(self) -> str:
         """The update rule of the op."""
         names = ("linear", "delta"), ("gated", "gated_delta")
-        return names[self.decay is not None][self.delta]
+        return names[self.fades or self.decay is not None][self.delta]
 
     def draws(self, count: int) -> tuple[Draw, ...]:
         """Return what makes values of each leaf from normal ones."""
@@ -86,7 +94,8 @@ def readings(vectors: Sequence[int], numbers: Sequence[int]) -> Iterator[Reading
                 continue
             for in_log in (True, False) if decay is not None else (True,):
                 for delta in (True, False) if beta is None else (True,):
-                    yield Reading(query, key, value, decay, beta, in_log, delta)
+                    for fades in (False, True) if decay is None else (False,):
+                        yield Reading(query, key, value, decay, beta, in_log, delta, fades)
 
 
 def find_roles(
@@ -120,9 +129,9 @@ def find_roles(
         return None
     for reading in readings(vectors, numbers):
         sizes = _sizes(reading, given, made)
-        scale = None if sizes is None else _scale(reading, sizes, runs, layouts)
-        if sizes is not None and scale is not None:
-            return _roles(reading, sizes, region, layouts, scale)
+        fitted = None if sizes is None else _fitted(reading, sizes, runs, layouts)
+        if sizes is not None and fitted is not None:
+            return _roles(reading, sizes, region, layouts, fitted)
     return None
 
 
@@ -231,9 +240,8 @@ class _Runs:
     @property
     def cut(self) -> bool:
         """Return whether nodes leave out the tokens of a chunk that is not full."""
-        found = (
-            (length, self._at((unit,) * len(self.region.leaves), length)) for length in LENGTHS
-        )
+        units = (unit,) * len(self.region.leaves)
+        found = ((length, self._at(units, length)) for length in LENGTHS)
         return any(x is not None and x[1].shape[self.region.place] != n for n, x in found)
 
     def _at(
@@ -246,8 +254,11 @@ class _Runs:
         symbols |= dict.fromkeys(symbols_in(self.region.tokens), length)
         drawn = dict(zip((t.name for t in self.region.leaves), draws, strict=True))
         fed: dict[str, np.ndarray] = {}
-        for tensor, shape in self._inputs:
-            x = random.standard_normal([size_value(s, symbols) for s in shape])
+        sized = [(t, [size_value(s, symbols) for s in shape]) for t, shape in self._inputs]
+        if any(0 in sizes for _, sizes in sized):
+            return None  # no chunk is full: ONNX Runtime crashes in a Scan of none
+        for tensor, sizes in sized:
+            x = random.standard_normal(sizes)
             fed[tensor.name] = drawn.get(tensor.name, unit)(x).astype(np.dtype(tensor.dtype))
         try:
             (result,) = self._session.run(None, fed)
@@ -256,15 +267,25 @@ class _Runs:
         return [fed[t.name] for t in self.region.leaves], result
 
 
-def _scale(
+@dataclass(frozen=True)
+class _Numbers:
+    """Numbers of a reading that no tensor has: the factor of all outputs, and decays of heads."""
+
+    scale: float
+    decays: np.ndarray | None
+
+
+def _fitted(
     reading: Reading, sizes: _Sizes, runs: _Runs, layouts: Sequence[_Layout]
-) -> float | None:
-    """Return the factor of all outputs where the reading is right; None where it is not."""
+) -> _Numbers | None:
+    """Return the numbers with which the reading is right; None where it is not."""
     found = runs.of(reading.draws(len(layouts) - 1))
     if found is None:
         return None
     batch, heads = len(sizes.batch), sizes.count
     values = (*found[0], found[1])
+    if any(x.ndim != len(layout.dims) for layout, x in zip(layouts, values, strict=True)):
+        return None  # a rank that the graph states wrongly
     *packed, got = (layout.packed(x, batch) for layout, x in zip(layouts, values, strict=True))
     decay = None if reading.decay is None else packed[reading.decay]
     if decay is not None and not reading.in_log:
@@ -274,14 +295,51 @@ def _scale(
     if reading.delta and beta is None:
         beta = np.ones((*k.shape[:2], heads))
     spec = LinearAttentionSpec(heads, heads, reading.rule)
-    expected, *_ = linear_attention(spec, q, k, v, decay=decay, beta=beta)
-    fitted = float((got * expected).sum() / (expected * expected).sum())
+
+    def computed(rates: np.ndarray | None, tokens: int | None = None) -> np.ndarray:
+        row = decay if rates is None else np.broadcast_to(rates, (*k.shape[:2], heads))
+        g, b = (None if x is None else x[:, :tokens] for x in (row, beta))
+        x, y, z = (x[:, :tokens] for x in (q, k, v))
+        return linear_attention(spec, x, y, z, decay=g, beta=b)[0]
+
     width = float(sizes.d_k.known or 1)
     for scale in (1.0, width**-0.5, 1 / width):
-        if math.isclose(fitted, scale, rel_tol=EQUAL):
-            right = np.abs(got - scale * expected).max() <= EQUAL * np.abs(got).max()
-            return scale if right else None
+        rates = _rates(computed, got / scale, heads) if reading.fades else None
+        if reading.fades and rates is None:
+            continue
+        expected = scale * computed(rates)
+        if np.abs(got - expected).max() <= EQUAL * np.abs(got).max():
+            return _Numbers(scale, rates)
     return None
+
+
+def _rates(computed: Callable[..., np.ndarray], got: np.ndarray, heads: int) -> np.ndarray | None:
+    """Return the logarithms of what each head's state fades by from token to token.
+
+    The second output is a + c b, with c the rate. All outputs then say it more precisely, by steps
+    of Newton's method; None where it is not a rate.
+    """
+    if got.shape[1] < 2:
+        return None
+
+    def along(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.asarray((x * y).reshape(*x.shape[:2], heads, -1).sum((0, 1, 3)))
+
+    none = computed(np.full(heads, GONE), 2)
+    change = computed(np.zeros(heads), 2) - none
+    with np.errstate(all="ignore"):
+        rates = along(got[:, :2] - none, change) / along(change, change)
+        for _ in range(NEWTON):
+            if not _are_rates(rates):
+                return None
+            here = computed(np.log(rates))
+            slope = (computed(np.log(rates * (1 + STEP))) - here) / STEP
+            rates = rates * (1 + along(got - here, slope) / along(slope, slope))
+    return np.log(np.minimum(rates, 1.0)) if _are_rates(rates) else None
+
+
+def _are_rates(numbers: np.ndarray) -> bool:
+    return bool(((numbers > SLOWEST) & (numbers < 1 + EQUAL)).all())
 
 
 def _roles(
@@ -289,7 +347,7 @@ def _roles(
     sizes: _Sizes,
     region: Region,
     layouts: Sequence[_Layout],
-    scale: float,
+    fitted: _Numbers,
 ) -> tuple[Roles, Form]:
     batch, heads = (tuple(Axis(s) for s in group) for group in (sizes.batch, sizes.heads))
     lead: list[Index] = [(a,) for a in (*batch, *heads)]
@@ -305,6 +363,10 @@ def _roles(
         rate = leaf(reading.decay, u, *([d] if sizes.per_channel else []))
         rate = rate if reading.in_log else _logarithm(rate)
         decay = Term(1.0, (rate, PositionOrder((t,), (u,))))
+    elif fitted.decays is not None:
+        numbers = fitted.decays.astype(np.float32).reshape([s.known or 1 for s in sizes.heads])
+        stored = gs.Constant(f"{region.root.name}/rates", numbers)
+        decay = Term(1.0, (Leaf(stored, tuple((a,) for a in heads)), Iota((t,))))
     roles = Roles(
         query=(leaf(reading.query, t, d),),
         key=(leaf(reading.key, s, d),),
@@ -318,7 +380,7 @@ def _roles(
         widths=(e,),
         batch=batch,
         causal=True,
-        scale=scale,
+        scale=fitted.scale,
         delta=reading.delta,
         beta=None if reading.beta is None else leaf(reading.beta, s),
     )

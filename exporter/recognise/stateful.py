@@ -12,11 +12,14 @@ from collections.abc import Mapping
 
 import onnx_graphsurgeon as gs
 
+from linexport.recognise.beside import without_beside
 from linexport.recognise.emit import MatchWriter
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.findings import Findings
+from linexport.recognise.read_roles import read_roles
 from linexport.recognise.region import Root
 from linexport.recognise.rewriter import Rewriter
+from linexport.recognise.roles import NotAttentionError
 from linexport.recognise.roles_by_values import find_roles
 from linexport.recognise.stateful_region import LOOPS, Region, Regions
 from linexport.recognise.terms import Leaf
@@ -36,7 +39,8 @@ def replace_loops(graph: gs.Graph, withdrawn: Mapping[str, str]) -> Findings:
     regions = Regions(graph, rewriter.evaluator)
     for loop in loops:
         covered = any(o.name in rewriter.covered for o in loop.outputs)
-        if not covered and _is_opaque(rewriter.evaluator, loop):
+        read = any(_is_read(rewriter.evaluator, t) for t in regions.passed(loop))
+        if not covered and not read:
             for region in regions.around(loop):
                 if _is_replaced(rewriter, region, withdrawn):
                     break
@@ -44,11 +48,15 @@ def replace_loops(graph: gs.Graph, withdrawn: Mapping[str, str]) -> Findings:
     return Findings(tuple(rewriter.matches), (), tuple(rewriter.rejected))
 
 
-def _is_opaque(evaluator: Evaluator, loop: gs.Node) -> bool:
-    """Return whether the algebra makes nothing of what a loop computes."""
-    forms = [(o, evaluator.form(o)) for o in loop.outputs if o.outputs]
-    leaves = [(o, None if form is None else form.leaf) for o, form in forms]
-    return any(leaf is not None and leaf.tensor is o for o, leaf in leaves)
+def _is_read(evaluator: Evaluator, tensor: gs.Variable) -> bool:
+    """Return whether the algebra reads what a value is, so that ``find`` replaces it."""
+    form = evaluator.form(tensor)
+    if form is None:
+        return False
+    try:
+        return read_roles(without_beside(form)[0], evaluator.is_weight) is not None
+    except NotAttentionError:
+        return False
 
 
 def _is_replaced(rewriter: Rewriter, region: Region, withdrawn: Mapping[str, str]) -> bool:

@@ -10,7 +10,6 @@ from few values, others, with bounds somewhere, are not.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -20,12 +19,25 @@ import onnx_graphsurgeon as gs
 from linexport.graph.edit import producer
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.region import reads
-from linexport.recognise.sizes import ONE, Size
+from linexport.recognise.running import symbols_in
+from linexport.recognise.sizes import ONE, Size, parse
 from linexport.recognise.whole_chunks import is_whole
 
 LOOPS = ("Scan", "Loop")
 
-ANALYTIC = {"Add", "Sub", "Mul", "Neg", "Exp", "MatMul", "Einsum", "CumSum", "ReduceSum", *LOOPS}
+ANALYTIC = {
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Neg",
+    "Exp",
+    "MatMul",
+    "Einsum",
+    "CumSum",
+    "ReduceSum",
+    *LOOPS,
+}
 MOVING = {
     *("Cast", "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity"),
     *("Pad", "Reshape", "ScatterElements", "ScatterND", "Slice", "Split", "Squeeze", "Transpose"),
@@ -35,7 +47,14 @@ MOVING = {
 The condition of Where, and indices, must follow from sizes alone."""
 
 INDEXED = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND")
-NOT_DATA = {"Where": (0,), "Pad": (1, 2), "Slice": (1, 2, 3, 4), "Trilu": (1,), "CumSum": (1,)}
+NOT_DATA = {
+    "Div": (1,),
+    "Where": (0,),
+    "Pad": (1, 2),
+    "Slice": (1, 2, 3, 4),
+    "Trilu": (1,),
+    "CumSum": (1,),
+}
 NOT_DATA |= dict.fromkeys(
     ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"), (1,)
 )
@@ -65,10 +84,6 @@ class Region:
     place: int
 
 
-def _mentions(size: Size, symbol: str) -> bool:
-    return re.search(rf"\b{re.escape(symbol)}\b", str(size)) is not None
-
-
 class Regions:
     """The regions around the loops of a graph."""
 
@@ -83,19 +98,20 @@ class Regions:
     def around(self, loop: gs.Node) -> Iterator[Region]:
         """Yield what may be computed by way of a loop, the nearest first."""
         made = [s for o in loop.outputs for s in self.evaluator.sizes(o) or ()]
-        given = {str(s) for t in self.graph.inputs for s in t.shape or () if isinstance(s, str)}
-        symbols = sorted(n for n in given if any(_mentions(s, n) for s in made))
-        for root in self._passed(loop):
+        varying = {n for s in made for n in symbols_in(s)}
+        given = {s for t in self.graph.inputs for s in t.shape or () if isinstance(s, str)}
+        # Of "8*n" a loop over chunks has the size n.
+        lengths = [s for s in map(parse, sorted(given)) if symbols_in(s) & varying]
+        for root in self.passed(loop):
             own = self.evaluator.sizes(root) or []
-            for symbol in symbols:
-                places = [i for i, size in enumerate(own) if is_whole(size, symbol)]
-                tokens = Size(1, (symbol,))
+            for tokens in lengths:
+                places = [i for i, s in enumerate(own) if s == tokens or is_whole(s, str(tokens))]
                 self._mixed = {}
                 leaves = self._leaves(root, tokens) if len(places) == 1 else None
                 if leaves:
                     yield Region(root, leaves, tokens, places[0])
 
-    def _passed(self, loop: gs.Node) -> Iterator[gs.Variable]:
+    def passed(self, loop: gs.Node) -> Iterator[gs.Variable]:
         """Yield values that everything a loop computes passes through."""
         place = next(i for i, n in enumerate(self.graph.nodes) if n is loop)
         waiting = {o.name: o for o in loop.outputs if self._is_read(o)}
@@ -174,7 +190,7 @@ class Regions:
 
     def _has_more(self, sizes: list[Size], tokens: Size) -> bool:
         """Return whether the number of tokens is in another dim as well."""
-        return any(s != tokens and _mentions(s, str(tokens)) for s in sizes)
+        return any(s != tokens and symbols_in(s) & symbols_in(tokens) for s in sizes)
 
     def _factors(self, found: dict[str, gs.Variable], tokens: Size) -> tuple[gs.Variable, ...]:
         """Return leaves, of which products with a number for each token are taken apart.

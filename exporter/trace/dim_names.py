@@ -16,10 +16,12 @@ import torch
 
 from linexport.errors import UnsupportedModelError
 from linexport.graph.dims import DimRange, batch_dims
+from linexport.trace import loops
 
 SYMBOL = re.compile(r"\b[su]\d+\b")
 MULTIPLE = re.compile(r"(\d+)\*([su]\d+)")
-WHOLE_CHUNKS = re.compile(r"(\d+)\*\(\(([su]\d+)//\1\)\)")
+WHOLE_CHUNKS = re.compile(r"(?P<unit>\d+)\*\(\((?P<root>[su]\d+)//(?P=unit)\)\)")
+CHUNKS = re.compile(r"\(\(?(?P<root>[su]\d+)//(?P<unit>\d+)\)\)?")
 
 
 def name_symbols(
@@ -83,17 +85,18 @@ def limit_to_chunks(
     names: Mapping[str, str],
     dims: Mapping[str, DimRange],
 ) -> dict[str, DimRange]:
-    """Limit dims to multiples of the chunks that an output is put together of.
+    """Limit dims to multiples of the chunks that an output is put together of, or a loop takes.
 
     At other sizes the model leaves out the tokens behind the last whole chunk.
     """
     found = dict(dims)
     output = next(node for node in program.graph.nodes if node.op == "output")
     shapes = [getattr(x.meta.get("val"), "shape", ()) for x in output.args[0] if hasattr(x, "meta")]
-    for size in (str(size) for shape in shapes for size in shape):
-        chunks = WHOLE_CHUNKS.fullmatch(size)
-        if chunks and chunks[2] in names:
-            name, unit = names[chunks[2]], int(chunks[1])
+    marked = [n.meta["val"].shape[0] for n in program.graph.nodes if n.target is loops.OPERATOR]
+    for size in [*(str(size) for shape in shapes for size in shape), *map(str, marked)]:
+        chunks = WHOLE_CHUNKS.fullmatch(size) or CHUNKS.fullmatch(size)
+        if chunks and chunks["root"] in names:
+            name, unit = names[chunks["root"]], int(chunks["unit"])
             least = -(-found[name].min // unit) * unit
             found[name] = replace(found[name], min=least, multiple=unit)
     return found

@@ -240,6 +240,15 @@ class LoopBody:
             helper.make_node("Concat", [parts[0], sizes, parts[1]], [shape], axis=0),
             helper.make_node("Reshape", [token.data, shape], [name]),
         ]
+        self.declare(name, token.data)
+        dims = self.unrolled.types[name].type.tensor_type.shape.dim
+        length, width = dims[token.axis].dim_param, onnx.TensorShapeProto.Dimension()
+        multiple, width.dim_value = f"{token.width}*", token.width
+        whole = length.startswith(multiple)
+        dims[token.axis].dim_param = (
+            length.removeprefix(multiple) if whole else f"({length}//{token.width})"
+        )
+        dims.insert(token.axis + 1, width)
         return name
 
     def _from_first(self, token: Token) -> str:

@@ -12,16 +12,18 @@ Everything else of the model is traced with that symbol.
 
 from __future__ import annotations
 
+import operator
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnx
 import torch
 from onnxscript import values
 from torch import Tensor
-from torch.export import Dim
 from torch.overrides import TorchFunctionMode
 
 STEPS = 7
@@ -32,6 +34,10 @@ LONGEST_CHUNK = 1024
 
 DOMAIN, MARK = "linexport.trace", "Steps"
 """The node that marked steps are in a graph; ``rolling`` replaces it."""
+
+TORCH = str(Path(torch.__file__).parent)
+
+COMPARED = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 
 library = torch.library.Library("linexport_trace", "DEF")
 library.define("steps(Tensor[] steps, SymInt length) -> Tensor")
@@ -129,8 +135,12 @@ def _counting_by(count: Callable[[torch.SymInt], int]) -> Iterator[None]:
 
 
 @contextmanager
-def few_steps() -> Iterator[None]:
-    """Let loops over a symbolic size run as often as the example is long; mark what they give."""
+def few_steps(chunk: int = 1) -> Iterator[None]:
+    """Let loops over a symbolic size run as often as the example is long; mark what they give.
+
+    Args:
+        chunk: tokens of a step, where loops take slices.
+    """
     sizes: list[torch.SymInt] = []
 
     def count(size: torch.SymInt) -> int:
@@ -140,16 +150,46 @@ def few_steps() -> Iterator[None]:
             return int(node.hint)
         return int(node.int_())
 
-    with _counting_by(count), _Marks(sizes):
+    with _counting_by(count), _comparing_last(sizes), _Marks(sizes, chunk):
         yield
+
+
+@contextmanager
+def _comparing_last(sizes: Sequence[torch.SymInt]) -> Iterator[None]:
+    """Let loops ask whether a step is the last: ``if t == x.shape[1] - 1``.
+
+    torch takes it that the number of the step is then that of all lengths. Here a size that a loop
+    has counted to is compared as that of the example, with the number it is there.
+    """
+    saved = {name: getattr(torch.SymInt, name) for name in COMPARED}
+
+    def comparing(name: str) -> Callable[[torch.SymInt, Any], Any]:
+        def compare(size: torch.SymInt, number: Any) -> Any:
+            hint = size.node.hint
+            counted = set().union(*(s.node.expr.free_symbols for s in sizes))
+            own = set() if size.node.is_constant() else size.node.expr.free_symbols
+            in_torch = sys._getframe(1).f_code.co_filename.startswith(TORCH)
+            if not in_torch and type(number) is int and number == hint and own and own <= counted:
+                return getattr(operator, name)(hint, number)
+            return saved[name](size, number)
+
+        return compare
+
+    for name in COMPARED:
+        setattr(torch.SymInt, name, comparing(name))
+    try:
+        yield
+    finally:
+        for name, function in saved.items():
+            setattr(torch.SymInt, name, function)
 
 
 class _Marks(TorchFunctionMode):
     """Lists of one tensor for each step become one tensor of symbolic length."""
 
-    def __init__(self, counted: list[torch.SymInt]) -> None:
+    def __init__(self, counted: list[torch.SymInt], chunk: int) -> None:
         super().__init__()
-        self.counted = counted
+        self.counted, self.chunk = counted, chunk
         self.written: dict[int, _Writes] = {}
 
     def __torch_function__(
@@ -169,6 +209,8 @@ class _Marks(TorchFunctionMode):
         for size in self.counted:
             if size.node.hint == count:
                 return size
+            if size.node.hint == count * self.chunk:
+                return size // self.chunk
         for size in self.counted:
             for symbol in size.node.expr.free_symbols:
                 environment = size.node.shape_env
@@ -214,6 +256,13 @@ class _Marks(TorchFunctionMode):
             return NotImplemented
         return tuple(tensor.select(dim, t) for t in range(size))
 
+    def split(self, tensor: Tensor, size: Any, dim: int = 0) -> Any:
+        """Return the chunks of a tensor along a symbolic dimension."""
+        whole = tensor.shape[dim]
+        if isinstance(whole, int) or size != self.chunk or whole.node.hint % size:
+            return NotImplemented
+        return tuple(tensor.narrow(dim, t, size) for t in range(0, whole, size))
+
     def iterate(self, tensor: Tensor) -> Any:
         """Iterate over a symbolic dimension."""
         found = self.unbind(tensor) if tensor.dim() else NotImplemented
@@ -221,61 +270,77 @@ class _Marks(TorchFunctionMode):
 
     def write(self, tensor: Tensor, index: Any, value: Any) -> Any:
         """Collect ``y[:, t] = value``; after the last step, y is what was collected."""
-        dim, step = _step(index)
+        dim, step, width = step_of(index)
         length: Any = tensor.shape[dim] if dim < tensor.dim() else 0
         if step is None or isinstance(length, int) or length.node.hint is None:
             return NotImplemented
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or length.node.hint % max(width, 1):
             return NotImplemented
-        shape = tensor.select(dim, 0).shape
-        writes = self.written.setdefault(id(tensor), _Writes(tensor, dim))
-        if writes.dim != dim or step in writes.steps or value.dim() != len(shape):
+        rank = tensor.dim() - (width == 0)
+        writes = self.written.setdefault(id(tensor), _Writes(tensor, dim, width))
+        other = (writes.dim, writes.width) != (dim, width)
+        if other or step in writes.steps or value.dim() != rank:
             self._flush([tensor])
             return NotImplemented
         writes.steps[step] = value
-        count = int(length.node.hint)
+        count = int(length.node.hint) // max(width, 1)
         if len(writes.steps) == count:
             del self.written[id(tensor)]
-            marked = OPERATOR([writes.steps[t] for t in range(count)], length)
-            tensor.copy_(marked.movedim(0, dim))
+            steps = [writes.steps[t] for t in range(count)]
+            whole = self.cat(steps, dim) if width else OPERATOR(steps, length).movedim(0, dim)
+            tensor.copy_(torch.cat(steps, dim) if whole is NotImplemented else whole)
         return None
 
     def read(self, tensor: Tensor, index: Any) -> Any:
         """Return a step that was written in the loop before."""
         writes = self.written.get(id(tensor))
-        dim, step = _step(index)
-        if writes is None or step is None or dim != writes.dim or step not in writes.steps:
+        dim, step, width = step_of(index)
+        if writes is None or (dim, width) != (writes.dim, writes.width):
             return NotImplemented
-        return writes.steps[step]
+        return writes.steps.get(step, NotImplemented)
 
     def _flush(self, values: list[Any]) -> None:
         """Write what was collected, before something else reads it."""
         for value in values:
             writes = self.written.pop(id(value), None) if isinstance(value, Tensor) else None
             for step, given in (writes.steps if writes else {}).items():
-                writes.tensor.select(writes.dim, step).copy_(given)  # type: ignore[union-attr]
+                assert writes is not None
+                writes.place(step).copy_(given)
 
 
 class _Writes:
-    """Steps that a loop has written into a tensor so far."""
+    """Steps that a loop has written into a tensor so far, by ``step_of``."""
 
-    def __init__(self, tensor: Tensor, dim: int) -> None:
-        self.tensor, self.dim = tensor, dim
-        self.steps: dict[int, Tensor] = {}
+    def __init__(self, tensor: Tensor, dim: int, width: int) -> None:
+        self.tensor, self.dim, self.width = tensor, dim, width
+        self.steps: dict[int | None, Tensor] = {}
+
+    def place(self, step: int | None) -> Tensor:
+        """Return where a step is written."""
+        assert step is not None
+        if not self.width:
+            return self.tensor.select(self.dim, step)
+        return self.tensor.narrow(self.dim, step * self.width, self.width)
 
 
-def _step(index: Any) -> tuple[int, int | None]:
-    """Return the dimension and the number of an index such as ``[:, t]``."""
+def step_of(index: Any) -> tuple[int, int | None, int]:
+    """Return the dimension and the number of an index such as ``[:, t]`` or ``[:, 8:16]``.
+
+    The width of a slice is the third; its number is that among slices of its width.
+    """
     parts = index if isinstance(index, tuple) else (index,)
-    whole = slice(None)
-    numbers = [(i, p) for i, p in enumerate(parts) if isinstance(p, int) and p is not True]
-    rest = [p for p in parts if not isinstance(p, int)]
-    if len(numbers) != 1 or any(p is Ellipsis or p != whole for p in rest if p is not Ellipsis):
-        return 0, None
+    numbers = [(i, p) for i, p in enumerate(parts) if p is not Ellipsis and p != slice(None)]
+    if len(numbers) != 1 or Ellipsis in parts[: numbers[0][0]]:
+        return 0, None, 0
     place, number = numbers[0]
-    if Ellipsis in parts[:place] or number < 0:
-        return 0, None
-    return place, number
+    if type(number) is int and number >= 0:
+        return place, number, 0
+    if isinstance(number, slice) and type(number.start) is type(number.stop) is int:
+        width = number.stop - number.start
+        plain = number.step in (None, 1) and number.start >= 0 and width > 1
+        if plain and number.start % width == 0:
+            return place, number.start // width, width
+    return 0, None, 0
 
 
 HANDLERS: dict[Any, Any] = {
@@ -284,53 +349,9 @@ HANDLERS: dict[Any, Any] = {
     torch.concat: _Marks.cat,
     torch.unbind: _Marks.unbind,
     Tensor.unbind: _Marks.unbind,
+    torch.split: _Marks.split,
+    Tensor.split: _Marks.split,
     Tensor.__iter__: _Marks.iterate,
     Tensor.__setitem__: _Marks.write,
     Tensor.__getitem__: _Marks.read,
 }
-
-
-def shortened(
-    args: tuple[Any, ...], dynamic_shapes: Any, chunks: Counted | None = None
-) -> tuple[tuple[Any, ...], Any] | None:
-    """Cut examples to ``STEPS`` along their dynamic dimensions, or make them as long as need be.
-
-    Args:
-        args: the examples.
-        dynamic_shapes: an entry for each.
-        chunks: a number of chunks, where loops are over those.
-
-    Returns:
-        The arguments and their dynamic shapes, without limits; a multiple of a number stays that.
-        None where the shapes are not those of plain tensors.
-    """
-    if not isinstance(dynamic_shapes, tuple | list) or len(args) != len(dynamic_shapes):
-        return None
-    cut: list[Any] = []
-    shapes: list[Any] = []
-    for value, spec in zip(args, dynamic_shapes, strict=True):
-        dims = dict(enumerate(spec)) if isinstance(spec, tuple | list) else dict(spec or {})
-        dims = {axis: dim for axis, dim in dims.items() if dim is not None}
-        if not isinstance(value, Tensor) or any(not isinstance(axis, int) for axis in dims):
-            return None
-        for axis, dim in dims.items():
-            unit = _unit(dim)
-            length = min(STEPS * unit, value.shape[axis])
-            if chunks is not None and value.shape[axis] == chunks.size:
-                length = chunks.length() or length
-            value = _resized(value, axis, length)
-            dims[axis] = unit * Dim(dim.root.__name__) if unit > 1 else Dim.DYNAMIC
-        cut.append(value.contiguous())
-        shapes.append(dims)
-    return tuple(cut), tuple(shapes)
-
-
-def _unit(dim: Any) -> int:
-    """Return 64 of a dimension 64 n; 1 of another."""
-    return int(dim.fn(1)) if hasattr(dim, "root") else 1
-
-
-def _resized(value: Tensor, axis: int, length: int) -> Tensor:
-    """Return an example of a length, repeated as often as need be."""
-    repeated = torch.cat([value] * -(-length // value.shape[axis]), axis)
-    return repeated.narrow(axis, 0, length)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from linexport.errors import BuildError, LinexportError, UnsupportedModelError
 from linexport.loaders.loaded_model import LoadedModel
@@ -22,6 +23,7 @@ from linexport.patches.packages import as_ops
 from linexport.patches.scans import as_loops, has_scans
 from linexport.trace import loops
 from linexport.trace.dim_names import length_warnings, name_symbols
+from linexport.trace.examples import Slices, shortened
 from linexport.trace.exporting import exporting
 from linexport.trace.inverses import as_inverses
 from linexport.trace.messages import error_summary, explained
@@ -61,7 +63,8 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
         return program
     rolled = _of_few_steps(loaded, counted) if counted else None
     if rolled is None and _is_limited(loaded, program):
-        rolled = _of_own_scans(loaded)
+        rolled = _of_few_steps(loaded) if _slices(loaded) else None
+        rolled = rolled or _of_own_scans(loaded)
     if rolled is None and counted:
         raise UnsupportedModelError(_frozen_loop(counted[0]))
     return rolled or program
@@ -152,14 +155,18 @@ def _of_few_steps(
         loaded: the model.
         counted: numbers of chunks that its loops were seen to count to.
     """
-    chunks = next((c for c in counted if c.length() is not None), None)
-    given = loops.shortened(loaded.args, loaded.dynamic_shapes, chunks)
+    lengths, chunk = {c.size: n for c in counted if c.size and (n := c.length())}, 1
+    sliced = None if lengths else _slices(loaded)
+    if sliced is not None:
+        size, chunk = sliced
+        lengths = {size: loops.STEPS * chunk}
+    given = shortened(loaded.args, loaded.dynamic_shapes, lengths)
     if given is None:
         return None
     args, dynamic_shapes = given
     short = replace(loaded, args=args, dynamic_shapes=dynamic_shapes)
     try:
-        with loops.few_steps(), as_loops(loaded.module):
+        with loops.few_steps(chunk), as_loops(loaded.module):
             program = _export(short)
     except Exception as error:
         log.info("the loop cannot be traced for a few steps: %s", error_summary(error))
@@ -171,6 +178,19 @@ def _of_few_steps(
         limits = program.range_constraints[size]
         program.range_constraints[size] = type(limits)(2, limits.upper)
     return program
+
+
+def _slices(loaded: LoadedModel) -> tuple[int, int] | None:
+    """Return a dynamic size that a model cuts to slices of one width, and the width."""
+    flat, _ = pytree.tree_flatten(loaded.args)
+    sizes = {n for x in flat if isinstance(x, torch.Tensor) for n in x.shape[1:]}
+    try:
+        with torch.no_grad(), Slices() as found:
+            loaded.module(*loaded.args, **loaded.kwargs)
+    except Exception as error:
+        log.info("slices of the model were not looked for: %s", error_summary(error))
+        return None
+    return found.chunk(sizes)
 
 
 def _of_own_scans(loaded: LoadedModel) -> torch.export.ExportedProgram | None:

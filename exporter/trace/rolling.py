@@ -44,6 +44,8 @@ def roll(model: onnx.ModelProto) -> None:
     for loop in loops:
         nodes += loop.write({name: inner for name, (own, inner) in ends.items() if own is loop})
         graph.initializer.extend(loop.body.added)
+        made = (o for node in loop.body.outside for o in node.output)
+        graph.value_info.extend(unrolled.types[o] for o in made if o in unrolled.types)
     _replace(graph.node, nodes)
     _sort_and_prune(graph)
     _check_steps(graph, unrolled, {0, 1, *(s.width for loop in loops for s in loop.body.scanned)})

@@ -22,11 +22,25 @@ def contraction(e: Evaluator, a: Form, b: Form, gone: list[int], keep: bool) -> 
     if product is None:
         return None
     lost = {x for p in gone for x in product.dims[p]}
-    for term in product.terms:
-        weights = [f for f in term.of(Leaf) if e.is_weight(f.tensor)]
-        if any(f.axes & lost for f in weights):
-            return None
+    if any(_is_projection(e, term, lost) for term in product.terms):
+        return None
     return algebra.summed(product, gone, keep)
+
+
+def _is_projection(e: Evaluator, term: Term, lost: set[Axis]) -> bool:
+    """Return whether a weight is summed over, besides one that weighs products of two tensors.
+
+    sum_d q_d u_d k_d is a product of q and k: RWKV's newest key is weighed by u.
+    """
+    leaves: list[Leaf] = term.of(Leaf)
+    tensors = [f.axes for f in leaves if not e.is_weight(f.tensor)]
+    for leaf in leaves:
+        summed = leaf.axes & lost
+        if not summed or not e.is_weight(leaf.tensor):
+            continue
+        if sum(summed <= axes for axes in tensors) < 2 or leaf.axes - frozenset().union(*tensors):
+            return True
+    return False
 
 
 @rule("MatMul")

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
-from linexport.graph.edit import producer
 from linexport.recognise import algebra
 from linexport.recognise.axes import Axis, Index
 from linexport.recognise.evaluate import Evaluator, rule
@@ -96,7 +95,6 @@ def _steps(e: Evaluator, node: gs.Node, states: int, count: int) -> tuple[Axis, 
     forms = e.forms(node.inputs[states:])
     if forms is None:
         return None
-    forms = [_rate(e, t) or f for t, f in zip(node.inputs[states:], forms, strict=True)]
     axes = node.attrs.get("scan_input_axes") or [0] * count
     places = [a % len(f.dims) for a, f in zip(axes, forms, strict=True)]
     lengths = [f.dims[p] for f, p in zip(forms, places, strict=True)]
@@ -121,26 +119,6 @@ def _followed(form: Form | None, made: set[str]) -> Form | None:
         if any(f.tensor.name in made for f in term.of(Leaf)):
             return None
     return form
-
-
-def _rate(e: Evaluator, tensor: gs.Tensor) -> Form | None:
-    """Return exp of a tensor of the graph, for exp of a product: a rate is read from one tensor."""
-    sizes = e.sizes(tensor)
-    node = producer(tensor)
-    while node is not None and node.op in ("Identity", "Slice"):
-        if e.sizes(node.inputs[0]) != sizes:
-            return None
-        node = producer(node.inputs[0])
-    if node is None or node.op != "Exp":
-        return None
-    inner = e.form(node.inputs[0])
-    if inner is None or sizes is None or len(inner.terms) != 1:
-        return None
-    if len(inner.terms[0].of(Leaf)) < 2:
-        return None
-    leaf = algebra.leaf_form(node.inputs[0], sizes)
-    grown = algebra.exponent(leaf.terms[0], frozenset(leaf.axes))
-    return replace(leaf, terms=(Term(1.0, (grown,)),))
 
 
 def _closed(form: Form, state: str, time: Axis) -> Form | None:

@@ -84,6 +84,20 @@ class Rwkv6Loop(nn.Module):
 
 
 @formulation(COLLECTED)
+def rwkv5_loop(q, k, v):
+    """Tokens as slices, and products of matrices; the bonus and the rates are of each channel."""
+    r, k, v = heads_first(q), heads_first(k).mT, heads_first(v)
+    bonus = torch.linspace(-1, 2, HEADS * D).view(HEADS, D, 1)
+    rate = torch.exp(-torch.exp(torch.linspace(-3, 0, HEADS * D))).view(HEADS, D, 1)
+    state, out = torch.zeros(q.shape[0], HEADS, D, D), []
+    for t in range(q.shape[1]):
+        pair = k[:, :, :, t : t + 1] @ v[:, :, t : t + 1]
+        out.append((r[:, :, t : t + 1] @ (bonus * pair + state)).squeeze(2))
+        state = pair + rate * state
+    return torch.stack(out, 1).flatten(2)
+
+
+@formulation(COLLECTED)
 def gla_loop(q, k, v):
     """GLA by tokens: the exponential of the gate is taken in the loop."""
     rate = torch.nn.functional.logsigmoid(heads_first(v)) / 16
@@ -162,6 +176,26 @@ class SequentialMamba(nn.Module):
 
 
 formulation(COLLECTED)(SequentialMamba)
+
+
+@formulation(COLLECTED)
+class SelectiveScanReference(SequentialMamba):
+    """mamba-ssm's reference as people copy it: read in the loop, and asked for the last state."""
+
+    def forward(self, q, k, v):
+        """(B, T, WIDTH)."""
+        u, delta, rate = v.mT, nn.functional.softplus(k).mT, -self.rate.exp()
+        into, read = self.project(q).mT.chunk(2, 1)
+        decay = torch.exp(torch.einsum("bdl,dn->bdln", delta, rate))
+        added = torch.einsum("bdl,bnl,bdl->bdln", delta, into, u)
+        h, out, last = rate.new_zeros(u.shape[0], *rate.shape), [], None
+        for i in range(u.shape[2]):
+            h = decay[:, :, i] * h + added[:, :, i]
+            out.append(torch.einsum("bdn,bn->bd", h, read[:, :, i]))
+            if i == u.shape[2] - 1:
+                last = h
+        assert last is not None
+        return torch.stack(out, 2).mT
 
 
 @formulation(COLLECTED)
