@@ -212,14 +212,14 @@ class Regions:
         return tuple(found.values())
 
     def _product(self, tensor: gs.Tensor) -> tuple[gs.Variable, gs.Variable] | None:
-        """Return x and the numbers of a product of vectors and numbers."""
+        """Return x and the numbers of a product of vectors and numbers, be they columns or rows."""
         node = producer(tensor, "Mul")
         if node is None or any(isinstance(t, gs.Constant) for t in node.inputs):
             return None
         sizes = [self.evaluator.sizes(t) for t in node.inputs]
         for vector, number in ((0, 1), (1, 0)):
-            a, b = sizes[vector], sizes[number]
-            if a and b and a[-1] != ONE and b[-1] == ONE:
+            a, b = ([s for s in sizes[i] or () if s != ONE] for i in (vector, number))
+            if len(a) > len(b) > 0:
                 return self._plain(node.inputs[vector]), self._plain(node.inputs[number])
         return None
 

@@ -98,6 +98,20 @@ def rwkv5_loop(q, k, v):
 
 
 @formulation(COLLECTED)
+def delta_rule_by_matrices(q, k, v):
+    """A delta rule whose state is multiplied with 1 - beta k k^T, of columns."""
+    share = torch.sigmoid(split(q).mean(-1))[..., None, None]
+    q, k, v = (split(x)[..., None] for x in (q, k, v))
+    k = nn.functional.normalize(k, dim=-2)
+    state, out = torch.zeros(q.shape[0], HEADS, D, D), []
+    for t in range(q.shape[1]):
+        beta, key = share[:, t], k[:, t]
+        state = state @ (torch.eye(D) - beta * key @ key.mT) + beta * v[:, t] @ key.mT
+        out.append((state @ q[:, t]).squeeze(-1))
+    return torch.stack(out, 1).flatten(2)
+
+
+@formulation(COLLECTED)
 def gla_loop(q, k, v):
     """GLA by tokens: the exponential of the gate is taken in the loop."""
     rate = torch.nn.functional.logsigmoid(heads_first(v)) / 16
