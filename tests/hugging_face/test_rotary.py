@@ -41,6 +41,10 @@ MODELS = {
     "lfm2-dynamic": ("lfm2", {"rope_parameters": DYNAMIC, "max_position_embeddings": SAME}),
     "lfm2-yarn": ("lfm2", {"rope_parameters": YARN}),
     "qwen3_5-longrope": ("qwen3_5_text", {"rope_parameters": longrope(2)}),
+    "lfm3-longrope": (
+        "lfm3",
+        {"rope_parameters": {"sliding_attention": longrope(8), "full_attention": YARN}},
+    ),
     "zaya-longrope": ("zaya", {"rope_parameters": {"hybrid": longrope(4)}}),
     "zaya-dynamic": (
         "zaya",
