@@ -47,6 +47,14 @@ def test_equals_float64_and_its_nodes_bit_by_bit(batch: int, length: int, thread
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
+def test_values_too_long_to_keep() -> None:
+    x = feeds(1, 160_000)
+    alone = session(with_programs(mixer()), 2).run(None, x)
+    for a, b in zip(session(chained(), 2).run(None, x), alone, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_without_the_library_the_same_nodes_run() -> None:
     x, model = feeds(2, 9), chained().SerializeToString()
     want = reference(x)
@@ -60,7 +68,7 @@ def test_states_in_place(length: int) -> None:
 
 
 def test_single_steps_are_the_whole() -> None:
-    """Short values and long ones have different memory: one session meets both in turns."""
+    """Also where another call with longer values comes between them."""
     opened, x = session(chained()), feeds(1, 600)
     want = opened.run(None, x)
     states, outputs = {name: x[name] for name in STATES}, []

@@ -22,6 +22,7 @@ from linexport.graph.walk import reads
 from linexport.targets.tokenwise.convolutions import find_convolutions, fused_convolution
 from linexport.targets.tokenwise.exponentials import find_exponentials, fused_exponentials
 from linexport.targets.tokenwise.groups import Group, find_groups, ordered, outputs_of, readers_of
+from linexport.targets.tokenwise.layouts import with_tokens_first
 from linexport.targets.tokenwise.nodes import MEANS, VIEWS, own_axes, write
 from linexport.targets.tokenwise.program import Program, Shape, TensorView, UnfitError
 from linexport.targets.tokenwise.sizes import with_constant_sizes
@@ -38,7 +39,7 @@ MOST = 24
 
 def with_programs(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with a program in the place of every group of nodes that has one."""
-    model = with_constant_sizes(model)
+    model = with_tokens_first(with_constant_sizes(model))
     values = read_values(model)
     readers = readers_of(model.graph)
     functions: dict[tuple[str, str], onnx.FunctionProto] = {}

@@ -40,7 +40,11 @@ def find_convolutions(
         before, after = producer.get(node.input[0], -1), _reader(readers, node.output[0])
         alone = _reader(readers, node.input[0]) == index
         alone &= any(is_function_of(f, node) for f in model.functions)
-        if alone and _turns(graph, before) and _turns(graph, after):
+        if (
+            alone
+            and min(before, after) >= 0
+            and all(map(turns, (graph.node[before], graph.node[after])))
+        ):
             found.append((before, index, after))
     return found
 
@@ -51,10 +55,9 @@ def _reader(readers: Mapping[str, Sequence[int]], name: str) -> int:
     return own[0] if len(own) == 1 else -1
 
 
-def _turns(graph: onnx.GraphProto, index: int) -> bool:
-    if index < 0 or graph.node[index].op_type != "Transpose":
-        return False
-    return [attribute_value(a) for a in graph.node[index].attribute] == [PERM]
+def turns(node: onnx.NodeProto) -> bool:
+    """Return whether a node swaps tokens and channels."""
+    return node.op_type == "Transpose" and [attribute_value(a) for a in node.attribute] == [PERM]
 
 
 def fused_convolution(

@@ -128,21 +128,31 @@ def _join(parents: dict[int, int], a: int, b: int) -> None:
 
 
 def _beside_library(graph: onnx.GraphProto, readers: dict[str, list[int]]) -> set[int]:
-    """Return the nodes that read from nodes of the library or are read by them, views aside."""
+    """Return the nodes that read from nodes of the library or are read by them, views aside.
 
-    def is_own(index: int) -> bool:
-        node = graph.node[index]
-        return index >= 0 and node.domain == op.DOMAIN and node.op_type in library.OPS
+    A convolution's Transposes count as the convolution.
+    """
+    own = {
+        index
+        for index, node in enumerate(graph.node)
+        if node.domain == op.DOMAIN and node.op_type in library.OPS
+    }
+    beside = _neighbours(graph, readers, own)
+    own |= {index for index in beside if graph.node[index].op_type == "Transpose"}
+    return {
+        index
+        for index in _neighbours(graph, readers, own)
+        if graph.node[index].op_type not in VIEWS
+    }
 
-    made = {n for i, node in enumerate(graph.node) if is_own(i) for n in node.output}
+
+def _neighbours(graph: onnx.GraphProto, readers: dict[str, list[int]], own: set[int]) -> set[int]:
+    made = {name for index in own for name in graph.node[index].output if name}
     return {
         index
         for index, node in enumerate(graph.node)
-        if node.op_type not in VIEWS
-        and (
-            not made.isdisjoint(node.input)
-            or any(is_own(r) for name in node.output for r in readers.get(name, ()))
-        )
+        if not made.isdisjoint(node.input)
+        or any(r in own for name in node.output for r in readers.get(name, ()))
     }
 
 

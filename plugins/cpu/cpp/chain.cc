@@ -8,37 +8,38 @@ namespace linexport {
 namespace {
 
 constexpr int kMostPlaces = 64;
-constexpr int64_t kMostKept = 1 << 14;  // floats of a value between steps that a thread keeps the memory of
+constexpr int64_t kMostKept = 1 << 24;  // floats that a thread keeps for a value between steps; more are given back
 
 void expect(bool holds, const char* what) {
   if (!holds) throw Error(std::string("Chain: ") + what);
 }
 
-// A node: the places of its inputs and outputs, -1 where it has none, and those that no later one reads.
+// A node: the places of its inputs and outputs, -1 where it has none, and rooms of which it is the last to read.
 struct Step {
   const Declaration* declaration = nullptr;
   std::unique_ptr<Kernel> kernel;
-  std::vector<int> inputs, outputs, last;
+  std::vector<int> inputs, outputs, free;
 };
 
-// Values of a call by place: the inputs of the chain, then its outputs, then what only its steps read.
+// Values of a call by place: the inputs of the chain, then its outputs, then what only its steps read, in rooms that
+// serve again.
 struct Values {
   Tensor tensors[kMostPlaces];
-  std::unique_ptr<float[]> longer[kMostPlaces];  // memory of those that are not kept
+  std::unique_ptr<float[]> longer[kMostPlaces];  // memory of rooms that is not kept
 
-  float* memory(int place, int64_t count) {
+  float* memory(int room, int64_t count) {
     static thread_local std::vector<float> kept[kMostPlaces];
-    if (count <= kMostKept) return aligned(kept[place], count);
-    longer[place].reset(new float[count]);
-    return longer[place].get();
+    if (count <= kMostKept) return aligned(kept[room], count);
+    longer[room].reset(new float[count]);
+    return longer[room].get();
   }
 };
 
 // A call as the kernel of one step sees it.
 class StepContext : public Context {
  public:
-  StepContext(Context& whole, const Step& step, Values& values, int inputs, int outputs)
-      : Context(whole), whole_(whole), step_(step), values_(values), inputs_(inputs), outputs_(outputs) {}
+  StepContext(Context& whole, const Step& step, Values& values, const std::vector<int>& rooms, int inputs)
+      : Context(whole), whole_(whole), step_(step), values_(values), rooms_(rooms), inputs_(inputs) {}
 
   Tensor input(size_t place) const override {
     const int from = place < step_.inputs.size() ? step_.inputs[place] : -1;
@@ -53,12 +54,12 @@ class StepContext : public Context {
     const int to = place < step_.outputs.size() ? step_.outputs[place] : -1;
     if (to < 0) return Tensor();
     Tensor& made = values_.tensors[to];
-    if (to < inputs_ + outputs_) {
+    if (rooms_[to] < 0) {
       made = whole_.output(to - inputs_, dims, rank);
     } else {
       made.rank = static_cast<int>(rank), made.present = true;
       std::copy(dims, dims + rank, made.dims);
-      made.data = values_.memory(to, made.count());
+      made.data = values_.memory(rooms_[to], made.count());
     }
     made.type = kFloat;
     return made;
@@ -68,7 +69,8 @@ class StepContext : public Context {
   Context& whole_;
   const Step& step_;
   Values& values_;
-  const int inputs_, outputs_;
+  const std::vector<int>& rooms_;
+  const int inputs_;
 };
 
 // The text: how many inputs, outputs and steps; of each step its name, and how many inputs and outputs with their places.
@@ -84,13 +86,7 @@ class Chain : public Kernel {
     for (int i = 0; i < count; ++i)
       steps_.push_back(read(words, attributes.part("step" + std::to_string(i) + "_"), made));
     for (int i = 0; i < outputs_; ++i) expect(made[inputs_ + i], "no step makes an output");
-    std::vector<bool> read_later(kMostPlaces, false);
-    for (auto step = steps_.rbegin(); step != steps_.rend(); ++step)
-      for (const auto* places : {&step->inputs, &step->outputs})
-        for (int place : *places) {
-          if (place >= inputs_ + outputs_ && !read_later[place]) step->last.push_back(place);
-          if (place >= 0) read_later[place] = true;
-        }
+    assign_rooms();
   }
 
   void compute(Context& call) const override {
@@ -100,9 +96,9 @@ class Chain : public Kernel {
       expect(!!values.tensors[i], "an input is missing");
     }
     for (const Step& step : steps_) {
-      StepContext own(call, step, values, inputs_, outputs_);
+      StepContext own(call, step, values, rooms_, inputs_);
       step.kernel->compute(own);
-      for (int place : step.last) values.longer[place].reset();
+      for (int room : step.free) values.longer[room].reset();
     }
   }
 
@@ -112,6 +108,27 @@ class Chain : public Kernel {
     words >> value;
     expect(words && value >= least && value <= most, "the steps are damaged");
     return value;
+  }
+
+  // A room for each value that is neither input nor output of the chain, free again behind the last step that has it.
+  void assign_rooms() {
+    std::vector<size_t> last(kMostPlaces, 0);
+    for (size_t i = 0; i < steps_.size(); ++i)
+      for (const auto* places : {&steps_[i].inputs, &steps_[i].outputs})
+        for (int place : *places)
+          if (place >= 0) last[place] = i;
+    int count = 0;
+    std::vector<int> free;
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      for (int place : steps_[i].outputs) {
+        if (place < inputs_ + outputs_) continue;
+        if (free.empty()) free.push_back(count++);
+        rooms_[place] = free.back(), free.pop_back();
+      }
+      for (int place = inputs_ + outputs_; place < kMostPlaces; ++place)
+        if (rooms_[place] >= 0 && last[place] == i) steps_[i].free.push_back(rooms_[place]);
+      free.insert(free.end(), steps_[i].free.begin(), steps_[i].free.end());
+    }
   }
 
   Step read(std::istringstream& words, const Attributes& attributes, std::vector<bool>& made) const {
@@ -141,6 +158,7 @@ class Chain : public Kernel {
 
   int inputs_, outputs_;
   std::vector<Step> steps_;
+  std::vector<int> rooms_ = std::vector<int>(kMostPlaces, -1);  // by place
 };
 
 const Registered registered({"Chain",
