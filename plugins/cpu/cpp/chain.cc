@@ -1,6 +1,7 @@
 // Chain: nodes of the library that lead to each other, as one node. ONNX Runtime takes microseconds for each node, which
 // for one token is more than most of them compute.
-#include <sstream>
+#include <cstdlib>
+#include <cstring>
 
 #include "division.h"
 
@@ -13,6 +14,28 @@ constexpr int64_t kMostKept = 1 << 24;  // floats that a thread keeps for a valu
 void expect(bool holds, const char* what) {
   if (!holds) throw Error(std::string("Chain: ") + what);
 }
+
+// Words of the text. Not by a stream, whose locale is not there where the C++ library is linked into this one.
+class Words {
+ public:
+  explicit Words(const std::string& text) : at_(text.c_str()) {}
+  int whole(long least, long most) {
+    char* end = nullptr;
+    const long value = std::strtol(at_, &end, 10);
+    expect(end != at_ && (!*end || *end == ' ') && value >= least && value <= most, "the steps are damaged");
+    at_ = end;
+    return static_cast<int>(value);
+  }
+  std::string name() {
+    at_ += std::strspn(at_, " ");
+    const std::string word(at_, std::strcspn(at_, " "));
+    at_ += word.size();
+    return word;
+  }
+
+ private:
+  const char* at_;
+};
 
 // A node: the places of its inputs and outputs, -1 where it has none, and rooms of which it is the last to read.
 struct Step {
@@ -77,10 +100,11 @@ class StepContext : public Context {
 class Chain : public Kernel {
  public:
   explicit Chain(const Attributes& attributes) {
-    std::istringstream words(attributes.text("steps", ""));
-    inputs_ = whole(words, 1, kMostTensors);
-    outputs_ = whole(words, 1, kMostTensors);
-    const int count = whole(words, 1, kMostPlaces);
+    const std::string text = attributes.text("steps", "");
+    Words words(text);
+    inputs_ = words.whole(1, kMostTensors);
+    outputs_ = words.whole(1, kMostTensors);
+    const int count = words.whole(1, kMostPlaces);
     std::vector<bool> made(kMostPlaces, false);
     std::fill_n(made.begin(), inputs_, true);
     for (int i = 0; i < count; ++i)
@@ -103,13 +127,6 @@ class Chain : public Kernel {
   }
 
  private:
-  static int whole(std::istringstream& words, int least, int most) {
-    int value = least - 1;
-    words >> value;
-    expect(words && value >= least && value <= most, "the steps are damaged");
-    return value;
-  }
-
   // A room for each value that is neither input nor output of the chain, free again behind the last step that has it.
   void assign_rooms() {
     std::vector<size_t> last(kMostPlaces, 0);
@@ -131,24 +148,23 @@ class Chain : public Kernel {
     }
   }
 
-  Step read(std::istringstream& words, const Attributes& attributes, std::vector<bool>& made) const {
+  Step read(Words& words, const Attributes& attributes, std::vector<bool>& made) const {
     Step step;
-    std::string name;
-    words >> name;
+    const std::string name = words.name();
     for (const Declaration& one : declarations())
       if (name == one.name && name != "Chain") step.declaration = &one;
     if (!step.declaration) throw Error("Chain: unknown step " + name);
     const auto& given = step.declaration->inputs;
-    step.inputs.resize(whole(words, 0, static_cast<int>(given.size())));
+    step.inputs.resize(words.whole(0, given.size()));
     for (int& place : step.inputs) {
-      place = whole(words, -1, kMostPlaces - 1);
+      place = words.whole(-1, kMostPlaces - 1);
       expect(place < 0 || made[place], "a step reads what none has made");
     }
     for (size_t i = 0; i < given.size(); ++i)
       expect(given[i].optional || (i < step.inputs.size() && step.inputs[i] >= 0), "an input of a step is missing");
-    step.outputs.resize(whole(words, 1, static_cast<int>(step.declaration->outputs.size())));
+    step.outputs.resize(words.whole(1, step.declaration->outputs.size()));
     for (int& place : step.outputs) {
-      place = whole(words, -1, kMostPlaces - 1);
+      place = words.whole(-1, kMostPlaces - 1);
       expect(place < 0 || !made[place], "two steps make one value");
       if (place >= 0) made[place] = true;
     }
