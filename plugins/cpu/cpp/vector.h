@@ -136,7 +136,7 @@ INLINE Vector exponential(Vector x) {
 
 // The same for x <= 0 by 2^(n / kLanes) e^r, n = round(x kLanes / ln 2): |r| is so small that a cubic polynomial is
 // enough, and 2^(k / kLanes) for k < kLanes is a table in a register. ln 2 is 2.7e-9 from a float, and n ln 2 is not
-// rounded before it is subtracted: r needs no second part of ln 2. Within 3 units in the last place.
+// rounded before it is subtracted: r needs no second part of ln 2. Within 4e-7 of the value.
 #if defined(__clang__)  // which has no builtin that takes elements by numbers of another vector
 INLINE Vector exponential_by_table(Vector x) { return exponential_within_range(x); }
 #else
