@@ -14,7 +14,12 @@ import torch
 from linexport.plugins.kernels.launch import LaunchPlan
 from linexport.plugins.kernels.sources import function
 
-SCRATCH = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+ELEMENTS = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "i8": torch.int8,
+}
 
 
 def run(
@@ -28,6 +33,9 @@ def run(
 
     ``tensors`` holds every input and output of the node by formal name, contiguous and on one
     device; a bool tensor is taken as bytes.
+
+    Raises:
+        TypeError: a tensor does not have the type that the plan states.
     """
     values = plan.symbols(batch, length, multiprocessors)
     route = plan.route(batch, length, multiprocessors)
@@ -37,11 +45,17 @@ def run(
     }
     for buffer in route.scratch:
         size = buffer.elements.of(values)
-        pool[buffer.name] = torch.empty(size, dtype=SCRATCH[buffer.type], device=device)
+        pool[buffer.name] = torch.empty(size, dtype=ELEMENTS[buffer.type], device=device)
     pool.update(values)
     for launch in route.launches:
         kernel = launch.kernel
         grid = tuple(extent.of(values) for extent in launch.grid)
+        for argument in kernel.arguments:
+            if argument.is_pointer and pool[argument.name].dtype != ELEMENTS[argument.type[1:]]:
+                raise TypeError(
+                    f"{kernel.function} takes {argument.name} as {argument.type}, and is given "
+                    f"{pool[argument.name].dtype}."
+                )
         if all(grid):
             function(kernel)[grid](
                 **{argument.name: pool[argument.name] for argument in kernel.arguments},

@@ -276,11 +276,14 @@ def attribute_value(attribute: onnx.AttributeProto) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
+FLOATING = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
+"""Types of activations."""
+
+
 def activations(*names: str) -> list[tuple[str, Sequence[str], str]]:
     """Return type constraints for activations (T) and, if named, float32 states (S)."""
-    floating = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
     both = {
-        "T": ("T", floating, "Activations."),
+        "T": ("T", FLOATING, "Activations."),
         "S": ("S", ["tensor(float)"], "States are kept in float32."),
     }
     return [both[name] for name in names]

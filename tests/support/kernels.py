@@ -66,7 +66,7 @@ class Case:
         tensors = {}
         for name, x in arrays.items():
             tensors[name] = torch.from_numpy(x if x.dtype == bool else x.astype(np.float32))
-            if name in ("query", "key", "value", "decay", "beta"):
+            if name in ("query", "key", "value", "beta"):
                 tensors[name] = tensors[name].to(getattr(torch, self.layout.dtype))
         return tensors
 

@@ -10,8 +10,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from linexport.models import feature_maps
-from linexport.plugins.ops.registry import register_schemas
-from linexport.targets.trt.precision import ELEMENTS, half
+from linexport.plugins.ops.linear_attention import LinearAttentionSpec
+from linexport.plugins.ops.registry import attach_functions, register_schemas
+from linexport.targets.trt.precision import ELEMENTS, half, open_here
 
 TOKENS = ["batch", "seq"]
 
@@ -51,6 +52,43 @@ def test_features_are_halves_and_parameters_are_not(precision: str) -> None:
     kinds = {i.name: i.type.tensor_type.elem_type for i in made.graph.value_info}
     assert kinds[found.input[0]] == kinds[found.output[0]] == ELEMENTS[precision]
     onnx.checker.check_model(made, full_check=True)
+
+
+def decayed() -> onnx.ModelProto:
+    """Attention of exponential features, whose decays are differences of maxima."""
+    made = model(log=1)
+    (exponential,) = (n for n in made.graph.node if n.op_type == "StabilizedExp")
+    exponential.output.append("decay")
+    inputs = ["y", "keys", "v", "", "", "decay"]
+    spec = LinearAttentionSpec(2, 2, "gated", normalize=True, eps=1e-6).attributes()
+    made.graph.node.append(
+        helper.make_node("LinearAttention", inputs, ["z"], "attention", domain="linexport", **spec)
+    )
+    v, z = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [*TOKENS, 8]) for name in "vz")
+    decay = helper.make_tensor_value_info("decay", TensorProto.FLOAT, [*TOKENS, 32])
+    made.graph.value_info.extend([decay, made.graph.output.pop()])
+    made.graph.input.append(v)
+    made.graph.output.append(z)
+    return made
+
+
+@pytest.mark.parametrize("precision", ELEMENTS)
+def test_decays_keep_all_digits(precision: str) -> None:
+    """Those of StabilizedExp go to the attention as they are; the node is valid, and runs."""
+    made = half(decayed(), precision)
+    (attention,) = (n for n in made.graph.node if n.op_type == "LinearAttention")
+    assert attention.input[5] == "decay"
+    rng = np.random.default_rng(0)
+    fed = {name: rng.normal(size=(1, 40, 8 if name == "v" else 16)) for name in "xv"}
+    fed["x"] *= np.linspace(0.5, 4, 40)[None, :, None]
+    fed = {name: x.astype(np.float32) for name, x in fed.items()}
+    results = []
+    for graph in (decayed(), made):
+        attach_functions(graph)
+        onnx.checker.check_model(graph, full_check=True)
+        results.append(open_here(graph.SerializeToString()).run(fed)["z"])
+    error = np.abs(results[1] - results[0]).max() / np.abs(results[0]).max()
+    assert error < 1e-3
 
 
 @pytest.mark.parametrize("precision", ELEMENTS)

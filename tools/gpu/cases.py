@@ -158,7 +158,7 @@ class Attention(Case):
         if name in ("query", "key") and self.normalize and not self.feature_map:
             x = np.abs(x)
         if name == "decay":
-            x = -np.abs(x) / 8
+            return np.float32(-np.abs(x) / 8)
         if name == "beta":
             x = 1 / (1 + np.exp(-x))
         if name == "past_normalizer":
@@ -181,10 +181,10 @@ class Attention(Case):
     def bytes(self) -> int:
         d_v, shared = self.value_width or self.width, (self.shared or self.heads) / self.heads
         tokens = self.batch * self.length * self.heads
-        per_token = 2 * self.width * shared + 2 * d_v + self.spec.has_beta
-        per_token += self.spec.has_decay * (self.features if self.channel else 1)
+        per_token = (2 * self.width * shared + 2 * d_v + self.spec.has_beta) * self.wide
+        per_token += self.spec.has_decay * (self.features if self.channel else 1) * 4
         states = self.batch * self.heads * self.features * (d_v + self.normalize)
-        return int(tokens * per_token) * self.wide + states * 4 * (1 + self.causal)
+        return int(tokens * per_token) + states * 4 * (1 + self.causal)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ TensorRT takes networks as they are typed, so precision is a rewrite. The rule i
     sums, exponentials, ratios    float32
     everything else               the widest type among its inputs
 
-States, and the graph's inputs and outputs, stay float32. A constant that half precision would take
-for zero or infinity keeps its operation in float32: an epsilon stays an epsilon.
+States, decays, and the graph's inputs and outputs, stay float32. A constant that half precision
+would take for zero or infinity keeps its operation in float32: an epsilon stays an epsilon.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 SCALARS = ("length", "chunks", "segments", "chunks_per_segment")
-SEQUENCES = ("query", "key", "value", "decay", "beta", "output")
+SEQUENCES = ("query", "key", "value", "beta", "output")
+"""Tensors in the type of the activations; all others but the mask are float32, decays too."""
+
 PAST, PRESENT = ("past_state", "past_normalizer"), ("present_state", "present_normalizer")
 
 _OUTPUT = (

@@ -16,6 +16,7 @@ from linexport.plugins.ops.linear_attention.oracle import linear_attention
 from linexport.plugins.ops.linear_attention.spec import AttentionSizes, LinearAttentionSpec
 from linexport.plugins.ops.op import (
     DOMAIN,
+    FLOATING,
     VERSION,
     Attributes,
     Node,
@@ -135,7 +136,7 @@ OP = Op(
             parameter("value", "T", "(B, T, H_kv * d_v)"),
             parameter("past_state", "S", "(B, H_kv, d_k, d_v)", "Optional"),
             parameter("past_normalizer", "S", "(B, H_kv, d_k)", "Optional"),
-            parameter("decay", "T", "(B, T, H_kv) or (B, T, H_kv * d_k), log space", "Optional"),
+            parameter("decay", "D", "(B, T, H_kv) or (B, T, H_kv * d_k), log space", "Optional"),
             parameter("beta", "T", "(B, T, H_kv) or (B, T, 1)", "Optional"),
             parameter("key_mask", "tensor(bool)", "(B, T), False: padded token", "Optional"),
             *(
@@ -151,6 +152,7 @@ OP = Op(
         ],
         type_constraints=[
             *activations("T", "S"),
+            ("D", FLOATING, "Decays; in float32 beside activations in half precision."),
             *(
                 (f"P{i}", feature_map.PARAMETER_TYPES, "As of FeatureMap.")
                 for i in range(feature_map.PARAMETERS)
@@ -183,6 +185,7 @@ OP = Op(
     token_axis=dict.fromkeys((*INPUTS[:3], "decay", "beta", "key_mask", "output"), 1),
     causal=reads_causal,
     states=_states,
+    float32=lambda attributes: {"D"},
     kernels="linexport.plugins.kernels.plans.linear_attention",
     sizes=_sizes,
     describe=_describe,
