@@ -30,6 +30,8 @@ from tests.tensorrt.test_library import HEADERS
 pytestmark = pytest.mark.services
 
 NAMES = ("prefill gated", "prefill gated delta", "ragged batch elu1", "convolution", "map favor+")
+"""Cases that are played where tests are not slow; all others have kernels to compile, too."""
+
 LIFE = 5
 """Times that a node is launched with tokens: captured, again, by C++, in place, in place by C++."""
 
@@ -51,13 +53,16 @@ def driver(check: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return stand_in_driver.compiled(tmp_path_factory.mktemp("driver"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["some", pytest.param("all", marks=pytest.mark.slow)])
 def played(
-    check: ModuleType, driver: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    check: ModuleType,
+    driver: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> SimpleNamespace:
     """A pack, run as it is on a machine with a GPU: its exit code, results and launches."""
     folder = tmp_path_factory.mktemp("pack")
-    cases = [case for case in check.CASES if case.name in NAMES]
+    cases = [case for case in check.CASES if request.param == "all" or case.name in NAMES]
     assert check.write(folder / "check.pyz", cases, [90]) == []
     done = _run(driver, folder / "check.pyz", "--checks-only", "--json", folder / "result.json")
     log = [json.loads(line) for line in (folder / "check.log").read_text().splitlines()]
