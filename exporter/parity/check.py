@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ from linexport.parity.cases import (
     plan_cases,
 )
 from linexport.parity.compare import EDGES, Comparison, compare_arrays
+from linexport.parity.near_ties import settled
 from linexport.parity.original import VANISHED, ReferenceOutput, run_reference
 from linexport.parity.reference import Arguments, Reference, feeds
 from linexport.parity.rounding import apart, is_nothing_else
@@ -231,6 +233,8 @@ def _run_case(
     if got is not None and scaled and not all(record.passed for record, _ in found):
         allowed = _with_coarse_sigmoids(tested, parity, case, expected)
         found = _compared(tested, case, allowed, got, failure)
+    if got is not None and case.magnitude == 1 and not all(record.passed for record, _ in found):
+        found = _compared(tested, case, _settled(tested, case, expected, got), got, failure)
     for record, counts in found:
         parity.cases.append(record)
         parity.counts += counts
@@ -253,6 +257,27 @@ def _with_coarse_sigmoids(
         replace(e, rounding=[max(pair) for pair in zip(e.rounding, lost, strict=True)])
         for e in expected
     ]
+
+
+def _settled(
+    tested: ModelUnderTest,
+    case: Case,
+    expected: list[ReferenceOutput],
+    got: Mapping[str, np.ndarray],
+) -> list[ReferenceOutput]:
+    """Near ties decided as the artifact decided them, see ``linexport.parity.near_ties``."""
+    inputs = draw_inputs(tested.loaded, tested.input_shapes, case)
+    original = Reference(tested.loaded, torch.float32)
+
+    def again(place: int) -> np.ndarray:
+        return original(inputs)[place]
+
+    def outputs(reference: ReferenceOutput) -> Iterator[np.ndarray]:
+        for place, name in enumerate(tested.output_names):
+            known, lost = reference.outputs[place], reference.rounding[place]
+            yield settled(known, got[name], tested.tolerance, lost, partial(again, place))
+
+    return [replace(reference, outputs=[*outputs(reference)]) for reference in expected]
 
 
 def _in_both(tested: ModelUnderTest, parity: Parity, case: Case) -> list[ReferenceOutput]:

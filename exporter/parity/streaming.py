@@ -1,7 +1,7 @@
 """Streaming: a sequence fed in pieces, with states carried over, gives what it gives whole.
 
-Outputs may differ by the tolerance of parity, with its allowance for what the original itself loses
-to the rounding of float32; states by the tolerance alone.
+Outputs may differ by the tolerance of parity, with its allowances for what the original itself
+loses to the rounding of float32; states by the tolerance alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from linexport.manifest.proof import StreamingRecord
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.check import ModelUnderTest
 from linexport.parity.compare import compare_arrays
-from linexport.parity.own_rounding import own_rounding
+from linexport.parity.own_rounding import compare_runs
 from linexport.parity.reference import feeds
 from linexport.system import memory
 from linexport.targets import InferenceSession
@@ -129,10 +129,7 @@ def _one(
     for place, name in enumerate(tested.output_names):
         axis = list(tested.output_shapes[place]).index(sequence)
         joined = np.concatenate([p[name] for p in parts], axis=axis)
-        result = compare_arrays(whole[name], joined, tested.tolerance)
-        if not result.passed:
-            rounding = own_rounding(tested, case)[name]
-            result = compare_arrays(whole[name], joined, tested.tolerance, rounding)
+        result = compare_runs(tested, case, name, whole[name], joined)
         worst = max(worst, result.max_relative_error)
         if not result.passed:
             return worst, (
