@@ -16,7 +16,7 @@ from linexport.models.flash_linear_attention.base import Context, LayoutSettings
 from linexport.models.flash_linear_attention.layers import (
     GatedBlock,
     GatedRMSNorm,
-    ShortConvolution,
+    add_projections,
     expanded_width,
     gated_output,
     l2_norm,
@@ -59,16 +59,11 @@ class DeltaNet(nn.Module):
         keys = expanded_width(s.hidden_size * s.expand_k, "key width")
         values = expanded_width(s.hidden_size * s.expand_v, "value width")
         self.scale = (keys // s.num_heads) ** -0.5
-        self.q_proj = nn.Linear(s.hidden_size, keys, bias=False)
-        self.k_proj = nn.Linear(s.hidden_size, keys, bias=False)
-        self.v_proj = nn.Linear(s.hidden_size, values, bias=False)
+        activation = "silu" if s.qk_activation == "silu" else "none"
+        add_projections(self, s, activation, q=keys, k=keys)
+        add_projections(self, s, v=values)
         if s.use_beta:
             self.b_proj = nn.Linear(s.hidden_size, s.num_heads, bias=False)
-        if s.use_short_conv:
-            activation = "silu" if s.qk_activation == "silu" else "none"
-            self.q_conv1d = ShortConvolution(keys, s.conv_size, activation)
-            self.k_conv1d = ShortConvolution(keys, s.conv_size, activation)
-            self.v_conv1d = ShortConvolution(values, s.conv_size)
         if s.use_gate:
             self.g_proj = nn.Linear(s.hidden_size, values, bias=False)
         self.o_norm = GatedRMSNorm(values // s.num_heads, s.norm_eps)

@@ -18,7 +18,7 @@ from linexport.models.flash_linear_attention.base import Context, LayoutSettings
 from linexport.models.flash_linear_attention.layers import (
     GatedBlock,
     GatedRMSNorm,
-    ShortConvolution,
+    add_projections,
     bounded_gate,
     expanded_width,
     projected,
@@ -49,12 +49,8 @@ class GatedRecurrence(nn.Module):
     def __init__(self, s: HGRNSettings, index: int) -> None:
         super().__init__()
         self.index = index
-        self.i_proj = nn.Linear(s.hidden_size, s.width, bias=False)
-        self.f_proj = nn.Linear(s.hidden_size, s.width, bias=False)
+        add_projections(self, s, "none", i=s.width, f=s.width)
         self.g_proj = nn.Linear(s.hidden_size, s.width, bias=False)
-        if s.use_short_conv:
-            self.i_conv1d = ShortConvolution(s.width, s.conv_size, "none")
-            self.f_conv1d = ShortConvolution(s.width, s.conv_size, "none")
         self.g_norm = GatedRMSNorm(s.width, s.norm_eps, s.elementwise_affine)
         self.o_proj = nn.Linear(s.width, s.hidden_size, bias=False)
 

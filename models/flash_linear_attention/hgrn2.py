@@ -18,7 +18,7 @@ from linexport.models.flash_linear_attention.base import Context, LayoutSettings
 from linexport.models.flash_linear_attention.layers import (
     GatedBlock,
     GatedRMSNorm,
-    ShortConvolution,
+    add_projections,
     bounded_gate,
     projected,
     rms_norm,
@@ -47,13 +47,8 @@ class GatedStateExpansion(nn.Module):
     def __init__(self, s: HGRN2Settings, index: int) -> None:
         super().__init__()
         self.index, (self.heads, self.d_k) = index, _heads(s)
-        self.q_proj = nn.Linear(s.hidden_size, self.heads * self.d_k, bias=False)
-        self.f_proj = nn.Linear(s.hidden_size, self.heads * self.d_k, bias=False)
-        self.i_proj = nn.Linear(s.hidden_size, s.hidden_size, bias=False)
-        if s.use_short_conv:
-            self.q_conv1d = ShortConvolution(self.heads * self.d_k, s.conv_size, "none")
-            self.f_conv1d = ShortConvolution(self.heads * self.d_k, s.conv_size, "none")
-            self.i_conv1d = ShortConvolution(s.hidden_size, s.conv_size, "none")
+        keys = self.heads * self.d_k
+        add_projections(self, s, "none", q=keys, f=keys, i=s.hidden_size)
         self.g_norm = GatedRMSNorm(s.hidden_size, EPSILON, s.elementwise_affine)
         self.o_proj = nn.Linear(s.hidden_size, s.hidden_size, bias=False)
 

@@ -112,12 +112,15 @@ def rms_norm(settings: LayoutSettings) -> nn.Module:
     return nn.RMSNorm(settings.hidden_size, eps=settings.norm_eps)
 
 
-def add_projections(attn: nn.Module, settings: Any, **widths: int) -> None:
+def add_projections(
+    attn: nn.Module, settings: Any, activation: str = "silu", **widths: int
+) -> None:
     """Give a layer ``<name>_proj`` of each width and, where it has them, ``<name>_conv1d``."""
     for name, width in widths.items():
         setattr(attn, f"{name}_proj", nn.Linear(settings.hidden_size, width, bias=False))
         if settings.use_short_conv:
-            setattr(attn, f"{name}_conv1d", ShortConvolution(width, settings.conv_size))
+            own = ShortConvolution(width, settings.conv_size, activation)
+            setattr(attn, f"{name}_conv1d", own)
 
 
 def projected(attn: Any, name: str, x: Tensor) -> Tensor:

@@ -154,6 +154,12 @@ def _portable(node: Node) -> tuple[Body, list[str]]:
     """
     b = Body()
     x, weight, bias, past = (b.Cast(v, to=TensorProto.FLOAT) if v else "" for v in node.inputs)
+    outputs = convolved(b, node, x, weight, bias, past)
+    return b, [b.CastLike(out, node.inputs[0]) for out in outputs]
+
+
+def convolved(b: Body, node: Node, x: str, weight: str, bias: str, past: str) -> tuple[str, str]:
+    """Output and present state, (B, C, T) and (B, C, k-1), of what is in float32."""
     channels, size = node.shapes["weight"][0], node.shapes["weight"][2]
     assert isinstance(size, int)
     seen = b.Concat(past, x, axis=2) if past else b.Pad(x, b.const([0, 0, size - 1, 0, 0, 0]))
@@ -161,31 +167,35 @@ def _portable(node: Node) -> tuple[Body, list[str]]:
     end = b.const([np.iinfo(np.int64).max])
     # Not -(k-1): for k = 1 that would be the whole sequence.
     start = b.Shape(x, start=2, end=3)
-    state = b.Slice(seen, start, end, b.const([2]))
-    return b, [b.CastLike(out, node.inputs[0]) for out in (y, state)]
+    return y, b.Slice(seen, start, end, b.const([2]))
 
 
-OP = Op(
-    schema=defs.OpSchema(
-        "CausalConvWithState",
+def schema(name: str, doc: str, layout: str, state: str) -> defs.OpSchema:
+    """The schema of a convolution whose values have a layout, and whose states a type."""
+    return defs.OpSchema(
+        name,
         DOMAIN,
         VERSION,
-        doc=__doc__ or "",
+        doc=doc,
         inputs=[
-            parameter("input", "T", "(B, C, T)"),
+            parameter("input", "T", layout),
             parameter("weight", "T", "(C, 1, k)"),
             parameter("bias", "T", "(C)", "Optional"),
-            parameter("past_state", "T", "(B, C, k - 1)", "Optional"),
+            parameter("past_state", state, "(B, C, k - 1)", "Optional"),
         ],
         outputs=[
-            parameter("output", "T", "(B, C, T)"),
-            parameter("present_state", "T", "(B, C, k - 1)", "Optional"),
+            parameter("output", "T", layout),
+            parameter("present_state", state, "(B, C, k - 1)", "Optional"),
         ],
-        type_constraints=activations("T"),
+        type_constraints=activations(*dict.fromkeys(("T", state))),
         attributes=[
             defs.OpSchema.Attribute("activation", helper.make_attribute("activation", "none"))
         ],
-    ),
+    )
+
+
+OP = Op(
+    schema=schema("CausalConvWithState", __doc__ or "", "(B, C, T)", "T"),
     infer=_infer,
     portable=_portable,
     torch_schema="""causal_conv(

@@ -14,21 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from onnx import TensorProto, defs, helper
+from onnx import TensorProto
 
 from linexport.plugins.ops import causal_conv
 from linexport.plugins.ops.body import Body
-from linexport.plugins.ops.causal_conv import ACTIVATIONS, Array, activated, activation_of
-from linexport.plugins.ops.op import (
-    DOMAIN,
-    VERSION,
-    Attributes,
-    Node,
-    Op,
-    StatePort,
-    activations,
-    parameter,
-)
+from linexport.plugins.ops.causal_conv import ACTIVATIONS, Array, activation_of
+from linexport.plugins.ops.op import Attributes, Node, Op, StatePort
 from linexport.plugins.ops.shapes import Shape, rank
 
 if TYPE_CHECKING:
@@ -102,42 +93,13 @@ def _portable(node: Node) -> tuple[Body, list[str]]:
     b = Body()
     *given, past = node.inputs
     x, weight, bias = (b.Cast(v, to=TensorProto.FLOAT) if v else "" for v in given)
-    channels, size = node.shapes["weight"][0], node.shapes["weight"][2]
-    assert isinstance(size, int)
     turned = b.Transpose(x, perm=[0, 2, 1])
-    if past:
-        seen = b.Concat(past, turned, axis=2)
-    else:
-        seen = b.Pad(turned, b.const([0, 0, size - 1, 0, 0, 0]))
-    y = activated(b, node, b.Conv(seen, weight, *([bias] if bias else []), group=channels))
-    end = b.const([np.iinfo(np.int64).max])
-    # Not -(k-1): for k = 1 that would be the whole sequence.
-    start = b.Shape(x, start=1, end=2)
-    state = b.Slice(seen, start, end, b.const([2]))
+    y, state = causal_conv.convolved(b, node, turned, weight, bias, past)
     return b, [b.CastLike(b.Transpose(y, perm=[0, 2, 1]), node.inputs[0]), state]
 
 
 OP = Op(
-    schema=defs.OpSchema(
-        "CausalConvTokens",
-        DOMAIN,
-        VERSION,
-        doc=__doc__ or "",
-        inputs=[
-            parameter("input", "T", "(B, T, C)"),
-            parameter("weight", "T", "(C, 1, k)"),
-            parameter("bias", "T", "(C)", "Optional"),
-            parameter("past_state", "S", "(B, C, k - 1)", "Optional"),
-        ],
-        outputs=[
-            parameter("output", "T", "(B, T, C)"),
-            parameter("present_state", "S", "(B, C, k - 1)", "Optional"),
-        ],
-        type_constraints=activations("T", "S"),
-        attributes=[
-            defs.OpSchema.Attribute("activation", helper.make_attribute("activation", "none"))
-        ],
-    ),
+    schema=causal_conv.schema("CausalConvTokens", __doc__ or "", "(B, T, C)", "S"),
     infer=_infer,
     portable=_portable,
     torch_schema="""causal_conv_tokens(

@@ -16,6 +16,7 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, TensorProto, helper
 
+from linexport.graph.walk import reads
 from linexport.plugins.cpu import library
 from linexport.plugins.ops import op
 from linexport.plugins.ops.registry import all_ops
@@ -99,19 +100,19 @@ def _groups(model: onnx.ModelProto, functions: Functions) -> list[Group]:
     for value in (*model.graph.value_info, *model.graph.input, *model.graph.output):
         types[value.name] = value.type.tensor_type.elem_type
 
-    def is_step(node: onnx.NodeProto) -> bool:
+    def given_to_step(node: onnx.NodeProto) -> Sequence[str] | None:
         wanted = _input_types(node)
         if (node.domain, node.op_type, node.overload) not in functions or wanted is None:
-            return False
+            return None
         if any(a.type not in SETTINGS for a in node.attribute):
-            return False
+            return None
         given = zip(node.input, wanted, strict=False)
         if any(name and types.get(name) != kind for name, kind in given):
-            return False
+            return None
         types.update(dict.fromkeys(filter(None, node.output), TensorProto.FLOAT))
-        return True
+        return [*reads(node)]
 
-    return [group for group in connected(model.graph, is_step) if len(group) > 1]
+    return [group for group in connected(model.graph, given_to_step) if len(group) > 1]
 
 
 def _input_types(node: onnx.NodeProto) -> list[int] | None:

@@ -32,24 +32,17 @@ Group = list[int]
 
 def find_groups(graph: onnx.GraphProto, values: TokenValues) -> list[Group]:
     """Return the groups of a graph; ``values`` gets what their nodes make."""
-    level: dict[str, int] = {}
-    group_of: dict[int, int] = {}
-    producer: dict[str, int] = {}
-    for index, node in enumerate(graph.node):
+
+    def token_values(node: onnx.NodeProto) -> Sequence[str] | None:
         made = results(node, values)
-        given = data_inputs(node) if made else reads(node)
-        own = max((level.get(name, 0) for name in given), default=0)
-        level |= dict.fromkeys(node.output, own if made else own + 1)
         if not made:
-            continue
+            return None
         values.tokens.update(zip(node.output, made, strict=True))
-        producer |= dict.fromkeys(node.output, index)
-        group_of[index] = index
-        for name in given:
-            if name in producer and level[name] == own:
-                _join(group_of, producer[name], index)
+        return data_inputs(node)
+
+    groups = connected(graph, token_values)
+    joined = dict(sorted((index, group[0]) for group in groups for index in group))
     readers = readers_of(graph)
-    joined = {index: _root(group_of, index) for index in group_of}
     for index in reversed(joined):
         read_by = {
             joined.get(r) for name in graph.node[index].output for r in readers.get(name, ())
@@ -68,25 +61,30 @@ def find_groups(graph: onnx.GraphProto, values: TokenValues) -> list[Group]:
     ]
 
 
-def connected(graph: onnx.GraphProto, belongs: Callable[[onnx.NodeProto], bool]) -> list[Group]:
-    """Return groups of connected nodes for which ``belongs`` is true, each of one level.
+def connected(
+    graph: onnx.GraphProto, given: Callable[[onnx.NodeProto], Sequence[str] | None]
+) -> list[Group]:
+    """Return groups of connected nodes, each of one level.
 
     Args:
         graph: its nodes are in order.
-        belongs: called once for each node, in order.
+        given: returns the values by which a node is connected, None for one that is in no group;
+            called once for each node, in order.
     """
     level: dict[str, int] = {}
     group_of: dict[int, int] = {}
     producer: dict[str, int] = {}
     for index, node in enumerate(graph.node):
-        inside = belongs(node)
-        own = max((level.get(name, 0) for name in reads(node)), default=0)
-        level |= dict.fromkeys(node.output, own if inside else own + 1)
-        if not inside:
+        read = given(node)
+        own = max(
+            (level.get(name, 0) for name in (reads(node) if read is None else read)), default=0
+        )
+        level |= dict.fromkeys(node.output, own + 1 if read is None else own)
+        if read is None:
             continue
         producer |= dict.fromkeys(node.output, index)
         group_of[index] = index
-        for name in reads(node):
+        for name in read:
             if name in producer and level[name] == own:
                 _join(group_of, producer[name], index)
     found: dict[int, Group] = {}
