@@ -94,25 +94,44 @@ def test_what_the_other_expert_gives_is_compared_within_the_tolerance() -> None:
     assert not checked(TIE, 3e-3).passed and not checked(None, 3e-3).passed
 
 
-def test_two_runs_of_an_artifact_may_decide_a_near_tie_otherwise() -> None:
-    class Layer(Routed):
-        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-            """Scores of the token 5 in the place of those of x."""
-            given = x.clone()
-            given[:, 5] = self.embedding[TIE]
-            chosen = (given @ self.router).topk(1).indices
-            return torch.where(chosen == 0, x, 2 * x)
+class Layer(Routed):
+    """x or 2 x by the scores of x, but of token 5, where they are nearly the same."""
 
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        given = x.clone()
+        given[:, 5:6] = self.embedding[TIE]
+        chosen = (given @ self.router).topk(1).indices
+        return torch.where(chosen == 0, x, 2 * x)
+
+
+def under_test(session: Any) -> ModelUnderTest:
     shape = ["batch", "seq", WIDTH]
-    loaded = LoadedModel(
-        Layer(), (torch.randn(1, 16, WIDTH),), {}, None, Source("factory", "tests", None, "")
-    )
+    source = Source("factory", "tests", None, "")
+    loaded = LoadedModel(Layer(), (torch.randn(1, 16, WIDTH),), {}, None, source)
     dims = {"batch": DimRange(batch=True), "seq": DimRange()}
     sizes = {"batch": 1, "seq": 16}
-    unopened: Any = None
-    tested = ModelUnderTest(loaded, unopened, ["x"], [shape], ["y"], [shape], [], dims, sizes)
+    return ModelUnderTest(loaded, lambda: session, ["x"], [shape], ["y"], [shape], [], dims, sizes)
+
+
+@pytest.mark.parametrize(("token", "passed"), [(5, True), (6, False)])
+def test_of_a_layer_as_well_and_it_is_said(token: int, passed: bool) -> None:
+    def run(given: Any) -> dict[str, np.ndarray]:
+        x = torch.from_numpy(given["x"])
+        y = Layer()(x)
+        if 16 <= x.shape[1] <= 100:
+            y[0, token] = 3 * x[0, token] - y[0, token]  # the other of x and 2 x
+        return {"y": y.numpy()}
+
+    found = parity.check(under_test(SimpleNamespace(run=run)))
+    assert found.passed is passed
+    assert any("rounding decides a choice" in note for note in found.notes) or not passed
+
+
+def test_two_runs_of_an_artifact_may_decide_a_near_tie_otherwise() -> None:
+    tested = under_test(None)
+    loaded, sizes = tested.loaded, {"batch": 1, "seq": 16}
     case = Case("stream", sizes, 0)
-    [x], _ = draw_inputs(loaded, [shape], case)
+    [x], _ = draw_inputs(loaded, tested.input_shapes, case)
     first = loaded.module(x).numpy()
     for token, passed in ((5, True), (6, False)):
         second = first.copy()
@@ -132,6 +151,14 @@ def test_an_original_without_choices_is_run_once_more_and_no_further() -> None:
     expected = run()
     assert settled(expected, expected + 1, FLOAT32, 0.0, run) is expected
     assert len(ran) == 2
+
+
+def test_an_original_that_cannot_be_run_so_has_no_near_ties() -> None:
+    def run() -> np.ndarray:
+        raise RuntimeError("no dispatch modes here")
+
+    expected = np.ones((3, 4), np.float32)
+    assert settled(expected, expected + 1, FLOAT32, 0.0, run) is expected
 
 
 def test_products_are_off_by_some_roundings() -> None:

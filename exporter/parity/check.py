@@ -27,7 +27,7 @@ from linexport.manifest.proof import (
     ToleranceRecord,
 )
 from linexport.manifest.records import VisionRecord
-from linexport.parity import coarse_sigmoids
+from linexport.parity import coarse_sigmoids, near_ties
 from linexport.parity.cases import (
     USUAL,
     Case,
@@ -37,7 +37,6 @@ from linexport.parity.cases import (
     plan_cases,
 )
 from linexport.parity.compare import EDGES, Comparison, compare_arrays
-from linexport.parity.near_ties import settled
 from linexport.parity.original import VANISHED, ReferenceOutput, run_reference
 from linexport.parity.reference import Arguments, Reference, feeds
 from linexport.parity.rounding import apart, is_nothing_else
@@ -235,6 +234,8 @@ def _run_case(
         found = _compared(tested, case, allowed, got, failure)
     if got is not None and case.magnitude == 1 and not all(record.passed for record, _ in found):
         found = _compared(tested, case, _settled(tested, case, expected, got), got, failure)
+        if all(record.passed for record, _ in found):
+            parity.notes.append(near_ties.note(case))
     for record, counts in found:
         parity.cases.append(record)
         parity.counts += counts
@@ -275,7 +276,7 @@ def _settled(
     def outputs(reference: ReferenceOutput) -> Iterator[np.ndarray]:
         for place, name in enumerate(tested.output_names):
             known, lost = reference.outputs[place], reference.rounding[place]
-            yield settled(known, got[name], tested.tolerance, lost, partial(again, place))
+            yield near_ties.settled(known, got[name], tested.tolerance, lost, partial(again, place))
 
     return [replace(reference, outputs=[*outputs(reference)]) for reference in expected]
 

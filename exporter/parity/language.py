@@ -29,7 +29,7 @@ from linexport.manifest.proof import CaseRecord, GreedyRecord
 from linexport.parity.check import ModelUnderTest, Parity, case_record
 from linexport.parity.compare import Comparison, compare_arrays, largest
 from linexport.parity.images import check_images
-from linexport.parity.near_ties import settled
+from linexport.parity.near_ties import note, settled
 from linexport.parity.prompts import BATCH, LEFT, SEQUENCE, Prompt, Trial, draw_prompt, plan_prompts
 from linexport.parity.reference import Reference
 from linexport.parity.rounding import apart
@@ -48,12 +48,14 @@ class _Suspect:
         place: of its record among the cases.
         trial: what was run.
         expected, got: logits (tokens, vocabulary), the original's in float32 and the artifact's.
+        found: how they compare.
     """
 
     place: int
     trial: Trial
     expected: np.ndarray
     got: np.ndarray
+    found: Comparison
 
 
 @memory.low_memory()
@@ -102,19 +104,14 @@ def _unsettled(
         prompt = trial.prompt(vocabulary)
         run = partial(original.run_reference, prompt)
         chosen = settled(expected, got, parity.tolerance, 0.0, run)
-        before = compare_arrays(expected, got, parity.tolerance)
         if chosen is expected:
-            if before.max_relative_error <= parity.tolerance.most:
+            if suspect.found.max_relative_error <= parity.tolerance.most:
                 left.append(suspect)
             continue
         result = compare_arrays(chosen, got, parity.tolerance)
-        parity.counts += np.asarray(result.counts) - np.asarray(before.counts)
+        parity.counts += np.asarray(result.counts) - np.asarray(suspect.found.counts)
         parity.cases[suspect.place] = _record(trial, "float32", result, output)
-        parity.notes.append(
-            f"On the {trial.case.name} inputs of {dict(trial.case.sizes)} rounding decides a "
-            "choice of the original, as a router's between experts with nearly the same score: "
-            "there the artifact is what the original gives when its products are rounded otherwise."
-        )
+        parity.notes.append(note(trial.case))
     return left
 
 
@@ -262,7 +259,8 @@ class _Check:
         self.parity.counts += np.asarray(result.counts)
         if not result.passed and reason is None:
             place = len(self.parity.cases)
-            self.suspects.append(_Suspect(place, trial, expected, *memory.memory_mapped([got])))
+            [kept] = memory.memory_mapped([got])
+            self.suspects.append(_Suspect(place, trial, expected, kept, result))
         record = _record(trial, "float32", result, self.tested.output_names[0])
         if reason is not None:
             record = replace(record, reason=reason)

@@ -30,7 +30,7 @@ from linexport.parity.cases import ChosenSizes
 from linexport.parity.check import ModelUnderTest, Parity, case_record, largest_error
 from linexport.parity.compare import Comparison, compare_arrays
 from linexport.parity.layers import AFTER, observe, returned_by
-from linexport.parity.near_ties import settled
+from linexport.parity.near_ties import note, settled
 from linexport.parity.prompts import BATCH, SEQUENCE, Prompt, Trial, plan_prompts
 from linexport.parity.reference import Reference
 from linexport.parity.rounding import apart
@@ -158,8 +158,11 @@ def check_layers(
                 result = compare_arrays(wanted, got, tested.tolerance, rounding)
             if not result.passed:
                 again = partial(_again, original, prompt, list(values), expected[number], layer)
-                wanted = settled(wanted, got, tested.tolerance, rounding or 0.0, again)
-                result = compare_arrays(wanted, got, tested.tolerance, rounding or 0.0)
+                lost = rounding or 0.0
+                wanted = settled(wanted, got, tested.tolerance, lost, again)
+                result = compare_arrays(wanted, got, tested.tolerance, lost)
+                if result.passed:
+                    parity.notes.append(note(trial.case))
             parity.counts += np.asarray(result.counts)
             outcome.add(number, trial, layer, result, rounding)
             memory.trim_memory()

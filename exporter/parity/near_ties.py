@@ -13,6 +13,7 @@ A wrong artifact is like none of them: all of them are the original.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,9 +21,12 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from linexport.parity.cases import Case
 from linexport.parity.compare import BLOCK, largest
 from linexport.parity.tolerances import Tolerance
 from linexport.system import memory
+
+log = logging.getLogger(__name__)
 
 RUNS = 8
 """Runs of the original at the most: each decides one near tie either way about as often."""
@@ -90,14 +94,27 @@ def settled(
     for seed in range(RUNS):
         if not off.any():
             return found.reshape(expected.shape)
-        with RoundedOtherwise(seed) as otherwise:
-            other = run().reshape(found.shape)
+        try:
+            with RoundedOtherwise(seed) as otherwise:
+                other = run().reshape(found.shape)
+        except Exception as error:  # whatever the module raises in such a context
+            log.info("the original cannot be run with other roundings: %r", error)
+            break
         if not otherwise.chooses:
             break
         like = off & ~_off(other, got, limit)
         found[like] = other[like]
         off &= ~like
     return expected if off.any() else found.reshape(expected.shape)
+
+
+def note(case: Case) -> str:
+    """Return the sentence on a case in which near ties were settled."""
+    return (
+        f"On the {case.name} inputs of {dict(case.sizes)} rounding decides a choice of the "
+        "original, as a router's between experts with nearly the same score: there the artifact is "
+        "what the original gives when its products are rounded otherwise."
+    )
 
 
 def _off(expected: np.ndarray, got: np.ndarray, limit: float) -> np.ndarray:
