@@ -153,3 +153,15 @@ def test_sigmoids_of_the_runtime_do_not_fail_an_artifact_of_large_inputs(tmp_pat
     )
     assert manifest.status == "ok" and manifest.fused == {"LinearAttention": 1}
     assert any("sigmoids as coarse as ONNX Runtime's" in text for text in manifest.warnings)
+
+
+def test_the_epsilon_of_a_norm_is_that_of_the_original() -> None:
+    """torch takes that of the dtype where none is given, and float64's makes another function."""
+    norm = torch.nn.RMSNorm(4)
+    x = torch.full((1, 4), 1e-4)
+    loaded = load_module((norm, (x,)), "a:norm")
+    with torch.no_grad():
+        expected = norm(x).numpy()
+    (found,) = Reference(loaded, torch.float64)(((x,), {}))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert found.max() < 0.5

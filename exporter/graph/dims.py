@@ -10,6 +10,9 @@ from linexport.errors import UsageError
 PAST = "past"
 """The dimension of rows of keys and values that earlier calls left."""
 
+DIVIDED = 64 * 45045
+"""A number of tokens that all usual chunks divide."""
+
 
 @dataclass(frozen=True)
 class DimRange:

@@ -68,7 +68,7 @@ class Widened(TorchFunctionMode):
     """A context in which float64 is computed where code names float32.
 
     Libraries do so for what half precision would lose: sums, norms, softmax, recurrences. In a
-    reference it would be what float32 loses.
+    reference it would be what float32 loses. What is added in a norm stays that of float32.
     """
 
     def __torch_function__(
@@ -76,7 +76,23 @@ class Widened(TorchFunctionMode):
     ) -> Any:
         """``func`` with float64 for float32 among its arguments."""
         args, kwargs = pytree.tree_map(_widened, (args, kwargs or {}))
+        if func in NORMS:
+            args, kwargs = _with_epsilon(*args, **kwargs)
         return (torch.Tensor.double if func is torch.Tensor.float else func)(*args, **kwargs)
+
+
+NORMS = (torch.rms_norm, torch.nn.functional.rms_norm)
+
+
+def _with_epsilon(
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a norm; an epsilon left out is float32's, as in the original."""
+    given = torch.finfo(torch.float32).eps if eps is None else eps
+    return (x, normalized_shape, weight, given), {}
 
 
 def _widened(argument: object) -> object:

@@ -15,6 +15,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph import surgeon
 from linexport.graph.external_data import Weights
+from linexport.graph.shapes import completed_shapes
 from linexport.manifest.records import PassRecord
 from linexport.passes import fuse_linear_attention
 from linexport.passes.contract import (
@@ -124,8 +125,8 @@ def _found(graph: gs.Graph, findings: Findings) -> bool:
 def _obstacle(model: onnx.ModelProto, weights: Weights | None) -> tuple[UnmatchedCandidate, ...]:
     """Return the first thing in the way, in the graph in which attention was looked for."""
     searched = rewrite(model, STAGES[:1], weights)
-    shaped = onnx.shape_inference.infer_shapes(searched.model, data_prop=True)
-    graph = gs.import_onnx(shaped)
+    graph = gs.import_onnx(searched.model)
     surgeon.restore_constants(graph, searched.weights)
-    found = first_obstacle(graph)
+    with completed_shapes(graph):
+        found = first_obstacle(graph)
     return () if found is None else (found,)

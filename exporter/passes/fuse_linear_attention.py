@@ -15,6 +15,7 @@ from functools import partial
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.shapes import completed_shapes
 from linexport.passes import simplify
 from linexport.passes.contract import Pass, PassResult
 from linexport.recognise.find import Search
@@ -26,8 +27,13 @@ log = logging.getLogger(__name__)
 
 def run(graph: gs.Graph, withdrawn: Mapping[str, str] | None = None) -> PassResult:
     """Fuse every match that can be proven and is not withdrawn, see ``without``."""
+    with completed_shapes(graph):
+        return _fused(graph, withdrawn or {})
+
+
+def _fused(graph: gs.Graph, withdrawn: Mapping[str, str]) -> PassResult:
     summed = replace_row_sums(graph)
-    findings = replace_loops(graph, withdrawn or {})
+    findings = replace_loops(graph, withdrawn)
     if summed or findings.matches:
         graph.cleanup().toposort()
     findings += Search(graph, withdrawn).run()

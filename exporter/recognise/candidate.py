@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -17,6 +19,7 @@ from linexport.recognise.factors import Factors
 from linexport.recognise.prove import ProofFailedError, RewriteCandidate
 from linexport.recognise.region import Root, reads
 from linexport.recognise.roles import Roles
+from linexport.recognise.signs import is_fraction
 from linexport.recognise.terms import IDENTITY, Leaf
 
 
@@ -76,13 +79,24 @@ def _bounded(roles: Roles) -> dict[str, Draw]:
     """Return how keys and betas of a delta rule are drawn, and decays that are no logarithms."""
     decays = roles.decay.of(Leaf) if roles.decay else []
     found: dict[str, Draw] = {
-        f.tensor.name: fraction for f in decays if f.function == ("Log", (), IDENTITY)
+        f.tensor.name: fraction
+        for f in decays
+        if f.function == ("Log", (), IDENTITY) or is_fraction(f.tensor)
     }
     if roles.delta:
         found |= {f.tensor.name: unit for f in roles.key}
+    if roles.transition is not None:
+        vectors = (*roles.transition.reads, *roles.transition.writes)
+        found = {f.tensor.name: _of_length_one(f, roles) for f in vectors} | found
     if roles.beta is not None:
         found[roles.beta.tensor.name] = fraction
     return found
+
+
+def _of_length_one(leaf: Leaf, roles: Roles) -> Draw:
+    """Return what makes vectors of a transition of length 1, and numbers below 1."""
+    width = math.prod(a.size.known or 1 for a in roles.channels if a in leaf.axes)
+    return fraction if width == 1 else partial(np.multiply, width**-0.5)
 
 
 def _channels(roles: Roles) -> dict[str, tuple[int, int]]:
@@ -120,13 +134,13 @@ def match_record(
     roles, attributes = root.roles, fused.attrs
     return MatchRecord(
         where=root.tensor.name,
-        update_rule=str(attributes["update_rule"]),
+        update_rule=str(attributes.get("update_rule", "generalized_delta")),
         causal=roles.causal,
         normalize=roles.normalize,
         scale=roles.scale,
         eps=roles.eps,
-        q_num_heads=int(attributes["q_num_heads"]),
-        kv_num_heads=int(attributes["kv_num_heads"]),
+        q_num_heads=int(attributes.get("q_num_heads", attributes.get("num_heads"))),
+        kv_num_heads=int(attributes.get("kv_num_heads", attributes.get("num_heads"))),
         key_heads=size_of(writer.layout.key).known or 1,
         d_k=size_of(roles.channels).known or 1,
         d_v=size_of(roles.widths).known or 1,

@@ -60,7 +60,7 @@ class MatchWriter(Gates):
             NotAttentionError: it cannot be written with the op.
         """
         roles, order = self.roles, self.layout
-        dtype = self._dtype()
+        dtype = self.dtype()
         faded = gs.Variable.empty()
         if roles.stabilized:
             _, keys, decays = self.stabilized(order.value)
@@ -132,10 +132,10 @@ class MatchWriter(Gates):
             output = reversed_tokens(self, output)
         if initial is not None:
             output = self.add("Add", [output, initial], dtype, shape=output.shape)
-        output = self._weighted(self._post(output), packed)
+        output = self._weighted(self.post(output), packed)
         for term in roles.beside:
             output = self._with_beside(output, term, packed)
-        self._restore(output)
+        self.restore(output)
         return fused
 
     def _earlier(
@@ -170,7 +170,12 @@ class MatchWriter(Gates):
                 value = faded_tokens(self, value, faded, heads)
         return [query, key, value], faded, gs.Variable.empty()
 
-    def _dtype(self) -> np.dtype[np.generic]:
+    def dtype(self) -> np.dtype[np.generic]:
+        """The widest dtype of what is read.
+
+        Raises:
+            NotAttentionError: the op does not compute in it.
+        """
         kinds, roles = [], self.roles
         for leaf in (*roles.query, *roles.key, *roles.value, *roles.weights):
             to = functions.casts(leaf.function)
@@ -216,7 +221,7 @@ class MatchWriter(Gates):
             return self.everywhere(np.ones((1, 1, axis_size(heads)), dtype), heads, time)
         return self.cast(self.grouped(self.roles.beta, (self.roles.batch, time, heads)), dtype)
 
-    def _post(self, output: gs.Variable) -> gs.Variable:
+    def post(self, output: gs.Variable) -> gs.Variable:
         """Multiply the output with the factors that the op has no attribute for."""
         dtype, shape = np.dtype(output.dtype), output.shape
         # These factors do not depend on positions, so they were moved out of both sums.
@@ -262,8 +267,8 @@ class MatchWriter(Gates):
             product = self.add("Mul", [product, factor], dtype, shape=product.shape)
         return self.add("Add", [output, product], dtype, shape=output.shape)
 
-    def _restore(self, output: gs.Variable) -> None:
-        """The result: the packed output in the dims and the dtype of the root."""
+    def restore(self, output: gs.Variable) -> None:
+        """Write the result: the packed output in the dims and the dtype of the root."""
         heads = (*self.layout.output, *self.roles.widths)
         groups = (self.roles.batch, self.roles.query_position, heads)
         leaf = Leaf(output, groups)

@@ -17,6 +17,22 @@ from linexport.recognise.terms import Count, Leaf, Term
 
 
 @dataclass(frozen=True)
+class Transition:
+    """The correction of a state, b_t (a_t^T S_{t-1}), see ``transition``.
+
+    Attributes:
+        heads: labels of the state that have a correction each.
+        reads, writes: factors of a and of b.
+        factor: a number, the same for all tokens.
+    """
+
+    heads: Index
+    reads: tuple[Leaf, ...]
+    writes: tuple[Leaf, ...]
+    factor: float
+
+
+@dataclass(frozen=True)
 class Roles:
     """The parts of one linear attention.
 
@@ -37,6 +53,7 @@ class Roles:
         delta: a key's stored value is corrected, by the share ``beta`` (1 where there is none).
         beside: products of single tokens that are added to the output, see ``beside``.
         initial: the state of a recurrence before the first token, see ``initial``.
+        transition: a state is corrected by what a vector of its own reads.
     """
 
     query: tuple[Leaf, ...]
@@ -63,6 +80,7 @@ class Roles:
     beta: Leaf | None = None
     beside: tuple[Term, ...] = ()
     initial: Term | None = None
+    transition: Transition | None = None
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
@@ -71,7 +89,9 @@ class Roles:
         decay = () if self.decay is None else tuple(self.decay.of(Leaf))
         beta = () if self.beta is None else (self.beta,)
         terms = (*self.beside, *(() if self.initial is None else (self.initial,)))
-        added = (f for term in terms for f in term.of(Leaf))
+        added = [f for term in terms for f in term.of(Leaf)]
+        if self.transition is not None:
+            added += (*self.transition.reads, *self.transition.writes)
         return (*self.query, *self.key, *self.value, *self.weights, *mask, *decay, *beta, *added)
 
     def heads(self, leaves: Sequence[Leaf]) -> set[Axis]:

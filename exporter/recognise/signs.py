@@ -14,18 +14,10 @@ from linexport.recognise import functions
 from linexport.recognise.terms import Leaf
 
 NEVER_NEGATIVE = {"Relu", "Exp", "Softmax", "Sigmoid", "Softplus", "Abs", "Sqrt"}
-KEEPS = {"Identity", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Slice"}
-KEEPS |= {
-    "Gather",
-    "Split",
-    "ReduceSum",
-    "ReduceMean",
-    "ReduceMax",
-    "ReduceMin",
-    "CumSum",
-    "Flatten",
-}
-"""Operators that give a sum, a mean or a choice of entries of their first input."""
+MOVES = {"Identity", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Slice"}
+MOVES |= {"Gather", "Split", "ReduceMax", "ReduceMin", "Flatten"}
+KEEPS = MOVES | {"ReduceSum", "ReduceMean", "CumSum"}
+"""Operators that give a choice of entries of their first input, and those that also add them up."""
 
 DEEPEST = 30
 
@@ -39,6 +31,14 @@ def sign_of(leaf: Leaf) -> int:
     if functions.never_negative(opposite, inside == 1):
         return -1
     return inside if leaf.function == ("x",) else 0
+
+
+def is_fraction(tensor: gs.Tensor) -> bool:
+    """Return whether every entry is between 0 and 1, as those of a sigmoid are."""
+    node = tensor.inputs[0] if tensor.inputs else None
+    while node is not None and node.op in MOVES and node.inputs[0].inputs:
+        node = node.inputs[0].inputs[0]
+    return node is not None and node.op in ("Sigmoid", "Softmax")
 
 
 def _sign(tensor: gs.Tensor, depth: int = 0) -> int:

@@ -1,6 +1,7 @@
 """Recurrences that the algebra of ``find`` does not follow, known by what they compute.
 
     Scan over tokens or chunks, triangular systems, ...    ->    LinearAttention
+    Scan over tokens with another correction of its state  ->    GeneralizedDeltaRule
 
 A delta rule is no sum of products: its values depend on all earlier keys. It has few inputs,
 though, so that every way to give them roles is tried on numbers, and the right one proven.
@@ -14,6 +15,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.recognise.beside import without_beside
 from linexport.recognise.emit import MatchWriter
+from linexport.recognise.emit_transition import TransitionWriter
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.findings import Findings
 from linexport.recognise.read_roles import read_roles
@@ -23,6 +25,7 @@ from linexport.recognise.roles import NotAttentionError
 from linexport.recognise.roles_by_values import find_roles
 from linexport.recognise.stateful_region import LOOPS, Region, Regions
 from linexport.recognise.terms import Leaf
+from linexport.recognise.transition import read_transition
 
 
 def replace_loops(graph: gs.Graph, withdrawn: Mapping[str, str]) -> Findings:
@@ -41,9 +44,9 @@ def replace_loops(graph: gs.Graph, withdrawn: Mapping[str, str]) -> Findings:
         covered = any(o.name in rewriter.covered for o in loop.outputs)
         read = any(_is_read(rewriter.evaluator, t) for t in regions.passed(loop))
         if not covered and not read:
-            for region in regions.around(loop):
-                if _is_replaced(rewriter, region, withdrawn):
-                    break
+            around = regions.around(loop)
+            if not any(_is_replaced(rewriter, region, withdrawn) for region in around):
+                _replace_transition(rewriter, loop, withdrawn)
     rewriter.free_lengths()
     return Findings(tuple(rewriter.matches), (), tuple(rewriter.rejected))
 
@@ -66,9 +69,22 @@ def _is_replaced(rewriter: Rewriter, region: Region, withdrawn: Mapping[str, str
     if found is None:
         return False
     roles, form = found
-    root = Root(region.root, form, roles, rewriter.region(region.root, roles.leaves))
-    reason = withdrawn.get(region.root.name)
-    problem = reason or rewriter.fuse(root, MatchWriter(root.tensor, form, roles))
+    _replace(rewriter, MatchWriter(region.root, form, roles), withdrawn)
+    return True
+
+
+def _replace_transition(rewriter: Rewriter, loop: gs.Node, withdrawn: Mapping[str, str]) -> None:
+    """Replace a loop over tokens whose state is corrected, where it is one."""
+    found = read_transition(rewriter.evaluator, loop)
+    if found is not None:
+        roles, form = found
+        _replace(rewriter, TransitionWriter(loop.outputs[1], form, roles), withdrawn)
+
+
+def _replace(rewriter: Rewriter, writer: MatchWriter, withdrawn: Mapping[str, str]) -> None:
+    """Put the fused node in place, or note why it is not."""
+    region = rewriter.region(writer.root, writer.roles.leaves)
+    root = Root(writer.root, writer.form, writer.roles, region)
+    problem = withdrawn.get(root.tensor.name) or rewriter.fuse(root, writer)
     if problem is not None:
         rewriter.reject_match(root, str(problem))
-    return True

@@ -13,13 +13,11 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.dims import DIVIDED
 from linexport.recognise.prove import RewriteCandidate, is_run_at
 from linexport.recognise.running import NotRunnableError, size_value, symbols_in
 from linexport.recognise.sizes import Size, parse
 from linexport.recognise.values import Values
-
-DIVIDED = 64 * 45045
-"""A number that all usual chunks divide."""
 
 LARGEST_CHUNK = 1024
 

@@ -12,6 +12,7 @@ UPDATE_RULES = {
     "gated": "gated linear attention",
     "delta": "delta rule",
     "gated_delta": "gated delta rule",
+    "generalized_delta": "generalised delta rule",
 }
 
 

@@ -26,6 +26,8 @@ from onnxscript import values
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from linexport.graph.dims import DIVIDED
+
 STEPS = 7
 """A number that lists of other things (heads, layers, chunks) seldom have."""
 
@@ -134,6 +136,20 @@ def _counting_by(count: Callable[[torch.SymInt], int]) -> Iterator[None]:
         torch.SymInt.__index__, torch.SymInt.__int__ = saved  # type: ignore[method-assign]
 
 
+def width_of(size: int | torch.SymInt) -> int | None:
+    """Return a size that is a number, be it as torch writes that of a chunk: T // (T // 8).
+
+    It does where a transposed tensor is reshaped. All chunks are whole.
+    """
+    if isinstance(size, int):
+        return size
+    symbols = list(size.node.expr.free_symbols)
+    if len(symbols) != 1:
+        return None
+    found = {size.node.expr.subs(symbols[0], n) for n in (DIVIDED, 3 * DIVIDED)}
+    return int(found.pop()) if len(found) == 1 else None
+
+
 @contextmanager
 def few_steps(chunk: int = 1) -> Iterator[None]:
     """Let loops over a symbolic size run as often as the example is long; mark what they give.
@@ -234,8 +250,8 @@ class _Marks(TorchFunctionMode):
         if not isinstance(tensors, list | tuple) or len(tensors) < STEPS - 1:
             return NotImplemented
         axis = dim % tensors[0].dim()
-        size, *others = (t.shape[axis] for t in tensors)
-        if not isinstance(size, int) or any(other != size for other in others):
+        size, *others = (width_of(t.shape[axis]) for t in tensors)
+        if size is None or any(other != size for other in others):
             return NotImplemented
         marked = self.stack(tensors, axis)
         if marked is NotImplemented:
@@ -337,7 +353,7 @@ def step_of(index: Any) -> tuple[int, int | None, int]:
         return place, number, 0
     if isinstance(number, slice) and type(number.start) is type(number.stop) is int:
         width = number.stop - number.start
-        plain = number.step in (None, 1) and number.start >= 0 and width > 1
+        plain = number.step in (None, 1) and number.start >= 0 and width > 0
         if plain and number.start % width == 0:
             return place, number.start // width, width
     return 0, None, 0

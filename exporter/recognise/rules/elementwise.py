@@ -238,7 +238,7 @@ def exp(a: Form) -> Form | None:
 
     Other sums are those of a feature map, such as w . x - |x|^2 / 2: one opaque factor.
     """
-    mixing = any(_mixes(term) for term in a.terms)
+    mixing = any(_mixes(term) or _is_total(term, a) for term in a.terms)
     return algebra.exponential(a) if mixing or a.scalar is not None else None
 
 
@@ -246,6 +246,11 @@ def _mixes(term: Term) -> bool:
     """Return whether a term has positions, a mask, or a product of several tensors."""
     leaves = term.of(Leaf)
     return math.isinf(term.coefficient) or len(leaves) > 1 or len(leaves) < len(term.factors)
+
+
+def _is_total(term: Term, form: Form) -> bool:
+    """Return whether a term adds up what a step of a loop is given, such as a chunk's decays."""
+    return bool(term.axes - form.axes) and any(a.parameter for a in term.axes)
 
 
 def power(a: Form, b: Form) -> Form | None:

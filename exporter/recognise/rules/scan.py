@@ -13,22 +13,30 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.edit import producer
 from linexport.recognise import algebra
 from linexport.recognise.axes import Axis, Index
 from linexport.recognise.evaluate import Evaluator, rule
 from linexport.recognise.joining import collect, lagging, without_inverses
 from linexport.recognise.rules.shifts import delayed_along
-from linexport.recognise.terms import Factor, Form, Iota, Leaf, Nested, PositionOrder, Term
+from linexport.recognise.terms import (
+    IDENTITY,
+    Factor,
+    Form,
+    Iota,
+    Leaf,
+    Nested,
+    PositionOrder,
+    Term,
+)
 
 
 @rule("Scan")
 def scan(e: Evaluator, node: gs.Node) -> dict[str, Form] | None:
     """Forms of the stacked outputs; the last states stay opaque."""
     body, count = node.attrs["body"], node.attrs["num_scan_inputs"]
-    if any(any(node.attrs.get(f"scan_{side}_directions") or ()) for side in ("input", "output")):
-        return None
     states = len(node.inputs) - count
-    steps = _steps(e, node, states, count)
+    steps = steps_of(e, node, states, count)
     if steps is None:
         return None
     time, given = steps
@@ -43,17 +51,17 @@ def scan(e: Evaluator, node: gs.Node) -> dict[str, Form] | None:
     inside = Evaluator(body, bound, outer=e)
     made = {o.name for n in body.nodes for o in n.outputs}
     following = {
-        tensor.name: _followed(inside.form(after), made)
+        tensor.name: followed(inside.form(after), made)
         for tensor, after in zip(body.inputs[:states], body.outputs[:states], strict=True)
     }
-    before = _before(following, time)
+    before = _before(e, following, time)
     if before is None:
         return None
     axes = node.attrs.get("scan_output_axes") or [0] * (len(body.outputs) - states)
     found: dict[str, Form] = {}
     outputs = zip(body.outputs[states:], node.outputs[states:], axes, strict=True)
     for inner, outer, axis in outputs:
-        form = _followed(inside.form(inner), made)
+        form = followed(inside.form(inner), made)
         form = None if form is None else _without_states(form, before)
         if form is None:
             continue
@@ -66,14 +74,14 @@ def scan(e: Evaluator, node: gs.Node) -> dict[str, Form] | None:
     return found
 
 
-def _before(following: dict[str, Form | None], time: Axis) -> dict[str, Form] | None:
+def _before(e: Evaluator, following: dict[str, Form | None], time: Axis) -> dict[str, Form] | None:
     """Return states before a step, from their forms after it; None where one is not followed."""
     before: dict[str, Form] = {}
     # A state that does not read itself is what others were a step ago.
     apart = sorted(following.items(), key=lambda state: not _has(state[1], {state[0]}))
     for name, form in apart:
         if _has(form, {name}):
-            closed = form and _closed(form, name, time)
+            closed = form and _closed(e, form, name, time)
         else:
             closed = form and _without_states(form, before)
             closed = closed and delayed_along(closed, (time,))
@@ -90,8 +98,15 @@ def _has(form: Form | None, names: set[str]) -> bool:
     )
 
 
-def _steps(e: Evaluator, node: gs.Node, states: int, count: int) -> tuple[Axis, list[Form]] | None:
-    """The parameter that counts steps, and the scanned inputs at that step."""
+def steps_of(
+    e: Evaluator, node: gs.Node, states: int, count: int
+) -> tuple[Axis, list[Form]] | None:
+    """Return the parameter that counts steps, and the scanned inputs at that step.
+
+    None where steps are taken backwards, or an input is not followed.
+    """
+    if any(any(node.attrs.get(f"scan_{side}_directions") or ()) for side in ("input", "output")):
+        return None
     forms = e.forms(node.inputs[states:])
     if forms is None:
         return None
@@ -108,7 +123,7 @@ def _steps(e: Evaluator, node: gs.Node, states: int, count: int) -> tuple[Axis, 
     return time, given
 
 
-def _followed(form: Form | None, made: set[str]) -> Form | None:
+def followed(form: Form | None, made: set[str]) -> Form | None:
     """Return a form, unless it has a value of the body that the rules do not follow.
 
     Such a value may depend on the step and on the states.
@@ -121,7 +136,7 @@ def _followed(form: Form | None, made: set[str]) -> Form | None:
     return form
 
 
-def _closed(form: Form, state: str, time: Axis) -> Form | None:
+def _closed(e: Evaluator, form: Form, state: str, time: Axis) -> Form | None:
     """The state before a step, from the form of the state after it."""
     # S_t = a S_{t-1} + U: a term with the state, and terms without. Of two terms with the state
     # the rate would be a sum, whose logarithm is not a sum of logarithms.
@@ -140,7 +155,7 @@ def _closed(form: Form, state: str, time: Axis) -> Form | None:
     earlier = replace(form, terms=added).rename({time: column})
     terms = [algebra.multiplied(t, order) for t in earlier.terms]
     closed = Form(form.dims, tuple(t for t in terms if t is not None))
-    growth = _logarithm(rate)
+    growth = logarithm_of(e, rate)
     if growth is None:
         return None
     # A rate of 1: nothing that was added decays.
@@ -164,7 +179,7 @@ def _closed(form: Form, state: str, time: Axis) -> Form | None:
     return closed
 
 
-def _logarithm(rate: Term) -> list[Term] | None:
+def logarithm_of(e: Evaluator, rate: Term) -> list[Term] | None:
     """Return the terms of the logarithm of a product; None where it may not be positive."""
     # log(a b) = log a + log b.
     if rate.coefficient <= 0:
@@ -172,12 +187,29 @@ def _logarithm(rate: Term) -> list[Term] | None:
     terms = [Term(math.log(rate.coefficient))] if rate.coefficient != 1 else []
     for factor in rate.factors:
         if isinstance(factor, Leaf):
-            terms.append(Term(1.0, (factor.logarithm,)))
+            terms += _of_sums(e, factor) or [Term(1.0, (factor.logarithm,))]
         elif isinstance(factor, Nested) and factor.kind == "exp":
             terms += factor.inner.terms
         else:
             return None
     return terms
+
+
+def _of_sums(e: Evaluator, rate: Leaf) -> list[Term]:
+    """Return the terms of the sum whose exp a tensor is, such as a chunk's decays; none of others.
+
+    In front of a loop such an exp may be a feature map, and is opaque. As a rate it is a decay.
+    """
+    node = producer(rate.tensor, "Exp")
+    form = e.form(node.inputs[0]) if node is not None and rate.function == IDENTITY else None
+    if form is None or not any(t.axes - form.axes for t in form.terms):
+        return []
+    found = dict[Axis, Index]()
+    for own, index in zip(form.dims, rate.dims, strict=True):
+        if len(own) != len(index):
+            return []
+        found.update({a: (b,) for a, b in zip(own, index, strict=True)})
+    return list(form.rename(found).terms)
 
 
 def _accumulated(exponent: Term, time: Axis) -> Term:
