@@ -165,3 +165,33 @@ def test_the_epsilon_of_a_norm_is_that_of_the_original() -> None:
     (found,) = Reference(loaded, torch.float64)(((x,), {}))
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert found.max() < 0.5
+
+
+def test_tensors_without_a_dtype_are_float64_in_the_reference() -> None:
+    class State(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(x.shape[0], 4).addmm(x, torch.eye(4))
+
+    x = torch.randn(3, 4)
+    (found,) = Reference(load_module((State(), (x,)), "a:state"), torch.float64)(((x,), {}))
+    assert found.dtype == np.float64 and torch.get_default_dtype() == torch.float32
+
+
+def test_an_original_that_overflows_in_float64_as_well_does_not_fail_the_artifact(
+    tmp_path: Path,
+) -> None:
+    """A selective scan as exp(A) cumsum(b exp(-A)): float64 holds some of the tokens."""
+
+    class Scan(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            total = -torch.nn.functional.softplus(x).cumsum(1)
+            return total.exp() * (x * (-total).exp()).cumsum(1)
+
+    sizes = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
+    loaded = load_module((Scan(), (torch.randn(2, 16, 4),), sizes), "a:scan")
+    manifest = linexport.convert(loaded, tmp_path / "artifact", bench=False, threads=1)
+    assert manifest.status == "ok" and manifest.fused == {"LinearAttention": 1}
+    assert manifest.streaming is not None and manifest.streaming.passed
+    long = [c for c in manifest.parity.cases if c.length == 4097]
+    assert [(c.reference, c.passed) for c in long] == [("float64", True)]
+    assert any("of them in float64 as well" in w for w in manifest.warnings)

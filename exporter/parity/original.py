@@ -33,12 +33,14 @@ class ReferenceOutput:
         outputs: in order.
         rounding: per output, how far float32 is from float64; 0 where one of them is missing.
         denominator: smallest |denominator| on the way, see ``Reference``.
+        overflows: values that are not finite are so because they left the precision.
     """
 
     name: str
     outputs: list[np.ndarray]
     rounding: list[float]
     denominator: float | None
+    overflows: bool = False
 
     @property
     def vanished(self) -> bool:
@@ -58,7 +60,8 @@ def run_reference(
 
     A float64 reference that fails is dropped from ``references``; one that would take long is left
     out, so that a finite float32 one alone is compared with, and no rounding is allowed for. Where
-    float32 overflows or is mostly rounding, float64 alone is compared with. Of large
+    float32 overflows or is mostly rounding, float64 alone is compared with; where that overflows
+    too, at fewer values, an artifact that does not is not compared at them. Of large
     or tiny inputs nothing is returned where the original overflows, is mostly rounding, or cannot
     be run in float64 to find out; except where denominators vanish.
     """
@@ -108,7 +111,7 @@ def run_reference(
             f"{double} of them in float64 as well): there "
             f"{'nothing is compared' if scaled else 'it is compared in float64 only'}."
         )
-        return [] if scaled else found[1:]
+        return [] if scaled else [replace(found[1], overflows=True)]
     rounding = [apart(a, b) for a, b in zip(found[0].outputs, found[1].outputs, strict=True)]
     for distance, output in zip(rounding, found[1].outputs, strict=True):
         lost = note(distance, output, case, tolerance)

@@ -68,8 +68,19 @@ class Widened(TorchFunctionMode):
     """A context in which float64 is computed where code names float32.
 
     Libraries do so for what half precision would lose: sums, norms, softmax, recurrences. In a
-    reference it would be what float32 loses. What is added in a norm stays that of float32.
+    reference it would be what float32 loses. So are tensors that code makes without saying of what
+    dtype, such as a first state of zeros. What is added in a norm stays that of float32.
     """
+
+    def __enter__(self) -> Widened:
+        self._default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch.set_default_dtype(self._default)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

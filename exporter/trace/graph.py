@@ -22,7 +22,7 @@ from linexport.graph.external_data import LARGE, LOCATION, Weights, with_weights
 from linexport.models import torch_ops
 from linexport.plugins.ops import registry
 from linexport.plugins.ops.op import DOMAIN, VERSION, Op
-from linexport.trace import inverses, loops
+from linexport.trace import integers, inverses, loops
 from linexport.trace.dim_names import rename_symbols
 from linexport.trace.exporting import exporting
 from linexport.trace.messages import explained, innermost
@@ -67,6 +67,7 @@ def to_graph(
         BuildError: an operator has no translation.
     """
     registry.register_schemas()
+    integers.promote(program)
     try:
         with exporting(), translations_read_once():
             exported = torch.onnx.export(

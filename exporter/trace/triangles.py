@@ -44,19 +44,24 @@ UNKNOWN = Support()
 def mark_triangular(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """Return a program that states of matrices it inverts on which side of the diagonal they are 0.
 
+    Of a matrix that is said to be triangular it states whether its diagonal is 1.
+
     Raises:
         UnsupportedModelError: a matrix may be filled on both sides.
     """
-    if not any(node.target is inverses.UNMARKED for node in program.graph.nodes):
+    if not any(map(_is_open, program.graph.nodes)):
         return program
     # Without writing in place: every value then has a node of its own.
     program = program.run_decompositions({})
     supports = _Supports(program)
     for node in program.graph.nodes:
-        if node.target is not inverses.UNMARKED:
+        if not _is_open(node):
             continue
-        (matrix,) = node.args
+        matrix, *given = node.args
         found = supports.of(matrix)
+        if given:
+            node.args = (matrix, given[0], found.unit)
+            continue
         filled = found.filled
         if not (filled <= LOWER or filled <= UPPER):
             where = (node.stack_trace or "").strip().splitlines()
@@ -69,6 +74,12 @@ def mark_triangular(program: torch.export.ExportedProgram) -> torch.export.Expor
         node.target, node.args = inverses.OPERATOR, (matrix, not filled <= LOWER, found.unit)
     program.graph_module.recompile()
     return program
+
+
+def _is_open(node: Node) -> bool:
+    """Return whether something of the matrix that a node inverts is not stated."""
+    triangular = node.target is inverses.OPERATOR and not node.args[2]
+    return triangular or node.target is inverses.UNMARKED
 
 
 class _Supports:

@@ -17,12 +17,14 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper
 
+from linexport.graph.dims import DIVIDED
 from linexport.recognise import algebra
 from linexport.recognise.axes import Axis, fresh, regroup, size_of
 from linexport.recognise.evaluate import Evaluator, rule
 from linexport.recognise.joining import collect
 from linexport.recognise.rules import pieces, shifts
 from linexport.recognise.rules.padding import unpadded
+from linexport.recognise.running import NotRunnableError, size_value, symbols_in
 from linexport.recognise.sizes import ONE, Size, product
 from linexport.recognise.terms import (
     IDENTITY,
@@ -194,15 +196,15 @@ def tile(e: Evaluator, node: gs.Node) -> Form | None:
 @rule("Slice")
 def slice_(e: Evaluator, node: gs.Node) -> Form | None:
     """Return a slice: all of a dim, a part of positions, or one piece of a concatenation."""
-    form = e.form(node.inputs[0])
-    starts, axes = e.ints(node, 1, "starts"), e.ints(node, 3, "axes")
-    steps = e.ints(node, 4, "steps") or [1] * len(starts or ())
-    if form is None or starts is None or any(s != 1 for s in steps):
+    form, axes = e.form(node.inputs[0]), e.ints(node, 3, "axes")
+    if form is None or any(s != 1 for s in e.ints(node, 4, "steps") or ()):
         return None
-    ends = _ends(e, node)
-    if ends is None:
+    first, ends = _bounds(e, node, 1, "starts"), _bounds(e, node, 2, "ends")
+    if first is None or ends is None:
         return None
-    places = [a % len(form.dims) for a in axes or range(len(starts))]
+    places = [a % len(form.dims) for a in axes or range(len(first))]
+    pairs = zip(first, places, strict=True)
+    starts = [_start(n, size_of(form.dims[place])) for n, place in pairs]
     if len(places) == 1 and starts[0] == 0:
         given, made = node.inputs[0].name, node.outputs[0].name
         delayed = shifts.cut(e, given, made, places[0], form, ends[0])
@@ -217,20 +219,37 @@ def slice_(e: Evaluator, node: gs.Node) -> Form | None:
     ):
         return behind.rest
     for place, start, end in zip(places, starts, ends, strict=True):
-        sliced = _sliced(e, form, place, start, end)
+        sliced = None if start is None else _sliced(e, form, place, start, end)
         if sliced is None:
             return None
         form = sliced
     return form
 
 
-def _ends(e: Evaluator, node: gs.Node) -> list[Size] | None:
-    if "ends" in node.attrs:
-        return [Size(n) for n in node.attrs["ends"]]
-    given = e.values.get(node.inputs[2])
+def _bounds(e: Evaluator, node: gs.Node, position: int, attribute: str) -> list[Size] | None:
+    if attribute in node.attrs:
+        return [Size(n) for n in node.attrs[attribute]]
+    given = e.values.get(node.inputs[position])
     if given is None:
         return None
     return [n if isinstance(n, Size) else Size(int(n)) for n in np.atleast_1d(given)]
+
+
+def _start(start: Size, whole: Size) -> int | None:
+    """Return the first position of a slice; -T of T + 1 positions is 1."""
+    if start.known is not None:
+        return start.known
+    symbols = sorted(symbols_in(start) | symbols_in(whole))
+    found = set()
+    for length in (DIVIDED, 3 * DIVIDED):
+        # Each symbol grows by itself, so that what stays equal is so of all sizes.
+        sizes = {name: length * (2 + place) for place, name in enumerate(symbols)}
+        try:
+            from_end = size_value(start, sizes)
+            found.add(from_end + size_value(whole, sizes) if from_end < 0 else -1)
+        except NotRunnableError:
+            return None
+    return found.pop() if len(found) == 1 and min(found) >= 0 else None
 
 
 def _is_end(end: Size, form: Form, place: int) -> bool:

@@ -1,0 +1,30 @@
+"""A number minus integers, which torch's exporter does not translate: integers become floats first.
+
+    1.5 - n        ->        1.5 - float(n)
+
+torch promotes them so when it runs; its exporter finds no ``aten.sub`` of a number and a tensor.
+"""
+
+from __future__ import annotations
+
+import torch
+
+SUBTRACTED = (torch.ops.aten.rsub.Scalar, torch.ops.aten.rsub.Tensor)
+
+
+def promote(program: torch.export.ExportedProgram) -> None:
+    """Promote the integers that are subtracted from numbers, in place."""
+    graph = program.graph
+    for node in graph.nodes:
+        result = node.meta.get("val")
+        given = node.args[0].meta.get("val") if node.target in SUBTRACTED else None
+        if given is None or result is None or given.dtype == result.dtype:
+            continue
+        with graph.inserting_before(node):
+            dtype = result.dtype
+            floats = graph.call_function(
+                torch.ops.aten._to_copy.default, (node.args[0],), {"dtype": dtype}
+            )
+        floats.meta = {**node.args[0].meta, "val": given.to(dtype)}
+        node.args = (floats, *node.args[1:])
+    program.graph_module.recompile()

@@ -1,0 +1,39 @@
+"""Forms whose operators PyTorch's exporter fails at, or writes in a way of its own."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tests.support.formulations.notation import COLLECTED, HEADS, formulation, heads_first, merge
+
+
+@formulation(COLLECTED)
+def rates_of_numbers_minus_integers(q, k, v):
+    """RetNet's rates, 1 - 2^(-5 - h): a number minus integers has no translation."""
+    q, k, v = map(heads_first, (q, k, v))
+    rate = (1 - torch.exp2(-5.0 - torch.arange(HEADS))).log2()
+    n = torch.arange(q.shape[2])
+    decay = torch.exp2((n[:, None] - n) * rate.view(-1, 1, 1)) * n[:, None].ge(n)
+    return merge(torch.einsum("bhqd,bhkd,hqk->bhqk", q, k, decay) @ v)
+
+
+@formulation(COLLECTED)
+def delta_rule_by_a_solve_with_a_diagonal(q, k, v):
+    """The diagonal is 1, and nothing says so to the solver."""
+    q, k, v = heads_first(q), F.normalize(heads_first(k), dim=-1), heads_first(v)
+    beta = torch.sigmoid(q.mean(-1, keepdim=True))
+    matrix = torch.eye(q.shape[2]) + torch.tril(beta * k @ k.mT, -1)
+    new = torch.linalg.solve_triangular(matrix, beta * v, upper=False)
+    return merge(torch.tril(q @ k.mT) @ new)
+
+
+@formulation(COLLECTED)
+def last_tokens_behind_a_state(q, k, v):
+    """minGRU in log space: h_0 in front of the tokens is cut off by counting from the end."""
+    rates, values = -F.softplus(k), -F.softplus(-k) + F.softplus(v).log()
+    start = torch.full_like(values[:, :1], 0.5)
+    values, rates = torch.cat((start.log(), values), 1), F.pad(rates, (0, 0, 1, 0))
+    total = rates.cumsum(1)
+    h = (total + (values - total).logcumsumexp(1)).exp()
+    return h[:, -k.shape[1] :] * q
