@@ -10,10 +10,12 @@ what came out. The library's kernels run in Triton's interpreter, so a GPU is no
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -25,8 +27,14 @@ from triton.runtime import autotuner
 # There is nothing to choose between in the interpreter, and nothing to time it with.
 autotuner.Autotuner._bench = lambda self, *args, **kwargs: [1.0, 1.0, 1.0]
 
-import fla  # noqa: E402, F401  registers its models with transformers
+import fla  # noqa: E402  registers its models with transformers
+import fla.ops.utils.op  # noqa: E402
+import triton.language as tl  # noqa: E402
+from fla.layers.gdn2 import GatedDeltaNet2  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
+
+# The interpreter has none of the functions of a GPU's library.
+fla.ops.utils.op.tldevice = SimpleNamespace(log1p=lambda x: tl.log(1 + x))
 
 CONFIGURATIONS = Path(__file__).with_name("configurations.json")
 SMALL = {
@@ -44,12 +52,29 @@ RANKS = {
 }
 
 
+def model_of(settings: dict[str, Any]) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """Return the library's model and its configuration.
+
+    It has the layer of ``gdn2`` alone: that is put in the place of those of ``kda``.
+    """
+    if settings["model_type"] != "gdn2":
+        config = AutoConfig.for_model(**settings)
+        return AutoModelForCausalLM.from_config(config), config.to_dict()
+    config = AutoConfig.for_model(**{**settings, "model_type": "kda"})
+    model = AutoModelForCausalLM.from_config(config)
+    given = {**config.to_dict(), **settings}
+    for index, block in enumerate(model.model.layers):
+        arguments = inspect.signature(GatedDeltaNet2).parameters.keys() & given.keys()
+        block.attn = GatedDeltaNet2(**{n: given[n] for n in arguments}, layer_idx=index)
+    return model, given
+
+
 def run(settings: dict[str, Any], ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
     """Weights by name, and logits with and without padding."""
     torch.manual_seed(0)
     settings = {**SMALL, **RANKS.get(settings["model_type"], {}), **settings}
-    config = AutoConfig.for_model(**settings)
-    model = AutoModelForCausalLM.from_config(config).float().eval()
+    model, config = model_of(settings)
+    model = model.float().eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             # Norms about 1, and every other weight large enough to matter.
@@ -61,7 +86,7 @@ def run(settings: dict[str, Any], ids: np.ndarray, mask: np.ndarray) -> dict[str
         padded = model(tokens, attention_mask=keep, use_cache=False).logits
     weights = {f"weight:{name}": t.numpy() for name, t in model.state_dict().items()}
     found = {"whole": whole.numpy(), "padded": padded.numpy(), "ids": ids, "mask": mask, **weights}
-    return {**found, "config": np.array(json.dumps(config.to_dict(), sort_keys=True))}
+    return {**found, "config": np.array(json.dumps(config, sort_keys=True))}
 
 
 if __name__ == "__main__":

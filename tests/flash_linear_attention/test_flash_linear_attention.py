@@ -161,6 +161,13 @@ def test_a_folder_becomes_an_artifact_that_streams(
         ("hgrn2-conv", {"LinearAttention": 2, "CausalConvWithState": 6}),
         ("linear_attn", {"LinearAttention": 2}),
         ("linear_attn-shared-heads", {"LinearAttention": 2}),
+        ("gdn2", {"GeneralizedDeltaRule": 2, "CausalConvWithState": 6}),
+        ("gdn2-shared-keys", {"GeneralizedDeltaRule": 2}),
+        ("lightnet", {"LinearAttention": 4, "StabilizedExp": 2}),
+        (
+            "lightnet-conv",
+            {"LinearAttention": 4, "StabilizedExp": 2, "CausalConvWithState": 6},
+        ),
     ],
 )
 def test_folders_become_artifacts(
@@ -187,6 +194,7 @@ def test_folders_become_artifacts(
         ("delta_net", {"qk_norm": "max"}, "expected 'l2' or 'sum'"),
         ("gated_deltanet", {"output_gate_activation": "relu"}, "'swish' or 'silu' or 'sigmoid'"),
         ("kda", {"hidden_act": "powlu"}, "expected 'swish'"),
+        ("gdn2", {"conv_bias": True}, "conv_bias = True is not implemented; expected False"),
         ("rwkv6", {"hidden_act": "gelu"}, "expected 'sqrelu'"),
         ("rwkv7", {"head_dim": None, "num_heads": None}, "without head_dim and num_heads"),
         ("linear_attn", {"feature_map": "hedgehog"}, "feature_map = 'hedgehog'"),
@@ -212,6 +220,11 @@ def test_settings_that_are_not_implemented_are_named(
             {"model_type": "hgrn2", "expand_ratio": None, "num_heads": 5},
             "5 heads for a width of 16",
         ),
+        (
+            {"model_type": "lightnet", "expand_ratio": None, "num_heads": None},
+            "neither expand_ratio",
+        ),
+        ({"model_type": "lightnet", "num_heads": 5}, "5 heads for a width of 16"),
         ({"model_type": "hgrn", "expand_ratio": 0.3}, "width of a layer = 4.8"),
     ],
 )
@@ -241,6 +254,19 @@ def test_weights_that_do_not_fit_are_refused(folder: Callable[..., Path]) -> Non
         load_model(folder("gla", intermediate_size=48))
     with pytest.raises(UnsupportedModelError, match=r"layers.1.attn.g_norm.weight is not in"):
         load_model(folder("gla-separate-gate", num_hidden_layers=1))
+
+
+def test_large_exponents_do_not_overflow() -> None:
+    """lightnet's keys are exponents: exp(200) is no float32."""
+    config, weights, _ = recorded("lightnet")
+    weights = {n: w * 2000 if "k_proj" in n else w for n, w in weights.items()}
+    model = build(config).eval()
+    model.load_state_dict(weights)
+    ids = torch.arange(18)[None]
+    with torch.no_grad():
+        logits = model(ids, torch.ones_like(ids))
+        exact = model.double()(ids, torch.ones_like(ids))
+    assert error(logits.numpy(), exact.numpy()) < 1e-4
 
 
 def test_tied_weights_may_be_stored_once(folder: Callable[..., Path]) -> None:
