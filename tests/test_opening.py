@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, external_data_helper, helper, numpy_helper
+from onnx import TensorProto, external_data_helper, helper, numpy_helper, parser
 
 import linexport
 from linexport import manifest as manifests
@@ -30,6 +30,7 @@ from linexport.errors import (
     UnsupportedModelError,
     UsageError,
 )
+from linexport.loaders.onnx_file.ranks import check_ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -399,6 +400,16 @@ def test_an_einsum_of_what_attention_returns_is_opened(
     """Ranks follow through the bodies of functions, which hold branches and loops."""
     model = linexport.load(converted(name, target=target), threads=1)
     assert model.run(np.ones((1, 5, 8), np.float32))["output"].shape == (1, 5, 8)
+
+
+def test_ranks_of_states_that_none_was_given_for_are_known() -> None:
+    """ONNX Runtime's operator begins with zeros; onnx knows no shape of what it returns."""
+    text = """<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]>
+        g (float[2, n, 8] x) => (float[2, n, 8] y, float[2, 2, 4] z) {
+            y, state = com.microsoft.LinearAttention <q_num_heads = 2, kv_num_heads = 2> (x, x, x)
+            z = Einsum <equation = "bhij->bhi"> (state)
+        }"""
+    check_ranks(Path("model.onnx"), parser.parse_model(text))
 
 
 def test_what_would_not_be_opened_is_not_published(

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ class Reference:
         """
         args, kwargs = pytree.tree_map(self._convert, inputs)
         wide = Widened() if self.dtype == torch.float64 else nullcontext()
-        with torch.no_grad(), passing(), watch_denominators() as seen, wide:
+        with torch.no_grad(), passing(), choosing(), watch_denominators() as seen, wide:
             outputs = self.module(*args, **kwargs)
         # min of Python takes a NaN only where it comes first.
         self.denominator = float(torch.stack([x.double() for x in seen]).min()) if seen else None
@@ -125,6 +126,20 @@ def passing() -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+@contextmanager
+def choosing() -> Iterator[None]:
+    """``torch.cond`` calls the function it chooses; it would compile both.
+
+    torch 2.13.0 cannot do that once a module was exported in the same process.
+    """
+
+    def chosen(pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> Any:
+        return (true_fn if pred else false_fn)(*operands)
+
+    with mock.patch.object(torch, "cond", chosen):
+        yield
 
 
 def _copied(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:

@@ -82,7 +82,7 @@ class Search(Rewriter):
                 continue
             for body in (a for a in node.attrs.values() if isinstance(a, gs.Graph)):
                 inner = Evaluator(body, outer=evaluator)
-                roots = [o.name for n in body.nodes for o in n.outputs if _reads(inner, o)]
+                roots = attention_in(body, inner)
                 if roots:
                     reason = (
                         f"it is in a body of {node.op} {node.name}, where it runs as often as that "
@@ -251,6 +251,11 @@ class Search(Rewriter):
         except (NotAttentionError, ProofFailedError):
             withdraw(writer.nodes)
             raise
+
+
+def attention_in(graph: gs.Graph, evaluator: Evaluator) -> list[str]:
+    """Return the names of a graph's values that are linear attention."""
+    return [o.name for n in graph.nodes for o in n.outputs if _reads(evaluator, o)]
 
 
 def _overflows(tensor: gs.Tensor, roles: Roles) -> bool:

@@ -27,6 +27,9 @@ RANK_KEPT = {
 """Operators of ONNX Runtime in artifacts, of which onnx knows no shapes: the input that each output
 has the rank of."""
 
+STATE_RANK = {"CausalConvWithState": 3, "LinearAttention": 4}
+"""Rank of a state that none was given for."""
+
 SHAPES = 2**12
 """Bytes of a tensor that may be a shape; the values of larger ones are not looked at."""
 
@@ -120,21 +123,27 @@ def _without_values(tensor: TensorProto) -> TensorProto:
 
 
 def _keep_ranks(model: onnx.ModelProto) -> None:
-    """Put an Identity in the place of every output of operators that keep ranks."""
+    """Put nodes that onnx knows in the place of operators that keep ranks."""
     for graph in all_graphs(model):
-        nodes = [one for node in graph.node for one in _as_identities(node)]
+        nodes = [one for node in graph.node for one in _of_the_ranks(node)]
         del graph.node[:]
         graph.node.extend(nodes)
 
 
-def _as_identities(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+def _of_the_ranks(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     kept = RANK_KEPT.get((node.domain, node.op_type))
     if kept is None:
         return [node]
-    pairs = [
-        (node.input[i], o) for i, o in zip(kept, node.output, strict=False) if i < len(node.input)
-    ]
-    return [helper.make_node("Identity", [given], [o]) for given, o in pairs if given and o]
+    made = []
+    for place, output in zip(kept, node.output, strict=False):
+        given = node.input[place] if place < len(node.input) else ""
+        if given and output:
+            made.append(helper.make_node("Identity", [given], [output]))
+        elif output:
+            sizes, shape = [1] * (STATE_RANK[node.op_type] - 1) + [-1], f"{output}/shape"
+            made.append(helper.make_node("Constant", [], [shape], value_ints=sizes))
+            made.append(helper.make_node("Reshape", [node.input[0], shape], [output]))
+    return made
 
 
 def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:

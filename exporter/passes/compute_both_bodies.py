@@ -1,0 +1,95 @@
+"""If with linear attention in a body -> both bodies, and Where to choose between their outputs.
+
+    if c: o = attention(q, k, v)         a = attention(q, k, v),  b = 2 v
+    else: o = 2 v                  ->    o = Where(c, a, b)
+
+Ops of linexport are put into the main graph alone, and a state is carried whatever is chosen. A
+body leaves its If where it cannot fail in the case it is not for: it has no indices and no loops,
+and the condition is not of sizes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import onnx_graphsurgeon as gs
+
+from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
+from linexport.recognise.evaluate import Evaluator
+from linexport.recognise.find import attention_in
+
+log = logging.getLogger(__name__)
+
+MAY_FAIL = frozenset(
+    ("If", "Loop", "Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "OneHot")
+)
+"""Operators that fail on some values of what they are given."""
+
+BRANCHES = ("then_branch", "else_branch")
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Let the bodies of every such If be computed in the main graph."""
+    result = rewrite_matches(graph, _bodies, _compute_both, log)
+    if result.modified:
+        graph.toposort()
+    return result
+
+
+def _bodies(graph: gs.Graph, node: gs.Node) -> tuple[gs.Graph, gs.Graph] | None:
+    """Return the bodies of an If in which attention is found."""
+    if node.op != "If" or node.domain:
+        return None
+    bodies = [node.attrs[name] for name in BRANCHES]
+    outer = Evaluator(graph)
+    if not any(attention_in(body, Evaluator(body, outer=outer)) for body in bodies):
+        return None
+    for body in bodies:
+        for inner in body.nodes:
+            if inner.op in MAY_FAIL or inner.domain:
+                raise NoMatchError(f"{inner.op} of a body may fail where the other body is chosen")
+    if any(n.op in ("Shape", "Size") for n in _before(node.inputs[0])):
+        raise NoMatchError("a size decides, and a body may fail at the sizes that it is not for")
+    for one, other in zip(*(body.outputs for body in bodies), strict=True):
+        if not one.shape or one.shape != other.shape or one.dtype != other.dtype:
+            raise NoMatchError(f"its bodies give {one.shape} and {other.shape}")
+    return bodies[0], bodies[1]
+
+
+def _before(tensor: gs.Tensor) -> Iterator[gs.Node]:
+    """Every node that a tensor is computed by."""
+    found, left = set[int](), list(tensor.inputs)
+    while left:
+        node = left.pop()
+        if id(node) not in found:
+            found.add(id(node))
+            yield node
+            left += [n for t in node.inputs for n in t.inputs]
+
+
+def _compute_both(graph: gs.Graph, node: gs.Node, bodies: tuple[gs.Graph, gs.Graph]) -> None:
+    """Move the nodes of both bodies, whose values have names that are theirs alone there."""
+    outer = {id(t) for t in graph.tensors().values()}
+    for name, body in zip(BRANCHES, bodies, strict=True):
+        own = {id(t): t for n in body.nodes for t in (*n.inputs, *n.outputs) if not t.is_empty()}
+        for tensor in (t for i, t in own.items() if i not in outer):
+            tensor.name = f"{node.name}/{name}/{tensor.name}"
+        for inner in body.nodes:
+            inner.name = f"{node.name}/{name}/{inner.name}"
+        graph.nodes += body.nodes
+    condition, outputs = node.inputs[0], list(node.outputs)
+    node.inputs.clear()
+    node.outputs.clear()
+    chosen = zip(*(body.outputs for body in bodies), outputs, strict=True)
+    for place, (one, other, output) in enumerate(chosen):
+        where = gs.Node("Where", f"{node.name}/{place}", {}, [condition, one, other], [output])
+        graph.nodes.append(where)
+
+
+PASS = Pass(
+    name="compute_both_bodies",
+    stage="canonicalise",
+    ensures="linear attention is in the main graph where the bodies of its If may both be computed",
+    run=run,
+)
