@@ -169,6 +169,51 @@ class Associative(Gated):
         return associative_scan(combine, (a, b), 1, combine_mode="generic")[1]
 
 
+class Inline(Gated):
+    """A tree scan in the middle of ``forward``, of a size that is a variable."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.project(x).chunk(2, -1)
+        a, length, s = torch.sigmoid(a), x.shape[1], 1
+        while s < length:
+            b = b + a * F.pad(b, (0, 0, s, 0))[:, :length]
+            a = a * F.pad(a, (0, 0, s, 0), value=1.0)[:, :length]
+            s *= 2
+        return b + x
+
+
+class InlineWrites(Gated):
+    """Another one, in place, between loops that compute something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.project(x).chunk(2, -1)
+        a, b = torch.sigmoid(a), b.clone()
+        for scale in (0.5, 2.0):
+            b = scale * b
+        for i in range(math.ceil(math.log2(max(x.shape[1], 2)))):
+            d = 2**i
+            late = a[:, d:] * b[:, :-d]
+            b[:, d:] += late
+            a = torch.cat([a[:, :d], a[:, d:] * a[:, :-d]], 1)
+        for bias in (1.0, -1.0):
+            x = x + bias
+        return b + x
+
+
+class InlineSigns(Gated):
+    """The same of the sizes of a, which is another recurrence."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.project(x).chunk(2, -1)
+        a, s = torch.tanh(a), 1
+        while s < x.shape[1]:
+            a = a.abs()
+            b = b + a * F.pad(b, (0, 0, s, 0))[:, : x.shape[1]]
+            a = a * F.pad(a, (0, 0, s, 0), value=1.0)[:, : x.shape[1]]
+            s *= 2
+        return b + x
+
+
 def source(module: nn.Module) -> linexport.loaders.LoadedModel:
     shapes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
     return load_module((module.eval(), (torch.randn(2, 16, WIDTH),), shapes), "tests.models:scan")
@@ -190,6 +235,33 @@ def test_a_function_that_computes_a_recurrence_is_found(kind: type[Gated]) -> No
     torch.testing.assert_close(found, module(x))
 
 
+@pytest.mark.parametrize("kind", [Inline, InlineWrites], ids=lambda kind: kind.__name__)
+def test_a_loop_in_the_middle_of_a_function_is_found(kind: type[Gated]) -> None:
+    module = kind().eval()
+    code, names = kind.forward.__code__, set(globals())
+    with own_scans(module, (torch.randn(2, 16, WIDTH),), {}) as count:
+        assert count == 1
+        x = torch.randn(2, 7, WIDTH)
+        found = module(x)
+    assert kind.forward.__code__ is code and set(globals()) == names
+    torch.testing.assert_close(found, module(x))
+
+
+def test_another_loop_is_not_swapped() -> None:
+    module, x = InlineSigns().eval(), torch.randn(2, 16, WIDTH)
+    expected = module(x)
+    with own_scans(module, (x,), {}) as count:
+        assert not count
+        torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
+
+
+def test_a_loop_in_the_middle_of_a_function_converts_and_streams(tmp_path: Path) -> None:
+    module = Inline()
+    manifest = converted(module, tmp_path / "artifact")
+    assert manifest.fused == {"LinearAttention": 1}
+    check_independently(tmp_path / "artifact", module, WIDTH, lengths=(1, 2, 7, 130))
+
+
 @pytest.mark.parametrize("function", [bounded, without_signs], ids=lambda f: f.__name__)
 def test_another_function_is_not_swapped(function: object) -> None:
     module = {bounded: Bounded, without_signs: WithoutSigns}[function]()  # type: ignore[index]
@@ -207,7 +279,9 @@ def test_a_tree_scan_converts_and_streams(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", [Padded, Halves, Swept, FromSecond, Associative], ids=lambda kind: kind.__name__
+    "kind",
+    [Padded, Halves, Swept, FromSecond, Associative, InlineWrites],
+    ids=lambda kind: kind.__name__,
 )
 def test_every_scan_converts_and_streams(kind: type[Gated], tmp_path: Path) -> None:
     module = kind()

@@ -5,6 +5,7 @@
 A tree scan is a loop over powers of two or a recursion, whose number of passes a trace fixes. Each
 function of the model's own code that is called with two tensors is run on numbers, at several
 lengths; one that computes the recurrence is swapped for a loop over tokens while a model is traced.
+Where there is none, loops in the middle of functions are looked at as functions of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import gc
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from linexport.patches.inline_loops import loops_as_functions
 from linexport.patches.packages import replaced
 from linexport.patches.scans import ASSOCIATIVE, products, recurrence
 
@@ -63,20 +65,44 @@ def own_scans(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         args: the example.
         kwargs: the example's named arguments.
     """
-    calls, associative = _calls(model, args, kwargs)
-    loops = {call.function: _loop(call) for call in calls}
-    found = {function: loop for function, loop in loops.items() if loop is not None}
-    with replaced(found, model):
-        yield len(found) + associative
+    with ExitStack() as swapped:
+        found, ran = _found(model, args, kwargs)
+        if not found and not ran.associative:
+            swapped.enter_context(loops_as_functions(ran.functions))
+            found, ran = _found(model, args, kwargs)
+        swapped.enter_context(replaced(found, model))
+        yield len(found) + ran.associative
 
 
-def _calls(
+def _found(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[list[_Call], bool]:
-    """Return the first call of each function with two tensors, and whether PyTorch's scan is."""
+) -> tuple[dict[FunctionType, Callable[..., Any]], _Ran]:
+    """Return what takes the place of functions that compute recurrences, and all that ran."""
+    ran = _run_model(model, args, kwargs)
+    loops = {call.function: _loop(call) for call in ran.calls}
+    return {function: loop for function, loop in loops.items() if loop is not None}, ran
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """What a model ran.
+
+    Attributes:
+        functions: of its own code.
+        calls: the first of each function that is called with two tensors.
+        associative: whether PyTorch's scan is called.
+    """
+
+    functions: list[FunctionType]
+    calls: list[_Call]
+    associative: bool
+
+
+def _run_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Ran:
     scan = getattr(sys.modules.get(ASSOCIATIVE.module), ASSOCIATIVE.name, None)
     codes = {inspect.unwrap(scan).__code__} if scan else set()
     seen: set[CodeType] = set()
+    own: set[CodeType] = set()
     begun_codes: set[CodeType] = set()
     begun: dict[FrameType, Mapping[str, Any]] = {}
     ended: dict[CodeType, tuple[Mapping[str, Any], Any]] = {}
@@ -87,6 +113,7 @@ def _calls(
             seen.add(code)
         if code.co_filename.startswith(LIBRARY):
             return
+        own.add(code)
         if event == "call" and code not in begun_codes:
             arguments = inspect.getargvalues(frame)
             given = {name: frame.f_locals[name] for name in arguments.args}
@@ -104,13 +131,9 @@ def _calls(
             model(*args, **kwargs)
     finally:
         sys.setprofile(previous)
-    calls = [
-        _Call(function, *call)
-        for code, call in ended.items()
-        for function in gc.get_referrers(code)
-        if isinstance(function, FunctionType) and call[1] is not None
-    ]
-    return calls, bool(seen)
+    functions = [f for c in own for f in gc.get_referrers(c) if isinstance(f, FunctionType)]
+    calls = [_Call(f, *ended[f.__code__]) for f in functions if f.__code__ in ended]
+    return _Ran(functions, [c for c in calls if c.result is not None], bool(seen))
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -153,7 +176,7 @@ def _results(call: _Call, axis: int, order: tuple[int, int]) -> list[Compute] | 
             pair[order[0]].uniform_(low, high, generator=generator)
             pair[order[1]].normal_(generator=generator).mul_(size)
             try:
-                found = _tensors(_run(call, pair))
+                found = _tensors(_run(call, pair, {own: length}))
             except Exception:
                 if length == own:
                     return None
@@ -173,12 +196,16 @@ def _results(call: _Call, axis: int, order: tuple[int, int]) -> list[Compute] | 
     return states if recurrence in states else None
 
 
-def _run(call: _Call, pair: Sequence[Tensor]) -> Any:
-    """Call a function with other tensors."""
+def _run(call: _Call, pair: Sequence[Tensor], sizes: Mapping[int, int]) -> Any:
+    """Call a function with other tensors, and with their sizes where it is given sizes."""
     given = iter(pair)
     leaves, structure = pytree.tree_flatten(dict(call.arguments))
     taken = [
-        next(given).clone() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+        next(given).clone()
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+        else sizes.get(leaf, leaf)
+        if type(leaf) is int
+        else leaf
         for leaf in leaves
     ]
     arguments = pytree.tree_unflatten(taken, structure)

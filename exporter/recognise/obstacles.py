@@ -31,7 +31,8 @@ REASONS = {
     **dict.fromkeys(
         MOVES,
         "shifts, cuts or lengthens {dim}. A recurrence by shifts of growing distance (a tree scan) "
-        "is found where it is a function of two tensors, or cumulative sums (cumsum, logcumsumexp)",
+        "is found where it is a function or a loop of two tensors, or cumulative sums (cumsum, "
+        "logcumsumexp)",
     ),
     "If": "computes tokens of {dim} in one of two bodies, which are not searched",
     "Softmax": "divides by a sum over {dim}",
