@@ -85,7 +85,7 @@ def _found(
 
 @dataclass(frozen=True)
 class _Ran:
-    """What a model ran.
+    """The functions that a model ran.
 
     Attributes:
         functions: of its own code.
