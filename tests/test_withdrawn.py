@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 import linexport
 from linexport.conversion.withdraw import TRIALS, blamed
@@ -100,3 +101,32 @@ def test_what_parity_refutes_is_withdrawn(tmp_path: Path, monkeypatch: pytest.Mo
     assert withdrawn.reason.startswith("withdrawn: with it the artifact differs from the original")
     assert any(withdrawn.where in warning for warning in manifest.warnings)
     assert "withdrawn" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+class Falling(nn.Module):
+    """A delta rule in a loop whose rates are stored, of both signs: they have no logarithm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = nn.Parameter(torch.tensor([0.5, -0.5] * 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, 8)."""
+        key, read = (nn.functional.normalize(z, dim=-1) for z in (x, x.flip(-1)))
+        rate, state, out = self.rate + 0 * x, x.new_zeros(x.shape[0], 8, 8), []
+        for t in range(x.shape[1]):
+            found = (state * read[:, t, :, None]).sum(1)
+            state = rate[:, t, :, None] * state + key[:, t, :, None] * (x[:, t] - found)[:, None]
+            out.append((x[:, t, None] @ state)[:, 0])
+        return torch.stack(out, 1)
+
+
+def falling() -> tuple[nn.Module, tuple[Tensor], object]:
+    return Falling(), (torch.randn(2, 16, 8),), ({0: Dim.DYNAMIC, 1: Dim("seq")},)
+
+
+def test_a_loop_that_parity_refutes_stays_a_loop(tmp_path: Path) -> None:
+    options = {"dims": ("seq=1:16:200",), "bench": False, "threads": 1}
+    manifest = linexport.convert(f"{__name__}:falling", tmp_path / "out", **options)
+    assert manifest.status == "ok" and not manifest.fused and manifest.streaming.passed
+    assert ["withdrawn" in r.reason for r in manifest.rejected] == [True]

@@ -16,6 +16,9 @@ from linexport.recognise.head_layout import HeadLayout, axis_size
 from linexport.recognise.nodes import written_size
 from linexport.recognise.roles import Roles
 from linexport.recognise.terms import Form, Leaf
+from linexport.recognise.tokens import delayed_logarithms, delayed_tokens
+
+DECAY = generalized_delta_rule.INPUTS.index("decay")
 
 
 class TransitionWriter(MatchWriter):
@@ -45,6 +48,11 @@ class TransitionWriter(MatchWriter):
             self._vectors(given.reads, roles.channels, dtype),
             b,
         ]
+        if roles.strict:  # what is read has seen the tokens before
+            inputs[1:] = [
+                (delayed_logarithms if place == DECAY else delayed_tokens)(self, x)
+                for place, x in enumerate(inputs[1:], 1)
+            ]
         heads, time = given.heads, roles.query_position
         packed = (roles.batch, time, (*heads, *roles.widths))
         shape = [written_size(size_of(group)) for group in packed]

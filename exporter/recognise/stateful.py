@@ -85,6 +85,8 @@ def _replace(rewriter: Rewriter, writer: MatchWriter, withdrawn: Mapping[str, st
     """Put the fused node in place, or note why it is not."""
     region = rewriter.region(writer.root, writer.roles.leaves)
     root = Root(writer.root, writer.form, writer.roles, region)
-    problem = withdrawn.get(root.tensor.name) or rewriter.fuse(root, writer)
+    problem: str | Exception | None = withdrawn.get(root.tensor.name)
+    if problem is None:
+        problem = rewriter.fuse(root, writer)
     if problem is not None:
         rewriter.reject_match(root, str(problem))

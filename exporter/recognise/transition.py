@@ -1,6 +1,7 @@
 """A Scan over tokens whose state fades and is corrected along one direction, as roles.
 
-    S_t = diag(alpha_t) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T,   o_t = q_t^T S_t
+    S_t = diag(alpha_t) S_{t-1} + b_t (a_t^T S_{t-1}) + k_t v_t^T
+    o_t = q_t^T S_t,  or  q_t^T S_{t-1}
 
 The body is evaluated once, with the step as a parameter. Of the next state, the term that has the
 state entry by entry says how it fades, the one with a vector that reads the state is the
@@ -63,10 +64,14 @@ def read_transition(e: Evaluator, node: gs.Node) -> tuple[Roles, Form] | None:
     following = followed(inside.inside.get(after.name), made)
     output = followed(inside.form(body.outputs[1]), made)
     parts = following and _parts(following, before.name)
-    read = output and parts and _query(output, after.name, parts)
-    roles = parts and read and _roles(e, parts, read[0], time)
+    if not output or not parts:
+        return None
+    last = _query(output, after.name, parts)
+    read = last or _query(output, before.name, parts)
+    roles = read and _roles(e, parts, read[0], time)
     if not roles or not read:
         return None
+    roles = replace(roles, strict=last is None)
     place = (node.attrs.get("scan_output_axes") or [0])[0] % (len(read[1]) + 1)
     dims = (*read[1][:place], roles.query_position, *read[1][place:])
     return roles, Form(dims, (Term(1.0, (Leaf(node.outputs[1], dims),)),))

@@ -151,7 +151,7 @@ def width_of(size: int | torch.SymInt) -> int | None:
 
 
 @contextmanager
-def few_steps(chunk: int = 1) -> Iterator[None]:
+def few_steps(chunk: int = 1) -> Iterator[Marks]:
     """Let loops over a symbolic size run as often as the example is long; mark what they give.
 
     Args:
@@ -166,8 +166,8 @@ def few_steps(chunk: int = 1) -> Iterator[None]:
             return int(node.hint)
         return int(node.int_())
 
-    with _counting_by(count), _comparing_last(sizes), _Marks(sizes, chunk):
-        yield
+    with _counting_by(count), _comparing_last(sizes), Marks(sizes, chunk) as marks:
+        yield marks
 
 
 @contextmanager
@@ -200,12 +200,17 @@ def _comparing_last(sizes: Sequence[torch.SymInt]) -> Iterator[None]:
             setattr(torch.SymInt, name, function)
 
 
-class _Marks(TorchFunctionMode):
-    """Lists of one tensor for each step become one tensor of symbolic length."""
+class Marks(TorchFunctionMode):
+    """Lists of one tensor for each step become one tensor of symbolic length.
+
+    Attributes:
+        positions: whether the numbers of all steps became a tensor, as ``tensor(range(T))``.
+    """
 
     def __init__(self, counted: list[torch.SymInt], chunk: int) -> None:
         super().__init__()
         self.counted, self.chunk = counted, chunk
+        self.positions = False
         self.written: dict[int, _Writes] = {}
 
     def __torch_function__(
@@ -264,6 +269,19 @@ class _Marks(TorchFunctionMode):
         whole = self.length(count.node.hint * size)
         if whole is not None and whole % size != 0:
             raise ValueError(f"{whole} tokens are no whole chunks of {size}")
+
+    def numbers(self, *given: Any, **options: Any) -> Any:
+        """Return ``torch.tensor(range(T))``, or ``x.new_tensor(range(T))``, as an arange."""
+        steps = given[-1] if given else options.pop("data", None)
+        whole = isinstance(steps, range) and steps == range(len(steps)) and len(steps) >= STEPS - 1
+        length = self.length(len(steps)) if whole else None
+        if length is None:
+            return NotImplemented
+        self.positions = True
+        of = given[0] if len(given) > 1 else None
+        same: dict[str, Any] = {} if of is None else {"dtype": of.dtype, "device": of.device}
+        arange: Any = torch.arange  # torch does not say that it takes a symbol
+        return arange(length, **{**same, **options})
 
     def unbind(self, tensor: Tensor, dim: int = 0) -> Any:
         """Return the steps of a tensor along a symbolic dimension."""
@@ -360,14 +378,16 @@ def step_of(index: Any) -> tuple[int, int | None, int]:
 
 
 HANDLERS: dict[Any, Any] = {
-    torch.stack: _Marks.stack,
-    torch.cat: _Marks.cat,
-    torch.concat: _Marks.cat,
-    torch.unbind: _Marks.unbind,
-    Tensor.unbind: _Marks.unbind,
-    torch.split: _Marks.split,
-    Tensor.split: _Marks.split,
-    Tensor.__iter__: _Marks.iterate,
-    Tensor.__setitem__: _Marks.write,
-    Tensor.__getitem__: _Marks.read,
+    torch.stack: Marks.stack,
+    torch.cat: Marks.cat,
+    torch.concat: Marks.cat,
+    torch.tensor: Marks.numbers,
+    Tensor.new_tensor: Marks.numbers,
+    torch.unbind: Marks.unbind,
+    Tensor.unbind: Marks.unbind,
+    torch.split: Marks.split,
+    Tensor.split: Marks.split,
+    Tensor.__iter__: Marks.iterate,
+    Tensor.__setitem__: Marks.write,
+    Tensor.__getitem__: Marks.read,
 }

@@ -166,12 +166,13 @@ def _of_few_steps(
     args, dynamic_shapes = given
     short = replace(loaded, args=args, dynamic_shapes=dynamic_shapes)
     try:
-        with loops.few_steps(chunk), as_loops(loaded.module):
+        with loops.few_steps(chunk) as marks, as_loops(loaded.module):
             program = _export(short)
     except Exception as error:
         log.info("the loop cannot be traced for a few steps: %s", error_summary(error))
         return None
-    if not any(node.target is loops.OPERATOR for node in program.graph.nodes):
+    marked = any(node.target is loops.OPERATOR for node in program.graph.nodes)
+    if not marked and not marks.positions:
         return None
     # A loop that ran seven times asked for seven tokens.
     for size in program.range_constraints:

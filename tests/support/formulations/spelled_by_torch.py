@@ -37,3 +37,13 @@ def last_tokens_behind_a_state(q, k, v):
     total = rates.cumsum(1)
     h = (total + (values - total).logcumsumexp(1)).exp()
     return h[:, -k.shape[1] :] * q
+
+
+@formulation(COLLECTED)
+def positions_of_a_range(q, k, v):
+    """flash-linear-attention's naive retention: positions are the numbers of a Python range."""
+    q, k, v = map(heads_first, (q, k, v))
+    rate = (1 - q.new_tensor(2.0).pow(-5.0 - q.new_tensor(range(HEADS)))).log2()
+    n = q.new_tensor(range(q.shape[2]))
+    decay = torch.exp2((n.unsqueeze(-1) - n) * rate.view(-1, 1, 1)) * n.unsqueeze(-1).ge(n)
+    return merge(torch.einsum("bhqd,bhkd,hqk->bhqk", q, k, decay) @ v)

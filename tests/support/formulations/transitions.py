@@ -68,9 +68,9 @@ def transition_that_changes_signs(q, k, v):
     return torch.stack(out, 1).flatten(2)
 
 
-@formulation(COLLECTED, reason="Scan")
+@formulation(COLLECTED)
 def transition_read_before_writing(q, k, v):
-    """The state of the token before is read: it stays a loop."""
+    """The state of the token before is read."""
     rate, other = torch.sigmoid(split(q)), F.normalize(split(q + v), dim=-1)
     q, k, v = split(q), F.normalize(split(k), dim=-1), split(v)
     state, out = state_of(q), []
