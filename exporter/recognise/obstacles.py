@@ -34,7 +34,7 @@ REASONS = {
         "is found where it is a function or a loop of two tensors, or cumulative sums (cumsum, "
         "logcumsumexp)",
     ),
-    "If": "computes tokens of {dim} in one of two bodies, which are not searched",
+    "If": "computes tokens of {dim} in one of two bodies; what can be computed in both is fused",
     "Softmax": "divides by a sum over {dim}",
     "Conv": "is a convolution along {dim}, and not a causal one of every channel by itself",
 }
