@@ -72,6 +72,7 @@ def check(
             module=module, language=LanguageFacts(VOCABULARY, CONTEXT, ()), vision=None
         ),
         open=lambda: SimpleNamespace(run=lambda given: {"logits": table[given["input_ids"]]}),
+        open_changed=None,
         dims={"batch": DimRange(batch=True), "seq": DimRange()},
         states=(),
         output_names=["logits"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -107,7 +107,7 @@ def placement_of(tested: parity.ModelUnderTest) -> PlacementRecord | None:
 def with_library_checked(
     manifest: Manifest,
     tested: parity.ModelUnderTest,
-    open_with_library: Callable[[], targets.InferenceSession],
+    with_library: parity.ModelUnderTest,
     seed: int,
 ) -> Manifest:
     """Compare the CPU library with the functions that parity was of, where there is an op to run.
@@ -116,7 +116,7 @@ def with_library_checked(
     """
     if not library.computes(manifest.fused):
         return manifest
-    found = parity.check_library(tested, open_with_library, manifest.parity, seed)
+    found = parity.check_library(tested, with_library, manifest.parity, seed)
     manifest = replace(manifest, library=found)
     if found.passed is not False:
         return manifest
@@ -153,7 +153,7 @@ def with_engines_checked(
 def _checked(
     engine: EngineRecord, session: Any, tested: parity.ModelUnderTest, seed: int
 ) -> EngineRecord:
-    deployed = replace(tested, open=lambda: session)
+    deployed = replace(tested, open=lambda: session, open_changed=None)
     outcome = parity.check(deployed, seed)
     streaming = parity.check_streaming(deployed, seed)
     aliased = parity.check_in_place(deployed, session, seed) if tested.states else None

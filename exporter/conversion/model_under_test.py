@@ -12,6 +12,7 @@ from linexport.loaders.loaded_model import LoadedModel
 from linexport.manifest import Manifest
 from linexport.manifest.records import TensorRecord, named
 from linexport.parity import ModelUnderTest
+from linexport.parity.extra_outputs import OpenChanged
 from linexport.parity.tolerances import TOLERANCES, Tolerance
 from linexport.targets import InferenceSession
 
@@ -22,6 +23,7 @@ def model_under_test(
     open_session: Callable[[], InferenceSession],
     inside: str | None = None,
     open_tower: Callable[[], InferenceSession] | None = None,
+    open_changed: OpenChanged | None = None,
 ) -> ModelUnderTest:
     """The converted model of a manifest beside its original.
 
@@ -31,6 +33,7 @@ def model_under_test(
         open_session: opens the artifact's model.
         inside: the coarsest dtype that the original computes in; None for that of the last check.
         open_tower: opens the vision tower beside it, where there is one.
+        open_changed: opens the artifact's model with its graph changed.
     """
     if inside is None:
         inside = manifest.parity.tolerance.dtype if manifest.parity else "float32"
@@ -53,6 +56,7 @@ def model_under_test(
         tolerance=tolerance_of(manifest.precision, manifest.outputs, inside),
         vision=manifest.vision,
         open_tower=open_tower,
+        open_changed=open_changed,
     )
 
 

@@ -31,6 +31,7 @@ from linexport.loaders import LoadedModel, is_factory, load_model
 from linexport.loaders.memory_map import memory_map_weights
 from linexport.manifest import MODEL, Manifest
 from linexport.manifest.file_names import VISION
+from linexport.parity.extra_outputs import Change, open_changed
 from linexport.system.progress import Progress, Silent, Stopwatch
 from linexport.targets import providers
 from linexport.targets.base import uses_library
@@ -207,9 +208,9 @@ def reopen(
         target = targets.find_target(manifest.target)
         execution.check_target(target.name, target.deploy is not None)
 
-    def open_session() -> targets.InferenceSession:
+    def open_session(model: Path = folder / MODEL) -> targets.InferenceSession:
         return target.open(
-            folder / MODEL,
+            model,
             threads=threads,
             taking_turns=True,
             low_memory=True,
@@ -220,7 +221,10 @@ def reopen(
     def open_tower() -> targets.InferenceSession:
         return target.open(folder / VISION, threads=threads, taking_turns=True, execution=execution)
 
-    tested = model_under_test(manifest, loaded, open_session, None, open_tower)
+    def changed(change: Change) -> targets.InferenceSession:
+        return open_changed(folder / MODEL, change, open_session)
+
+    tested = model_under_test(manifest, loaded, open_session, None, open_tower, changed)
     return manifest, replace(tested, execution=execution)
 
 

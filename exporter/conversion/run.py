@@ -92,7 +92,7 @@ def run(job: Job) -> Manifest:
     if _passed(manifest) and not job.checks.by_layers:
         with job.watch.stage("library"):
             manifest = with_library_checked(
-                manifest, tested, partial(job.open, native=True), job.options.seed
+                manifest, tested, _by_library(job, tested), job.options.seed
             )
     if job.target.assemble:
         with job.watch.stage("prepare"):
@@ -209,8 +209,15 @@ def _stream(job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]) ->
 
 def _tested(job: Job, manifest: Manifest, original: TracedOriginal) -> parity.ModelUnderTest:
     inside = coarsest_inside(original.traced.graph.graph)
-    tested = model_under_test(manifest, original.loaded, job.open, inside, job.open_tower)
+    tested = model_under_test(
+        manifest, original.loaded, job.open, inside, job.open_tower, job.open_changed
+    )
     return job.checks.applied(tested)
+
+
+def _by_library(job: Job, tested: parity.ModelUnderTest) -> parity.ModelUnderTest:
+    opened, changed = partial(job.open, native=True), partial(job.open_changed, native=True)
+    return replace(tested, open=opened, open_changed=changed)
 
 
 def _build(

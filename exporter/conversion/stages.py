@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from linexport import targets, trace
@@ -15,6 +16,7 @@ from linexport.manifest.file_names import VISION
 from linexport.manifest.records import VisionRecord
 from linexport.parity import ModelUnderTest
 from linexport.parity.cases import USUAL, ChosenSizes
+from linexport.parity.extra_outputs import Change, open_changed
 from linexport.passes import GraphDump
 from linexport.system.progress import Stopwatch
 
@@ -75,9 +77,16 @@ class Job:
 
     def open(self, native: bool = False) -> targets.InferenceSession:
         """The model as checks open it: with little memory, and threads that sleep in between."""
+        return self._opened(self.model, native)
+
+    def open_changed(self, change: Change, native: bool = False) -> targets.InferenceSession:
+        """The model with its graph changed, opened as by ``open``."""
+        return open_changed(self.model, change, partial(self._opened, native=native))
+
+    def _opened(self, model: Path, native: bool) -> targets.InferenceSession:
         threads = self.options.threads
         return self.target.open(
-            self.model, threads=threads, taking_turns=True, low_memory=True, native=native
+            model, threads=threads, taking_turns=True, low_memory=True, native=native
         )
 
     def open_tower(self) -> targets.InferenceSession:

@@ -95,6 +95,14 @@ def with_graph(path: Path, model: onnx.ModelProto) -> bytes:
     return b"".join([model.SerializeToString(), *_parts(path, following=True)])
 
 
+def save_with_graph(path: Path, model: onnx.ModelProto, copy: Path) -> None:
+    """Write the file that ``with_graph`` returns, holding one weight at a time."""
+    with copy.open("wb") as file:
+        file.write(model.SerializeToString())
+        for part in _parts(path, following=True):
+            file.write(part)
+
+
 def read_mapped(path: Path) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """Read a file that ``save`` wrote, one large weight at a time.
 

@@ -27,7 +27,7 @@ from linexport.manifest.proof import (
     ToleranceRecord,
 )
 from linexport.manifest.records import VisionRecord
-from linexport.parity import coarse_sigmoids, near_ties
+from linexport.parity import coarse_sigmoids
 from linexport.parity.cases import (
     USUAL,
     Case,
@@ -36,9 +36,12 @@ from linexport.parity.cases import (
     draw_inputs,
     plan_cases,
 )
+from linexport.parity.choices import recording
 from linexport.parity.compare import EDGES, Comparison, compare_arrays
+from linexport.parity.extra_outputs import OpenChanged
+from linexport.parity.near_ties import NearTies, decide, notes
 from linexport.parity.original import VANISHED, ReferenceOutput, run_reference
-from linexport.parity.reference import Arguments, Reference, feeds
+from linexport.parity.reference import Arguments, Reference, feeds, run_deciding
 from linexport.parity.rounding import apart, is_nothing_else
 from linexport.parity.tolerances import TOLERANCES, Tolerance
 from linexport.system import memory
@@ -65,6 +68,7 @@ class ModelUnderTest:
         vision: the tower beside it; None without one.
         open_tower: opens that.
         execution: the execution provider that the model is opened on.
+        open_changed: opens it with its graph changed; None where it has none, as an engine.
     """
 
     loaded: LoadedModel
@@ -81,6 +85,7 @@ class ModelUnderTest:
     vision: VisionRecord | None = None
     open_tower: Callable[[], InferenceSession] | None = None
     execution: Execution = CPU_ONLY
+    open_changed: OpenChanged | None = None
 
     def complete(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Inputs in their order, those that are left out at their defaults."""
@@ -98,11 +103,19 @@ class ModelUnderTest:
 
 @dataclass
 class Parity:
-    """Outcome over all cases; ``failed`` is the first case of a whole sequence that did."""
+    """Outcome over all cases.
+
+    Attributes:
+        notes: what the manifest says of it.
+        ties: cases that were compared with the artifact's choices; ``near_ties.notes`` are of them.
+        counts: histogram of errors.
+        failed: the first case of a whole sequence that did.
+    """
 
     tolerance: Tolerance
     cases: list[CaseRecord] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    ties: list[tuple[Case, NearTies]] = field(default_factory=list)
     counts: np.ndarray = field(default_factory=lambda: np.zeros(len(EDGES) - 1, np.int64))
     failed: Case | None = None
     greedy: GreedyRecord | None = None
@@ -154,6 +167,7 @@ def check(tested: ModelUnderTest, seed: int = 0) -> Parity:
     for case, expected in outputs:
         _run_case(tested, session, parity, case, expected)
         memory.trim_memory()
+    parity.notes.extend(notes(parity.ties))
     return parity
 
 
@@ -228,14 +242,12 @@ def _run_case(
     if got is not None and alone and not all(record.passed for record, _ in found):
         expected = _in_both(tested, parity, case) or expected
         found = _compared(tested, case, expected, got, failure)
+    if got is not None and not all(record.passed for record, _ in found):
+        found = _decided(tested, parity, case, expected, got) or found
     scaled = case.magnitude not in (0, 1) and not tested.tolerance.is_half
     if got is not None and scaled and not all(record.passed for record, _ in found):
         allowed = _with_coarse_sigmoids(tested, parity, case, expected)
         found = _compared(tested, case, allowed, got, failure)
-    if got is not None and case.magnitude == 1 and not all(record.passed for record, _ in found):
-        found = _compared(tested, case, _settled(tested, case, expected, got), got, failure)
-        if all(record.passed for record, _ in found):
-            parity.notes.append(near_ties.note(case))
     for record, counts in found:
         parity.cases.append(record)
         parity.counts += counts
@@ -260,25 +272,35 @@ def _with_coarse_sigmoids(
     ]
 
 
-def _settled(
+def _decided(
     tested: ModelUnderTest,
+    parity: Parity,
     case: Case,
     expected: list[ReferenceOutput],
-    got: Mapping[str, np.ndarray],
-) -> list[ReferenceOutput]:
-    """Near ties decided as the artifact decided them, see ``linexport.parity.near_ties``."""
+    got: dict[str, np.ndarray],
+) -> list[tuple[CaseRecord, np.ndarray]]:
+    """Compare with the artifact's choices, see ``near_ties``; nothing where that does not pass."""
+    session = recording(tested.open_changed)
+    if session is None:
+        return []
     inputs = draw_inputs(tested.loaded, tested.input_shapes, case)
-    original = Reference(tested.loaded, torch.float32)
-
-    def again(place: int) -> np.ndarray:
-        return original(inputs)[place]
-
-    def outputs(reference: ReferenceOutput) -> Iterator[np.ndarray]:
-        for place, name in enumerate(tested.output_names):
-            known, lost = reference.outputs[place], reference.rounding[place]
-            yield near_ties.settled(known, got[name], tested.tolerance, lost, partial(again, place))
-
-    return [replace(reference, outputs=[*outputs(reference)]) for reference in expected]
+    batch = tested.batch(case.sizes)
+    session.run({**feeds(inputs, tested.input_names), **tested.initial_state(batch)})
+    references = _references(tested.loaded, [])
+    runs = [partial(run_deciding, reference, inputs) for reference in references]
+    decided = decide(runs, session.choices(batch).values(), tested.tolerance)
+    outputs = {
+        r.name: x for r, x in zip(references, decided.outputs if decided else (), strict=False)
+    }
+    if decided is None or any(e.name not in outputs for e in expected):
+        return []
+    rounding = [apart(*pair) for pair in zip(decided.outputs[0], decided.outputs[-1], strict=True)]
+    chosen = [replace(e, outputs=outputs[e.name], rounding=rounding) for e in expected]
+    found = _compared(tested, case, chosen, got, None)
+    if not all(record.passed for record, _ in found):
+        return []
+    parity.ties.append((case, decided.ties))
+    return found
 
 
 def _in_both(tested: ModelUnderTest, parity: Parity, case: Case) -> list[ReferenceOutput]:

@@ -5,8 +5,8 @@
 h_{k-1} is what the original's layers before compute of the same prompt: each layer is run on its
 real inputs, whole and in pieces with its own states, with and without padding. Only one layer's
 weights are in use at a time. Where a layer is off by more than the tolerance, the original's is run
-in float64 on the same inputs, and what it loses to rounding is allowed for; so is a choice that
-rounding decides, see ``linexport.parity.near_ties``.
+in float64 on the same inputs, and what it loses to rounding is allowed for. Choices of the artifact
+are taken for the original's where rounding decides them, see ``linexport.parity.near_ties``.
 
 That every layer is right is not that their errors stay small together: the quantised model, which
 has an error of its own, is compared as a whole.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import onnx
@@ -28,9 +28,11 @@ from linexport.graph.segments import Segment, cut, stand_in
 from linexport.manifest.proof import CaseRecord, LayerRecord, StreamingRecord
 from linexport.parity.cases import ChosenSizes
 from linexport.parity.check import ModelUnderTest, Parity, case_record, largest_error
+from linexport.parity.choices import recording
 from linexport.parity.compare import Comparison, compare_arrays
+from linexport.parity.extra_outputs import Change
 from linexport.parity.layers import AFTER, observe, returned_by
-from linexport.parity.near_ties import note, settled
+from linexport.parity.near_ties import Deciding, decide, notes
 from linexport.parity.prompts import BATCH, SEQUENCE, Prompt, Trial, plan_prompts
 from linexport.parity.reference import Reference
 from linexport.parity.rounding import apart
@@ -42,6 +44,13 @@ LENGTHS = (1, 64, 65, 300)
 
 OpenGraph = Callable[[onnx.ModelProto], Run]
 """Opens a part of the artifact's graph, and gives a function to run it."""
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A part that is open, as a session."""
+
+    run: Run
 
 
 def layer_values(tested: ModelUnderTest, traced: Traced) -> dict[str, str]:
@@ -139,6 +148,7 @@ def check_layers(
     trials = plan_prompts(tested.dims, language.context, seed, lengths, continued)
     prompts = [trial.prompt(language.vocabulary) for trial in trials]
     original = Reference(tested.loaded, torch.float32).module
+    wide = cache(lambda: Reference(tested.loaded, torch.float64).module)
     expected = [observe(original, prompt, list(values)) for prompt in prompts]
     parity, outcome = Parity(tested.tolerance), _Outcome()
     exact: list[dict[str, np.ndarray]] = []
@@ -152,22 +162,30 @@ def check_layers(
             got = _in_pieces(tested, run, segment, prompt, trial, begins)
             wanted = prompt.real(expected[number][layer])
             result, rounding = compare_arrays(wanted, got, tested.tolerance), None
-            if not result.passed and result.max_relative_error <= tested.tolerance.most:
-                exact = exact or _in_float64(tested, prompts, expected, list(values))
+            chosen: Sequence[np.ndarray] = ()
+            if not result.passed and layer in values:
+                chosen = _choices(tested, open_graph, segment, prompt, trial, begins)
+            if chosen:
+                runs = [
+                    partial(_again, module, prompt, list(values), expected[number], layer)
+                    for module in (original, wide())
+                ]
+                decided = decide(runs, chosen, tested.tolerance, prompt.mask)
+                if decided is not None:
+                    wanted, exactly = decided.outputs[0], decided.outputs[-1]
+                    rounding = apart(wanted, exactly)
+                    result = compare_arrays(wanted, got, tested.tolerance, rounding)
+                    parity.ties.extend([(trial.case, decided.ties)] if result.passed else [])
+            elif not result.passed and result.max_relative_error <= tested.tolerance.most:
+                exact = exact or _in_float64(wide(), prompts, expected, list(values))
                 rounding = apart(wanted, prompt.real(exact[number][layer]))
                 result = compare_arrays(wanted, got, tested.tolerance, rounding)
-            if not result.passed:
-                again = partial(_again, original, prompt, list(values), expected[number], layer)
-                lost = rounding or 0.0
-                wanted = settled(wanted, got, tested.tolerance, lost, again)
-                result = compare_arrays(wanted, got, tested.tolerance, lost)
-                if result.passed:
-                    parity.notes.append(note(trial.case))
             parity.counts += np.asarray(result.counts)
             outcome.add(number, trial, layer, result, rounding)
             memory.trim_memory()
         del run
         advance(index + 1, layer)
+    parity.notes.extend(notes(parity.ties))
     parity.cases = [outcome.worst[number] for number in range(len(trials))]
     parity.layers = [
         LayerRecord(x.name, values.get(x.name), x.error, x.passed) for x in outcome.layers
@@ -187,19 +205,45 @@ def _again(
     layers: list[str],
     given: Mapping[str, np.ndarray],
     layer: str,
+    deciding: Deciding,
 ) -> np.ndarray:
-    """Run every layer of the original on these inputs; returns what one gives of the tokens."""
-    return prompt.real(observe(original, prompt, layers, given)[layer])
+    """Run every layer of the original on these inputs; returns what one gives of the tokens.
+
+    That one is computed in the context.
+    """
+    return prompt.real(observe(original, prompt, layers, given, (layer, deciding))[layer])
+
+
+def _choices(
+    tested: ModelUnderTest,
+    open_graph: OpenGraph,
+    segment: Segment,
+    prompt: Prompt,
+    trial: Trial,
+    begins: Mapping[str, np.ndarray],
+) -> list[np.ndarray]:
+    """Return what a part of the artifact chooses in a trial."""
+
+    def open_changed(change: Change) -> _Opened:
+        model = onnx.ModelProto()
+        model.CopyFrom(segment.model)
+        change(model)
+        return _Opened(open_graph(model))
+
+    session = recording(open_changed)
+    if session is None:
+        return []
+    _in_pieces(tested, session.run, segment, prompt, trial, begins)
+    return [*session.choices(len(prompt.tokens)).values()]
 
 
 def _in_float64(
-    tested: ModelUnderTest,
+    module: torch.nn.Module,
     prompts: Sequence[Prompt],
     expected: Sequence[Mapping[str, np.ndarray]],
     layers: list[str],
 ) -> list[dict[str, np.ndarray]]:
     """Run every layer of the original in float64 on its inputs of float32."""
-    module = Reference(tested.loaded, torch.float64).module
     return [
         observe(module, prompt, layers, given)
         for prompt, given in zip(prompts, expected, strict=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,7 @@ def observe(
     prompt: Prompt,
     layers: list[str],
     given: Mapping[str, np.ndarray] | None = None,
+    inside: tuple[str, AbstractContextManager[object]] | None = None,
 ) -> dict[str, np.ndarray]:
     """Return the outputs of the original's layers (B, T, width), and its logits.
 
@@ -121,6 +122,7 @@ def observe(
         layers: names of submodules.
         given: what every layer is to hand on, by name, in place of what it computes: each is then
             run on these inputs.
+        inside: a layer, and a context that it is computed in.
     """
     seen: dict[str, np.ndarray] = {}
 
@@ -136,6 +138,8 @@ def observe(
         return hook
 
     handles = [module.get_submodule(name).register_forward_hook(keep(name)) for name in layers]
+    if inside is not None:
+        handles += _within(module.get_submodule(inside[0]), inside[1])
     wide = Widened() if module_dtype(module) == torch.float64 else nullcontext()
     try:
         with torch.no_grad(), passing(), wide:
@@ -144,6 +148,23 @@ def observe(
         for handle in handles:
             handle.remove()
     return {**seen, AFTER: memory.memory_mapped([logits.numpy()])[0]}
+
+
+def _within(
+    layer: torch.nn.Module, context: AbstractContextManager[object]
+) -> list[torch.utils.hooks.RemovableHandle]:
+    """Have a module computed in a context; returns what is to be removed."""
+
+    def begin(*_: Any) -> None:
+        context.__enter__()
+
+    def end(*_: Any) -> None:
+        context.__exit__(None, None, None)
+
+    return [
+        layer.register_forward_pre_hook(begin),
+        layer.register_forward_hook(end, prepend=True, always_call=True),
+    ]
 
 
 def module_dtype(module: torch.nn.Module) -> torch.dtype:

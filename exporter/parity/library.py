@@ -7,7 +7,7 @@ tolerance of parity, with its allowances for what the original itself loses to r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
@@ -17,7 +17,6 @@ import numpy as np
 from linexport.manifest.proof import LibraryRecord, ParityRecord, StreamingRecord
 from linexport.parity.cases import Case, draw_inputs, plan_cases
 from linexport.parity.check import ModelUnderTest
-from linexport.parity.compare import compare_arrays
 from linexport.parity.own_rounding import compare_runs
 from linexport.parity.reference import feeds
 from linexport.parity.streaming import check_streaming
@@ -36,7 +35,7 @@ UNKNOWN_NODE = "the CPU library does not compute a node of this model: -v says w
 @memory.low_memory()
 def check_library(
     tested: ModelUnderTest,
-    open_with_library: Callable[[], InferenceSession],
+    with_library: ModelUnderTest,
     functions: ParityRecord | None,
     seed: int = 0,
 ) -> LibraryRecord:
@@ -44,26 +43,27 @@ def check_library(
 
     Args:
         tested: the converted model; it is opened with functions.
-        open_with_library: opens it with the library.
+        with_library: the same; it is opened with the library.
         functions: parity of the functions, whose allowances for rounding hold here as well.
         seed: of the inputs.
     """
     if library.find() is None:
         return not_run("functions", NOT_BUILT)
-    if not by_library(open_with_library()):
+    if not by_library(with_library.open()):
         return not_run("functions", UNKNOWN_NODE)
     expected = _by_functions(tested, _cases(tested, seed))
-    session = open_with_library()
+    session = with_library.open()
+    with_library = replace(with_library, open=lambda: session)
     rounding = _rounding(functions)
     worst = 0.0
     for case, wanted in expected:
-        error, reason = _compare(tested, case, session, wanted, rounding)
+        error, reason = _compare(tested, with_library, case, wanted, rounding)
         worst = max(worst, error)
         if reason:
             return record("functions", False, len(expected), worst, reason)
     pieces = StreamingRecord(None, None)
     if tested.states:
-        pieces = check_streaming(replace(tested, open=lambda: session), seed)
+        pieces = check_streaming(with_library, seed)
     error, reason = pieces.max_relative_error or 0.0, None
     if pieces.passed is False:
         reason = f"in pieces: {pieces.reason}"
@@ -142,25 +142,22 @@ def _rounding(functions: ParityRecord | None) -> dict[str, float]:
 
 def _compare(
     tested: ModelUnderTest,
+    with_library: ModelUnderTest,
     case: Case,
-    session: InferenceSession,
     wanted: Arrays,
     rounding: Mapping[str, float],
 ) -> tuple[float, str | None]:
     """The largest error of a case, and what is wrong."""
     sizes = ", ".join(f"{n} {size}" for n, size in case.sizes.items())
     try:
-        got = session.run(_inputs(tested, case))
+        got = with_library.open().run(_inputs(tested, case))
     except Exception as error:  # ONNX Runtime has no class for its own
         return float("inf"), f"at {sizes}: {str(error).splitlines()[0]}"
-    worst = 0.0
-    for name, value in wanted.items():
-        lost = rounding.get(name, 0.0)
-        if name in tested.output_names:
-            result = compare_runs(tested, case, name, value, got[name], lost)
-        else:
-            result = compare_arrays(value, got[name], tested.tolerance, lost)
-        worst = max(worst, result.max_relative_error)
-        if not result.passed:
-            return worst, f"{name} differs at {sizes}"
-    return worst, None
+
+    def again(session: InferenceSession) -> None:
+        session.run(_inputs(tested, case))
+
+    found = compare_runs(tested, case, wanted, got, again, with_library, rounding)
+    worst = max(result.max_relative_error for result in found.values())
+    wrong = next((name for name, result in found.items() if not result.passed), None)
+    return worst, None if wrong is None else f"{wrong} differs at {sizes}"

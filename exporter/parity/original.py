@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 
 from linexport.parity.cases import Case
-from linexport.parity.reference import Arguments, Reference
+from linexport.parity.near_ties import run_alike
+from linexport.parity.reference import Arguments, Reference, run_deciding
 from linexport.parity.rounding import apart, is_mostly_rounding, is_nothing_else, note
 from linexport.parity.tolerances import Tolerance
 
@@ -63,7 +65,8 @@ def run_reference(
     float32 overflows or is mostly rounding, float64 alone is compared with; where that overflows
     too, at fewer values, an artifact that does not is not compared at them. Of large
     or tiny inputs nothing is returned where the original overflows, is mostly rounding, or cannot
-    be run in float64 to find out; except where denominators vanish.
+    be run in float64 to find out; except where denominators vanish. Where float64 differs, it makes
+    the choices of float32 if rounding decides them, see ``linexport.parity.near_ties``.
     """
     found: list[ReferenceOutput] = []
     seconds = 0.0
@@ -112,7 +115,12 @@ def run_reference(
             f"{'nothing is compared' if scaled else 'it is compared in float64 only'}."
         )
         return [] if scaled else [replace(found[1], overflows=True)]
-    rounding = [apart(a, b) for a, b in zip(found[0].outputs, found[1].outputs, strict=True)]
+    rounding = _roundings(*found)
+    if any(note(x, y, case, tolerance) for x, y in zip(rounding, found[1].outputs, strict=True)):
+        narrow, wide = (partial(run_deciding, reference, inputs) for reference in references)
+        alike = run_alike(narrow, wide, tolerance)
+        found[1] = replace(found[1], outputs=alike or found[1].outputs)
+        rounding = _roundings(*found)
     for distance, output in zip(rounding, found[1].outputs, strict=True):
         lost = note(distance, output, case, tolerance)
         if lost is not None:
@@ -125,6 +133,10 @@ def run_reference(
     ):
         found = found[1:]  # float32 says nothing of the artifact, float64 does
     return [replace(output, rounding=rounding) for output in found]
+
+
+def _roundings(single: ReferenceOutput, double: ReferenceOutput) -> list[float]:
+    return [apart(a, b) for a, b in zip(single.outputs, double.outputs, strict=True)]
 
 
 def _infinite(output: ReferenceOutput) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -63,6 +63,16 @@ class Reference:
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
             return leaf.to(self.dtype)
         return leaf
+
+
+def run_deciding(
+    reference: Callable[[Arguments], list[np.ndarray]],
+    inputs: Arguments,
+    deciding: AbstractContextManager[object],
+) -> list[np.ndarray]:
+    """Run a reference in a context in which choices are made otherwise, see ``near_ties``."""
+    with deciding:
+        return reference(inputs)
 
 
 class Widened(TorchFunctionMode):

@@ -141,9 +141,9 @@ def test_a_difference_is_found(
 ) -> None:
     name = tested.output_names[0] if place == "output" else tested.states[0].present
     inner = OrtSession(converted("small") / MODEL, 1, native=True)
-    found = check_library(tested, lambda: Wrong(inner, name, change), None)
+    found = check_library(tested, replace(tested, open=lambda: Wrong(inner, name, change)), None)
     assert found.passed is False and str(found.reason).startswith(f"{name} differs at ")
-    assert check_library(tested, lambda: inner, None).passed
+    assert check_library(tested, replace(tested, open=lambda: inner), None).passed
 
 
 class Rounding(torch.nn.Module):
@@ -168,12 +168,13 @@ def test_a_difference_within_what_the_original_loses_to_rounding_is_none(
     output, state = tested.output_names[0], tested.states[0].present
 
     def passed(on: ModelUnderTest, name: str, error: float) -> bool | None:
-        return check_library(on, lambda: Wrong(inner, name, lambda x: x * (1 + error)), None).passed
+        wrong = Wrong(inner, name, lambda x: x * (1 + error))
+        return check_library(on, replace(on, open=lambda: wrong), None).passed
 
     assert passed(loses, output, 6e-5) is True and passed(tested, output, 6e-5) is False
     assert passed(loses, state, 6e-5) is False and passed(loses, output, 1e-3) is False
 
 
 def test_a_session_without_the_library_is_not_proof_of_it(tested: ModelUnderTest) -> None:
-    found = check_library(tested, tested.open, None)
+    found = check_library(tested, tested, None)
     assert found.passed is None and "does not compute a node" in str(found.reason)

@@ -507,3 +507,19 @@ def save_model(
                 parameter.add_(0.1 * noise)
     model.save_pretrained(folder)
     (folder / "tokenizer_config.json").write_text("{}")
+
+
+def tie_experts(folder: Path, apart: float) -> None:
+    """Give experts 2 n and 2 n + 1 of every router in a folder nearly the same scores."""
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    routers = [name for name in weights if name.endswith((".gate.weight", "correction_bias"))]
+    assert routers
+    torch.manual_seed(1)
+    for name in routers:
+        rows = weights[name]
+        near = apart * torch.randn_like(rows[::2]) if rows.dim() > 1 else 0.0
+        rows[1::2] = rows[::2] + near
+    save_file(weights, file, {"format": "pt"})
