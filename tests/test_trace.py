@@ -257,3 +257,35 @@ def test_indices_of_int32_are_widened() -> None:
     x = np.random.default_rng(0).standard_normal((3, 5, 4)).astype(np.float32)
     (found,) = session.run(None, {session.get_inputs()[0].name: x})
     np.testing.assert_array_equal(found, x)
+
+
+class Products(torch.nn.Module):
+    """Cumulative products of gates, and of numbers of both signs."""
+
+    def forward(self, x):
+        return (
+            x.cumprod(1),
+            torch.cumprod(torch.sigmoid(x), dim=-1),
+            x.cumprod(1, dtype=torch.double),
+        )
+
+
+class Subtracted(torch.nn.Module):
+    """Numbers minus integers."""
+
+    def forward(self, x):
+        n = torch.arange(x.shape[1])
+        return x + (-5.0 - n) + torch.rsub(n, 1.5, alpha=2) + (2 - n)
+
+
+@pytest.mark.parametrize("kind", [Products, Subtracted], ids=lambda kind: kind.__name__)
+def test_what_the_exporter_does_not_translate_is_written(kind: type[torch.nn.Module]) -> None:
+    dims, module = (dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC),), kind()
+    model = trace.trace(load_module((module, (torch.randn(2, 16),), dims), "a:module")).model
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    x = np.random.default_rng(0).standard_normal((3, 9)).astype(np.float32)
+    x[0, 5] = 0
+    got = session.run(None, {session.get_inputs()[0].name: x})
+    expected = module(torch.from_numpy(x))
+    for a, b in zip(got, expected if isinstance(expected, tuple) else (expected,), strict=True):
+        np.testing.assert_allclose(a, b.numpy(), rtol=1e-5, atol=1e-7)

@@ -22,7 +22,7 @@ from linexport.graph.external_data import LARGE, LOCATION, Weights, with_weights
 from linexport.models import torch_ops
 from linexport.plugins.ops import registry
 from linexport.plugins.ops.op import DOMAIN, VERSION, Op
-from linexport.trace import integers, inverses, loops
+from linexport.trace import integers, inverses, loops, products
 from linexport.trace.dim_names import rename_symbols
 from linexport.trace.exporting import exporting
 from linexport.trace.messages import explained, innermost
@@ -145,6 +145,7 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """How the exporter writes each linexport operator: as the one node of its op."""
     marks = {loops.OPERATOR: loops.symbol, inverses.OPERATOR: inverses.symbol}
     marks[torch.ops.aten.relu.default] = _relu
+    marks[torch.ops.aten.cumprod.default] = products.cumulative
     return marks | {torch_ops.overload(op): _symbol(op) for op in registry.all_ops().values()}
 
 

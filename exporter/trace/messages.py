@@ -27,9 +27,8 @@ ADVICE = (
     ),
     (
         r"No ONNX function found for",
-        "ONNX has no operator for it: write it with others. A cumulative product is "
-        "x.log().cumsum(1).exp() for positive x, a running maximum a recurrence of torch.maximum "
-        "that has no linear form.",
+        "ONNX has no operator for it: write it with others. A running maximum is a recurrence of "
+        "torch.maximum, which has no linear form.",
     ),
     (
         r"\.numpy\(\)|[Nn]um[Pp]y",

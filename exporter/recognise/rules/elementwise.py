@@ -213,10 +213,13 @@ def negate(a: Form) -> Form | None:
 
 
 def log(a: Form) -> Form | None:
-    """Return log of a sum over positions, which an exp behind it undoes.
+    """Return log of a sum over positions, which an exp behind it undoes, or of exp itself.
 
     One exp more may be added, of what there was before the first position.
     """
+    exps = [f for t in a.terms for f in t.of(Nested) if f.kind == "exp" and f.axes <= a.axes]
+    if len(a.terms) == 1 and a.terms[0] == Term(1.0, tuple(exps)):
+        return Form(a.dims, tuple(t for f in exps for t in f.inner.terms))
     summed = [term for term in a.terms if term.axes - a.axes]
     first = [t for t in a.terms if len(t.factors) == 1 and all(map(_is_exp, t.of(Leaf)))]
     if len(summed) != 1 or [*first, *summed] not in ([*a.terms], [*a.terms][::-1]):

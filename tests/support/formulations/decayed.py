@@ -112,7 +112,7 @@ def segment_sums(q, k, v):
     return merge((q @ k.transpose(-1, -2) * decay) @ v)
 
 
-@formulation(COLLECTED, reason="cannot translate")
+@formulation(COLLECTED)
 def product_of_gates(q, k, v):
     """Gates multiplied up with cumprod."""
     gate = torch.sigmoid(split(k).mean(-1) + 4).transpose(1, 2)

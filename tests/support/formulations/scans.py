@@ -38,7 +38,7 @@ def running_logsumexp(q, k, v):
     return q + v.logcumsumexp(1) * k
 
 
-@formulation(COLLECTED, reason="cannot translate")
+@formulation(COLLECTED)
 def running_product(q, k, v):
     """A product of gates, carried as the sum of their logarithms."""
     return q * torch.sigmoid(v + 3).cumprod(1) + k

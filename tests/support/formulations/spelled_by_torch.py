@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tests.support.formulations.notation import COLLECTED, HEADS, formulation, heads_first, merge
+from tests.support.formulations.notation import (
+    COLLECTED,
+    HEADS,
+    D,
+    formulation,
+    heads_first,
+    merge,
+    split,
+)
 
 
 @formulation(COLLECTED)
@@ -47,3 +55,11 @@ def positions_of_a_range(q, k, v):
     n = q.new_tensor(range(q.shape[2]))
     decay = torch.exp2((n.unsqueeze(-1) - n) * rate.view(-1, 1, 1)) * n.unsqueeze(-1).ge(n)
     return merge(torch.einsum("bhqd,bhkd,hqk->bhqk", q, k, decay) @ v)
+
+
+@formulation(COLLECTED)
+def quotient_of_products(q, k, v):
+    """A selective scan as P cumsum(b / P), with P the cumulative product of its rates."""
+    step = F.softplus(split(q).mean(-1, keepdim=True))
+    products = torch.cumprod(torch.exp(-step * torch.linspace(0.1, 0.5, D)), dim=1)
+    return (products * torch.cumsum(step * split(v) / products, dim=1)).flatten(2) * k
