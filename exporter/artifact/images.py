@@ -23,6 +23,10 @@ Image = tuple[np.ndarray, np.ndarray]
 
 OFFSETS = 4
 
+_MASK = "pixel_attention_mask"
+PROCESSED = ("pixel_values", "pixel_values_videos", "image_grid_thw", "spatial_shapes", _MASK)
+"""Arrays of image processors that are read."""
+
 
 def images_of(processed: Mapping[str, Any]) -> list[Image]:
     """Return the images in what an image processor of transformers gives.
@@ -35,7 +39,7 @@ def images_of(processed: Mapping[str, Any]) -> list[Image]:
     Raises:
         UsageError: something else, or a video.
     """
-    known = {name: np.asarray(processed[name]) for name in _NAMES if name in processed}
+    known = {name: np.asarray(processed[name]) for name in PROCESSED if name in processed}
     if "pixel_values_videos" in known:
         raise UsageError("Found pixel_values_videos; this model takes images. Leave out the video.")
     values = known.get("pixel_values")
@@ -124,10 +128,6 @@ def image_inputs(
     if vision.grid_positions:
         found["position_offsets"] = _offsets(taken, sizes)
     return found
-
-
-_MASK = "pixel_attention_mask"
-_NAMES = ("pixel_values", "pixel_values_videos", "image_grid_thw", "spatial_shapes", _MASK)
 
 
 def _rows(values: np.ndarray, name: str, width: int) -> np.ndarray:

@@ -1,24 +1,29 @@
 """Pictures in a prompt of text, by the image processor of the model's folder.
 
-    files --Pillow--> pictures --transformers' image processor--> pixel values, grids
+    files --Pillow--> pictures --transformers' processor--> pixel values, grids
     token ids with one image token a picture  -->  as many as the grid of each has tokens
 
-Of families whose own processor writes these tokens and nothing between them. The processor's files
-are data: no code of a folder's is run, and nothing is fetched.
+A processor that cuts pictures into tiles writes tokens around each of them: there it is asked for
+the tokens too. The processor's files are data: no code of a folder's is run, and nothing is
+fetched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from linexport.artifact.images import images_of, tokens_of, vision_of
+import numpy as np
+
+from linexport.artifact.images import PROCESSED, images_of, tokens_of, vision_of
 from linexport.artifact.language_interface import language_interface
 from linexport.artifact.staging import temporary_folder
 from linexport.artifact.tokenizer import MODEL_CONFIG, find_tokenizer, read_file, read_json
 from linexport.errors import EnvironmentProblemError, UsageError
-from linexport.manifest.file_names import PROCESSOR_FILES
+from linexport.manifest.file_names import LANGUAGE_FILES, PROCESSOR_FILES
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -26,7 +31,10 @@ if TYPE_CHECKING:
     from linexport.artifact.text_model import TextModel
 
 FAMILIES = ("qwen3_5", "qwen3_5_moe")
-"""Model types of such families."""
+"""Model types whose pictures are runs of image tokens, and nothing between them."""
+
+TILED = ("lfm2_vl",)
+"""Model types whose processor cuts pictures into tiles."""
 
 EXTRA = "pip install 'linexport[images]'"
 
@@ -45,13 +53,14 @@ def with_pictures(
         UsageError: the model has no vision tower, or is of another family; the artifact lacks the
             files of the processor; a picture cannot be read; or the prompt has other numbers of
             image tokens.
-        EnvironmentProblemError: Pillow or transformers is not installed.
+        EnvironmentProblemError: Pillow, transformers or torchvision is not installed.
     """
     vision = vision_of(model.manifest, model.path)
     family = read_json(model.path / MODEL_CONFIG, model.verified).get("model_type")
-    if family not in FAMILIES:
+    if family not in (*FAMILIES, *TILED):
         raise UsageError(
-            f"{model.path} is a model of {family}; images are prepared for {', '.join(FAMILIES)}. "
+            f"{model.path} is a model of {family}; images are prepared for "
+            f"{', '.join((*FAMILIES, *TILED))}. "
             "Call the model's processor in Python and give what it returns to "
             "linexport.load(...).generate(..., images=...)."
         )
@@ -64,9 +73,14 @@ def with_pictures(
             f"{tokenizer.token_text(vision.image_token)} where an image is, with what the model "
             "expects around it, or have its chat template do so: --chat."
         )
-    images = _processed(model, [read_picture(path) for path in paths])
-    counts = iter(tokens_of(vision, images_of(images)))
-    spread = ([i] * (next(counts) if i == vision.image_token else 1) for i in ids)
+    pictures = [read_picture(path) for path in paths]
+    if family in TILED:
+        parts, images = _tiles(model, pictures)
+    else:
+        images = _processed(model, pictures)
+        parts = [[vision.image_token] * n for n in tokens_of(vision, images_of(images))]
+    left = iter(parts)
+    spread = (next(left) if i == vision.image_token else [i] for i in ids)
     return [token for part in spread for token in part], images
 
 
@@ -93,8 +107,64 @@ def read_picture(path: Path) -> Image:
 
 def _processed(model: TextModel, pictures: Sequence[Image]) -> dict[str, Any]:
     """Return what the image processor of the model's folder gives."""
+    with _processor(model, "AutoImageProcessor") as processor:
+        return dict(processor(images=list(pictures), return_tensors="np"))
+
+
+def _tiles(
+    model: TextModel, pictures: Sequence[Image]
+) -> tuple[list[list[int]], dict[str, np.ndarray]]:
+    """Return the tokens of each picture, and what the processor gives for all of them.
+
+    Raises:
+        EnvironmentProblemError: torchvision, which this processor computes with, is not installed.
+    """
+    _check_torchvision()
+    with _processor(model, "AutoProcessor", LANGUAGE_FILES) as processor:
+        made = [
+            dict(
+                processor(
+                    **{"images": [picture], "text": processor.image_token},
+                    **{"add_special_tokens": False, "return_tensors": "np"},
+                )
+            )
+            for picture in pictures
+        ]
+        parts = [[int(token) for token in each["input_ids"][0]] for each in made]
+        names = [name for name in made[0] if name in PROCESSED]
+        return parts, {name: np.concatenate([each[name] for each in made]) for name in names}
+
+
+def _check_torchvision() -> None:
     try:
-        from transformers import AutoImageProcessor
+        importlib.import_module("torchvision")
+    except ImportError:
+        raise EnvironmentProblemError(
+            "The image processor of this model computes with torchvision, which is not installed: "
+            "pip install torchvision, or beside a CPU build of torch, pip install torchvision "
+            "--index-url https://download.pytorch.org/whl/cpu."
+        ) from None
+    except RuntimeError as error:
+        raise EnvironmentProblemError(
+            f"torchvision is installed and does not work with this torch: {error}. Install the "
+            "build that belongs to it; beside a CPU build of torch, pip install torchvision "
+            "--index-url https://download.pytorch.org/whl/cpu."
+        ) from None
+
+
+@contextmanager
+def _processor(
+    model: TextModel, auto: str, language: Sequence[str] = (MODEL_CONFIG,)
+) -> Iterator[Any]:
+    """Yield the processor of the model's folder, whose refusals are told as such.
+
+    Args:
+        model: with the folder.
+        auto: class of transformers that opens it.
+        language: files that it needs beside its own, where the folder has them.
+    """
+    try:
+        import transformers
     except ImportError:
         raise EnvironmentProblemError(f"Preparing images needs transformers: {EXTRA}.") from None
     present = [name for name in PROCESSOR_FILES if (model.path / name).is_file()]
@@ -104,13 +174,13 @@ def _processed(model: TextModel, pictures: Sequence[Image]) -> dict[str, Any]:
             "Convert a model folder that holds one."
         )
     with temporary_folder() as folder:
-        for name in (*present, MODEL_CONFIG):
-            (folder / name).write_bytes(read_file(model.path / name, model.verified))
+        for name in (*present, *language):
+            if (model.path / name).is_file():
+                (folder / name).write_bytes(read_file(model.path / name, model.verified))
         try:
-            processor = AutoImageProcessor.from_pretrained(
+            yield getattr(transformers, auto).from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-            found: Mapping[str, Any] = processor(images=list(pictures), return_tensors="np")
         except ImportError as error:
             raise EnvironmentProblemError(f"The image processor says: {error}") from None
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -118,4 +188,3 @@ def _processed(model: TextModel, pictures: Sequence[Image]) -> dict[str, Any]:
                 f"The image processor of {model.path} ({', '.join(present)}) refuses the images, "
                 f"or is damaged: {error}"
             ) from None
-    return dict(found)

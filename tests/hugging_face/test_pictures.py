@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -44,9 +46,10 @@ TEMPLATE = """{% for m in messages %}w9 {% if m.content is string %}{{ m.content
 {%- endif %}{% endfor %} w8"""
 
 
-def add_language(folder: Path) -> None:
+def add_language(folder: Path, special: dict[int, str] = SPECIAL) -> None:
     """Write a tokenizer of words w0 to w59, a chat template and an image processor's file."""
-    words = {f"w{i}": i for i in range(IMAGE)} | {name: i for i, name in SPECIAL.items()}
+    words = {f"w{i}": i for i in range(IMAGE) if i not in special}
+    words |= {name: i for i, name in special.items()}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w3"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     made.add_special_tokens(
@@ -125,6 +128,146 @@ def test_the_command_writes_what_transformers_writes(
         assert found.code == 2 and message in " ".join(found.err.split()), found.err
 
 
+TILES = {
+    **{IMAGE: "<image>", 40: "<|image_start|>", 41: "<|image_end|>", 42: "<|img_thumbnail|>"},
+    **{
+        43 + i: f"<|img_row_{row}_col_{column}|>"
+        for i, (row, column) in enumerate(itertools.product((1, 2, 3, 4), (1, 2, 3, 4)))
+        if row * column <= 4
+    },
+}
+TILE_PROCESSOR = {
+    **{"image_processor_type": "Lfm2VlImageProcessor", "encoder_patch_size": 4, "tile_size": 32},
+    **{"min_tiles": 2, "max_tiles": 4, "min_image_tokens": 4, "max_image_tokens": 16},
+}
+
+
+def add_tiles(folder: Path) -> None:
+    """Write the files of a model whose processor cuts pictures into tiles."""
+    add_language(folder, TILES)
+    (folder / "chat_template.jinja").write_text(
+        TEMPLATE.replace("<|vision_start|> <|image_pad|> <|vision_end|>", "<image>")
+    )
+    (folder / "preprocessor_config.json").write_text(json.dumps(TILE_PROCESSOR))
+    (folder / "processor_config.json").write_text('{"processor_class": "Lfm2VlProcessor"}')
+    (folder / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w3"}'
+    )
+
+
+def torchvision_works() -> bool:
+    """Whether it is there, and of this build of torch."""
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError):
+        return False
+    return True
+
+
+@pytest.mark.services
+@pytest.mark.skipif(not torchvision_works(), reason="needs torchvision")
+def test_tiles_are_those_of_transformers(cli: Callable[..., Result], tmp_path: Path) -> None:
+    """Pictures of one tile and of several, of several shapes, alone and together."""
+    source = tmp_path / "source"
+    save_model(CONFIGS["lfm2_vl"], "lfm2_vl", source, "AutoModelForImageTextToText")
+    model = transformers.AutoModelForImageTextToText.from_pretrained(source)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1 and "language_model" not in name and "lm_head" not in name:
+                weight *= 5
+    model.save_pretrained(source)
+    add_tiles(source)
+    linexport.convert(source, tmp_path / "out", bench=False, threads=1)
+    processor = transformers.AutoProcessor.from_pretrained(source)
+    random, sizes, files = np.random.default_rng(0), [(20, 30), (64, 100), (150, 40), (37, 33)], []
+    for size in sizes:
+        files.append(tmp_path / f"{size[0]}x{size[1]}.png")
+        image.fromarray(random.integers(0, 255, (*size, 3), dtype=np.uint8)).save(files[-1])
+
+    artifact, counts = linexport.load(tmp_path / "out", threads=1), []
+    for chosen in ([files[0]], [files[1]], [files[2]], files):
+        given = processor(
+            **{"images": [image.open(file) for file in chosen], "return_tensors": "pt"},
+            **{"text": "w9 " + "<image> " * len(chosen) + "w5 w6 w8"},
+        )
+        ids, images = pictures.with_pictures(artifact, [9, *[IMAGE] * len(chosen), 5, 6, 8], chosen)
+        assert ids == given["input_ids"][0].tolist()
+        tokens = np.array(ids)
+        got = artifact.run(tokens[None], **artifact.image_inputs(tokens, images))["logits"]
+        with torch.no_grad():
+            rounded = model(**given).logits.numpy()
+            given["pixel_values"] = given["pixel_values"].double()
+            exact = copy.deepcopy(model).double()(**given).logits.numpy()
+            given["pixel_values"] = -given["pixel_values"].float()
+            other = model(**given).logits.numpy()
+        assert np.abs(got - exact).max() < 2 * np.abs(rounded - exact).max() < 2e-4
+        assert np.abs(other - exact)[:, -1].max() > 3e-3  # the images matter
+        counts.append(len(ids))
+    assert counts[0] < 20 < counts[1] != counts[2] and counts[3] > sum(counts[:3]) - 15
+
+    given["pixel_values"] = -given["pixel_values"]
+    written = model.generate(**given, max_new_tokens=9, do_sample=False)[0, len(ids) :]
+    found = cli(
+        *("generate", tmp_path / "out", "--max-tokens", 9, "--threads", 1, "--json", "--chat"),
+        *(x for file in files for x in ("--image", file)),
+        *("--prompt", "w5 w6"),
+    )
+    assert found.code == 0, found.err
+    record = json.loads(found.out)
+    assert record["prompt_tokens"] == len(ids)
+    assert record["tokens"] == [token for token in written.tolist() if token != 2]
+
+
+def test_tokens_of_tiles_stand_where_the_picture_is(
+    opened: Opened, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the processor's arithmetic left aside: it needs torchvision."""
+    add_tiles(opened.path)
+    (opened.path / "config.json").write_text('{"model_type": "lfm2_vl"}')
+    seen = []
+
+    def processor(images: list[Any], text: str, **options: Any) -> dict[str, np.ndarray]:
+        assert text == "<image>" and len(images) == 1
+        assert options == {"add_special_tokens": False, "return_tensors": "np"}
+        seen.append(images[0].size)
+        tiles = len(seen)
+        return {
+            "input_ids": np.array([[40, *[43, IMAGE] * tiles, 41]]),
+            "attention_mask": np.ones((1, 2 + 2 * tiles)),
+            "pixel_values": np.full((tiles, 4, 48), tiles),
+            "spatial_shapes": np.full((tiles, 2), 2),
+            "pixel_attention_mask": np.ones((tiles, 4), np.int64),
+        }
+
+    processor.image_token = "<image>"  # type: ignore[attr-defined]
+
+    def from_pretrained(folder: Path, **options: Any) -> Any:
+        assert options == {"local_files_only": True, "trust_remote_code": False}
+        assert (folder / "tokenizer.json").is_file() and (
+            folder / "processor_config.json"
+        ).is_file()
+        return processor
+
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace())
+    monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", from_pretrained)
+    ids, images = pictures.with_pictures(opened, [5, IMAGE, 6, IMAGE], files)
+    assert seen == [image.open(file).size for file in files]
+    assert ids == [5, 40, 43, IMAGE, 41, 6, 40, 43, IMAGE, 43, IMAGE, 41]
+    assert sorted(images) == ["pixel_attention_mask", "pixel_values", "spatial_shapes"]
+    assert images["pixel_values"][:, 0, 0].tolist() == [1, 2, 2]
+
+
+def test_torchvision_is_named_where_tiles_need_it(
+    opened: Opened, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (opened.path / "config.json").write_text('{"model_type": "lfm2_vl"}')
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(
+        EnvironmentProblemError, match=r"not installed: pip install torchvision, or"
+    ):
+        pictures.with_pictures(opened, [IMAGE], files[:1])
+
+
 class Opened(SimpleNamespace):
     """Attributes that are read of an artifact, whose files were not verified."""
 
@@ -164,8 +307,8 @@ def test_every_image_has_its_tokens(opened: Opened, files: list[Path], name: str
     [
         (lambda given: setattr(given.manifest, "vision", None), "has no vision tower"),
         (
-            lambda given: (given.path / "config.json").write_text('{"model_type": "lfm2_vl"}'),
-            r"is a model of lfm2_vl; images are prepared for qwen3_5, qwen3_5_moe\. Call",
+            lambda given: (given.path / "config.json").write_text('{"model_type": "own"}'),
+            r"is a model of own; images are prepared for qwen3_5, qwen3_5_moe, lfm2_vl\. Call",
         ),
         (
             lambda given: (given.path / "preprocessor_config.json").unlink(),
