@@ -141,14 +141,12 @@ def _check_torchvision() -> None:
     except ImportError:
         raise EnvironmentProblemError(
             "The image processor of this model computes with torchvision, which is not installed: "
-            "pip install torchvision, or beside a CPU build of torch, pip install torchvision "
-            "--index-url https://download.pytorch.org/whl/cpu."
+            "pip install torchvision, in the build (CPU or CUDA) that torch is installed in."
         ) from None
     except RuntimeError as error:
         raise EnvironmentProblemError(
             f"torchvision is installed and does not work with this torch: {error}. Install the "
-            "build that belongs to it; beside a CPU build of torch, pip install torchvision "
-            "--index-url https://download.pytorch.org/whl/cpu."
+            "version and the build (CPU or CUDA) that belong to it."
         ) from None
 
 

@@ -263,7 +263,7 @@ def test_torchvision_is_named_where_tiles_need_it(
     (opened.path / "config.json").write_text('{"model_type": "lfm2_vl"}')
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(
-        EnvironmentProblemError, match=r"not installed: pip install torchvision, or"
+        EnvironmentProblemError, match=r"not installed: pip install torchvision, in"
     ):
         pictures.with_pictures(opened, [IMAGE], files[:1])
 
