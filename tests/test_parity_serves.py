@@ -15,7 +15,7 @@ import linexport
 from linexport.loaders.factory import load_module
 from linexport.manifest import read
 from linexport.parity.cases import Case
-from linexport.parity.coarse_sigmoids import lost_to_sigmoids
+from linexport.parity.coarse_operators import lost_to_operators
 from linexport.parity.original import run_reference
 from linexport.parity.plain import plain_error
 from linexport.parity.reference import Reference
@@ -140,7 +140,7 @@ def test_what_a_norm_makes_of_coarse_sigmoids_is_measured() -> None:
     single, double = (Reference(loaded, kind) for kind in (torch.float32, torch.float64))
     drawn = torch.randn(3, 37, 2, generator=torch.Generator().manual_seed(0))
     inputs: list[Any] = [((scale * drawn,), {}) for scale in (1.0, 100.0)]
-    usual, large = (lost_to_sigmoids(single, given, double(given)) for given in inputs)
+    usual, large = (lost_to_operators(single, given, double(given)) for given in inputs)
     assert usual[0] < 1e-4 < large[0]
 
 
@@ -152,7 +152,25 @@ def test_sigmoids_of_the_runtime_do_not_fail_an_artifact_of_large_inputs(tmp_pat
         loaded, tmp_path / "artifact", target="onnx", bench=False, threads=1
     )
     assert manifest.status == "ok" and manifest.fused == {"LinearAttention": 1}
-    assert any("sigmoids as coarse as ONNX Runtime's" in text for text in manifest.warnings)
+    assert any("sums as coarse as ONNX Runtime's" in text for text in manifest.warnings)
+
+
+class Turned(torch.nn.Module):
+    """Angles that are added up, as of a rotation whose steps depend on the token."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cos((1000.3 * x).cumsum(1))
+
+
+def test_what_a_cosine_makes_of_coarse_cumulative_sums_is_measured() -> None:
+    loaded = load_module((Turned(), (torch.zeros(3, 37, 2),)), "turned")
+    single, double = (Reference(loaded, kind) for kind in (torch.float32, torch.float64))
+    x = torch.rand(3, 37, 2, generator=torch.Generator().manual_seed(0))
+    exact = double(((x,), {}))
+    own = float(np.abs(single(((x,), {}))[0] - exact[0]).max())
+    (lost,) = lost_to_operators(single, ((x,), {}), exact)
+    artifact = np.cos(np.cumsum(np.float32(1000.3) * x.numpy(), 1, dtype=np.float32))
+    assert 1.5 * own < np.abs(artifact - exact[0]).max() < 2 * lost
 
 
 def test_the_epsilon_of_a_norm_is_that_of_the_original() -> None:

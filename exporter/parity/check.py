@@ -27,7 +27,7 @@ from linexport.manifest.proof import (
     ToleranceRecord,
 )
 from linexport.manifest.records import VisionRecord
-from linexport.parity import coarse_sigmoids
+from linexport.parity import coarse_operators
 from linexport.parity.cases import (
     USUAL,
     Case,
@@ -246,7 +246,7 @@ def _run_case(
         found = _decided(tested, parity, case, expected, got) or found
     scaled = case.magnitude not in (0, 1) and not tested.tolerance.is_half
     if got is not None and scaled and not all(record.passed for record, _ in found):
-        allowed = _with_coarse_sigmoids(tested, parity, case, expected)
+        allowed = _with_coarse_operators(tested, parity, case, expected)
         found = _compared(tested, case, allowed, got, failure)
     for record, counts in found:
         parity.cases.append(record)
@@ -255,15 +255,15 @@ def _run_case(
             parity.failed = case
 
 
-def _with_coarse_sigmoids(
+def _with_coarse_operators(
     tested: ModelUnderTest, parity: Parity, case: Case, expected: list[ReferenceOutput]
 ) -> list[ReferenceOutput]:
-    """Allow for what the runtime's sigmoids lose; nothing is left where that is nearly all."""
+    """Allow for what the runtime's operators lose; nothing is left where that is nearly all."""
     inputs = draw_inputs(tested.loaded, tested.input_shapes, case)
     exact = expected[-1].outputs
     single = Reference(tested.loaded, torch.float32)
-    lost = coarse_sigmoids.lost_to_sigmoids(single, inputs, exact)
-    parity.notes.extend(coarse_sigmoids.notes(lost, exact, case, tested.tolerance))
+    lost = coarse_operators.lost_to_operators(single, inputs, exact)
+    parity.notes.extend(coarse_operators.notes(lost, exact, case, tested.tolerance))
     if any(is_nothing_else(a, b, case) for a, b in zip(lost, exact, strict=True)):
         return []
     return [
