@@ -1,6 +1,10 @@
-"""The gated delta rule of packages, by tokens, chunks or kernels -> ``LinearAttention``.
+"""Delta rules of packages, by tokens, chunks or kernels -> ``LinearAttention``.
 
-S_t = alpha_t S_{t-1} (1 - beta_t k_t k_t^T) + beta_t v_t k_t^T,   o_t = S_t q_t      per head
+    S_t = alpha_t S_{t-1} (1 - beta_t k_t k_t^T) + beta_t v_t k_t^T,   o_t = S_t q_t
+
+or ``GeneralizedDeltaRule``, RWKV-7's:
+
+    S_t = S_{t-1} (diag(w_t) + a_t b_t^T) + v_t k_t^T,                 o_t = S_t r_t
 """
 
 from __future__ import annotations
@@ -41,6 +45,29 @@ def _gated_delta(
     return output.unflatten(2, (heads, -1)), last.transpose(2, 3)
 
 
+def _rwkv7(
+    receptance: Tensor,
+    decay: Tensor,
+    key: Tensor,
+    value: Tensor,
+    a: Tensor,
+    b: Tensor,
+    initial_state: Tensor,
+    attention_mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Stands in for a function of rwkv7-hf of (B, T, H, d), whose state is (B, H, d_k, d_v).
+
+    It loops over the sequences of a batch as well. A token that is masked gives zeros.
+    """
+    heads = receptance.shape[2]
+    mask = None if attention_mask is None else attention_mask.bool()
+    parts = (x.flatten(2) for x in (receptance, key, value, decay.log(), a, b))
+    output, last = functional.generalized_delta_rule(*parts, initial_state, mask, num_heads=heads)
+    if mask is not None:
+        output = torch.where(mask[..., None], output, 0.0)
+    return output.unflatten(2, (heads, -1)), last
+
+
 def _several_keys(
     self: Any,
     x: Tensor,
@@ -71,6 +98,7 @@ def _several_keys(
 
 
 FUNCTIONS = (
+    Function("rwkv7_hf.ops_rwkv7", "rwkv7_recurrent", _rwkv7, "rwkv7-hf 0.9.0"),
     *(
         Function(f"opengdn.{module}", name, _gated_delta, "opengdn 0.1.0")
         for module, name in (
