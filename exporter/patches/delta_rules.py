@@ -61,8 +61,17 @@ def _rwkv7(
     """
     heads = receptance.shape[2]
     mask = None if attention_mask is None else attention_mask.bool()
-    parts = (x.flatten(2) for x in (receptance, key, value, decay.log(), a, b))
-    output, last = functional.generalized_delta_rule(*parts, initial_state, mask, num_heads=heads)
+    output, last = functional.generalized_delta_rule(
+        receptance.flatten(2),
+        key.flatten(2),
+        value.flatten(2),
+        decay.log().flatten(2),
+        a.flatten(2),
+        b.flatten(2),
+        initial_state,
+        mask,
+        num_heads=heads,
+    )
     if mask is not None:
         output = torch.where(mask[..., None], output, 0.0)
     return output.unflatten(2, (heads, -1)), last
