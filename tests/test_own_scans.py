@@ -200,6 +200,26 @@ class InlineWrites(Gated):
         return b + x
 
 
+class InlineImports(Gated):
+    """The same with a module that the function imports; another loop calls what it defines."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        import math as numbers
+
+        def halved(y: Tensor) -> Tensor:
+            return y / 2
+
+        a, b = self.project(x).chunk(2, -1)
+        a, s = torch.sigmoid(a), 1
+        while s < x.shape[1]:
+            b = b + a * F.pad(b, (0, 0, s, 0))[:, : x.shape[1]] * numbers.exp(0)
+            a = a * F.pad(a, (0, 0, s, 0), value=1.0)[:, : x.shape[1]]
+            s *= 2
+        for y in (x, x):
+            b = b + halved(y)
+        return b
+
+
 class InlineSigns(Gated):
     """The same of the sizes of a, which is another recurrence."""
 
@@ -235,7 +255,10 @@ def test_a_function_that_computes_a_recurrence_is_found(kind: type[Gated]) -> No
     torch.testing.assert_close(found, module(x))
 
 
-@pytest.mark.parametrize("kind", [Inline, InlineWrites], ids=lambda kind: kind.__name__)
+INLINE = [Inline, InlineWrites, InlineImports]
+
+
+@pytest.mark.parametrize("kind", INLINE, ids=lambda kind: kind.__name__)
 def test_a_loop_in_the_middle_of_a_function_is_found(kind: type[Gated]) -> None:
     module = kind().eval()
     code, names = kind.forward.__code__, set(globals())

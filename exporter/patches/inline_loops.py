@@ -67,7 +67,8 @@ def _rewritten(function: FunctionType) -> _Rewritten | None:
         return None
     if not isinstance(tree, ast.FunctionDef) or _has_private_names(tree):
         return None
-    lifting = _Lifting(tree, f"loop_of_{tree.name}_{original.co_firstlineno}")
+    own = {*original.co_varnames}
+    lifting = _Lifting(tree, f"loop_of_{tree.name}_{original.co_firstlineno}", own)
     tree = lifting.visit(tree)
     if not lifting.made:
         return None
@@ -88,12 +89,17 @@ def _has_private_names(tree: ast.AST) -> bool:
 class _Lifting(ast.NodeTransformer):
     """Replaces outermost loops of a function by calls.
 
+    Args:
+        function: its source.
+        name: beginning of the names of what is made.
+        variables: of the function.
+
     Attributes:
         made: a function for each.
     """
 
-    def __init__(self, function: ast.FunctionDef, name: str) -> None:
-        self.function, self.name = function, name
+    def __init__(self, function: ast.FunctionDef, name: str, variables: Collection[str]) -> None:
+        self.function, self.name, self.variables = function, name, {*variables}
         self.made: list[ast.FunctionDef] = []
 
     def visit_For(self, node: ast.For) -> ast.stmt:
@@ -117,8 +123,9 @@ class _Lifting(ast.NodeTransformer):
         end = node.end_lineno or node.lineno
         _, after = _names(n for n in ast.walk(self.function) if _line(n) > end)
         results = sorted(stored & after)
-        if not results or not {*results} <= before:
-            return node  # what it gives may not be there before it, or is read in an outer loop
+        unknown = (loaded & self.variables) - before - stored
+        if not results or not {*results} <= before or unknown:
+            return node  # what it gives or reads may not be there, or is read in an outer loop
         name = f"{self.name}_{len(self.made)}"
         read = {n: n for n in sorted((loaded | {*results}) & before)} | sizes.found
         values = ", ".join(results)
@@ -184,4 +191,6 @@ def _names(nodes: Iterable[ast.AST]) -> tuple[set[str], set[str]]:
                 stored.add(base.id)
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             loaded.add(node.target.id)
+        if isinstance(node, ast.alias):
+            stored.add((node.asname or node.name).partition(".")[0])
     return stored, loaded
