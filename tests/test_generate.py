@@ -380,6 +380,33 @@ def test_bytes_that_are_no_character_do_not_hold_the_text_back(tokenizer_file: P
     assert (decode(half), decode.end()) == ("", "\N{REPLACEMENT CHARACTER}")
 
 
+@given(st.lists(st.integers(0, 11), max_size=9), st.lists(st.integers(0, 11), max_size=4))
+def test_words_keep_their_spaces_around_tokens_without_text(
+    spaced_tokenizer: Path, ids: list[int], before: list[int]
+) -> None:
+    """One token at a time as all at once; 0 and 1 are special, and 10 and 11 are no tokens."""
+    import tokenizers
+
+    tokenizer = find_tokenizer(spaced_tokenizer, 12)
+    inner = tokenizers.Tokenizer.from_file(str(spaced_tokenizer / "tokenizer.json"))
+    decode = tokenizer.decoder()
+    shown = "".join(decode(i) for i in ids) + decode.end()
+    assert shown == inner.decode(ids)
+    whole = inner.decode([*before, *ids])
+    assert inner.decode(before) + tokenizer.gap(before, ids) + shown == whole
+    assert len(whole.split()) == sum(1 < i < 10 for i in [*before, *ids])
+
+
+@pytest.fixture(scope="module")
+def spaced_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("tokenizers", reason="needs the hf extra")
+    from tests.support.tokenizers import save_spaced_tokenizer
+
+    folder = tmp_path_factory.mktemp("spaced")
+    save_spaced_tokenizer(folder, 10, ("<s>", "</s>"))
+    return folder
+
+
 def test_a_prompt_that_is_no_text_is_refused(tokenizer_file: Path) -> None:
     with pytest.raises(UsageError, match="not valid UTF-8"):
         find_tokenizer(tokenizer_file, 300).encode("\udcff")
@@ -571,6 +598,20 @@ def test_the_command_uses_the_copied_tokenizer_and_stops_at_the_end_it_names(
     found = cli("generate", copy, "--prompt", "bad", "--max-tokens", 40, "--json").json()
     assert found["stopped"] == "end"
     assert found["tokens"] == written[: written.index(written[7])]
+
+
+def test_the_command_writes_the_space_between_prompt_and_text(
+    cli: Callable[..., Any], copy: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("tokenizers", reason="needs the hf extra")
+    from tests.support.tokenizers import save_spaced_tokenizer
+
+    save_spaced_tokenizer(tmp_path, 256, ("<s>", "</s>"))
+    add(copy, "tokenizer.json", json.loads((tmp_path / "tokenizer.json").read_text()))
+    asked = ["generate", copy, "--prompt", "w105 w109", "--max-tokens", 5]
+    found = cli(*asked, "--json").json()
+    assert found["text"] == "".join(f" w{token}" for token in found["tokens"])
+    assert cli(*asked).out == f"w105 w109{found['text']}\n"
 
 
 def test_the_command_continues_several_texts_at_once(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -71,6 +71,10 @@ class Tokenizer(Protocol):
 
     def decoder(self) -> Decoder:
         """Return a decoder of one text."""
+        ...
+
+    def gap(self, before: Sequence[int], tokens: Sequence[int]) -> str:
+        """Return the space that a text has after others, and that decoding it alone leaves out."""
         ...
 
     def token_text(self, token: int) -> str:
@@ -205,6 +209,9 @@ class _Bytes:
     def decoder(self) -> Decoder:
         return _ByteDecoder()
 
+    def gap(self, before: Sequence[int], tokens: Sequence[int]) -> str:
+        return ""
+
     def token_text(self, token: int) -> str:
         return bytes([token]).decode("utf-8", "replace")
 
@@ -239,6 +246,7 @@ class _HuggingFace:
         self._inner = Inner.from_buffer(content)
         added = self._inner.get_added_tokens_decoder()
         self.special: Mapping[str, int] = {t.content: i for i, t in added.items() if t.special}
+        self._silent = frozenset(self.special.values())
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         try:
@@ -248,7 +256,16 @@ class _HuggingFace:
         return self._encoder.encode(text, special=special)
 
     def decoder(self) -> Decoder:
-        return _HuggingFaceDecoder(self._inner.decode)
+        return _HuggingFaceDecoder(self._inner.decode, self._has_text)
+
+    def gap(self, before: Sequence[int], tokens: Sequence[int]) -> str:
+        known, alone = self._inner.decode([*before]), self._inner.decode([*tokens])
+        both = self._inner.decode([*before, *tokens])
+        space = both.removeprefix(known).removesuffix(alone)
+        return space if space.isspace() and both == known + space + alone else ""
+
+    def _has_text(self, token: int) -> bool:
+        return token not in self._silent and self._inner.id_to_token(token) is not None
 
     def token_text(self, token: int) -> str:
         text: str = self._inner.decode([token], skip_special_tokens=False)
@@ -256,14 +273,21 @@ class _HuggingFace:
 
 
 class _HuggingFaceDecoder:
-    """Decodes each token with the one before it, on which it depends; the rest is new."""
+    """Decodes each token with the one before it, on which it depends; the rest is new.
 
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
-        self._decode = decode
+    Args:
+        decode: tokens to text.
+        has_text: whether a token is one of these; others come between them as if they did not.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], has_text: Callable[[int], bool]) -> None:
+        self._decode, self._has_text = decode, has_text
         self._ids: list[int] = []
         self._before = self._shown = 0
 
     def __call__(self, token: int) -> str:
+        if not self._has_text(token):
+            return ""
         self._ids.append(token)
         # A character may still lack bytes, but never waits for more tokens than it has bytes.
         text = self._rest()

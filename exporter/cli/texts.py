@@ -17,18 +17,24 @@ if TYPE_CHECKING:
     from linexport.artifact.generating import GenerationRequest
     from linexport.artifact.speculation import Draft
     from linexport.artifact.stops import StopStrings
-    from linexport.artifact.tokenizer import Decoder
+    from linexport.artifact.tokenizer import Decoder, Tokenizer
 
 
 @dataclass
 class _Text:
-    """One text and its prompt."""
+    """One text and its prompt.
+
+    Attributes:
+        goes_on: the text is shown behind its prompt, not as an answer.
+    """
 
     prompt: str
     ids: list[int]
     images: dict[str, Any] | None
+    tokenizer: Tokenizer
     decode: Decoder
     stops: StopStrings
+    goes_on: bool
     tokens: list[int] = field(default_factory=list)
     shown: str = ""
 
@@ -64,6 +70,8 @@ class _Text:
         }
 
     def _shown(self, piece: str) -> str:
+        if piece and not self.shown and self.goes_on:
+            piece = self.tokenizer.gap(self.ids, self.tokens) + piece
         self.shown += piece
         return piece
 
@@ -128,7 +136,8 @@ class GeneratedTexts:
             else:
                 ids = tokenizer.encode(prompt)
             ids, given = with_pictures(model, ids, images) if images else (ids, None)
-            texts.append(_Text(prompt, ids, given, tokenizer.decoder(), StopStrings(how.stops)))
+            decoder, stops = tokenizer.decoder(), StopStrings(how.stops)
+            texts.append(_Text(prompt, ids, given, tokenizer, decoder, stops, not chat))
         return cls(model, request, how, texts)
 
     def write(self, draft: Draft | None, show: Callable[[str], None]) -> None:

@@ -20,3 +20,14 @@ def save_tokenizer(folder: Path, vocabulary: int, special: tuple[str, ...] = ())
     )
     made.train_from_iterator(["the théorème of the day"] * 20, trainer)
     made.save(str(folder / "tokenizer.json"))
+
+
+def save_spaced_tokenizer(folder: Path, vocabulary: int, special: tuple[str, ...]) -> None:
+    """Write a tokenizer of words that begin with their space, as those of sentencepiece do."""
+    words = {name: i for i, name in enumerate(special)}
+    words |= {f"\N{LOWER ONE EIGHTH BLOCK}w{i}": i for i in range(len(words), vocabulary)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token=special[0]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    made.decoder = tokenizers.decoders.Metaspace()
+    made.add_special_tokens([tokenizers.AddedToken(name, special=True) for name in special])
+    made.save(str(folder / "tokenizer.json"))
