@@ -11,7 +11,7 @@ Choices are arrays (..., k) here, whatever their axis is in the graph.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,12 +57,13 @@ class RecordingSession:
 
     Args:
         open_changed: opens it with its graph changed.
+        values: further values of the graph that it gives as outputs.
 
     Raises:
         Exception: it makes no choices, or cannot be opened so; see ``recording``.
     """
 
-    def __init__(self, open_changed: OpenChanged) -> None:
+    def __init__(self, open_changed: OpenChanged, values: Collection[str] = ()) -> None:
         self._nodes: dict[str, onnx.NodeProto] = {}
         self._calls: list[dict[str, np.ndarray]] = []
 
@@ -70,7 +71,7 @@ class RecordingSession:
             self._nodes = _choosing(model)
             if not self._nodes:
                 raise _NoChoicesError
-            model.graph.output.extend(outputs_of(model, self._nodes))
+            model.graph.output.extend(outputs_of(model, {*self._nodes, *values}))
 
         self._session = open_changed(expose)
 
@@ -99,12 +100,14 @@ class RecordingSession:
         }
 
 
-def recording(open_changed: OpenChanged | None) -> RecordingSession | None:
+def recording(
+    open_changed: OpenChanged | None, values: Collection[str] = ()
+) -> RecordingSession | None:
     """Return a session; None where the artifact cannot be opened so, or makes no choices."""
     if open_changed is None:
         return None
     try:
-        return RecordingSession(open_changed)
+        return RecordingSession(open_changed, values)
     except _NoChoicesError:
         return None
     except Exception as error:  # ONNX Runtime has no class for its own

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,15 @@ import numpy as np
 import onnx
 import torch
 
+from linexport.graph import external_data
 from linexport.manifest.proof import DivergenceRecord
 from linexport.parity import extra_outputs
 from linexport.parity.cases import Case
 from linexport.parity.check import ModelUnderTest
+from linexport.parity.choices import recording
 from linexport.parity.compare import compare_arrays
+from linexport.parity.extra_outputs import OpenChanged
+from linexport.parity.near_ties import ForcedChoices
 from linexport.parity.plain import plain_error
 from linexport.parity.prompts import Prompt, draw_prompt
 from linexport.parity.reference import Widened, passing
@@ -49,11 +54,17 @@ def first_layer(
     prompt = draw_prompt(language.vocabulary, sizes["batch"], sizes["seq"], case.name, case.seed)
     names = returned_by(traced.translated, language.layers)
     try:
-        expected = observe(tested.loaded.module, prompt, list(names))
         feeds = tested.complete(prompt.part(0, sizes["seq"]))
         given = tuple(torch.from_numpy(values) for values in feeds.values())
         fed = {**feeds, **tested.initial_state(sizes["batch"])}
-        got, nodes = extra_outputs.run(path, list(names.values()), fed, open_session)
+        opened = partial(open_session, low_memory=True)
+        changed = partial(extra_outputs.open_changed, path, open_session=opened)
+        got, choices = _run(changed, [*names.values()], fed, len(prompt.tokens))
+        # With choices behind the first error, which are not near, the original goes on by its own.
+        taken = ForcedChoices(choices, prompt.mask, near=tested.tolerance)
+        with taken if choices else nullcontext():
+            expected = observe(tested.loaded.module, prompt, list(names))
+        nodes = external_data.read_graph(path).graph.node
     except Exception as error:  # the failure itself is reported already; this only adds to it
         log.info("where the artifact first differs was not found: %s", error)
         return None
@@ -78,6 +89,20 @@ def first_layer(
                 plain_relative_error=plain_error(tested, traced, (given, {}), prompt.real),
             )
     return None
+
+
+def _run(
+    changed: OpenChanged, values: Sequence[str], fed: Mapping[str, np.ndarray], batch: int
+) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+    """Run the artifact once; returns its outputs with these values, and what it chose then."""
+    session = recording(changed, values)
+    if session is not None:
+        return session.run(fed), [*session.choices(batch).values()]
+
+    def expose(model: onnx.ModelProto) -> None:
+        model.graph.output.extend(extra_outputs.outputs_of(model, values))
+
+    return changed(expose).run(fed), []
 
 
 def first_token(

@@ -17,7 +17,7 @@ float32 is allowed for.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -90,7 +90,7 @@ class Decided(Generic[T]):
 
 def decide(
     runs: Sequence[Run[T]],
-    choices: Iterable[np.ndarray],
+    choices: Collection[np.ndarray],
     tolerance: Tolerance,
     kept: np.ndarray | None = None,
 ) -> Decided[T] | None:
@@ -191,6 +191,7 @@ class ForcedChoices(TorchDispatchMode):
         choices: places (..., k), in the order in which they are made. Those that no call fits are
             left out; a call that none fits makes its own. None: all calls make their own.
         kept: tokens that count, (B, T) of 1 and 0: others keep their own choice. None: all count.
+        near: a tolerance within which choices are taken, others are not; None: all are taken.
 
     Attributes:
         made: the choices that were taken, of tokens that count.
@@ -198,11 +199,15 @@ class ForcedChoices(TorchDispatchMode):
     """
 
     def __init__(
-        self, choices: Iterable[np.ndarray] | None, kept: np.ndarray | None = None
+        self,
+        choices: Collection[np.ndarray] | None,
+        kept: np.ndarray | None = None,
+        near: Tolerance | None = None,
     ) -> None:
         super().__init__()
         self.made: list[Made] = []
         self.absurd = False
+        self._near = near
         self._left = None if choices is None else list(choices)
         self._kept = None if kept is None else torch.from_numpy(kept.reshape(-1) != 0)
 
@@ -254,7 +259,10 @@ class ForcedChoices(TorchDispatchMode):
         if among.dtype in (torch.bfloat16, torch.float16):
             among = among.float()
         mine, other = (x[counted].numpy() for x in (rows, taken))
-        self.made.append(Made(among.numpy(), mine, other, largest, ordered))
+        made = Made(among.numpy(), mine, other, largest, ordered)
+        if self._near is not None and _near(made, self._near, 0.0) is None:
+            return None
+        self.made.append(made)
         return taken.reshape(own.shape)
 
     def _next(self, own: Tensor) -> np.ndarray | None:

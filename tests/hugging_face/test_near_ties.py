@@ -14,15 +14,17 @@ from onnx import numpy_helper
 import linexport
 from linexport import parity
 from linexport.artifact.temporary import open_written
+from linexport.artifact.write import save_model
 from linexport.parity import language
 from linexport.parity.cases import ChosenSizes
+from linexport.targets.base import OrtSession
 from tests.hugging_face.test_layer_by_layer import Written
 from tests.support.families import tie_experts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LINEAR, SOFTMAX = "linear_attention", "full_attention"
-DEEP = {
+DEEP: dict[str, Any] = {
     **{"num_hidden_layers": 4, "layer_types": [LINEAR, LINEAR, LINEAR, SOFTMAX]},
     **{"num_local_experts": 64, "num_experts_per_tok": 7},
     "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
@@ -104,5 +106,13 @@ def test_exchanged_experts_are_found_in_the_whole(model: Written, tmp_path: Path
         run = open_written(graph, model.weights, 1)
         return type("Session", (), {"run": staticmethod(run)})
 
-    tested = replace(model.tested, open=opened, open_changed=opened)
-    assert not parity.check_language(tested).passed
+    tested = replace(
+        model.tested, open=opened, open_changed=opened, chosen=ChosenSizes((65,), (1,))
+    )
+    found = parity.check_language(tested)
+    assert not found.passed and found.failed is not None
+    path = save_model(with_exchanged_experts(model.graph), tmp_path, model.weights)
+    traced = model.original.traced
+    first = parity.first_layer(tested, traced, path, OrtSession, found.failed)
+    # Layers before it have near ties, which are not where the artifact goes wrong.
+    assert first is not None and first.layer == "model.model.layers.2"
