@@ -81,7 +81,8 @@ def _version() -> str:
         )
     digest = hashlib.sha256(metadata.version("triton").encode())
     folder = Path(__file__).parent
-    for path in sorted([*(folder / "sources").glob("*.py"), folder / "worker.py"]):
+    others = (folder / "expressions.py", folder / "worker.py")
+    for path in sorted([*(folder / "sources").glob("*.py"), *others]):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -19,6 +19,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 """Element types by the name NumPy and ONNX give them."""
@@ -39,6 +40,9 @@ class Argument:
         return self.type.startswith("*")
 
 
+Constant = int | float | str | bool | tuple[int | float, ...] | None
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A Triton function with all fixed but tensors, batch and length.
@@ -53,9 +57,21 @@ class Kernel:
 
     function: str
     arguments: tuple[Argument, ...]
-    constants: tuple[tuple[str, int | float | str | bool | None], ...]
+    constants: tuple[tuple[str, Constant], ...]
     warps: int
     stages: int
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Kernel:
+        """Return the kernel that ``dataclasses.asdict`` described, after JSON, which has lists."""
+        constants = ((k, tuple(v) if isinstance(v, list) else v) for k, v in value["constants"])
+        return cls(
+            value["function"],
+            tuple(Argument(x["name"], x["type"]) for x in value["arguments"]),
+            tuple(constants),
+            int(value["warps"]),
+            int(value["stages"]),
+        )
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from linexport.plugins.kernels.launch import Argument, Kernel
+from linexport.plugins.kernels.launch import Kernel
 from linexport.plugins.kernels.sources import function
 
 ALIGNMENT = [["tt.divisibility", 16]]
@@ -51,13 +51,7 @@ def compile_one(kernel: Kernel, sm: int, ptx_version: int, folder: Path, name: s
 def main(request: dict[str, Any]) -> None:
     """Compile every kernel of a request."""
     for described in request["kernels"]:
-        kernel = Kernel(
-            described["function"],
-            tuple(Argument(**a) for a in described["arguments"]),
-            tuple((key, value) for key, value in described["constants"]),
-            described["warps"],
-            described["stages"],
-        )
+        kernel = Kernel.from_json(described)
         place = Path(request["folder"])
         compile_one(kernel, request["sm"], request["ptx_version"], place, described["name"])
 

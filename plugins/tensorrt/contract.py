@@ -13,6 +13,8 @@ from linexport.plugins.kernels.architectures import ARCHITECTURES
 from linexport.plugins.kernels.compile import compile_kernels
 from linexport.plugins.kernels.launch import TYPES, LaunchPlan
 from linexport.plugins.kernels.plan import plan_launches
+from linexport.plugins.kernels.plans import attention_layer
+from linexport.plugins.kernels.plans.attention_layer import AttentionLayer
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.op import Node, Op
 from linexport.plugins.tensorrt.description import (
@@ -23,6 +25,9 @@ from linexport.plugins.tensorrt.description import (
 )
 
 NAMESPACE, VERSION = "linexport", "1"
+
+LAYER = "LinearAttentionLayer"
+"""Node of LinearAttention with what its operands are computed from; a plugin, and no op."""
 
 Shape = tuple[int | str, ...]
 B, T = "batch", "length"
@@ -76,6 +81,23 @@ def describe_plugin(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> Descr
         plans,
         {sm: _binaries(p, sm) for sm, p in plans.items()},
     )
+
+
+def describe_layer(
+    layer: AttentionLayer,
+    inputs: Sequence[TensorDescription],
+    outputs: Sequence[TensorDescription],
+    dtype: str,
+    sms: Sequence[int],
+) -> Description:
+    """Describe the plugin of a ``LAYER`` with these tensors; compiles its kernels.
+
+    Raises:
+        UnsupportedModelError, UsageError, EnvironmentProblemError: see ``describe_plugin``.
+    """
+    plans = {sm: attention_layer.plan(layer, dtype, sm) for sm in architectures(sms)}
+    binaries = {sm: _binaries(p, sm) for sm, p in plans.items()}
+    return Description(LAYER, tuple(inputs), tuple(outputs), plans, binaries)
 
 
 def tensors(

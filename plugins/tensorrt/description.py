@@ -21,7 +21,6 @@ from linexport.errors import OpError, UnsupportedModelError, UsageError
 from linexport.plugins.kernels.architectures import ARCHITECTURES, FIRST, NO_TENSOR_CORES
 from linexport.plugins.kernels.launch import (
     LEAST_CHUNKS,
-    Argument,
     Extent,
     Kernel,
     Launch,
@@ -258,21 +257,11 @@ def _plan(value: Mapping[str, Any]) -> LaunchPlan:
 
 def _route(value: Mapping[str, Any]) -> Route:
     launches = [
-        Launch(_kernel(x["kernel"]), tuple(_extent(e) for e in x["grid"]))  # type: ignore[arg-type]
+        Launch(Kernel.from_json(x["kernel"]), tuple(_extent(e) for e in x["grid"]))  # type: ignore[arg-type]
         for x in value["launches"]
     ]
     scratch = [Scratch(x["name"], x["type"], _extent(x["elements"])) for x in value["scratch"]]
     return Route(tuple(launches), tuple(scratch))
-
-
-def _kernel(value: Mapping[str, Any]) -> Kernel:
-    return Kernel(
-        value["function"],
-        tuple(Argument(x["name"], x["type"]) for x in value["arguments"]),
-        tuple((name, constant) for name, constant in value["constants"]),
-        int(value["warps"]),
-        int(value["stages"]),
-    )
 
 
 def _extent(value: Mapping[str, Any]) -> Extent:

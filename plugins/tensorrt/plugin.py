@@ -15,7 +15,7 @@ from typing import Any
 from linexport.errors import LinexportError
 from linexport.plugins.ops.registry import all_ops
 from linexport.plugins.tensorrt import fields
-from linexport.plugins.tensorrt.contract import NAMESPACE, VERSION
+from linexport.plugins.tensorrt.contract import LAYER, NAMESPACE, VERSION
 from linexport.plugins.tensorrt.description import Description
 from linexport.plugins.tensorrt.flavour import Flavour
 from linexport.plugins.tensorrt.launcher import Launcher
@@ -32,7 +32,8 @@ def register(flavour: Flavour) -> tuple[Any, ...]:
         EnvironmentProblemError: the library is not installed, or refuses them.
     """
     module = flavour.load()
-    made = tuple(creator_class(module)(op.name) for op in all_ops().values() if op.kernels)
+    names = [*(op.name for op in all_ops().values() if op.kernels), LAYER]
+    made = tuple(creator_class(module)(name) for name in names)
     for creator in made:
         module.get_plugin_registry().register_creator(creator, NAMESPACE)
     return made

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 
 from linexport.models.feature_maps import find_map
+from linexport.plugins.kernels.launch import TYPES as TYPES
 from linexport.plugins.kernels.plan import plan_launches
+from linexport.plugins.kernels.run import ELEMENTS as ELEMENTS
 from linexport.plugins.kernels.run import run
 from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec
 from linexport.plugins.ops.op import Node

@@ -18,6 +18,7 @@ import pytest
 from linexport.errors import BuildError, EnvironmentProblemError
 from linexport.plugins.ops.registry import all_ops
 from linexport.plugins.tensorrt import library
+from linexport.plugins.tensorrt.contract import LAYER
 from tests.support import SCRIPTS, tensorrt_models
 
 HEADERS = "LINEXPORT_TENSORRT_INCLUDE"
@@ -28,7 +29,7 @@ def test_every_op_that_has_kernels_has_a_creator_in_the_library() -> None:
     """Plugins in Python are made from the registry, those in C++ are named."""
     source = (library.SOURCES / "plugin.cpp").read_text(encoding="utf-8")
     named = set(re.findall(r'\w+\{"(\w+)"\}', source[source.index("getCreators") :]))
-    assert named == {op.name for op in all_ops().values() if op.kernels}
+    assert named == {LAYER, *(op.name for op in all_ops().values() if op.kernels)}
 
 
 def test_missing_headers_end_with_advice(cli: Callable[..., Any], tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def with_programs(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     del made.graph.node[:]
     made.graph.node.extend(in_order)
-    _drop_unused(made.graph)
+    drop_unused(made.graph)
     made.functions.extend(functions.values())
     if all(o.domain != DOMAIN for o in made.opset_import):
         made.opset_import.append(helper.make_opsetid(DOMAIN, VERSION))
@@ -221,8 +221,8 @@ def _renamed(
     yield made
 
 
-def _drop_unused(graph: onnx.GraphProto) -> None:
-    """Remove what nothing reads any more: sizes for Reshape, and what is known of inner values."""
+def drop_unused(graph: onnx.GraphProto) -> None:
+    """Remove what nothing reads, such as sizes for Reshape, and what is known of inner values."""
     read = {output.name for output in graph.output}
     kept = []
     for node in reversed(graph.node):

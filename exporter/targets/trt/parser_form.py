@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import onnx
 import onnx_graphsurgeon as gs
@@ -60,12 +61,17 @@ def mark_plugins(
             node.input[position] = node.input[0]
         if absent:
             node.attribute.append(helper.make_attribute(ABSENT, absent))
-        namespace = quick.NAMESPACE if description.quick else contract.NAMESPACE
-        identity = {"plugin_namespace": namespace, "plugin_version": contract.VERSION}
-        ahead = {attributes.AHEAD_OF_TIME: 1} if description.quick else {}
-        for name, value in {**identity, **ahead, **description.attributes()}.items():
+        for name, value in plugin_attributes(description).items():
             node.attribute.append(helper.make_attribute(name, value))
     return marked
+
+
+def plugin_attributes(description: Description) -> dict[str, Any]:
+    """Return the attributes by which a node is a plugin's."""
+    namespace = quick.NAMESPACE if description.quick else contract.NAMESPACE
+    identity = {"plugin_namespace": namespace, "plugin_version": contract.VERSION}
+    ahead = {attributes.AHEAD_OF_TIME: 1} if description.quick else {}
+    return {**identity, **ahead, **description.attributes()}
 
 
 def only(model: onnx.ModelProto, sm: int) -> onnx.ModelProto:

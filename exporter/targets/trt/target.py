@@ -37,6 +37,7 @@ from linexport.targets.trt.build import BuiltEngine, build_engine
 from linexport.targets.trt.convolutions import tokens_first
 from linexport.targets.trt.decays import multiply_out
 from linexport.targets.trt.device import Device
+from linexport.targets.trt.layers import with_layers
 from linexport.targets.trt.precision import half, open_here
 from linexport.targets.trt.prepared import assemble, cache_name, engine_name
 from linexport.targets.trt.session import EngineSession
@@ -84,12 +85,13 @@ def configure(
 
 
 def _configured(target: Target, chosen: Options, **more: Any) -> Target:
+    settings = {"written": partial(with_layers, chosen), **more}
     return replace(
         target,
         candidates=partial(candidates, chosen),
         prepare=partial(prepare, chosen),
         options=chosen,
-        **more,
+        **settings,
     )
 
 
@@ -122,7 +124,7 @@ def _configure_elsewhere(flavour: Flavour, target: Target, options: Options) -> 
     return _configured(
         target,
         chosen,
-        written=parser_form.parsable,
+        written=lambda lowered: parser_form.parsable(with_layers(chosen, lowered)),
         build=partial(build_all, flavour, now),
         assemble=partial(assemble, flavour, chosen),
     )

@@ -20,6 +20,7 @@ from linexport.plugins.kernels.launch import (
 from linexport.plugins.kernels.plans import fused_maps, tiles
 from linexport.plugins.kernels.plans.parameters import (
     CONSTANTS,
+    OPERANDS,
     PARAMETERS,
     PAST,
     PRESENT,
@@ -34,16 +35,25 @@ from linexport.plugins.ops.shapes import width_per_head
 WIDEST = 256
 """Largest d_k and d_v: the state of one head must fit the registers of a few blocks."""
 
+NO_EXPRESSIONS: dict[str, Any] = {
+    "PROGRAM": None,
+    "PLACES": (-1,) * len(OPERANDS),
+    "QUERY_CONVOLUTIONS": (),
+    "KEY_CONVOLUTIONS": (),
+    "VALUE_CONVOLUTIONS": (),
+}
+"""Constants of kernels whose operands are tensors."""
+
 DECODE_LENGTH = 4
 """Tokens up to which going through them one by one is preferred to a chunk."""
 
 
 def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
     """See ``plugins.kernels.plan``."""
-    return _Planner(node, dtype, sm, precision).plan()
+    return Planner(node, dtype, sm, precision).plan()
 
 
-class _Planner:
+class Planner:
     """The plan of one node."""
 
     def __init__(self, node: Node, dtype: str, sm: int, precision: str) -> None:
@@ -97,7 +107,7 @@ class _Planner:
                 blocks=self._state_blocks(),
                 resident=self.state.resident,
             )
-        decode = Route((self._launch("recurrent.step", self.step, self._heads(self.step)),))
+        decode = Route((self._step(),))
         single = self._delta() if self.spec.has_beta else Route((self._causal_output(),))
         segmented = self._segmented_delta() if self.spec.has_beta else self._segmented()
         return LaunchPlan(
@@ -110,6 +120,9 @@ class _Planner:
             self.output.resident,
             in_place=self._in_place(),
         )
+
+    def _step(self) -> Launch:
+        return self._launch("recurrent.step", self.step, self._heads(self.step))
 
     def _in_place(self) -> tuple[str, ...]:
         """A state belongs to one block; its normaliser to all blocks that share d_v's columns.
@@ -300,11 +313,13 @@ class _Planner:
             "D_K": sizes.d_k,
             "D_V": sizes.d_v,
             "DECAYS": self.decays,
+            "DELTA": spec.has_beta,
             "MAP": self.map,
             "NORMALIZE": spec.normalize,
             "SCALE": spec.scale,
             "EPS": spec.eps,
             "PRECISION": self._precision(),
+            **NO_EXPRESSIONS,
         }
 
 

@@ -8,6 +8,14 @@ SEQUENCES = ("query", "key", "value", "beta", "output")
 
 PAST, PRESENT = ("past_state", "past_normalizer"), ("present_state", "present_normalizer")
 
+GIVEN = tuple(f"x{i}" for i in range(16))
+"""Tensors that expressions read."""
+
+CONVOLVED = tuple(f"present_conv_{i}" for i in range(3))
+"""Present states of the convolutions in expressions."""
+
+OPERANDS = ("query", "key", "value", "decay", "beta")
+
 _OUTPUT = (
     *("query", "key", "value", "decay", "key_mask", "parameter_0", *PAST),
     *("segment_states", "inverses"),
@@ -33,14 +41,16 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
         *("query", "parameter_0", "output", *PRESENT, "length", "chunks_per_segment"),
     ),
     "recurrent.step": (
-        *("query", "key", "value", "decay", "beta", "key_mask", "parameter_0", *PAST),
-        *("output", *PRESENT),
+        *(*OPERANDS, "key_mask", "parameter_0", *PAST, *GIVEN),
+        *("output", *PRESENT, *CONVOLVED),
         "length",
     ),
+    "operands.write": (*GIVEN, *OPERANDS, *CONVOLVED, "length", "chunks"),
 }
 """Run-time parameters in the order the kernel declares them; one without a tensor is a constant."""
 
 _KEYS = ("HEADS", "KEY_HEADS", "WIDTH", "D_K", "DECAYS", "MAP", "PRECISION")
+_PROGRAM = (*("PROGRAM", "PLACES", "QUERY_CONVOLUTIONS", "KEY_CONVOLUTIONS", "VALUE_CONVOLUTIONS"),)
 _SUMS = ("QUERY_HEADS", "D_V", "NORMALIZE", "SCALE", "EPS")
 CONSTANTS: dict[str, tuple[str, ...]] = {
     "segments.segment_state": (*_KEYS, "D_V"),
@@ -56,6 +66,9 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     ),
     "recurrent.step": (
         *("HEADS", "KEY_HEADS", "QUERY_HEADS", "BETA_HEADS", "WIDTH", "D_K", "D_V"),
-        *("DECAYS", "MAP", "NORMALIZE", "SCALE", "EPS"),
+        *("DECAYS", "DELTA", "MAP", "NORMALIZE", "SCALE", "EPS", *_PROGRAM),
+    ),
+    "operands.write": (
+        *("HEADS", "KEY_HEADS", "QUERY_HEADS", "BETA_HEADS", "D_K", "D_V", "DECAYS", *_PROGRAM),
     ),
 }

@@ -223,8 +223,9 @@ LINEXPORT_EXPORTED void setLoggerFinder(nvinfer1::ILoggerFinder* finder) {
 
 LINEXPORT_EXPORTED nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count) {
     static linexport::Creator attention{"LinearAttention"}, conv{"CausalConvTokens"}, map{"FeatureMap"},
-        exponential{"StabilizedExp"};
-    static std::array<nvinfer1::IPluginCreatorInterface*, 4> creators{&attention, &conv, &map, &exponential};
+        exponential{"StabilizedExp"}, layer{"LinearAttentionLayer"};
+    static std::array<nvinfer1::IPluginCreatorInterface*, 5> creators{
+        &attention, &conv, &map, &exponential, &layer};
     count = static_cast<int32_t>(creators.size());
     return creators.data();
 }

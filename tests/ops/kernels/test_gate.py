@@ -59,8 +59,17 @@ def tool() -> ModuleType:
     ],
 )
 def test_gate(tool: ModuleType, case: str, dtype: str, width: int, sm: int) -> None:
-    found = list(tool.rows({case: tool.nodes(width)[case]}, width, dtype, sm))
+    found = list(tool.rows({case: tool.nodes(width)[case]}, width, dtype, sm, layered=False))
     assert [tool.line(row) for row in found if row["failures"]] == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sm"), [("float32", 89), pytest.param("bfloat16", 90, marks=pytest.mark.slow)]
+)
+def test_gate_of_a_layer(tool: ModuleType, dtype: str, sm: int) -> None:
+    found = {row["kernel"]: row for row in tool.rows({}, 128, dtype, sm)}
+    assert {"operands.write", "recurrent.step"} < set(found)
+    assert [tool.line(row) for row in found.values() if row["failures"]] == []
 
 
 @pytest.mark.slow

@@ -1,0 +1,335 @@
+"""Attention with what its operands are computed from, as one node of a plugin.
+
+    CausalConvTokens, Split, norms, gates, LinearAttention  ->  linexport.LinearAttentionLayer
+
+A step of a few tokens is then one kernel (``plugins.kernels.plans.attention_layer``) in the place
+of one for each of these. The node's function is the nodes themselves, so that other runtimes have
+the graph that they had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import helper, inliner
+
+from linexport.errors import OpError, UnsupportedModelError
+from linexport.plugins.kernels.expressions import (
+    Convolution,
+    Expression,
+    Sum,
+    parts,
+    read_by,
+    renumbered,
+)
+from linexport.plugins.kernels.plans.attention_layer import (
+    MOST_STATES,
+    MOST_TENSORS,
+    AttentionLayer,
+)
+from linexport.plugins.kernels.plans.parameters import CONVOLVED, GIVEN, OPERANDS
+from linexport.plugins.ops import linear_attention
+from linexport.plugins.ops.op import DOMAIN, Node
+from linexport.plugins.ops.registry import linexport_nodes
+from linexport.plugins.tensorrt import contract
+from linexport.plugins.tensorrt.contract import LAYER
+from linexport.plugins.tensorrt.description import Description, TensorDescription
+from linexport.targets.base import DTYPES, Options
+from linexport.targets.tokenwise import drop_unused
+from linexport.targets.tokenwise.groups import readers_of
+from linexport.targets.tokenwise.program import UnfitError
+from linexport.targets.tokenwise.sizes import with_constant_sizes
+from linexport.targets.tokenwise.values import LEAD
+from linexport.targets.trt.operands import ELEMENTS, Facts, OperandReader, given_inputs
+from linexport.targets.trt.parser_form import by_plugin, plugin_attributes
+from linexport.targets.trt.projections import joint_projections
+
+log = logging.getLogger(__name__)
+
+CONVOLVES = ("query", "key", "value")
+"""Operands that may be computed by convolutions."""
+
+
+def with_layers(options: Options, lowered: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a lowered model with one node in the place of attention and its operands' nodes."""
+    if not options.plugins or options.quick:
+        return lowered
+    model = with_constant_sizes(lowered)
+    model = joint_projections(model, {n for layer in _find(model) for n in layer.inputs.values()})
+    found = _find(model)
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    nodes = {node.output[0]: node for node in made.graph.node}
+    gone: set[str] = set()
+    for layer in found:
+        description = layer.described(options)
+        function = _function(model, layer)
+        attention = nodes[layer.node.output[0]]
+        settings = plugin_attributes(description)
+        function.attribute.extend(settings)
+        content = function.SerializeToString(deterministic=True)
+        function.overload = hashlib.sha256(content).hexdigest()[:8]
+        attention.CopyFrom(
+            helper.make_node(
+                LAYER,
+                list(layer.inputs.values()),
+                list(layer.outputs.values()),
+                layer.node.name,
+                domain=DOMAIN,
+                overload=function.overload,
+                **settings,
+            )
+        )
+        gone |= {one.output[0] for one in layer.removed}
+        if all(f.overload != function.overload for f in made.functions):
+            made.functions.append(function)
+    if not found:
+        return lowered
+    log.info(
+        "%d attentions compute their operands themselves, from %d nodes", len(found), len(gone)
+    )
+    kept = [n for n in made.graph.node if n.op_type == LAYER or n.output[0] not in gone]
+    del made.graph.node[:]
+    made.graph.node.extend(kept)
+    drop_unused(made.graph)
+    used = {(n.domain, n.op_type, n.overload) for n in made.graph.node}
+    functions = [f for f in made.functions if (f.domain, f.name, f.overload) in used]
+    del made.functions[:]
+    made.functions.extend(functions)
+    return made
+
+
+def _find(model: onnx.ModelProto) -> list[_Layer]:
+    found = []
+    for node, op, view in linexport_nodes(model):
+        if op is linear_attention.OP and by_plugin(node):
+            try:
+                found.append(_layer(model, node, view))
+            except (UnfitError, OpError, UnsupportedModelError) as error:
+                log.debug("%s keeps its operands as nodes: %s", node.name, error)
+    return found
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One attention with its operands.
+
+    Attributes:
+        node: the attention; ``view`` through its op.
+        plan: what its kernels are planned from.
+        inputs: of the new node, by what the plan calls them; outputs likewise.
+        shapes: of what expressions read and of states of convolutions, in batch and length.
+        body: the nodes it is in the place of, in order.
+        removed: of these, those that nothing else reads.
+    """
+
+    node: onnx.NodeProto
+    view: Node
+    plan: AttentionLayer
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    shapes: Mapping[str, tuple[int | str, ...]]
+    body: Sequence[onnx.NodeProto]
+    removed: Sequence[onnx.NodeProto]
+
+    def described(self, options: Options) -> Description:
+        """Return the description of its plugin, kernels compiled."""
+        dtype = DTYPES[options.precision]
+        given, made = contract.tensors(linear_attention.OP, self.view, dtype)
+        own = {x.name: x for x in (*given, *made) if x is not None}
+        types = dict(zip(GIVEN, self.plan.types, strict=False)) | dict.fromkeys(CONVOLVED, "fp32")
+        own |= {n: TensorDescription(n, types[n], shape) for n, shape in self.shapes.items()}
+        inputs, outputs = ([own[n] for n in names] for names in (self.inputs, self.outputs))
+        return contract.describe_layer(self.plan, inputs, outputs, dtype, options.sms)
+
+
+def _layer(model: onnx.ModelProto, node: onnx.NodeProto, view: Node) -> _Layer:
+    """Return an attention with its operands.
+
+    Raises:
+        UnfitError: there is nothing to compute, or not by expressions.
+    """
+    if view.attributes.get("feature_map") not in (None, "", "identity"):
+        raise UnfitError("a feature map")
+    spec, sizes = linear_attention.view(view)
+    if not spec.causal:
+        raise UnfitError("not causal")
+    decays = sizes.d_k if sizes.decay_per_channel else 1
+    heads = {
+        "query": (spec.q_num_heads, sizes.d_k),
+        "key": (sizes.key_heads, sizes.d_k),
+        "value": (spec.kv_num_heads, sizes.d_v),
+        "decay": (spec.kv_num_heads, decays),
+        "beta": (spec.kv_num_heads if sizes.beta_per_head else 1, 1),
+    }
+    names = dict(zip(linear_attention.INPUTS, given_inputs(node), strict=False))
+    operands = {n: heads[n] for n in OPERANDS if names.get(n)}
+    facts, blocked = Facts.of(model), set[str]()
+    while True:
+        reader = OperandReader(facts, facts.shapes[names["query"]][:LEAD], blocked)
+        found = {n: reader.operand(names[n], *own) for n, own in operands.items()}
+        kept = {n: x for n, x in found.items() if not _is_tensor(x, names[n], reader)}
+        if not kept:
+            raise UnfitError("its operands are tensors")
+        used = sorted({t for x in kept.values() for one in parts(x) for t in read_by(one)})
+        external = {reader.names[t] for t in used}
+        body = _body(model, [names[n] for n in kept], external, node)
+        removed = [model.graph.node[i] for i in sorted(_removable(model.graph, body))]
+        more = _unfit_convolutions(reader, kept, heads, removed)
+        if not more:
+            break
+        blocked |= more
+    convolved = {one.present for x in kept.values() for one in _convolutions(x)}
+    if len(used) > MOST_TENSORS or len(convolved) > MOST_STATES:
+        raise UnfitError("too many tensors")
+    tensors = {t: i for i, t in enumerate(used)}
+    states = {s: i for i, s in enumerate(sorted(convolved))}
+    own = [reader.names[t] for t in used]
+    given = {n: names[n] for n in names if names[n] and n not in kept}
+    outputs = dict(zip(linear_attention.OP.output_names, node.output, strict=False))
+    if not spec.normalize:
+        del outputs["present_normalizer"]
+    turned = [*reader.convolutions.values()]
+    shapes: dict[str, tuple[int | str, ...]] = {}
+    pasts = {given_inputs(one)[3]: one for one in turned if len(one.input) > 3}
+    for name, value in zip(GIVEN, own, strict=False):
+        behind = [size for size in facts.shapes[value][LEAD:] if isinstance(size, int)]
+        if value in facts.constants:
+            shapes[name] = tuple(facts.constants[value].dims)
+        elif value in pasts:
+            state = (size for size in facts.shapes[value][1:] if isinstance(size, int))
+            shapes[name] = ("batch", *state)
+        else:
+            shapes[name] = ("batch", "length", *behind)
+    for place, number in states.items():
+        one = turned[place]
+        channels, _, taps = facts.constants[given_inputs(one)[1]].dims
+        shapes[CONVOLVED[number]] = ("batch", channels, taps - 1)
+        outputs[CONVOLVED[number]] = one.output[1]
+    plan = AttentionLayer(
+        view,
+        {n: renumbered(x, tensors, states) for n, x in kept.items()},
+        tuple(ELEMENTS[facts.types[name]] for name in own),
+        len(states),
+    )
+    inputs = given | dict(zip(GIVEN, own, strict=False))
+    nodes = [model.graph.node[i] for i in body]
+    return _Layer(node, view, plan, inputs, outputs, shapes, nodes, removed)
+
+
+def _is_tensor(x: Expression, name: str, reader: OperandReader) -> bool:
+    """Return whether an expression is the operand itself, as the graph has it."""
+    return [*read_by(x)] == [reader.names.index(name)] if name in reader.names else False
+
+
+def _convolutions(x: Expression) -> list[Convolution]:
+    return [one for one in dict.fromkeys(parts(x)) if isinstance(one, Convolution)]
+
+
+def _unfit_convolutions(
+    reader: OperandReader,
+    operands: Mapping[str, Expression],
+    heads: Mapping[str, tuple[int, int]],
+    removed: Sequence[onnx.NodeProto],
+) -> set[str]:
+    """Return the convolutions that kernels would not leave whole states of, by their outputs.
+
+    Each channel has to be computed for one head of one operand, and by nobody else.
+    """
+    order = [*reader.convolutions]
+    channels: dict[str, list[int]] = {}
+    unfit = set()
+    for operand, x in operands.items():
+        count, width = heads[operand]
+        for one in _convolutions(x):
+            name = order[one.present]
+            channels.setdefault(name, []).extend(
+                one.view.offset + h * one.view.head + i * one.view.component
+                for h in range(count)
+                for i in range(width)
+            )
+            inner = [s.width for s in parts(x) if isinstance(s, Sum) and one in parts(s)]
+            if operand not in CONVOLVES or any(w != width for w in inner) or _nested(one):
+                unfit.add(name)
+    gone = {node.output[0] for node in removed}
+    for name, own in channels.items():
+        every = reader.facts.constants[reader.convolutions[name].input[1]].dims[0]
+        if sorted(own) != list(range(every)) or name not in gone:
+            unfit.add(name)
+    return unfit
+
+
+def _nested(one: Convolution) -> bool:
+    return any(isinstance(x, Sum | Convolution) for x in parts(one.operand))
+
+
+def _body(
+    model: onnx.ModelProto, results: Sequence[str], external: set[str], attention: onnx.NodeProto
+) -> list[int]:
+    """Return the nodes that compute these from tensors and constants, and the attention, in order.
+
+    Raises:
+        UnfitError: they read something else.
+    """
+    constants = {t.name for t in model.graph.initializer}
+    wanted, found = set(results), list[int]()
+    for index, node in reversed([*enumerate(model.graph.node)]):
+        if node.output[0] == attention.output[0]:
+            found.append(index)
+        elif not wanted.isdisjoint(node.output):
+            wanted -= set(node.output)
+            found.append(index)
+            wanted |= {n for n in given_inputs(node) if n} - external - constants
+    if wanted:
+        raise UnfitError(f"operands are computed from {', '.join(sorted(wanted))}")
+    return found[::-1]
+
+
+def _removable(graph: onnx.GraphProto, body: Sequence[int]) -> set[int]:
+    """Return those that nothing but each other reads; states of convolutions may be read."""
+    readers = readers_of(graph)
+    gone = {body[-1]}
+    for index in reversed(body[:-1]):
+        node = graph.node[index]
+        own = node.output[:1] if node.domain == DOMAIN else node.output
+        if all(reader in gone for name in own for reader in readers.get(name, ())):
+            gone.add(index)
+    return gone
+
+
+def _function(model: onnx.ModelProto, layer: _Layer) -> onnx.FunctionProto:
+    """Return the nodes of a layer as its function; those of equal layers are equal."""
+    names: dict[str, str] = {}
+    given = [f"x{i}" for i in range(len(layer.inputs))]
+    results = [f"y{i}" for i in range(len(layer.outputs))]
+    # A tensor may be an operand and in an expression of another: the first is read.
+    for name, own in zip(
+        (*layer.inputs.values(), *layer.outputs.values()), (*given, *results), strict=True
+    ):
+        names.setdefault(name, own)
+    inner = onnx.ModelProto(ir_version=model.ir_version)
+    inner.opset_import.extend(model.opset_import)
+    inner.functions.extend(model.functions)
+    constants = {t.name: t for t in model.graph.initializer}
+    for node in layer.body:
+        for name in node.input:
+            if name in constants and name not in names:
+                names[name] = f"c{len(names)}"
+                value = onnx.TensorProto()
+                value.CopyFrom(constants[name])
+                value.name = ""
+                inner.graph.node.append(
+                    helper.make_node("Constant", [], [names[name]], value=value)
+                )
+        made = inner.graph.node.add()
+        made.CopyFrom(node)
+        made.name = ""
+        for side in (made.input, made.output):
+            side[:] = [name and names.setdefault(name, f"v{len(names)}") for name in side]
+    flat = inliner.inline_local_functions(inner)
+    opsets = [o for o in flat.opset_import if o.domain != DOMAIN]
+    return helper.make_function(DOMAIN, LAYER, given, results, flat.graph.node, opsets)
