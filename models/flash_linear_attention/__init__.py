@@ -29,7 +29,6 @@ OTHERS = (
     "cyclic_flow_attention",
     "deltaformer",
     "forgetting_transformer",
-    "gsa",
     "log_linear_mamba2",
     "mamba3",
     "mesa_net",

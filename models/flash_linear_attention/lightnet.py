@@ -25,6 +25,9 @@ from linexport.models.flash_linear_attention.layers import (
 )
 from linexport.models.functional import linear_attention, stabilized_exp
 
+NORM_EPSILON = 1e-6
+"""The library normalises the output with this, whatever ``norm_eps`` says."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LightNetSettings(LayoutSettings):
@@ -63,7 +66,7 @@ class LightNetAttention(nn.Module):
             nn.Linear(s.hidden_size, s.gate_low_rank_dim, bias=False),
             nn.Linear(s.gate_low_rank_dim, s.hidden_size, bias=False),
         )
-        self.g_norm = GatedRMSNorm(s.hidden_size, s.norm_eps, s.elementwise_affine)
+        self.g_norm = GatedRMSNorm(s.hidden_size, NORM_EPSILON, s.elementwise_affine)
         self.o_proj = nn.Linear(s.hidden_size, s.hidden_size, bias=False)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:

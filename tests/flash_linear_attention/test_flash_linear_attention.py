@@ -163,6 +163,8 @@ def test_a_folder_becomes_an_artifact_that_streams(
         ("linear_attn-shared-heads", {"LinearAttention": 2}),
         ("gdn2", {"GeneralizedDeltaRule": 2, "CausalConvWithState": 6}),
         ("gdn2-shared-keys", {"GeneralizedDeltaRule": 2}),
+        ("gsa", {"LinearAttention": 4}),
+        ("gsa-shared-heads", {"LinearAttention": 4, "CausalConvWithState": 6}),
         ("lightnet", {"LinearAttention": 4, "StabilizedExp": 2}),
         (
             "lightnet-conv",
@@ -194,6 +196,7 @@ def test_folders_become_artifacts(
         ("delta_net", {"qk_norm": "max"}, "expected 'l2' or 'sum'"),
         ("gated_deltanet", {"output_gate_activation": "relu"}, "'swish' or 'silu' or 'sigmoid'"),
         ("kda", {"hidden_act": "powlu"}, "expected 'swish'"),
+        ("gsa", {"feature_map": "t2r"}, "feature_map = 't2r' is not implemented"),
         ("gdn2", {"conv_bias": True}, "conv_bias = True is not implemented; expected False"),
         ("rwkv6", {"hidden_act": "gelu"}, "expected 'sqrelu'"),
         ("rwkv7", {"head_dim": None, "num_heads": None}, "without head_dim and num_heads"),
