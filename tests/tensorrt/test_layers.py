@@ -21,6 +21,7 @@ from linexport.plugins.kernels.run import ELEMENTS, run
 from linexport.plugins.tensorrt.contract import LAYER
 from linexport.plugins.tensorrt.description import Description
 from linexport.targets.base import OrtSession
+from linexport.targets.trt.operands import Facts, LargeOperandError, OperandReader
 from linexport.targets.trt.parser_form import described
 from tests.support import families, kernels
 
@@ -126,3 +127,17 @@ def test_an_engine_has_one_layer_from_projection_to_attention(rtx: Any, tmp_path
     assert len(places) == 2, "one for each profile"
     for place in places:
         assert kinds[place - 1 : place + 3] == ["gemm", "custom_layer", "kgen", "gemm"]
+
+
+def test_an_operand_of_too_many_values_stays_a_tensor() -> None:
+    """Thirty squares of squares: read as a tree, a thousand million values."""
+    nodes = [helper.make_node("Mul", [f"v{i}", f"v{i}"], [f"v{i + 1}"]) for i in range(30)]
+    names = [f"v{i}" for i in range(31)]
+    facts = Facts(
+        shapes={name: ("batch", "length", 4) for name in names},
+        types=dict.fromkeys(names, onnx.TensorProto.FLOAT),
+        constants={},
+        producers={node.output[0]: node for node in nodes},
+    )
+    with pytest.raises(LargeOperandError, match="256 values"):
+        OperandReader(facts, ("batch", "length"), set()).operand("v30", 2, 2)

@@ -44,6 +44,14 @@ ELEMENTS: Mapping[int, str] = {
 """Element types that expressions read."""
 
 
+MOST_READS = 256
+"""Values that are read for one operand; one that is used twice is read twice."""
+
+
+class LargeOperandError(UnfitError):
+    """An operand takes more than ``MOST_READS``."""
+
+
 @dataclass(frozen=True)
 class Facts:
     """Shapes, types, constants and producers of a graph's values, by name."""
@@ -93,6 +101,7 @@ class OperandReader:
         names: of the tensors that expressions read, by number; some may be read by none.
         convolutions: that are read, by the name of their output, in the order of their states.
         heads: of the operand that is read.
+        reads: values read for it so far.
     """
 
     facts: Facts
@@ -101,6 +110,7 @@ class OperandReader:
     names: list[str] = field(default_factory=list)
     convolutions: dict[str, onnx.NodeProto] = field(default_factory=dict)
     heads: int = 1
+    reads: int = 0
 
     def operand(self, name: str, heads: int, width: int) -> Expression:
         """Return the expression of a value (B, T, heads * width).
@@ -108,16 +118,21 @@ class OperandReader:
         Raises:
             UnfitError: it has none.
         """
-        self.heads = heads
+        self.heads, self.reads = heads, 0
         return self._read(name, View(0, width, int(width > 1)), width)
 
     def _read(self, name: str, view: View, width: int) -> Expression:
+        self.reads += 1
+        if self.reads > MOST_READS:
+            raise LargeOperandError(f"more than {MOST_READS} values for one operand")
         constant, node = self.facts.constants.get(name), self.facts.producers.get(name)
         if constant is not None and prod(constant.dims) == 1:
             return Number(float(numpy_helper.to_array(constant).reshape(-1)[0]))
         if node is not None:
             try:
                 return self._of_node(node, name, view, width)
+            except LargeOperandError:
+                raise
             except UnfitError:
                 pass  # it is a tensor, then
         return self._tensor(name, view)
