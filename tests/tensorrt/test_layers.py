@@ -134,7 +134,7 @@ def test_an_operand_of_too_many_values_stays_a_tensor() -> None:
     nodes = [helper.make_node("Mul", [f"v{i}", f"v{i}"], [f"v{i + 1}"]) for i in range(30)]
     names = [f"v{i}" for i in range(31)]
     facts = Facts(
-        shapes={name: ("batch", "length", 4) for name in names},
+        shapes=dict.fromkeys(names, ("batch", "length", 4)),
         types=dict.fromkeys(names, onnx.TensorProto.FLOAT),
         constants={},
         producers={node.output[0]: node for node in nodes},
