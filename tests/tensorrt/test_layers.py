@@ -32,7 +32,7 @@ pytest.importorskip("transformers", reason="families are transformers' models")
 
 LENGTHS = (1, 3, 4, 5, 40)
 
-FAMILIES = ("qwen3_5_text", "kimi_linear", "olmo_hybrid")
+FAMILIES = ("qwen3_5_text", "qwen3_next", "kimi_linear", "olmo_hybrid")
 """Families of which a layer computes all operands, a decay per channel among them (Kimi Linear)."""
 
 

@@ -304,6 +304,7 @@ def _removable(graph: onnx.GraphProto, body: Sequence[int]) -> set[int]:
 def _function(model: onnx.ModelProto, layer: _Layer) -> onnx.FunctionProto:
     """Return the nodes of a layer as its function; those of equal layers are equal."""
     names: dict[str, str] = {}
+    external = {*layer.inputs.values()}
     given = [f"x{i}" for i in range(len(layer.inputs))]
     results = [f"y{i}" for i in range(len(layer.outputs))]
     # A tensor may be an operand and in an expression of another: the first is read.
@@ -328,8 +329,15 @@ def _function(model: onnx.ModelProto, layer: _Layer) -> onnx.FunctionProto:
         made = inner.graph.node.add()
         made.CopyFrom(node)
         made.name = ""
-        for side in (made.input, made.output):
-            side[:] = [name and names.setdefault(name, f"v{len(names)}") for name in side]
+        made.input[:] = [name and names.setdefault(name, f"v{len(names)}") for name in made.input]
+        # A node may compute a tensor that is given beside one that is not.
+        unread = {
+            name: f"u{len(names)}_{i}" for i, name in enumerate(made.output) if name in external
+        }
+        made.output[:] = [
+            name and (unread.get(name) or names.setdefault(name, f"v{len(names)}"))
+            for name in made.output
+        ]
     flat = inliner.inline_local_functions(inner)
     opsets = [o for o in flat.opset_import if o.domain != DOMAIN]
     return helper.make_function(DOMAIN, LAYER, given, results, flat.graph.node, opsets)
