@@ -290,6 +290,25 @@ def test_twice_is_once(graph: Build) -> None:
     assert ops(again) == ops(once)
 
 
+@pytest.mark.parametrize(("fill", "exposed"), [(0.0, True), (1.0, False)])
+def test_a_past_of_zeros_is_none(fill: float, exposed: bool) -> None:
+    """It is what the op begins with; a model that begins with another one keeps it."""
+    register_schemas()
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18, "linexport" : 1]>'
+        "g (float[batch, seq, 8] x) => (float[batch, seq, 8] y) {"
+        "shape = Shape <start = 0, end = 1> (x)  sizes = Constant <value = int64[3] {2, 4, 4}> ()"
+        "all = Concat <axis = 0> (shape, sizes)"
+        f"begin = ConstantOfShape <value = float[1] {{{fill}}}> (all)"
+        "y = linexport.LinearAttention <q_num_heads = 2, kv_num_heads = 2> (x, x, x, begin) }"
+    )
+    known = helper.make_tensor_value_info("begin", 1, ["batch", 2, 4, 4])
+    model.graph.value_info.append(known)
+    attach_functions(model)
+    found = passes.run(model)
+    assert (len(found.graph.input) == 2) == exposed
+
+
 MIXES = {
     "ReduceMean": "axes = Constant <value = int64[1] {1}> () a = ReduceMean(x, axes) q = Sub(x, a)",
     "Softmax": "q = Softmax <axis = 1> (x)",

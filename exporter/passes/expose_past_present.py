@@ -22,6 +22,7 @@ from linexport.graph.edit import is_output
 from linexport.passes.contract import Pass, PassResult
 from linexport.plugins.ops.op import ACTIVATION, DOMAIN, Node, Op, StatePort
 from linexport.plugins.ops.registry import all_ops
+from linexport.recognise.values import Values
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ SIDES = ("past", "present")
 def run(graph: gs.Graph) -> PassResult:
     """Expose the states of every causal node; pasts that the graph provides are left alone."""
     index, taken, modified = 0, set(graph.tensors()), False
+    known = Values.of_graph(graph)
     for node in list(graph.nodes):
         if node.domain != DOMAIN:
             continue
@@ -38,7 +40,7 @@ def run(graph: gs.Graph) -> PassResult:
         ports = op.states(_view(node, op)) if op else ()
         if op is None or not ports:
             continue
-        if any(_given(node, port.past) for port in ports):
+        if any(_given(node, port, known) for port in ports):
             log.debug("%s %r is left as it is: the graph provides its past", node.op, node.name)
             continue
         while any(f"{side}_{port.name}_{index}" in taken for port in ports for side in SIDES):
@@ -62,8 +64,10 @@ def _view(node: gs.Node, op: Op) -> Node:
     return Node(node.op, node.attrs, present, {n: tuple(t.shape) for n, t in given.items()})
 
 
-def _given(node: gs.Node, position: int) -> bool:
-    return len(node.inputs) > position and not node.inputs[position].is_empty()
+def _given(node: gs.Node, port: StatePort, known: Values) -> bool:
+    """Return whether a node begins with another state than its op does by itself."""
+    past = node.inputs[port.past] if len(node.inputs) > port.past else gs.Variable.empty()
+    return not past.is_empty() and not (port.initial_value == 0 and known.is_zero(past))
 
 
 def _attach(graph: gs.Graph, node: gs.Node, port: StatePort, index: int, dtype: Any) -> None:
