@@ -10,14 +10,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.operators import MOVES, NEVER_NEGATIVE
 from linexport.recognise import functions
 from linexport.recognise.terms import Leaf
 
-NEVER_NEGATIVE = {"Relu", "Exp", "Softmax", "Sigmoid", "Softplus", "Abs", "Sqrt"}
-MOVES = {"Identity", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Slice"}
-MOVES |= {"Gather", "Split", "ReduceMax", "ReduceMin", "Flatten"}
 KEEPS = MOVES | {"ReduceSum", "ReduceMean", "CumSum"}
-"""Operators that give a choice of entries of their first input, and those that also add them up."""
+"""Operators that give a choice of entries of their first input, or add them up."""
 
 DEEPEST = 30
 

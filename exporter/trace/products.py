@@ -11,11 +11,9 @@ from typing import Any
 
 from onnxscript import values
 
-OPSET = 20
+from linexport.graph.operators import MOVES, NEVER_NEGATIVE
 
-POSITIVE = {"Exp", "Sigmoid", "Softmax", "Softplus", "Relu"}
-MOVES = {"Identity", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Slice"}
-MOVES |= {"Gather", "Split"}
+OPSET = 20
 
 
 def cumulative(x: Any, dim: int, dtype: int | None = None) -> Any:
@@ -35,4 +33,4 @@ def is_never_negative(x: Any) -> bool:
     node = x.producer()
     while node is not None and node.op_type in MOVES:
         node = node.inputs[0].producer()
-    return node is not None and node.op_type in POSITIVE
+    return node is not None and node.op_type in NEVER_NEGATIVE

@@ -25,6 +25,7 @@ from linexport.models.flash_linear_attention.layers import (
     expanded_width,
     gated_output,
     l2_norm,
+    low_rank,
     repeated_heads,
     rms_norm,
 )
@@ -53,16 +54,12 @@ class GatedDeltaNet2(nn.Module):
         d_v = expanded_width(s.head_dim * s.expand_v, "value width")
         keys, values = s.num_heads * s.head_dim, self.value_heads * d_v
         add_projections(self, s, q=keys, k=keys, v=values)
-        self.f_proj = nn.Sequential(
-            nn.Linear(s.hidden_size, d_v, bias=False), nn.Linear(d_v, keys, bias=False)
-        )
+        self.f_proj = low_rank(s.hidden_size, d_v, keys)
         self.b_proj = nn.Linear(s.hidden_size, keys, bias=False)
         self.w_proj = nn.Linear(s.hidden_size, values, bias=False)
         self.A_log = nn.Parameter(torch.zeros(s.num_heads))
         self.dt_bias = nn.Parameter(torch.zeros(keys))
-        self.g_proj = nn.Sequential(
-            nn.Linear(s.hidden_size, d_v, bias=False), nn.Linear(d_v, values, bias=True)
-        )
+        self.g_proj = low_rank(s.hidden_size, d_v, values, bias=True)
         self.o_norm = GatedRMSNorm(d_v, s.norm_eps, gate="sigmoid")
         self.o_proj = nn.Linear(values, s.hidden_size, bias=False)
 

@@ -18,6 +18,7 @@ from linexport.models.flash_linear_attention.layers import (
     add_projections,
     expanded_width,
     gated_output,
+    low_rank,
     projected,
     rms_norm,
 )
@@ -52,9 +53,7 @@ class GatedLinearAttention(nn.Module):
         self.scale = d_k**-0.5
         keys, values = self.kv_heads * d_k, self.kv_heads * d_v
         add_projections(self, s, q=s.num_heads * d_k, k=keys, v=values)
-        self.gk_proj = nn.Sequential(
-            nn.Linear(s.hidden_size, RANK, bias=False), nn.Linear(RANK, keys)
-        )
+        self.gk_proj = low_rank(s.hidden_size, RANK, keys, bias=True)
         norm = GatedRMSNorm(d_v, s.norm_eps, s.elementwise_affine)
         if s.use_output_gate:
             self.g_proj = nn.Linear(s.hidden_size, s.num_heads * d_v, bias=False)

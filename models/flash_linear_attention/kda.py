@@ -22,6 +22,7 @@ from linexport.models.flash_linear_attention.layers import (
     expanded_width,
     gated_output,
     l2_norm,
+    low_rank,
     repeated_heads,
     rms_norm,
 )
@@ -52,15 +53,11 @@ class KimiDeltaAttention(nn.Module):
         keys, values = s.num_heads * s.head_dim, self.value_heads * d_v
         gates = self.value_heads * s.head_dim
         add_projections(self, s, q=keys, k=keys, v=values)
-        self.f_proj = nn.Sequential(
-            nn.Linear(s.hidden_size, d_v, bias=False), nn.Linear(d_v, gates, bias=False)
-        )
+        self.f_proj = low_rank(s.hidden_size, d_v, gates)
         self.b_proj = nn.Linear(s.hidden_size, self.value_heads, bias=False)
         self.A_log = nn.Parameter(torch.zeros(self.value_heads))
         self.dt_bias = nn.Parameter(torch.zeros(gates))
-        self.g_proj = nn.Sequential(
-            nn.Linear(s.hidden_size, d_v, bias=False), nn.Linear(d_v, values, bias=True)
-        )
+        self.g_proj = low_rank(s.hidden_size, d_v, values, bias=True)
         self.o_norm = GatedRMSNorm(d_v, s.norm_eps, gate="sigmoid")
         self.o_proj = nn.Linear(values, s.hidden_size, bias=False)
 

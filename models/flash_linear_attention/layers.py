@@ -112,6 +112,11 @@ def rms_norm(settings: LayoutSettings) -> nn.Module:
     return nn.RMSNorm(settings.hidden_size, eps=settings.norm_eps)
 
 
+def low_rank(inputs: int, rank: int, outputs: int, bias: bool = False) -> nn.Sequential:
+    """A product with a matrix of that rank, as two."""
+    return nn.Sequential(nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs, bias=bias))
+
+
 def add_projections(
     attn: nn.Module, settings: Any, activation: str = "silu", **widths: int
 ) -> None:

@@ -20,6 +20,7 @@ from linexport.models.flash_linear_attention.layers import (
     GatedBlock,
     GatedRMSNorm,
     add_projections,
+    low_rank,
     projected,
     rms_norm,
 )
@@ -62,10 +63,7 @@ class LightNetAttention(nn.Module):
         self.heads, self.key_width = s.heads
         keys = self.heads * self.key_width
         add_projections(self, s, "none", q=keys, k=keys, v=s.hidden_size)
-        self.g_proj = nn.Sequential(
-            nn.Linear(s.hidden_size, s.gate_low_rank_dim, bias=False),
-            nn.Linear(s.gate_low_rank_dim, s.hidden_size, bias=False),
-        )
+        self.g_proj = low_rank(s.hidden_size, s.gate_low_rank_dim, s.hidden_size)
         self.g_norm = GatedRMSNorm(s.hidden_size, NORM_EPSILON, s.elementwise_affine)
         self.o_proj = nn.Linear(s.hidden_size, s.hidden_size, bias=False)
 

@@ -104,11 +104,11 @@ def with_layers(options: Options, lowered: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _find(model: onnx.ModelProto) -> list[_Layer]:
-    found = []
+    found, facts = [], Facts.of(model)
     for node, op, view in linexport_nodes(model):
         if op is linear_attention.OP and by_plugin(node):
             try:
-                found.append(_layer(model, node, view))
+                found.append(_layer(model, facts, node, view))
             except (UnfitError, OpError, UnsupportedModelError) as error:
                 log.debug("%s keeps its operands as nodes: %s", node.name, error)
     return found
@@ -147,7 +147,7 @@ class _Layer:
         return contract.describe_layer(self.plan, inputs, outputs, dtype, options.sms)
 
 
-def _layer(model: onnx.ModelProto, node: onnx.NodeProto, view: Node) -> _Layer:
+def _layer(model: onnx.ModelProto, facts: Facts, node: onnx.NodeProto, view: Node) -> _Layer:
     """Return an attention with its operands.
 
     Raises:
@@ -168,7 +168,7 @@ def _layer(model: onnx.ModelProto, node: onnx.NodeProto, view: Node) -> _Layer:
     }
     names = dict(zip(linear_attention.INPUTS, given_inputs(node), strict=False))
     operands = {n: heads[n] for n in OPERANDS if names.get(n)}
-    facts, blocked = Facts.of(model), set[str]()
+    blocked = set[str]()
     while True:
         reader = OperandReader(facts, facts.shapes[names["query"]][:LEAD], blocked)
         found = {n: reader.operand(names[n], *own) for n, own in operands.items()}

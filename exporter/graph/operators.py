@@ -1,0 +1,8 @@
+"""Kinds of ONNX operators by the values they give, whichever program holds the graph."""
+
+NEVER_NEGATIVE = {"Relu", "Exp", "Softmax", "Sigmoid", "Softplus", "Abs", "Sqrt"}
+"""Operators that give no number below 0."""
+
+MOVES = {"Identity", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Slice"}
+MOVES |= {"Gather", "Split", "ReduceMax", "ReduceMin", "Flatten"}
+"""Operators that give a choice of entries of their first input."""
