@@ -1,6 +1,7 @@
 """The checks and times of a pack on this machine's GPU; ``tools/gpu_check.py`` makes packs.
 
     python FILE [--json RESULT] [--quick] [--checks-only] [--seconds 540]
+    python FILE --tiles [--json RESULT]           of a pack of ``tools/gpu_tiles.py``
 
 Every node is checked against float64, launched by Python and by C++, under capture, in place and
 without tokens; then timed; then a few are checked again under compute-sanitizer, where that is
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
+import itertools
 import json
 import shlex
 import shutil
@@ -19,25 +22,30 @@ import sys
 import tempfile
 import time
 import zipfile
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gpu import peers
-from gpu.cases import CASES, Case
+from gpu.cases import CASES, Case, small
 from gpu.device import Device
-from gpu.played import Played, check
+from gpu.played import Played, check, relative
 from gpu.table import HEADER, line, roofline
 from linexport.errors import LinexportError
 from linexport.plugins.tensorrt.description import Description
 from linexport.plugins.tensorrt.launcher import Launcher
 from linexport.system import environment
 
-LIBRARY, NODES, KERNELS = "launcher.so", "nodes", "kernels"
+LIBRARY, NODES, KERNELS, VARIANTS = "launcher.so", "nodes", "kernels", "variants"
 """Places in a pack. A file in ``NODES`` has a case's name and names one in ``KERNELS``, since cases
 may be one node at different sizes."""
 
 QUICK = ("prefill linear", "prefill gated delta", "decode gated delta", "convolution", "map favor+")
 """Cases of ``--quick``, and of the runs under compute-sanitizer."""
+
+Variant = dict[str, Any]
+"""Tiles that a plan has in place of its own; see ``tools/gpu_tiles.py``."""
 
 TOOLS = ("memcheck", "racecheck")
 DRAWN = 2**22
@@ -65,6 +73,15 @@ class Pack:
         place = self.archive.read(f"{NODES}/{case.name}").decode()
         return Description.from_attributes(json.loads(self.archive.read(place)))
 
+    def variants(self) -> Iterator[tuple[Case, Variant, Description]]:
+        """Yield the cases with other tiles than their plans choose."""
+        cases = {case.name: case for case in CASES}
+        for place in sorted(self.archive.namelist()):
+            if place.startswith(f"{VARIANTS}/"):
+                found = json.loads(self.archive.read(place))
+                description = Description.from_attributes(found["node"])
+                yield cases[found["case"]], found["variant"], description
+
     def library(self, folder: Path) -> Path:
         """Write the launcher in C++ into a folder."""
         return Path(self.archive.extract(LIBRARY, folder))
@@ -82,6 +99,51 @@ def time_case(case: Case, description: Description, device: Device, speed: float
     played.free()
     launcher.close()
     return {**row, **peers.times(case)}
+
+
+def time_variants(pack: Pack, device: Device, first: int) -> None:
+    """Print the time of every variant from ``first`` on, and its largest error at a small size.
+
+    Raises:
+        EnvironmentProblemError: a kernel failed in such a way that the GPU is to be opened anew.
+    """
+    given = functools.cache(lambda case, most: case.inputs(most=most))
+    wanted = functools.cache(lambda case: case.wanted(given(case, None)))
+    for case, variant, description in itertools.islice(pack.variants(), first, None):
+        row: dict[str, Any] = {"case": case.name, "variant": variant}
+        try:
+            launcher = Launcher(description)
+            played = Played(description, device, small(case).shapes())
+            played.put(given(small(case), None))
+            played.enqueue(launcher)
+        except LinexportError as error:
+            print(json.dumps(row | {"fault": str(error)}), flush=True)
+            continue
+        found = played.results()
+        row["error"] = max(relative(found[n], x) for n, x in wanted(small(case)).items())
+        played.free()
+        played = Played(description, device, case.shapes())
+        played.put(given(case, DRAWN))
+        graph = device.captured(partial(played.enqueue, launcher))
+        row["ms"] = device.milliseconds(graph)
+        graph.free()
+        played.free()
+        launcher.close()
+        print(json.dumps(row), flush=True)
+
+
+def all_variants(file: Path) -> list[dict[str, Any]]:
+    """Time every variant, in as many processes as it takes: a failing kernel ends its own."""
+    rows: list[dict[str, Any]] = []
+    while True:
+        command = [sys.executable, str(file), "--tiles", "--first", str(len(rows))]
+        done = subprocess.run(command, capture_output=True, text=True)
+        print(done.stdout, end="", flush=True)
+        rows += map(json.loads, done.stdout.splitlines())
+        if not done.returncode:
+            return rows
+        rows.append({"fault": done.stderr.strip()[-200:]})
+        print(json.dumps(rows[-1]), flush=True)
 
 
 def sanitize(file: Path, seconds: float) -> dict[str, str]:
@@ -145,13 +207,22 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--json", type=Path, help="write the results to a file")
     options.add_argument("--quick", action="store_true", help="one case of each kind only")
+    options.add_argument("--tiles", action="store_true", help="time the variants of the pack")
+    options.add_argument("--first", type=int, help="in this process, from this variant on")
     options.add_argument("--checks-only", action="store_true", help="no times, no sanitizer")
     options.add_argument("--seconds", type=float, default=540.0, help="time for all of it")
     given = options.parse_args()
     try:
         with Device() as device:
             machine = {**environment.describe(), **device.describe()}
-            result = measure(given, Pack(Path(sys.argv[0])), device)
+            pack = Pack(Path(sys.argv[0]))
+            if given.first is not None:
+                time_variants(pack, device, given.first)
+                return 0
+            if given.tiles:
+                result = {"status": "ok", "times": all_variants(Path(sys.argv[0]))}
+            else:
+                result = measure(given, pack, device)
     except LinexportError as error:
         print(error, file=sys.stderr)
         return error.exit_code
