@@ -53,7 +53,7 @@ _KEYS = ("HEADS", "KEY_HEADS", "WIDTH", "D_K", "DECAYS", "MAP", "PRECISION")
 _PROGRAM = (*("PROGRAM", "PLACES", "QUERY_CONVOLUTIONS", "KEY_CONVOLUTIONS", "VALUE_CONVOLUTIONS"),)
 _SUMS = ("QUERY_HEADS", "D_V", "NORMALIZE", "SCALE", "EPS")
 CONSTANTS: dict[str, tuple[str, ...]] = {
-    "segments.segment_state": (*_KEYS, "D_V"),
+    "segments.segment_state": (*_KEYS, "D_V", "NORMALIZE"),
     "segments.segment_scan": ("D_K", "D_V", "DECAYS"),
     "linear.segment_output": (*_KEYS, *_SUMS),
     "parts.segment_output": (*_KEYS, *_SUMS),

@@ -22,6 +22,7 @@ from linexport.plugins.kernels.sources.tiles import (
     channel_scores,
     head_decays,
     load_keep,
+    pairs,
     times_rows,
 )
 
@@ -72,8 +73,9 @@ def chunk_inverse(
     else:
         A = tl.dot(k, tl.trans(k), input_precision=PRECISION)
         if DECAYS == 1:
-            _, _, pairs, _ = head_decays(decay + row * HEADS + h, keep, HEADS)
-            A *= pairs
+            place = decay + row * HEADS + h
+            _, _, _, sums, rests, resets = head_decays(place, keep, HEADS)
+            A *= pairs(sums, rests, resets)
     A *= step[:, None]
 
     # X inverts the diagonal blocks of I + A of size 2^level, at first 1; ``joins`` is where two

@@ -26,10 +26,12 @@ from linexport.plugins.kernels.sources.tiles import (
     channel_decays,
     channel_scores,
     components,
+    first_column,
     head_decays,
     load_keep,
     load_rows,
     load_state,
+    pairs,
     store_state,
     times_rows,
     times_state,
@@ -115,6 +117,11 @@ def segment_output(
 
     rows = tl.arange(0, CHUNK)
     causal = rows[:, None] >= rows[None, :]
+    # The normaliser as the first column of a narrow state, whose values are ones: its sums are
+    # products like the others, where reductions over a tile would pass through shared memory.
+    if NORMALIZE:
+        one = first_column(CHUNK, key.dtype.element_ty)
+        Z = z[:, None] * first_column(BLOCK_K, tl.float32)
     # Tokens of the segment; the last chunk may be shorter than CHUNK.
     last = tl.minimum(length - first, chunks_per_segment * CHUNK)
     for start in range(0, last, CHUNK):
@@ -126,15 +133,16 @@ def segment_output(
             place, keep, columns_k, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
         )
         u = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V)
-        # K * exp(L_C - L): the keys as the state after the chunk sees them.
+        # Keys as the state after the chunk sees them, K * exp(L_C - L), where decays differ by
+        # channel; one decay a token is as well one of its value, which is fewer columns.
         k_rest = k
         # Scores within the chunk are a polynomial of q . k itself: features would cancel.
         if MAP == "taylor2" or MAP == "quadratic":
             parts = components(WIDTH)
             raw_k = load_rows(place, keep, parts, KEY_HEADS * WIDTH, WIDTH)
         if DECAYS == 1:
-            from_start, to_end, pairs, whole = head_decays(decay + offset * HEADS, keep, HEADS)
-            k_rest = (k.to(tl.float32) * to_end[:, None]).to(k.dtype)
+            place = decay + offset * HEADS
+            from_start, to_end, whole, sums, rests, resets = head_decays(place, keep, HEADS)
         elif DECAYS > 1:
             place = decay + offset * (HEADS * D_K)
             from_start, to_end, whole, logs = channel_decays(
@@ -172,18 +180,18 @@ def segment_output(
             # O = (Q * exp(L)) S + scores U: the past, then the chunk itself.
             o = times_state(q, S, PRECISION)
             if DECAYS == 1:
-                scores *= pairs
+                scores *= pairs(sums, rests, resets)
                 o *= from_start[:, None]
             elif DECAYS == 0:
                 scores = tl.where(causal, scores, 0.0)
             o += times_rows(scores, u, PRECISION)
             # The same two parts of the denominator: z in the place of S, ones for the values.
             if NORMALIZE:
-                denominator = tl.sum(q.to(tl.float32) * z[None, :], 1)
+                sums = times_state(q, Z, PRECISION)
                 if DECAYS == 1:
-                    denominator *= from_start
-                denominator += tl.sum(scores, 1)
-                o = o * SCALE / (denominator * SCALE + EPS)[:, None]
+                    sums *= from_start[:, None]
+                sums += times_rows(scores, one, PRECISION)
+                o = o * SCALE / (tl.sum(sums, 1) * SCALE + EPS)[:, None]
             else:
                 o *= SCALE
             place = output + offset * (OUT * D_V) + (h * GROUP + g) * D_V
@@ -191,16 +199,24 @@ def segment_output(
             inside = live[:, None] & (columns_v < D_V)[None, :]
             tl.store(place + at, o.to(output.dtype.element_ty), mask=inside)
         # S' = exp(L_C) * S + (K * exp(L_C - L))^T U, and z' alike.
-        if DECAYS == 1:
+        if DECAYS > 1:
+            whole = whole[:, None]
+        if DECAYS:
             S *= whole
-            z *= whole
-        elif DECAYS > 1:
-            S *= whole[:, None]
-            z *= whole
-        S += tl.dot(tl.trans(k_rest), u.to(k.dtype), input_precision=PRECISION)
+        u_rest = u.to(k.dtype)
+        if DECAYS == 1:
+            u_rest = (u.to(tl.float32) * to_end[:, None]).to(k.dtype)
+        S += tl.dot(tl.trans(k_rest), u_rest, input_precision=PRECISION)
         if NORMALIZE:
-            z += tl.sum(k_rest.to(tl.float32), 0)
+            one_rest = one.to(k.dtype)
+            if DECAYS:
+                Z *= whole
+            if DECAYS == 1:
+                one_rest = (one.to(tl.float32) * to_end[:, None]).to(k.dtype)
+            Z += tl.dot(tl.trans(k_rest), one_rest, input_precision=PRECISION)
 
+    if NORMALIZE:
+        z = tl.sum(Z, 1)
     if segment == segments - 1:
         present_state += head * (D_K * D_V)
         if present_normalizer is not None:

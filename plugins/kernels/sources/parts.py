@@ -22,6 +22,7 @@ from linexport.plugins.kernels.sources.tiles import (
     load_keep,
     load_rows,
     load_state,
+    pairs,
     store_part,
     times_rows,
     times_state,
@@ -118,7 +119,7 @@ def segment_output(
         decays = decay + offset * (HEADS * DECAYS) if decay is not None else None
         u = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V)
         if DECAYS == 1:
-            from_start, to_end, pairs, whole = head_decays(decays, keep, HEADS)
+            from_start, to_end, whole, sums, rests, resets = head_decays(decays, keep, HEADS)
         # Delta rules, U = T (V - (K * exp(L)) S), summed over the parts of d_k.
         if inverses is not None:
             stored = tl.zeros((CHUNK, BLOCK_V), tl.float32)
@@ -191,7 +192,7 @@ def segment_output(
                 scores = tl.where(keep[None, :], kappa(t, parameter_0, WIDTH, MAP), 0.0)
             # Decays within the chunk, then the chunk's own values.
             if DECAYS == 1:
-                scores *= pairs
+                scores *= pairs(sums, rests, resets)
                 o *= from_start[:, None]
                 denominator *= from_start
             elif DECAYS == 0:

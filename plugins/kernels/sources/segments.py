@@ -14,6 +14,7 @@ import triton.language as tl
 from linexport.plugins.kernels.sources.feature_functions import load_keys
 from linexport.plugins.kernels.sources.tiles import (
     channel_decays,
+    first_column,
     head_decays,
     load_keep,
     load_rows,
@@ -43,6 +44,7 @@ def segment_state(
     BLOCK_V: tl.constexpr,
     CHUNK: tl.constexpr,
     MAP: tl.constexpr,
+    NORMALIZE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """State and normaliser of each segment on its own, and the product of its decays.
@@ -70,7 +72,9 @@ def segment_state(
         key_mask += row
 
     S = tl.zeros((BLOCK_K, BLOCK_V), tl.float32)
-    z = tl.zeros((BLOCK_K,), tl.float32)
+    # The normaliser is the first column of a narrow state; see ``linear``.
+    one = first_column(CHUNK, tl.float32)
+    Z = tl.zeros((BLOCK_K, 16), tl.float32)
     if DECAYS > 1:
         product = tl.full((BLOCK_K,), 1.0, tl.float32)
     else:
@@ -85,28 +89,32 @@ def segment_state(
             place, keep, columns_k, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
         )
         v = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V)
-        # What the state held decays over the chunk, and keys by what is left of it after them.
+        v, ones = v.to(k.dtype), one.to(k.dtype)
+        # What the state held decays over the chunk, and what is added by what is left of it.
         if DECAYS == 1:
-            _, to_end, _, whole = head_decays(decay + offset * HEADS, keep, HEADS)
-            k = (k.to(tl.float32) * to_end[:, None]).to(k.dtype)
+            _, to_end, whole, _, _, _ = head_decays(decay + offset * HEADS, keep, HEADS)
+            v = (v.to(tl.float32) * to_end[:, None]).to(k.dtype)
+            ones = (one * to_end[:, None]).to(k.dtype)
             S *= whole
-            z *= whole
+            Z *= whole
             product *= whole
         elif DECAYS > 1:
             place = decay + offset * (HEADS * D_K)
             _, to_end, whole, _ = channel_decays(place, keep, columns_k, HEADS * D_K, D_K)
             k = (k.to(tl.float32) * to_end).to(k.dtype)
             S *= whole[:, None]
-            z *= whole
+            Z *= whole[:, None]
             product *= whole
         # The chunk's own keys and values.
-        S += tl.dot(tl.trans(k), v.to(k.dtype), input_precision=PRECISION)
-        z += tl.sum(k.to(tl.float32), 0)
+        S += tl.dot(tl.trans(k), v, input_precision=PRECISION)
+        if NORMALIZE:
+            Z += tl.dot(tl.trans(k), ones, input_precision=PRECISION)
 
     # The scan multiplies states by the product of a segment's decays: it is written once, by the
     # first tile of each row of tiles.
     slot = head.to(tl.int64) * segments + segment
     segment_states += slot * (D_K * D_V + D_K)
+    z = tl.sum(Z, 1)
     store_state(segment_states, segment_states + D_K * D_V, S, z, columns_k, columns_v, D_K, D_V)
     if DECAYS == 1:
         if tile == 0:

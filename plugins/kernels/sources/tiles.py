@@ -26,6 +26,12 @@ def components(WIDTH: tl.constexpr):
 
 
 @triton.jit
+def first_column(ROWS: tl.constexpr, dtype: tl.constexpr):
+    """Ones in the first of as few columns as tensor cores take, zeros in the others."""
+    return (tl.zeros((ROWS, 16), tl.int32) == tl.arange(0, 16)[None, :]).to(dtype)
+
+
+@triton.jit
 def load_rows(base, live, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
     """Rows ``STRIDE`` elements apart from ``base`` on, zero where not live or past WIDTH columns.
 
@@ -56,7 +62,10 @@ def in_two_parts(g):
 
 @triton.jit
 def head_decays(base, keep, STRIDE: tl.constexpr):
-    """One decay a token: from_start (C,), to_end (C,), pairs (C, C), and the product of all."""
+    """One decay a token: from_start (C,), to_end (C,), the product of all, and sums for ``pairs``.
+
+    The sums: of multiples of GRID, of what is left, and how many resets; each (C,).
+    """
     rows = tl.arange(0, keep.shape[0])
     g = tl.load(base + rows * STRIDE, mask=keep, other=0.0).to(tl.float32)
     # Decays below RESET leave the sums and are counted; equal counts mean none lies between.
@@ -67,10 +76,20 @@ def head_decays(base, keep, STRIDE: tl.constexpr):
     total, rest, count = tl.sum(coarse, 0), tl.sum(fine, 0), tl.sum(counts, 0)
     from_start = tl.where(resets == 0, tl.exp(sums + rests), 0.0)
     to_end = tl.where(resets == count, tl.exp((total - sums) + (rest - rests)), 0.0)
+    whole = tl.where(count == 0, tl.exp(total + rest), 0.0)
+    return from_start, to_end, whole, sums, rests, resets
+
+
+@triton.jit
+def pairs(sums, rests, resets):
+    """exp(L_t - L_s) for s <= t, 0 otherwise, (C, C), of what ``head_decays`` gave.
+
+    Made where it is used: beside a state, a tile of pairs does not stay in registers.
+    """
+    rows = tl.arange(0, sums.shape[0])
     related = (rows[:, None] >= rows[None, :]) & (resets[:, None] == resets[None, :])
     between = (sums[:, None] - sums[None, :]) + (rests[:, None] - rests[None, :])
-    pairs = tl.where(related, tl.exp(between), 0.0)
-    return from_start, to_end, pairs, tl.where(count == 0, tl.exp(total + rest), 0.0)
+    return tl.where(related, tl.exp(between), 0.0)
 
 
 @triton.jit

@@ -112,9 +112,9 @@ def segment_transition(
         T = load_inverse(inverses + offset * CHUNK, CHUNK)
         k_rest = k
         if DECAYS == 1:
-            from_start, to_end, _, whole = head_decays(decay + offset * HEADS, keep, HEADS)
+            place = decay + offset * HEADS
+            from_start, to_end, whole, _, _, _ = head_decays(place, keep, HEADS)
             stored = times_state(k, S, PRECISION) * from_start[:, None]
-            k_rest = (k.to(tl.float32) * to_end[:, None]).to(k.dtype)
             S *= whole
         elif DECAYS > 1:
             place = decay + offset * (HEADS * D_K)
@@ -125,6 +125,8 @@ def segment_transition(
         else:
             stored = times_state(k, S, PRECISION)
         u = written(T, v, stored, k.dtype, PRECISION)
+        if DECAYS == 1:
+            u = (u.to(tl.float32) * to_end[:, None]).to(k.dtype)
         S += tl.dot(tl.trans(k_rest), u, input_precision=PRECISION)
 
     slot = head * segments + segment
