@@ -33,7 +33,7 @@ LARGEST_SHARED = {sm: one.shared for sm, one in ARCHITECTURES.items()}
 """Bytes of shared memory a block may have."""
 
 MULTIPLY = (
-    *("segment_state", "segment_output", "chunk_inverse"),
+    *("segment_state", "segment_output", "chunk_inverse", "chunk_scores"),
     *("segment_transition", "transition_scan"),
 )
 """Functions with products of matrices."""

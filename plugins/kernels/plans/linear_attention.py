@@ -80,6 +80,7 @@ class Planner:
         self.in_segments = shape.segmented
         self.output, self.state = tiles.output(shape), tiles.state(shape)
         self.step = tiles.step(shape)
+        self.scores, self.inverse = tiles.scores(shape), tiles.inverse(shape)
         self.transition, self.scan = tiles.transition(shape), tiles.transition_scan(shape)
 
     def _refuse(self) -> None:
@@ -108,7 +109,7 @@ class Planner:
                 resident=self.state.resident,
             )
         decode = Route((self._step(),))
-        single = self._delta() if self.spec.has_beta else Route((self._causal_output(),))
+        single = self._delta() if self.spec.has_beta else self._with_output()
         segmented = self._segmented_delta() if self.spec.has_beta else self._segmented()
         return LaunchPlan(
             single,
@@ -133,12 +134,8 @@ class Planner:
         return PRESENT if self.spec.normalize and alone else PRESENT[:1]
 
     def _segmented(self) -> Route:
-        launches = (
-            self._state(),
-            self._scan(without={*PRESENT}),
-            self._causal_output(without={*PAST}, scratch=("segment_states",)),
-        )
-        return Route(launches, self._segment_scratch())
+        launches = (self._state(), self._scan(without={*PRESENT}))
+        return self._with_output(launches, self._segment_scratch(), {*PAST})
 
     def _bidirectional(self) -> Route:
         output_heads = self.spec.output_heads * _tiles(self.sizes.d_v, self.output.block_v)
@@ -148,20 +145,43 @@ class Planner:
         )
 
     def _delta(self) -> Route:
-        launches = (self._inverse(), self._causal_output(scratch=("inverses",)))
-        return Route(launches, (self._inverses(),))
+        return self._with_output((self._inverse(),), (self._inverses(),))
 
     def _segmented_delta(self) -> Route:
         heads, sizes = self.spec.kv_num_heads, self.sizes
-        launches = (
-            self._inverse(),
-            self._transition(),
-            self._transition_scan(),
-            self._causal_output({*PAST}, ("segment_states", "inverses")),
-        )
+        launches = (self._inverse(), self._transition(), self._transition_scan())
         slots = Extent(heads * sizes.d_k * sizes.d_k, ("batch", "segments"))
         transitions = Scratch("transitions", "fp32", slots)
-        return Route(launches, (self._inverses(), self._segment_states(), transitions))
+        scratch = (self._inverses(), self._segment_states(), transitions)
+        return self._with_output(launches, scratch, {*PAST})
+
+    def _with_output(
+        self,
+        launches: tuple[Launch, ...] = (),
+        scratch: tuple[Scratch, ...] = (),
+        without: Set[str] = frozenset(),
+    ) -> Route:
+        """The causal output last, which reads the scores of channel decays where there are any."""
+        if self.decays > 1:
+            scores = self._squares("channel_scores", self.spec.output_heads)
+            launches, scratch = (*launches, self._scores()), (*scratch, scores)
+        output = self._causal_output(without, tuple(buffer.name for buffer in scratch))
+        return Route((*launches, output), scratch)
+
+    def _scores(self) -> Launch:
+        tile, size = self.scores, self.output.chunk
+        kernel = self._kernel(
+            "channels.chunk_scores",
+            tile,
+            {
+                "BLOCK_K": tile.block_k,
+                "CHUNK": size,
+                "LEVELS": size.bit_length() - 1,
+                "PRECISION": self._exact(),
+            },
+            scratch=("channel_scores",),
+        )
+        return Launch(kernel, (Extent(self.spec.output_heads, ("batch", "chunks")), ONE, ONE))
 
     def _transition(self) -> Launch:
         tile, sizes = self.transition, self.sizes
@@ -186,16 +206,21 @@ class Planner:
         return Launch(kernel, (Extent(self._heads(tile), ("batch",)), ONE, ONE))
 
     def _inverses(self) -> Scratch:
-        elements = self.spec.kv_num_heads * self.output.chunk**2
-        return Scratch("inverses", "fp32", Extent(elements, ("batch", "chunks")))
+        return self._squares("inverses", self.spec.kv_num_heads)
+
+    def _squares(self, name: str, heads: int) -> Scratch:
+        """A matrix for each chunk of some heads."""
+        elements = heads * self.output.chunk**2
+        return Scratch(name, "fp32", Extent(elements, ("batch", "chunks")))
 
     def _inverse(self) -> Launch:
         heads, size = self.spec.kv_num_heads, self.output.chunk
+        tile = self.inverse
         inverse = self._kernel(
             "delta.chunk_inverse",
-            tiles.inverse(self.output),
+            tile,
             {
-                "BLOCK_K": tiles.power(self.sizes.d_k),
+                "BLOCK_K": tile.block_k,
                 "CHUNK": size,
                 "LEVELS": size.bit_length() - 1,
                 "PRECISION": self._exact(),
@@ -236,9 +261,7 @@ class Planner:
         blocks = _tiles(self.sizes.d_k * (self.sizes.d_v + 1), tiles.SCAN_BLOCK)
         return Launch(kernel, (Extent(self.spec.kv_num_heads * blocks, ("batch",)), ONE, ONE))
 
-    def _causal_output(
-        self, without: Set[str] = frozenset(), scratch: tuple[str, ...] = ()
-    ) -> Launch:
+    def _causal_output(self, without: Set[str], scratch: tuple[str, ...]) -> Launch:
         whole = self.output.block_k >= self.sizes.d_k
         function = "linear.segment_output" if whole else "parts.segment_output"
         blocks = self._heads(self.output)

@@ -18,7 +18,7 @@ OPERANDS = ("query", "key", "value", "decay", "beta")
 
 _OUTPUT = (
     *("query", "key", "value", "decay", "key_mask", "parameter_0", *PAST),
-    *("segment_states", "inverses"),
+    *("segment_states", "channel_scores", "inverses"),
     *("output", *PRESENT, "length", "segments", "chunks_per_segment"),
 )
 PARAMETERS: dict[str, tuple[str, ...]] = {
@@ -29,6 +29,10 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "segments.segment_scan": ("segment_states", "segment_decays", *PAST, *PRESENT, "segments"),
     "linear.segment_output": _OUTPUT,
     "parts.segment_output": _OUTPUT,
+    "channels.chunk_scores": (
+        *("query", "key", "decay", "key_mask", "parameter_0", "channel_scores"),
+        *("length", "chunks"),
+    ),
     "delta.chunk_inverse": (
         *("key", "decay", "beta", "key_mask", "parameter_0", "inverses", "length", "chunks"),
     ),
@@ -57,6 +61,7 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     "segments.segment_scan": ("D_K", "D_V", "DECAYS"),
     "linear.segment_output": (*_KEYS, *_SUMS),
     "parts.segment_output": (*_KEYS, *_SUMS),
+    "channels.chunk_scores": (*("HEADS", "KEY_HEADS", "QUERY_HEADS", "WIDTH", "D_K", "MAP"),),
     "delta.chunk_inverse": (*_KEYS, "BETA_HEADS"),
     "transitions.segment_transition": (*_KEYS, "D_V"),
     "transitions.transition_scan": ("D_K", "D_V"),

@@ -123,9 +123,16 @@ def state(shape: Shape) -> Tile:
     return Tile(output(shape).chunk, block_k, block_v, 4, stages)
 
 
-def inverse(tile: Tile) -> Tile:
-    """Tile of ``delta.chunk_inverse``, for chunks of ``tile``."""
-    return Tile(tile.chunk, tile.block_k, tile.block_v, tile.chunk // 8, 1)
+def scores(shape: Shape) -> Tile:
+    """Tile of ``channels.chunk_scores``; small, so that others run while one waits."""
+    return Tile(output(shape).chunk, min(shape.block_k, 32), 1, 2, 1)
+
+
+def inverse(shape: Shape) -> Tile:
+    """Tile of ``delta.chunk_inverse``, with the chunk of ``output``."""
+    chunk = output(shape).chunk
+    block_k = min(shape.block_k, 32) if shape.decays > 1 else shape.block_k
+    return Tile(chunk, block_k, 1, chunk // 8, 1)
 
 
 def transition(shape: Shape) -> Tile:

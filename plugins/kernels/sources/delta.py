@@ -18,8 +18,8 @@ import triton.language as tl
 
 from linexport.plugins.kernels.sources.feature_functions import load_keys
 from linexport.plugins.kernels.sources.tiles import (
-    channel_decays,
-    channel_scores,
+    channel_logarithms,
+    decayed_scores,
     head_decays,
     load_keep,
     pairs,
@@ -56,26 +56,28 @@ def chunk_inverse(
     start = chunk * CHUNK
     row = (head // HEADS).to(tl.int64) * length + start
     rows = tl.arange(0, CHUNK)
-    columns_k = tl.arange(0, BLOCK_K)
     live = start + rows < length
     keep = load_keep(key_mask + row if key_mask is not None else None, live)
-    place = key + row * (KEY_HEADS * WIDTH) + h * KEY_HEADS // HEADS * WIDTH
-    k = load_keys(
-        place, keep, columns_k, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
-    )
     # A = beta_t (k_t . k_s) D_ts; what lies above the diagonal is never read.
+    A = tl.zeros((CHUNK, CHUNK), tl.float32)
+    for part in range(0, D_K, BLOCK_K):
+        columns = part + tl.arange(0, BLOCK_K)
+        place = key + row * (KEY_HEADS * WIDTH) + h * KEY_HEADS // HEADS * WIDTH
+        k = load_keys(
+            place, keep, columns, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
+        )
+        if DECAYS > 1:
+            place = decay + (row * HEADS + h) * D_K
+            g = channel_logarithms(place, keep, columns, HEADS * D_K, D_K)
+            A += decayed_scores(k, k, g, LEVELS, PRECISION)
+        else:
+            A += tl.dot(k, tl.trans(k), input_precision=PRECISION)
+    if DECAYS == 1:
+        place = decay + row * HEADS + h
+        _, _, _, sums, rests, resets = head_decays(place, keep, HEADS)
+        A *= pairs(sums, rests, resets)
     place = beta + row * BETA_HEADS + h * BETA_HEADS // HEADS
     step = tl.load(place + rows * BETA_HEADS, mask=live, other=0.0).to(tl.float32)
-    if DECAYS > 1:
-        place = decay + (row * HEADS + h) * D_K
-        _, _, _, logs = channel_decays(place, keep, columns_k, HEADS * D_K, D_K)
-        A = channel_scores(k, k, logs)
-    else:
-        A = tl.dot(k, tl.trans(k), input_precision=PRECISION)
-        if DECAYS == 1:
-            place = decay + row * HEADS + h
-            _, _, _, sums, rests, resets = head_decays(place, keep, HEADS)
-            A *= pairs(sums, rests, resets)
     A *= step[:, None]
 
     # X inverts the diagonal blocks of I + A of size 2^level, at first 1; ``joins`` is where two
@@ -90,13 +92,6 @@ def chunk_inverse(
     X *= step[None, :]
     at = rows[:, None] * CHUNK + rows[None, :]
     tl.store(inverses + (head.to(tl.int64) * chunks + chunk) * (CHUNK * CHUNK) + at, X)
-
-
-@triton.jit
-def load_inverse(inverses, CHUNK: tl.constexpr):
-    """T of one chunk."""
-    rows = tl.arange(0, CHUNK)
-    return tl.load(inverses + rows[:, None] * CHUNK + rows[None, :])
 
 
 @triton.jit

@@ -11,7 +11,8 @@ decays in it and D_ts = exp(L_t - L_s) for s <= t, 0 otherwise:
 
 ``segments``, or ``transitions`` for the delta rules, gives the state before each segment, and
 ``segment_output`` runs all lines from there: two passes over keys and values for as many blocks as
-there are segments. One segment needs this kernel only.
+there are segments. One segment needs this kernel only. Where every key channel has a decay,
+(Q K^T) * D comes from ``channels``.
 Source: docs/math.md, "Chunk form"; Yang et al. 2024 (arXiv 2312.06635), section 4.
 """
 
@@ -20,16 +21,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linexport.plugins.kernels.sources.delta import load_inverse, written
+from linexport.plugins.kernels.sources.delta import written
 from linexport.plugins.kernels.sources.feature_functions import features, kappa, load_keys
 from linexport.plugins.kernels.sources.tiles import (
     channel_decays,
-    channel_scores,
     components,
     first_column,
     head_decays,
     load_keep,
     load_rows,
+    load_square,
     load_state,
     pairs,
     store_state,
@@ -49,6 +50,7 @@ def segment_output(
     past_state,
     past_normalizer,
     segment_states,
+    channel_scores,
     inverses,
     output,
     present_state,
@@ -102,6 +104,8 @@ def segment_output(
     if key_mask is not None:
         key_mask += row
     head = head.to(tl.int64)
+    chunks = tl.cdiv(length, CHUNK)
+    first_chunk = segment * chunks_per_segment
     # The state that the segment starts from: of ``segments``, or the past itself.
     if segment_states is not None:
         past = segment_states + (head * segments + segment) * (D_K * D_V + D_K)
@@ -112,15 +116,17 @@ def segment_output(
         past_z = past_normalizer + head * D_K if past_normalizer is not None else None
         S, z = load_state(past, past_z, columns_k, columns_v, D_K, D_V)
     if inverses is not None:
-        chunk = head * tl.cdiv(length, CHUNK) + segment * chunks_per_segment
-        inverses += chunk * (CHUNK * CHUNK)
+        inverses += (head * chunks + first_chunk) * (CHUNK * CHUNK)
+    if channel_scores is not None:
+        channel_scores += (head * GROUP * chunks + first_chunk) * (CHUNK * CHUNK)
 
     rows = tl.arange(0, CHUNK)
     causal = rows[:, None] >= rows[None, :]
     # The normaliser as the first column of a narrow state, whose values are ones: its sums are
     # products like the others, where reductions over a tile would pass through shared memory.
     if NORMALIZE:
-        one = first_column(CHUNK, key.dtype.element_ty)
+        PAIRS: tl.constexpr = MAP == "taylor2" or MAP == "quadratic"
+        one = first_column(CHUNK, tl.float32 if PAIRS else key.dtype.element_ty)
         Z = z[:, None] * first_column(BLOCK_K, tl.float32)
     # Tokens of the segment; the last chunk may be shorter than CHUNK.
     last = tl.minimum(length - first, chunks_per_segment * CHUNK)
@@ -145,9 +151,7 @@ def segment_output(
             from_start, to_end, whole, sums, rests, resets = head_decays(place, keep, HEADS)
         elif DECAYS > 1:
             place = decay + offset * (HEADS * D_K)
-            from_start, to_end, whole, logs = channel_decays(
-                place, keep, columns_k, HEADS * D_K, D_K
-            )
+            from_start, to_end, whole = channel_decays(place, keep, columns_k, HEADS * D_K, D_K)
             k_rest = (k.to(tl.float32) * to_end).to(k.dtype)
         # Delta rules, U = T (V - (K * exp(L)) S): what the state has stored under these keys comes
         # off the values before they are written.
@@ -158,7 +162,7 @@ def segment_output(
                 stored = times_state(k, S, PRECISION)
             if DECAYS == 1:
                 stored *= from_start[:, None]
-            T = load_inverse(inverses + offset * CHUNK, CHUNK)
+            T = load_square(inverses + offset * CHUNK, CHUNK)
             u = written(T, u, stored, k.dtype, PRECISION)
         for g in tl.static_range(GROUP):
             # Query heads that share this state, one after the other.
@@ -169,7 +173,7 @@ def segment_output(
             )
             # (Q K^T) * D, the part within the chunk.
             if DECAYS > 1:
-                scores = channel_scores(q, k, logs)
+                scores = load_square(channel_scores + (chunks * g * CHUNK + offset) * CHUNK, CHUNK)
                 q = (q.to(tl.float32) * from_start).to(k.dtype)
             elif MAP == "taylor2" or MAP == "quadratic":
                 raw_q = load_rows(place, live, parts, QUERY_HEADS * WIDTH, WIDTH)
@@ -187,11 +191,11 @@ def segment_output(
             o += times_rows(scores, u, PRECISION)
             # The same two parts of the denominator: z in the place of S, ones for the values.
             if NORMALIZE:
-                sums = times_state(q, Z, PRECISION)
+                denominator = times_state(q, Z, PRECISION)
                 if DECAYS == 1:
-                    sums *= from_start[:, None]
-                sums += times_rows(scores, one, PRECISION)
-                o = o * SCALE / (tl.sum(sums, 1) * SCALE + EPS)[:, None]
+                    denominator *= from_start[:, None]
+                denominator += times_rows(scores, one, PRECISION)
+                o = o * SCALE / (tl.sum(denominator, 1) * SCALE + EPS)[:, None]
             else:
                 o *= SCALE
             place = output + offset * (OUT * D_V) + (h * GROUP + g) * D_V

@@ -12,15 +12,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linexport.plugins.kernels.sources.delta import load_inverse, written
+from linexport.plugins.kernels.sources.delta import written
 from linexport.plugins.kernels.sources.feature_functions import features, kappa, load_keys
 from linexport.plugins.kernels.sources.tiles import (
     channel_decays,
-    channel_scores,
     components,
     head_decays,
     load_keep,
     load_rows,
+    load_square,
     load_state,
     pairs,
     store_part,
@@ -40,6 +40,7 @@ def segment_output(
     past_state,
     past_normalizer,
     segment_states,
+    channel_scores,
     inverses,
     output,
     present_state,
@@ -89,6 +90,8 @@ def segment_output(
     if key_mask is not None:
         key_mask += row
     head = head.to(tl.int64)
+    chunks = tl.cdiv(length, CHUNK)
+    first_chunk = segment * chunks_per_segment
     # The state is continued where it lies: in its slot, or copied to the present state first. The
     # normaliser, one row, stays in registers for all of d_k.
     present = present_state + head * (D_K * D_V)
@@ -104,8 +107,9 @@ def segment_output(
         if past_normalizer is not None:
             z += tl.load(past_normalizer + head * D_K + all_k, mask=all_k < D_K, other=0.0)
     if inverses is not None:
-        chunk = head * tl.cdiv(length, CHUNK) + segment * chunks_per_segment
-        inverses += chunk * (CHUNK * CHUNK)
+        inverses += (head * chunks + first_chunk) * (CHUNK * CHUNK)
+    if channel_scores is not None:
+        channel_scores += (head * GROUP * chunks + first_chunk) * (CHUNK * CHUNK)
 
     rows = tl.arange(0, CHUNK)
     causal = rows[:, None] >= rows[None, :]
@@ -129,13 +133,13 @@ def segment_output(
                     keys, keep, columns, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
                 )
                 if DECAYS > 1:
-                    from_start, _, _, _ = channel_decays(decays, keep, columns, HEADS * D_K, D_K)
+                    from_start, _, _ = channel_decays(decays, keep, columns, HEADS * D_K, D_K)
                     k = (k.to(tl.float32) * from_start).to(k.dtype)
                 S, _ = load_state(state, None, columns, columns_v, D_K, D_V)
                 stored += times_state(k, S, PRECISION)
             if DECAYS == 1:
                 stored *= from_start[:, None]
-            T = load_inverse(inverses + offset * CHUNK, CHUNK)
+            T = load_square(inverses + offset * CHUNK, CHUNK)
             kind = tl.float32 if PAIRS else value.dtype.element_ty
             u = written(T, u, stored, kind, PRECISION)
         for g in tl.static_range(GROUP):
@@ -143,7 +147,11 @@ def segment_output(
             query_head = (h * GROUP + g) * QUERY_HEADS // OUT
             queries = query + offset * (QUERY_HEADS * WIDTH) + query_head * WIDTH
             o = tl.zeros((CHUNK, BLOCK_V), tl.float32)
-            scores = tl.zeros((CHUNK, CHUNK), tl.float32)
+            if DECAYS > 1:
+                place = channel_scores + (chunks * g * CHUNK + offset) * CHUNK
+                scores = load_square(place, CHUNK)
+            else:
+                scores = tl.zeros((CHUNK, CHUNK), tl.float32)
             denominator = tl.zeros((CHUNK,), tl.float32)
             # Scores, output from the past and denominator are all sums over d_k: part by part.
             for p in range(PARTS):
@@ -159,7 +167,10 @@ def segment_output(
                     MAP,
                     PRECISION,
                 )
-                if not KAPPA:
+                if DECAYS > 1:
+                    from_start, _, _ = channel_decays(decays, keep, columns, HEADS * D_K, D_K)
+                    q = (q.to(tl.float32) * from_start).to(q.dtype)
+                elif not PAIRS:
                     k = load_keys(
                         keys,
                         keep,
@@ -171,14 +182,7 @@ def segment_output(
                         MAP,
                         PRECISION,
                     )
-                    if DECAYS > 1:
-                        from_start, _, _, logs = channel_decays(
-                            decays, keep, columns, HEADS * D_K, D_K
-                        )
-                        scores += channel_scores(q, k, logs)
-                        q = (q.to(tl.float32) * from_start).to(q.dtype)
-                    else:
-                        scores += tl.dot(q, tl.trans(k), input_precision=PRECISION)
+                    scores += tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 S, _ = load_state(state, None, columns, columns_v, D_K, D_V)
                 o += times_state(q, S, PRECISION)
                 if NORMALIZE:
@@ -221,7 +225,7 @@ def segment_output(
                 k = (k.to(tl.float32) * to_end[:, None]).to(k.dtype)
                 factor *= whole
             elif DECAYS > 1:
-                _, to_end, factor, _ = channel_decays(decays, keep, columns, HEADS * D_K, D_K)
+                _, to_end, factor = channel_decays(decays, keep, columns, HEADS * D_K, D_K)
                 k = (k.to(tl.float32) * to_end).to(k.dtype)
             if DECAYS > 0:
                 S *= factor[:, None]

@@ -100,7 +100,7 @@ def segment_state(
             product *= whole
         elif DECAYS > 1:
             place = decay + offset * (HEADS * D_K)
-            _, to_end, whole, _ = channel_decays(place, keep, columns_k, HEADS * D_K, D_K)
+            _, to_end, whole = channel_decays(place, keep, columns_k, HEADS * D_K, D_K)
             k = (k.to(tl.float32) * to_end).to(k.dtype)
             S *= whole[:, None]
             Z *= whole[:, None]

@@ -45,6 +45,13 @@ def load_rows(base, live, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def load_square(base, SIZE: tl.constexpr):
+    """A matrix (SIZE, SIZE) without gaps: the scores or the inverse of one chunk."""
+    rows = tl.arange(0, SIZE)
+    return tl.load(base + rows[:, None] * SIZE + rows[None, :])
+
+
+@triton.jit
 def load_keep(key_mask, live):
     """Which of the live rows hold a token that is not padded."""
     if key_mask is not None:
@@ -93,39 +100,49 @@ def pairs(sums, rests, resets):
 
 
 @triton.jit
-def channel_decays(base, keep, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
-    """A decay a token and key channel: from_start and to_end (C, K), the product of all (K,), g.
-
-    Below RESET a decay is taken for RESET.
-    """
+def channel_logarithms(base, keep, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
+    """g (C, K) of a decay for each token and key channel; below RESET it is taken for RESET."""
     g = load_rows(base, keep, columns, STRIDE, WIDTH).to(tl.float32)
-    g = tl.maximum(g, RESET)
-    coarse, fine = in_two_parts(g)
-    sums, rests = tl.cumsum(coarse, 0), tl.cumsum(fine, 0)
-    total, rest = tl.sum(coarse, 0), tl.sum(fine, 0)
-    to_end = tl.exp((total[None, :] - sums) + (rest[None, :] - rests))
-    return tl.exp(sums + rests), to_end, tl.exp(total + rest), g
+    return tl.maximum(g, RESET)
 
 
 @triton.jit
-def channel_scores(rows, keys, g):
+def channel_decays(base, keep, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
+    """A decay a token and key channel: from_start and to_end (C, K), the product of all (K,)."""
+    coarse, fine = in_two_parts(channel_logarithms(base, keep, columns, STRIDE, WIDTH))
+    sums, rests = tl.cumsum(coarse, 0), tl.cumsum(fine, 0)
+    total, rest = tl.sum(coarse, 0), tl.sum(fine, 0)
+    to_end = tl.exp((total[None, :] - sums) + (rest[None, :] - rests))
+    return tl.exp(sums + rests), to_end, tl.exp(total + rest)
+
+
+@triton.jit
+def decayed_scores(rows, keys, g, LEVELS: tl.constexpr, PRECISION: tl.constexpr):
     """Sum over channels of rows_t * keys_s * exp(L_t - L_s) for s <= t, 0 otherwise; in float32.
 
-    One key after the other: the two exponentials, taken apart, would overflow. From the last key to
-    the first, since L_t - L_s is then a sum that grows by g_{s+1}.
+    The two exponentials, taken apart, would overflow. But two neighbouring blocks of 2^level tokens
+    meet at a token b, and for s <= b < t both exp(L_t - L_b) and exp(L_b - L_s) are at most 1: all
+    pairs of a level are one product. A row is in the left block of its two, or in the right one: it
+    has one exponential a level, of a sum of g. That is a product with zeros and ones, and not a
+    difference of sums: in terms of one sign the small ones keep their digits. C = 2^LEVELS.
     """
-    CHUNK: tl.constexpr = rows.shape[0]
-    at = tl.arange(0, CHUNK)
-    scores = tl.zeros((CHUNK, CHUNK), tl.float32)
-    wide, keys = rows.to(tl.float32), keys.to(tl.float32)
-    between = tl.zeros((CHUNK, rows.shape[1]), tl.float32)
-    for back in range(CHUNK):
-        s = CHUNK - 1 - back
-        key = tl.sum(tl.where((at == s)[:, None], keys, 0.0), 0)
-        step = tl.sum(tl.where((at == s + 1)[:, None], g, 0.0), 0)
-        between += tl.where((at > s)[:, None], step[None, :], 0.0)
-        column = tl.sum(wide * key[None, :] * tl.exp(between), 1)
-        scores = tl.where((at == s)[None, :] & (at >= s)[:, None], column[:, None], scores)
+    at = tl.arange(0, rows.shape[0])
+    scores = tl.dot(rows, tl.trans(keys), input_precision=PRECISION)
+    scores = tl.where(at[:, None] == at[None, :], scores, 0.0)
+    for level in range(LEVELS):
+        block = at >> level
+        # The first token of the right block: b is the one before it.
+        middle = ((block | 1) << level)[:, None]
+        t, u = at[:, None], at[None, :]
+        right = (middle <= u) & (u <= t)
+        left = (t < u) & (u < middle)
+        between = tl.dot((left | right).to(tl.float32), g, input_precision=PRECISION)
+        factor = tl.exp(between)
+        later = (rows.to(tl.float32) * factor).to(rows.dtype)
+        earlier = (keys.to(tl.float32) * factor).to(keys.dtype)
+        product = tl.dot(later, tl.trans(earlier), input_precision=PRECISION)
+        meet = (block[:, None] == block[None, :] + 1) & (block[:, None] & 1 == 1)
+        scores += tl.where(meet, product, 0.0)
     return scores
 
 

@@ -20,13 +20,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linexport.plugins.kernels.sources.delta import load_inverse, written
+from linexport.plugins.kernels.sources.delta import written
 from linexport.plugins.kernels.sources.feature_functions import load_keys
 from linexport.plugins.kernels.sources.tiles import (
     channel_decays,
     head_decays,
     load_keep,
     load_rows,
+    load_square,
     load_state,
     store_part,
     times_state,
@@ -109,7 +110,7 @@ def segment_transition(
         )
         place = value + offset * (HEADS * D_V)
         v = load_rows(place, live & of_state, columns, HEADS * D_V, D_V)
-        T = load_inverse(inverses + offset * CHUNK, CHUNK)
+        T = load_square(inverses + offset * CHUNK, CHUNK)
         k_rest = k
         if DECAYS == 1:
             place = decay + offset * HEADS
@@ -118,7 +119,7 @@ def segment_transition(
             S *= whole
         elif DECAYS > 1:
             place = decay + offset * (HEADS * D_K)
-            from_start, to_end, whole, _ = channel_decays(place, keep, columns_k, HEADS * D_K, D_K)
+            from_start, to_end, whole = channel_decays(place, keep, columns_k, HEADS * D_K, D_K)
             stored = times_state((k * from_start).to(k.dtype), S, PRECISION)
             k_rest = (k.to(tl.float32) * to_end).to(k.dtype)
             S *= whole[:, None]

@@ -132,6 +132,27 @@ def test_heads_in_parts(rule: str, channel: bool, precision: str, part: int) -> 
         case.check(rng, 1, 260, 64)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rule", ["gated", "gated_delta"])
+def test_channel_decays_of_grouped_queries(rule: str, dtype: str) -> None:
+    """Scores of every query head, in parts of d_k, of decays from none to a reset."""
+    node = layout(
+        rule, (4, 2, 1), per_channel=True, past=True, masked=True, d_k=40, d_v=20, dtype=dtype,
+        normalize=rule == "gated", eps=1.0,
+    )  # fmt: skip
+    case = kernels.Case(node)
+    rng = np.random.default_rng(11)
+    for length, multiprocessors in ((5, 1), (37, 1), (260, 64)):
+        tensors = case.inputs(rng, 1, length)
+        for name, share in (("zeros", 0.2), ("resets", 0.05), ("strong", 0.1)):
+            chosen = torch.from_numpy(rng.random(tensors["decay"].shape) < share)
+            value = {"zeros": 0.0, "resets": -np.inf, "strong": -70.0}[name]
+            tensors["decay"][chosen] = value
+        got = case.run(tensors, multiprocessors)
+        wanted, scale = case.wanted(tensors), case.magnitude(tensors)
+        kernels.assert_close(got, wanted, scale, kernels.TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_decoding_goes_on_from_prefill(rule: str) -> None:
     """50 tokens at once, then three one by one in place: what 53 at once give."""

@@ -82,12 +82,29 @@ def test_one_long_sequence_of_a_delta_rule_fills_a_gpu(variant: str) -> None:
         launch.kernel.function: math.prod(extent.of(values) for extent in launch.grid)
         for launch in chosen.route(1, 131072, 132).launches
     }
-    assert set(blocks) == {
+    scores = {"channels.chunk_scores"} if variant == "kda" else set()
+    assert set(blocks) == scores | {
         *("delta.chunk_inverse", "transitions.segment_transition"),
         *("transitions.transition_scan", "linear.segment_output"),
     }
     assert min(blocks.values()) > 132 * chosen.resident - chosen.blocks
     assert chosen.route(8, 8192, 132) is chosen.single
+
+
+@pytest.mark.parametrize(("variant", "before"), [("channel", []), ("kda", ["chunk_inverse"])])
+def test_scores_of_channel_decays_are_made_for_all_chunks_at_once(
+    variant: str, before: list[str]
+) -> None:
+    """One program a chunk, not one a sequence: each takes several products, and no state."""
+    chosen = plan_launches(kernels.node(variant, 128, heads=16), "bfloat16", 90)
+    route = chosen.route(8, 8192, 132)
+    names = [launch.kernel.function.partition(".")[2] for launch in route.launches]
+    assert names == [*before, "chunk_scores", "segment_output"]
+    values = chosen.symbols(8, 8192, 132)
+    blocks = math.prod(extent.of(values) for extent in route.launches[-2].grid)
+    assert blocks == 8 * 16 * 8192 // chosen.chunk
+    sizes = {buffer.name: buffer.bytes(values) for buffer in route.scratch}
+    assert sizes["channel_scores"] == blocks * chosen.chunk**2 * 4
 
 
 def test_scratch_is_a_small_part_of_what_the_decomposition_takes() -> None:
