@@ -142,12 +142,16 @@ def all_variants(file: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     while True:
         command = [sys.executable, str(file), "--tiles", "--first", str(len(rows))]
-        done = subprocess.run(command, capture_output=True, text=True)
-        print(done.stdout, end="", flush=True)
-        rows += map(json.loads, done.stdout.splitlines())
-        if not done.returncode:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as child:
+            for line in child.stdout or ():
+                print(line, end="", flush=True)
+                rows.append(json.loads(line))
+            reason = child.stderr.read() if child.stderr else ""
+        if not child.returncode:
             return rows
-        rows.append({"fault": done.stderr.strip()[-200:]})
+        rows.append({"fault": reason.strip()[-200:]})
         print(json.dumps(rows[-1]), flush=True)
 
 

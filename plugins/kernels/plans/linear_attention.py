@@ -74,7 +74,9 @@ class Planner:
             sm=sm,
             decays=self.decays,
             delta=self.spec.has_beta,
-            pairs=self.map in fused_maps.PAIRS,
+            map=self.map,
+            normalize=self.spec.normalize,
+            grouped=self.spec.q_num_heads > self.spec.kv_num_heads,
             precision=precision,
         )
         self.in_segments = shape.segmented
@@ -106,7 +108,7 @@ class Planner:
                 route,
                 chunk=self.output.chunk,
                 blocks=self._state_blocks(),
-                resident=self.state.resident,
+                resident=min(self.state.resident, self.output.resident),
             )
         decode = Route((self._step(),))
         single = self._delta() if self.spec.has_beta else self._with_output()

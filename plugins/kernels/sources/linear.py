@@ -164,19 +164,27 @@ def segment_output(
                 stored *= from_start[:, None]
             T = load_square(inverses + offset * CHUNK, CHUNK)
             u = written(T, u, stored, k.dtype, PRECISION)
-        for g in tl.static_range(GROUP):
+        for g in range(GROUP):
             # Query heads that share this state, one after the other.
             query_head = (h * GROUP + g) * QUERY_HEADS // OUT
-            place = query + offset * (QUERY_HEADS * WIDTH) + query_head * WIDTH
+            queries = query + offset * (QUERY_HEADS * WIDTH) + query_head * WIDTH
             q = features(
-                place, live, columns_k, parameter_0, QUERY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
+                queries,
+                live,
+                columns_k,
+                parameter_0,
+                QUERY_HEADS * WIDTH,
+                WIDTH,
+                D_K,
+                MAP,
+                PRECISION,
             )
             # (Q K^T) * D, the part within the chunk.
             if DECAYS > 1:
                 scores = load_square(channel_scores + (chunks * g * CHUNK + offset) * CHUNK, CHUNK)
                 q = (q.to(tl.float32) * from_start).to(k.dtype)
             elif MAP == "taylor2" or MAP == "quadratic":
-                raw_q = load_rows(place, live, parts, QUERY_HEADS * WIDTH, WIDTH)
+                raw_q = load_rows(queries, live, parts, QUERY_HEADS * WIDTH, WIDTH)
                 t = tl.dot(raw_q, tl.trans(raw_k), input_precision=PRECISION)
                 scores = tl.where(keep[None, :], kappa(t, parameter_0, WIDTH, MAP), 0.0)
             else:
@@ -198,10 +206,10 @@ def segment_output(
                 o = o * SCALE / (tl.sum(denominator, 1) * SCALE + EPS)[:, None]
             else:
                 o *= SCALE
-            place = output + offset * (OUT * D_V) + (h * GROUP + g) * D_V
+            written_at = output + offset * (OUT * D_V) + (h * GROUP + g) * D_V
             at = rows[:, None] * (OUT * D_V) + columns_v[None, :]
             inside = live[:, None] & (columns_v < D_V)[None, :]
-            tl.store(place + at, o.to(output.dtype.element_ty), mask=inside)
+            tl.store(written_at + at, o.to(output.dtype.element_ty), mask=inside)
         # S' = exp(L_C) * S + (K * exp(L_C - L))^T U, and z' alike.
         if DECAYS > 1:
             whole = whole[:, None]
