@@ -20,6 +20,7 @@ from linexport.plugins.kernels.launch import (
 from linexport.plugins.kernels.plans import fused_maps, tiles
 from linexport.plugins.kernels.plans.parameters import (
     CONSTANTS,
+    DECAYED,
     OPERANDS,
     PARAMETERS,
     PAST,
@@ -163,12 +164,33 @@ class Planner:
         scratch: tuple[Scratch, ...] = (),
         without: Set[str] = frozenset(),
     ) -> Route:
-        """The causal output last, which reads the scores of channel decays where there are any."""
+        """The causal output last; ``channels`` first, where every key channel has a decay."""
         if self.decays > 1:
-            scores = self._squares("channel_scores", self.spec.output_heads)
-            launches, scratch = (*launches, self._scores()), (*scratch, scores)
+            launches, scratch = (self._scores(), *launches), (*scratch, *self._decayed())
         output = self._causal_output(without, tuple(buffer.name for buffer in scratch))
         return Route((*launches, output), scratch)
+
+    def _decayed(self) -> tuple[Scratch, ...]:
+        """Memory of what ``channels`` writes for all chunks at once."""
+        if self.decays <= 1:
+            return ()
+        heads, queries, chunk = self.spec.kv_num_heads, self.spec.output_heads, self.output.chunk
+
+        def rows(name: str, number: int) -> Scratch:
+            extent = Extent(number * self.sizes.d_k, ("batch", "chunks"))
+            return Scratch(name, self._element(name), extent)
+
+        stored = (rows("key_from_start", heads * chunk),) if self.spec.has_beta else ()
+        return (
+            self._squares("channel_scores", queries),
+            rows("query_from_start", queries * chunk),
+            *stored,
+            rows("key_to_end", heads * chunk),
+            rows("chunk_decays", heads),
+        )
+
+    def _decayed_names(self) -> tuple[str, ...]:
+        return tuple(buffer.name for buffer in self._decayed())
 
     def _scores(self) -> Launch:
         tile, size = self.scores, self.output.chunk
@@ -181,14 +203,14 @@ class Planner:
                 "LEVELS": size.bit_length() - 1,
                 "PRECISION": self._exact(),
             },
-            scratch=("channel_scores",),
+            scratch=self._decayed_names(),
         )
         return Launch(kernel, (Extent(self.spec.output_heads, ("batch", "chunks")), ONE, ONE))
 
     def _transition(self) -> Launch:
         tile, sizes = self.transition, self.sizes
         columns = _tiles(sizes.d_v, tile.block_v) + _tiles(sizes.d_k, tile.block_v)
-        scratch = ("segment_states", "transitions", "inverses")
+        scratch = ("segment_states", "transitions", "inverses", *self._decayed_names())
         return self._launch(
             "transitions.segment_transition",
             tile,
@@ -252,6 +274,7 @@ class Planner:
 
     def _state(self) -> Launch:
         scratch = ("segment_states", "segment_decays")[: 1 + (self.decays > 0)]
+        scratch = (*scratch, *self._decayed_names())
         blocks = self._state_blocks()
         return self._launch("segments.segment_state", self.state, blocks, True, scratch=scratch)
 
@@ -325,6 +348,8 @@ class Planner:
     def _element(self, name: str) -> str:
         if name == "key_mask":
             return "i8"
+        if name in DECAYED:
+            return "fp32" if self.map in fused_maps.PAIRS else self.type
         return self.type if name in SEQUENCES else "fp32"
 
     def _values(self) -> dict[str, Any]:

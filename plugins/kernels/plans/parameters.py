@@ -16,21 +16,26 @@ CONVOLVED = tuple(f"present_conv_{i}" for i in range(3))
 
 OPERANDS = ("query", "key", "value", "decay", "beta")
 
+DECAYED = ("query_from_start", "key_from_start", "key_to_end")
+"""Queries and keys with the decays of their channels, in the type of the features."""
+
+
+_DECAYED = (*DECAYED, "chunk_decays")
 _OUTPUT = (
     *("query", "key", "value", "decay", "key_mask", "parameter_0", *PAST),
-    *("segment_states", "channel_scores", "inverses"),
+    *("segment_states", "channel_scores", *_DECAYED, "inverses"),
     *("output", *PRESENT, "length", "segments", "chunks_per_segment"),
 )
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "segments.segment_state": (
         *("key", "value", "decay", "key_mask", "parameter_0", "segment_states", "segment_decays"),
-        *("length", "segments", "chunks_per_segment"),
+        *("key_to_end", "chunk_decays", "length", "segments", "chunks_per_segment"),
     ),
     "segments.segment_scan": ("segment_states", "segment_decays", *PAST, *PRESENT, "segments"),
     "linear.segment_output": _OUTPUT,
     "parts.segment_output": _OUTPUT,
     "channels.chunk_scores": (
-        *("query", "key", "decay", "key_mask", "parameter_0", "channel_scores"),
+        *("query", "key", "decay", "key_mask", "parameter_0", "channel_scores", *_DECAYED),
         *("length", "chunks"),
     ),
     "delta.chunk_inverse": (
@@ -38,7 +43,8 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     ),
     "transitions.segment_transition": (
         *("key", "value", "decay", "key_mask", "parameter_0", "past_state", "segment_states"),
-        *("transitions", "inverses", "length", "segments", "chunks_per_segment"),
+        *("transitions", *_DECAYED[1:], "inverses"),
+        *("length", "segments", "chunks_per_segment"),
     ),
     "transitions.transition_scan": ("segment_states", "transitions", "segments"),
     "bidirectional.segment_output": (

@@ -170,8 +170,8 @@ def state(shape: Shape) -> Tile:
 
 
 def scores(shape: Shape) -> Tile:
-    """Tile of ``channels.chunk_scores``; small, so that others run while one waits."""
-    return Tile(output(shape).chunk, min(shape.block_k, 32), 1, 2, 1)
+    """Tile of ``channels.chunk_scores``: one warp, since several would make the same products."""
+    return Tile(output(shape).chunk, 16, 1, 1, 1)
 
 
 def inverse(shape: Shape) -> Tile:

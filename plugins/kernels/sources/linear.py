@@ -12,7 +12,7 @@ decays in it and D_ts = exp(L_t - L_s) for s <= t, 0 otherwise:
 ``segments``, or ``transitions`` for the delta rules, gives the state before each segment, and
 ``segment_output`` runs all lines from there: two passes over keys and values for as many blocks as
 there are segments. One segment needs this kernel only. Where every key channel has a decay,
-(Q K^T) * D comes from ``channels``.
+(Q K^T) * D and queries and keys with their decays come from ``channels``.
 Source: docs/math.md, "Chunk form"; Yang et al. 2024 (arXiv 2312.06635), section 4.
 """
 
@@ -24,10 +24,10 @@ import triton.language as tl
 from linexport.plugins.kernels.sources.delta import written
 from linexport.plugins.kernels.sources.feature_functions import features, kappa, load_keys
 from linexport.plugins.kernels.sources.tiles import (
-    channel_decays,
     components,
     first_column,
     head_decays,
+    load_chunk,
     load_keep,
     load_rows,
     load_square,
@@ -51,6 +51,10 @@ def segment_output(
     past_normalizer,
     segment_states,
     channel_scores,
+    query_from_start,
+    key_from_start,
+    key_to_end,
+    chunk_decays,
     inverses,
     output,
     present_state,
@@ -119,6 +123,11 @@ def segment_output(
         inverses += (head * chunks + first_chunk) * (CHUNK * CHUNK)
     if channel_scores is not None:
         channel_scores += (head * GROUP * chunks + first_chunk) * (CHUNK * CHUNK)
+        query_from_start += (head * GROUP * chunks + first_chunk) * (CHUNK * D_K)
+        key_to_end += (head * chunks + first_chunk) * (CHUNK * D_K)
+        chunk_decays += (head * chunks + first_chunk) * D_K
+    if key_from_start is not None:
+        key_from_start += (head * chunks + first_chunk) * (CHUNK * D_K)
 
     rows = tl.arange(0, CHUNK)
     causal = rows[:, None] >= rows[None, :]
@@ -134,75 +143,80 @@ def segment_output(
         offset = tl.cast(start, tl.int64)
         live = start + rows < last
         keep = load_keep(key_mask + offset if key_mask is not None else None, live)
-        place = key + offset * (KEY_HEADS * WIDTH)
-        k = load_keys(
-            place, keep, columns_k, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
-        )
         u = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V)
         # Keys as the state after the chunk sees them, K * exp(L_C - L), where decays differ by
         # channel; one decay a token is as well one of its value, which is fewer columns.
-        k_rest = k
+        if DECAYS > 1:
+            k_rest = load_chunk(key_to_end + offset * D_K, columns_k, CHUNK, D_K)
+            place = chunk_decays + start // CHUNK * D_K + columns_k
+            whole = tl.load(place, mask=columns_k < D_K, other=0.0)
+        else:
+            place = key + offset * (KEY_HEADS * WIDTH)
+            k = load_keys(
+                place, keep, columns_k, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
+            )
+            k_rest = k
         # Scores within the chunk are a polynomial of q . k itself: features would cancel.
-        if MAP == "taylor2" or MAP == "quadratic":
+        if DECAYS <= 1 and (MAP == "taylor2" or MAP == "quadratic"):
             parts = components(WIDTH)
             raw_k = load_rows(place, keep, parts, KEY_HEADS * WIDTH, WIDTH)
         if DECAYS == 1:
             place = decay + offset * HEADS
             from_start, to_end, whole, sums, rests, resets = head_decays(place, keep, HEADS)
-        elif DECAYS > 1:
-            place = decay + offset * (HEADS * D_K)
-            from_start, to_end, whole = channel_decays(place, keep, columns_k, HEADS * D_K, D_K)
-            k_rest = (k.to(tl.float32) * to_end).to(k.dtype)
         # Delta rules, U = T (V - (K * exp(L)) S): what the state has stored under these keys comes
         # off the values before they are written.
         if inverses is not None:
             if DECAYS > 1:
-                stored = times_state((k * from_start).to(k.dtype), S, PRECISION)
-            else:
-                stored = times_state(k, S, PRECISION)
+                k = load_chunk(key_from_start + offset * D_K, columns_k, CHUNK, D_K)
+            stored = times_state(k, S, PRECISION)
             if DECAYS == 1:
                 stored *= from_start[:, None]
             T = load_square(inverses + offset * CHUNK, CHUNK)
-            u = written(T, u, stored, k.dtype, PRECISION)
+            u = written(T, u, stored, k_rest.dtype, PRECISION)
         for g in range(GROUP):
             # Query heads that share this state, one after the other.
             query_head = (h * GROUP + g) * QUERY_HEADS // OUT
             queries = query + offset * (QUERY_HEADS * WIDTH) + query_head * WIDTH
-            q = features(
-                queries,
-                live,
-                columns_k,
-                parameter_0,
-                QUERY_HEADS * WIDTH,
-                WIDTH,
-                D_K,
-                MAP,
-                PRECISION,
-            )
+            if DECAYS <= 1:
+                q = features(
+                    queries,
+                    live,
+                    columns_k,
+                    parameter_0,
+                    QUERY_HEADS * WIDTH,
+                    WIDTH,
+                    D_K,
+                    MAP,
+                    PRECISION,
+                )
             # (Q K^T) * D, the part within the chunk.
             if DECAYS > 1:
-                scores = load_square(channel_scores + (chunks * g * CHUNK + offset) * CHUNK, CHUNK)
-                q = (q.to(tl.float32) * from_start).to(k.dtype)
+                token = chunks * g * CHUNK + offset
+                q = load_chunk(query_from_start + token * D_K, columns_k, CHUNK, D_K)
+                scores = load_square(channel_scores + token * CHUNK, CHUNK)
             elif MAP == "taylor2" or MAP == "quadratic":
                 raw_q = load_rows(queries, live, parts, QUERY_HEADS * WIDTH, WIDTH)
                 t = tl.dot(raw_q, tl.trans(raw_k), input_precision=PRECISION)
                 scores = tl.where(keep[None, :], kappa(t, parameter_0, WIDTH, MAP), 0.0)
             else:
                 scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            # O = (Q * exp(L)) S + scores U: the past, then the chunk itself.
-            o = times_state(q, S, PRECISION)
             if DECAYS == 1:
                 scores *= pairs(sums, rests, resets)
-                o *= from_start[:, None]
             elif DECAYS == 0:
                 scores = tl.where(causal, scores, 0.0)
-            o += times_rows(scores, u, PRECISION)
-            # The same two parts of the denominator: z in the place of S, ones for the values.
+            # The denominator, as the output: z in the place of S, ones for the values. It comes
+            # first, since all products have their warps where the last in the source has them.
             if NORMALIZE:
                 denominator = times_state(q, Z, PRECISION)
                 if DECAYS == 1:
                     denominator *= from_start[:, None]
                 denominator += times_rows(scores, one, PRECISION)
+            # O = (Q * exp(L)) S + scores U: the past, then the chunk itself.
+            o = times_state(q, S, PRECISION)
+            if DECAYS == 1:
+                o *= from_start[:, None]
+            o += times_rows(scores, u, PRECISION)
+            if NORMALIZE:
                 o = o * SCALE / (tl.sum(denominator, 1) * SCALE + EPS)[:, None]
             else:
                 o *= SCALE
@@ -210,22 +224,22 @@ def segment_output(
             at = rows[:, None] * (OUT * D_V) + columns_v[None, :]
             inside = live[:, None] & (columns_v < D_V)[None, :]
             tl.store(written_at + at, o.to(output.dtype.element_ty), mask=inside)
-        # S' = exp(L_C) * S + (K * exp(L_C - L))^T U, and z' alike.
+        # z' = exp(L_C) * z + (K * exp(L_C - L))^T 1, and S' alike with U in the place of ones.
         if DECAYS > 1:
             whole = whole[:, None]
-        if DECAYS:
-            S *= whole
-        u_rest = u.to(k.dtype)
-        if DECAYS == 1:
-            u_rest = (u.to(tl.float32) * to_end[:, None]).to(k.dtype)
-        S += tl.dot(tl.trans(k_rest), u_rest, input_precision=PRECISION)
         if NORMALIZE:
-            one_rest = one.to(k.dtype)
+            one_rest = one.to(k_rest.dtype)
             if DECAYS:
                 Z *= whole
             if DECAYS == 1:
-                one_rest = (one.to(tl.float32) * to_end[:, None]).to(k.dtype)
+                one_rest = (one.to(tl.float32) * to_end[:, None]).to(k_rest.dtype)
             Z += tl.dot(tl.trans(k_rest), one_rest, input_precision=PRECISION)
+        u_rest = u.to(k_rest.dtype)
+        if DECAYS:
+            S *= whole
+        if DECAYS == 1:
+            u_rest = (u.to(tl.float32) * to_end[:, None]).to(k_rest.dtype)
+        S += tl.dot(tl.trans(k_rest), u_rest, input_precision=PRECISION)
 
     if NORMALIZE:
         z = tl.sum(Z, 1)

@@ -15,9 +15,9 @@ import triton.language as tl
 from linexport.plugins.kernels.sources.delta import written
 from linexport.plugins.kernels.sources.feature_functions import features, kappa, load_keys
 from linexport.plugins.kernels.sources.tiles import (
-    channel_decays,
     components,
     head_decays,
+    load_chunk,
     load_keep,
     load_rows,
     load_square,
@@ -41,6 +41,10 @@ def segment_output(
     past_normalizer,
     segment_states,
     channel_scores,
+    query_from_start,
+    key_from_start,
+    key_to_end,
+    chunk_decays,
     inverses,
     output,
     present_state,
@@ -110,6 +114,11 @@ def segment_output(
         inverses += (head * chunks + first_chunk) * (CHUNK * CHUNK)
     if channel_scores is not None:
         channel_scores += (head * GROUP * chunks + first_chunk) * (CHUNK * CHUNK)
+        query_from_start += (head * GROUP * chunks + first_chunk) * (CHUNK * D_K)
+        key_to_end += (head * chunks + first_chunk) * (CHUNK * D_K)
+        chunk_decays += (head * chunks + first_chunk) * D_K
+    if key_from_start is not None:
+        key_from_start += (head * chunks + first_chunk) * (CHUNK * D_K)
 
     rows = tl.arange(0, CHUNK)
     causal = rows[:, None] >= rows[None, :]
@@ -129,12 +138,20 @@ def segment_output(
             stored = tl.zeros((CHUNK, BLOCK_V), tl.float32)
             for p in range(PARTS):
                 columns = p * BLOCK_K + tl.arange(0, BLOCK_K)
-                k = load_keys(
-                    keys, keep, columns, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
-                )
                 if DECAYS > 1:
-                    from_start, _, _ = channel_decays(decays, keep, columns, HEADS * D_K, D_K)
-                    k = (k.to(tl.float32) * from_start).to(k.dtype)
+                    k = load_chunk(key_from_start + offset * D_K, columns, CHUNK, D_K)
+                else:
+                    k = load_keys(
+                        keys,
+                        keep,
+                        columns,
+                        parameter_0,
+                        KEY_HEADS * WIDTH,
+                        WIDTH,
+                        D_K,
+                        MAP,
+                        PRECISION,
+                    )
                 S, _ = load_state(state, None, columns, columns_v, D_K, D_V)
                 stored += times_state(k, S, PRECISION)
             if DECAYS == 1:
@@ -148,29 +165,29 @@ def segment_output(
             queries = query + offset * (QUERY_HEADS * WIDTH) + query_head * WIDTH
             o = tl.zeros((CHUNK, BLOCK_V), tl.float32)
             if DECAYS > 1:
-                place = channel_scores + (chunks * g * CHUNK + offset) * CHUNK
-                scores = load_square(place, CHUNK)
+                token = chunks * g * CHUNK + offset
+                scores = load_square(channel_scores + token * CHUNK, CHUNK)
             else:
                 scores = tl.zeros((CHUNK, CHUNK), tl.float32)
             denominator = tl.zeros((CHUNK,), tl.float32)
             # Scores, output from the past and denominator are all sums over d_k: part by part.
             for p in range(PARTS):
                 columns = p * BLOCK_K + tl.arange(0, BLOCK_K)
-                q = features(
-                    queries,
-                    live,
-                    columns,
-                    parameter_0,
-                    QUERY_HEADS * WIDTH,
-                    WIDTH,
-                    D_K,
-                    MAP,
-                    PRECISION,
-                )
                 if DECAYS > 1:
-                    from_start, _, _ = channel_decays(decays, keep, columns, HEADS * D_K, D_K)
-                    q = (q.to(tl.float32) * from_start).to(q.dtype)
-                elif not PAIRS:
+                    q = load_chunk(query_from_start + token * D_K, columns, CHUNK, D_K)
+                else:
+                    q = features(
+                        queries,
+                        live,
+                        columns,
+                        parameter_0,
+                        QUERY_HEADS * WIDTH,
+                        WIDTH,
+                        D_K,
+                        MAP,
+                        PRECISION,
+                    )
+                if DECAYS <= 1 and not PAIRS:
                     k = load_keys(
                         keys,
                         keep,
@@ -216,17 +233,20 @@ def segment_output(
         # S' = exp(L_C) * S + (K * exp(L_C - L))^T U, read and written part by part.
         for p in range(PARTS):
             columns = p * BLOCK_K + tl.arange(0, BLOCK_K)
-            k = load_keys(
-                keys, keep, columns, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
-            )
+            if DECAYS > 1:
+                k = load_chunk(key_to_end + offset * D_K, columns, CHUNK, D_K)
+            else:
+                k = load_keys(
+                    keys, keep, columns, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
+                )
             S, _ = load_state(state, None, columns, columns_v, D_K, D_V)
             factor = tl.full((BLOCK_K,), 1.0, tl.float32)
             if DECAYS == 1:
                 k = (k.to(tl.float32) * to_end[:, None]).to(k.dtype)
                 factor *= whole
             elif DECAYS > 1:
-                _, to_end, factor = channel_decays(decays, keep, columns, HEADS * D_K, D_K)
-                k = (k.to(tl.float32) * to_end).to(k.dtype)
+                decayed = chunk_decays + start // CHUNK * D_K + columns
+                factor = tl.load(decayed, mask=columns < D_K, other=0.0)
             if DECAYS > 0:
                 S *= factor[:, None]
             S += tl.dot(tl.trans(k), u.to(k.dtype), input_precision=PRECISION)

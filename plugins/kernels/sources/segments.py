@@ -13,9 +13,9 @@ import triton.language as tl
 
 from linexport.plugins.kernels.sources.feature_functions import load_keys
 from linexport.plugins.kernels.sources.tiles import (
-    channel_decays,
     first_column,
     head_decays,
+    load_chunk,
     load_keep,
     load_rows,
     store_state,
@@ -31,6 +31,8 @@ def segment_state(
     parameter_0,
     segment_states,
     segment_decays,
+    key_to_end,
+    chunk_decays,
     length,
     segments,
     chunks_per_segment,
@@ -70,6 +72,10 @@ def segment_state(
         decay += (row * HEADS + h) * DECAYS
     if key_mask is not None:
         key_mask += row
+    if DECAYS > 1:
+        chunk = head.to(tl.int64) * tl.cdiv(length, CHUNK) + segment * chunks_per_segment
+        key_to_end += chunk * (CHUNK * D_K)
+        chunk_decays += chunk * D_K
 
     S = tl.zeros((BLOCK_K, BLOCK_V), tl.float32)
     # The normaliser is the first column of a narrow state; see ``linear``.
@@ -84,10 +90,15 @@ def segment_state(
         offset = tl.cast(start, tl.int64)
         live = start + tl.arange(0, CHUNK) < last
         keep = load_keep(key_mask + offset if key_mask is not None else None, live)
-        place = key + offset * (KEY_HEADS * WIDTH)
-        k = load_keys(
-            place, keep, columns_k, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
-        )
+        if DECAYS > 1:
+            k = load_chunk(key_to_end + offset * D_K, columns_k, CHUNK, D_K)
+            place = chunk_decays + start // CHUNK * D_K + columns_k
+            whole = tl.load(place, mask=columns_k < D_K, other=0.0)
+        else:
+            place = key + offset * (KEY_HEADS * WIDTH)
+            k = load_keys(
+                place, keep, columns_k, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
+            )
         v = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V)
         v, ones = v.to(k.dtype), one.to(k.dtype)
         # What the state held decays over the chunk, and what is added by what is left of it.
@@ -99,16 +110,13 @@ def segment_state(
             Z *= whole
             product *= whole
         elif DECAYS > 1:
-            place = decay + offset * (HEADS * D_K)
-            _, to_end, whole = channel_decays(place, keep, columns_k, HEADS * D_K, D_K)
-            k = (k.to(tl.float32) * to_end).to(k.dtype)
             S *= whole[:, None]
             Z *= whole[:, None]
             product *= whole
-        # The chunk's own keys and values.
-        S += tl.dot(tl.trans(k), v, input_precision=PRECISION)
+        # The chunk's own keys and values; the narrow product first, see ``linear``.
         if NORMALIZE:
             Z += tl.dot(tl.trans(k), ones, input_precision=PRECISION)
+        S += tl.dot(tl.trans(k), v, input_precision=PRECISION)
 
     # The scan multiplies states by the product of a segment's decays: it is written once, by the
     # first tile of each row of tiles.

@@ -45,6 +45,16 @@ def load_rows(base, live, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def load_chunk(base, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Columns of a matrix (ROWS, WIDTH) without gaps, zero past WIDTH: of ``channels``."""
+    at = tl.arange(0, ROWS)[:, None] * WIDTH + columns[None, :]
+    if tl.cdiv(WIDTH, columns.shape[0]) * columns.shape[0] != WIDTH:
+        return tl.load(base + at, mask=(columns < WIDTH)[None, :], other=0.0)
+    else:
+        return tl.load(base + at)
+
+
+@triton.jit
 def load_square(base, SIZE: tl.constexpr):
     """A matrix (SIZE, SIZE) without gaps: the scores or the inverse of one chunk."""
     rows = tl.arange(0, SIZE)
@@ -104,16 +114,6 @@ def channel_logarithms(base, keep, columns, STRIDE: tl.constexpr, WIDTH: tl.cons
     """g (C, K) of a decay for each token and key channel; below RESET it is taken for RESET."""
     g = load_rows(base, keep, columns, STRIDE, WIDTH).to(tl.float32)
     return tl.maximum(g, RESET)
-
-
-@triton.jit
-def channel_decays(base, keep, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
-    """A decay a token and key channel: from_start and to_end (C, K), the product of all (K,)."""
-    coarse, fine = in_two_parts(channel_logarithms(base, keep, columns, STRIDE, WIDTH))
-    sums, rests = tl.cumsum(coarse, 0), tl.cumsum(fine, 0)
-    total, rest = tl.sum(coarse, 0), tl.sum(fine, 0)
-    to_end = tl.exp((total[None, :] - sums) + (rest[None, :] - rests))
-    return tl.exp(sums + rests), to_end, tl.exp(total + rest)
 
 
 @triton.jit

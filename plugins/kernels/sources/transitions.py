@@ -23,8 +23,8 @@ import triton.language as tl
 from linexport.plugins.kernels.sources.delta import written
 from linexport.plugins.kernels.sources.feature_functions import load_keys
 from linexport.plugins.kernels.sources.tiles import (
-    channel_decays,
     head_decays,
+    load_chunk,
     load_keep,
     load_rows,
     load_square,
@@ -44,6 +44,9 @@ def segment_transition(
     past_state,
     segment_states,
     transitions,
+    key_from_start,
+    key_to_end,
+    chunk_decays,
     inverses,
     length,
     segments,
@@ -85,7 +88,12 @@ def segment_transition(
     if key_mask is not None:
         key_mask += row
     head = head.to(tl.int64)
-    inverses += (head * tl.cdiv(length, CHUNK) + first_chunk) * (CHUNK * CHUNK)
+    chunk = head * tl.cdiv(length, CHUNK) + first_chunk
+    inverses += chunk * (CHUNK * CHUNK)
+    if DECAYS > 1:
+        key_from_start += chunk * (CHUNK * D_K)
+        key_to_end += chunk * (CHUNK * D_K)
+        chunk_decays += chunk * D_K
 
     S = ((columns_k[:, None] == columns[None, :]) & (tile >= V_TILES)).to(tl.float32)
     if past_state is not None:
@@ -97,17 +105,20 @@ def segment_transition(
     for start in range(0, chunks * CHUNK, CHUNK):
         offset = tl.cast(start, tl.int64)
         keep = load_keep(key_mask + offset if key_mask is not None else None, live)
-        k = load_keys(
-            key + offset * (KEY_HEADS * WIDTH),
-            keep,
-            columns_k,
-            parameter_0,
-            KEY_HEADS * WIDTH,
-            WIDTH,
-            D_K,
-            MAP,
-            PRECISION,
-        )
+        if DECAYS > 1:
+            k = load_chunk(key_from_start + offset * D_K, columns_k, CHUNK, D_K)
+        else:
+            k = load_keys(
+                key + offset * (KEY_HEADS * WIDTH),
+                keep,
+                columns_k,
+                parameter_0,
+                KEY_HEADS * WIDTH,
+                WIDTH,
+                D_K,
+                MAP,
+                PRECISION,
+            )
         place = value + offset * (HEADS * D_V)
         v = load_rows(place, live & of_state, columns, HEADS * D_V, D_V)
         T = load_square(inverses + offset * CHUNK, CHUNK)
@@ -118,10 +129,10 @@ def segment_transition(
             stored = times_state(k, S, PRECISION) * from_start[:, None]
             S *= whole
         elif DECAYS > 1:
-            place = decay + offset * (HEADS * D_K)
-            from_start, to_end, whole = channel_decays(place, keep, columns_k, HEADS * D_K, D_K)
-            stored = times_state((k * from_start).to(k.dtype), S, PRECISION)
-            k_rest = (k.to(tl.float32) * to_end).to(k.dtype)
+            k_rest = load_chunk(key_to_end + offset * D_K, columns_k, CHUNK, D_K)
+            place = chunk_decays + start // CHUNK * D_K + columns_k
+            whole = tl.load(place, mask=columns_k < D_K, other=0.0)
+            stored = times_state(k, S, PRECISION)
             S *= whole[:, None]
         else:
             stored = times_state(k, S, PRECISION)

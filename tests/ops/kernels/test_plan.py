@@ -75,7 +75,7 @@ def test_one_long_sequence_fills_a_gpu_and_a_large_batch_needs_no_segments() -> 
 
 @pytest.mark.parametrize("variant", ["delta", "gated_delta", "kda"])
 def test_one_long_sequence_of_a_delta_rule_fills_a_gpu(variant: str) -> None:
-    """Every launch has as many blocks as 132 multiprocessors hold, or more."""
+    """Every launch has as many blocks as 132 multiprocessors hold, or more; a scan one in each."""
     chosen = plan_launches(kernels.node(variant, 128, heads=16), "bfloat16", 90)
     values = chosen.symbols(1, 131072, 132)
     blocks = {
@@ -87,6 +87,8 @@ def test_one_long_sequence_of_a_delta_rule_fills_a_gpu(variant: str) -> None:
         *("delta.chunk_inverse", "transitions.segment_transition"),
         *("transitions.transition_scan", "linear.segment_output"),
     }
+    scan = blocks.pop("transitions.transition_scan")
+    assert scan > 132 - chosen.blocks
     assert min(blocks.values()) > 132 * chosen.resident - chosen.blocks
     assert chosen.route(8, 8192, 132) is chosen.single
 
@@ -95,16 +97,25 @@ def test_one_long_sequence_of_a_delta_rule_fills_a_gpu(variant: str) -> None:
 def test_scores_of_channel_decays_are_made_for_all_chunks_at_once(
     variant: str, before: list[str]
 ) -> None:
-    """One program a chunk, not one a sequence: each takes several products, and no state."""
+    """One program a chunk, not one a sequence: each takes several products, and no state.
+
+    It decays queries and keys as well, which the loops over chunks load.
+    """
     chosen = plan_launches(kernels.node(variant, 128, heads=16), "bfloat16", 90)
     route = chosen.route(8, 8192, 132)
     names = [launch.kernel.function.partition(".")[2] for launch in route.launches]
-    assert names == [*before, "chunk_scores", "segment_output"]
+    assert names == ["chunk_scores", *before, "segment_output"]
     values = chosen.symbols(8, 8192, 132)
-    blocks = math.prod(extent.of(values) for extent in route.launches[-2].grid)
+    blocks = math.prod(extent.of(values) for extent in route.launches[0].grid)
     assert blocks == 8 * 16 * 8192 // chosen.chunk
     sizes = {buffer.name: buffer.bytes(values) for buffer in route.scratch}
     assert sizes["channel_scores"] == blocks * chosen.chunk**2 * 4
+    decayed = {"query_from_start", "key_to_end", *(["key_from_start"] if before else [])}
+    assert {name: sizes[name] for name in decayed} == dict.fromkeys(
+        decayed, 8 * 8192 * 16 * 128 * 2
+    )
+    assert sizes["chunk_decays"] == blocks * 128 * 4
+    assert decayed <= {argument.name for argument in route.launches[-1].kernel.arguments}
 
 
 def test_scratch_is_a_small_part_of_what_the_decomposition_takes() -> None:
