@@ -92,8 +92,6 @@ def segment_state(
         keep = load_keep(key_mask + offset if key_mask is not None else None, live)
         if DECAYS > 1:
             k = load_chunk(key_to_end + offset * D_K, columns_k, CHUNK, D_K)
-            place = chunk_decays + start // CHUNK * D_K + columns_k
-            whole = tl.load(place, mask=columns_k < D_K, other=0.0)
         else:
             place = key + offset * (KEY_HEADS * WIDTH)
             k = load_keys(
@@ -110,6 +108,8 @@ def segment_state(
             Z *= whole
             product *= whole
         elif DECAYS > 1:
+            place = chunk_decays + start // CHUNK * D_K + columns_k
+            whole = tl.load(place, mask=columns_k < D_K, other=0.0)
             S *= whole[:, None]
             Z *= whole[:, None]
             product *= whole

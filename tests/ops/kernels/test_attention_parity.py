@@ -142,7 +142,7 @@ def test_channel_decays_of_grouped_queries(rule: str, dtype: str) -> None:
     )  # fmt: skip
     case = kernels.Case(node)
     rng = np.random.default_rng(11)
-    for length, multiprocessors in ((5, 1), (37, 1), (260, 64)):
+    for length, multiprocessors in ((0, 1), (5, 1), (37, 1), (260, 64)):
         tensors = case.inputs(rng, 1, length)
         for name, share in (("zeros", 0.2), ("resets", 0.05), ("strong", 0.1)):
             chosen = torch.from_numpy(rng.random(tensors["decay"].shape) < share)
@@ -227,6 +227,19 @@ def test_fused_feature_maps_in_segments(kind: str, causal: bool) -> None:
     case = kernels.Case(node, (kind, phi), width, parameter)
     assert case.plan().symbols(1, 300, 64)["segments"] > 1
     case.check(np.random.default_rng(7), 1, 300, 64)
+
+
+@pytest.mark.parametrize("rule", ["gated", "gated_delta"])
+@pytest.mark.parametrize("kind", ["elu1", "taylor2", "favor+"])
+def test_channel_decays_of_fused_feature_maps(kind: str, rule: str) -> None:
+    """Features with their decays in memory, in float32 for a map of degree two."""
+    width, features, phi, parameter = kernels.maps()[kind]
+    node = layout(
+        rule, (4, 2, 1), normalize=rule == "gated", eps=1.0, past=True, masked=True,
+        per_channel=True, d_k=features, d_v=12, dtype="bfloat16",
+    )  # fmt: skip
+    case = kernels.Case(node, (kind, phi), width, parameter)
+    case.check(np.random.default_rng(12), 1, 45)
 
 
 @pytest.mark.slow
