@@ -31,6 +31,7 @@ from linexport.plugins.kernels.compile import compile_kernels
 from linexport.plugins.kernels.launch import Kernel, LaunchPlan
 from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.kernels.plans import tiles
+from linexport.plugins.kernels.plans.tile import Tile
 from linexport.plugins.ops.registry import all_ops
 from linexport.plugins.tensorrt import contract
 from linexport.plugins.tensorrt.description import MULTIPROCESSORS, Description
@@ -44,7 +45,7 @@ def planned(case: Case, variant: Variant, sm: int) -> LaunchPlan:
     with ExitStack() as stack:
         for name, sizes in variant.items():
             if name != "resident":
-                tile = tiles.Tile(*sizes)
+                tile = Tile(*sizes)
                 stack.enter_context(mock.patch.object(tiles, name, lambda *_, tile=tile: tile))
         plan = plan_launches(case.node(), case.dtype, sm)
     plan = replace(plan, resident=variant.get("resident", plan.resident))

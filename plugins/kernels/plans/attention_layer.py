@@ -12,10 +12,9 @@ from typing import Any
 
 from linexport.plugins.kernels.expressions import Convolution, Expression, encoded, parts
 from linexport.plugins.kernels.launch import Extent, Launch, LaunchPlan, Route, Scratch
-from linexport.plugins.kernels.plans import tiles
 from linexport.plugins.kernels.plans.linear_attention import Planner
 from linexport.plugins.kernels.plans.parameters import CONVOLVED, GIVEN, OPERANDS
-from linexport.plugins.kernels.plans.tiles import Tile
+from linexport.plugins.kernels.plans.tile import Tile, power
 from linexport.plugins.ops.op import Node
 
 ROWS = 8
@@ -83,7 +82,7 @@ class _LayerPlanner(Planner):
 
     def _write(self) -> Launch:
         sizes, spec = self.sizes, self.spec
-        tile = Tile(ROWS, tiles.power(sizes.d_k), tiles.power(sizes.d_v), 4, 1)
+        tile = Tile(ROWS, power(sizes.d_k), power(sizes.d_v), 4, 1)
         parts = self.output.chunk // ROWS
         blocks = {"BLOCK_K": tile.block_k, "BLOCK_V": tile.block_v, "CHUNK": ROWS, "PARTS": parts}
         kernel = self._kernel(

@@ -14,7 +14,8 @@ from linexport.plugins.kernels.launch import (
     LaunchPlan,
     Route,
 )
-from linexport.plugins.kernels.plans import fused_maps, tiles
+from linexport.plugins.kernels.plans import fused_maps
+from linexport.plugins.kernels.plans.tile import power
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.op import Node
 from linexport.plugins.ops.shapes import width_per_head
@@ -40,7 +41,7 @@ def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
         )
     parameters = feature_map.parameters_of(node, feature_map.NAMES)
     features = feature_map.formulas(kind).features(width, *(p.shape for p in parameters))
-    block = min(tiles.power(features), WIDEST_BLOCK)
+    block = min(power(features), WIDEST_BLOCK)
     constants: dict[str, Any] = {
         "HEADS": heads,
         "WIDTH": width,

@@ -28,7 +28,7 @@ from linexport.plugins.kernels.plans.parameters import (
     SCALARS,
     SEQUENCES,
 )
-from linexport.plugins.kernels.plans.tiles import Tile
+from linexport.plugins.kernels.plans.tile import Shape, Tile
 from linexport.plugins.ops.linear_attention import view
 from linexport.plugins.ops.op import Node
 from linexport.plugins.ops.shapes import width_per_head
@@ -68,7 +68,7 @@ class Planner:
         self.decays = int(self.spec.has_decay)
         if self.sizes.decay_per_channel:
             self.decays = self.sizes.d_k
-        shape = tiles.Shape(
+        shape = Shape(
             d_k=self.sizes.d_k,
             d_v=self.sizes.d_v,
             type=self.type,

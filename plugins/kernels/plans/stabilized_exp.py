@@ -13,7 +13,7 @@ from linexport.plugins.kernels.launch import (
     Route,
     Scratch,
 )
-from linexport.plugins.kernels.plans import tiles
+from linexport.plugins.kernels.plans.tile import power
 from linexport.plugins.ops.op import Node, reads_causal
 from linexport.plugins.ops.shapes import static_width
 from linexport.plugins.ops.stabilized_exp import width_of
@@ -63,7 +63,7 @@ def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
         segmented,
         chunk=CHUNK,
         blocks=heads,
-        resident=RESIDENT.get(tiles.power(features), 4),
+        resident=RESIDENT.get(power(features), 4),
         in_place=("present_key_max",) if causal else (),
     )
 
@@ -80,7 +80,7 @@ def _launch(node: Node, function: str, memory: set[str]) -> Launch:
         "FEATURES": features,
         "DECAYS": static_width("decay", node.shapes["decay"]) // heads if decayed else 0,
         "CAUSAL": reads_causal(node.attributes),
-        "BLOCK": tiles.power(features),
+        "BLOCK": power(features),
         "CHUNK": CHUNK,
     }
     if function == "segment_features":
