@@ -6,6 +6,7 @@ stand in for others: ``host`` takes all nodes, and is the CPU's; ``idle`` starts
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -210,6 +211,44 @@ def test_nodes_of_other_providers_are_not_the_cpus() -> None:
         "2 of 4 nodes run on other (other 1), 2 on the CPU, among them parts of Linear_Attention "
         "(1 Scan), no known op (1 Cast)"
     )
+
+
+RECORDED = {
+    "onnx": {"Concat": 9, "Add": 2, "Sub": 3, "Div": 5, "Max": 2, "Mul": 1},
+    "ort-cuda": {"Concat": 1},
+    "ort": {"Concat": 1, "LessOrEqual": 1, "Squeeze": 1},
+}
+"""What ONNX Runtime's CUDA provider left to the CPU of each causal layer of such a language model,
+by the target, as ONNX Runtime 1.31.1 recorded it on an H100."""
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("target", RECORDED)
+def test_what_cuda_left_to_the_cpu_is_arithmetic_of_shapes_and_no_more_may_be(
+    converted: Callable[..., Path], target: str
+) -> None:
+    folder = converted("language_model", target=target)
+    session = OrtSession(folder / "model.onnx", threads=1, execution=Execution("host"))
+    nodes = [n for p in session.inner.get_provider_graph_assignment_info() for n in p.get_nodes()]
+    of_shapes = [n for n in nodes if n.name.startswith("_inlfunc_LinearAttention_")]
+    of_shapes = [n for n in of_shapes if placement.SHAPES in n.name and n.op_type != "Shape"]
+    counts = Counter(n.op_type for n in of_shapes)
+    assert counts >= Counter({op: 2 * n for op, n in RECORDED[target].items()})
+
+    moved = SimpleNamespace(name="Gather_token_13", op_type="Gather")
+    graph = onnx.load(folder / "model.onnx", load_external_data=False)
+
+    def left(*to_the_cpu: Any) -> dict[str, dict[str, int]]:
+        parts = [SimpleNamespace(ep_name=ORT_CPU, get_nodes=lambda: to_the_cpu)]
+        return placement._placement(parts, graph, "cuda", "some").on_cpu
+
+    assert left(*of_shapes, moved) == {}
+    others = [n for n in nodes if n not in of_shapes and n.name.startswith("_inlfunc_LinearAtt")]
+    for node in others:
+        expected = {} if node.op_type == "Shape" else {"LinearAttention": {node.op_type: 1}}
+        assert left(*of_shapes, node) == expected
+    wrong = {"onnx": {"Scan", "MatMul"}, "ort-cuda": {"LinearAttention"}, "ort": {"If"}}
+    assert wrong[target] <= {n.op_type for n in others}
 
 
 def test_a_clip_without_a_largest_value_is_a_max_for_openvino() -> None:

@@ -17,8 +17,8 @@ class PlacementRecord:
         package: the distribution that has it, with its version.
         nodes: number of nodes by ONNX Runtime's name of the provider that runs them; the bodies of
             functions count node by node.
-        on_cpu: what of linexport ops and states runs on the CPU: types of ONNX operators and their
-            number, by the type of the op or the names of the states.
+        on_cpu: what of linexport ops and states runs on the CPU, arithmetic of shapes aside: types
+            of ONNX operators and their number, by the type of the op or the names of the states.
     """
 
     provider: str

@@ -7,6 +7,8 @@ its record has the names of nodes:
     node of an op's function     _inlfunc_LinearAttention_<name>, for the second op of that type
                                  _inlfunc_LinearAttention_token_1_<name>
     a node of ONNX Runtime's     a name of its own, or none
+
+Arithmetic of shapes is no part of an op: see ``shape_arithmetic``.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from linexport.graph.walk import all_nodes, nodes_within
 from linexport.manifest.placement import ORT_CPU, PlacementRecord
 from linexport.plugins.ops.op import DOMAIN
 from linexport.targets.providers import PROVIDERS, Execution, add_provider
+from linexport.targets.shape_arithmetic import shape_arithmetic
 
 RECORDED = "session.record_ep_graph_assignment_info"
 """Setting of ONNX Runtime: keep which provider got which node."""
@@ -32,10 +35,16 @@ STATE = "present_"
 MARK = "__"
 """Beginning of the names that nodes of functions get."""
 
+SHAPES = "__shapes_"
+"""Beginning of the names of those that are arithmetic of shapes."""
+
 UNKNOWN = "no known op"
 """Key of ``PlacementRecord.on_cpu`` for nodes whose op is not known: they may be of any."""
 
-_INSIDE = re.compile(rf"_inlfunc_(\w+?)(?:_token_\d+)?_{MARK}\d+")
+_INSIDE = re.compile(rf"_inlfunc_(\w+?)(?:_token_\d+)?_({SHAPES}|{MARK})\d+")
+
+_PERMUTED = re.compile(r"Gather(?:_token_\d+)?")
+"""ONNX Runtime's names of nodes that put sizes in the order of a transpose that it moved."""
 
 
 def adapted(model: onnx.ModelProto, provider: str) -> onnx.ModelProto:
@@ -49,6 +58,8 @@ def adapted(model: onnx.ModelProto, provider: str) -> onnx.ModelProto:
     for function in named.functions:
         for i, node in enumerate(nodes_within(function.node)):
             node.name = f"{MARK}{i}"
+        for node in shape_arithmetic(function.node):
+            node.name = node.name.replace(MARK, SHAPES)
     PROVIDERS[provider].amend(all_nodes(named))
     return named
 
@@ -109,8 +120,7 @@ def _placement(
     for part in assigned:
         nodes[part.ep_name] += len(part.get_nodes())
         for node in part.get_nodes() if part.ep_name == ORT_CPU else ():
-            inside = _INSIDE.fullmatch(node.name)
-            home = inside[1] if inside else homes.get(node.name, UNKNOWN)
+            home = _home(node, homes)
             if home:
                 on_cpu[home][node.op_type] += 1
     return PlacementRecord(
@@ -118,13 +128,24 @@ def _placement(
     )
 
 
+def _home(node: Any, homes: dict[str, str]) -> str:
+    """Return the op or the states that a node of the record is of; "" for neither."""
+    inside = _INSIDE.fullmatch(node.name)
+    if inside:
+        return "" if inside[2] == SHAPES else inside[1]
+    moved = node.op_type == "Gather" and _PERMUTED.fullmatch(node.name)
+    return homes.get(node.name, "" if moved else UNKNOWN)
+
+
 def _homes(graph: onnx.ModelProto) -> dict[str, str]:
     """Return the op or the states that each node of the graph is of, by name; "" for neither."""
     nodes, found = graph.graph.node, {}
+    shapes = {node.name for node in shape_arithmetic(nodes, graph.graph.initializer)}
     # In a graph whose functions were put in place, nodes of ops are like any others.
     other = "" if any(node.domain == DOMAIN for node in nodes) else UNKNOWN
     for node in nodes:
         states = ", ".join(name for name in node.output if name.startswith(STATE))
-        found[node.name] = node.op_type if node.domain == DOMAIN else states or other
+        rest = "" if node.name in shapes else other
+        found[node.name] = node.op_type if node.domain == DOMAIN else states or rest
     found.pop("", None)
     return found
