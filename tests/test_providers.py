@@ -124,6 +124,44 @@ def test_a_library_without_a_device_or_that_does_not_load_is_an_error(
         linexport.load(artifact, provider="webgpu")
 
 
+@pytest.mark.parametrize("name", ["cuda", "tensorrt"])
+def test_libraries_that_a_provider_lacks_are_named_with_what_installs_them(
+    name: str, monkeypatch: pytest.MonkeyPatch, cli: Cli, artifact: Path
+) -> None:
+    """With the wheel of onnxruntime-gpu ONNX Runtime says that the configuration is not supported.
+
+    CUDA's libraries that pip installed are looked for, and what that prints is no output.
+    """
+    loaded = []
+
+    def preload() -> None:
+        loaded.append(name)
+        print("Failed to load libcurand.so.10: libcurand.so.10: cannot open shared object file")
+
+    available = [providers.PROVIDERS[name].ort_name, ORT_CPU]
+    monkeypatch.setattr(onnxruntime, "preload_dlls", preload)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: available)
+    providers.preload.cache_clear()
+    result = cli("generate", artifact, "--prompt", "a", "--provider", name)
+    providers.preload.cache_clear()
+    said = " ".join(result.err.split())
+    assert result.code == 5 and loaded == [name] and not result.out
+    assert f"The execution provider {name} (onnxruntime {onnxruntime.__version__})" in said
+    library = f"libonnxruntime_providers_{name}.so"
+    assert f"does not start: libcurand.so.10, {library} not found" in said
+    assert "pip install 'onnxruntime-gpu[cuda,cudnn]'" in said
+
+
+def test_a_provider_that_finds_its_libraries_and_does_not_start_says_why(
+    monkeypatch: pytest.MonkeyPatch, artifact: Path
+) -> None:
+    monkeypatch.setattr(
+        onnxruntime, "get_available_providers", lambda: ["OpenVINOExecutionProvider"]
+    )
+    with pytest.raises(EnvironmentProblemError, match=r"openvino .* does not start: .*"):
+        linexport.load(artifact, provider="openvino")
+
+
 @pytest.mark.usefixtures("stand_ins")
 def test_what_runs_on_the_cpu_is_counted_in_ops(
     converted: Callable[..., Path], cli: Cli, tmp_path: Path

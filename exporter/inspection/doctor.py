@@ -79,16 +79,16 @@ def _providers() -> list[dict[str, Any]]:
     except ImportError:
         return []
     names = onnxruntime.get_available_providers()
-    beside = {
-        provider.ort_name: partial(_open_beside, name)
-        for name, provider in PROVIDERS.items()
-        if provider.ort_name not in names and is_beside(provider)
-    }
     own = {name: partial(onnxruntime.InferenceSession, providers=[name]) for name in names}
-    return [_try_provider(name, opened) for name, opened in (own | beside).items()]
+    named = {
+        provider.ort_name: partial(_open, name)
+        for name, provider in PROVIDERS.items()
+        if provider.ort_name in names or is_beside(provider)
+    }
+    return [_try_provider(name, opened) for name, opened in (own | named).items()]
 
 
-def _open_beside(name: str, model: bytes) -> Any:
+def _open(name: str, model: bytes) -> Any:
     from linexport.targets.base import OrtSession
 
     return OrtSession(model, execution=Execution(name)).inner

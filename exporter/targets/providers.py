@@ -10,11 +10,16 @@ that did start leaves to the CPU is in ``placement``.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
+import io
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linexport.errors import EnvironmentProblemError, UsageError
@@ -64,6 +69,7 @@ class Provider:
         built_in: options that replace ``device`` where ONNX Runtime itself was built with it.
         options: further options for a number of threads, 0 being its own choice.
         advice: what to try where the library offers no device.
+        needs: of NVIDIA's that are part of ONNX Runtime, what installs the libraries they load.
         amend: changes nodes, in place, that it computes wrongly to others of the same meaning.
     """
 
@@ -74,15 +80,26 @@ class Provider:
     built_in: Mapping[str, str] = field(default_factory=dict)
     options: Callable[[int], dict[str, str]] = lambda threads: {}
     advice: str = "Run linexport on a machine that has such a device."
+    needs: str = ""
     amend: Callable[[Iterable[onnx.NodeProto]], None] = _as_it_is
 
 
 PROVIDERS = {
     # Without the option products are rounded to TF32.
     "cuda": Provider(
-        "CUDAExecutionProvider", "onnxruntime-gpu", options=lambda threads: {"use_tf32": "0"}
+        "CUDAExecutionProvider",
+        "onnxruntime-gpu",
+        options=lambda threads: {"use_tf32": "0"},
+        needs="CUDA's libraries and cuDNN are installed by pip install "
+        "'onnxruntime-gpu[cuda,cudnn]', and libcuda.so.1 by NVIDIA's driver.",
     ),
-    "tensorrt": Provider("TensorrtExecutionProvider", "onnxruntime-gpu"),
+    "tensorrt": Provider(
+        "TensorrtExecutionProvider",
+        "onnxruntime-gpu",
+        needs="CUDA's libraries and cuDNN are installed by pip install "
+        "'onnxruntime-gpu[cuda,cudnn]'; those of TensorRT, libnvinfer and libnvonnxparser of the "
+        "version named, must be on the path of libraries (LD_LIBRARY_PATH).",
+    ),
     "nv-tensorrt-rtx": Provider(
         "NvTensorRTRTXExecutionProvider",
         "onnxruntime-ep-nv-tensorrt-rtx",
@@ -169,7 +186,8 @@ def add_provider(options: Any, name: str, threads: int) -> str:
         The distribution that has the provider, with its version.
 
     Raises:
-        EnvironmentProblemError: it is not installed, or offers no device of this machine.
+        EnvironmentProblemError: it is not installed, lacks libraries, or offers no device of this
+            machine.
     """
     import onnxruntime
     from onnxruntime.capi import build_and_package_info as build
@@ -177,8 +195,16 @@ def add_provider(options: Any, name: str, threads: int) -> str:
     provider, settings = PROVIDERS[name], PROVIDERS[name].options(threads)
     available = onnxruntime.get_available_providers()
     if provider.ort_name in available:
-        options.add_provider(provider.ort_name, {**provider.built_in, **settings})
-        return f"{build.package_name} {build.__version__}"
+        package = f"{build.package_name} {build.__version__}"
+        said = preload() if provider.needs else ""
+        try:
+            options.add_provider(provider.ort_name, {**provider.built_in, **settings})
+        except Exception as error:  # ONNX Runtime has no class for its own
+            why = _missing(name, said) or str(error)
+            raise EnvironmentProblemError(
+                f"The execution provider {name} ({package}) does not start: {why}. {provider.needs}"
+            ) from None
+        return package
     if not is_beside(provider):
         raise EnvironmentProblemError(
             f"The execution provider {name} is not installed: found ONNX Runtime "
@@ -196,6 +222,32 @@ def add_provider(options: Any, name: str, threads: int) -> str:
         )
     options.add_provider_for_devices(fitting[:1], settings)
     return package
+
+
+@cache
+def preload() -> str:
+    """Load the libraries of CUDA that pip installed, once in a process; return what failed.
+
+    ONNX Runtime itself looks for them in the system's places alone.
+    """
+    import onnxruntime
+
+    said = io.StringIO()
+    with redirect_stdout(said):
+        getattr(onnxruntime, "preload_dlls", lambda: None)()
+    return said.getvalue()
+
+
+def _missing(name: str, said: str) -> str:
+    """Return the libraries that a provider of ONNX Runtime itself does not find, in words."""
+    from onnxruntime import capi
+
+    try:
+        ctypes.CDLL(str(Path(capi.__file__).with_name(f"libonnxruntime_providers_{name}.so")))
+    except OSError as error:
+        said = f"{said}\n{error}"
+    names = re.findall(r"([^\s/]+): cannot open shared object", said)
+    return f"{', '.join(dict.fromkeys(names))} not found" if names else ""
 
 
 @cache
