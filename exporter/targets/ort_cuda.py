@@ -1,7 +1,8 @@
 """Target ``ort-cuda``: ONNX Runtime's CUDA provider: its kernels, without loops over blocks.
 
-The rules are read in the kernel's source, not measured. One block of threads keeps the state of a
-head in shared memory, and goes from token to token:
+The rules are read in the kernel's source; an H100 took 28.7 ms for heads of 64 x 65 and 13.7 ms for
+64 x 96, to which they pad. One block of threads keeps the state of a head in shared memory, and
+goes from token to token:
 
     4 (d_k d_v + d_k + max(d_k, d_v))  <=  shared memory of a block      max(d_k, d_v) <= 1024
 
