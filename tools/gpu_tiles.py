@@ -86,6 +86,8 @@ def main() -> int:
     given = options.parse_args()
     wanted = json.loads(given.variants.read_text())
     cases = {case.name: case for case in CASES}
+    if unknown := set(wanted) - set(cases):
+        options.error(f"there is no case {sorted(unknown)}; there are {sorted(cases)}")
     pairs = [(cases[name], variant) for name, variants in wanted.items() for variant in variants]
     kernels: dict[str, Kernel] = {}
     for case, variant in pairs:

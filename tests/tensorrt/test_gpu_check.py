@@ -196,3 +196,23 @@ def test_a_plugin_says_why_it_is_not_created(check: ModuleType, tmp_path: Path) 
     made = check.describe_plugin(check.all_ops()["CausalConvTokens"], case.node(), "float32", [90])
     with pytest.raises(EnvironmentProblemError, match=r"attachToContext failed: .*driver"):
         CompiledPlugin.open(tmp_path / "plugins.so", made)
+
+
+def test_variants_of_tiles_are_launched_in_place_of_the_plans(
+    check: ModuleType, driver: Path, tmp_path: Path
+) -> None:
+    """Columns of a state that a block holds, 8 or 32, say how many blocks a step has."""
+    variants = [{"step": [1, 128, columns, 4, 1]} for columns in (8, 32)]
+    (tmp_path / "variants.json").write_text(json.dumps({"decode gated delta B=1": variants}))
+    tool = [sys.executable, str(ROOT / "tools" / "gpu_tiles.py")]
+    pack = tmp_path / "tiles.pyz"
+    subprocess.run([*tool, str(pack), str(tmp_path / "variants.json")], check=True)
+
+    done = _run(driver, pack, "--tiles", "--json", tmp_path / "result.json")
+
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "result.json").read_text())
+    assert [row["variant"] for row in record["result"]["times"]] == variants
+    calls = map(json.loads, pack.with_suffix(".log").read_text().splitlines())
+    grids = {call["grid"][0] for call in calls if call["call"] == "launch"}
+    assert {16 * 128 // 8, 16 * 128 // 32} <= grids
