@@ -88,8 +88,8 @@ def open_placed(
     name = execution.provider
     package = add_provider(options, name, threads)
     options.add_session_config_entry(RECORDED, "1")
-    # ONNX Runtime plans which buffers serve again by the order of the graph, and the host's part
-    # runs ahead of the device's: a shape must not be written over before it is read.
+    # ONNX Runtime plans which tensors share memory by the order of the graph, and the part on the
+    # CPU may run ahead of the device's: a shape must not be written over before it is read.
     options.enable_mem_reuse = False
     try:
         session = onnxruntime.InferenceSession(source, options, enable_fallback=0)
