@@ -19,6 +19,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gpu.cases import CASES, Case
@@ -93,13 +94,13 @@ def modules() -> Iterator[tuple[str, Path]]:
         yield f"{place}/__init__.py" if package == "True" else f"{place}.py", Path(file)
 
 
-def write(file: Path, cases: list[Case], sms: list[int]) -> list[str]:
-    """Write a pack; return the names of cases that no kernel computes, with the reason.
+@contextmanager
+def begun(file: Path) -> Iterator[zipfile.ZipFile]:
+    """Yield a pack that has all but its nodes; it takes its file's name once it has those, too.
 
     Raises:
-        BuildError, UsageError: see ``describe_plugin`` and ``compile_plugins``.
+        BuildError: see ``compile_plugins`` and ``modules``.
     """
-    left = []
     partial = file.with_name(f".{file.name}.partial")
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -110,6 +111,18 @@ def write(file: Path, cases: list[Case], sms: list[int]) -> list[str]:
         pack.writestr("__main__.py", MAIN)
         for place, path in modules():
             pack.write(path, place)
+        yield pack
+    partial.replace(file)
+
+
+def write(file: Path, cases: list[Case], sms: list[int]) -> list[str]:
+    """Write a pack; return the names of cases that no kernel computes, with the reason.
+
+    Raises:
+        BuildError, UsageError: see ``describe_plugin`` and ``compile_plugins``.
+    """
+    left = []
+    with begun(file) as pack:
         for case in cases:
             node = case.node()
             try:
@@ -123,7 +136,6 @@ def write(file: Path, cases: list[Case], sms: list[int]) -> list[str]:
                 pack.writestr(place, text)
             pack.writestr(f"{NODES}/{case.name}", place)
             print(f"{case.name}: {sum(map(len, made.binaries.values()))} kernels", flush=True)
-    partial.replace(file)
     return left
 
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,8 +21,8 @@ from pathlib import Path
 from unittest import mock
 
 from gpu.cases import CASES, Case
-from gpu.run import LIBRARY, VARIANTS, Variant
-from gpu_check import MAIN, compile_plugins, modules
+from gpu.run import VARIANTS, Variant
+from gpu_check import begun
 
 from linexport.errors import BuildError, LinexportError
 from linexport.plugins.kernels.compile import compile_kernels
@@ -97,15 +95,7 @@ def main() -> int:
     batches = [every[i : i + BATCH] for i in range(0, len(every), BATCH)]
     with ThreadPoolExecutor(WORKERS) as pool:
         list(pool.map(lambda some: compiled(some, given.sm), batches))
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        zipfile.ZipFile(given.file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as pack,
-    ):
-        compile_plugins(Path(folder) / LIBRARY)
-        pack.write(Path(folder) / LIBRARY, LIBRARY)
-        pack.writestr("__main__.py", MAIN)
-        for place, path in modules():
-            pack.write(path, place)
+    with begun(given.file) as pack:
         for number, (case, variant) in enumerate(pairs):
             try:
                 made = described(case, variant, given.sm)

@@ -6,3 +6,6 @@ NEVER_NEGATIVE = {"Relu", "Exp", "Softmax", "Sigmoid", "Softplus", "Abs", "Sqrt"
 MOVES = {"Identity", "Cast", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Slice"}
 MOVES |= {"Gather", "Split", "ReduceMax", "ReduceMin", "Flatten"}
 """Operators that give a choice of entries of their first input."""
+
+SIZES_ONLY = {"Shape", "Size"}
+"""Operators that read the sizes of their input and none of its values."""

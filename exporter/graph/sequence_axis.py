@@ -15,6 +15,7 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import producer
+from linexport.graph.operators import SIZES_ONLY
 from linexport.graph.states import SCAN, is_rows
 from linexport.plugins.ops.op import DOMAIN, Op
 from linexport.plugins.ops.registry import all_ops
@@ -40,7 +41,6 @@ KNOWN = (None, "", "ai.onnx", "com.microsoft")
 """Domains whose operators are told apart here; any other may do anything."""
 
 WINDOWS = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool")
-SIZES_ONLY = ("Shape", "Size")
 
 
 def symbol(graph: gs.Graph) -> str | None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
+from linexport.graph.operators import SIZES_ONLY
 from linexport.recognise.evaluate import RULES, Evaluator
 from linexport.recognise.findings import UnmatchedCandidate
 from linexport.recognise.nodes import written_size
@@ -84,7 +85,7 @@ def _of_inputs(graph: gs.Graph) -> list[gs.Node]:
     """Return the nodes whose values depend on those of the inputs, not on their sizes alone."""
     known, found = {t.name for t in graph.inputs}, []
     for node in graph.nodes:
-        if node.op not in sequence_axis.SIZES_ONLY and any(t.name in known for t in node.inputs):
+        if node.op not in SIZES_ONLY and any(t.name in known for t in node.inputs):
             known |= {t.name for t in node.outputs}
             found.append(node)
     return found

@@ -11,10 +11,8 @@ from collections.abc import Iterable, Iterator
 import onnx
 from onnx import TensorProto
 
+from linexport.graph.operators import SIZES_ONLY
 from linexport.graph.walk import subgraphs
-
-SIZES = {"Shape", "Size"}
-"""Operators that read the sizes of their input and none of its values."""
 
 ARITHMETIC = {
     *("Abs", "Add", "And", "Cast", "Concat", "Div", "Equal", "Gather", "Greater", "GreaterOrEqual"),
@@ -51,7 +49,7 @@ def shape_arithmetic(
 
 
 def _is_of_shapes(node: onnx.NodeProto, names: set[str]) -> bool:
-    if node.domain or node.op_type in SIZES:
+    if node.domain or node.op_type in SIZES_ONLY:
         return not node.domain
     types = {a.i for a in node.attribute if a.name == "to"}
     given = {name for name in node.input if name}

@@ -22,8 +22,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,17 +92,25 @@ class Pack:
 
 def time_case(case: Case, description: Description, device: Device, speed: float) -> dict[str, Any]:
     """Times of a case and its peers, and its floor."""
-    row = roofline(case, speed)
-    played, launcher = Played(description, device, case.shapes()), Launcher(description)
-    played.put(case.inputs(most=DRAWN))
+    row, launcher = roofline(case, speed), Launcher(description)
     calls = max(1, min(MOST, round(SHORT / row["floor_ms"])))
-    graph = device.captured(lambda: [played.enqueue(launcher) for _ in range(calls)])
-    row["ms"] = device.milliseconds(graph) / calls
+    row["ms"] = milliseconds(case, launcher, device, case.inputs(most=DRAWN), calls)
     row["ratio_to_floor"] = row["ms"] / row["floor_ms"]
-    graph.free()
-    played.free()
     launcher.close()
     return {**row, **peers.times(case)}
+
+
+def milliseconds(
+    case: Case, launcher: Launcher, device: Device, given: Mapping[str, Any], calls: int = 1
+) -> float:
+    """Time of one of several calls that a graph makes."""
+    played = Played(launcher.description, device, case.shapes())
+    played.put(given)
+    graph = device.captured(lambda: [played.enqueue(launcher) for _ in range(calls)])
+    found = device.milliseconds(graph) / calls
+    graph.free()
+    played.free()
+    return found
 
 
 def time_variants(pack: Pack, device: Device, first: int) -> None:
@@ -127,12 +134,7 @@ def time_variants(pack: Pack, device: Device, first: int) -> None:
         found = played.results()
         row["error"] = max(relative(found[n], x) for n, x in wanted(small(case)).items())
         played.free()
-        played = Played(description, device, case.shapes())
-        played.put(given(case, DRAWN))
-        graph = device.captured(partial(played.enqueue, launcher))
-        row["ms"] = device.milliseconds(graph)
-        graph.free()
-        played.free()
+        row["ms"] = milliseconds(case, launcher, device, given(case, DRAWN))
         launcher.close()
         print(json.dumps(row), flush=True)
 

@@ -83,7 +83,8 @@ class _LayerPlanner(Planner):
     def _write(self) -> Launch:
         sizes, spec = self.sizes, self.spec
         block_k, block_v = power(sizes.d_k), power(sizes.d_v)
-        tile = Tile(ROWS, block_k, block_v, max(block_k, block_v, 32) // 32, 1)
+        warps = max(block_k, block_v, 32) // 32  # with more, heads of 64 spill
+        tile = Tile(ROWS, block_k, block_v, warps, 1)
         parts = self.output.chunk // ROWS
         blocks = {"BLOCK_K": tile.block_k, "BLOCK_V": tile.block_v, "CHUNK": ROWS, "PARTS": parts}
         kernel = self._kernel(

@@ -193,19 +193,8 @@ class Planner:
         return tuple(buffer.name for buffer in self._decayed())
 
     def _scores(self) -> Launch:
-        tile, size = self.scores, self.output.chunk
-        kernel = self._kernel(
-            "channels.chunk_scores",
-            tile,
-            {
-                "BLOCK_K": tile.block_k,
-                "CHUNK": size,
-                "LEVELS": size.bit_length() - 1,
-                "PRECISION": self._exact(),
-            },
-            scratch=self._decayed_names(),
-        )
-        return Launch(kernel, (Extent(self.spec.output_heads, ("batch", "chunks")), ONE, ONE))
+        heads, scratch = self.spec.output_heads, self._decayed_names()
+        return self._by_chunk("channels.chunk_scores", self.scores, heads, scratch)
 
     def _transition(self) -> Launch:
         tile, sizes = self.transition, self.sizes
@@ -238,20 +227,20 @@ class Planner:
         return Scratch(name, "fp32", Extent(elements, ("batch", "chunks")))
 
     def _inverse(self) -> Launch:
-        heads, size = self.spec.kv_num_heads, self.output.chunk
-        tile = self.inverse
-        inverse = self._kernel(
-            "delta.chunk_inverse",
-            tile,
-            {
-                "BLOCK_K": tile.block_k,
-                "CHUNK": size,
-                "LEVELS": size.bit_length() - 1,
-                "PRECISION": self._exact(),
-            },
-            scratch=("inverses",),
-        )
-        return Launch(inverse, (Extent(heads, ("batch", "chunks")), ONE, ONE))
+        heads = self.spec.kv_num_heads
+        return self._by_chunk("delta.chunk_inverse", self.inverse, heads, ("inverses",))
+
+    def _by_chunk(self, function: str, tile: Tile, heads: int, scratch: tuple[str, ...]) -> Launch:
+        """A kernel with one program for each chunk of some heads."""
+        size = self.output.chunk
+        constants = {
+            "BLOCK_K": tile.block_k,
+            "CHUNK": size,
+            "LEVELS": size.bit_length() - 1,
+            "PRECISION": self._exact(),
+        }
+        kernel = self._kernel(function, tile, constants, scratch=scratch)
+        return Launch(kernel, (Extent(heads, ("batch", "chunks")), ONE, ONE))
 
     def _segment_states(self) -> Scratch:
         slot = self.spec.kv_num_heads * self.sizes.d_k * (self.sizes.d_v + 1)

@@ -32,8 +32,8 @@ def output(shape: Shape) -> Tile:
     if shape.pairs and block_k > 64:
         return Tile(chunk, 64, min(block_v, 32), 8, 1)
     if shape.from_shared:
-        single = shape.decays == 1 if shape.sm == 100 else shape.normalize
-        stages = 1 if single and block_k > 64 else 2
+        unpipelined = shape.decays == 1 if shape.sm == 100 else shape.normalize
+        stages = 1 if unpipelined and block_k > 64 else 2
         return Tile(chunk, block_k, min(block_v, 64), 4 if block_k <= 64 else 8, stages)
     if block_k <= 64:
         return Tile(16 if shape.pairs else chunk, block_k, min(block_v, 32), 4, 2)

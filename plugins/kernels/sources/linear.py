@@ -25,6 +25,7 @@ from linexport.plugins.kernels.sources.delta import written
 from linexport.plugins.kernels.sources.feature_functions import features, kappa, load_keys
 from linexport.plugins.kernels.sources.tiles import (
     components,
+    faded,
     first_column,
     head_decays,
     load_chunk,
@@ -160,6 +161,7 @@ def segment_output(
         if DECAYS <= 1 and (MAP == "taylor2" or MAP == "quadratic"):
             parts = components(WIDTH)
             raw_k = load_rows(place, keep, parts, KEY_HEADS * WIDTH, WIDTH)
+        to_end = None
         if DECAYS == 1:
             place = decay + offset * HEADS
             from_start, to_end, whole, sums, rests, resets = head_decays(place, keep, HEADS)
@@ -228,17 +230,13 @@ def segment_output(
         if DECAYS > 1:
             whole = whole[:, None]
         if NORMALIZE:
-            one_rest = one.to(k_rest.dtype)
+            one_rest = faded(one, to_end, k_rest.dtype)
             if DECAYS:
                 Z *= whole
-            if DECAYS == 1:
-                one_rest = (one.to(tl.float32) * to_end[:, None]).to(k_rest.dtype)
             Z += tl.dot(tl.trans(k_rest), one_rest, input_precision=PRECISION)
-        u_rest = u.to(k_rest.dtype)
+        u_rest = faded(u, to_end, k_rest.dtype)
         if DECAYS:
             S *= whole
-        if DECAYS == 1:
-            u_rest = (u.to(tl.float32) * to_end[:, None]).to(k_rest.dtype)
         S += tl.dot(tl.trans(k_rest), u_rest, input_precision=PRECISION)
 
     if NORMALIZE:

@@ -16,6 +16,7 @@ from linexport.plugins.kernels.sources.delta import written
 from linexport.plugins.kernels.sources.feature_functions import features, kappa, load_keys
 from linexport.plugins.kernels.sources.tiles import (
     components,
+    faded,
     head_decays,
     load_chunk,
     load_keep,
@@ -242,7 +243,7 @@ def segment_output(
             S, _ = load_state(state, None, columns, columns_v, D_K, D_V)
             factor = tl.full((BLOCK_K,), 1.0, tl.float32)
             if DECAYS == 1:
-                k = (k.to(tl.float32) * to_end[:, None]).to(k.dtype)
+                k = faded(k, to_end, k.dtype)
                 factor *= whole
             elif DECAYS > 1:
                 decayed = chunk_decays + start // CHUNK * D_K + columns

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from linexport.plugins.kernels.sources.feature_functions import load_keys
 from linexport.plugins.kernels.sources.tiles import (
+    faded,
     first_column,
     head_decays,
     load_chunk,
@@ -102,8 +103,7 @@ def segment_state(
         # What the state held decays over the chunk, and what is added by what is left of it.
         if DECAYS == 1:
             _, to_end, whole, _, _, _ = head_decays(decay + offset * HEADS, keep, HEADS)
-            v = (v.to(tl.float32) * to_end[:, None]).to(k.dtype)
-            ones = (one * to_end[:, None]).to(k.dtype)
+            v, ones = faded(v, to_end, k.dtype), faded(one, to_end, k.dtype)
             S *= whole
             Z *= whole
             product *= whole

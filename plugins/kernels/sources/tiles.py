@@ -110,6 +110,14 @@ def pairs(sums, rests, resets):
 
 
 @triton.jit
+def faded(x, to_end, dtype: tl.constexpr):
+    """Rows of x as they are after the chunk, in ``dtype``; the same where ``to_end`` is None."""
+    if to_end is not None:
+        x = x.to(tl.float32) * to_end[:, None]
+    return x.to(dtype)
+
+
+@triton.jit
 def channel_logarithms(base, keep, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
     """g (C, K) of a decay for each token and key channel; below RESET it is taken for RESET."""
     g = load_rows(base, keep, columns, STRIDE, WIDTH).to(tl.float32)

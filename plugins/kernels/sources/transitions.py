@@ -23,6 +23,7 @@ import triton.language as tl
 from linexport.plugins.kernels.sources.delta import written
 from linexport.plugins.kernels.sources.feature_functions import load_keys
 from linexport.plugins.kernels.sources.tiles import (
+    faded,
     head_decays,
     load_chunk,
     load_keep,
@@ -138,7 +139,7 @@ def segment_transition(
             stored = times_state(k, S, PRECISION)
         u = written(T, v, stored, k.dtype, PRECISION)
         if DECAYS == 1:
-            u = (u.to(tl.float32) * to_end[:, None]).to(k.dtype)
+            u = faded(u, to_end, k.dtype)
         S += tl.dot(tl.trans(k_rest), u, input_precision=PRECISION)
 
     slot = head * segments + segment
