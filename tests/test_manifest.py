@@ -150,6 +150,7 @@ OTHER: dict[str, Any] = {
     "overwrite": True,
     "trust_remote_code": True,
     "vision": False,
+    "mtp": False,
     "isolated": True,
     "max_memory": 4,
     "max_seconds": 60,

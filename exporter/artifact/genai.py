@@ -67,6 +67,11 @@ def write_genai(artifact: str | Path, output: str | Path) -> Path:
             f"{source} has a vision tower; onnxruntime-genai takes text alone of it. Convert the "
             "model again with --no-vision."
         )
+    if manifest.mtp is not None:
+        raise UsageError(
+            f"{source} has a head for multi-token prediction, which onnxruntime-genai does not "
+            "run. Convert the model again with --no-mtp."
+        )
     if manifests.is_artifact(place):
         raise UsageError(f"{place} is an artifact; expected a new or empty folder.")
     write.check_output(place, overwrite=False)

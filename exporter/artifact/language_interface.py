@@ -71,7 +71,7 @@ def language_interface(manifest: Manifest) -> LanguageInterface:
             f"{manifest.artifact} is not a language model: its output is of the kind "
             f"{manifest.head}. Expected one that was converted with its language model's head."
         )
-    states = {name for s in manifest.states for name in (s.past, s.present)}
+    states = {name for s in manifest.states for name in (s.past, s.present)} | {manifest.hidden}
     given = [i for i in manifest.inputs if i.default is None]
     tokens = [i for i in given if i.name not in states]
     outputs = [o for o in manifest.outputs if o.name not in states]

@@ -29,6 +29,7 @@ class Model:
         states: by the names of their inputs.
         inputs: those that a caller gives.
         tower: the vision tower beside it; None without one.
+        predictor: the head for multi-token prediction beside it; None without one.
     """
 
     def __init__(
@@ -37,13 +38,14 @@ class Model:
         session: InferenceSession,
         ranges: Mapping[str, Range],
         tower: InferenceSession | None = None,
+        predictor: Model | None = None,
     ) -> None:
         held = [State.from_record(s) for s in manifest.states]
         self.manifest, self.model_sha256 = manifest, manifest.model_sha256
         self.states = {s.past: s for s in held}
         array = session.array if isinstance(session, DeviceSession) else np.asarray
         self.inputs = CallInputs(manifest, self.states, ranges, array)
-        self._session, self.tower = session, tower
+        self._session, self.tower, self.predictor = session, tower, predictor
         self._presents = {s.present: s.past for s in held}
 
     @cached_property

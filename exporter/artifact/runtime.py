@@ -16,6 +16,7 @@ from linexport import targets
 from linexport.artifact import opening, signature
 from linexport.artifact.call_inputs import Arrays, Input, Range
 from linexport.artifact.images import image_inputs, images_of, vision_of
+from linexport.artifact.model import Model
 from linexport.artifact.stream import Stream
 from linexport.artifact.text_model import TextModel
 from linexport.errors import EnvironmentProblemError, LinexportError, ParityError, UsageError
@@ -133,7 +134,29 @@ def _load(folder: Path, execution: Execution, **options: Any) -> Artifact:
     tower = None
     if manifest.vision is not None:
         tower = _tower(folder, manifest.vision, options["threads"], execution)
-    return Artifact(folder, manifest, session, ranges=found, options=options, tower=tower)
+    head = None
+    if manifest.mtp is not None:
+        head = _predictor(folder, manifest, options["threads"], execution)
+    given: dict[str, Any] = {"ranges": found, "options": options}
+    return Artifact(folder, manifest, session, **given, tower=tower, predictor=head)
+
+
+def _predictor(folder: Path, manifest: Manifest, threads: int, execution: Execution) -> Model:
+    """Open the head for multi-token prediction of an artifact."""
+    assert manifest.mtp is not None
+    path, own = folder / manifest.mtp.file, manifest.predictor()
+    graph = opening.checked_graph(path)
+    check_interface(own, graph, str(folder / manifests.MANIFEST))
+    ranges = {i.name: index_range(graph, i.name) for i in own.inputs}
+    try:
+        session = targets.find_target(manifest.target).open(
+            path, threads=threads, native=uses_library(manifest), execution=execution
+        )
+    except LinexportError:
+        raise
+    except Exception as error:
+        raise EnvironmentProblemError(f"Cannot open {path}: {error}") from error
+    return Model(own, session, {name: values for name, values in ranges.items() if values})
 
 
 def _tower(
@@ -200,8 +223,9 @@ class Artifact(TextModel):
         ranges: Mapping[str, Range] | None = None,
         options: Mapping[str, Any] | None = None,
         tower: targets.InferenceSession | None = None,
+        predictor: Model | None = None,
     ) -> None:
-        super().__init__(manifest, session, ranges or {}, tower)
+        super().__init__(manifest, session, ranges or {}, tower, predictor)
         self._path = path
         self._options = options or {}
 

@@ -17,7 +17,9 @@ from typing import Protocol
 
 import numpy as np
 
+from linexport.artifact.call_inputs import Arrays
 from linexport.artifact.continuation import END, TextRow
+from linexport.artifact.model import Model
 from linexport.artifact.stream import Stream
 
 PROPOSED = 8
@@ -25,6 +27,9 @@ PROPOSED = 8
 
 LONGEST = 3
 """Tokens of the n-grams that are looked up."""
+
+LOGITS = "logits"
+"""Output of heads for multi-token prediction."""
 
 
 class Draft(Protocol):
@@ -124,6 +129,52 @@ class StreamDraft:
             piece = np.array([found[-1]], np.int64)
 
 
+class PredictorDraft:
+    """The head for multi-token prediction of the model itself, by argmax.
+
+    It reads each token with the hidden state that the model has of the token before. After a
+    proposal of its own it reads a hidden state of its own in that place, and none of that is kept:
+    its state is of tokens and hidden states of the text alone.
+
+    Args:
+        head: that of the model which checks what is proposed.
+        hidden: name of its output that goes on as its input ``hidden_states``.
+        tokens: proposed at a time.
+    """
+
+    def __init__(self, head: Model, hidden: str, tokens: int = 2) -> None:
+        self._head, self._hidden, self._most = head, hidden, tokens
+        self.model_sha256 = head.model_sha256
+        self.begin()
+        self.proposed = self.accepted = self.calls = 0
+
+    def begin(self) -> None:
+        """See ``Draft``."""
+        self._state = self._head.hold(self._head.initial_state())
+        self._read: list[np.ndarray] = []
+
+    def read(self, hidden: np.ndarray) -> None:
+        """Take the hidden states, (T, width), of the next tokens of the text."""
+        self._read.append(hidden)
+
+    def propose(self, text: Sequence[int]) -> list[int]:
+        """See ``Draft``."""
+        hidden = np.concatenate(self._read)[None]
+        self._read.clear()
+        tokens = np.asarray(text[len(text) - hidden.shape[1] :], np.int64)
+        outputs, self._state = self._call(tokens, hidden, self._state)
+        state, found = self._state, [int(outputs[LOGITS][0, -1].argmax())]
+        while len(found) < self._most:
+            hidden = outputs[self._hidden][:, -1:]
+            outputs, state = self._call(np.array(found[-1:]), hidden, state)
+            found.append(int(outputs[LOGITS][0, -1].argmax()))
+        return found
+
+    def _call(self, tokens: np.ndarray, hidden: np.ndarray, state: Arrays) -> tuple[Arrays, Arrays]:
+        given = {"input_ids": tokens[None], "hidden_states": hidden}
+        return self._head.call(self._head.inputs.bind([given], {})[0], state)
+
+
 def speculative(stream: Stream, prompt: np.ndarray, text: TextRow, draft: Draft) -> Iterator[int]:
     """Yield the tokens after a prompt, (T,) int64, as ``continuations`` does."""
     read, known = prompt.tolist(), prompt
@@ -136,6 +187,8 @@ def speculative(stream: Stream, prompt: np.ndarray, text: TextRow, draft: Draft)
             proposals = proposals[: text.left - 1]
         tokens = np.concatenate([known, np.asarray(proposals, np.int64)])
         verified = stream.verify(tokens, known=len(known), choose=text.choose)
+        if isinstance(draft, PredictorDraft) and verified.hidden is not None:
+            draft.read(verified.hidden)
         if begun:
             draft.calls += 1
             draft.proposed += len(proposals)

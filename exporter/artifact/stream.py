@@ -36,10 +36,13 @@ class Verified:
     Attributes:
         tokens: the proposals that are right, and the token after them.
         logits: that each of these was chosen from, (len(tokens), vocabulary).
+        hidden: states of the tokens fed that are kept, (kept, width); None where the model does not
+            give them.
     """
 
     tokens: tuple[int, ...]
     logits: np.ndarray
+    hidden: np.ndarray | None = None
 
 
 def argmax(logits: np.ndarray) -> int:
@@ -170,7 +173,8 @@ class Stream:
         feeds, batch = self._model.inputs.bind([{language.tokens: tokens[None]}], {})
         with self._lock:
             held = max(self._history, len(tokens))
-            logits = self._advance(feeds, batch, held)[language.logits][0, known - 1 :]
+            outputs = self._advance(feeds, batch, held)
+            logits = outputs[language.logits][0, known - 1 :]
             chosen: list[int] = []
             try:
                 chosen.append(choose(logits[0]))
@@ -181,7 +185,9 @@ class Stream:
             finally:  # nothing was fed where nothing could be chosen
                 self._go_back(len(logits) - len(chosen) if chosen else len(tokens))
             self._past.keep(self._history)
-        return Verified(tuple(chosen), logits[: len(chosen)])
+        hidden = self._model.manifest.hidden
+        kept = None if hidden is None else outputs[hidden][0, : known - 1 + len(chosen)]
+        return Verified(tuple(chosen), logits[: len(chosen)], kept)
 
     def _go_back(self, tokens: int) -> None:
         if tokens and self._state is None:

@@ -17,7 +17,7 @@ from linexport.artifact.generating import GenerationRequest
 from linexport.artifact.generation_config import generation_defaults
 from linexport.artifact.language_interface import Prompt, language_interface
 from linexport.artifact.model import Model
-from linexport.artifact.speculation import Draft, StreamDraft, speculative
+from linexport.artifact.speculation import Draft, PredictorDraft, StreamDraft, speculative
 from linexport.artifact.stream import Stream
 from linexport.artifact.template import chat_prompt
 from linexport.artifact.tokenizer import find_tokenizer
@@ -60,6 +60,23 @@ class TextModel(Model):
         """
         language_interface(self.manifest)
         return StreamDraft(self.stream(history=tokens), tokens)
+
+    def mtp_draft(self, tokens: int = 2) -> PredictorDraft:
+        """Return the head for multi-token prediction as a draft of this model, for ``generate``.
+
+        Args:
+            tokens: proposed at a time.
+
+        Raises:
+            UsageError: the artifact has none.
+        """
+        if self.predictor is None or self.manifest.hidden is None:
+            raise UsageError(
+                f"{self.path} has no head for multi-token prediction. Convert a checkpoint that "
+                "has its weights (mtp.*) and whose family docs/hugging-face.md names, or take "
+                "another draft."
+            )
+        return PredictorDraft(self.predictor, self.manifest.hidden, tokens)
 
     def generate(
         self,
@@ -113,6 +130,11 @@ class TextModel(Model):
         given = {} if images is None else self.image_inputs(ids, images)
         if draft is not None and given:
             raise UsageError("A draft proposes tokens of texts alone. Leave out draft or images.")
+        if isinstance(draft, PredictorDraft) and draft.model_sha256 != self.model_sha256:
+            raise UsageError(
+                f"The draft is the head of another model; expected that of {self.path}: its "
+                "mtp_draft()."
+            )
         if draft is not None:
             return speculative(self.stream(), ids, text, draft)
         batch = Batch(self, self.stream, [ids], given)

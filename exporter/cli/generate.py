@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -110,10 +111,11 @@ def generate(
     draft: Annotated[
         str | None,
         typer.Option(
-            metavar="ngram|ARTIFACT",
+            metavar="ngram|mtp|ARTIFACT",
             help="Propose tokens that are then checked several in a call: what followed the last "
-            "ones where they were in the text before, or what a smaller model with the same "
-            "tokens continues with. The text is the same.",
+            "ones where they were in the text before, what the model's own head for multi-token "
+            "prediction gives, or what a smaller model with the same tokens continues with. The "
+            "text is the same.",
         ),
     ] = None,
     provider: ProviderOption = CPU,
@@ -141,7 +143,8 @@ def generate(
         model = opened(artifact)
         proposals: Draft | None = None
         if draft is not None:
-            proposals = NGramDraft() if draft == "ngram" else _smaller(opened(draft), model)
+            own: dict[str, Callable[[], Draft]] = {"ngram": NGramDraft, "mtp": model.mtp_draft}
+            proposals = own[draft]() if draft in own else _smaller(opened(draft), model)
         request = GenerationRequest(
             *(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty),
             seed=seed,

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
         OpRecord,
         SourceInspection,
     )
-    from linexport.manifest.records import RangeRecord, RejectionRecord, SourceRecord
+    from linexport.manifest.records import RangeRecord, SourceRecord
+    from linexport.manifest.rewriting import RejectionRecord
 
 
 def inspect(
@@ -86,6 +87,13 @@ def _print(found: SourceInspection | ArtifactInspection) -> None:
                 f"! {manifest.not_built}. On the machine of the GPU: linexport build FOLDER",
                 style="yellow",
                 markup=False,
+            )
+        if manifest.mtp is not None:
+            from linexport.report.verdict import predictor_check
+
+            head = predictor_check(manifest.mtp)
+            console.print(
+                f"head for multi-token prediction: {head.word}, {head.detail}", markup=False
             )
         if manifest.placement is not None:
             console.print(f"compared where {manifest.placement.described()}", markup=False)

@@ -16,6 +16,7 @@ NAMES = {
     "write": "Writing the model",
     "parity": "Comparing it with the original",
     "vision": "Writing the vision tower",
+    "mtp": "Writing and comparing the head for multi-token prediction",
     "streaming": "Checking that it streams",
     "layers": "Comparing its layers with those of the original",
     "library": "Comparing the CPU library with its functions",

@@ -57,6 +57,7 @@ def with_status(manifest: Manifest) -> Manifest:
         (manifest.parity is not None and not manifest.parity.passed)
         or (manifest.streaming is not None and manifest.streaming.passed is False)
         or any(engine.checked is False for engine in manifest.engines)
+        or (manifest.mtp is not None and not manifest.mtp.passed)
     )
     if differs:
         return replace(manifest, status="parity_failed")

@@ -40,7 +40,7 @@ def model_under_test(
     pasts = {s.past for s in manifest.states}
     presents = {s.present for s in manifest.states}
     inputs = [i for i in manifest.inputs if i.name not in pasts]
-    outputs = [o for o in manifest.outputs if o.name not in presents]
+    outputs = [o for o in manifest.outputs if o.name not in {*presents, manifest.hidden}]
     return ModelUnderTest(
         loaded=loaded,
         open=open_session,

@@ -34,7 +34,8 @@ from linexport.loaders.metric import Evaluate, Metric, as_metric, check_drop
 from linexport.manifest import DATA, MODEL, ConvertOptions, Manifest, describe_files
 from linexport.manifest.options import FLOAT32
 from linexport.manifest.quantisation import QuantisationRecord
-from linexport.manifest.records import HeadName, NodesRecord, StageRecord
+from linexport.manifest.records import HeadName, StageRecord
+from linexport.manifest.rewriting import NodesRecord
 from linexport.quantise import forecast
 from linexport.quantise.calibration_inputs import inputs_of
 from linexport.quantise.choose_bits import AUTO, CHOICES, Quantiser

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from linexport import manifest as manifests
@@ -23,6 +24,7 @@ from linexport.conversion.add_records import (
     with_throughput,
 )
 from linexport.conversion.model_under_test import model_under_test
+from linexport.conversion.predictor import with_predictor_checked
 from linexport.conversion.publish import write_reports
 from linexport.conversion.quantised import with_quantisation_checked
 from linexport.errors import UsageError
@@ -30,7 +32,7 @@ from linexport.graph.interface import check_interface
 from linexport.loaders import LoadedModel, is_factory, load_model
 from linexport.loaders.memory_map import memory_map_weights
 from linexport.manifest import MODEL, Manifest
-from linexport.manifest.file_names import VISION
+from linexport.manifest.file_names import MTP, VISION
 from linexport.parity.extra_outputs import Change, open_changed
 from linexport.system.progress import Progress, Silent, Stopwatch
 from linexport.targets import providers
@@ -109,12 +111,35 @@ def check_again(
         # Without states nothing streams: the reason recorded at conversion stands.
         if tested.states:
             manifest = replace(manifest, streaming=parity.check_streaming(tested, seed))
+    if manifest.mtp is not None:
+        with watch.stage("mtp"):
+            manifest = _with_predictor_checked(manifest, tested, folder, threads, seed)
     if manifest.engines:
         with watch.stage("engines"):
             manifest = with_engines_checked(manifest, tested, folder, seed)
     manifest = with_status(replace(manifest, seed=seed))
     _write(folder, manifest)
     return manifest
+
+
+def _with_predictor_checked(
+    manifest: Manifest, tested: parity.ModelUnderTest, folder: Path, threads: int, seed: int
+) -> Manifest:
+    """Compare the head for multi-token prediction, opened as ``load`` does."""
+    opened = partial(
+        targets.find_target(manifest.target).open,
+        threads=threads,
+        taking_turns=True,
+        low_memory=True,
+        native=uses_library(manifest),
+        execution=tested.execution,
+    )
+
+    def changed(change: Change) -> targets.InferenceSession:
+        return open_changed(folder / MTP, change, opened)
+
+    head = partial(opened, folder / MTP)
+    return with_predictor_checked(manifest, tested, head, changed, seed)
 
 
 def _validate_quantised(
@@ -243,6 +268,7 @@ def _original(
         trust_remote_code=trust_remote_code,
         pooling=manifest.options.pooling if manifest.options else None,
         vision=manifest.vision is not None,
+        mtp=manifest.mtp is not None,
     )
     if source is None and loaded.source.kind != recorded.kind:
         raise UsageError(

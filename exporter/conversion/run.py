@@ -26,6 +26,7 @@ from linexport.conversion.add_records import (
     with_warnings,
 )
 from linexport.conversion.model_under_test import model_under_test
+from linexport.conversion.predictor import with_predictor_checked, write_predictor
 from linexport.conversion.stages import Job, TracedOriginal, load_original
 from linexport.conversion.vision import write_tower
 from linexport.conversion.withdraw import blamed
@@ -41,6 +42,7 @@ from linexport.manifest.proof import StreamingRecord
 from linexport.manifest.records import FileRecord, StageRecord
 from linexport.parity.cases import Case
 from linexport.parity.tolerances import coarsest_inside
+from linexport.targets.base import uses_library
 from linexport.timing.latency import BRIEF
 
 NAMED = 3
@@ -79,7 +81,8 @@ class _Checked:
 def run(job: Job) -> Manifest:
     """Write everything to the job's folder except its reports; return the manifest."""
     original = _trace(job, _load(job))
-    original = replace(original, vision=write_tower(job, original.loaded))
+    tower, head = write_tower(job, original.loaded), write_predictor(job, original.loaded)
+    original = replace(original, vision=tower, mtp=head)
     found = _proven(job, original)
     turned = axis_roles.corrected(original, found.manifest.states, job.ranges)
     if turned is not None:  # what was called the batch has the tokens: lengths were tried on rows
@@ -94,6 +97,9 @@ def run(job: Job) -> Manifest:
             manifest = with_library_checked(
                 manifest, tested, _by_library(job, tested), job.options.seed
             )
+    if manifest.mtp is not None:
+        with job.watch.stage("mtp"):
+            manifest = _with_predictor_checked(job, manifest, tested)
     if job.target.assemble:
         with job.watch.stage("prepare"):
             manifest = _prepare(job, job.target.assemble, original.dims, manifest)
@@ -114,7 +120,8 @@ def run(job: Job) -> Manifest:
 def _load(job: Job) -> LoadedModel:
     with job.watch.stage("load"):
         takes_images = job.target.build is None and not job.checks.by_layers
-        loaded = load_original(job.source, job.options, takes_images)
+        takes_head = job.target.deploy is None and not job.checks.by_layers
+        loaded = load_original(job.source, job.options, takes_images, takes_head)
         if job.checks.finite:
             check_finite(loaded.module)
         return loaded
@@ -213,6 +220,16 @@ def _tested(job: Job, manifest: Manifest, original: TracedOriginal) -> parity.Mo
         manifest, original.loaded, job.open, inside, job.open_tower, job.open_changed
     )
     return job.checks.applied(tested)
+
+
+def _with_predictor_checked(
+    job: Job, manifest: Manifest, tested: parity.ModelUnderTest
+) -> Manifest:
+    """Compare the head for multi-token prediction, run as it will be."""
+    native = uses_library(manifest)
+    opened = partial(job.open_predictor, native)
+    changed = partial(job.open_changed_predictor, native=native)
+    return with_predictor_checked(manifest, tested, opened, changed, job.options.seed)
 
 
 def _by_library(job: Job, tested: parity.ModelUnderTest) -> parity.ModelUnderTest:

@@ -12,8 +12,8 @@ from linexport.graph.dims import DimRange
 from linexport.loaders import LoadedModel, load_model
 from linexport.loaders.memory_map import memory_map_weights
 from linexport.manifest import MODEL, ConvertOptions
-from linexport.manifest.file_names import VISION
-from linexport.manifest.records import VisionRecord
+from linexport.manifest.file_names import MTP, VISION
+from linexport.manifest.records import PredictorRecord, VisionRecord
 from linexport.parity import ModelUnderTest
 from linexport.parity.cases import USUAL, ChosenSizes
 from linexport.parity.extra_outputs import Change, open_changed
@@ -95,26 +95,39 @@ class Job:
             self.folder / VISION, threads=self.options.threads, taking_turns=True
         )
 
+    def open_predictor(self, native: bool) -> targets.InferenceSession:
+        """The head for multi-token prediction beside the model."""
+        return self._opened(self.folder / MTP, native)
+
+    def open_changed_predictor(self, change: Change, native: bool) -> targets.InferenceSession:
+        """That head with its graph changed."""
+        return open_changed(self.folder / MTP, change, partial(self._opened, native=native))
+
 
 @dataclass(frozen=True)
 class TracedOriginal:
     """A loaded and traced model, with the ranges its dimensions may take in the artifact.
 
-    ``vision`` is the tower written beside it.
+    ``vision`` is the tower written beside it, and ``mtp`` the head for multi-token prediction.
     """
 
     loaded: LoadedModel
     traced: trace.Traced
     dims: Mapping[str, DimRange]
     vision: VisionRecord | None = None
+    mtp: PredictorRecord | None = None
 
 
 def load_original(
-    source: str | Path | LoadedModel, config: ConvertOptions, vision: bool = True
+    source: str | Path | LoadedModel,
+    config: ConvertOptions,
+    vision: bool = True,
+    mtp: bool = True,
 ) -> LoadedModel:
     """Return the model as the options load it, its large weights in a memory-mapped file.
 
-    ``vision`` is False where a vision tower cannot be taken.
+    ``vision`` is False where a vision tower cannot be taken, ``mtp`` where a head for multi-token
+    prediction cannot.
     """
     loaded = load_model(
         source,
@@ -122,6 +135,9 @@ def load_original(
         trust_remote_code=config.trust_remote_code,
         pooling=config.pooling,
         vision=vision and config.vision,
+        mtp=mtp and config.mtp,
     )
     memory_map_weights(loaded)
+    if loaded.predictor is not None:
+        memory_map_weights(loaded.predictor)
     return loaded

@@ -20,14 +20,8 @@ from linexport.graph.dims import DimRange
 from linexport.graph.external_data import externals_as_inputs, with_weights
 from linexport.graph.interface import input_records, tensor_records
 from linexport.manifest import FORMAT, MODEL, Manifest, describe_files
-from linexport.manifest.records import (
-    DimRecord,
-    LoweringRecord,
-    NodesRecord,
-    RejectionRecord,
-    SourceRecord,
-    TunedRecord,
-)
+from linexport.manifest.records import DimRecord, SourceRecord
+from linexport.manifest.rewriting import LoweringRecord, NodesRecord, RejectionRecord, TunedRecord
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.registry import all_ops
@@ -202,6 +196,7 @@ def _manifest(
         matches=findings.matches,
         head=loaded.language.head if loaded.language else None,
         vision=original.vision,
+        mtp=original.mtp,
     )
 
 

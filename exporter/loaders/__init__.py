@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 from linexport.errors import UsageError
 from linexport.loaders.files import check_text
@@ -33,6 +34,7 @@ def load_model(
     whole: bool = False,
     pooling: str | None = None,
     vision: bool = True,
+    mtp: bool = True,
 ) -> LoadedModel:
     """Load a model from a file, or from a function that builds it.
 
@@ -51,6 +53,7 @@ def load_model(
             "cls"; None gives all of them.
         vision: take the vision tower of a Hugging Face model as well, where it is one that is
             converted.
+        mtp: take the head for multi-token prediction of such a model as well, where it has one.
 
     Returns:
         The module in inference mode, with example inputs, dynamic dims and provenance.
@@ -64,6 +67,12 @@ def load_model(
         return source
     check_text(source)
     path = Path(source)
+    options = {
+        "trust_remote_code": trust_remote_code,
+        "pooling": pooling,
+        "vision": vision,
+        "mtp": mtp,
+    }
     if not _exists(path):
         if is_factory(source):
             _check_unpooled(source, pooling)
@@ -74,7 +83,7 @@ def load_model(
             from linexport.loaders.hugging_face import cached_folder
 
             folder = cached_folder(source)
-            return _hugging_face(folder, source, trust_remote_code, whole, pooling, vision)
+            return _hugging_face(folder, source, whole, **options)
         raise UsageError(
             f"no file or folder {source}. Expected a linexport checkpoint (.pt), an exported "
             "program (.pt2), an ONNX file, or package.module:callable naming a function that "
@@ -86,7 +95,7 @@ def load_model(
     kind = recognise(path)
     log.info("%s is taken for: %s", path, kind.name.lower().replace("_", " "))
     if kind in (Kind.HUGGING_FACE_FOLDER, Kind.ADAPTER_FOLDER):
-        return _hugging_face(path, str(path), trust_remote_code, whole, pooling, vision)
+        return _hugging_face(path, str(path), whole, **options)
     _check_unpooled(source, pooling)
     if kind is Kind.EXPORTED_PROGRAM:
         from linexport.loaders.exported_program import load_exported_program
@@ -124,9 +133,7 @@ def _check_unpooled(source: str | Path, pooling: str | None) -> None:
         )
 
 
-def _hugging_face(
-    folder: Path, location: str, trust: bool, whole: bool, pooling: str | None, vision: bool
-) -> LoadedModel:
+def _hugging_face(folder: Path, location: str, whole: bool, **options: Any) -> LoadedModel:
     from linexport.loaders.hugging_face import load_adapter, load_hugging_face
 
     adapted = not (folder / "config.json").exists()
@@ -141,7 +148,7 @@ def _hugging_face(
         return load_whole(folder, location)
 
     load = load_adapter if adapted else load_hugging_face
-    return load(folder, location=location, trust_remote_code=trust, pooling=pooling, vision=vision)
+    return load(folder, location=location, **options)
 
 
 def _exists(path: Path) -> bool:

@@ -146,6 +146,7 @@ class LoadedModel:
         defaults: values that fill an input the caller leaves out, by name.
         files: copied into the artifact, such as those of a tokenizer.
         vision: a tower whose output the model takes in the place of embeddings of tokens.
+        predictor: a head for multi-token prediction, which takes the model's hidden states.
     """
 
     module: torch.nn.Module
@@ -163,3 +164,4 @@ class LoadedModel:
     defaults: Mapping[str, int] = field(default_factory=dict)
     files: tuple[Path, ...] = ()
     vision: VisionTower | None = None
+    predictor: LoadedModel | None = None

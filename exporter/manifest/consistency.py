@@ -79,6 +79,7 @@ def _files(manifest: Manifest) -> Iterator[str]:
         yield f"$.model_sha256 is not that of $.files[{MODEL!r}]"
     if manifest.vision is not None and manifest.vision.file not in manifest.files:
         yield "$.vision.file is not one of $.files"
+    yield from _predictor(manifest)
     prepared = manifest.prepared
     if prepared is not None:
         named = (prepared.plugin_source, prepared.script, *prepared.loaders)
@@ -88,6 +89,19 @@ def _files(manifest: Manifest) -> Iterator[str]:
         known = manifest.files.get(engine.file)
         if known is None or known.sha256 not in (None, engine.sha256):
             yield f"$.engines[{place}] is not one of $.files"
+
+
+def _predictor(manifest: Manifest) -> Iterator[str]:
+    head = manifest.mtp
+    if head is None:
+        return
+    if head.file not in manifest.files:
+        yield "$.mtp.file is not one of $.files"
+    if head.hidden not in {o.name for o in manifest.outputs}:
+        yield f"$.mtp.hidden is {head.hidden!r}, not an output"
+    missing = {"logits", head.hidden} - {o.name for o in head.outputs}
+    if missing:
+        yield f"$.mtp.outputs has no {min(missing)!r}"
 
 
 def _growth(path: str, state: StateRecord, present: tuple[int | str | None, ...]) -> Iterator[str]:

@@ -24,3 +24,4 @@ PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """Files that an artifact with a vision tower keeps as well: how images become its inputs."""
 
 VISION, VISION_DATA = "vision.onnx", "vision.onnx.data"
+MTP, MTP_DATA = "mtp.onnx", "mtp.onnx.data"

@@ -131,6 +131,12 @@ class ConvertOptions:
         "Of a checkpoint with a vision tower: export the tower beside the language model, which "
         "then takes images. Engines and --proof layers take text alone in any case.",
     )
+    mtp: bool = _option(
+        True,
+        "--mtp",
+        "Of a checkpoint with a head for multi-token prediction: export the head beside the model, "
+        "for generate --draft mtp. Engines and --proof layers take none in any case.",
+    )
     dims: tuple[str, ...] = _option(
         (),
         "--dim",

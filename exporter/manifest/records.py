@@ -8,7 +8,7 @@ the keys of the JSON.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from linexport.manifest.engines import EngineRecord
@@ -25,6 +25,7 @@ from linexport.manifest.placement import PlacementRecord
 from linexport.manifest.prepared import PreparedRecord
 from linexport.manifest.proof import LibraryRecord, ParityRecord, StreamingRecord
 from linexport.manifest.quantisation import QuantisationRecord
+from linexport.manifest.rewriting import LoweringRecord, NodesRecord, PassRecord, RejectionRecord
 
 FORMAT: Literal[2] = 2
 """Version of the JSON that is written; see ``upgrade`` for what is still read."""
@@ -125,77 +126,11 @@ class DimRecord(RangeRecord):
 
 
 @dataclass(frozen=True)
-class RejectionRecord:
-    """Nodes that look like linear attention and were left as they were.
-
-    Attributes:
-        where: name of the value they compute.
-        reason: the condition that failed.
-        nodes: the nodes the reason is about, where known.
-        line: the line of the model's source that computes it, "file.py:12: code", where the
-            exporter kept it.
-    """
-
-    where: str
-    reason: str
-    nodes: tuple[str, ...] = ()
-    line: str | None = None
-
-
-@dataclass(frozen=True)
-class TunedRecord:
-    """Median milliseconds of one candidate lowering."""
-
-    lowering: str
-    median_ms: float
-
-
-@dataclass(frozen=True)
-class LoweringRecord:
-    """The lowering a node got, and why; ``tuned`` is None where a rule decided."""
-
-    node: str
-    op: str
-    lowering: str
-    reason: str
-    tuned: tuple[TunedRecord, ...] | None = None
-
-
-@dataclass(frozen=True)
-class NodesRecord:
-    """Numbers of nodes: of the plain export and of the artifact."""
-
-    exported: int
-    artifact: int
-
-
-@dataclass(frozen=True)
 class StageRecord:
     """Seconds that a stage of the conversion took."""
 
     name: str
     seconds: float
-
-
-@dataclass(frozen=True)
-class PassRecord:
-    """One run of a pass over the graph.
-
-    Attributes:
-        name: of the pass.
-        stage: the pass belongs to.
-        seconds: it took, with the removal of what it disconnected.
-        nodes_before: number of nodes in the graph.
-        nodes_after: the same, afterwards.
-        changed: whether the pass modified the graph.
-    """
-
-    name: str
-    stage: str
-    seconds: float
-    nodes_before: int
-    nodes_after: int
-    changed: bool
 
 
 @dataclass(frozen=True)
@@ -242,6 +177,43 @@ class VisionRecord:
     grid_positions: bool
     inputs: tuple[InputRecord, ...]
     outputs: tuple[TensorRecord, ...]
+
+
+@dataclass(frozen=True)
+class PredictorRecord:
+    """The head for multi-token prediction beside the model, which proposes tokens.
+
+    Attributes:
+        file: ONNX model of the head.
+        hidden: output of the model that the head reads as its ``hidden_states``.
+        inputs: inputs in order, states among them; a token goes with the hidden state of the token
+            before it.
+        outputs: outputs in order, states among them: logits, and what the head reads in the place
+            of the hidden state of a token that it proposed itself.
+        states: pairs of an input and the output that continues it.
+        parity: comparison with the original's; None before it was made.
+        streaming: comparison of split and unsplit sequences; None before it was made.
+        hidden_passed: the model's hidden states times the original's output weights are the
+            model's logits; None before that was computed.
+        hidden_error: how far these are apart, relative to the largest logit.
+    """
+
+    file: str
+    hidden: str
+    inputs: tuple[InputRecord, ...]
+    outputs: tuple[TensorRecord, ...]
+    states: tuple[StateRecord, ...]
+    parity: ParityRecord | None = None
+    streaming: StreamingRecord | None = None
+    hidden_passed: bool | None = None
+    hidden_error: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Return whether it was compared with the original and equals it."""
+        parity, streaming = self.parity, self.streaming
+        equal = bool(parity and parity.passed and streaming and streaming.passed)
+        return equal and bool(self.hidden_passed)
 
 
 Environment = dict[str, str | int | None]
@@ -305,6 +277,7 @@ class Manifest:
         vision: the tower whose output ``inputs_embeds`` takes; None without one.
         placement: the execution provider that ran what was compared last; None for the CPU.
         prepared: what builds engines on other machines; None where they are built already.
+        mtp: the head that proposes tokens from the model's hidden states; None without one.
     """
 
     # For pydantic: no conversion of types, no unknown keys, no NaN.
@@ -354,11 +327,31 @@ class Manifest:
     vision: VisionRecord | None = None
     placement: PlacementRecord | None = None
     prepared: PreparedRecord | None = None
+    mtp: PredictorRecord | None = None
 
     @property
     def failure(self) -> str:
         """The check that failed, in words that follow the artifact's name; "" where none did."""
         return FAILURES[self.status]
+
+    @property
+    def hidden(self) -> str | None:
+        """Return the output that is there for the head for multi-token prediction alone."""
+        return None if self.mtp is None else self.mtp.hidden
+
+    def predictor(self) -> Manifest:
+        """Return the manifest of the head for multi-token prediction, as a model of its own."""
+        assert self.mtp is not None
+        own = self.mtp
+        return replace(
+            self,
+            inputs=own.inputs,
+            outputs=own.outputs,
+            states=own.states,
+            parity=own.parity,
+            vision=None,
+            mtp=None,
+        )
 
     @property
     def not_built(self) -> str | None:

@@ -50,11 +50,11 @@ class Destination:
         help: one line for people.
         write: writes the folder; raises UsageError for a model that the system cannot hold.
         options: names of its options, with a line of help each.
-        takes_images: it takes an artifact with a vision tower, for text.
+        by_linexport: linexport itself runs the artifact there, with the models beside it.
     """
 
     name: str
     help: str
     write: Callable[[Packaging], Packaged]
     options: Mapping[str, str] = field(default_factory=dict)
-    takes_images: bool = False
+    by_linexport: bool = False

@@ -53,10 +53,15 @@ def package(
             f"{source} {manifest.failure}; see {source / manifests.REPORT}. Pass "
             "--allow-failed to package it all the same, marked as failed."
         )
-    if manifest.vision is not None and not destination.takes_images:
+    if manifest.vision is not None and not destination.by_linexport:
         raise UsageError(
             f"{source} has a vision tower; {destination.name} takes text alone. Convert the model "
             "again with --no-vision."
+        )
+    if manifest.mtp is not None and not destination.by_linexport:
+        raise UsageError(
+            f"{source} has a head for multi-token prediction, which {destination.name} does not "
+            "run. Convert the model again with --no-mtp."
         )
     unknown = sorted(given.keys() - destination.options.keys())
     if unknown:

@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 from linexport.graph import surgeon
 from linexport.graph.external_data import Weights
 from linexport.graph.shapes import completed_shapes
-from linexport.manifest.records import PassRecord
+from linexport.manifest.rewriting import PassRecord
 from linexport.passes import fuse_linear_attention
 from linexport.passes.contract import (
     STAGES,

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import onnx_graphsurgeon as gs
 
 from linexport.errors import BuildError
-from linexport.manifest.records import PassRecord
+from linexport.manifest.rewriting import PassRecord
 from linexport.passes.contract import STATELESS, TARGET, Pass
 from linexport.passes.dump import GraphDump
 from linexport.recognise import Findings

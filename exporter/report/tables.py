@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from linexport.manifest import Manifest
-from linexport.manifest.records import IsolationRecord, LoweringRecord, StateRecord, TensorRecord
+from linexport.manifest.records import IsolationRecord, StateRecord, TensorRecord
+from linexport.manifest.rewriting import LoweringRecord
 from linexport.plugins.ops.registry import all_ops
 from linexport.report.text import (
     ABSENT,

@@ -11,6 +11,7 @@ from linexport.manifest.measured import LatencyRow
 from linexport.manifest.placement import PlacementRecord
 from linexport.manifest.proof import CaseRecord, LibraryRecord, ParityRecord, ToleranceRecord
 from linexport.manifest.quantisation import QuantisationRecord
+from linexport.manifest.records import PredictorRecord
 from linexport.report import quantisation
 from linexport.report.text import NO_REASON, amount, count, error, format_speedup
 
@@ -39,15 +40,21 @@ class Check:
 
 
 def parity_failed(manifest: Manifest) -> bool:
-    """Return whether the status, unless it is an engine's, or the parity record says so."""
+    """Return whether the status says so, unless it is that of a part, or the parity record."""
+    of_part = engine_failed(manifest) or predictor_failed(manifest)
     return (manifest.parity is not None and not manifest.parity.passed) or (
-        manifest.status == "parity_failed" and not engine_failed(manifest)
+        manifest.status == "parity_failed" and not of_part
     )
 
 
 def engine_failed(manifest: Manifest) -> bool:
     """Return whether an engine was run and is not equal to the original."""
     return any(engine.checked is False for engine in manifest.engines)
+
+
+def predictor_failed(manifest: Manifest) -> bool:
+    """Return whether the head for multi-token prediction is not equal to the original's."""
+    return manifest.mtp is not None and not manifest.mtp.passed
 
 
 def worst_case(parity: ParityRecord) -> CaseRecord | None:
@@ -127,6 +134,9 @@ def verdict(manifest: Manifest) -> Verdict:
         return Verdict("bad", f"{sentence}, but must not be streamed: fed in pieces, it differs.")
     if engine_failed(manifest):
         return Verdict("bad", f"{sentence}, but an engine made of it does not.")
+    if predictor_failed(manifest):
+        said = "but its head for multi-token prediction does not: convert it with --no-mtp."
+        return Verdict("bad", f"{sentence}, {said}")
     if manifest.not_built and not manifest.engines:
         return Verdict("open", f"{sentence}; {manifest.not_built}.")
     if not all(engine.checked for engine in manifest.engines):
@@ -188,6 +198,7 @@ def checks(manifest: Manifest) -> list[Check]:
     return [
         parity_check(manifest),
         streaming_check(manifest),
+        *([predictor_check(manifest.mtp)] if manifest.mtp else []),
         *([_provider_check(manifest.placement)] if manifest.placement else []),
         *([_library_check(manifest.library)] if manifest.library else []),
         *([_weights_check(manifest.quantisation)] if manifest.quantisation else []),
@@ -239,6 +250,19 @@ def streaming_check(manifest: Manifest) -> Check:
     if streaming.passed:
         return Check("Streaming", "streaming", "good", "passed", detail)
     return Check("Streaming", "streaming", "bad", "failed", f"{reason}; {detail}")
+
+
+def predictor_check(record: PredictorRecord) -> Check:
+    """Return whether the head for multi-token prediction equals the original's."""
+    parity, streaming = record.parity, record.streaming
+    if parity is None or streaming is None or record.hidden_passed is None:
+        return Check("MTP head", "parity", "open", "not measured", NO_REASON)
+    good = sum(case.passed for case in parity.cases)
+    detail = f"{record.file}: {good} of {len(parity.cases)} checks, largest relative error "
+    detail += f"{error(parity.max_relative_error)}; in pieces {error(streaming.max_relative_error)}"
+    detail += f"; hidden states it reads {error(record.hidden_error)}"
+    tone, word = ("good", "passed") if record.passed else ("bad", "failed")
+    return Check("MTP head", "parity", tone, word, detail)
 
 
 def _provider_check(record: PlacementRecord) -> Check:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from linexport.errors import LinexportError
+from linexport.errors import LinexportError, UnsupportedModelError
 from linexport.loaders.files import first_line, refuse
 from linexport.loaders.hugging_face.folder import (
     CONFIG,
@@ -59,6 +59,7 @@ def load_hugging_face(
     pooling: str | None = None,
     adapter: Adapter | None = None,
     vision: bool = True,
+    mtp: bool = True,
 ) -> LoadedModel:
     """Load the causal model of a folder, with the head that its configuration names.
 
@@ -70,6 +71,7 @@ def load_hugging_face(
         adapter: merged into the weights.
         vision: take the vision tower of a model that has one, where it is one of
             ``vision.TOWERS``; else its language model alone.
+        mtp: take the head for multi-token prediction of a causal model that has one.
 
     Returns:
         The model in eval mode, and with it what is traced in its place.
@@ -125,7 +127,8 @@ def load_hugging_face(
         description=about,
     )
     try:
-        imported = import_model(model, source, head, towers)
+        predictor, left_out = _predictor(folder, weights, model, source, mtp and head is CAUSAL)
+        imported = import_model(model, source, head, towers, predictor)
     except LinexportError:
         raise
     except Exception as error:  # the model is run, and any value of its configuration may be wrong
@@ -138,7 +141,7 @@ def load_hugging_face(
         imported,
         warnings=(
             *(() if towers else _left_out(config, model)),
-            *_left_out_heads(weights, model),
+            *left_out,
             *imported.warnings,
         ),
         files=(*copied, *(processor_files(folder) if towers else ())),
@@ -166,7 +169,11 @@ def load_adapter(folder: Path, *, location: str | None = None, **options: Any) -
 
 
 def import_model(
-    model: Any, source: Source, head: Head | None = None, vision: bool = False
+    model: Any,
+    source: Source,
+    head: Head | None = None,
+    vision: bool = False,
+    predictor: LoadedModel | None = None,
 ) -> LoadedModel:
     """Import a causal model of transformers that is in memory already.
 
@@ -175,6 +182,7 @@ def import_model(
         source: where it came from.
         head: the part of it that gives the output; None for that of a causal language model.
         vision: its vision tower is taken, too.
+        predictor: its head for multi-token prediction.
 
     Raises:
         UnsupportedModelError: layers no patch stands in for.
@@ -195,7 +203,7 @@ def import_model(
     original = OriginalCausalModel(model, head).eval()
     if tower is not None:
         original = OriginalWithImages(model, head, tower).eval()
-    step = decode_module(model, head, tower)
+    step = decode_module(model, head, tower, hidden=predictor is not None)
     text = model.config.get_text_config(decoder=True)
     context, same = getattr(text, "max_position_embeddings", None), rotary.limit(model)
     if same is not None and head.by_token:
@@ -220,6 +228,7 @@ def import_model(
         ),
         defaults={"attention_mask": 1, **DEFAULTS},
         vision=tower,
+        predictor=predictor,
     )
 
 
@@ -281,14 +290,25 @@ def _left_out(config: dict[str, Any], model: Any) -> tuple[str, ...]:
     return (f"Of {whole[0]} only {part} is converted: it takes text alone.",)
 
 
-def _left_out_heads(files: Sequence[Path], model: Any) -> tuple[str, ...]:
-    """Warn of the weights that predict several tokens ahead, which transformers does not load."""
+def _predictor(
+    folder: Path, files: Sequence[Path], model: Any, source: Source, taken: bool
+) -> tuple[LoadedModel | None, tuple[str, ...]]:
+    """Return the head that predicts several tokens ahead, or the warning that it is left out."""
     found = sorted(n for path in files for n in tensor_names(path) if MTP.match(n))
     if not found or any(MTP.match(name) for name, _ in model.named_parameters()):
-        return ()
-    return (
+        return None, ()
+    from linexport.loaders.hugging_face.multi_token import load_predictor
+
+    reason = "--no-mtp, engines and --proof layers leave it out"
+    if taken:
+        try:
+            predictor = load_predictor(folder, files, model, source)
+            return predictor, predictor.warnings
+        except UnsupportedModelError as error:
+            reason = str(error)
+    return None, (
         f"The head for multi-token prediction, {len(found)} weights ({found[0]}, ...), is left "
-        "out, as transformers leaves it out: it proposes tokens, and no output depends on it.",
+        f"out: {reason.removesuffix('.')}. It proposes tokens, and no output depends on it.",
     )
 
 

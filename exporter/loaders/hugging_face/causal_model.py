@@ -13,7 +13,8 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -37,6 +38,20 @@ def modeling_files(model: nn.Module) -> list[ModuleType]:
     """The Python modules that the classes of a model are defined in."""
     names = dict.fromkeys(type(part).__module__ for part in model.modules())
     return [sys.modules[name] for name in names if not name.startswith("torch.")]
+
+
+@contextmanager
+def last_hidden_states(model: Any, collect: bool = True) -> Iterator[list[Tensor]]:
+    """Collect what the decoder of a model gives to its head, call by call: (B, T, width) each."""
+    found: list[Tensor] = []
+    if not collect:
+        yield found
+        return
+    handle = model.get_decoder().register_forward_hook(lambda *call: found.append(call[-1][0]))
+    try:
+        yield found
+    finally:
+        handle.remove()
 
 
 class CausalModel(nn.Module):
@@ -91,14 +106,28 @@ class OriginalCausalModel(CausalModel):
         """True if the library's code does not know which tokens are padding."""
         return patches.ignore_padding(modeling_files(self.model))
 
+    def of_hidden_states(self, hidden_states: Tensor) -> Tensor:
+        """The output of the head for what the decoder gives to it."""
+        result: Tensor = self.model.get_output_embeddings()(hidden_states)
+        return result
+
     def _whole(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.called({"input_ids": input_ids}, attention_mask)
+
+    def called(self, given: Mapping[str, Tensor], attention_mask: Tensor) -> Tensor:
+        """Return the output of the head.
+
+        Args:
+            given: token ids or embeddings, by the library's name.
+            attention_mask: of these tokens.
+        """
         rotary.reset(self.model)
         with patches.original(modeling_files(self.model)):
             output = self.model(
-                input_ids=input_ids,
+                **given,
                 attention_mask=attention_mask,
                 use_cache=False,
-                **self.positions(attention_mask, input_ids.shape[1]),
+                **self.positions(attention_mask, attention_mask.shape[1]),
             )
         return self.head.result(output, attention_mask)
 

@@ -29,7 +29,11 @@ from linexport.errors import UnsupportedModelError
 from linexport.graph.dims import PAST
 from linexport.graph.states import KEY_VALUES, PADDING, State
 from linexport.loaders.hugging_face.cache import KEYS, VALUES, make_cache, presents, windows
-from linexport.loaders.hugging_face.causal_model import CausalModel, modeling_files
+from linexport.loaders.hugging_face.causal_model import (
+    CausalModel,
+    last_hidden_states,
+    modeling_files,
+)
 from linexport.loaders.hugging_face.heads import CAUSAL, Head
 from linexport.loaders.hugging_face.vision.positions import (
     absent,
@@ -49,6 +53,9 @@ MASK = "mask"
 COUNT = "count"
 """Name of the state that counts the tokens before, where no mask of all of them says how many."""
 
+HIDDEN = "last_hidden_state"
+"""Name of the output that a head for multi-token prediction reads."""
+
 BATCH, SEQUENCE = "batch", "seq"
 """Names of the dynamic dimensions of the inputs."""
 
@@ -67,15 +74,22 @@ OPS = {
 INITIAL_VALUES = {"max": stabilized_exp.LOWEST}
 """Value of a state before the first token, where that is not 0."""
 
+ROWS, BEFORE, NOW = 2, 3, 5
+"""Sizes of example inputs: sequences, tokens before, and tokens of the call."""
+
 GROWING_AXES = {KEYS: 2, VALUES: 2, MASK: 1}
 """The axis along which a state grows, unless it keeps a window."""
+
+Outputs = Tensor | tuple[Tensor, Tensor]
+"""The output of the head, and with it the last hidden states where they are asked for."""
 
 
 class Streaming(CausalModel):
     """The model with its states as inputs and outputs; to be called within ``patched``."""
 
-    def __init__(self, model: Any, head: Head = CAUSAL) -> None:
+    def __init__(self, model: Any, head: Head = CAUSAL, hidden: bool = False) -> None:
         super().__init__(model, head)
+        self.gives_hidden = hidden
         self.windows = windows(model.config) if self.cache_name else {}
         kept = [rows for rows in self.windows.values() if rows is not None]
         self._longest = max(kept) if kept and len(kept) == len(self.windows) else None
@@ -83,8 +97,8 @@ class Streaming(CausalModel):
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, past: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The output of the head, and the present states by the names of the past ones.
+    ) -> tuple[Outputs, dict[str, Tensor]]:
+        """The outputs, and the present states by the names of the past ones.
 
         At the beginning of a sequence ``past`` may be empty.
         """
@@ -97,8 +111,8 @@ class Streaming(CausalModel):
         attention_mask: Tensor,
         past: Mapping[str, Tensor],
         offsets: Tensor | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the output and the present states for tokens as the library takes them.
+    ) -> tuple[Outputs, dict[str, Tensor]]:
+        """Return the outputs and the present states for tokens as the library takes them.
 
         Args:
             given: token ids or embeddings, by the library's name.
@@ -122,7 +136,7 @@ class Streaming(CausalModel):
         else:
             positions = self.positions(mask, length)
         cache = make_cache(self.model.config, state_cache)
-        with using_states(state_cache):
+        with using_states(state_cache), last_hidden_states(self.model, self.gives_hidden) as hidden:
             output = self.model(
                 **given,
                 attention_mask=mask,
@@ -138,7 +152,8 @@ class Streaming(CausalModel):
             found = {MASK: rows.narrow(1, length, self._longest), **found}
         elif any(name.startswith(KEYS) for name in found):
             found = {MASK: mask, **found}
-        return self.head.result(output, attention_mask), found
+        result = self.head.result(output, attention_mask)
+        return ((result, hidden[-1]) if self.gives_hidden else result), found
 
     def grows(self, name: str) -> bool:
         """Return whether a state of rows or of their mask keeps those of all tokens."""
@@ -165,8 +180,8 @@ class WithEmbeddings(Streaming):
         inputs_embeds: Tensor,
         embeds_mask: Tensor,
         past: Mapping[str, Tensor],
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The output of the head, and the present states."""
+    ) -> tuple[Outputs, dict[str, Tensor]]:
+        """The outputs, and the present states."""
         given = {"inputs_embeds": embeddings(self.model, input_ids, inputs_embeds, embeds_mask)}
         return self.advance(given, attention_mask, past)
 
@@ -174,8 +189,8 @@ class WithEmbeddings(Streaming):
 class WithGrid(Streaming):
     """The model of such a decoder whose tokens of images have row and column as positions."""
 
-    def __init__(self, model: Any, head: Head = CAUSAL) -> None:
-        super().__init__(model, head)
+    def __init__(self, model: Any, head: Head = CAUSAL, hidden: bool = False) -> None:
+        super().__init__(model, head, hidden)
         text_positions.mark(model)
 
     def forward(  # type: ignore[override]
@@ -186,8 +201,8 @@ class WithGrid(Streaming):
         embeds_mask: Tensor,
         position_offsets: Tensor,
         past: Mapping[str, Tensor],
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The output of the head, and the present states."""
+    ) -> tuple[Outputs, dict[str, Tensor]]:
+        """The outputs, and the present states."""
         given = {"inputs_embeds": embeddings(self.model, input_ids, inputs_embeds, embeds_mask)}
         return self.advance(given, attention_mask, past, position_offsets)
 
@@ -207,7 +222,7 @@ class WholeSequence(nn.Module):
 
 
 def decode_module(
-    model: Any, head: Head = CAUSAL, vision: VisionTower | None = None
+    model: Any, head: Head = CAUSAL, vision: VisionTower | None = None, hidden: bool = False
 ) -> DecodeModule:
     """Build the module to trace for a model, with examples in the middle of two sequences.
 
@@ -216,28 +231,47 @@ def decode_module(
         head: the part of it that gives the output. One with an output for a whole sequence is
             traced without states.
         vision: its tower, whose output it then takes.
+        hidden: it also gives its last hidden states.
 
     Raises:
         UnsupportedModelError: a layer of linear attention is computed by something that no patch
             stands in for, or a library function has other parameters than its patch expects.
     """
     kind = Streaming if vision is None else WithGrid if vision.grid_positions else WithEmbeddings
-    module = kind(model, head).eval()
-    past_length, length, batch = 3, 5, 2
-    with torch.no_grad(), module.patched():
-        _, past = module(*_inputs(batch, past_length, vision), {})
+    module = kind(model, head, hidden).eval()
+    past = example_past(module, _inputs(BEFORE, vision))
     if not any(name.startswith(("conv_", "state_", "window_")) for name in past):
         raise UnsupportedModelError(
             f"{type(model).__name__} has no layer of linear attention, state space or short "
             "convolution whose state linexport knows: it has nothing to make faster. Use a plain "
             "exporter."
         )
-    given = _inputs(batch, length, vision)
-    batch_dim, sequence, before = Dim(BATCH), Dim(SEQUENCE), Dim(PAST, min=0)
-    tokens = {0: batch_dim, 1: sequence}
     if not head.by_token:
+        tokens, given = {0: Dim(BATCH), 1: Dim(SEQUENCE)}, _inputs(NOW, vision)
         whole = WholeSequence(module).eval()
         return DecodeModule(whole, given, (tokens, tokens), (head.output,), (), module.patched)
+    return stepwise(module, past, _inputs(NOW, vision))
+
+
+def example_past(module: Streaming, given: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Return the states after the first tokens."""
+    with torch.no_grad(), module.patched():
+        found: dict[str, Tensor] = module(*given, {})[1]
+    return found
+
+
+def stepwise(
+    module: Streaming, past: Mapping[str, Tensor], given: tuple[Tensor, ...]
+) -> DecodeModule:
+    """Describe a module that goes on from states.
+
+    Args:
+        module: to trace.
+        past: example states.
+        given: example inputs.
+    """
+    batch_dim, sequence, before = Dim(BATCH), Dim(SEQUENCE), Dim(PAST, min=0)
+    tokens = {0: batch_dim, 1: sequence}
     states = tuple(_state(name, value, module.grows(name)) for name, value in past.items())
     return DecodeModule(
         module=module,
@@ -249,15 +283,19 @@ def decode_module(
                 for name, state in zip(past, states, strict=True)
             },
         ),
-        outputs=(head.output, *(state.present for state in states)),
+        outputs=(
+            module.head.output,
+            *([HIDDEN] if module.gives_hidden else []),
+            *(state.present for state in states),
+        ),
         states=states,
         patched=module.patched,
     )
 
 
-def _inputs(batch: int, length: int, vision: VisionTower | None) -> tuple[Tensor, ...]:
+def _inputs(length: int, vision: VisionTower | None) -> tuple[Tensor, ...]:
     """Return examples of what a caller gives, states aside."""
-    ids = torch.zeros(batch, length, dtype=torch.int64)
+    ids = torch.zeros(ROWS, length, dtype=torch.int64)
     given = ids, torch.ones_like(ids)
     return given if vision is None else (*given, *absent(ids, vision))
 

@@ -1,0 +1,40 @@
+"""A further model of a source -> a file beside ``model.onnx``."""
+
+from __future__ import annotations
+
+import onnx
+
+from linexport import passes, targets, trace
+from linexport.artifact import write
+from linexport.conversion.stages import Job
+from linexport.graph.external_data import with_weights
+from linexport.loaders import LoadedModel
+from linexport.targets.inlined import inlined
+from linexport.targets.lowering import lower
+
+
+def write_beside(
+    job: Job, loaded: LoadedModel, names: tuple[str, str]
+) -> tuple[onnx.ModelProto, trace.Traced]:
+    """Trace, rewrite, lower and write a model.
+
+    Args:
+        job: says where to.
+        loaded: the model.
+        names: of its file, and of that of its weights.
+
+    Returns:
+        What was written, without weights, and what was traced.
+
+    Raises:
+        BuildError, UnsupportedModelError: see ``trace.trace``.
+    """
+    traced, target = trace.trace(loaded), job.target
+    found = passes.rewrite(traced.graph, passes.STATELESS, traced.weights, target=target.name)
+    model, weights = found.model, found.weights
+    if target.prepare is not targets.unchanged:
+        model, weights = target.prepare(with_weights(model, weights)), {}
+    model, _ = lower(model, target.candidates)
+    model = inlined(model) if job.options.inline else model
+    write.save_model(model, job.folder, weights, names=names)
+    return model, traced

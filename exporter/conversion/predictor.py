@@ -1,0 +1,80 @@
+"""Head for multi-token prediction -> ``mtp.onnx`` in the artifact's folder, and its proof.
+
+The head is compared with the original as a model of its own is, on random tokens and hidden states:
+whole sequences, and sequences in pieces with its states. Of the model's hidden states, which it
+reads, see ``parity.hidden``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from linexport import parity
+from linexport.conversion.beside import write_beside
+from linexport.conversion.model_under_test import model_under_test
+from linexport.conversion.stages import Job
+from linexport.graph.interface import input_records, tensor_records
+from linexport.loaders import LoadedModel
+from linexport.loaders.hugging_face.streaming_model import HIDDEN
+from linexport.manifest import Manifest
+from linexport.manifest.file_names import MTP, MTP_DATA
+from linexport.manifest.records import PredictorRecord
+from linexport.parity.extra_outputs import OpenChanged
+from linexport.parity.hidden import check_hidden
+from linexport.targets import InferenceSession
+
+
+def write_predictor(job: Job, loaded: LoadedModel) -> PredictorRecord | None:
+    """Write the head of a model, nothing proven yet; None for a model without one.
+
+    Raises:
+        BuildError, UnsupportedModelError: see ``trace.trace``.
+    """
+    head = loaded.predictor
+    if head is None:
+        return None
+    assert head.decode_module is not None
+    with job.watch.stage("mtp"):
+        model, _ = write_beside(job, head, (MTP, MTP_DATA))
+    return PredictorRecord(
+        file=MTP,
+        hidden=HIDDEN,
+        inputs=input_records(model.graph.input, head.defaults),
+        outputs=tensor_records(model.graph.output),
+        states=tuple(state.record() for state in head.decode_module.states),
+    )
+
+
+def with_predictor_checked(
+    manifest: Manifest,
+    tested: parity.ModelUnderTest,
+    open_head: Callable[[], InferenceSession],
+    open_changed: OpenChanged | None,
+    seed: int,
+) -> Manifest:
+    """Compare the head of an artifact that has one, and what it reads, with the original's.
+
+    Args:
+        manifest: of the artifact.
+        tested: its model beside the original.
+        open_head: opens the artifact's.
+        open_changed: opens it with its graph changed.
+        seed: of the random inputs.
+    """
+    if manifest.mtp is None:
+        return manifest
+    loaded = tested.loaded.predictor
+    assert loaded is not None
+    hidden = check_hidden(tested, manifest.mtp.hidden, seed)
+    head = model_under_test(
+        *(manifest.predictor(), loaded, open_head), None, None, open_changed=open_changed
+    )
+    record = replace(
+        manifest.mtp,
+        parity=parity.check(head, seed).record(),
+        streaming=parity.check_streaming(head, seed),
+        hidden_passed=hidden.passed,
+        hidden_error=hidden.max_relative_error,
+    )
+    return replace(manifest, mtp=record)
