@@ -28,10 +28,12 @@ from linexport.conversion.quantisation_record import (
     record_of,
 )
 from linexport.conversion.quantised import run_in_half
+from linexport.conversion.shared_weights import write_apart
 from linexport.errors import UsageError
 from linexport.loaders import LoadedModel
 from linexport.loaders.metric import Evaluate, Metric, as_metric, check_drop
 from linexport.manifest import DATA, MODEL, ConvertOptions, Manifest, describe_files
+from linexport.manifest.file_names import MTP, MTP_DATA
 from linexport.manifest.options import FLOAT32
 from linexport.manifest.quantisation import QuantisationRecord
 from linexport.manifest.records import HeadName, StageRecord
@@ -233,9 +235,10 @@ def _write(
     same = {n: v for n, v in model.values.items() if n in left}
     write.save_model(graph, folder, {**same, **values})
     manifest = opened.manifest
-    write.copy_files(
-        [opened.path / name for name in manifest.files if name not in (MODEL, DATA)], folder
-    )
+    written = (MODEL, DATA, MTP, MTP_DATA)
+    write.copy_files([opened.path / name for name in manifest.files if name not in written], folder)
+    if manifest.mtp is not None:
+        write_apart(opened.path, folder)
     files = describe_files(folder)
     return replace(
         manifest,

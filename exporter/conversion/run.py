@@ -27,6 +27,7 @@ from linexport.conversion.add_records import (
 )
 from linexport.conversion.model_under_test import model_under_test
 from linexport.conversion.predictor import with_predictor_checked, write_predictor
+from linexport.conversion.shared_weights import share_weights
 from linexport.conversion.stages import Job, TracedOriginal, load_original
 from linexport.conversion.vision import write_tower
 from linexport.conversion.withdraw import blamed
@@ -37,6 +38,7 @@ from linexport.graph import external_data
 from linexport.loaders import LoadedModel
 from linexport.loaders.weights import check_finite
 from linexport.manifest import Manifest
+from linexport.manifest.file_names import MTP, MTP_DATA
 from linexport.manifest.folder import file_record
 from linexport.manifest.proof import StreamingRecord
 from linexport.manifest.records import FileRecord, StageRecord
@@ -99,6 +101,8 @@ def run(job: Job) -> Manifest:
             )
     if manifest.mtp is not None:
         with job.watch.stage("mtp"):
+            kept = {n: r for n, r in manifest.files.items() if n not in (MTP, MTP_DATA)}
+            manifest = replace(manifest, files={**kept, **share_weights(job.folder)})
             manifest = _with_predictor_checked(job, manifest, tested)
     if job.target.assemble:
         with job.watch.stage("prepare"):

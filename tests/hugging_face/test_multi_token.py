@@ -18,9 +18,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import linexport
+from linexport.artifact import write
 from linexport.artifact.genai import write_genai
 from linexport.conversion.revalidate import validate
 from linexport.errors import UsageError
+from linexport.graph.external_data import files_beside
 from linexport.loaders import load_model
 from linexport.manifest.folder import file_record
 from linexport.package import find_destination, package
@@ -333,6 +335,39 @@ def test_quantised_weights_keep_the_head(converted: Callable[[str], Path], tmp_p
     draft = model.mtp_draft()
     assert list(model.generate(PROMPT, max_tokens=20, draft=draft)) == expected
     assert draft.proposed
+
+
+@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.services)])
+def test_large_weights_are_those_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
+) -> None:
+    """Embeddings and output layer are stored once; quantised weights leave the head its own."""
+    monkeypatch.setattr(write, "EXTERNAL_ABOVE", 100_000)
+    source, place, small = (tmp_path / name for name in ("model", "artifact", "small"))
+    config = {**TINY["qwen3_5_text"], "vocab_size": 1200, "tie_word_embeddings": tied}
+    save_model(config, "qwen3_5_text", source)
+    add_head(source)
+    manifest = linexport.convert(source, place, bench=False, threads=1)
+    assert manifest.status == "ok"
+    head, table = onnx.load(place / "mtp.onnx", load_external_data=False), 4 * 1200 * 32
+    assert files_beside(head) == {"model.onnx.data"}
+    assert sum(manifest.files[n].bytes for n in manifest.files if n.startswith("mtp")) < table
+    assert manifest.files["model.onnx.data"].bytes > (1 if tied else 2) * table
+    linexport.quantize(place, small, weights="int8", threads=1)
+    assert "model.onnx.data" not in files_beside(
+        onnx.load(small / "mtp.onnx", load_external_data=False)
+    )
+    oracle = Oracle(source)
+    for folder in (place, small):
+        model = linexport.load(folder, threads=1)
+        hidden = model.run(PROMPT[None])["last_hidden_state"][0]
+        draft = model.mtp_draft()
+        draft.read(hidden)
+        text = [*PROMPT, 1199]
+        assert draft.propose(text) == oracle.proposed(np.array(text[1:]), hidden, 2)
+        expected = list(model.generate(PROMPT, max_tokens=20))
+        assert list(model.generate(PROMPT, max_tokens=20, draft=draft)) == expected
+    assert validate(place, threads=1).status == "ok"
 
 
 def test_systems_that_do_not_run_it_are_refused(
