@@ -265,8 +265,9 @@ class OrtSession:
         profile: Path | None = None,
     ) -> None:
         import onnxruntime
+        from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 
-        from linexport.targets import placement
+        from linexport.targets import gated_delta_net, placement
 
         self.placement: PlacementRecord | None = None
 
@@ -282,7 +283,11 @@ class OrtSession:
             if native:
                 source, _ = with_graph(source, options, _for_library)
             if execution.provider == CPU:
-                return onnxruntime.InferenceSession(source, options, [ORT_CPU])
+                try:
+                    return onnxruntime.InferenceSession(source, options, [ORT_CPU])
+                except NotImplemented:
+                    source, _ = with_graph(source, options, gated_delta_net.defined)
+                    return onnxruntime.InferenceSession(source, options, [ORT_CPU])
             adapted = partial(placement.adapted, provider=execution.provider)
             source, graph = with_graph(source, options, adapted)
             session, self.placement = placement.open_placed(

@@ -26,6 +26,7 @@ from linexport.plugins.ops.linear_attention import (
 )
 from linexport.plugins.ops.linear_attention.spec import AttentionSizes
 from linexport.plugins.ops.op import Node
+from linexport.targets import gated_delta_net
 from linexport.targets.native_kernel import (
     KEY_MULTIPLE,
     ONNX_RUNTIME,
@@ -139,7 +140,12 @@ def _called(b: Body, call: _KernelCall, inputs: Sequence[str], dialect: Dialect)
         past_normalizer = b.Pad(past_normalizer, b.const([0, 0, 0, 0, 0, d_k - sizes.d_k]))
 
     kernel = NativeKernel(b, dialect, spec, sizes.key_heads, d_k, query, key, decay)
-    output, state = kernel.call(value, past_state, beta)
+    if dialect.splits_heads:
+        seen = replace(sizes, d_k=d_k, d_v=d_v)
+        given = (query, key, value, past_state, decay, beta)
+        output, state = gated_delta_net.call(b, spec, seen, given)
+    else:
+        output, state = kernel.call(value, past_state, beta)
     if (d_k, d_v) != (sizes.d_k, sizes.d_v):
         state = b.Slice(state, b.const([0, 0]), b.const([sizes.d_k, sizes.d_v]), b.const([2, 3]))
     return _Called(kernel, output, state, past_normalizer)
@@ -178,7 +184,9 @@ def _native(b: Body, call: _KernelCall, inputs: Sequence[str], dialect: Dialect)
     return [cut_heads(b, output, spec.output_heads, sizes.d_v, d_v), state, normalizer]
 
 
-def native_columns(node: Node, d_k: int, multiple: int) -> tuple[Body, list[str]]:
+def native_columns(
+    node: Node, d_k: int, multiple: int = 1, dialect: Dialect = ONNX_RUNTIME
+) -> tuple[Body, list[str]]:
     """The kernel called once, the normaliser as one more column of the values.
 
         v' = [v, 1, 0 ...],  S' = [S, z, 0 ...],  o = (q . S) / (q . z)
@@ -187,6 +195,7 @@ def native_columns(node: Node, d_k: int, multiple: int) -> tuple[Body, list[str]
         node: causal, without a decay in two factors.
         d_k: width that keys are padded to.
         multiple: values are padded to one of it.
+        dialect: the operator.
     """
     b, call = Body(), _KernelCall.of(node)
     inputs = list(node.inputs[: len(INPUTS)])
@@ -197,7 +206,7 @@ def native_columns(node: Node, d_k: int, multiple: int) -> tuple[Body, list[str]
         plain = replace(spec, normalize=False)
         call = replace(call, spec=plain, sizes=replace(call.sizes, d_v=width + 1))
     d_v = -(-call.sizes.d_v // multiple) * multiple
-    called = _called(b, replace(call, padded=(d_k, d_v)), inputs, ONNX_RUNTIME)
+    called = _called(b, replace(call, padded=(d_k, d_v)), inputs, dialect)
     heads, query = spec.output_heads, called.kernel.query
     if not spec.normalize:
         normalizer = b.const(np.zeros((1, spec.kv_num_heads, call.sizes.d_k), np.float32))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import TensorProto
@@ -26,14 +26,17 @@ class Dialect:
         shares_keys: one query or key head may serve several value heads.
         mixes_types: half-precision activations go with a state in float32. ONNX Runtime's kernel
             computes so, but its type inference refuses it.
+        splits_heads: the operator is GatedDeltaNet.
     """
 
     domain: str
     shares_keys: bool
     mixes_types: bool
+    splits_heads: bool = False
 
 
 ONNX_RUNTIME = Dialect(MICROSOFT, shares_keys=True, mixes_types=False)
+GATED_DELTA_NET = replace(ONNX_RUNTIME, splits_heads=True)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from linexport.errors import EnvironmentProblemError
 from linexport.graph.walk import all_nodes, nodes_within
 from linexport.manifest.placement import ORT_CPU, PlacementRecord
 from linexport.plugins.ops.op import DOMAIN
+from linexport.targets import gated_delta_net
 from linexport.targets.providers import PROVIDERS, Execution, add_provider
 from linexport.targets.shape_arithmetic import shape_arithmetic
 
@@ -50,11 +51,13 @@ _PERMUTED = re.compile(r"Gather(?:_token_\d+)?")
 def adapted(model: onnx.ModelProto, provider: str) -> onnx.ModelProto:
     """Return a copy for an execution provider.
 
-    Every node of a function has a name that says so, and what the provider computes wrongly is
-    written otherwise.
+    Every node of a function has a name that says so, and what the provider lacks or computes
+    wrongly is written otherwise.
     """
     named = onnx.ModelProto()
-    named.CopyFrom(model)
+    named.CopyFrom(
+        model if PROVIDERS[provider].runs_gated_delta_net else gated_delta_net.defined(model)
+    )
     for function in named.functions:
         for i, node in enumerate(nodes_within(function.node)):
             node.name = f"{MARK}{i}"
