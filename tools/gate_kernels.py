@@ -21,24 +21,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gpu.layer import gated_delta_layer
+
 from linexport.errors import BuildError, LinexportError
 from linexport.models import feature_maps as feature_maps  # registers their formulas
 from linexport.plugins.kernels.architectures import ARCHITECTURES
 from linexport.plugins.kernels.compile import compile_kernels
-from linexport.plugins.kernels.expressions import (
-    Applied,
-    Convolution,
-    Expression,
-    Load,
-    Number,
-    Sum,
-    View,
-)
 from linexport.plugins.kernels.gate import LARGEST_SHARED, failures, inspect, occupancy
 from linexport.plugins.kernels.launch import TYPES
 from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.kernels.plans import attention_layer
-from linexport.plugins.kernels.plans.attention_layer import AttentionLayer
 from linexport.plugins.ops.linear_attention import INPUTS, LinearAttentionSpec
 from linexport.plugins.ops.op import Node
 
@@ -135,55 +127,6 @@ def feature_map(kind: str, width: int, log: bool = False) -> Node:
     return Node("FeatureMap", attributes, tuple(shapes), shapes)
 
 
-def gated_delta_layer(
-    dtype: str, d_k: int, d_v: int, key_heads: int = HEADS // 2, bias: bool = False
-) -> tuple[AttentionLayer, dict[str, tuple[int | str, ...]]]:
-    """Return a layer as Qwen3-Next has it, and the shapes of the tensors that it reads.
-
-    One projection of everything, a convolution of query, key and value, norms of the first two,
-    and gates.
-    """
-    keys, values = key_heads * d_k, HEADS * d_v
-    channels, taps = 2 * keys + values, 4
-    width = channels + 2 * HEADS
-
-    def convolved(offset: int, head: int) -> Expression:
-        view = View(offset, head, 1)
-        x = Load(0, width, view)
-        own = (1, 2 if bias else None, 3, 0, taps)
-        return Convolution(x, *own, True, channels, view)
-
-    def normed(x: Expression) -> Expression:
-        root = Applied("Add", (Sum(Applied("Mul", (x, x)), d_k, 1.0), Number(1e-6)))
-        return Applied("Mul", (x, Applied("Reciprocal", (Applied("Sqrt", (root,)),))))
-
-    step, rate = Load(0, width, View(channels, 1, 0)), Load(4, 0, View(0, 1, 0))
-    softplus = Applied("Softplus", (Applied("Add", (step, Load(5, 0, View(0, 1, 0)))),))
-    operands = {
-        "query": normed(convolved(0, d_k)),
-        "key": normed(convolved(keys, d_k)),
-        "value": convolved(2 * keys, d_v),
-        "decay": Applied("Neg", (Applied("Mul", (Applied("Exp", (rate,)), softplus)),)),
-        "beta": Applied("Sigmoid", (Load(0, width, View(channels + HEADS, 1, 0)),)),
-    }
-    widths = {"query": keys, "key": keys, "value": values, "decay": HEADS, "beta": HEADS}
-    shapes: dict[str, Any] = {name: ("B", "T", size) for name, size in widths.items()}
-    shapes |= {"past_state": ("B", HEADS, d_k, d_v), "key_mask": ("B", "T")}
-    names = tuple(name if name in shapes else "" for name in INPUTS)
-    spec = LinearAttentionSpec(key_heads, HEADS, "gated_delta", scale=d_k**-0.5)
-    node = Node("LinearAttention", spec.attributes(), names, shapes)
-    own = TYPES[dtype]
-    given: dict[str, tuple[int | str, ...]] = {
-        "x0": ("B", "T", width),
-        "x1": (channels, 1, taps),
-        "x2": (channels,),
-        "x3": ("B", channels, taps - 1),
-        "x4": (HEADS,),
-        "x5": (HEADS,),
-    }
-    return AttentionLayer(node, operands, (own, own, own, "fp32", "fp32", "fp32"), 1), given
-
-
 MAPS = ("relu", "elu1", "exp", "taylor2", "quadratic", "favor+")
 ATTENTION: dict[str, dict[str, Any]] = {
     "linear": {},
@@ -195,6 +138,13 @@ ATTENTION: dict[str, dict[str, Any]] = {
     "gated grouped": {"rule": "gated", "queries": 2 * HEADS},
     "gated per channel": {"rule": "gated", "channel": True},
     "gated per channel normalised": {"rule": "gated", "channel": True, "normalize": True},
+    "gated elu1 masked, grouped": {
+        "rule": "gated",
+        "normalize": True,
+        "feature_map": "elu1",
+        "masked": True,
+        "queries": 2 * HEADS,
+    },
     "delta": {"rule": "delta"},
     "gated delta": {"rule": "gated_delta"},
     "gated delta masked, grouped": {"rule": "gated_delta", "masked": True, "queries": 2 * HEADS},
@@ -233,7 +183,7 @@ def rows(
     first: dict[str, str] = {}
     kernels = {}
     resident: dict[str, int] = {}
-    layer, _ = gated_delta_layer(dtype, width, width)
+    layer, _ = gated_delta_layer(dtype, width, width, HEADS // 2, HEADS)
     plans = {case: plan_launches(node, dtype, sm, precision) for case, node in cases.items()}
     if layered:
         plans[LAYER] = attention_layer.plan(layer, dtype, sm, precision)

@@ -22,15 +22,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpu.cases import CASES, Case
+from gpu.case import Case
+from gpu.cases import CASES
+from gpu.described import described, plan
 from gpu.run import KERNELS, LIBRARY, NODES
 from gpu.table import COPY, HEADER, line, roofline
 
 from linexport.errors import BuildError, LinexportError, UnsupportedModelError
 from linexport.models import feature_maps as feature_maps  # registers their formulas
-from linexport.plugins.ops.registry import all_ops
 from linexport.plugins.tensorrt import library
-from linexport.plugins.tensorrt.contract import describe_plugin
+from linexport.plugins.tensorrt.contract import architectures
 
 TOOLS = Path(__file__).resolve().parent
 MAIN = "import sys\nfrom gpu.run import main\nsys.exit(main())\n"
@@ -119,14 +120,13 @@ def write(file: Path, cases: list[Case], sms: list[int]) -> list[str]:
     """Write a pack; return the names of cases that no kernel computes, with the reason.
 
     Raises:
-        BuildError, UsageError: see ``describe_plugin`` and ``compile_plugins``.
+        BuildError, UsageError: see ``architectures``, ``described`` and ``compile_plugins``.
     """
     left = []
     with begun(file) as pack:
         for case in cases:
-            node = case.node()
             try:
-                made = describe_plugin(all_ops()[node.op_type], node, case.dtype, sms)
+                made = described(case, {sm: plan(case, sm) for sm in architectures(sms)})
             except UnsupportedModelError as error:
                 left.append(f"{case.name}: {error}")
                 continue

@@ -20,19 +20,18 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-from gpu.cases import CASES, Case
+from gpu.case import Case
+from gpu.cases import CASES
+from gpu.described import described, plan
 from gpu.run import VARIANTS, Variant
 from gpu_check import begun
 
 from linexport.errors import BuildError, LinexportError
 from linexport.plugins.kernels.compile import compile_kernels
 from linexport.plugins.kernels.launch import Kernel, LaunchPlan
-from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.kernels.plans import tiles
 from linexport.plugins.kernels.plans.tile import Tile
-from linexport.plugins.ops.registry import all_ops
-from linexport.plugins.tensorrt import contract
-from linexport.plugins.tensorrt.description import MULTIPROCESSORS, Description
+from linexport.plugins.tensorrt.description import MULTIPROCESSORS
 
 BATCH, WORKERS = 8, 2
 """Kernels that one process compiles, and such processes at once."""
@@ -45,11 +44,11 @@ def planned(case: Case, variant: Variant, sm: int) -> LaunchPlan:
             if name != "resident":
                 tile = Tile(*sizes)
                 stack.enter_context(mock.patch.object(tiles, name, lambda *_, tile=tile: tile))
-        plan = plan_launches(case.node(), case.dtype, sm)
-    plan = replace(plan, resident=variant.get("resident", plan.resident))
-    route = plan.route(case.batch, case.length, MULTIPROCESSORS[sm])
-    segmented = route if route is plan.segmented else None
-    return replace(plan, single=route, segmented=segmented, decode=None)
+        found = plan(case, sm)
+    found = replace(found, resident=variant.get("resident", found.resident))
+    route = found.route(case.batch, case.length, MULTIPROCESSORS[sm])
+    segmented = route if route is found.segmented else None
+    return replace(found, single=route, segmented=segmented, decode=None)
 
 
 def compiled(kernels: list[Kernel], sm: int) -> None:
@@ -62,17 +61,6 @@ def compiled(kernels: list[Kernel], sm: int) -> None:
         else:
             for kernel in kernels:
                 compiled([kernel], sm)
-
-
-def described(case: Case, variant: Variant, sm: int) -> Description:
-    """Return a case with a variant's tiles.
-
-    Raises:
-        BuildError: a kernel does not compile.
-    """
-    node, plan = case.node(), planned(case, variant, sm)
-    with mock.patch.object(contract, "plan_launches", lambda *_: plan):
-        return contract.describe_plugin(all_ops()[node.op_type], node, case.dtype, [sm])
 
 
 def main() -> int:
@@ -98,7 +86,7 @@ def main() -> int:
     with begun(given.file) as pack:
         for number, (case, variant) in enumerate(pairs):
             try:
-                made = described(case, variant, given.sm)
+                made = described(case, {given.sm: planned(case, variant, given.sm)})
             except LinexportError:
                 continue
             content = {"case": case.name, "variant": variant, "node": made.attributes()}

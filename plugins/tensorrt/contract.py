@@ -5,7 +5,7 @@ Element types and shapes are those that the op declares, shapes in terms of batc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from linexport.errors import OpError, UnsupportedModelError
@@ -75,12 +75,7 @@ def describe_plugin(op: Op, node: Node, dtype: str, sms: Sequence[int]) -> Descr
         EnvironmentProblemError: kernels cannot be compiled here.
     """
     plans = {sm: plan_launches(node, dtype, sm) for sm in architectures(sms)}
-    return Description(
-        node.op_type,
-        *tensors(op, node, dtype),
-        plans,
-        {sm: _binaries(p, sm) for sm, p in plans.items()},
-    )
+    return described(node.op_type, *tensors(op, node, dtype), plans)
 
 
 def describe_layer(
@@ -96,8 +91,23 @@ def describe_layer(
         UnsupportedModelError, UsageError, EnvironmentProblemError: see ``describe_plugin``.
     """
     plans = {sm: attention_layer.plan(layer, dtype, sm) for sm in architectures(sms)}
+    return described(LAYER, inputs, outputs, plans)
+
+
+def described(
+    op_type: str,
+    inputs: Sequence[TensorDescription | None],
+    outputs: Sequence[TensorDescription],
+    plans: Mapping[int, LaunchPlan],
+) -> Description:
+    """Describe the plugin of a node with these tensors and plans; compiles its kernels.
+
+    Raises:
+        EnvironmentProblemError: kernels cannot be compiled here.
+        BuildError: one does not compile.
+    """
     binaries = {sm: _binaries(p, sm) for sm, p in plans.items()}
-    return Description(LAYER, tuple(inputs), tuple(outputs), plans, binaries)
+    return Description(op_type, tuple(inputs), tuple(outputs), plans, binaries)
 
 
 def tensors(

@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 
 from linexport.errors import EnvironmentProblemError
-from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.tensorrt.description import MULTIPROCESSORS
 from tests.support import ROOT, stand_in_driver
 from tests.support.stand_in_driver import LEFT
@@ -29,7 +28,10 @@ from tests.tensorrt.test_library import HEADERS
 
 pytestmark = pytest.mark.services
 
-NAMES = ("prefill gated", "prefill gated delta", "ragged batch elu1", "convolution", "map favor+")
+NAMES = (
+    *("prefill gated", "prefill gated delta", "ragged batch elu1", "convolution", "map favor+"),
+    *("layer of 4 tokens", "layer prefill", "grouped queries"),
+)
 """Cases that are played where tests are not slow; all others have kernels to compile, too."""
 
 LIFE = 5
@@ -79,7 +81,7 @@ def _run(driver: Path, pack: Path, *options: Any, sm: int = 90) -> Any:
 
 def planned(check: ModuleType, case: Any, length: int) -> list[tuple[Any, ...]]:
     """Entry, grid, threads and numbers of each launch, by the plan."""
-    plan = plan_launches(case.node(), case.dtype, 90)
+    plan = check.plan(case, 90)
     values = plan.symbols(case.batch, length, MULTIPROCESSORS[90])
     found = []
     for launch in plan.route(case.batch, length, MULTIPROCESSORS[90]).launches:
@@ -108,7 +110,7 @@ def test_both_launchers_pass_exactly_what_the_plan_says(
     check: ModuleType, played: SimpleNamespace
 ) -> None:
     launches = [row for row in played.log if row["call"] == "launch"]
-    for case in map(importlib.import_module("gpu.cases").small, played.cases):
+    for case in map(importlib.import_module("gpu.case").small, played.cases):
         wanted = planned(check, case, case.length)
         rounds = [launches[i * len(wanted) : (i + 1) * len(wanted)] for i in range(LIFE)]
         del launches[: LIFE * len(wanted)]
@@ -137,7 +139,7 @@ def test_nothing_is_left_on_the_device(played: SimpleNamespace) -> None:
 def test_the_pack_needs_no_torch_no_triton_and_no_tensorrt(check: ModuleType) -> None:
     """``modules`` imports the checks where these are missing."""
     names = dict(check.modules())
-    assert "linexport/plugins/tensorrt/launcher.py" in names and "gpu/run.py" in names
+    assert {"linexport/plugins/tensorrt/launcher.py", "gpu/run.py", "gpu/layer.py"} <= set(names)
     assert not any("sources" in name for name in names)
 
 
@@ -193,7 +195,7 @@ def test_a_plugin_says_why_it_is_not_created(check: ModuleType, tmp_path: Path) 
 
     check.compile_plugins(tmp_path / "plugins.so")
     case = next(case for case in check.CASES if case.name == "convolution step")
-    made = check.describe_plugin(check.all_ops()["CausalConvTokens"], case.node(), "float32", [90])
+    made = check.described(case, {90: check.plan(case, 90)})
     with pytest.raises(EnvironmentProblemError, match=r"attachToContext failed: .*driver"):
         CompiledPlugin.open(tmp_path / "plugins.so", made)
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from gpu.cases import Attention, Case
+from gpu.attention import Attention
+from gpu.case import Case
 
 LONGEST = 2**14
 """Tokens up to which softmax attention is timed."""
@@ -70,7 +71,7 @@ def _tensors(case: Attention) -> dict[str, Any]:
     """Random inputs as the case has them, split into heads."""
     import torch
 
-    found = {}
+    found, value_width = {}, case.value_width or case.width
     for name, shape in case.shapes().items():
         x = torch.randn(shape, device="cuda")
         if name == "decay":
@@ -78,7 +79,9 @@ def _tensors(case: Attention) -> dict[str, Any]:
         if name == "beta":
             x = torch.sigmoid(x)
         if name in ("query", "key", "value"):
-            x = x.unflatten(-1, (case.heads, -1))
+            x = x.unflatten(-1, (-1, value_width if name == "value" else case.width))
+            if case.heads > x.shape[2]:  # shared by heads of values
+                x = x.repeat_interleave(case.heads // x.shape[2], 2)
         if name == "decay" and case.channel:
             x = x.unflatten(-1, (case.heads, -1))
         if name == "key" and case.spec.has_beta:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu.cases import DTYPES, Case, small
+from gpu.case import DTYPES, Case
 from gpu.device import Device, Memory
 from linexport.errors import EnvironmentProblemError
 from linexport.plugins.tensorrt.description import Description, TensorDescription
@@ -149,11 +149,22 @@ class Played:
         return int(np.prod(self._shape(tensor))) * ELEMENTS[tensor.type].itemsize
 
 
-def check(case: Case, description: Description, device: Device, library: Path) -> dict[str, Any]:
-    """Play a case at a small size; return its errors, and what was not as it has to be."""
-    case = small(case)
+def expected(case: Case) -> tuple[Arrays, Arrays]:
+    """Return inputs of a small case, and the oracle's results."""
     given = case.inputs()
-    wanted, faults = case.wanted(given), []
+    return given, case.wanted(given)
+
+
+def check(
+    case: Case,
+    given: Arrays,
+    wanted: Arrays,
+    description: Description,
+    device: Device,
+    library: Path,
+) -> dict[str, Any]:
+    """Play a small case; return its errors, and what was not as it has to be."""
+    faults = []
     played = Played(description, device, case.shapes())
     python = Launcher(description)
     compiled = CompiledPlugin.open(library, description)
@@ -192,14 +203,20 @@ def check(case: Case, description: Description, device: Device, library: Path) -
     for graph in graphs:
         graph.free()
     played.free()
-    faults += _without_tokens(case, description, device, {"": python, " by C++": compiled})
+    past = {name: given[name] for name in case.states()}
+    launchers = {"": python, " by C++": compiled}
+    faults += _without_tokens(case, past, description, device, launchers)
     compiled.close()
     python.close()
     return {"case": case.name, "dtype": case.dtype, "errors": errors, "faults": faults}
 
 
 def _without_tokens(
-    case: Case, description: Description, device: Device, launchers: Mapping[str, Any]
+    case: Case,
+    past: Arrays,
+    description: Description,
+    device: Device,
+    launchers: Mapping[str, Any],
 ) -> list[str]:
     """Return what is wrong with the states after no token: they are the past ones, bit for bit."""
     named = {t.name: t.shape for t in description.inputs if t is not None}
@@ -209,7 +226,7 @@ def _without_tokens(
         )
         for name, s in case.shapes().items()
     }
-    past = {n: x for n, x in case.inputs().items() if n.startswith("past")}
+    states = case.states()
     played, faults = Played(description, device, shapes), []
     for title, launcher in launchers.items():
         played.put(past)
@@ -218,7 +235,7 @@ def _without_tokens(
         faults += [
             f"{name} is not its past after no token{title}"
             for name, x in past.items()
-            if found[name.replace("past", "present")].tobytes() != x.tobytes()
+            if found[states[name]].tobytes() != x.tobytes()
         ]
     played.free()
     return faults

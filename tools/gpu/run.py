@@ -15,6 +15,7 @@ import datetime
 import functools
 import itertools
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -23,13 +24,15 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from gpu import peers
-from gpu.cases import CASES, Case, small
+from gpu.case import Case, small
+from gpu.cases import CASES
 from gpu.device import Device
-from gpu.played import Played, check, relative
+from gpu.played import Played, check, expected, relative
 from gpu.table import HEADER, line, roofline
 from linexport.errors import LinexportError
 from linexport.plugins.tensorrt.description import Description
@@ -40,7 +43,10 @@ LIBRARY, NODES, KERNELS, VARIANTS = "launcher.so", "nodes", "kernels", "variants
 """Places in a pack. A file in ``NODES`` has a case's name and names one in ``KERNELS``, since cases
 may be one node at different sizes."""
 
-QUICK = ("prefill linear", "prefill gated delta", "decode gated delta", "convolution", "map favor+")
+QUICK = (
+    *("prefill linear", "prefill gated delta", "decode gated delta", "convolution", "map favor+"),
+    *("layer of 4 tokens", "layer prefill"),
+)
 """Cases of ``--quick``, and of the runs under compute-sanitizer."""
 
 Variant = dict[str, Any]
@@ -186,12 +192,14 @@ def measure(given: argparse.Namespace, pack: Pack, device: Device) -> dict[str, 
     """Check everything, then time everything."""
     begun, checks, times = time.monotonic(), [], []
     cases = pack.cases(given.quick)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as oracles:
         library = pack.library(Path(folder))
-        for case in cases:
-            checks.append(row := check(case, pack.description(case), device, library))
+        for case, found in zip(cases, oracles.map(expected, map(small, cases)), strict=True):
+            row = check(small(case), *found, pack.description(case), device, library)
+            checks.append(row)
             worst = max(row["errors"].values())
-            print(f"{case.name:34} {worst:.1e} {'; '.join(row['faults'])}", flush=True)
+            print(f"{case.name:40} {worst:.1e} {'; '.join(row['faults'])}", flush=True)
+    print(f"Checked in {time.monotonic() - begun:.0f} s", flush=True)
     result: dict[str, Any] = {"checks": checks, "times": times}
     wrong = any(row["faults"] for row in checks)
     if not given.checks_only:

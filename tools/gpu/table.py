@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from gpu.cases import Case
+from gpu.case import Case
 
 COPY = 4.3e12
 """Bytes a second of a copy on an H200, measured: floors where no GPU is at hand."""

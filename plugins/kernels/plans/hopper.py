@@ -30,6 +30,8 @@ def output(shape: Shape) -> Tile | None:
         return Tile(_chunk(shape), block_k, min(block_v, 64), 4, 2)
     if not shape.whole:
         return None
+    if shape.grouped and shape.map != "identity":  # maps of several queries take registers, too
+        return Tile(16, block_k, 32, 8, 1) if shape.type == "fp16" else Tile(16, block_k, 16, 4, 1)
     if shape.type == "fp16":
         return Tile(16, block_k, 32, 4, 1)
     if shape.decays or shape.grouped:
@@ -50,8 +52,10 @@ def _chunk(shape: Shape) -> int:
 def _of_floats(shape: Shape) -> Tile | None:
     """Operands are kept twice there, and blocks of eight warps have the registers for it."""
     block_k, block_v = shape.block_k, min(power(shape.d_v), 32)
-    if shape.pairs or (shape.grouped and shape.normalize):
+    if shape.pairs:
         return None
+    if shape.grouped and shape.normalize and shape.map != "favor+":
+        return Tile(16, 32, block_v, 8, 1) if block_k > 64 else None
     if shape.map == "favor+" and block_k > 64:
         return None
     if shape.delta and shape.decays <= 1 and block_k > 64:

@@ -36,7 +36,7 @@ CHANNELS = 2 * KEY_HEADS * D_K + VALUES
 def tool() -> ModuleType:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "tools"))
-        return importlib.import_module("gate_kernels")
+        return importlib.import_module("gpu.layer")
 
 
 def evaluated(x: Expression, given: Mapping[str, np.ndarray], heads: int, width: int) -> np.ndarray:
@@ -98,7 +98,7 @@ def test_equals_the_oracle_of_operands_and_attention(
     tool: ModuleType, length: int, dtype: str
 ) -> None:
     """One kernel up to four tokens; in chunks and segments; the states of both go on."""
-    layer, shapes = tool.gated_delta_layer(dtype, D_K, D_V, KEY_HEADS, bias=length % 2 == 0)
+    layer, shapes = tool.gated_delta_layer(dtype, D_K, D_V, KEY_HEADS, HEADS, bias=length % 2 == 0)
     batch = 1 if length > 5 else 2
     spec = LinearAttentionSpec.from_attributes(dict(layer.attention.attributes))
     given = random_tensors(shapes, layer.types, batch, length)

@@ -8,7 +8,7 @@ tests are slow.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -43,17 +43,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gate_kernels", ROOT / "tools/gate_kernels.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "tools"))
+        return importlib.import_module("gate_kernels")
 
 
 @pytest.mark.parametrize(
     ("case", "dtype", "width", "sm"),
     [
         ("linear elu1", "bfloat16", 64, 90),
+        ("gated elu1 masked, grouped", "bfloat16", 128, 90),
+        ("gated elu1 masked, grouped", "float16", 128, 90),
         pytest.param("gated delta", "bfloat16", 64, 120, marks=pytest.mark.slow),
         ("delta", "float32", 128, 87),
     ],

@@ -13,18 +13,26 @@ import torch
 
 from linexport.models.feature_maps import find_map
 from linexport.plugins.kernels.architectures import ARCHITECTURES
-from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.kernels.run import run
 from tests.support import ROOT
 
 LARGEST = 1e-5
 
 
-@pytest.fixture(scope="module")
-def cases() -> ModuleType:
+def tool(name: str) -> ModuleType:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "tools"))
-        return importlib.import_module("gpu.cases")
+        return importlib.import_module(f"gpu.{name}")
+
+
+@pytest.fixture(scope="module")
+def cases() -> ModuleType:
+    return tool("cases")
+
+
+@pytest.fixture(scope="module")
+def described() -> ModuleType:
+    return tool("described")
 
 
 def shrunk(case: Any) -> Any:
@@ -32,22 +40,24 @@ def shrunk(case: Any) -> Any:
     heads = {"heads": 4}
     if getattr(case, "shared", None):
         heads["shared"] = 2 if case.shared > 1 else 1
+    if getattr(case, "queries", None):
+        heads = {"heads": 2, "queries": 4}
     if getattr(case, "value_width", None):
         heads["value_width"] = 4
     length = min(case.length, 40)
     return replace(case, batch=2, length=length, width=8, dtype="float32", **heads)
 
 
-def test_every_case_has_a_plan_everywhere(cases: ModuleType) -> None:
+def test_every_case_has_a_plan_everywhere(cases: ModuleType, described: ModuleType) -> None:
     names = [case.name for case in cases.CASES]
     assert len(set(names)) == len(names) and not any("/" in name for name in names)
     for case in cases.CASES:
         for sm in ARCHITECTURES:
-            assert plan_launches(case.node(), case.dtype, sm).kernels()
+            assert described.plan(case, sm).kernels()
 
 
 @pytest.mark.services
-def test_the_kernels_give_what_every_case_wants(cases: ModuleType) -> None:
+def test_the_kernels_give_what_every_case_wants(cases: ModuleType, described: ModuleType) -> None:
     """In Triton's interpreter, in float32; cases that are the same when small are run once."""
     seen = []
     for case in map(shrunk, cases.CASES):
@@ -58,7 +68,7 @@ def test_the_kernels_give_what_every_case_wants(cases: ModuleType) -> None:
         wanted = case.wanted(given)
         tensors = {name: torch.from_numpy(x) for name, x in given.items()}
         found = {n: torch.full(x.shape, float("nan")) for n, x in wanted.items()}
-        chosen = plan_launches(case.node(), case.dtype, 90, "ieee")
+        chosen = described.plan(case, 90, "ieee")
         run(chosen, {**tensors, **found}, case.batch, case.length, 132)
         for name, want in wanted.items():
             error = np.linalg.norm(found[name].numpy() - want) / (np.linalg.norm(want) or 1.0)
@@ -67,13 +77,14 @@ def test_the_kernels_give_what_every_case_wants(cases: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("kind", ["relu", "elu1", "exp", "taylor2", "quadratic", "favor+"])
-def test_the_maps_are_those_of_the_models(cases: ModuleType, kind: str) -> None:
+def test_the_maps_are_those_of_the_models(kind: str) -> None:
+    maps = tool("maps")
     rng = np.random.default_rng(3)
     x, w = rng.normal(size=(3, 5, 8)), rng.normal(size=(8, 8))
     frozen = [torch.from_numpy(w)] if kind == "favor+" else []
     wanted = find_map(kind).phi(torch.from_numpy(x), *frozen).numpy()
-    found = cases.maps.phi(kind, x, w)
-    assert found.shape[-1] == cases.maps.features(kind, 8)
+    found = maps.phi(kind, x, w)
+    assert found.shape[-1] == maps.features(kind, 8)
     np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
