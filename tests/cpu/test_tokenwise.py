@@ -106,6 +106,11 @@ class Drawn:
     def bounded(self, x: str) -> str:
         return self.node("Max", self.node("Min", x, self.weight(1.5)), self.per_head)
 
+    def clipped(self, x: str) -> str:
+        low, high = self.weight(-0.5), self.weight(0.75)
+        floored = self.node("Clip", self.node("Clip", x, low, high), low)
+        return self.node("Clip", self.node("Clip", floored, "", high))
+
     def flat(self, x: str) -> str:
         """The norm of rows, batch, token and head being one axis of them."""
         rows = self.node("Reshape", x, self.weight([-1, self.width], np.int64))
@@ -129,7 +134,10 @@ class Drawn:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
-STEPS = ("norm", "softplus", "gated", "turned", "of_heads", "centred", "bounded", "flat", "opaque")
+STEPS = (
+    *("norm", "softplus", "gated", "turned", "of_heads", "centred", "bounded", "clipped", "flat"),
+    "opaque",
+)
 
 
 def drawn(steps: Sequence[tuple[str, int]], heads: int, width: int, kind: int) -> onnx.ModelProto:
@@ -222,6 +230,22 @@ def layer() -> onnx.ModelProto:
     return made.model(
         [made.packed(made.opaque(made.turned(value))), made.packed(made.softplus(value))]
     )
+
+
+def test_bounds_are_in_a_program_where_they_are_numbers() -> None:
+    """A bound that is computed leaves the node to the runtime."""
+    x = feeds(2, 8, 1, 3)
+    made = Drawn(2, 8)
+    known = made.model([made.packed(made.clipped(made.gated(made.split_heads("x"))))])
+    assert {node.op_type for node in with_programs(known).graph.node} == {OP}
+    want = list(OrtSession(known.SerializeToString(), 1).run(x).values())
+    for a, b in zip(session(with_programs(known)).run(None, x), want, strict=True):
+        assert np.abs(b).max() <= 0.75
+        np.testing.assert_allclose(a, b, 1e-6)
+    known.graph.node.insert(0, helper.make_node("ReduceMax", ["x"], ["top"], keepdims=0))
+    clips = [node for node in known.graph.node if node.op_type == "Clip"]
+    clips[0].input[2] = "top"
+    assert "Clip" in {node.op_type for node in with_programs(known).graph.node}
 
 
 def test_same_bits_whatever_the_threads() -> None:

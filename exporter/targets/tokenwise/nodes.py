@@ -89,6 +89,13 @@ def _square(node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]) ->
     return [read[0].shape] if exponent == 2 else None
 
 
+def _clipped(
+    node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]
+) -> list[Shape] | None:
+    bounds = [name for name in node.input[1:] if name]
+    return [read[0].shape] if all(name in values.numbers for name in bounds) else None
+
+
 def _mean(node: onnx.NodeProto, values: TokenValues, read: Sequence[Value]) -> list[Shape] | None:
     axes, keeps = _integers(node, values), attributes(node).get("keepdims", 1) == 1
     last = keeps and axes in ([-1], [read[0].rank - 1])
@@ -133,6 +140,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(VIEWS, _viewed),
     "Where": _chosen,
     "Pow": _square,
+    "Clip": _clipped,
     "Split": _split,
     "Slice": _sliced,
     "Concat": _joined,
@@ -237,6 +245,13 @@ def write(
             size = source.shape[axis]
             program.add("Copy", to.part(axis, start, size), [source], source.shape)
             start += size
+    elif op == "Clip":
+        for code, bound in zip(("Max", "Min"), node.input[1:], strict=False):
+            if bound:
+                program.add(code, to, [sources[0], read(bound, len(shape))], shape)
+                sources = [to]
+        if sources[0] is not to:
+            program.add("Copy", to, sources, shape)
     elif op in MEANS:
         _add_mean(MEANS[op], program, to, sources[0])
     else:
