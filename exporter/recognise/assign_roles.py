@@ -71,7 +71,7 @@ def _bidirectional(product: Term, leaves: list[Leaf], free: Axes, bound: Axes) -
     for axis in _ordered(leaves, bound):
         members = frozenset(i for i, f in enumerate(leaves) if axis in f.axes)
         patterns.setdefault(members, []).append(axis)
-    for members in patterns:
+    for members in sorted(patterns, key=lambda m: _is_fixed(patterns[m])):
         key_position = tuple(patterns[members])
         channels = bound - set(key_position)
         queries = {i for i, f in enumerate(leaves) if f.axes & channels and i not in members}
@@ -80,9 +80,18 @@ def _bidirectional(product: Term, leaves: list[Leaf], free: Axes, bound: Axes) -
         elsewhere = set().union(*(f.axes for f in keys))
         query_position = _positions([a for a in own if a not in elsewhere], key_position)
         if channels and query_position:
-            roles = _sides(product, leaves, query_position, key_position, channels, free)
+            try:
+                roles = _sides(product, leaves, query_position, key_position, channels, free)
+            except NotAttentionError:
+                if not _is_fixed(key_position):
+                    raise
+                continue  # channels, read as positions
             if roles is not None:
                 yield roles
+
+
+def _is_fixed(positions: Sequence[Axis]) -> bool:
+    return size_of(tuple(positions)).known is not None
 
 
 def _positions(own: list[Axis], key_position: Index) -> Index:
@@ -141,7 +150,9 @@ def _sides(
         return None
     if masklike:
         raise NotAttentionError(
-            f"{masklike[0].tensor.name} multiplies the scores and is not known to be triangular"
+            f"{masklike[0].tensor.name}, with a number for each query and key, multiplies its scores "
+            "and is not known to be a triangle or a decay: make a causal mask in the model (tril), "
+            "and mask tokens by a mask of keys"
         )
     # Heads are shared with queries or keys, so what the value alone has is its width.
     inside = {*query_position, *key_position, *channels}

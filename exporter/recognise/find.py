@@ -142,7 +142,8 @@ class Search(Rewriter):
                     form = form if found else self._readable(node, form)
                     roles, mapped = found or (read_roles(form, self.evaluator.is_weight), None)
                 except NotAttentionError as error:
-                    self._reject(node, str(error))
+                    softened = softmax.exponent_reason(self.evaluator, form)
+                    self._reject(node, softened or str(error))
                     continue
                 if roles is None and (
                     reason := softmax.not_linear_reason(self.evaluator, node, form)

@@ -16,7 +16,7 @@ from linexport.graph.operators import SIZES_ONLY
 from linexport.recognise.evaluate import RULES, Evaluator
 from linexport.recognise.findings import UnmatchedCandidate
 from linexport.recognise.nodes import written_size
-from linexport.recognise.terms import Form, Leaf, Nested, PositionOrder, Term
+from linexport.recognise.terms import Form, Iota, Leaf, Nested, PositionOrder, Term
 
 SUMS = ("MatMul", "Gemm", "Einsum", "ReduceSum", "ReduceMean", "CumSum")
 MOVES = ("Pad", "Slice", "Concat", "Split", "Gather")
@@ -59,10 +59,11 @@ def first_obstacle(graph: gs.Graph) -> UnmatchedCandidate | None:
         )
     evaluator = Evaluator(graph)
     _state_shapes(graph, evaluator)
-    for node in _of_inputs(graph):
-        if _mixes(node, dim):
-            name = f"{node.op} {node.name}".strip()
-            return _candidate(node.outputs[0].name, [node], f"{name} {_why(evaluator, node, dim)}")
+    mixing = [node for node in _of_inputs(graph) if _mixes(node, dim)]
+    # A loop takes its first token from a Gather, and a convolution pads for its transform.
+    for node in sorted(mixing, key=lambda n: n.op in MOVES):
+        name = f"{node.op} {node.name}".strip()
+        return _candidate(node.outputs[0].name, [node], f"{name} {_why(evaluator, node, dim)}")
     return _candidate(where, [], f"no operation was found that adds up tokens of {dim}")
 
 
@@ -136,6 +137,8 @@ def _form_reason(e: Evaluator, node: gs.Node, form: Form) -> str | None:
         if len(exponent.inner.terms) > 1 or not exponent.axes <= form.axes | term.axes:
             return "exp is taken of a sum that is not a decay between two positions"
     names = dict.fromkeys(f.tensor.name for f in term.of(Leaf))
+    if len(names) < 2:
+        return f"of {''.join(names) or 'numbers'} alone, not of a product of query, key and value"
     return f"the product of {' and '.join(names)} is not one of query, key and value"
 
 
@@ -144,6 +147,8 @@ def _different(terms: tuple[Term, ...]) -> str:
     plain = min(terms, key=lambda t: len(t.of(Leaf)))
     most = max(len(t.of(Leaf)) for t in terms)
     masks = {len(t.of(PositionOrder)) for t in terms}
+    if len(plain.of(Leaf)) < most and plain.of(Iota):
+        return "positions are added to products of query and key"
     if len(plain.of(Leaf)) < most and math.isfinite(plain.coefficient) and len(masks) > 1:
         return f"{plain.coefficient:g} is added after the mask, so that masked tokens count as well"
     if len(plain.of(Leaf)) < most and math.isfinite(plain.coefficient):

@@ -27,11 +27,8 @@ def not_linear_reason(e: Evaluator, node: gs.Node, form: Form) -> str | None:
     term = form.terms[0]
     leaves = [f for f in term.of(Leaf) if f.axes]
     bound = term.axes - form.axes
-    for exponent in (f for f in term.of(Nested) if f.kind == "exp"):
-        mixed = exponent.axes & bound and exponent.axes & form.axes
-        inside = replace(form, dims=exponent.inner.dims)
-        if mixed and any(_is_product(e, inside, t.of(Leaf)) for t in exponent.inner.terms):
-            return "exp is taken of query times key: softmax attention"
+    if bound and (reason := exponent_reason(e, form)):
+        return reason
     for scores in leaves:
         others = [f for f in leaves if f is not scores]
         summed = scores.axes & bound
@@ -41,6 +38,17 @@ def not_linear_reason(e: Evaluator, node: gs.Node, form: Form) -> str | None:
         if between is not None:
             kind = "softmax attention" if between == "Softmax" else "no sum over keys"
             return f"its scores pass through {between} before they meet the values: {kind}"
+    return None
+
+
+def exponent_reason(e: Evaluator, form: Form) -> str | None:
+    """Return that exp is taken of scores; None where it is not."""
+    if len(form.terms) != 1:
+        return None
+    for exponent in (f for f in form.terms[0].of(Nested) if f.kind == "exp"):
+        inside = replace(form, dims=exponent.inner.dims)
+        if any(_is_product(e, inside, t.of(Leaf)) for t in exponent.inner.terms):
+            return "exp is taken of query times key: softmax attention"
     return None
 
 

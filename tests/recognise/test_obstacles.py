@@ -79,7 +79,45 @@ def each_token(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return q * k + v
 
 
+def stable_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = (q @ k.mT).masked_fill(triangle(q) == 0, -1e9)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    return weights / weights.sum(-1, keepdim=True) @ v
+
+
+def softmax_by_its_logarithm(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT
+    return (scores - scores.logsumexp(-1, keepdim=True)).exp() @ v
+
+
+def fourier_convolution(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    size = 2 * q.shape[1]
+    product = torch.fft.rfft(q, n=size, dim=1) * torch.fft.rfft(k, n=size, dim=1)
+    return torch.fft.irfft(product, n=size, dim=1)[:, : q.shape[1]]
+
+
+def distances_added(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    place = torch.arange(q.shape[1])
+    return (q @ k.mT - (place[:, None] - place)) * triangle(q) @ v
+
+
+def average(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q + v.mean(1, keepdim=True)
+
+
+def weights_of_pairs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    pairs = (v[..., 0, None] - v[:, None, :, 0]).cos()
+    scores = q.relu() @ k.relu().mT * pairs
+    return scores @ v / (scores.sum(-1, keepdim=True) + 1)
+
+
 CASES = {
+    stable_softmax: ("exp is taken of query times key: softmax attention",),
+    softmax_by_its_logarithm: ("exp is taken of query times key: softmax attention",),
+    fourier_convolution: ("DFT", "Fourier"),
+    distances_added: ("positions are added to products of query and key",),
+    average: ("adds up tokens", "alone, not of a product of query, key and value"),
+    weights_of_pairs: ("cos, with a number for each query and key", "make a causal mask"),
     tree_scan: ("Pad", "tree scan"),
     rwkv4: ("exponents", "of each query subtracted"),
     epsilon_after_the_mask: ("MatMul", "1e-06 is added after the mask"),
