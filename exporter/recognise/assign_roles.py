@@ -150,9 +150,9 @@ def _sides(
         return None
     if masklike:
         raise NotAttentionError(
-            f"{masklike[0].tensor.name}, with a number for each query and key, multiplies its scores "
-            "and is not known to be a triangle or a decay: make a causal mask in the model (tril), "
-            "and mask tokens by a mask of keys"
+            f"{masklike[0].tensor.name}, with a number for each query and key, multiplies its "
+            "scores and is not known to be a triangle or a decay: make a causal mask in the model "
+            "(tril), and mask tokens by a mask of keys"
         )
     # Heads are shared with queries or keys, so what the value alone has is its width.
     inside = {*query_position, *key_position, *channels}

@@ -27,8 +27,10 @@ def exporting() -> Iterator[None]:
 
     log = logging.getLogger("torch.onnx")
     symbols = logging.getLogger(SYMBOLS)
+    fake = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.ERROR)
+    fake.addFilter(_is_no_failure)
     symbols.addFilter(_is_no_warning)
     try:
         with (
@@ -42,8 +44,14 @@ def exporting() -> Iterator[None]:
         reset()
         log.setLevel(level)
         symbols.removeFilter(_is_no_warning)
+        fake.removeFilter(_is_no_failure)
 
 
 def _is_no_warning(record: logging.LogRecord) -> bool:
     """Leave out warnings: torch gives one when it cannot word a hint for an error to come."""
     return record.levelno < logging.WARNING
+
+
+def _is_no_failure(record: logging.LogRecord) -> bool:
+    """Leave out tracebacks of operators that fail: torch raises the error as well."""
+    return not record.exc_info

@@ -7,6 +7,7 @@ import re
 TERMINAL_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 FOR_DEBUGGING = (
+    "Caused by: ",
     "For more information",
     "For extended logs",
     "For more debugging",
@@ -26,10 +27,16 @@ ADVICE = (
         "from shapes.",
     ),
     (
-        r"No ONNX function found for",
-        "ONNX has no operator for it: write it with others. A running maximum is a recurrence of "
-        "torch.maximum, which has no linear form.",
+        r"complex-valued input",
+        "ONNX has no complex numbers: write them as pairs of real ones, (a + bi) (c + di) as "
+        "ac - bd and ad + bc, exp(a + bi) as exp(a) cos(b) and exp(a) sin(b).",
     ),
+    (
+        r"aten\.cum(max|min)\b",
+        "ONNX has no operator for it: write a loop over tokens with torch.maximum or torch.minimum "
+        "that begins with an infinity. It is converted, and streams.",
+    ),
+    (r"No ONNX function found for", "ONNX has no operator for it: write it with others."),
     (
         r"\.numpy\(\)|[Nn]um[Pp]y",
         "NumPy cannot be traced: use the function of torch of the same name.",

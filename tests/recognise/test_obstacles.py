@@ -168,10 +168,11 @@ def test_the_source_line_is_kept_without_the_folder_it_is_in() -> None:
             lambda q, k, v: q if q.sum() > 0 else v,
             ("data-dependent", "torch.where", "test_obstacles"),
         ),
-        (lambda q, k, v: q.cummax(1)[0], ("cummax", "no operator for it")),
+        (lambda q, k, v: q.cummax(1)[0], ("cummax", "no operator for it", "torch.maximum")),
+        (lambda q, k, v: (q + k * 1j).cumsum(1).real, ("complex", "pairs of real")),
         (lambda q, k, v: torch.from_numpy(q.numpy().cumsum(1)), ("numpy", "the function of torch")),
     ],
-    ids=["branch", "operator", "numpy"],
+    ids=["branch", "operator", "complex", "numpy"],
 )
 def test_messages_of_torch_are_whole_and_say_what_helps(
     function: Function, parts: tuple[str, ...]
@@ -180,4 +181,13 @@ def test_messages_of_torch_are_whole_and_say_what_helps(
     with pytest.raises(BuildError) as raised:
         trace(loaded)
     assert all(part in str(raised.value) for part in parts)
-    assert "TORCH_LOGS" not in str(raised.value)
+    assert "TORCH_LOGS" not in str(raised.value) and "Caused by" not in str(raised.value)
+
+
+def test_tracebacks_of_torch_are_not_printed_beside_the_message(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loaded = load_module((Three(lambda q, k, v: q @ k), (torch.randn(2, 12, WIDTH),)), "a:b")
+    with pytest.raises(BuildError, match="Expected size"):
+        trace(loaded)
+    assert not [r for r in caplog.records if r.name == "torch._subclasses.fake_tensor"]
