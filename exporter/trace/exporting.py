@@ -17,6 +17,8 @@ import logging
 import warnings
 from collections.abc import Iterator
 
+from linexport.trace import user_frames
+
 SYMBOLS = "torch.fx.experimental.symbolic_shapes"
 
 
@@ -37,6 +39,7 @@ def exporting() -> Iterator[None]:
             warnings.catch_warnings(),
             contextlib.redirect_stdout(io.StringIO()),
             config.patch(fake_tensor_cache_enabled=False),
+            user_frames.kept(),
         ):
             warnings.simplefilter("ignore")
             yield

@@ -161,6 +161,13 @@ def test_the_source_line_is_kept_without_the_folder_it_is_in() -> None:
     assert line.endswith(": return (x @ x.mT).softmax(-1) @ x")
 
 
+def test_the_source_line_is_that_of_a_function_that_forward_calls() -> None:
+    loaded = load_module((Three(stable_softmax), (torch.randn(2, 12, WIDTH),)), "three:layer")
+    line = trace(loaded).line("output")
+    assert line is not None and line.startswith("test_obstacles.py:")
+    assert line.endswith(": return weights / weights.sum(-1, keepdim=True) @ v")
+
+
 @pytest.mark.parametrize(
     ("function", "parts"),
     [
