@@ -107,7 +107,17 @@ def frozen(
         message = _frozen_message(lambda: _export(loaded), error)
     else:
         message = _frozen_loop(counted[0]) if counted else ""
-    return UnsupportedModelError("\n".join(filter(None, [message, reason])))
+    return UnsupportedModelError("\n".join(filter(None, [message, _unrolled(loaded), reason])))
+
+
+def _unrolled(loaded: LoadedModel) -> str:
+    """Return what to write for layers that torch exports token by token; "" without any."""
+    layers = (m for m in loaded.module.modules() if isinstance(m, torch.nn.RNNBase))
+    name = next((layer.mode.partition("_")[0] for layer in layers), "")
+    return name and (
+        f"torch.export unrolls nn.{name}: write its loop over tokens with nn.{name}Cell, which is "
+        "converted and streams."
+    )
 
 
 def _export(loaded: LoadedModel) -> torch.export.ExportedProgram:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from linexport import passes
-from linexport.errors import BuildError
+from linexport.errors import BuildError, UnsupportedModelError
 from linexport.loaders.factory import load_module
 from linexport.trace import trace
 from linexport.trace.graph import to_graph
@@ -189,6 +189,20 @@ def test_messages_of_torch_are_whole_and_say_what_helps(
         trace(loaded)
     assert all(part in str(raised.value) for part in parts)
     assert "TORCH_LOGS" not in str(raised.value) and "Caused by" not in str(raised.value)
+
+
+def test_of_a_recurrent_layer_the_cell_is_named_that_converts() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.GRU(WIDTH, WIDTH, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            """(B, T, WIDTH)."""
+            return self.layer(x)[0]
+
+    with pytest.raises(UnsupportedModelError, match=r"unrolls nn\.GRU: .* with nn\.GRUCell"):
+        trace(load_module((Recurrent(), (torch.randn(2, 12, WIDTH),)), "recurrent:layer"))
 
 
 def test_tracebacks_of_torch_are_not_printed_beside_the_message(
