@@ -15,7 +15,7 @@ from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec, linear_attention
 from tests.support.comparison import assert_close
 from tests.support.layouts import HEADS, Layout, layouts, mapped_model
-from tests.support.native import on_library
+from tests.support.native import check_in_place, on_library
 
 RULES = ("linear", "gated", "delta", "gated_delta")
 RTOL = {"linear": 1e-6, "gated": 3e-6, "delta": 5e-6, "gated_delta": 5e-6}
@@ -82,6 +82,57 @@ def test_threads_share_a_stream(rule: str, batch: int, threads: int) -> None:
     assert_close(run(x), layout.reference(x), layout.magnitude(x), RTOL[rule])
     for first, again in zip(run(x), run(x), strict=True):
         np.testing.assert_array_equal(first, again)
+
+
+@pytest.mark.parametrize("rule", ["linear", "gated"])
+@pytest.mark.parametrize("heads", [(1, 1), (4, 1), (2, 2), (2, 6)])
+@fixed(12)
+@given(data=st.data())
+def test_segments_of_a_sequence(rule: str, heads: tuple[int, int], data: st.DataObject) -> None:
+    """Long sequences of few heads: each thread has a segment; their ends meet the last chunk's."""
+    normalize, past, masked = (data.draw(st.booleans()) for _ in range(3))
+    spec = LinearAttentionSpec(*heads, rule, normalize=normalize, scale=0.5, eps=0.25)
+    width = data.draw(st.sampled_from([1, 7, 33, 64]))
+    layout = Layout(spec, 1, 9, width, past=past, masked=masked)
+    length = data.draw(st.integers(0, 60)) * 16 + 252 + data.draw(st.integers(0, 8))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    x = layout.inputs(rng, data.draw(st.integers(1, 2)), length)
+    if rule == "gated":
+        x["decay"] *= np.float32(data.draw(st.sampled_from([1e-3, 1])))
+        x["decay"][:, rng.integers(length, size=data.draw(st.integers(0, 2)))] = -np.inf
+    check(layout, x, data.draw(st.integers(2, 9)))
+
+
+@pytest.mark.parametrize("rule", ["linear", "gated"])
+@pytest.mark.parametrize("threads", [2, 3, 8])
+def test_segments_are_the_same_bits_again(rule: str, threads: int) -> None:
+    """At one number of threads, and in place. One thread has no segments, and rounds otherwise."""
+    spec = LinearAttentionSpec(1, 1, rule, normalize=True, eps=0.25)
+    layout = Layout(spec, 1, 64, 64, past=True, masked=True)
+    x = layout.inputs(np.random.default_rng(0), 1, 1100)
+    if rule == "gated":
+        x["decay"] *= np.float32(1e-3)
+    model = layout.model()
+    run = on_library(model, threads)
+    once, again, alone = run(x), run(x), on_library(model)(x)
+    for one, two in zip(once, again, strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert (once[0] != alone[0]).any()
+    assert_close(once, layout.reference(x), layout.magnitude(x), RTOL[rule])
+    check_in_place(model, x, threads)
+
+
+@pytest.mark.parametrize("past", [0, 1e-30])
+def test_segments_of_decays_that_grow(past: float) -> None:
+    """A segment's product of decays is more than a float holds; the state is a number."""
+    layout = Layout(LinearAttentionSpec(1, 1, "gated", normalize=True, eps=0.25), 1, 9, 33, True)
+    x = layout.inputs(np.random.default_rng(0), 1, 600)
+    x["decay"][:] = 0
+    x["decay"][:, 120:240:12] = 12
+    x["key"][:, :352] = 0
+    x["past_state"] *= np.float32(past)
+    x["past_normalizer"] *= np.float32(past)
+    check(layout, x, threads=2)
 
 
 @pytest.mark.slow
@@ -184,9 +235,12 @@ def test_subnormal_numbers_are_zero_in_the_library_only(threads: int) -> None:
     assert np.float32(1e-39) * np.float32(0.5) > 0
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("length", [1, 200, 3000])
+@pytest.mark.parametrize(
+    "rule, length",
+    [(rule, n) for rule in RULES for n in (1, 200)] + [("delta", 3000), ("gated_delta", 3000)],
+)
 def test_same_bits_whatever_the_threads(rule: str, length: int) -> None:
+    """Of threads that share value channels."""
     layout = Layout(LinearAttentionSpec(1, 1, rule), 1, d_k=33, d_v=200, past=True)
     x = layout.inputs(np.random.default_rng(0), 1, length)
     alone, *others = (on_library(layout.model(), threads)(x) for threads in (1, 2, 3, 5))

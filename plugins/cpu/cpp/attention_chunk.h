@@ -35,7 +35,7 @@ struct Chunk {
   float* memory;
 
   bool sums_keys() const { return a.normalize || a.present_normalizer; }
-  int64_t tiles() const { return at.panels * ((tokens.count + kTile - 1) / kTile * at.heads + a.d_k / kTile); }
+  int64_t tiles() const { return at.panels * ((tokens.count + kTile - 1) / kTile * at.heads + (a.d_k + kTile - 1) / kTile); }
 
   float* mapped_key(int64_t t) const { return memory + at.by_tokens + t * at.width; }
 

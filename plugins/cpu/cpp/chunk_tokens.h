@@ -39,19 +39,22 @@ struct Ahead {
     const float* first;
     int64_t stride, floats;
   };
-  Rows read[3], written;
-  int64_t tokens, done = 0, each;  // rows of all four that were asked for, and those of a turn
+  static constexpr int64_t kWritten = 3;
+  Rows rows[4];  // of keys, values, queries and outputs
+  int64_t tokens, kinds, done = 0, each;  // the first so many of them; rows that were asked for, and those of a turn
 
-  Ahead(const Attention& a, const Tokens& x, int64_t turns)
-      : read{{x.query, a.query_heads * a.d_k, (a.query_heads > a.heads ? a.group() : 1) * a.d_k},
-             {x.key, a.key_heads * a.d_k, a.d_k},
-             {x.value, a.heads * a.d_v, a.d_v}},
-        written{x.output, a.output_heads() * a.d_v, a.group() * a.d_v},
+  // With `outputs` or for the state alone.
+  Ahead(const Attention& a, const Tokens& x, int64_t turns, bool outputs = true)
+      : rows{{x.key, a.key_heads * a.d_k, a.d_k},
+             {x.value, a.heads * a.d_v, a.d_v},
+             {x.query, a.query_heads * a.d_k, (a.query_heads > a.heads ? a.group() : 1) * a.d_k},
+             {x.output, a.output_heads() * a.d_v, a.group() * a.d_v}},
         tokens(x.count),
-        each((4 * x.count + turns - 1) / turns) {
+        kinds(outputs ? 4 : 2),
+        each((kinds * x.count + turns - 1) / turns) {
     for (int64_t t = 0; t < tokens; ++t) {
-      for (const Rows& rows : read) __builtin_prefetch(rows.first + t * rows.stride);
-      __builtin_prefetch(written.first + t * written.stride, 1);
+      for (int64_t i = 0; i < kinds && i < kWritten; ++i) __builtin_prefetch(rows[i].first + t * rows[i].stride);
+      if (outputs) __builtin_prefetch(rows[kWritten].first + t * rows[kWritten].stride, 1);
     }
   }
 
@@ -63,10 +66,13 @@ struct Ahead {
   }
 
   void advance() {
-    for (const int64_t end = done + each; done < end && done < 4 * tokens; ++done)
-      if (done % 4 < 3)
-        ask<0>(read[done % 4], done / 4);
+    for (const int64_t end = done + each; done < end && done < kinds * tokens; ++done) {
+      if (kinds == 2)
+        ask<0>(rows[done % 2], done / 2);
+      else if (done % 4 < kWritten)
+        ask<0>(rows[done % 4], done / 4);
       else
-        ask<1>(written, done / 4);
+        ask<1>(rows[kWritten], done / 4);
+    }
   }
 };
