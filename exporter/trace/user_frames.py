@@ -24,17 +24,22 @@ OWN = (*linexport.__path__, *linexport.models.__path__, *linexport.plugins.__pat
 LIBRARIES = (sysconfig.get_path("stdlib"), *OWN)
 PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
+FILTER = "_filter_traceback_frames"
+
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Keep the user's frames behind ``forward`` in traces of nodes."""
-    original = TracerBase._filter_traceback_frames
+    """Keep the user's frames behind ``forward`` in traces of nodes, where torch has the filter."""
+    original = getattr(TracerBase, FILTER, None)
+    if original is None:  # it is torch's own, and a later torch may have another
+        yield
+        return
 
     def keep(tracer: Any, frames: StackSummary) -> StackSummary:
         found = original(tracer, frames)
         return StackSummary.from_list([*found, *_behind(list(frames), list(found))])
 
-    with mock.patch.object(TracerBase, "_filter_traceback_frames", keep):
+    with mock.patch.object(TracerBase, FILTER, keep):
         yield
 
 
