@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -41,6 +42,12 @@ from linexport.targets.trt.layers import with_layers
 from linexport.targets.trt.precision import half, open_here
 from linexport.targets.trt.prepared import assemble, cache_name, engine_name
 from linexport.targets.trt.session import EngineSession
+from linexport.targets.trt.softmax_attention import with_attention
+
+log = logging.getLogger(__name__)
+
+Build = Callable[[Sequence[profiles.Profile]], BuiltEngine]
+"""Builds an engine with these profiles."""
 
 GPUS = tuple(sorted({*ARCHITECTURES, *WITHOUT_OWN.values()}))
 """Compute capabilities that an artifact can be prepared for."""
@@ -213,17 +220,11 @@ def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[
     model = parser_form.parsable(onnx.load_model(str(converted.model), load_external_data=False))
     grown = sorted(parser_form.symbols(model) - set(converted.dims))
     chosen = profiles.profiles(converted.dims, bool(converted.states), grown, converted.past)
+    fused = None if flavour.on_gpu else with_attention(model)
     records = []
     for sm in options.sms:
-        built = partial(
-            build_engine,
-            flavour,
-            parser_form.only(model, sm),
-            converted.model,
-            sm=sm,
-            cache=options.timing_cache,
-        )
-        engine, used, note = _build(built, chosen)
+        built = partial(_built, flavour, options, converted, sm)
+        engine, used, note = _build(built(model), fused and built(fused), chosen)
         file = converted.model.with_name(engine_name(sm))
         partial_file = file.with_name(f".{file.name}.partial")
         partial_file.write_bytes(engine.plan)
@@ -235,10 +236,26 @@ def build_all(flavour: Flavour, options: Options, converted: Converted) -> list[
     return records
 
 
+def _built(
+    flavour: Flavour, options: Options, converted: Converted, sm: int, model: onnx.ModelProto
+) -> Build:
+    only = parser_form.only(model, sm)
+    place, cache = converted.model, options.timing_cache
+    return partial(build_engine, flavour, only, place, sm=sm, cache=cache)
+
+
 def _build(
-    built: Callable[[Sequence[profiles.Profile]], BuiltEngine], chosen: Sequence[profiles.Profile]
+    built: Build, fused: Build | None, chosen: Sequence[profiles.Profile]
 ) -> tuple[BuiltEngine, Sequence[profiles.Profile], str | None]:
-    """Build with all profiles, or with the widest where TensorRT refuses several in one engine."""
+    """Build with all profiles, or with the widest where TensorRT refuses several in one engine.
+
+    ``fused`` builds with softmax attention as nodes, which TensorRT may refuse.
+    """
+    if fused is not None:
+        try:
+            return fused(chosen), chosen, None
+        except BuildError as error:
+            log.info("Softmax attention stays products and a softmax: %s", error)
     try:
         return built(chosen), chosen, None
     except BuildError as error:
