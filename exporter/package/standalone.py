@@ -12,6 +12,7 @@ from linexport.errors import UsageError
 from linexport.graph.walk import all_graphs, nodes_within, rename_values
 from linexport.manifest import MODEL, Manifest
 from linexport.package.destination import Packaging
+from linexport.targets import gated_delta_net
 from linexport.targets.inlined import inlined
 
 MOST = 2**31 - 2**20
@@ -22,14 +23,21 @@ def standalone(job: Packaging) -> tuple[onnx.ModelProto, dict[str, str]]:
     """Return the model, inlined, and the inputs and outputs that got other names.
 
     Raises:
-        UsageError: its weights do not fit into one file.
+        UsageError: its weights do not fit into one file, or it runs on GPUs alone.
     """
     if sum(file.bytes for file in job.manifest.files.values()) > MOST:
         raise UsageError(
             f"{job.source} is larger than the 2 GB of one ONNX file, and this destination takes no "
             "weights in others. Quantise it: linexport quantize."
         )
-    model = inlined(onnx.load_model(str(job.source / MODEL)))
+    written = onnx.load_model(str(job.source / MODEL))
+    if gated_delta_net.defined(written) is not written:
+        raise UsageError(
+            f"{job.source} is of target {job.manifest.target}: it has GatedDeltaNet, "
+            "which ONNX Runtime has for GPUs alone, and this destination runs models on a CPU. "
+            "Convert with --target ort or --target onnx for it."
+        )
+    model = inlined(written)
     return model, rename_interface(model)
 
 

@@ -13,7 +13,7 @@ STATELESS = """\
 import numpy as np
 import onnxruntime as ort
 
-session = ort.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+session = ort.InferenceSession("model.onnx", providers=["{provider}"])
 outputs = session.run(None, {feeds})
 """
 
@@ -22,7 +22,7 @@ import json
 import numpy as np
 import onnxruntime as ort
 
-session = ort.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+session = ort.InferenceSession("model.onnx", providers=["{provider}"])
 names = [output.name for output in session.get_outputs()]
 with open("manifest.json") as file:
     states = json.load(file)["states"]
@@ -66,7 +66,8 @@ def with_linexport(manifest: Manifest) -> str:
 def with_onnxruntime(manifest: Manifest) -> str:
     """Running model.onnx without linexport installed."""
     code = STATEFUL if manifest.states else STATELESS
-    return code.format(feeds=_feeds(manifest))
+    provider = f"{'CUDA' if manifest.target == 'ort-cuda' else 'CPU'}ExecutionProvider"
+    return code.format(feeds=_feeds(manifest), provider=provider)
 
 
 def _feeds(manifest: Manifest) -> str:
