@@ -224,12 +224,19 @@ def test_rows_in_place_still_want_a_fixed_capacity(rtx: Any) -> None:
 
 
 @pytest.mark.services
-@pytest.mark.parametrize(("past", "bound"), [(8192, 31e6), (32768, 305e6)])
-def test_a_hybrid_has_an_engine_with_and_without_it(
-    rtx: Any, tmp_path: Path, past: int, bound: float
+@pytest.mark.parametrize(
+    ("kind", "past", "decoded", "bound"),
+    [
+        ("qwen3_5_text", 8192, 1, 31e6),
+        ("qwen3_5_text", 32768, 2, 103e6),
+        ("olmo_hybrid", 8192, 1, 139e6),
+    ],
+)
+def test_a_hybrid_has_an_engine_whatever_the_builder_takes(
+    rtx: Any, tmp_path: Path, kind: str, past: int, decoded: int, bound: float
 ) -> None:
-    """The builder refuses the node at 32,768 keys: the engine is then what it was."""
-    families.save_model(families.TINY["qwen3_5_text"], "qwen3_5_text", tmp_path / "model")
+    """It refuses heads of 8 (OLMo): that engine has the products, and as much as before."""
+    families.save_model(families.TINY[kind], kind, tmp_path / "model")
     manifest = linexport.convert(
         tmp_path / "model",
         tmp_path / "artifact",
@@ -242,3 +249,4 @@ def test_a_hybrid_has_an_engine_with_and_without_it(
     )
     (engine,) = manifest.engines
     assert bound * 0.9 < engine.scratch_bytes < bound and engine.note is None
+    assert [p.dims["seq"] for p in engine.profiles] == [(1, 128, 128), (1, 1, decoded)]

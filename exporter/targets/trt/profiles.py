@@ -81,6 +81,19 @@ def profiles(
     return [prefill, Profile(DECODE, {**whole, length: (1, 1, 1), **held})]
 
 
+def with_pairs(chosen: Sequence[Profile]) -> list[Profile]:
+    """Return the profiles with up to two tokens, of which one is usual, where there was just one.
+
+    TensorRT-RTX 1.7.1 has no kernel of ``Attention`` for exactly one query with many keys.
+    """
+    prefill = chosen[0]
+    wide = [
+        {n: (1, 1, min(2, prefill.dims[n][2])) if d == (1, 1, 1) else d for n, d in p.dims.items()}
+        for p in chosen[1:]
+    ]
+    return [prefill, *(replace(p, dims=d) for p, d in zip(chosen[1:], wide, strict=True))]
+
+
 def described(limits: DimRange) -> str:
     """``1:1024:4096``, as the option --dim takes it."""
     sizes = asdict(limits)
