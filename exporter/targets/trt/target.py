@@ -251,11 +251,12 @@ def _build(
 
     ``fused`` builds with softmax attention as nodes, which TensorRT may refuse.
     """
-    for tried in (chosen, profiles.with_pairs(chosen)) if fused is not None else ():
-        try:
-            return fused(tried), tried, None
-        except BuildError as error:
-            log.info("Softmax attention is not one node with profiles %s: %s", tried, error)
+    if fused is not None:
+        for tried in (chosen, profiles.with_pairs(chosen)):
+            try:
+                return fused(tried), tried, None
+            except BuildError as error:
+                log.info("Softmax attention is not one node with profiles %s: %s", tried, error)
     try:
         return built(chosen), chosen, None
     except BuildError as error:
