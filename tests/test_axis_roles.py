@@ -44,6 +44,40 @@ def test_models_with_the_time_first_are_checked_at_lengths_and_stream(
 
 
 @pytest.mark.services
+@pytest.mark.parametrize(
+    ("name", "tokens", "rows"),
+    [
+        ("time_first_both_ways", "seq", "batch"),
+        ("time_first_both_ways_named", "time", "rows"),
+    ],
+)
+def test_without_states_the_tokens_are_those_of_the_fused_op(
+    converted: Callable[..., Path], factories: Any, name: str, tokens: str, rows: str
+) -> None:
+    artifact = linexport.load(converted(name), threads=1)
+    manifest = artifact.manifest
+    assert manifest.status == "ok" and manifest.fused == {"LinearAttention": 1}
+    assert manifest.inputs[0].shape == manifest.outputs[0].shape == (tokens, rows, 8)
+    assert {n for n, limits in manifest.dims.items() if limits.batch} == {rows}
+    assert {case.sizes[rows] for case in manifest.parity.cases} == {1, 3}
+    assert {1, 37, 150, 4097} <= {case.sizes[tokens] for case in manifest.parity.cases}
+    x = torch.randn(33, 2, 8)
+    expected = load_model(factories.source(name)).module(x).detach().numpy()
+    found = artifact.run(x.numpy())["output"]
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.services
+def test_where_ops_go_along_both_dimensions_the_batch_is_the_first(
+    converted: Callable[..., Path],
+) -> None:
+    manifest = linexport.load(converted("rows_and_tokens"), threads=1).manifest
+    assert manifest.status == "ok" and manifest.fused == {"LinearAttention": 2}
+    assert manifest.inputs[0].shape == ("batch", "seq", 8)
+    assert manifest.dims["batch"].batch and not manifest.dims["seq"].batch
+
+
+@pytest.mark.services
 def test_ranges_of_such_a_model_are_those_of_its_names(converted: Callable[..., Path]) -> None:
     place = converted("time_first", dims=("seq=1:64:128", "batch=1:2:4"))
     dims = linexport.load(place, threads=1).manifest.dims

@@ -1,9 +1,10 @@
-"""Which dimension is the batch, by the states that a model was found to have.
+"""Which dimension is the batch, by the states and the fused ops that a model was found to have.
 
     x (T, B, C)    called (batch, seq, C) by its place    states (seq, ...)  ->  (seq, batch, C)
 
 Tracing takes the first axis for the batch. A state has a row for each sequence, so its first axis
-is the batch wherever the inputs have it.
+is the batch wherever the inputs have it. Of a model without states, such as a bidirectional one,
+what the fused ops take for tokens is not the batch: the other dimension is.
 """
 
 from __future__ import annotations
@@ -25,17 +26,22 @@ BATCH, SEQUENCE = "batch", "seq"
 
 
 def corrected(
-    original: TracedOriginal, states: Sequence[StateRecord], ranges: Mapping[str, DimRange]
+    original: TracedOriginal,
+    states: Sequence[StateRecord],
+    lengths: frozenset[str],
+    ranges: Mapping[str, DimRange],
 ) -> TracedOriginal | None:
-    """Return the original with its dimensions as the states have them; None if they are right.
+    """Return the original with its dimensions as states and ops have them; None if they are right.
 
     Args:
         original: as it was traced.
         states: that were found in it.
+        lengths: dynamic sizes of what its ops take for tokens.
         ranges: the user's, by name.
     """
-    batch = next((d for s in states for d in s.shape[:1] if isinstance(d, str)), "")
     known = original.traced.dims
+    batch = next((d for s in states for d in s.shape[:1] if isinstance(d, str)), "")
+    batch = batch or _other(known, lengths)
     if batch not in known or known[batch].batch:
         return None
     dims = {n: replace(limits, batch=n == batch) for n, limits in known.items()}
@@ -43,6 +49,12 @@ def corrected(
     if batch == SEQUENCE and BATCH in dims and not _named(original):
         traced = _swapped(traced)
     return replace(original, traced=traced, dims=merge(traced.dims, ranges))
+
+
+def _other(known: Mapping[str, DimRange], lengths: frozenset[str]) -> str:
+    """Return the one dimension beside that of all tokens; "" where there is not one of each."""
+    others = known.keys() - lengths
+    return others.pop() if len(others) == len(lengths) == 1 and lengths <= known.keys() else ""
 
 
 def _named(original: TracedOriginal) -> bool:

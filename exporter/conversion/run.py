@@ -66,12 +66,14 @@ class _Checked:
         manifest: with the records of parity and streaming.
         tested: what to check it by.
         matches: names of the values that matches compute.
+        lengths: dynamic sizes of what its ops take for tokens.
         failed: first case in which it differs from the original.
     """
 
     manifest: Manifest
     tested: parity.ModelUnderTest
     matches: Sequence[str]
+    lengths: frozenset[str]
     failed: Case | None = None
 
     @property
@@ -86,7 +88,7 @@ def run(job: Job) -> Manifest:
     tower, head = write_tower(job, original.loaded), write_predictor(job, original.loaded)
     original = replace(original, vision=tower, mtp=head)
     found = _proven(job, original)
-    turned = axis_roles.corrected(original, found.manifest.states, job.ranges)
+    turned = axis_roles.corrected(original, found.manifest.states, found.lengths, job.ranges)
     if turned is not None:  # what was called the batch has the tokens: lengths were tried on rows
         original = replace(turned, dims=job.target.bound(turned.dims))
         found = _proven(job, original)
@@ -198,7 +200,8 @@ def _by_layers(job: Job, original: TracedOriginal, withdrawn: Mapping[str, str])
         )
     manifest = replace(model.manifest, parity=outcome.record(), streaming=streaming)
     manifest = replace(manifest, library=parity.not_run("functions", NOT_AS_A_WHOLE))
-    return _Checked(with_warnings(manifest, outcome.notes), tested, model.matches)
+    manifest = with_warnings(manifest, outcome.notes)
+    return _Checked(manifest, tested, model.matches, model.lengths)
 
 
 def _stream(job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]) -> _Checked:
@@ -215,7 +218,8 @@ def _stream(job: Job, original: TracedOriginal, withdrawn: Mapping[str, str]) ->
         streaming = StreamingRecord(None, reason)
         model = written(job, original, with_state=False, withdrawn=withdrawn)
         tested = _tested(job, model.manifest, original)
-    return _Checked(replace(model.manifest, streaming=streaming), tested, model.matches)
+    manifest = replace(model.manifest, streaming=streaming)
+    return _Checked(manifest, tested, model.matches, model.lengths)
 
 
 def _tested(job: Job, manifest: Manifest, original: TracedOriginal) -> parity.ModelUnderTest:

@@ -39,11 +39,13 @@ class Written:
     Attributes:
         manifest: of it.
         mixing: the operations in it that mix tokens.
+        lengths: dynamic sizes of what its ops take for tokens.
         matches: names of the values that fused attentions compute.
     """
 
     manifest: Manifest
     mixing: Sequence[str]
+    lengths: frozenset[str]
     matches: Sequence[str]
 
 
@@ -64,6 +66,7 @@ def written(
         chosen = passes.STAGES if with_state and not own else passes.STATELESS
         rewritten = _rewritten(job, traced, chosen, withdrawn)
         mixing = sequence_axis.mixing(rewritten.model)
+        lengths = sequence_axis.op_lengths(rewritten.model)
         model, weights = rewritten.model, rewritten.weights
         if target.prepare is not targets.unchanged:  # it may change the weights, too
             model, weights = target.prepare(with_weights(model, weights)), {}
@@ -81,7 +84,8 @@ def written(
             nodes=replace(manifest.nodes, artifact=len(flat.graph.node)),
             outputs=tensor_records(flat.graph.output),
         )
-    return Written(manifest, mixing, tuple(m.where for m in rewritten.findings.matches))
+    matches = tuple(m.where for m in rewritten.findings.matches)
+    return Written(manifest, mixing, lengths, matches)
 
 
 def _rewritten(

@@ -62,6 +62,19 @@ def symbol(graph: gs.Graph) -> str | None:
     return found if known and isinstance(found, str) and DIMENSION.fullmatch(found) else None
 
 
+def op_lengths(model: onnx.ModelProto) -> frozenset[str]:
+    """Return the dynamic sizes of what ops that may have a state take for tokens."""
+    nodes = [(node, op) for node in gs.import_onnx(model).nodes if (op := _op(node))]
+    sizes = (
+        tensor.shape[op.token_axis[name]]
+        for node, op in nodes
+        if op.has_state
+        for name, tensor in zip(op.input_names, node.inputs, strict=False)
+        if name in op.token_axis and tensor.shape
+    )
+    return frozenset(size for size in sizes if isinstance(size, str))
+
+
 def scanned(scan: gs.Node) -> int | str | None:
     """Return the one size that a Scan goes along; None where that is not known."""
     count = scan.attrs["num_scan_inputs"]

@@ -297,6 +297,36 @@ def time_first_named():
     return TimeFirst(), (torch.randn(12, 3, 8),), ({0: Dim("time"), 1: Dim("rows")},)
 
 
+class TimeFirstBothWays(Projected):
+    """(T, B, C) without a mask: nothing to carry."""
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).relu().chunk(3, -1)
+        sums = torch.einsum("tbc,tbd->bcd", k, v)
+        weights = torch.einsum("tbc,bc->tb", q, k.sum(0))
+        return torch.einsum("tbc,bcd->tbd", q, sums) / (weights[..., None] + 1e-6)
+
+
+def time_first_both_ways():
+    return TimeFirstBothWays(), (torch.randn(12, 3, 8),)
+
+
+def time_first_both_ways_named():
+    return TimeFirstBothWays(), (torch.randn(12, 3, 8),), ({0: Dim("time"), 1: Dim("rows")},)
+
+
+class RowsAndTokens(nn.Module):
+    """Attention among rows, and one among tokens: which of them is the batch only places say."""
+
+    def forward(self, x):
+        x = attend(x.transpose(0, 1), causal=False)[0].transpose(0, 1)
+        return attend(x, causal=False)[0]
+
+
+def rows_and_tokens():
+    return RowsAndTokens(), (torch.randn(3, 12, 8),)
+
+
 class HalfInside(Projected):
     """Scores in half precision of a model that takes and gives float32."""
 
