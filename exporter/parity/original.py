@@ -96,13 +96,13 @@ def run_reference(
     if scaled and found and len(references) == 1:
         notes.append(
             f"Without float64 nobody knows what the original loses to rounding on the {case.name} "
-            "inputs: there nothing is compared."
+            f"inputs of {dict(case.sizes)}: there nothing is compared."
         )
         return []
     if scaled and not tolerance.whole and any(_infinite(a) for a in found):
         notes.append(
             f"The original overflows in {tolerance.dtype}, in which it computes a part, on the "
-            f"{case.name} inputs: there nothing is compared."
+            f"{case.name} inputs of {dict(case.sizes)}: there nothing is compared."
         )
         return []
     if not len(found) == len(references) == 2:
@@ -110,8 +110,8 @@ def run_reference(
     single, double = map(_infinite, found)
     if single > double:
         notes.append(
-            f"The original overflows in float32 on the {case.name} inputs ({single} values, "
-            f"{double} of them in float64 as well): there "
+            f"The original overflows in float32 on the {case.name} inputs of {dict(case.sizes)} "
+            f"({single} values, {double} of them in float64 as well): there "
             f"{'nothing is compared' if scaled else 'it is compared in float64 only'}."
         )
         return [] if scaled else [replace(found[1], overflows=True)]
