@@ -58,6 +58,7 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
             raise frozen(loaded, error) from error
         raise BuildError(
             f"torch.export cannot trace the model: {explained(error)}{_user_line(error)}"
+            f"{_own_failure(loaded)}"
         ) from error
     if loaded.decode_module is not None:
         return program
@@ -68,6 +69,20 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
     if rolled is None and counted:
         raise UnsupportedModelError(_frozen_loop(counted[0]))
     return rolled or program
+
+
+def _own_failure(loaded: LoadedModel) -> str:
+    """Return how the model fails on its example without being traced; "" where it does not."""
+    try:
+        with torch.no_grad():
+            loaded.module(*loaded.args, **loaded.kwargs)
+    except Exception as error:
+        return (
+            "\nThe model itself fails on its example inputs, in eager mode: "
+            f"{explained(error)}{_user_line(error)}\n"
+            "Mend that first: module(*args, **kwargs) must run."
+        )
+    return ""
 
 
 def _is_limited(loaded: LoadedModel, program: torch.export.ExportedProgram) -> bool:

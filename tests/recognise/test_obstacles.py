@@ -191,6 +191,27 @@ def test_messages_of_torch_are_whole_and_say_what_helps(
     assert "TORCH_LOGS" not in str(raised.value) and "Caused by" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("function", "own"),
+    [
+        (lambda q, k, v: q @ v, "Expected size for first two dimensions of batch2 tensor"),
+        (lambda q, k, v: q.cummax(1)[0], None),
+    ],
+    ids=["fails by itself", "runs"],
+)
+def test_a_model_that_fails_without_being_traced_is_told_so(
+    function: Function, own: str | None
+) -> None:
+    loaded = load_module((Three(function).eval(), (torch.randn(2, 12, WIDTH),)), "three:layer")
+    with pytest.raises(BuildError) as raised:
+        trace(loaded)
+    _, said, failure = str(raised.value).partition("fails on its example inputs, in eager mode: ")
+    assert bool(said) == (own is not None)
+    if own is not None:
+        assert own in failure and "[2, 8] but got: [2, 12]" in failure
+        assert "At " in failure and "test_obstacles.py" in failure and "must run" in failure
+
+
 def test_of_a_recurrent_layer_the_cell_is_named_that_converts() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
