@@ -19,7 +19,7 @@ from linexport.recognise import decay, functions
 from linexport.recognise.axes import Index, size_of
 from linexport.recognise.exact import LARGEST
 from linexport.recognise.gates import FLOAT, Gates
-from linexport.recognise.head_layout import axis_size
+from linexport.recognise.head_layout import axis_size, check_heads
 from linexport.recognise.maximum import with_features
 from linexport.recognise.nodes import element_type, written_size
 from linexport.recognise.roles import NotAttentionError
@@ -60,6 +60,7 @@ class MatchWriter(Gates):
             NotAttentionError: it cannot be written with the op.
         """
         roles, order = self.roles, self.layout
+        check_heads(roles)
         dtype = self.dtype()
         faded = gs.Variable.empty()
         if roles.stabilized:

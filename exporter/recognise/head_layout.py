@@ -48,6 +48,43 @@ def head_layout(roles: Roles) -> HeadLayout:
     )
 
 
+def check_heads(roles: Roles) -> None:
+    """Check that a dimension of any size, such as the batch, is in query, key and value.
+
+    Raises:
+        NotAttentionError: one of them lacks it.
+    """
+    sides = {"query": roles.query, "key": roles.key, "value": roles.value}
+    heads = {name: roles.heads(leaves) for name, leaves in sides.items() if leaves}
+    of_any_size = {a for own in heads.values() for a in own if a.size.known is None}
+    for name, own in heads.items():
+        missing = of_any_size - own
+        if missing:
+            tensors = ", ".join(f.tensor.name for f in sides[name])
+            sizes = ", ".join(sorted(str(a.size) for a in missing))
+            raise NotAttentionError(
+                f"its {name} ({tensors}) is the same along {sizes}, where others are not"
+                f"{_projection(roles, name, missing)}"
+            )
+
+
+def _projection(roles: Roles, name: str, missing: set[Axis]) -> str:
+    """Return that a side is a projection of tokens, sum_s E[s,j] x[b,s,e]; "" where it is not."""
+    projected, width = {
+        "key": (roles.value, roles.channels),
+        "value": (roles.key, roles.widths),
+        "query": ((), ()),
+    }[name]
+    tokens = size_of(roles.key_position)
+    if roles.causal or tokens.known is not None or not missing <= roles.heads(projected):
+        return ""
+    names = ", ".join(f.tensor.name for f in projected)
+    return (
+        f": it projects {names} along the tokens ({tokens}) to a fixed number of them "
+        f"({size_of(width)}), as Linformer does with keys and values"
+    )
+
+
 def seen_axes(roles: Roles) -> list[Axis]:
     """Labels in the order in which the value, then the others, have them."""
     leaves = (*roles.value, *roles.query, *roles.key)

@@ -17,6 +17,7 @@ from linexport.trace import trace
 from linexport.trace.graph import to_graph
 
 WIDTH = 8
+TABLE = torch.linspace(-1, 1, 64 * WIDTH).view(64, WIDTH)
 Function = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -111,6 +112,16 @@ def weights_of_pairs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores @ v / (scores.sum(-1, keepdim=True) + 1)
 
 
+def projected_along_tokens(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    table = TABLE[: k.shape[1]].mT
+    return (q @ (table @ k).mT).softmax(-1) @ (table @ v)
+
+
+def queries_of_places(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = TABLE[: k.shape[1]].relu() @ k.relu().mT
+    return scores @ v / (scores.sum(-1, keepdim=True) + 1)
+
+
 CASES = {
     stable_softmax: ("exp is taken of query times key: softmax attention",),
     softmax_by_its_logarithm: ("exp is taken of query times key: softmax attention",),
@@ -141,6 +152,23 @@ def test_what_is_not_fused_has_one_reason_that_is_true(function: Function) -> No
     assert not findings.matches and not findings.rejected
     (reason,) = {candidate.reason for candidate in findings.unmatched}
     assert all(part in reason for part in CASES[function]), reason
+
+
+@pytest.mark.parametrize(
+    ("function", "sides", "projected"),
+    [(projected_along_tokens, {"key", "value"}, True), (queries_of_places, {"query"}, False)],
+)
+def test_what_all_sequences_share_is_named(
+    function: Function, sides: set[str], projected: bool
+) -> None:
+    found = to_graph(traced(function))
+    findings = passes.rewrite(found.graph, weights=found.weights).findings
+    assert not findings.matches and not findings.rejected
+    reasons = {candidate.reason for candidate in findings.unmatched}
+    assert {reason.split()[1] for reason in reasons} == sides
+    assert all("is the same along s" in reason for reason in reasons), reasons
+    said = {f"to a fixed number of them ({WIDTH}), as Linformer" in reason for reason in reasons}
+    assert said == {projected}
 
 
 def test_a_fixed_length_is_the_reason_where_there_is_one() -> None:
