@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def _load(folder: Path, execution: Execution, **options: Any) -> Artifact:
             f"device is {options['device']}, and {folder} is run by ONNX Runtime. Devices are of "
             "artifacts with an engine: leave it out."
         )
-    try:
+    with _opening(model):
         if deploy is not None:
             session = deploy(folder, manifest, options["device"])
         else:
@@ -126,10 +127,6 @@ def _load(folder: Path, execution: Execution, **options: Any) -> Artifact:
             if placement is not None:
                 _say_where_it_runs(model, placement)
                 _say_what_is_compared(folder, manifest, placement)
-    except LinexportError:
-        raise
-    except Exception as error:
-        raise EnvironmentProblemError(f"Cannot open {model}: {error}") from error
     found = {name: values for name, values in ranges.items() if values}
     tower = None
     if manifest.vision is not None:
@@ -141,6 +138,21 @@ def _load(folder: Path, execution: Execution, **options: Any) -> Artifact:
     return Artifact(folder, manifest, session, **given, tower=tower, predictor=head)
 
 
+@contextmanager
+def _opening(path: Path) -> Iterator[None]:
+    """Turn what a runtime raises for a model, which may be anything, into an error that names it.
+
+    Raises:
+        EnvironmentProblemError: it raised something else than linexport does.
+    """
+    try:
+        yield
+    except LinexportError:
+        raise
+    except Exception as error:
+        raise EnvironmentProblemError(f"Cannot open {path}: {error}") from error
+
+
 def _predictor(folder: Path, manifest: Manifest, threads: int, execution: Execution) -> Model:
     """Open the head for multi-token prediction of an artifact."""
     assert manifest.mtp is not None
@@ -148,14 +160,10 @@ def _predictor(folder: Path, manifest: Manifest, threads: int, execution: Execut
     graph = opening.checked_graph(path)
     check_interface(own, graph, str(folder / manifests.MANIFEST))
     ranges = {i.name: index_range(graph, i.name) for i in own.inputs}
-    try:
+    with _opening(path):
         session = targets.find_target(manifest.target).open(
             path, threads=threads, native=uses_library(manifest), execution=execution
         )
-    except LinexportError:
-        raise
-    except Exception as error:
-        raise EnvironmentProblemError(f"Cannot open {path}: {error}") from error
     return Model(own, session, {name: values for name, values in ranges.items() if values})
 
 
@@ -165,12 +173,8 @@ def _tower(
     """Open the vision tower of an artifact."""
     path = folder / vision.file
     check_tower(vision, opening.checked_graph(path), str(folder / manifests.MANIFEST))
-    try:
+    with _opening(path):
         session = targets.base.OrtSession(path, threads, execution=execution)
-    except LinexportError:
-        raise
-    except Exception as error:
-        raise EnvironmentProblemError(f"Cannot open {path}: {error}") from error
     if session.placement is not None:
         _say_where_it_runs(path, session.placement)
     return session

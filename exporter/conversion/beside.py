@@ -13,18 +13,13 @@ from linexport.targets.inlined import inlined
 from linexport.targets.lowering import lower
 
 
-def write_beside(
-    job: Job, loaded: LoadedModel, names: tuple[str, str]
-) -> tuple[onnx.ModelProto, trace.Traced]:
-    """Trace, rewrite, lower and write a model.
+def write_beside(job: Job, loaded: LoadedModel, names: tuple[str, str]) -> onnx.ModelProto:
+    """Trace, rewrite, lower and write a model; return it without weights.
 
     Args:
         job: says where to.
         loaded: the model.
         names: of its file, and of that of its weights.
-
-    Returns:
-        What was written, without weights, and what was traced.
 
     Raises:
         BuildError, UnsupportedModelError: see ``trace.trace``.
@@ -37,4 +32,4 @@ def write_beside(
     model, _ = lower(model, target.candidates)
     model = inlined(model) if job.options.inline else model
     write.save_model(model, job.folder, weights, names=names)
-    return model, traced
+    return model

@@ -36,7 +36,7 @@ def write_predictor(job: Job, loaded: LoadedModel) -> PredictorRecord | None:
         return None
     assert head.decode_module is not None
     with job.watch.stage("mtp"):
-        model, _ = write_beside(job, head, (MTP, MTP_DATA))
+        model = write_beside(job, head, (MTP, MTP_DATA))
     return PredictorRecord(
         file=MTP,
         hidden=HIDDEN,

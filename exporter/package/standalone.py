@@ -31,7 +31,7 @@ def standalone(job: Packaging) -> tuple[onnx.ModelProto, dict[str, str]]:
             "weights in others. Quantise it: linexport quantize."
         )
     written = onnx.load_model(str(job.source / MODEL))
-    if gated_delta_net.defined(written) is not written:
+    if gated_delta_net.is_in(written):
         raise UsageError(
             f"{job.source} is of target {job.manifest.target}: it has GatedDeltaNet, "
             "which ONNX Runtime has for GPUs alone, and this destination runs models on a CPU. "

@@ -78,12 +78,17 @@ def call(
     return packed, b.Transpose(state, perm=[0, 1, 3, 2])
 
 
+def is_in(model: onnx.ModelProto) -> bool:
+    """Return whether a graph or function of a model has the operator."""
+    return next(_calls(model), None) is not None
+
+
 def defined(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with every GatedDeltaNet a function of standard operators.
 
     The very model where it has none. Nodes are those that ``call`` writes.
     """
-    if not any(True for _ in _calls(model)):
+    if not is_in(model):
         return model
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
@@ -92,9 +97,10 @@ def defined(model: onnx.ModelProto) -> onnx.ModelProto:
         settings = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         rule, scale = settings["update_rule"].decode(), settings["scale"]
         # Names of their own: ONNX Runtime does not see overloads of nodes within functions.
-        function = functions.setdefault(
-            (rule, scale), _definition(f"{OP}_{rule}_{len(functions)}", rule, scale)
-        )
+        if (rule, scale) not in functions:
+            name = f"{OP}_{rule}_{len(functions)}"
+            functions[rule, scale] = _definition(name, rule, scale)
+        function = functions[rule, scale]
         node.domain, node.op_type = function.domain, function.name
         del node.attribute[:]
         if DEFINED not in {o.domain for o in owner.opset_import}:
