@@ -1,7 +1,7 @@
 """exporter/, models/ and plugins/ become linexport, linexport.models and linexport.plugins.
 
-Kept in code because a declared list of packages silently drops new subpackages. The CPU plugins are
-compiled where a C++ compiler is found; without one the package installs all the same.
+Kept in code because a declared list of packages silently drops new subpackages. The operators for
+ONNX Runtime are compiled where a C++ compiler is found; without one the package installs anyway.
 """
 
 import hashlib
@@ -15,8 +15,30 @@ FOLDERS = {
     "linexport.models": "models",
     "linexport.plugins": "plugins",
 }
-CPU = sorted(Path("plugins/cpu/cpp").iterdir())
-DIGEST = hashlib.sha256(b"".join(path.read_bytes() for path in CPU)).hexdigest()[:16]
+FLAGS = ["-std=c++17", "-O3", "-g0", "-fvisibility=hidden"]
+
+
+def library(
+    name: str,
+    folders: list[str],
+    flags: list[str],
+    defined: list[tuple[str, str]],
+    linked: list[str],
+) -> Extension:
+    """Return a library of operators; its sources, and their digest, are those of the folders."""
+    files = [path for folder in folders for path in sorted(Path(folder).iterdir())]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+    return Extension(
+        f"linexport.plugins.{name}.liblinexport_{name}",
+        sources=[str(path) for path in files if path.suffix in (".cc", ".cpp")],
+        depends=[str(path) for path in files if path.suffix == ".h"],
+        include_dirs=[*folders, "plugins/cpu/cpp"],
+        define_macros=[("LINEXPORT_SOURCES", f'"{digest}"'), *defined],
+        extra_compile_args=[*FLAGS, *flags],
+        libraries=linked,
+        language="c++",
+        optional=True,
+    )
 
 
 class BuildLibrary(build_ext):
@@ -44,26 +66,30 @@ setup(
             "package/*.txt",
             "targets/trt/templates/*.txt",
         ],
-        "linexport.plugins": ["tensorrt/cpp/*", "cpu/cpp/*", "cpu/README.md"],
+        "linexport.plugins": [
+            *("tensorrt/cpp/*", "kernels/cpp/*", "cpu/cpp/*", "cuda/cpp/*"),
+            "cpu/README.md",
+        ],
     },
     cmdclass={"build_ext": BuildLibrary},
     ext_modules=[
-        Extension(
-            "linexport.plugins.cpu.liblinexport_cpu",
-            sources=[str(path) for path in CPU if path.suffix == ".cc"],
-            depends=[str(path) for path in CPU if path.suffix == ".h"],
-            define_macros=[("LINEXPORT_SOURCES", f'"{DIGEST}"')],
-            extra_compile_args=[
-                "-std=c++17",
-                "-O3",
-                "-g0",
+        library(
+            "cpu",
+            ["plugins/cpu/cpp"],
+            [
                 "-ffp-contract=fast",  # products and sums as fused multiply-adds
                 "-fno-wrapv",  # which Python's own flags ask for: addresses by int64 are slower
-                "-fvisibility=hidden",
                 "-Wno-psabi",
             ],
-            language="c++",
-            optional=True,
-        )
+            [],
+            [],
+        ),
+        library(
+            "cuda",
+            ["plugins/cuda/cpp", "plugins/kernels/cpp"],
+            [],
+            [("LINEXPORT_EXECUTION_PROVIDER", '"CUDAExecutionProvider"')],
+            ["dl"],
+        ),
     ],
 )

@@ -19,6 +19,7 @@ import linexport
 from linexport.manifest.placement import ORT_CPU
 from linexport.targets import providers
 from linexport.targets.device_array import DeviceArray
+from linexport.targets.ort_memory import OrtMemory
 from linexport.targets.providers import Provider
 from tests.support import device_scenarios
 
@@ -109,3 +110,38 @@ def test_an_array_of_the_device_is_cut_joined_and_copied_there(
     other.clear()
     assert not np.asarray(other).any()
     assert np.array_equal(held[1].copy(), values[1])
+
+
+def test_calls_that_are_alike_are_bound_once(converted: Callable[..., Path]) -> None:
+    """Two calls of a stream, whatever its tokens are; a longer piece in between is launched."""
+    folder, random = converted("language_model"), np.random.default_rng(0)
+    plain, bound = (linexport.load(folder, threads=1, provider=p) for p in ("cpu", "host"))
+    bound._session.memory = memory = OrtMemory(bound._session.inner, captures=True)
+    want, got = plain.stream(), bound.stream()
+    for length in (1, 1, 1, 1, 700, 1, 1, 1, 1, 1, 1):
+        tokens = random.integers(0, 90, (2, length))
+        ours, theirs = got.step(tokens), want.step(tokens)
+        for name, values in theirs.items():
+            assert np.allclose(ours[name], values, rtol=1e-4, atol=1e-5), (name, length)
+    assert memory._graphs is not None
+    assert len(memory._graphs._calls) == 2
+
+
+def test_results_of_a_bound_call_are_the_callers_own(converted: Callable[..., Path]) -> None:
+    model = linexport.load(converted("language_model"), threads=1, provider="host")
+    model._session.memory = OrtMemory(model._session.inner, captures=True)
+    live, token = model.stream(), np.ones((1, 1), np.int64)
+    results = [live.step(token) for _ in range(8)]
+    copies = [{n: x.copy() for n, x in found.items()} for found in results]
+    live.step(token), live.step(token)
+    for found, copy in zip(results, copies, strict=True):
+        assert all(np.array_equal(found[n], copy[n]) for n in copy)
+
+
+def test_calls_with_states_that_grow_are_not_bound(converted: Callable[..., Path]) -> None:
+    model = linexport.load(converted("beside_softmax"), threads=1, provider="host")
+    model._session.memory = memory = OrtMemory(model._session.inner, captures=True)
+    live = model.stream()
+    for _ in range(4):
+        live.step(np.ones((1, 1, 8), np.float32))
+    assert memory._graphs is not None and not memory._graphs._calls

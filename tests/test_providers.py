@@ -236,9 +236,20 @@ def test_states_count_and_so_does_all_of_a_graph_without_ops() -> None:
         OrtSession(_model().SerializeToString(), execution=Execution("host", strict=True))
 
 
+def test_nodes_of_the_domain_are_those_that_the_cuda_library_runs() -> None:
+    node = SimpleNamespace(name="attention", op_type="LinearAttention", domain="linexport")
+    assigned = [SimpleNamespace(ep_name="CUDAExecutionProvider", get_nodes=lambda: [node, node])]
+    found = placement._placement(assigned, _model(), "cuda", "onnxruntime-gpu 1")
+    assert found.kernels == 2
+    assert found.described() == (
+        "2 of 2 nodes run on cuda (onnxruntime-gpu 1), 2 of them by linexport's kernels, 0 on the "
+        "CPU"
+    )
+
+
 def test_nodes_of_other_providers_are_not_the_cpus() -> None:
     def part(ep_name: str, *nodes: tuple[str, str]) -> SimpleNamespace:
-        found = [SimpleNamespace(name=name, op_type=op) for name, op in nodes]
+        found = [SimpleNamespace(name=name, op_type=op, domain="") for name, op in nodes]
         return SimpleNamespace(ep_name=ep_name, get_nodes=lambda: found)
 
     assigned = [
@@ -277,7 +288,7 @@ def test_what_cuda_left_to_the_cpu_is_arithmetic_of_shapes_and_no_more_may_be(
     counts = Counter(n.op_type for n in of_shapes)
     assert counts >= Counter({op: 2 * n for op, n in RECORDED[target].items()})
 
-    moved = SimpleNamespace(name="Gather_token_13", op_type="Gather")
+    moved = SimpleNamespace(name="Gather_token_13", op_type="Gather", domain="")
     graph = onnx.load(folder / "model.onnx", load_external_data=False)
 
     def left(*to_the_cpu: Any) -> dict[str, dict[str, int]]:

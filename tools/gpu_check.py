@@ -30,8 +30,8 @@ from gpu.table import COPY, HEADER, line, roofline
 
 from linexport.errors import BuildError, LinexportError, UnsupportedModelError
 from linexport.models import feature_maps as feature_maps  # registers their formulas
+from linexport.plugins.kernels.contract import architectures
 from linexport.plugins.tensorrt import library
-from linexport.plugins.tensorrt.contract import architectures
 
 TOOLS = Path(__file__).resolve().parent
 MAIN = "import sys\nfrom gpu.run import main\nsys.exit(main())\n"
@@ -57,17 +57,18 @@ def compile_plugins(output: Path, headers: Path = TOOLS / "gpu" / "tensorrt") ->
         headers: folder of NvInferRuntime.h: TensorRT's, or the stand-in for it.
 
     Raises:
-        BuildError: there is no compiler or cuda.h, or it does not compile.
+        BuildError: there is no compiler, or it does not compile.
     """
-    include = next((f for f in library.cuda_folders() if (f / "cuda.h").is_file()), None)
-    if include is None:
-        raise BuildError("cuda.h was not found. Triton carries it: pip install triton")
-    names = ("description", "driver", "modules", "launcher", "plugin")
-    sources = [library.SOURCES / f"{name}.cpp" for name in names]
+    sources = [*sorted(library.LAUNCHING.glob("*.cpp")), library.SOURCES / "plugin.cpp"]
     command = ["c++", "-std=c++17", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra"]
-    command += [f"-I{library.SOURCES}", "-o", str(output)]
-    command += [word for folder in (headers, include) for word in ("-isystem", str(folder))]
-    command += [*map(str, sources), str(TOOLS / "gpu" / "plugin_c.cpp"), "-ldl"]
+    command += [f"-I{library.LAUNCHING}", "-o", str(output)]
+    command += [
+        "-isystem",
+        str(headers),
+        *map(str, sources),
+        str(TOOLS / "gpu" / "plugin_c.cpp"),
+        "-ldl",
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except FileNotFoundError:

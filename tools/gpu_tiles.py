@@ -28,10 +28,10 @@ from gpu_check import begun
 
 from linexport.errors import BuildError, LinexportError
 from linexport.plugins.kernels.compile import compile_kernels
+from linexport.plugins.kernels.description import MULTIPROCESSORS
 from linexport.plugins.kernels.launch import Kernel, LaunchPlan
 from linexport.plugins.kernels.plans import tiles
 from linexport.plugins.kernels.plans.tile import Tile
-from linexport.plugins.tensorrt.description import MULTIPROCESSORS
 
 BATCH, WORKERS = 8, 2
 """Kernels that one process compiles, and such processes at once."""

@@ -121,7 +121,7 @@ def _load(folder: Path, execution: Execution, **options: Any) -> Artifact:
             session = target.open(
                 model, threads=options["threads"], native=native, execution=execution
             )
-            if getattr(session, "native", False):
+            if execution.provider == providers.CPU and getattr(session, "native", False):
                 _say_what_is_proven(folder, manifest)
             placement = getattr(session, "placement", None)
             if placement is not None:

@@ -47,6 +47,7 @@ class Library(enum.StrEnum):
     """Libraries that are built when linexport is installed."""
 
     CPU = "cpu"
+    CUDA = "cuda"
 
 
 @plugins.command()
@@ -57,8 +58,9 @@ def path(
     """Print the file of the operators for ONNX Runtime, which any program can register."""
     with guarded(json):
         from linexport.plugins.cpu import library as cpu
+        from linexport.plugins.cuda import library as cuda
 
-        found = {Library.CPU: cpu.path}[library]()
+        found = {Library.CPU: cpu.path, Library.CUDA: cuda.path}[library]()
         if json:
             print_json({"status": "ok", "library": str(found)})
         else:

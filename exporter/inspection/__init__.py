@@ -23,6 +23,7 @@ from linexport.manifest.inspected import (
     SourceInspection,
 )
 from linexport.manifest.records import RangeRecord, SourceRecord
+from linexport.plugins.kernels.contract import LAYER
 from linexport.plugins.ops.op import DOMAIN
 from linexport.plugins.ops.registry import linexport_nodes
 
@@ -30,6 +31,7 @@ REACH = 7
 """Steps above an unmatched candidate that are drawn: queries, keys and values meet within them."""
 
 UNKNOWN = "of a package that is not installed: the function in the file runs"
+WHOLE = "attention and what its operands are computed from"
 
 
 def inspect(path: str | Path, *, drawings: bool = False) -> SourceInspection | ArtifactInspection:
@@ -109,6 +111,7 @@ def _ops(model: onnx.ModelProto) -> tuple[OpRecord, ...]:
                 node.name, op.name, seen.attributes, op.sizes(seen), op.describe(seen)
             )
         else:
-            record = OpRecord(node.name, node.op_type, {}, {}, UNKNOWN)
+            details = WHOLE if node.op_type == LAYER else UNKNOWN
+            record = OpRecord(node.name, node.op_type, {}, {}, details)
         records.append(record)
     return tuple(records)

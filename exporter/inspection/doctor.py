@@ -11,7 +11,9 @@ from functools import partial
 from typing import Any
 
 from linexport.errors import EnvironmentProblemError
-from linexport.plugins.cpu import library
+from linexport.plugins import shared_library
+from linexport.plugins.cpu import library as cpu_library
+from linexport.plugins.cuda import library as cuda_library
 from linexport.plugins.tensorrt.flavour import FLAVOURS, Flavour
 from linexport.system import environment
 from linexport.targets.providers import PROVIDERS, Execution, is_beside
@@ -30,7 +32,10 @@ def examine() -> dict[str, Any]:
         "environment": environment.describe(),
         "required": {name: environment.version(name) for name in REQUIRED},
         "providers": _providers(),
-        "libraries": {"CPU library": _cpu_library()},
+        "libraries": {
+            cpu_library.TITLE: _library(cpu_library.instruction_set),
+            cuda_library.TITLE: _library(cuda_library.version),
+        },
         "tensorrt": {name: _flavour(flavour) for name, flavour in FLAVOURS.items()},
         "extras": {name: _module(name) for name in EXTRAS},
         "gpu": _gpu(),
@@ -47,11 +52,12 @@ def examine() -> dict[str, Any]:
     return report
 
 
-def _cpu_library() -> dict[str, Any]:
+def _library(version: Callable[[], str]) -> dict[str, Any]:
+    install = shared_library.INSTALL
     try:
-        return {"version": library.instruction_set(), "error": None, "install": library.INSTALL}
+        return {"version": version(), "error": None, "install": install}
     except EnvironmentProblemError as error:
-        return {"version": None, "error": str(error), "install": library.INSTALL}
+        return {"version": None, "error": str(error), "install": install}
 
 
 def _flavour(flavour: Flavour) -> dict[str, Any]:

@@ -50,7 +50,9 @@ class ConvertOptions:
 
     target: str = _option("ort", "--target", "Where it will run.")
     precision: str = _option(
-        "fp32", "--precision", "For engines: fp32, fp16 or bf16. States stay in float32."
+        "fp32",
+        "--precision",
+        "For engines and ort-cuda: fp32, fp16 or bf16. States stay in float32.",
     )
     weights: str = _option(
         FLOAT32,
@@ -99,8 +101,8 @@ class ConvertOptions:
     sms: tuple[int, ...] = _option(
         (),
         "--sm",
-        "For engines: compute capabilities of the GPUs, such as 89,120, or GPUs by name, such as "
-        "l4,orin.",
+        "For engines, and kernels of ort-cuda: compute capabilities of the GPUs, such as 89,120, "
+        "or GPUs by name, such as l4,orin.",
         form="commas",
         example="89,120",
     )

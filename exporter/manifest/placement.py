@@ -19,18 +19,21 @@ class PlacementRecord:
             functions count node by node.
         on_cpu: what of linexport ops and states runs on the CPU, arithmetic of shapes aside: types
             of ONNX operators and their number, by the type of the op or the names of the states.
+        kernels: number of nodes that the CUDA library runs by the kernels they carry.
     """
 
     provider: str
     package: str
     nodes: dict[str, int]
     on_cpu: dict[str, dict[str, int]]
+    kernels: int = 0
 
     def described(self) -> str:
         """Return what runs where, in words."""
         total, cpu = sum(self.nodes.values()), self.nodes.get(ORT_CPU, 0)
         where = f"{self.provider} ({self.package})"
-        text = f"{total - cpu} of {total} nodes run on {where}, {cpu} on the CPU"
+        own = f", {self.kernels} of them by linexport's kernels" if self.kernels else ""
+        text = f"{total - cpu} of {total} nodes run on {where}{own}, {cpu} on the CPU"
         parts = (
             f"{home} ({', '.join(f'{count} {op}' for op, count in ops.items())})"
             for home, ops in self.on_cpu.items()

@@ -5,19 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from linexport.errors import UsageError
 from linexport.manifest import Manifest
 from linexport.manifest.engines import EngineRecord
-from linexport.manifest.placement import ORT_CPU, PlacementRecord
 from linexport.manifest.prepared import PreparedRecord
 from linexport.manifest.records import InputRecord, StateRecord, TensorRecord
 from linexport.plugins.cpu import library
 from linexport.system import memory
-from linexport.targets.ort_options import session_options, with_graph, write_profile
+from linexport.targets.ort_options import session_options, write_profile
 from linexport.targets.providers import CPU, CPU_ONLY, Execution
 
 if TYPE_CHECKING:  # help lists the targets, and answers without these
@@ -123,6 +121,18 @@ class Options:
     timing_cache: Path | None = None
 
 
+def check_precision(options: Options) -> None:
+    """Check that a precision is known.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if options.precision not in DTYPES:
+        raise UsageError(
+            f"--precision is {options.precision!r}; expected one of {', '.join(DTYPES)}."
+        )
+
+
 def without_options(target: Target, options: Options) -> Target:
     """The default of ``Target.configure``.
 
@@ -132,7 +142,7 @@ def without_options(target: Target, options: Options) -> Target:
     if options != Options():
         raise UsageError(
             "--precision, --sm, --no-plugins, --quick and --timing-cache are of targets that build "
-            f"engines; {target.name} does not."
+            f"engines, the first three of ort-cuda, too; found target {target.name}."
         )
     return target
 
@@ -236,7 +246,8 @@ class OrtSession:
             the next call, and so slow other sessions that take turns with this one: on two cores,
             2.5 ms become 17.
         execution: the execution provider that runs it. Any but the CPU's leaves the CPU library
-            aside.
+            aside; CUDA's runs nodes that carry kernels by the CUDA library, where it is built and
+            they are for this GPU.
         low_memory: take less memory and more time, and keep no memory of a call for the next one.
         native: run linexport ops by the CPU library, where it is built and runs all of the model's;
             otherwise, as by default, by the functions that their nodes carry.
@@ -244,7 +255,7 @@ class OrtSession:
         profile: a folder for a profile of what is run, and for ``optimized.onnx``, the graph of it.
 
     Attributes:
-        native: whether the CPU library runs them.
+        native: whether a library of ours runs them.
         placement: what the execution provider runs; None for the CPU.
         memory: of the execution provider's device; None for the CPU.
 
@@ -264,50 +275,23 @@ class OrtSession:
         settings: Mapping[str, str] | None = None,
         profile: Path | None = None,
     ) -> None:
-        import onnxruntime
-        from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
+        from linexport.targets import ort_opening
 
-        from linexport.targets import gated_delta_net, placement
-
-        self.placement: PlacementRecord | None = None
-
-        def opened(native: bool) -> Any:
-            options = session_options(threads, taking_turns, low_memory)
+        def options() -> Any:
+            made = session_options(threads, taking_turns, low_memory)
             for name, value in (settings or {}).items():
-                options.add_session_config_entry(name, value)
+                made.add_session_config_entry(name, value)
             if profile is not None:
-                write_profile(options, profile)
-            if native and not library.register(options, threads):
-                return None
-            source: Any = model if isinstance(model, bytes) else str(model)
-            if native:
-                source, _ = with_graph(source, options, _for_library)
-            if execution.provider == CPU:
-                try:
-                    return onnxruntime.InferenceSession(source, options, [ORT_CPU])
-                except NotImplemented:
-                    source, _ = with_graph(source, options, gated_delta_net.defined)
-                    return onnxruntime.InferenceSession(source, options, [ORT_CPU])
-            adapted = partial(placement.adapted, provider=execution.provider)
-            source, graph = with_graph(source, options, adapted)
-            session, self.placement = placement.open_placed(
-                source, graph, options, execution, threads
-            )
-            return session
+                write_profile(made, profile)
+            return made
 
-        inner = None
-        if native and execution.provider == CPU:
-            try:
-                inner = opened(native=True)
-            except Exception as error:  # ONNX Runtime has no class for its own
-                log.info("The CPU library does not run this model: %s", error)
-        self.native = inner is not None
-        self.inner = inner or opened(native=False)
+        found = ort_opening.opened(model, options, threads, execution, native)
+        self.inner, self.native, self.placement = found.inner, found.native, found.placement
         self.memory: OrtMemory | None = None
         if execution.provider != CPU:
             from linexport.targets.ort_memory import OrtMemory
 
-            self.memory = OrtMemory(self.inner)
+            self.memory = OrtMemory(self.inner, found.captures)
         memory.trim_memory()
         self.output_names = [o.name for o in self.inner.get_outputs()]
 
@@ -342,11 +326,3 @@ class OrtSession:
 
     def close(self) -> None:
         """Do nothing: memory is given back when nobody holds it."""
-
-
-def _for_library(model: onnx.ModelProto) -> onnx.ModelProto:
-    from linexport.targets.tokenwise import with_programs
-    from linexport.targets.tokenwise.chains import with_chains
-
-    library.check_nodes(model)
-    return with_chains(with_programs(model))

@@ -12,6 +12,9 @@ shared memory, and goes from token to token,
 and for d_k = 64 and 128 with d_v a multiple of 32 it divides a state among several blocks, where
 the heads are too few to fill the GPU: those widths are padded to. Inputs of both have to have a
 token, and both are called in float32: LinearAttention's state has the type of the activations.
+
+``--sm`` names GPUs that nodes carry linexport's own kernels for, which the CUDA library launches
+(``plugins.cuda``). The above is then what their functions are made of: other programs run these.
 """
 
 from __future__ import annotations
@@ -19,13 +22,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+import onnx
+
+from linexport.errors import UsageError
+from linexport.plugins.kernels import contract
+from linexport.plugins.kernels.description import LAUNCH, Description
+from linexport.plugins.kernels.launch import TYPES
 from linexport.plugins.ops import causal_conv, linear_attention
 from linexport.plugins.ops.linear_attention import SCALE, multiplied_out, view
-from linexport.plugins.ops.op import Node
+from linexport.plugins.ops.op import Node, Op
 from linexport.targets import diagonal, kernels, native_kernel
-from linexport.targets.base import OrtSession, Target
-from linexport.targets.lowering import Candidate, by_rules
+from linexport.targets.base import DTYPES, Options, OrtSession, Target, check_precision
+from linexport.targets.lowering import Candidate, Rules, by_rules
+from linexport.targets.providers import CPU, CPU_ONLY
+from linexport.targets.trt import parser_form
+from linexport.targets.trt.layers import with_layers
+from linexport.targets.trt.precision import half, open_here
+from linexport.targets.trt.target import planned
 
 KEYS = (64, 128, 256)
 """Widths of keys for which GatedDeltaNet divides a state among threads."""
@@ -104,8 +120,72 @@ def _divided(node: Node) -> Candidate | None:
     return Candidate("native_padded" if padded else "native", reason, write)
 
 
-TARGET = Target(
-    name="ort-cuda",
-    candidates=by_rules({causal_conv.OP: _conv, linear_attention.OP: _attention}),
-    open=OrtSession,
-)
+_RULES: Rules = {causal_conv.OP: _conv, linear_attention.OP: _attention}
+
+
+def configure(target: Target, options: Options) -> Target:
+    """Return the target for these options.
+
+    Raises:
+        UsageError: an unknown precision or GPU, or an option that is of engines.
+    """
+    if options.quick or options.timing_cache:
+        raise UsageError("--quick and --timing-cache are of targets that build engines.")
+    check_precision(options)
+    if not options.plugins and options.sms:
+        raise UsageError("--sm names GPUs to compile kernels for, and --no-plugins wants none.")
+    contract.architectures(options.sms)
+    if options == Options():
+        return target
+    return replace(
+        target,
+        candidates=partial(_candidates, options),
+        prepare=partial(_prepare, options),
+        written=partial(_written, options),
+        options=options,
+    )
+
+
+def _prepare(options: Options, model: onnx.ModelProto) -> onnx.ModelProto:
+    if not options.sms:
+        return half(model, options.precision)
+    describe = partial(_described, options)
+    return parser_form.mark_plugins(planned(options, model), describe, filled=False)
+
+
+def _described(options: Options, op: Op, node: Node) -> Description | None:
+    dtype = DTYPES[options.precision]
+    if _why_not(options, op, node):
+        return None
+    return contract.describe_plugin(op, node, dtype, options.sms)
+
+
+def _why_not(options: Options, op: Op, node: Node) -> str | None:
+    """Return why the library does not run a node, or None."""
+    dtype = DTYPES[options.precision]
+    reason = contract.unsupported(op, node, dtype, options.sms)
+    if reason is None and contract.tensors(op, node, dtype)[1][0].type != TYPES[dtype]:
+        return "its output is in float32"
+    return reason
+
+
+def _candidates(options: Options, op: Op, node: Node) -> Sequence[Candidate]:
+    """The kernels where the node carries them; its function is for programs without the library."""
+    functions = by_rules(_RULES)(op, node)
+    if LAUNCH not in node.annotations:
+        return functions
+    return [replace(functions[0], name="kernels", reason="linexport's kernels")]
+
+
+def _written(options: Options, lowered: onnx.ModelProto) -> onnx.ModelProto:
+    return parser_form.parsable(with_layers(options, lowered)) if options.sms else lowered
+
+
+def _open(model: Path | bytes, **keywords: Any) -> OrtSession:
+    """Open a model; one in bfloat16, which no CPU kernels take, is widened on the CPU."""
+    if keywords.get("execution", CPU_ONLY).provider == CPU:
+        return open_here(model, **keywords)
+    return OrtSession(model, **keywords)
+
+
+TARGET = Target(name="ort-cuda", candidates=by_rules(_RULES), open=_open, configure=configure)

@@ -6,13 +6,15 @@
     other outputs               ->  in the host's memory
 
 The states of a sequence so alternate between two places, and a step moves its tokens and its
-logits. On a provider that computes in the host's memory, all of this is there.
+logits. Calls that are alike may be CUDA graphs; see ``ort_graphs``. On a provider that computes in
+the host's memory, all of this is there.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ import numpy as np
 from linexport.targets import dlpack
 from linexport.targets.blocks import Blocks
 from linexport.targets.device_array import DeviceArray
+from linexport.targets.ort_graphs import OrtGraphs
 from linexport.targets.placement import STATE
 
 PAST = "past_"
@@ -34,6 +37,7 @@ class OrtMemory:
 
     Args:
         inner: an ``onnxruntime.InferenceSession``.
+        captures: whether it was opened to capture calls as CUDA graphs.
 
     Attributes:
         name: ONNX Runtime's name of the device: ``cuda``; of any other than NVIDIA's ``cpu``: the
@@ -42,7 +46,7 @@ class OrtMemory:
         kind: DLPack's number of such devices.
     """
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, captures: bool = False) -> None:
         infos = inner.get_output_memory_infos()
         found = next((i for i in infos if i.device_vendor_id == NVIDIA), None)
         self.name, self.kind, self.index = "cpu", dlpack.CPU, 0
@@ -56,6 +60,8 @@ class OrtMemory:
         self._pasts = {n: PAST + n.removeprefix(STATE) for n in outputs if n.startswith(STATE)}
         self._fixed = {n for n, past in self._pasts.items() if shapes.get(past) == outputs[n]}
         self._outputs = list(outputs)
+        self._graphs = OrtGraphs(inner, self.name, self.index) if captures else None
+        self._turn: AbstractContextManager[Any] = threading.Lock() if captures else nullcontext()
 
     def run(self, inputs: Mapping[str, Any], arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Run the model with some outputs written to arrays that are there; return the others.
@@ -70,6 +76,20 @@ class OrtMemory:
             if name in self._fixed
         }
         given = {**following, **arrays}
+        with self._turn:
+            alike = self._graphs is not None and not arrays and {*following} == {*self._pasts}
+            graphs = self._graphs if alike else None
+            found = graphs.replay(inputs, following) if graphs else None
+            if found is None:
+                found = self._launch(inputs, given, stay)
+                if graphs:
+                    graphs.met(inputs, following, found)
+        return {**following, **found}
+
+    def _launch(
+        self, inputs: Mapping[str, Any], given: Mapping[str, Any], stay: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Run the model with outputs written to ``given``; return the others, ``stay`` in place."""
         others = [name for name in self._outputs if name not in given]
         binding = self._inner.io_binding()
         for name, values in inputs.items():
@@ -81,10 +101,9 @@ class OrtMemory:
             binding.bind_output(name, *self._place(array))
         for name in others:
             binding.bind_output(name, *((self.name, self.index) if name in stay else ("cpu", 0)))
-        self._inner.run_with_iobinding(binding)
+        self._inner.run_with_iobinding(binding, self._graphs and self._graphs.launched)
         made = dict(zip(others, binding.get_outputs()[len(given) :], strict=True))
-        found = {n: self._array(v) if n in stay else v.numpy() for n, v in made.items()}
-        return {**following, **found}
+        return {n: self._array(v) if n in stay else v.numpy() for n, v in made.items()}
 
     def hold(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Return arrays on the device; those that are there stay as they are."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import onnx
@@ -68,7 +69,12 @@ def adapted(model: onnx.ModelProto, provider: str) -> onnx.ModelProto:
 
 
 def open_placed(
-    source: bytes | str, graph: onnx.ModelProto, options: Any, execution: Execution, threads: int
+    source: bytes | str,
+    graph: onnx.ModelProto,
+    options: Any,
+    execution: Execution,
+    threads: int,
+    settings: Mapping[str, str] | None = None,
 ) -> tuple[Any, PlacementRecord]:
     """Open a model on another execution provider than the CPU's.
 
@@ -78,6 +84,7 @@ def open_placed(
         options: an ``onnxruntime.SessionOptions``, which gets the provider.
         execution: the provider, and whether it may leave ops or states to the CPU.
         threads: 0 for the provider's own choice.
+        settings: further options of the provider.
 
     Returns:
         An ``onnxruntime.InferenceSession``, and what the provider runs of it.
@@ -89,7 +96,7 @@ def open_placed(
     import onnxruntime
 
     name = execution.provider
-    package = add_provider(options, name, threads)
+    package = add_provider(options, name, threads, settings)
     options.add_session_config_entry(RECORDED, "1")
     # ONNX Runtime plans which tensors share memory by the order of the graph, and the part on the
     # CPU may run ahead of the device's: a shape must not be written over before it is read.
@@ -122,15 +129,17 @@ def _placement(
 ) -> PlacementRecord:
     nodes: Counter[str] = Counter()
     on_cpu: dict[str, Counter[str]] = defaultdict(Counter)
-    homes = _homes(graph)
+    homes, kernels = _homes(graph), 0
     for part in assigned:
         nodes[part.ep_name] += len(part.get_nodes())
+        # Nodes that a library of ours does not run are their functions' by now.
+        kernels += sum(node.domain == DOMAIN for node in part.get_nodes())
         for node in part.get_nodes() if part.ep_name == ORT_CPU else ():
             home = _home(node, homes)
             if home:
                 on_cpu[home][node.op_type] += 1
     return PlacementRecord(
-        provider, package, dict(nodes), {home: dict(ops) for home, ops in on_cpu.items()}
+        provider, package, dict(nodes), {home: dict(ops) for home, ops in on_cpu.items()}, kernels
     )
 
 

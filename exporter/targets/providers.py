@@ -28,7 +28,7 @@ from linexport.system import environment
 if TYPE_CHECKING:
     import onnx
 
-CPU = "cpu"
+CPU, CUDA = "cpu", "cuda"
 
 
 def _as_it_is(nodes: Iterable[onnx.NodeProto]) -> None:
@@ -88,7 +88,7 @@ class Provider:
 
 PROVIDERS = {
     # Without the option products are rounded to TF32.
-    "cuda": Provider(
+    CUDA: Provider(
         "CUDAExecutionProvider",
         "onnxruntime-gpu",
         options=lambda threads: {"use_tf32": "0"},
@@ -177,13 +177,16 @@ def is_beside(provider: Provider) -> bool:
     return provider.module is not None and importlib.util.find_spec(provider.module) is not None
 
 
-def add_provider(options: Any, name: str, threads: int) -> str:
+def add_provider(
+    options: Any, name: str, threads: int, more: Mapping[str, str] | None = None
+) -> str:
     """Make sessions that are opened with these options use a provider.
 
     Args:
         options: an ``onnxruntime.SessionOptions``.
         name: of ``PROVIDERS``.
         threads: 0 for the provider's own choice.
+        more: further options of the provider.
 
     Returns:
         The distribution that has the provider, with its version.
@@ -195,7 +198,8 @@ def add_provider(options: Any, name: str, threads: int) -> str:
     import onnxruntime
     from onnxruntime.capi import build_and_package_info as build
 
-    provider, settings = PROVIDERS[name], PROVIDERS[name].options(threads)
+    provider = PROVIDERS[name]
+    settings = {**provider.options(threads), **(more or {})}
     available = onnxruntime.get_available_providers()
     if provider.ort_name in available:
         package = f"{build.package_name} {build.__version__}"

@@ -10,16 +10,13 @@ runs either way. ``LINEXPORT_CPU_LIBRARY=0`` in the environment leaves the libra
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
-import platform
-import struct
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from linexport.errors import EnvironmentProblemError, UnsupportedModelError
+from linexport.errors import UnsupportedModelError
+from linexport.plugins import shared_library
 
 if TYPE_CHECKING:
     import onnx
@@ -40,16 +37,7 @@ OPS = frozenset(
 )
 """Ops of the domain that it computes; others run by their functions beside it."""
 
-INSTALL = "pip install --force-reinstall --no-deps linexport  (where g++ or clang++ is installed)"
-
-_ELF = struct.Struct("<18xH12xQ14xHH6x")
-"""Header of a file: its architecture, place of its table of segments, size of an entry, and how
-many there are."""
-
-_ARCHITECTURES = {62: "x86_64", 183: "aarch64"}
-
-_SEGMENT = struct.Struct("<8xQ16xQ16x")
-"""Entry of that table: place of a segment in the file, and its bytes there."""
+TITLE = "CPU library"
 
 _FOLDER = Path(__file__).parent
 _NAME = "liblinexport_cpu.so"
@@ -62,11 +50,7 @@ def path() -> Path:
         EnvironmentProblemError: it was not built, does not load, or is of another version; the
             message says how to build it.
     """
-    file = _FOLDER / _NAME
-    problem = _problem(file)
-    if problem:
-        raise EnvironmentProblemError(f"{problem}. Build it: {INSTALL}")
-    return file
+    return shared_library.checked(_FOLDER / _NAME, TITLE, sources_digest())
 
 
 def find() -> Path | None:
@@ -74,7 +58,7 @@ def find() -> Path | None:
     if os.environ.get(SWITCH) == "0":
         return None
     file = _FOLDER / _NAME
-    return None if _problem(file) else file
+    return None if shared_library.problem(file, TITLE, sources_digest()) else file
 
 
 def computes(ops: Iterable[str]) -> bool:
@@ -149,44 +133,6 @@ def instruction_set() -> str:
     return str(library.linexport_instruction_set().decode())
 
 
-@cache
-def _problem(file: Path) -> str:
-    """Return why the library cannot be used, "" where it can."""
-    if not file.is_file():
-        return "The CPU library was not built when linexport was installed"
-    damage = _damage(file.read_bytes())
-    if damage:
-        return f"{file} {damage}"
-    try:
-        library = ctypes.CDLL(str(file))
-        entries = library.RegisterCustomOps, library.linexport_sources
-    except (OSError, UnicodeError) as error:  # the latter of a damaged name in its message
-        return f"{file} does not load on this machine: {error}"
-    except AttributeError as error:
-        return f"{file} is not linexport's CPU library: {error}"
-    entries[1].restype = ctypes.c_char_p
-    built, expected = entries[1]().decode(), sources_digest()
-    if built != expected:
-        return f"{file} is of another version: its sources are {built}, expected {expected}"
-    return ""
-
-
-def _damage(content: bytes) -> str:
-    """Return why a 64-bit ELF file cannot be loaded; the system's loader would crash or mislead."""
-    if content[:6] != b"\x7fELF\2\1" or len(content) < _ELF.size:
-        return ""
-    architecture, table, size, count = _ELF.unpack_from(content)
-    built, here = _ARCHITECTURES.get(architecture), platform.machine()
-    if built and built != here:
-        return f"was built for {built}, and this machine is {here}"
-    cut = "is damaged: its end is missing"
-    if table + size * count > len(content) or size < _SEGMENT.size:
-        return cut
-    segments = (_SEGMENT.unpack_from(content, table + size * i) for i in range(count))
-    return cut if any(offset + length > len(content) for offset, length in segments) else ""
-
-
 def sources_digest() -> str:
     """Return the digest of the C++ sources, which the library carries as well."""
-    files = sorted((_FOLDER / "cpp").iterdir())
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    return shared_library.digest(_FOLDER / "cpp")

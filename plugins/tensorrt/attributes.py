@@ -10,9 +10,9 @@ from functools import cache
 
 from onnx import defs
 
+from linexport.plugins.kernels.description import BINARIES, LAUNCH
 from linexport.plugins.ops.op import ABSENT, DOMAIN, VERSION, Op
 from linexport.plugins.ops.registry import all_ops, register_schema, register_schemas
-from linexport.plugins.tensorrt.description import BINARIES, LAUNCH
 
 PLUGIN_NAMESPACE, PLUGIN_VERSION = "plugin_namespace", "plugin_version"
 """Which plugin runs the node; TensorRT's parser reads them."""

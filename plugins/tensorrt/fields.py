@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from linexport.plugins.tensorrt.description import BINARIES, LAUNCH
+from linexport.plugins.kernels.description import BINARIES, LAUNCH
 
 NAMES = (LAUNCH, BINARIES)
 """The fields of every linexport plugin; all are text."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from linexport.plugins.kernels.description import MULTIPROCESSORS, Binary, Description, aligned
 from linexport.plugins.kernels.launch import Kernel, Launch, LaunchPlan
-from linexport.plugins.tensorrt.description import MULTIPROCESSORS, Binary, Description, aligned
 from linexport.plugins.tensorrt.flavour import driver
 from linexport.plugins.tensorrt.modules import Modules, checked
 

@@ -19,7 +19,10 @@ from linexport.errors import BuildError, EnvironmentProblemError
 NAME = "liblinexport_tensorrt.so"
 SOURCES = Path(__file__).parent / "cpp"
 
-PARTS = ("description.h", "launcher.h", "description.cpp", "launcher.cpp", "plugin.cpp")
+LAUNCHING = Path(__file__).parents[1] / "kernels" / "cpp"
+
+PARTS = ("description", "driver", "modules", "launcher")
+"""Sources of what launches kernels, each behind those that it includes."""
 
 TENSORRT_FOLDERS = (
     "/usr/include/x86_64-linux-gnu",
@@ -77,7 +80,8 @@ def single_source() -> str:
 
     Headers come first, each file without the lines that include another of them.
     """
-    parts = [(SOURCES / name).read_text(encoding="utf-8") for name in PARTS]
+    files = [LAUNCHING / f"{name}.{end}" for end in ("h", "cpp") for name in PARTS]
+    parts = [path.read_text(encoding="utf-8") for path in (*files, SOURCES / "plugin.cpp")]
     lines = (line for part in parts for line in part.splitlines())
     kept = [s for s in lines if not s.startswith(('#include "', "#pragma once"))]
     return "\n".join(kept) + "\n"

@@ -13,10 +13,10 @@ from types import ModuleType
 from typing import Any
 
 from linexport.errors import LinexportError
+from linexport.plugins.kernels.contract import LAYER, NAMESPACE, VERSION
+from linexport.plugins.kernels.description import Description
 from linexport.plugins.ops.registry import all_ops
 from linexport.plugins.tensorrt import fields
-from linexport.plugins.tensorrt.contract import LAYER, NAMESPACE, VERSION
-from linexport.plugins.tensorrt.description import Description
 from linexport.plugins.tensorrt.flavour import Flavour
 from linexport.plugins.tensorrt.launcher import Launcher
 

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from linexport.errors import BuildError, UnsupportedModelError
+from linexport.plugins.kernels import contract
 from linexport.plugins.kernels.compile import compile_kernels
+from linexport.plugins.kernels.description import Binary, Description
 from linexport.plugins.kernels.launch import Kernel, Launch, LaunchPlan
 from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.ops.op import Node, Op
-from linexport.plugins.tensorrt import contract
-from linexport.plugins.tensorrt.description import Binary, Description
 
 NAMESPACE = "linexport_quick"
 SHARED = 48 * 1024

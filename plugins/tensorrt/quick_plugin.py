@@ -14,10 +14,10 @@ from functools import cache
 from types import GenericAlias, ModuleType
 from typing import Any
 
+from linexport.plugins.kernels.description import Description
 from linexport.plugins.kernels.launch import Extent
 from linexport.plugins.ops.registry import all_ops
 from linexport.plugins.tensorrt import quick
-from linexport.plugins.tensorrt.description import Description
 from linexport.plugins.tensorrt.fields import NAMES
 from linexport.plugins.tensorrt.flavour import Flavour
 from linexport.plugins.tensorrt.launcher import LANES

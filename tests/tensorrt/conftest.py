@@ -78,7 +78,7 @@ def made(rtx: Any, converted: Callable[..., Path], tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def description(engines: SimpleNamespace) -> Callable[..., Any]:
     """``description(...)``: that of the attention node of ``models.node(...)``."""
-    from linexport.plugins.tensorrt.description import Description
+    from linexport.plugins.kernels.description import Description
 
     def describe(**arguments: Any) -> Description:
         low, _ = engines.lowered(tensorrt_models.node(**arguments))

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from linexport.errors import EnvironmentProblemError
-from linexport.plugins.tensorrt.description import MULTIPROCESSORS
+from linexport.plugins.kernels.description import MULTIPROCESSORS
 from tests.support import ROOT, stand_in_driver
 from tests.support.stand_in_driver import LEFT
 from tests.tensorrt.test_library import HEADERS

@@ -16,10 +16,10 @@ import torch
 from onnx import helper
 
 import linexport
+from linexport.plugins.kernels.contract import LAYER
+from linexport.plugins.kernels.description import Description
 from linexport.plugins.kernels.plans.parameters import OPERANDS
 from linexport.plugins.kernels.run import ELEMENTS, run
-from linexport.plugins.tensorrt.contract import LAYER
-from linexport.plugins.tensorrt.description import Description
 from linexport.targets.base import OrtSession
 from linexport.targets.trt.operands import Facts, LargeOperandError, OperandReader
 from linexport.targets.trt.parser_form import described

@@ -16,10 +16,10 @@ import onnx
 import pytest
 
 from linexport.errors import BuildError, EnvironmentProblemError
+from linexport.plugins.kernels.contract import LAYER
 from linexport.plugins.ops.registry import all_ops
 from linexport.plugins.tensorrt import library
-from linexport.plugins.tensorrt.contract import LAYER
-from tests.support import SCRIPTS, tensorrt_models
+from tests.support import ROOT, SCRIPTS, tensorrt_models
 
 HEADERS = "LINEXPORT_TENSORRT_INCLUDE"
 """Environment variable that names TensorRT's headers to these tests."""
@@ -30,6 +30,15 @@ def test_every_op_that_has_kernels_has_a_creator_in_the_library() -> None:
     source = (library.SOURCES / "plugin.cpp").read_text(encoding="utf-8")
     named = set(re.findall(r'\w+\{"(\w+)"\}', source[source.index("getCreators") :]))
     assert named == {LAYER, *(op.name for op in all_ops().values() if op.kernels)}
+
+
+def test_the_single_source_of_prepared_folders_compiles(tmp_path: Path) -> None:
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler")
+    source = tmp_path / "plugins.cpp"
+    source.write_text(library.single_source(), encoding="utf-8")
+    command = ["c++", "-std=c++17", "-fsyntax-only", "-isystem", str(ROOT / "tools/gpu/tensorrt")]
+    subprocess.run([*command, str(source)], check=True)
 
 
 def test_missing_headers_end_with_advice(cli: Callable[..., Any], tmp_path: Path) -> None:

@@ -14,6 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linexport.errors import EnvironmentProblemError, OpError, UnsupportedModelError, UsageError
+from linexport.plugins.kernels.description import (
+    MULTIPROCESSORS,
+    Binary,
+    Description,
+    TensorDescription,
+    compatible,
+)
 from linexport.plugins.kernels.launch import (
     Argument,
     Extent,
@@ -24,13 +31,6 @@ from linexport.plugins.kernels.launch import (
     Scratch,
 )
 from linexport.plugins.tensorrt import fields, flavour, launcher, modules, stub_library
-from linexport.plugins.tensorrt.description import (
-    MULTIPROCESSORS,
-    Binary,
-    Description,
-    TensorDescription,
-    compatible,
-)
 from linexport.plugins.tensorrt.plugin import described, plugin_class, supports
 
 

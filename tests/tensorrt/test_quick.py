@@ -23,9 +23,9 @@ import pytest
 
 from linexport.errors import BuildError, UnsupportedModelError
 from linexport.plugins.kernels.compile import compile_kernels
+from linexport.plugins.kernels.description import Description
 from linexport.plugins.ops.registry import all_ops, linexport_nodes
 from linexport.plugins.tensorrt import fields, quick, quick_plugin
-from linexport.plugins.tensorrt.description import Description
 from linexport.targets.lowering import Candidate
 from linexport.targets.trt.convolutions import tokens_first
 from tests.support import tensorrt_models
@@ -269,7 +269,7 @@ def inside_a_builder(rtx: Any, ask: Callable[[Any], None]) -> None:
 
 def parse_something(rtx: Any) -> None:
     """A network of one plugin: its shapes are asked for while it is parsed."""
-    from linexport.plugins.tensorrt import contract
+    from linexport.plugins.kernels import contract
     from linexport.plugins.tensorrt.flavour import RTX
     from linexport.plugins.tensorrt.plugin import register
     from linexport.targets.trt import parser_form
@@ -314,7 +314,7 @@ def test_a_marked_node_runs_by_its_body_elsewhere() -> None:
 
 
 def test_what_one_kernel_cannot_run_keeps_the_plugin_of_the_library() -> None:
-    from linexport.plugins.tensorrt import contract
+    from linexport.plugins.kernels import contract
     from linexport.targets import Options
     from linexport.targets.trt import parser_form, target
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from gpu.case import Case
 from gpu.layer import Layer
+from linexport.plugins.kernels import contract
+from linexport.plugins.kernels.description import Description, TensorDescription
 from linexport.plugins.kernels.launch import LaunchPlan
 from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.kernels.plans import attention_layer
 from linexport.plugins.kernels.plans.parameters import GIVEN
 from linexport.plugins.ops.registry import all_ops
-from linexport.plugins.tensorrt import contract
-from linexport.plugins.tensorrt.description import Description, TensorDescription
 
 SIZES = {"B": "batch", "T": "length"}
 

@@ -16,7 +16,7 @@ import numpy as np
 from gpu.case import DTYPES, Case
 from gpu.device import Device, Memory
 from linexport.errors import EnvironmentProblemError
-from linexport.plugins.tensorrt.description import Description, TensorDescription
+from linexport.plugins.kernels.description import Description, TensorDescription
 from linexport.plugins.tensorrt.launcher import Launcher
 
 TOLERANCE = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}

@@ -35,7 +35,7 @@ from gpu.device import Device
 from gpu.played import Played, check, expected, relative
 from gpu.table import HEADER, line, roofline
 from linexport.errors import LinexportError
-from linexport.plugins.tensorrt.description import Description
+from linexport.plugins.kernels.description import Description
 from linexport.plugins.tensorrt.launcher import Launcher
 from linexport.system import environment
 

@@ -18,6 +18,9 @@ import onnx
 from onnx import helper, inliner
 
 from linexport.errors import OpError, UnsupportedModelError
+from linexport.plugins.kernels import contract
+from linexport.plugins.kernels.contract import LAYER
+from linexport.plugins.kernels.description import Description, TensorDescription
 from linexport.plugins.kernels.expressions import (
     Convolution,
     Expression,
@@ -35,9 +38,6 @@ from linexport.plugins.kernels.plans.parameters import CONVOLVED, GIVEN, OPERAND
 from linexport.plugins.ops import linear_attention
 from linexport.plugins.ops.op import DOMAIN, Node
 from linexport.plugins.ops.registry import linexport_nodes
-from linexport.plugins.tensorrt import contract
-from linexport.plugins.tensorrt.contract import LAYER
-from linexport.plugins.tensorrt.description import Description, TensorDescription
 from linexport.targets.base import DTYPES, Options
 from linexport.targets.tokenwise import drop_unused
 from linexport.targets.tokenwise.groups import readers_of
@@ -217,6 +217,9 @@ def _layer(model: onnx.ModelProto, facts: Facts, node: onnx.NodeProto, view: Nod
         len(states),
     )
     inputs = given | dict(zip(GIVEN, own, strict=False))
+    # By the first, ONNX Runtime knows the type of the activations.
+    kind = facts.types[node.output[0]]
+    inputs = dict(sorted(inputs.items(), key=lambda item: facts.types.get(item[1]) != kind))
     nodes = [model.graph.node[i] for i in body]
     return _Layer(node, view, plan, inputs, outputs, shapes, nodes, removed)
 

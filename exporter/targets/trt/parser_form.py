@@ -21,10 +21,11 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper, inliner
 
+from linexport.plugins.kernels import contract
+from linexport.plugins.kernels.description import Description
 from linexport.plugins.ops.op import ABSENT, DOMAIN, Node, Op
 from linexport.plugins.ops.registry import linexport_nodes
-from linexport.plugins.tensorrt import attributes, contract, quick
-from linexport.plugins.tensorrt.description import Description
+from linexport.plugins.tensorrt import attributes, quick
 from linexport.plugins.tensorrt.fields import NAMES
 
 LARGEST_FOLDED = 1 << 20
@@ -40,9 +41,17 @@ def fold_constants(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def mark_plugins(
-    model: onnx.ModelProto, describe: Callable[[Op, Node], Description | None]
+    model: onnx.ModelProto,
+    describe: Callable[[Op, Node], Description | None],
+    filled: bool = True,
 ) -> onnx.ModelProto:
-    """A copy in which the nodes that ``describe`` has a description for are the plugins'."""
+    """A copy in which the nodes that ``describe`` has a description for are the plugins'.
+
+    Args:
+        model: checked, with the shapes and types of values.
+        describe: returns what a node's plugin is made of, or None.
+        filled: put another tensor in the place of an input that a node lacks, as TensorRT wants.
+    """
     marked = onnx.ModelProto()
     marked.CopyFrom(model)
     attributes.allow()
@@ -56,7 +65,7 @@ def mark_plugins(
         node.output.extend([""] * (len(op.schema.outputs) - len(node.output)))
         for position, output in enumerate(node.output):
             node.output[position] = output or f"{node.name}/unused_{position}"
-        absent = [i for i, name in enumerate(node.input) if not name]
+        absent = [i for i, name in enumerate(node.input) if not name and filled]
         for position in absent:
             node.input[position] = node.input[0]
         if absent:

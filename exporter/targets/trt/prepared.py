@@ -20,9 +20,10 @@ from linexport.graph.dims import DimRange, sequence
 from linexport.manifest import MODEL
 from linexport.manifest.prepared import PreparedGpuRecord, PreparedRecord
 from linexport.manifest.records import InputRecord
+from linexport.plugins.kernels import contract
 from linexport.plugins.kernels.architectures import toolchain
 from linexport.plugins.ops.registry import dim_of
-from linexport.plugins.tensorrt import contract, library, quick
+from linexport.plugins.tensorrt import library, quick
 from linexport.plugins.tensorrt.flavour import Flavour
 from linexport.targets.base import Converted, Options
 from linexport.targets.trt import parser_form, profiles

@@ -22,16 +22,17 @@ from linexport.errors import (
 from linexport.graph.dims import PAST, DimRange, parse
 from linexport.manifest import MODEL
 from linexport.manifest.engines import EngineLayerRecord, EngineRecord
+from linexport.plugins.kernels import contract
 from linexport.plugins.kernels.architectures import ARCHITECTURES, WITHOUT_OWN
+from linexport.plugins.kernels.description import LAUNCH, Description
 from linexport.plugins.ops import linear_attention, mixture_of_experts
 from linexport.plugins.ops.body import Body
 from linexport.plugins.ops.linear_attention import chunk
 from linexport.plugins.ops.op import Node, Op
-from linexport.plugins.tensorrt import contract, quick
+from linexport.plugins.tensorrt import quick
 from linexport.plugins.tensorrt.attributes import AHEAD_OF_TIME
-from linexport.plugins.tensorrt.description import LAUNCH, Description
 from linexport.plugins.tensorrt.flavour import Flavour
-from linexport.targets.base import DTYPES, Converted, Finishing, Options, Target
+from linexport.targets.base import DTYPES, Converted, Finishing, Options, Target, check_precision
 from linexport.targets.lowering import Candidate, Rules, by_rules
 from linexport.targets.trt import parser_form, profiles
 from linexport.targets.trt.build import BuiltEngine, build_engine
@@ -138,10 +139,7 @@ def _configure_elsewhere(flavour: Flavour, target: Target, options: Options) -> 
 
 
 def _check(flavour: Flavour, options: Options) -> None:
-    if options.precision not in DTYPES:
-        raise UsageError(
-            f"--precision is {options.precision!r}; expected one of {', '.join(DTYPES)}."
-        )
+    check_precision(options)
     if options.timing_cache and not flavour.on_gpu:
         raise UsageError(
             f"{flavour.title} takes no --timing-cache: it times nothing while it builds, and "
@@ -155,11 +153,14 @@ def _check(flavour: Flavour, options: Options) -> None:
 
 def prepare(options: Options, model: onnx.ModelProto) -> onnx.ModelProto:
     """Constants folded, decays multiplied out, precision applied, plugins' nodes marked."""
-    model = multiply_out(parser_form.fold_constants(model))
     if not options.plugins:
-        return half(model, options.precision)
-    model = half(tokens_first(model), options.precision)
-    return parser_form.mark_plugins(model, partial(_describe, options))
+        return half(multiply_out(parser_form.fold_constants(model)), options.precision)
+    return parser_form.mark_plugins(planned(options, model), partial(_describe, options))
+
+
+def planned(options: Options, model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with its ops as kernels take them, and precision applied."""
+    return half(tokens_first(multiply_out(parser_form.fold_constants(model))), options.precision)
 
 
 def _describe(options: Options, op: Op, node: Node) -> Description | None:

@@ -1,4 +1,4 @@
-// The entries of ONNX Runtime's C interface that the library calls, and the table it hands over.
+// The entries of ONNX Runtime's C interface that our libraries call, and the table they hand over.
 //
 // ONNX Runtime's own header comes with its release archives only, on no package registry. Its table
 // of functions, OrtApi, only ever grows at the end, so entries are called by their place in it;
@@ -8,10 +8,12 @@
 #include <cstddef>
 #include <cstdint>
 
+struct OrtAllocator;
 struct OrtCustomOp;
 struct OrtCustomOpDomain;
 struct OrtKernelContext;
 struct OrtKernelInfo;
+struct OrtMemoryInfo;
 struct OrtSessionOptions;
 struct OrtStatus;
 struct OrtTensorTypeAndShapeInfo;
@@ -53,6 +55,9 @@ ENTRY(GetTensorElementType, 60, OrtStatus*, const OrtTensorTypeAndShapeInfo*, in
 ENTRY(GetDimensionsCount, 61, OrtStatus*, const OrtTensorTypeAndShapeInfo*, size_t* out)
 ENTRY(GetDimensions, 62, OrtStatus*, const OrtTensorTypeAndShapeInfo*, int64_t* values, size_t count)
 ENTRY(GetTensorTypeAndShape, 65, OrtStatus*, const OrtValue*, OrtTensorTypeAndShapeInfo** out)
+ENTRY(AllocatorAlloc, 75, OrtStatus*, OrtAllocator*, size_t bytes, void** out)
+ENTRY(AllocatorFree, 76, OrtStatus*, OrtAllocator*, void*)
+ENTRY(AllocatorGetInfo, 77, OrtStatus*, const OrtAllocator*, const OrtMemoryInfo** out)
 ENTRY(KernelInfoGetAttributeFloat, 85, OrtStatus*, const OrtKernelInfo*, const char* name, float* out)
 ENTRY(KernelInfoGetAttributeInt64, 86, OrtStatus*, const OrtKernelInfo*, const char* name, int64_t* out)
 ENTRY(KernelInfoGetAttributeString, 87, OrtStatus*, const OrtKernelInfo*, const char* name, char* out, size_t* size)
@@ -63,11 +68,16 @@ ENTRY(KernelContextGetOutput, 91, OrtStatus*, OrtKernelContext*, size_t index, c
       OrtValue** out)
 ENTRY(ReleaseStatus, 93, void, OrtStatus*)
 ENTRY(ReleaseTensorTypeAndShapeInfo, 99, void, OrtTensorTypeAndShapeInfo*)
+ENTRY(ReleaseAllocator, 132, void, OrtAllocator*)
 ENTRY(KernelInfoGetAttributeInt64Array, 163, OrtStatus*, const OrtKernelInfo*, const char* name, int64_t* out,
       size_t* size)
+ENTRY(KernelContextGetGPUComputeStream, 193, OrtStatus*, const OrtKernelContext*, void** out)
 ENTRY(GetSessionConfigEntry, 238, OrtStatus*, const OrtSessionOptions*, const char* key, char* value, size_t* size)
 ENTRY(KernelContextParallelFor, 274, OrtStatus*, const OrtKernelContext*, void (*work)(void* data, size_t index),
       size_t total, size_t batches, void* data)
+ENTRY(KernelContextGetScratchBuffer, 277, OrtStatus*, const OrtKernelContext*, const OrtMemoryInfo*, size_t bytes,
+      void** out)
+ENTRY(KernelInfoGetAllocator, 278, OrtStatus*, const OrtKernelInfo*, int kind, OrtAllocator** out)
 #undef ENTRY
 
 }  // namespace linexport

@@ -6,32 +6,10 @@
 
 #include "half.h"
 #include "library.h"
+#include "onnxruntime_call.h"
 
 namespace linexport {
 namespace {
-
-template <int Place, typename... Arguments>
-auto call(OrtApi api, Arguments... arguments) {
-  return reinterpret_cast<typename Entry<Place>::Type>(api[Place])(arguments...);
-}
-
-// The value of a call that succeeded; the message of one that did not becomes an Error.
-template <int Place, typename... Arguments>
-void checked(OrtApi api, Arguments... arguments) {
-  if (OrtStatus* status = call<Place>(api, arguments...)) {
-    std::string message = call<GetErrorMessage>(api, status);
-    call<ReleaseStatus>(api, status);
-    throw Error(message);
-  }
-}
-
-// Whether the call succeeded.
-template <int Place, typename... Arguments>
-bool found(OrtApi api, Arguments... arguments) {
-  OrtStatus* status = call<Place>(api, arguments...);
-  if (status) call<ReleaseStatus>(api, status);
-  return !status;
-}
 
 template <class F>
 OrtStatus* guarded(OrtApi api, const F& work) {

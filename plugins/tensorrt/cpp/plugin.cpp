@@ -154,7 +154,7 @@ public:
             std::vector<void const*> addresses(inputs, inputs + count);
             addresses.insert(addresses.end(), outputs, outputs + mDescription->outputs.size());
             mLauncher->enqueue(
-                shapes(inputDesc, count), addresses, workspace, reinterpret_cast<CUstream>(stream));
+                shapes(inputDesc, count), addresses, workspace, stream);
         });
     }
     PluginFieldCollection const* getFieldsToSerialize() noexcept override {

@@ -4,7 +4,8 @@
 // its machine code). Copies, fills and host functions are done at once, or when the graph is launched
 // that they are captured into. Every call that allocates, frees, copies or launches is written as a
 // line of JSON to the file that FAKE_DRIVER_LOG names. FAKE_DRIVER_SM is the compute capability times
-// ten, FAKE_DRIVER_MULTIPROCESSORS and FAKE_DRIVER_DEVICES are counts.
+// ten, FAKE_DRIVER_MULTIPROCESSORS and FAKE_DRIVER_DEVICES are counts. With FAKE_DRIVER_OTHERS_MEMORY, kernels
+// may be given memory that was not allocated here.
 #include "fake_driver.h"
 
 #define FAKE extern "C" __attribute__((visibility("default"))) CUresult
@@ -280,12 +281,13 @@ FAKE cuLaunchKernel(CUfunction handle, unsigned x, unsigned y, unsigned z, unsig
     function.loaded = true;
     if (!x || !y || !z || y > 65535 || z > 65535 || threads > 1024) return CUDA_ERROR_INVALID_VALUE;
     if (static_cast<int>(shared) > function.allowed) return CUDA_ERROR_INVALID_VALUE;
+    bool const others = setting("FAKE_DRIVER_OTHERS_MEMORY", 0);
     std::string arguments;
     for (size_t i = 0; i < function.sizes.size(); ++i) {
         long long value = 0;
         std::memcpy(&value, values[i], function.sizes[i]);
         // A pointer is null, or in memory that there is.
-        if (function.sizes[i] == 8 && value && !state.holds(reinterpret_cast<void*>(value)))
+        if (function.sizes[i] == 8 && value && !others && !state.holds(reinterpret_cast<void*>(value)))
             return CUDA_ERROR_ILLEGAL_ADDRESS;
         arguments += (i ? ", " : "") + std::to_string(value);
     }

@@ -12,7 +12,7 @@ Module::Module(std::string const& code) {
 }
 
 Module::~Module() {
-    CUcontext before = nullptr;
+    DriverContext before = nullptr;
     Driver const& driver = Driver::get();
     driver.ctxGetCurrent(&before);
     driver.ctxSetCurrent(mContext);
@@ -22,8 +22,8 @@ Module::~Module() {
 
 std::shared_ptr<Module> Module::of(std::string const& code) {
     static std::mutex mutex;
-    static std::map<std::pair<CUcontext, std::string>, std::weak_ptr<Module>> loaded;
-    CUcontext context = nullptr;
+    static std::map<std::pair<DriverContext, std::string>, std::weak_ptr<Module>> loaded;
+    DriverContext context = nullptr;
     check(Driver::get().ctxGetCurrent(&context));
     std::lock_guard<std::mutex> const locked(mutex);
     for (auto at = loaded.begin(); at != loaded.end();) at = at->second.expired() ? loaded.erase(at) : std::next(at);

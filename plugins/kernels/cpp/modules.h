@@ -15,14 +15,14 @@ public:
     Module& operator=(Module const&) = delete;
     ~Module();
 
-    CUmodule handle() const { return mHandle; }
+    DriverModule handle() const { return mHandle; }
 
     // That of a cubin in the current context: one for all that ask; throws Error.
     static std::shared_ptr<Module> of(std::string const& code);
 
 private:
-    CUcontext mContext = nullptr;
-    CUmodule mHandle = nullptr;
+    DriverContext mContext = nullptr;
+    DriverModule mHandle = nullptr;
 };
 
 }  // namespace linexport

@@ -24,7 +24,7 @@ Driver load() {
     find(found.moduleGetFunction, "cuModuleGetFunction");
     find(found.funcSetAttribute, "cuFuncSetAttribute");
     find(found.launchKernel, "cuLaunchKernel");
-    found.funcLoad = reinterpret_cast<CUresult (*)(CUfunction)>(dlsym(library, "cuFuncLoad"));
+    found.funcLoad = reinterpret_cast<decltype(found.funcLoad)>(dlsym(library, "cuFuncLoad"));
     return found;
 }
 
@@ -35,14 +35,12 @@ Driver const& Driver::get() {
     return driver;
 }
 
-void check(CUresult result) {
-    if (result != CUDA_SUCCESS)
-        throw Error("The CUDA driver reports error " + std::to_string(static_cast<int>(result)));
+void check(int result) {
+    if (result != 0) throw Error("The CUDA driver reports error " + std::to_string(result));
 }
 
-int attribute(CUdevice_attribute kind) {
-    CUdevice device = 0;
-    int value = 0;
+int attribute(int kind) {
+    int device = 0, value = 0;
     check(Driver::get().ctxGetDevice(&device));
     check(Driver::get().deviceGetAttribute(&value, kind, device));
     return value;

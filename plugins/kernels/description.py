@@ -6,7 +6,7 @@
                string are cut at a zero byte on some of their ways
 
 A plugin class therefore needs no op, no ONNX and no compiler, and one class, in Python or in C++,
-serves every op. Engines carry both: nothing is looked up when one is opened.
+serves every op. Engines and models carry both: nothing is looked up when one is opened.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ ROUTES = ("single", "segmented", "decode")
 
 MULTIPROCESSORS = {sm: one.multiprocessors for sm, one in ARCHITECTURES.items()}
 """How many multiprocessors long sequences are cut into segments for, at most."""
+
+
+def carried_by(node: Any) -> bool:
+    """Return whether an ``onnx.NodeProto`` has a description among its attributes."""
+    return any(attribute.name == LAUNCH for attribute in node.attribute)
 
 
 @dataclass(frozen=True)

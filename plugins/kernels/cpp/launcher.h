@@ -13,14 +13,17 @@ public:
     Launcher(Launcher const&) = delete;
     Launcher& operator=(Launcher const&) = delete;
 
-    // `addresses` are those of the inputs, then of the outputs; throws Error.
+    // Bytes of scratch memory that `enqueue` needs for this batch and length.
+    int64_t scratch(Sizes const& sizes) const;
+
+    // `addresses` are those of the inputs, then of the outputs, aligned to 16 bytes; throws Error.
     void enqueue(std::vector<std::vector<int64_t>> const& shapes, std::vector<void const*> const& addresses,
-        void* workspace, CUstream stream) const;
+        void* workspace, DriverStream stream) const;
 
 private:
     struct Loaded {
         std::shared_ptr<Module> module;
-        CUfunction function;
+        DriverFunction function;
         unsigned shared;
     };
     Description const& mDescription;

@@ -1,4 +1,4 @@
-// What a plugin knows of its node: see linexport/plugins/tensorrt/description.py, which writes it.
+// What a plugin knows of its node: see linexport/plugins/kernels/description.py, which writes it.
 #pragma once
 
 #include <cstdint>

@@ -11,18 +11,18 @@ from dataclasses import replace
 from linexport.errors import OpError, UnsupportedModelError
 from linexport.plugins.kernels.architectures import ARCHITECTURES
 from linexport.plugins.kernels.compile import compile_kernels
+from linexport.plugins.kernels.description import (
+    Binary,
+    Description,
+    TensorDescription,
+    compatible,
+)
 from linexport.plugins.kernels.launch import TYPES, LaunchPlan
 from linexport.plugins.kernels.plan import plan_launches
 from linexport.plugins.kernels.plans import attention_layer
 from linexport.plugins.kernels.plans.attention_layer import AttentionLayer
 from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.op import Node, Op
-from linexport.plugins.tensorrt.description import (
-    Binary,
-    Description,
-    TensorDescription,
-    compatible,
-)
 
 NAMESPACE, VERSION = "linexport", "1"
 

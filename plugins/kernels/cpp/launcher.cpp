@@ -7,31 +7,41 @@ namespace {
 
 unsigned constexpr sharedWithoutAsking = 48 * 1024;
 unsigned constexpr lanes = 32;
+uintptr_t constexpr alignment = 16;  // of tensors, which kernels are compiled for
 
 }  // namespace
 
 Launcher::Launcher(Description const& description) : mDescription(description) {
     Driver const& driver = Driver::get();
-    int const sm = description.smFor(10 * attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
-        attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
+    int const sm = description.smFor(10 * attribute(Driver::capabilityMajor) +
+        attribute(Driver::capabilityMinor));
     mPlan = description.plans.at(sm);
     // No more than the plan was made for: its scratch memory is enough for those.
     mPlan.multiprocessors =
-        std::min<int64_t>(mPlan.multiprocessors, attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT));
+        std::min<int64_t>(mPlan.multiprocessors, attribute(Driver::multiprocessorCount));
     for (auto const& [name, binary] : description.binaries.at(sm)) {
         Loaded loaded{Module::of(binary.code), nullptr, binary.shared};
         check(driver.moduleGetFunction(&loaded.function, loaded.module->handle(), binary.entry.c_str()));
         if (loaded.shared > sharedWithoutAsking)
             check(driver.funcSetAttribute(loaded.function,
-                CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(loaded.shared)));
+                Driver::maxDynamicShared, static_cast<int>(loaded.shared)));
         // Otherwise at the first launch, which a graph may capture.
         if (driver.funcLoad) check(driver.funcLoad(loaded.function));
         mKernels.emplace(name, loaded);
     }
 }
 
+int64_t Launcher::scratch(Sizes const& sizes) const {
+    int64_t const batch = sizes.at("batch"), length = sizes.at("length");
+    Sizes const symbols = mPlan.symbols(batch, length);
+    int64_t total = 0;
+    for (Scratch const& buffer : mPlan.route(batch, length).scratch)
+        total += aligned(buffer.bytes * buffer.elements.of(symbols));
+    return total;
+}
+
 void Launcher::enqueue(std::vector<std::vector<int64_t>> const& shapes,
-    std::vector<void const*> const& addresses, void* workspace, CUstream stream) const {
+    std::vector<void const*> const& addresses, void* workspace, DriverStream stream) const {
     Sizes const sizes = mDescription.sizes(shapes);
     int64_t const batch = sizes.at("batch"), length = sizes.at("length");
     Sizes const symbols = mPlan.symbols(batch, length);
@@ -41,8 +51,11 @@ void Launcher::enqueue(std::vector<std::vector<int64_t>> const& shapes,
     size_t position = 0;
     for (auto const* tensors : {&mDescription.inputs, &mDescription.outputs})
         for (Tensor const& tensor : *tensors) {
-            if (tensor.present) places[tensor.name] = addresses.at(position);
-            ++position;
+            void const* const address = addresses.at(position++);
+            if (!tensor.present) continue;
+            if (reinterpret_cast<uintptr_t>(address) % alignment)
+                throw Error(mDescription.opType + ": " + tensor.name + " is not aligned to 16 bytes");
+            places[tensor.name] = address;
         }
     char* scratch = static_cast<char*>(workspace);
     for (Scratch const& buffer : route.scratch) {

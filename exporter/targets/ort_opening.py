@@ -1,0 +1,127 @@
+"""Opening a model in ONNX Runtime: by which provider, and by which library of ours.
+
+CPU         by the CPU library where that is asked for and runs it, else by functions
+CUDA        nodes that carry kernels by the CUDA library, else by functions; with CUDA graphs
+where no state grows and all of the model can be captured, else without
+any other   by functions
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
+
+from linexport.manifest.placement import ORT_CPU, PlacementRecord
+from linexport.plugins.cpu import library as cpu_library
+from linexport.plugins.cuda import library as cuda_library
+from linexport.plugins.kernels.description import carried_by
+from linexport.targets import gated_delta_net, ort_graphs, placement
+from linexport.targets.ort_options import with_graph
+from linexport.targets.providers import CPU, CUDA, Execution
+from linexport.targets.tokenwise import with_programs
+from linexport.targets.tokenwise.chains import with_chains
+
+log = logging.getLogger(__name__)
+
+Options = Callable[[], Any]
+"""Makes an ``onnxruntime.SessionOptions``: those of a session that was not opened are not used."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A session.
+
+    Attributes:
+        inner: an ``onnxruntime.InferenceSession``.
+        native: whether a library of ours runs nodes of it.
+        captures: whether it captures calls as CUDA graphs; see ``ort_graphs``.
+        placement: what the execution provider runs; None for the CPU.
+    """
+
+    inner: Any
+    native: bool = False
+    captures: bool = False
+    placement: PlacementRecord | None = None
+
+
+def opened(
+    model: Path | bytes, options: Options, threads: int, execution: Execution, native: bool
+) -> Opened:
+    """Open a model; arguments and errors are those of ``OrtSession``."""
+    source: bytes | str = model if isinstance(model, bytes) else str(model)
+    if execution.provider != CPU:
+        return _on_provider(source, options, threads, execution)
+    if native:
+        found = _tried("by the CPU library", lambda: _by_cpu_library(source, options(), threads))
+        if found is not None:
+            return found
+    chosen = options()
+    try:
+        return Opened(_on_cpu(source, chosen))
+    except NotImplemented:
+        source, _ = with_graph(source, chosen, gated_delta_net.defined)
+        return Opened(_on_cpu(source, chosen))
+
+
+def _tried(how: str, opening: Callable[[], Opened | None]) -> Opened | None:
+    try:
+        return opening()
+    except Exception as error:  # ONNX Runtime has no class for its own
+        log.info("The model is not run %s: %s", how, error)
+        return None
+
+
+def _on_cpu(source: bytes | str, options: Any) -> Any:
+    return onnxruntime.InferenceSession(source, options, [ORT_CPU])
+
+
+def _by_cpu_library(source: bytes | str, options: Any, threads: int) -> Opened | None:
+    if not cpu_library.register(options, threads):
+        return None
+    source, _ = with_graph(source, options, _for_cpu_library)
+    return Opened(_on_cpu(source, options), native=True)
+
+
+def _for_cpu_library(model: onnx.ModelProto) -> onnx.ModelProto:
+    cpu_library.check_nodes(model)
+    return with_chains(with_programs(model))
+
+
+def _on_provider(
+    source: bytes | str, options: Options, threads: int, execution: Execution
+) -> Opened:
+    ways = [(False, False)]
+    if execution.provider == CUDA:
+        ways = [(True, True), (True, False), (False, True), *ways]
+
+    def opening(native: bool, captures: bool) -> Opened | None:
+        chosen = options()
+        adapted = partial(placement.adapted, provider=execution.provider)
+        given, graph = with_graph(source, chosen, adapted)
+        if native and not any(map(carried_by, graph.graph.node)):
+            return None
+        if native and not cuda_library.register(chosen):
+            return None
+        if captures and not ort_graphs.are_possible(graph):
+            return None
+        settings = ort_graphs.SETTING if captures else {}
+        inner, found = placement.open_placed(given, graph, chosen, execution, threads, settings)
+        return Opened(inner, native, captures, found)
+
+    for native, captures in ways[:-1]:
+        how = f"by {'the CUDA library' if native else 'functions'}"
+        how += " with CUDA graphs" if captures else ""
+        made = _tried(how, partial(opening, native, captures))
+        if made is not None:
+            return made
+    last = opening(*ways[-1])
+    assert last is not None
+    return last
