@@ -69,10 +69,11 @@ class Search(Rewriter):
             self._replace_scales()
         self.free_lengths()
         unmatched = [n for name, n in self.unmatched.items() if name not in self.covered]
+        unmatched = [n for n in self._last(unmatched) if not self._is_quotient(n.where)]
         unmatched += self._inside(self.graph, self.evaluator)
         order = {n.outputs[0].name: i for i, n in enumerate(self.graph.nodes) if n.outputs}
         self.matches.sort(key=lambda m: order.get(m.where, 0))
-        return Findings(tuple(self.matches), tuple(self._last(unmatched)), tuple(self.rejected))
+        return Findings(tuple(self.matches), tuple(unmatched), tuple(self.rejected))
 
     def _inside(self, graph: gs.Graph, evaluator: Evaluator) -> list[UnmatchedCandidate]:
         """Attention in the bodies of If, Loop and Scan."""
@@ -182,6 +183,24 @@ class Search(Rewriter):
             )
 
         return [n for n in unmatched if not repeated(n)]
+
+    def _is_quotient(self, where: str) -> bool:
+        """Return whether a value is a quotient of which both sums are fused, each by itself."""
+        fused = {m.where for m in self.matches}
+        tensors = {t.name: t for n in self.graph.nodes for t in n.outputs}
+        pending, divided, found = [tensors[where]], False, set[str]()
+        while pending:
+            tensor = pending.pop()
+            if tensor.name in fused:
+                found.add(tensor.name)
+                continue
+            for node in tensor.inputs:
+                if node.op not in (*LAYOUT, "Add", "Mul", "Div"):
+                    return False
+                divided |= node.op == "Div"
+                moved = node.inputs[:1] if node.op in LAYOUT else node.inputs
+                pending += [t for t in moved if not isinstance(t, gs.Constant)]
+        return divided and len(found) == 2
 
     def _split(self, root: Root, roots: dict[str, Root]) -> bool:
         """Return whether an attention on the way must be fused by itself instead.
