@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,15 @@ import torch
 import linexport
 from linexport.loaders.factory import load_module
 from linexport.manifest import read
+from linexport.manifest.proof import DivergenceRecord
 from linexport.parity.cases import Case
 from linexport.parity.coarse_operators import lost_to_operators
 from linexport.parity.original import run_reference
-from linexport.parity.plain import plain_error
+from linexport.parity.plain import run_plain_export
 from linexport.parity.reference import Reference
 from linexport.parity.tolerances import TOLERANCES
 from linexport.report.verdict import parity_check, verdict
+from linexport.trace import trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -86,7 +89,7 @@ def test_a_failure_names_the_token_the_line_and_the_plain_export(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("linexport.parity.diverge.plain_error", plain_error)
+    monkeypatch.setattr("linexport.parity.diverge.run_plain_export", run_plain_export)
     miscompile("onnx", lambda n: replace(n, attributes={**n.attributes, "scale": 0.3}))
     manifest = linexport.convert(
         factories.source("quotients"), tmp_path / "out", target="onnx", bench=False, threads=1
@@ -99,6 +102,31 @@ def test_a_failure_names_the_token_the_line_and_the_plain_export(
     assert "at token 0" in text and "PyTorch's own ONNX export does not differ" in text
     bad = sum(not case.passed for case in manifest.parity.cases)
     assert parity_check(manifest).detail.startswith(f"{bad} of {len(manifest.parity.cases)} checks")
+
+
+class Halves(torch.nn.Module):
+    """A Fourier transform, doubled, and back: ONNX Runtime cannot run its plain export."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.irfft(torch.fft.rfft(x, dim=1) * 2, n=x.shape[1], dim=1)
+
+
+def test_a_plain_export_that_does_not_run_is_named_and_silent(
+    converted: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    dynamic = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
+    loaded = load_module((Halves(), (torch.randn(2, 16, 8),), dynamic), "halves:layer")
+    tested: Any = SimpleNamespace(loaded=loaded, tolerance=TOLERANCES["float32"])
+    plain = run_plain_export(tested, trace(loaded), ((torch.randn(1, 4097, 8),), {}))
+    assert plain.relative_error is None and plain.failure is not None
+    assert "DFT" in plain.failure and "\n" not in plain.failure
+    assert not capfd.readouterr().err
+    manifest = read(converted("quotients"))
+    case = replace(manifest.parity.cases[0], passed=False)
+    first = DivergenceRecord("y", "node", "DFT", 1.0, None, plain_failure=plain.failure)
+    failed = replace(manifest.parity, passed=False, cases=(case,), first_divergence=first)
+    text = verdict(replace(manifest, status="parity_failed", parity=failed)).sentence
+    assert f"PyTorch's own ONNX export does not run: {plain.failure}" in text
 
 
 class FadingScores(torch.nn.Module):

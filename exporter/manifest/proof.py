@@ -138,6 +138,7 @@ class DivergenceRecord:
         line: source line of the model's author that computes the value, where it is known.
         plain_relative_error: largest error of PyTorch's own ONNX export on the same inputs; None
             where there is none.
+        plain_failure: why that export cannot be made or does not run; None where it does.
     """
 
     tensor: str
@@ -150,6 +151,7 @@ class DivergenceRecord:
     position: int | None = None
     line: str | None = None
     plain_relative_error: float | None = None
+    plain_failure: str | None = None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from linexport.parity.check import ModelUnderTest
 from linexport.parity.compare import Comparison, compare_arrays, largest
 from linexport.parity.first_token import first_token
 from linexport.parity.original_values import OriginalValues, original_values
-from linexport.parity.plain import plain_error
+from linexport.parity.plain import run_plain_export
 from linexport.parity.reference import feeds
 from linexport.parity.tolerances import Tolerance
 from linexport.system import memory
@@ -110,13 +110,15 @@ def first_divergence(
             return None
         origin = original.origin(found.value)
         row, position = _place(tested, both)
+        plain = run_plain_export(tested, traced, inputs)
         return replace(
             divergence_record(both, found.value),
             layer=origin.layer,
             row=row,
             position=position,
             line=origin.code,
-            plain_relative_error=plain_error(tested, traced, inputs),
+            plain_relative_error=plain.relative_error,
+            plain_failure=plain.failure,
         )
     except Exception as error:  # the failure itself is reported already; this only adds to it
         log.info("where the artifact first differs was not found: %s", error)

@@ -27,7 +27,7 @@ from linexport.parity.choices import recording
 from linexport.parity.compare import compare_arrays
 from linexport.parity.extra_outputs import OpenChanged
 from linexport.parity.near_ties import ForcedChoices
-from linexport.parity.plain import plain_error
+from linexport.parity.plain import run_plain_export
 from linexport.parity.prompts import Prompt, draw_prompt
 from linexport.parity.reference import Widened, passing
 from linexport.parity.tolerances import Tolerance
@@ -76,6 +76,7 @@ def first_layer(
         result = compare_arrays(*both, tested.tolerance)
         if not result.passed:
             node = next((n for n in nodes if name in n.output), onnx.NodeProto())
+            plain = run_plain_export(tested, traced, (given, {}), prompt.real)
             row, position = first_token(expected[layer], got[name], prompt, tested.tolerance)
             return DivergenceRecord(
                 tensor=name,
@@ -86,7 +87,8 @@ def first_layer(
                 layer=layer,
                 row=row,
                 position=position,
-                plain_relative_error=plain_error(tested, traced, (given, {}), prompt.real),
+                plain_relative_error=plain.relative_error,
+                plain_failure=plain.failure,
             )
     return None
 

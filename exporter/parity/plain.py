@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,15 +15,29 @@ from linexport.parity.check import ModelUnderTest
 from linexport.parity.compare import compare_arrays
 from linexport.parity.reference import Arguments, Reference, feeds
 from linexport.trace import Traced, plain_export
+from linexport.trace.messages import error_summary
 
 
-def plain_error(
+@dataclass(frozen=True)
+class PlainExport:
+    """What PyTorch's own ONNX export of a model computes.
+
+    Attributes:
+        relative_error: its largest; None where it does not run, or where there is none.
+        failure: why it does not run; None where it does, or where there is none.
+    """
+
+    relative_error: float | None = None
+    failure: str | None = None
+
+
+def run_plain_export(
     tested: ModelUnderTest,
     traced: Traced,
     inputs: Arguments,
     counted: Callable[[np.ndarray], np.ndarray] = lambda values: values,
-) -> float | None:
-    """Return the largest relative error of PyTorch's own ONNX export; None where it has none.
+) -> PlainExport:
+    """Run PyTorch's own ONNX export in ONNX Runtime, as a user does who has nothing else.
 
     Args:
         tested: the model that is exported.
@@ -32,7 +47,9 @@ def plain_error(
     """
     loaded, program = tested.loaded, traced.program
     if loaded.graph is not None:  # the source is one
-        return None
+        return PlainExport()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what it would log is the failure below
     with TemporaryDirectory() as folder:
         try:
             if loaded.decode_module is not None:  # the module's own code, without states and ops
@@ -40,14 +57,14 @@ def plain_error(
                 with torch.no_grad():
                     program = torch.export.export(loaded.module, loaded.args, dynamic_shapes=shapes)
             path, _ = plain_export(loaded, Path(folder), program)
-            session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+            session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
             got = session.run(None, feeds(inputs, [given.name for given in session.get_inputs()]))
-        except Exception:  # a plain export that fails is not the subject here
-            return None
+        except Exception as error:
+            return PlainExport(failure=error_summary(error))
     expected = Reference(loaded, torch.float32)(inputs)
     errors = [
         compare_arrays(counted(e), counted(g), tested.tolerance).max_relative_error
         for e, g in zip(expected, got, strict=False)
         if e.shape == g.shape
     ]
-    return max(errors, default=None)
+    return PlainExport(relative_error=max(errors, default=None))

@@ -179,6 +179,8 @@ def _first(parity: ParityRecord) -> str:
     layer = found.layer or found.line
     text = f". The first value that differs is {found.tensor}{place}"
     text += f" ({found.op}{', ' + layer if layer else ''})"
+    if found.plain_failure is not None:
+        return f"{text}; PyTorch's own ONNX export does not run: {found.plain_failure}"
     if found.plain_relative_error is None:
         return text
     same = found.plain_relative_error > parity.tolerance.relative

@@ -151,8 +151,10 @@ def test_a_failure_names_the_token_and_the_layer(
 ) -> None:
     from dataclasses import replace
 
+    from linexport.parity.plain import PlainExport
+
     miscompile("onnx", lambda n: replace(n, attributes={**n.attributes, "scale": 0.3}))
-    monkeypatch.setattr("linexport.parity.layers.plain_error", lambda *_: 0.25)
+    monkeypatch.setattr("linexport.parity.layers.run_plain_export", lambda *_: PlainExport(0.25))
     manifest = linexport.convert(
         model_folder("qwen3_5_text"), tmp_path / "out", target="onnx", bench=False, threads=1
     )
@@ -208,12 +210,12 @@ def test_the_plain_export_beside_a_failure_is_of_the_original_module(
     """PyTorch exports this one, and rightly; of the module traced in its place it has no export."""
     from types import SimpleNamespace
 
-    from linexport.parity.plain import plain_error
+    from linexport.parity.plain import run_plain_export
     from linexport.parity.tolerances import TOLERANCES
     from linexport.trace import trace
 
     loaded = load_model(model_folder("lfm2"))
     tested: Any = SimpleNamespace(loaded=loaded, tolerance=TOLERANCES["float32"])
     ids = torch.randint(3, 60, (2, 9), generator=torch.Generator().manual_seed(0))
-    found = plain_error(tested, trace(loaded), ((ids, torch.ones_like(ids)), {}))
-    assert found is not None and found < 1e-5
+    found = run_plain_export(tested, trace(loaded), ((ids, torch.ones_like(ids)), {}))
+    assert found.failure is None and found.relative_error < 1e-5
