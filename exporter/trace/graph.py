@@ -7,6 +7,7 @@ epsilons. linexport's operators become nodes of the linexport domain, without fu
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from linexport.trace import integers, inverses, loops, products
 from linexport.trace.dim_names import rename_symbols
 from linexport.trace.exporting import exporting
 from linexport.trace.messages import explained, innermost
-from linexport.trace.metadata import drop_metadata, source_lines
+from linexport.trace.metadata import drop_metadata, last_frame, source_lines
 from linexport.trace.translations import translations_read_once
 from linexport.trace.value_names import name_values
 
@@ -81,6 +82,7 @@ def to_graph(
     except Exception as error:
         raise BuildError(
             f"torch.onnx.export cannot translate the model: {explained(innermost(error))}"
+            f"{_user_line(innermost(error))}"
         ) from error
     assert exported is not None
     name_values(exported.model.graph, outputs)
@@ -95,6 +97,16 @@ def to_graph(
     rename_symbols(model, symbols or {})
     assert exported.exported_program is not None
     return Translated(model, weights, exported.exported_program, lines)
+
+
+def _user_line(error: BaseException) -> str:
+    """Return the user's line that the node comes from which could not be translated; "" if none."""
+    # The exporter's message names the node, which the user has not seen; its frames have it.
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    nodes = (frame.f_locals.get("node") for frame in reversed(frames))
+    node = next((n for n in nodes if isinstance(n, torch.fx.Node)), None)
+    found = last_frame(node.meta.get("stack_trace") or "") if node is not None else None
+    return f"\nAt {found['path']}:{found['line']}: {found['code'].strip()}" if found else ""
 
 
 def to_onnx(

@@ -24,12 +24,17 @@ def source_lines(model: onnx.ModelProto) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in model.graph.node:
         trace = next((p.value for p in node.metadata_props if p.key == STACK_TRACE), "")
-        frames = [f for f in FRAME.finditer(trace) if not LIBRARY.search(f["path"])]
-        if frames:
-            path, line, code = frames[-1].group("path", "line", "code")
-            text = f"{PurePath(path).name}:{line}: {code.strip()}"
+        frame = last_frame(trace)
+        if frame is not None:
+            text = f"{PurePath(frame['path']).name}:{frame['line']}: {frame['code'].strip()}"
             found |= dict.fromkeys([node.name, *node.output], text)
     return found
+
+
+def last_frame(trace: str) -> re.Match[str] | None:
+    """Return the last frame of a stack trace outside torch: its path, line and code."""
+    frames = [f for f in FRAME.finditer(trace) if not LIBRARY.search(f["path"])]
+    return frames[-1] if frames else None
 
 
 def drop_metadata(model: onnx.ModelProto) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -216,6 +217,7 @@ def test_messages_of_torch_are_whole_and_say_what_helps(
     with pytest.raises(BuildError) as raised:
         trace(loaded)
     assert all(part in str(raised.value) for part in parts)
+    assert re.search(r"\nAt .*test_obstacles\.py:\d+: .*lambda q, k, v: ", str(raised.value))
     assert "TORCH_LOGS" not in str(raised.value) and "Caused by" not in str(raised.value)
 
 
