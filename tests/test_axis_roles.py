@@ -14,6 +14,7 @@ import torch
 import linexport
 from linexport.graph.dims import batch_dims
 from linexport.loaders import load_model
+from linexport.loaders.factory import load_module
 from linexport.parity.cases import Case, draw_inputs
 from tests.support.factories import small_models
 
@@ -147,6 +148,64 @@ def test_a_square_mask_has_the_length_twice(tmp_path: Path, names: bool, shapes:
         assert isinstance(mask, torch.Tensor)
         assert mask.shape == (40, 40) and bool((mask.diagonal() > 0).all())
         assert 0.1 < float((mask == 0).float().mean()) < 0.3 and float(mask.min()) == 0
+
+
+class AddedMask(torch.nn.Module):
+    """Softmax attention under a mask that is added to its scores."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (x @ x.mT + mask).softmax(-1) @ x
+
+
+ADDED = {
+    "-inf": torch.full((12, 12), -torch.inf).triu(1),
+    "large": torch.full((12, 12), -1e9).triu(1),
+    "no key is hidden": torch.zeros(12, 12),
+    "keys": torch.full((3, 1, 12), -1e9) * (torch.arange(12) > 9),
+}
+
+
+@pytest.mark.parametrize("kind", ADDED)
+def test_a_mask_that_is_added_is_drawn_of_zeros_and_what_excludes(kind: str) -> None:
+    example = ADDED[kind]
+    loaded = load_module((AddedMask(), (torch.randn(3, 12, 8), example)), "added:mask")
+    shape = ["batch", 1, "seq"] if kind == "keys" else ["seq", "seq"]
+    found = {}
+    for seed in (2, 3):
+        case = Case("random", {"batch": 3, "seq": 40}, seed)
+        x, mask = draw_inputs(loaded, [["batch", "seq", 8], shape], case)[0]
+        assert isinstance(mask, torch.Tensor)
+        found[seed] = mask
+        assert 0.1 < float((mask <= -1e4).float().mean()) < 0.3 and float(mask.max()) <= 0
+        assert float(mask.min()) == (float(example.min()) or -1e4)
+        assert loaded.module(x, mask).isfinite().all()
+    kept = {seed: mask[mask > -1e4] for seed, mask in found.items()}
+    assert not kept[2].any() and 0.1 < float(-kept[3].mean()) < 0.5, "and one with weights"
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x, m: (x @ x.transpose(1, 2) + m).softmax(-1) @ x, lambda x, m: m @ x + x]
+)
+def test_a_mask_that_a_file_adds_before_a_softmax_is_drawn_so(
+    tmp_path: Path, function: Any
+) -> None:
+    class Masked(torch.nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return function(x, mask)
+
+    axes = {"x": {0: "n", 1: "l"}, "mask": {0: "l", 1: "l"}}
+    given = torch.randn(3, 12, 8), ADDED["-inf"]
+    path = tmp_path / "added.onnx"
+    torch.onnx.export(
+        Masked(), given, path, dynamo=False, input_names=list(axes), dynamic_axes=axes
+    )
+    loaded = load_model(path)
+    assert loaded.graph is not None
+    case = Case("random", {"n": 3, "l": 40}, 2)
+    mask = draw_inputs(loaded, loaded.graph.shapes, case)[0][1]
+    assert isinstance(mask, torch.Tensor)
+    softmax = "Softmax" in {node.op_type for node in onnx.load(path).graph.node}
+    assert float(mask.min()) == (-1e4 if softmax else 0) and float(mask.max()) == (1 - softmax)
 
 
 def test_equal_sizes_are_found_for_other_inputs_too(tmp_path: Path) -> None:

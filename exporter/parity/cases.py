@@ -24,6 +24,9 @@ width of an image: at least 4096 patches of 8 x 8."""
 
 BATCHES = (1, 3)
 
+EXCLUDES = -1e4
+"""The least that is added to scores to exclude them from a softmax; float16 has it."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -150,11 +153,34 @@ def is_square(shape: Sequence[int | str]) -> bool:
     return len(shape) > 1 and shape[-1] == shape[-2] and isinstance(shape[-1], str)
 
 
-def _mask(shape: Sequence[int], generator: torch.Generator, weighted: bool) -> torch.Tensor:
-    """Return ones and zeros, or weights and zeros; each token has itself at least."""
-    kept = (torch.rand(tuple(shape), generator=generator) < 0.8) | torch.eye(shape[-1]).bool()
+def _excluded(example: torch.Tensor, dims: Sequence[int | str]) -> float | None:
+    """Return what an input adds to scores to exclude them; None for one that is not added.
+
+    Such a mask is 0, or a bias below it, where another one is 1, or a weight: zeros in an example
+    of pairs exclude everything from a product.
+    """
+    masks = example.is_floating_point() and any(isinstance(size, str) for size in dims)
+    if not masks or not example.numel() or example.max() > 0:
+        return None
+    least = float(example.min())
+    return least if least <= EXCLUDES else EXCLUDES if is_square(dims) else None
+
+
+def _mask(
+    shape: Sequence[int], generator: torch.Generator, weighted: bool, excluded: float | None
+) -> torch.Tensor:
+    """Return ones or weights, and zeros; of one that is added, their logarithms.
+
+    Each token has itself at least, or the first where the last two sizes are not the same.
+    """
+    kept = torch.rand(tuple(shape), generator=generator) < 0.8
+    if shape[-2:-1] == shape[-1:]:
+        kept |= torch.eye(shape[-1]).bool()
+    else:
+        kept[..., 0] = True
     weights = torch.rand(tuple(shape), generator=generator) / 2 + 0.5
-    return kept * (weights if weighted else torch.ones(()))
+    weights = weights if weighted else torch.ones(())
+    return kept * weights if excluded is None else torch.where(kept, weights.log(), excluded)
 
 
 def draw_inputs(
@@ -174,9 +200,10 @@ def draw_inputs(
             continue
         dims = next(tensors)
         shape = [d if isinstance(d, int) else case.sizes[d] for d in dims]
-        masks = is_square(dims) and case.magnitude in (0, 1)  # any other values at other magnitudes
-        if masks and (leaf.dtype == torch.bool or leaf.is_floating_point()):
-            drawn.append(_mask(shape, generator, case.seed % 2 == 1).to(leaf.dtype))
+        excluded, real = _excluded(leaf, dims), leaf.dtype == torch.bool or leaf.is_floating_point()
+        masks = excluded is not None or (is_square(dims) and real)
+        if masks and case.magnitude in (0, 1):  # any other values at other magnitudes
+            drawn.append(_mask(shape, generator, case.seed % 2 == 1, excluded).to(leaf.dtype))
         elif leaf.dtype == torch.bool:
             drawn.append(torch.rand(shape, generator=generator) < 0.8)
         elif leaf.is_floating_point():

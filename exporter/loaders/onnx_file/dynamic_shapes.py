@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 from linexport.errors import UnsupportedModelError
 from linexport.graph.dims import DimRange, batch_dims
+from linexport.loaders.onnx_file.added_masks import is_added_mask
 from linexport.loaders.onnx_file.index_ranges import index_range
 from linexport.loaders.onnx_file.module import reason
 
@@ -32,6 +33,9 @@ while the model runs."""
 
 BLOCK = 2**20
 """Values drawn at a time, since NumPy draws float64 whatever the dtype."""
+
+MASKED = -1e4
+"""Added to the score of a pair that a mask excludes; float16 has it."""
 
 AXES = {0: "batch", 1: "seq"}
 
@@ -125,14 +129,17 @@ def drawer(
         if np.issubdtype(helper.tensor_dtype_to_np_dtype(kind), np.integer)
     }
 
+    masks = {i for i, value in enumerate(given) if is_added_mask(model, value.name)}
+
     def draw(sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
         random = np.random.default_rng(seed)
         needed = _values(shapes, sizes)
         if needed > MOST_VALUES:
             raise UnsupportedModelError(f"its inputs have {needed} values")
         return tuple(
-            _array(random, [s if isinstance(s, int) else sizes[s] for s in shape], kind, i, ranges)
+            _array(random, size, kind, ranges.get(i), masked=i in masks)
             for i, (shape, kind) in enumerate(zip(shapes, types, strict=True))
+            for size in [[s if isinstance(s, int) else sizes[s] for s in shape]]
         )
 
     return draw, ranges
@@ -156,14 +163,16 @@ def _array(
     random: np.random.Generator,
     shape: list[int],
     kind: int,
-    position: int,
-    ranges: Mapping[int, tuple[int, int]],
+    integers: tuple[int, int] | None,
+    masked: bool,
 ) -> torch.Tensor:
     dtype = helper.tensor_dtype_to_np_dtype(kind)
-    if position in ranges:
-        return torch.from_numpy(random.integers(*ranges[position], shape).astype(dtype))
+    if integers is not None:
+        return torch.from_numpy(random.integers(*integers, shape).astype(dtype))
     if kind == TensorProto.BOOL:
         return torch.ones(shape, dtype=torch.bool)
+    if masked and len(shape) > 1:  # the later tokens, of which none is seen
+        return torch.from_numpy(np.triu(np.full(shape, MASKED, dtype), 1))
     values = np.empty(shape, dtype)
     flat = values.reshape(-1)
     for start in range(0, flat.size, BLOCK):
