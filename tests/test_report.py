@@ -26,7 +26,7 @@ from linexport.plugins.ops.registry import all_ops
 from linexport.report import page as report_page
 from linexport.report import snippet
 from linexport.report.text import amount, error, format_speedup, split
-from linexport.report.verdict import Verdict
+from linexport.report.verdict import Verdict, parity_check
 from linexport.report.verdict import verdict as verdict_of
 
 SAMPLE = Path(__file__).with_name("test_report_sample.json")
@@ -214,6 +214,20 @@ def test_the_header_follows_the_numbers(change: dict[str, Any], words: str) -> N
 def test_status_and_parity_block_that_disagree_count_as_failed() -> None:
     assert verdict(sample() | {"status": "parity_failed"}).tone == "bad"
     assert verdict(changed(sample(), ("parity", "passed"), False)).tone == "bad"
+
+
+def test_a_failure_in_pieces_alone_is_not_said_of_parity() -> None:
+    pieces = {"passed": False, "reason": "x"}
+    found = sample() | {"status": "parity_failed", "streaming": pieces}
+    assert "equals the PyTorch original" in verdict(found).sentence
+    assert "must not be streamed" in verdict(found).sentence
+    assert parity_check(from_json(found)).word == "passed"
+
+
+def test_a_failure_of_greedy_decoding_alone_is_named() -> None:
+    greedy = {"steps": 48, "rows": 2, "different": 7, "ties": 3, "passed": False}
+    found = changed(changed(sample(), ("parity", "passed"), False), ("parity", "greedy"), greedy)
+    assert "4 of 96 tokens of greedy decoding differ" in verdict(found).sentence
 
 
 def test_sections_come_in_order() -> None:

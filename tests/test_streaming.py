@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from linexport.graph.dims import DimRange
 from linexport.graph.states import State
 from linexport.loaders import LoadedModel, Source
+from linexport.loaders.loaded_model import LanguageFacts
 from linexport.parity import ModelUnderTest, check_streaming
 
 DIMS = {"batch": DimRange(batch=True), "seq": DimRange()}
@@ -92,6 +94,14 @@ def test_what_differs_in_pieces_does_not_pass(wrong: dict[str, float]) -> None:
     found = check_streaming(under_test(Session(**wrong)))
     assert found.passed is False
     assert "out differs" in str(found.reason)
+
+
+def test_a_language_model_is_fed_in_pieces_within_its_context() -> None:
+    tested = under_test(Session())
+    facts = LanguageFacts(vocabulary=9, context=40, layers=())
+    tested = replace(tested, loaded=replace(tested.loaded, language=facts))
+    found = check_streaming(tested)
+    assert found.passed and {sum(pieces) for pieces in found.splits} == {40}
 
 
 def test_states_that_differ_do_not_pass_even_where_no_output_tells() -> None:

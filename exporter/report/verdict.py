@@ -41,7 +41,8 @@ class Check:
 
 def parity_failed(manifest: Manifest) -> bool:
     """Return whether the status says so, unless it is that of a part, or the parity record."""
-    of_part = engine_failed(manifest) or predictor_failed(manifest)
+    in_pieces = manifest.streaming is not None and manifest.streaming.passed is False
+    of_part = engine_failed(manifest) or predictor_failed(manifest) or in_pieces
     return (manifest.parity is not None and not manifest.parity.passed) or (
         manifest.status == "parity_failed" and not of_part
     )
@@ -161,6 +162,10 @@ def _quantised(record: QuantisationRecord, fast: str, equals: str) -> Verdict:
 def _failure(manifest: Manifest) -> str:
     parity = manifest.parity
     case = worst_case(parity) if parity else None
+    if parity is not None and case is None and parity.greedy and not parity.greedy.passed:
+        greedy = parity.greedy
+        wrong, tokens = greedy.different - greedy.ties, greedy.steps * greedy.rows
+        return f"{count(wrong)} of {count(tokens)} tokens of greedy decoding differ"
     if parity is None or case is None:
         return "its parity check failed, and the manifest names no failed case"
     failed = sum(not other.passed for other in parity.cases)

@@ -18,7 +18,7 @@ from linexport.loaders.loaded_model import LoadedModel
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SAME = 160
+SAME = 64
 """Tokens up to which the frequencies are the same."""
 
 
@@ -111,7 +111,7 @@ def test_texts_end_where_frequencies_change(case: tuple[str, Path, LoadedModel])
         assert loaded.language.context == 4096 and not loaded.warnings
     else:
         assert loaded.language.context == SAME
-        assert "change beyond 160 tokens" in loaded.warnings[0]
+        assert f"change beyond {SAME} tokens" in loaded.warnings[0]
 
 
 @pytest.mark.parametrize(
