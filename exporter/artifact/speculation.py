@@ -49,12 +49,19 @@ class Draft(Protocol):
         """Begin a new text."""
         ...
 
+    def read(self, hidden: np.ndarray | None) -> None:
+        """Take the model's hidden states, (T, width), of the next tokens of the text.
+
+        None where it gives none. By default they are left alone.
+        """
+        return None
+
     def propose(self, text: Sequence[int]) -> list[int]:
         """Return tokens that may follow a text, which goes on from that of the last call."""
         ...
 
 
-class NGramDraft:
+class NGramDraft(Draft):
     """Prompt look-up: what followed the last tokens where they were in the text before.
 
     Costs next to nothing, and helps where a text repeats itself or its prompt.
@@ -91,7 +98,7 @@ class NGramDraft:
         return []
 
 
-class StreamDraft:
+class StreamDraft(Draft):
     """A smaller language model with the same tokens, by argmax.
 
     Args:
@@ -129,7 +136,7 @@ class StreamDraft:
             piece = np.array([found[-1]], np.int64)
 
 
-class PredictorDraft:
+class PredictorDraft(Draft):
     """The head for multi-token prediction of the model itself, by argmax.
 
     It reads each token with the hidden state that the model has of the token before. After a
@@ -153,8 +160,9 @@ class PredictorDraft:
         self._state = self._head.hold(self._head.initial_state())
         self._read: list[np.ndarray] = []
 
-    def read(self, hidden: np.ndarray) -> None:
-        """Take the hidden states, (T, width), of the next tokens of the text."""
+    def read(self, hidden: np.ndarray | None) -> None:
+        """See ``Draft``."""
+        assert hidden is not None  # a model with such a head gives them
         self._read.append(hidden)
 
     def propose(self, text: Sequence[int]) -> list[int]:
@@ -187,8 +195,7 @@ def speculative(stream: Stream, prompt: np.ndarray, text: TextRow, draft: Draft)
             proposals = proposals[: text.left - 1]
         tokens = np.concatenate([known, np.asarray(proposals, np.int64)])
         verified = stream.verify(tokens, known=len(known), choose=text.choose)
-        if isinstance(draft, PredictorDraft) and verified.hidden is not None:
-            draft.read(verified.hidden)
+        draft.read(verified.hidden)
         if begun:
             draft.calls += 1
             draft.proposed += len(proposals)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from linexport import parity
+from linexport.conversion.add_records import placement_of
 from linexport.conversion.beside import write_beside
 from linexport.conversion.model_under_test import model_under_test
 from linexport.conversion.stages import Job
@@ -55,6 +56,8 @@ def with_predictor_checked(
 ) -> Manifest:
     """Compare the head of an artifact that has one, and what it reads, with the original's.
 
+    What is known of hidden states that quantised weights compute is that of the float32 graph.
+
     Args:
         manifest: of the artifact.
         tested: its model beside the original.
@@ -66,15 +69,20 @@ def with_predictor_checked(
         return manifest
     loaded = tested.loaded.predictor
     assert loaded is not None
-    hidden = check_hidden(tested, manifest.mtp.hidden, seed)
+    record = manifest.mtp
+    if manifest.quantisation is None:  # else logits are those of other output weights
+        hidden = check_hidden(tested, record.hidden, seed)
+        record = replace(
+            record, hidden_passed=hidden.passed, hidden_error=hidden.max_relative_error
+        )
     head = model_under_test(
         *(manifest.predictor(), loaded, open_head), None, None, open_changed=open_changed
     )
+    head = replace(head, execution=tested.execution)
     record = replace(
-        manifest.mtp,
+        record,
+        placement=placement_of(head),
         parity=parity.check(head, seed).record(),
         streaming=parity.check_streaming(head, seed),
-        hidden_passed=hidden.passed,
-        hidden_error=hidden.max_relative_error,
     )
     return replace(manifest, mtp=record)

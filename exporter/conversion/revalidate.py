@@ -151,10 +151,16 @@ def _validate_quantised(
     seed: int,
     watch: Stopwatch,
 ) -> Manifest:
-    """Compare with the original on text; parity and streaming stay those of the float32 graph."""
+    """Compare with the original on text; parity and streaming stay those of the float32 graph.
+
+    The head for multi-token prediction stays in float32, and is compared as always.
+    """
     with watch.stage("compare"):
         text = None if data is None else Path(data)
         manifest = with_quantisation_checked(manifest, tested, folder, text, threads, seed)
+    if manifest.mtp is not None:
+        with watch.stage("mtp"):
+            manifest = _with_predictor_checked(manifest, tested, folder, threads, seed)
     manifest = with_status(replace(manifest, seed=seed))
     _write(folder, manifest)
     return manifest

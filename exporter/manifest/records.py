@@ -196,6 +196,8 @@ class PredictorRecord:
         hidden_passed: the model's hidden states times the original's output weights are the
             model's logits; None before that was computed.
         hidden_error: how far these are apart, relative to the largest logit.
+        placement: the execution provider that ran the head when it was compared last; None for the
+            CPU.
     """
 
     file: str
@@ -207,6 +209,7 @@ class PredictorRecord:
     streaming: StreamingRecord | None = None
     hidden_passed: bool | None = None
     hidden_error: float | None = None
+    placement: PlacementRecord | None = None
 
     @property
     def passed(self) -> bool:

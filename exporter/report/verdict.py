@@ -128,7 +128,7 @@ def verdict(manifest: Manifest) -> Verdict:
     checks = len(parity.cases)
     over = f" over {count(checks)} check{'s' * (checks != 1)}" if checks else ""
     numbers = f"largest relative error {error(parity.max_relative_error)}{over}"
-    if manifest.quantisation is not None:
+    if manifest.quantisation is not None and not predictor_failed(manifest):
         return _quantised(manifest.quantisation, fast, f"this model equals {whose} ({numbers})")
     sentence = f"{it} equals {whose} ({numbers}) and {fast}"
     if manifest.streaming is not None and manifest.streaming.passed is False:
@@ -268,6 +268,7 @@ def predictor_check(record: PredictorRecord) -> Check:
     detail = f"{record.file}: {good} of {len(parity.cases)} checks, largest relative error "
     detail += f"{error(parity.max_relative_error)}; in pieces {error(streaming.max_relative_error)}"
     detail += f"; hidden states it reads {error(record.hidden_error)}"
+    detail += f"; {record.placement.described()}" if record.placement else ""
     tone, word = ("good", "passed") if record.passed else ("bad", "failed")
     return Check("MTP head", "parity", tone, word, detail)
 

@@ -25,7 +25,11 @@ from linexport.errors import UsageError
 from linexport.graph.external_data import files_beside
 from linexport.loaders import load_model
 from linexport.manifest.folder import file_record
+from linexport.manifest.placement import ORT_CPU
 from linexport.package import find_destination, package
+from linexport.report.verdict import predictor_check, verdict
+from linexport.targets import providers
+from linexport.targets.providers import Provider
 from tests.hugging_face.test_vision import CONFIGS
 from tests.support.families import TINY, save_model
 from tests.support.multi_token import Oracle, add_head
@@ -307,6 +311,15 @@ def test_a_head_that_differs_fails_the_artifact(
     folder: Callable[[str], Path], converted: Callable[[str], Path], tmp_path: Path
 ) -> None:
     place = shutil.copytree(converted(KINDS[0]), tmp_path / "artifact")
+    spoil(place)
+    manifest = validate(place, threads=1)
+    assert manifest.status == "parity_failed" and manifest.parity.passed
+    assert manifest.mtp is not None and not manifest.mtp.passed
+    assert "its head for multi-token prediction does not" in (place / "report.html").read_text()
+
+
+def spoil(place: Path) -> None:
+    """Make the head of an artifact another one, in its manifest too."""
     graph = onnx.load(place / "mtp.onnx")
     for weight in graph.graph.initializer:
         values = onnx.numpy_helper.to_array(weight)
@@ -320,10 +333,6 @@ def test_a_head_that_differs_fails_the_artifact(
     text = json.loads((place / "manifest.json").read_text())
     text["files"]["mtp.onnx"] = {"bytes": record.bytes, "sha256": record.sha256}
     (place / "manifest.json").write_text(json.dumps(text))
-    manifest = validate(place, threads=1)
-    assert manifest.status == "parity_failed" and manifest.parity.passed
-    assert manifest.mtp is not None and not manifest.mtp.passed
-    assert "its head for multi-token prediction does not" in (place / "report.html").read_text()
 
 
 @pytest.mark.services
@@ -335,6 +344,25 @@ def test_quantised_weights_keep_the_head(converted: Callable[[str], Path], tmp_p
     draft = model.mtp_draft()
     assert list(model.generate(PROMPT, max_tokens=20, draft=draft)) == expected
     assert draft.proposed
+    spoil(tmp_path / "small")
+    manifest = validate(tmp_path / "small", threads=1)
+    assert manifest.status == "parity_failed" and not manifest.mtp.passed
+    assert "its head for multi-token prediction does not" in verdict(manifest).sentence
+
+
+def test_the_manifest_says_on_what_the_head_was_compared(
+    converted: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(providers, "NAMES", (*providers.NAMES, "host"))
+    monkeypatch.setitem(providers.PROVIDERS, "host", Provider(ORT_CPU, "onnxruntime"))
+    place = shutil.copytree(converted(KINDS[0]), tmp_path / "artifact")
+    manifest = validate(place, threads=1, provider="host")
+    assert manifest.status == "ok" and manifest.mtp is not None and manifest.placement is not None
+    placed = manifest.mtp.placement
+    assert placed is not None and placed.provider == "host"
+    assert placed.nodes != manifest.placement.nodes and sum(placed.nodes.values())
+    assert placed.described() in predictor_check(manifest.mtp).detail
+    assert validate(place, threads=1).mtp.placement is None
 
 
 @pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.services)])
