@@ -46,17 +46,25 @@ def test_results_are_those_of_arrays_on_the_host(
     converted: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, name: str, source: str
 ) -> None:
     folder, found = converted(source), []
-    for provider in ("cpu", "host"):
+    for provider, captures in (("cpu", False), ("host", False), ("host", True)):
         monkeypatch.setattr(
             device_scenarios,
             "opened",
-            lambda f, p=provider: linexport.load(f, threads=1, provider=p),
+            lambda f, p=provider, c=captures: _opened(f, p, c),
         )
-        found.append(getattr(device_scenarios, name)(folder))
-    wanted, got = (_rows(result) for result in found)
-    assert wanted.keys() == got.keys()
-    for key, rows in wanted.items():
-        assert np.allclose(got[key], rows, rtol=1e-4, atol=1e-5), key
+        found.append(_rows(getattr(device_scenarios, name)(folder)))
+    for got in found[1:]:
+        assert found[0].keys() == got.keys()
+        for key, rows in found[0].items():
+            assert np.allclose(got[key], rows, rtol=1e-4, atol=1e-5), key
+
+
+def _opened(folder: Path, provider: str, captures: bool = True) -> Any:
+    """An artifact, on a provider with calls that are bound as those are that a GPU captures."""
+    model = linexport.load(folder, threads=1, provider=provider)
+    if captures:
+        model._session.memory = OrtMemory(model._session.inner, captures=True)
+    return model
 
 
 def _rows(result: Any) -> dict[str, Any]:
@@ -115,21 +123,18 @@ def test_an_array_of_the_device_is_cut_joined_and_copied_there(
 def test_calls_that_are_alike_are_bound_once(converted: Callable[..., Path]) -> None:
     """Two calls of a stream, whatever its tokens are; a longer piece in between is launched."""
     folder, random = converted("language_model"), np.random.default_rng(0)
-    plain, bound = (linexport.load(folder, threads=1, provider=p) for p in ("cpu", "host"))
-    bound._session.memory = memory = OrtMemory(bound._session.inner, captures=True)
+    plain, bound = linexport.load(folder, threads=1), _opened(folder, "host")
     want, got = plain.stream(), bound.stream()
     for length in (1, 1, 1, 1, 700, 1, 1, 1, 1, 1, 1):
         tokens = random.integers(0, 90, (2, length))
         ours, theirs = got.step(tokens), want.step(tokens)
         for name, values in theirs.items():
             assert np.allclose(ours[name], values, rtol=1e-4, atol=1e-5), (name, length)
-    assert memory._graphs is not None
-    assert len(memory._graphs._calls) == 2
+    assert len(bound._session.memory._graphs._calls) == 2
 
 
 def test_results_of_a_bound_call_are_the_callers_own(converted: Callable[..., Path]) -> None:
-    model = linexport.load(converted("language_model"), threads=1, provider="host")
-    model._session.memory = OrtMemory(model._session.inner, captures=True)
+    model = _opened(converted("language_model"), "host")
     live, token = model.stream(), np.ones((1, 1), np.int64)
     results = [live.step(token) for _ in range(8)]
     copies = [{n: x.copy() for n, x in found.items()} for found in results]
@@ -139,9 +144,26 @@ def test_results_of_a_bound_call_are_the_callers_own(converted: Callable[..., Pa
 
 
 def test_calls_with_states_that_grow_are_not_bound(converted: Callable[..., Path]) -> None:
-    model = linexport.load(converted("beside_softmax"), threads=1, provider="host")
-    model._session.memory = memory = OrtMemory(model._session.inner, captures=True)
+    model = _opened(converted("beside_softmax"), "host")
     live = model.stream()
     for _ in range(4):
         live.step(np.ones((1, 1, 8), np.float32))
-    assert memory._graphs is not None and not memory._graphs._calls
+    assert not model._session.memory._graphs._calls
+
+
+def test_steps_of_a_pool_are_bound(converted: Callable[..., Path]) -> None:
+    """Rows of its two sides are where a call's states are: a number of sessions has two calls."""
+    folder, results, models = converted("language_model"), [], []
+    for provider in ("cpu", "host"):
+        models.append(_opened(folder, provider, captures=provider == "host"))
+        pool = models[-1].pool()
+        sessions = [pool.open() for _ in range(3)]
+        for turn in range(8):
+            for number, session in enumerate(sessions):
+                session.push(np.array([[7 * turn + number]]))
+            found = pool.advance()
+            results.append([found[session] for session in sessions])
+    for want, got in zip(results[:8], results[8:], strict=True):
+        for one, two in zip(want, got, strict=True):
+            assert all(np.allclose(two[n], x, rtol=1e-4, atol=1e-5) for n, x in one.items())
+    assert len(models[1]._session.memory._graphs._calls) == 2

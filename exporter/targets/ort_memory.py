@@ -77,13 +77,14 @@ class OrtMemory:
         }
         given = {**following, **arrays}
         with self._turn:
-            alike = self._graphs is not None and not arrays and {*following} == {*self._pasts}
+            alike = {*given} == {*self._pasts}
+            alike = alike and all(isinstance(x, DeviceArray) for x in given.values())
             graphs = self._graphs if alike else None
-            found = graphs.replay(inputs, following) if graphs else None
+            found = graphs.replay(inputs, given) if graphs else None
             if found is None:
                 found = self._launch(inputs, given, stay)
                 if graphs:
-                    graphs.met(inputs, following, found)
+                    graphs.met(inputs, given, found)
         return {**following, **found}
 
     def _launch(
