@@ -17,7 +17,7 @@ from linexport.conversion.model_under_test import model_under_test
 from linexport.conversion.stages import Job
 from linexport.graph.interface import input_records, tensor_records
 from linexport.loaders import LoadedModel
-from linexport.loaders.hugging_face.streaming_model import HIDDEN
+from linexport.loaders.hugging_face.heads import HIDDEN
 from linexport.manifest import Manifest
 from linexport.manifest.file_names import MTP, MTP_DATA
 from linexport.manifest.records import PredictorRecord

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from linexport.errors import UnsupportedModelError, UsageError
+from linexport.errors import EnvironmentProblemError, UnsupportedModelError, UsageError
 from linexport.loaders import load_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -247,3 +247,12 @@ def test_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setattr(socket.socket, "connect", connect)
     with pytest.raises(UsageError, match="downloads nothing"):
         load_model("nobody/no-such-model")
+
+
+@pytest.mark.parametrize("version", ["4.57.1", "5.2.0"])
+def test_an_older_transformers_is_named_with_what_updates_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr("transformers.__version__", version)
+    with pytest.raises(EnvironmentProblemError, match=rf"transformers {version} .*5\.23 or newer"):
+        load_model(str(folder))

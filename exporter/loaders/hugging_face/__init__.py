@@ -19,6 +19,7 @@ from linexport.loaders.files import first_line, refuse
 from linexport.loaders.hugging_face.folder import (
     CONFIG,
     cached_folder,
+    check_version,
     copied_files,
     digest,
     processor_files,
@@ -185,8 +186,10 @@ def import_model(
         predictor: its head for multi-token prediction.
 
     Raises:
+        EnvironmentProblemError: transformers is too old.
         UnsupportedModelError: layers no patch stands in for.
     """
+    check_version()
     from linexport.loaders.hugging_face.causal_model import OriginalCausalModel
     from linexport.loaders.hugging_face.heads import CAUSAL
     from linexport.loaders.hugging_face.streaming_model import decode_module

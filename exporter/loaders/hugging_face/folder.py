@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ REDIRECTION = "transformers_weights"
 """Setting by which a configuration names another file of weights."""
 
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+OLDEST = (5, 23)
+"""The oldest transformers whose models are converted; the extra hf asks for it as well."""
+
 _LISTED = 4
 _NESTED = 50
 
@@ -225,6 +229,24 @@ def missing(error: ImportError) -> EnvironmentProblemError:
     return EnvironmentProblemError(
         f"Reading a Hugging Face model needs {error.name}: pip install 'linexport[hf]'."
     )
+
+
+def check_version() -> None:
+    """Check that the transformers that is installed has what its models are converted with.
+
+    Raises:
+        EnvironmentProblemError: it is missing, or too old.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise missing(error) from None
+    found = transformers.__version__
+    if tuple(int(number) for number in re.findall(r"\d+", found)[:2]) < OLDEST:
+        raise EnvironmentProblemError(
+            f"transformers {found} is installed; models of it are converted with "
+            f"{'.'.join(map(str, OLDEST))} or newer: pip install --upgrade 'linexport[hf]'."
+        )
 
 
 def _no_weights(folder: Path) -> UnsupportedModelError:

@@ -27,6 +27,9 @@ from linexport.errors import UsageError
 from linexport.loaders.files import refuse
 from linexport.manifest.records import HeadName
 
+HIDDEN = "last_hidden_state"
+"""Name of the output that a head for multi-token prediction reads."""
+
 
 @dataclass(frozen=True)
 class Head:

@@ -11,7 +11,7 @@ from typing import Any
 from linexport import patches
 from linexport.errors import UnsupportedModelError
 from linexport.loaders.files import first_line, refuse
-from linexport.loaders.hugging_face.folder import CONFIG, check_weights, missing
+from linexport.loaders.hugging_face.folder import CONFIG, check_version, check_weights
 from linexport.loaders.hugging_face.size_limits import limit_size
 from linexport.loaders.memory_map import mapped_parameters
 from linexport.loaders.sizes import float32_bytes
@@ -72,11 +72,10 @@ def _pretrained(
     attention: str,
     trust_remote_code: bool,
 ) -> Any:
-    try:
-        import torch
-        import transformers
-    except ImportError as error:
-        raise missing(error) from None
+    check_version()
+    import torch
+    import transformers
+
     kind = config["model_type"]
     with _quiet():
         try:

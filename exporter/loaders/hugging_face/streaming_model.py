@@ -34,7 +34,7 @@ from linexport.loaders.hugging_face.causal_model import (
     last_hidden_states,
     modeling_files,
 )
-from linexport.loaders.hugging_face.heads import CAUSAL, Head
+from linexport.loaders.hugging_face.heads import CAUSAL, HIDDEN, Head
 from linexport.loaders.hugging_face.vision.positions import (
     absent,
     advances,
@@ -52,9 +52,6 @@ MASK = "mask"
 
 COUNT = "count"
 """Name of the state that counts the tokens before, where no mask of all of them says how many."""
-
-HIDDEN = "last_hidden_state"
-"""Name of the output that a head for multi-token prediction reads."""
 
 BATCH, SEQUENCE = "batch", "seq"
 """Names of the dynamic dimensions of the inputs."""
