@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,48 @@ def compare_arrays(
         reason,
         tuple(int(c) for c in counts),
     )
+
+
+def compare_rows(
+    expected: np.ndarray, got: np.ndarray, tolerance: Tolerance, rounding: np.ndarray
+) -> Comparison:
+    """``compare_arrays`` with a rounding of its own for each row, see ``by_row``."""
+    found = compare_arrays(expected, got, tolerance, float(rounding.max(initial=0.0)))
+    if expected.shape != got.shape:
+        return found
+    off = rows_off(expected, got, tolerance, rounding)
+    if not off.any() or found.reason is not None or found.nan.got + found.inf.got:
+        return replace(found, passed=found.passed and not off.any())
+    distances = np.where(off, by_row(expected, got), -1.0)
+    worst = int(distances.argmax())
+    at = ", ".join(map(str, np.unravel_index(worst, expected.shape[:-1])))
+    size = largest(expected) or 1.0
+    reason = (
+        f"{off.sum():,} of {off.size:,} tokens are off by more than rounding of the original "
+        f"explains: at the worst, [{at}], by {distances[worst] / size:.1e} of the largest value, "
+        f"where {tolerance.limit(size, float(rounding[worst])) / size:.1e} is allowed"
+    )
+    return replace(found, passed=False, reason=reason)
+
+
+def rows_off(
+    expected: np.ndarray, got: np.ndarray, tolerance: Tolerance, rounding: np.ndarray
+) -> np.ndarray:
+    """Return which rows are off by more than their rounding allows."""
+    magnitude = largest(expected)
+    limits = np.array([tolerance.limit(magnitude, float(x)) for x in rounding])
+    return ~(by_row(expected, got) <= limits)
+
+
+def by_row(expected: np.ndarray, got: np.ndarray) -> np.ndarray:
+    """Return the largest difference of each row; infinite if one is finite on one side only."""
+    pairs = zip(rows(expected), rows(got), strict=True)
+    return np.array([_difference(a, b).max(initial=0.0) for a, b in pairs], np.float64)
+
+
+def rows(values: np.ndarray) -> np.ndarray:
+    """Return values (..., n) as rows (rows, n), such as the logits of each token."""
+    return values.reshape(-1, values.shape[-1])
 
 
 def largest(values: np.ndarray) -> float:

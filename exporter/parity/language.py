@@ -17,26 +17,34 @@ Outputs of padded tokens have no meaning and are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import torch
 
 from linexport.loaders.loaded_model import LoadedModel
 from linexport.manifest.proof import CaseRecord, GreedyRecord
+from linexport.parity import random_rounding
 from linexport.parity.cases import Case
 from linexport.parity.check import ModelUnderTest, Parity, case_record
 from linexport.parity.choices import recording
-from linexport.parity.compare import Comparison, compare_arrays, largest
+from linexport.parity.compare import (
+    Comparison,
+    compare_arrays,
+    compare_rows,
+    largest,
+    rows_off,
+)
 from linexport.parity.images import check_images
 from linexport.parity.near_ties import Decided, Deciding, NearTies, decide, notes, run_alike
 from linexport.parity.prompts import BATCH, LEFT, SEQUENCE, Prompt, Trial, draw_prompt, plan_prompts
+from linexport.parity.random_rounding import rounding_of_rows
 from linexport.parity.reference import Reference, run_deciding
-from linexport.parity.rounding import apart
-from linexport.parity.tolerances import MOST
+from linexport.parity.rounding import apart, apart_by_row
+from linexport.parity.tolerances import MOST, Tolerance
 from linexport.system import memory
 from linexport.targets import InferenceSession
 
@@ -184,52 +192,125 @@ def _decided(
 def _recheck(
     suspects: list[_Suspect], originals: tuple[_Original, _Original], parity: Parity, output: str
 ) -> None:
-    """Compare suspects again, allowing for what the second precision shows; stop at a failure.
+    """Compare suspects again, allowing for what rounding does to the original, token by token.
 
-    The allowance is the original's largest loss in any of the cases: where a norm divides by a
-    value near zero, one token has most of the loss, and one case may have no such token.
+    Random roundings are drawn for tokens that are off by more than the original's own loss
+    explains, until a case fails: what fails behind it is only counted.
     """
     tolerance = parity.tolerance
+    found = list(_in_both(suspects, originals, parity))
+    losses = [apart_by_row(one.suspect.expected, one.reference) for one in found]
+    sizes = [largest(one.exact(tolerance)) or 1.0 for one in found]
+    shares = [loss.max(initial=0.0) / size for loss, size in zip(losses, sizes, strict=True)]
+    lost = float(max(shares, default=0.0))
+    wide = cache(originals[1].in_float64)
+    drawn: list[tuple[Case, np.ndarray]] = []
+    for place, (one, loss, size) in enumerate(zip(found, losses, sizes, strict=True)):
+        case, moved, worst = one.suspect.trial.case, loss, lost * size
+        if len(drawn) == place:
+            draw, off = partial(one.draw, wide, tolerance), partial(one.off, tolerance, worst)
+            moved = rounding_of_rows(loss, one.exact(tolerance), draw, off)
+        results = one.compare(tolerance, worst, moved)
+        own = worst if tolerance.is_half else float(loss.max(initial=0.0))
+        parity.counts -= np.asarray(one.suspect.found.counts)
+        for reference, result in results.items():
+            parity.counts += np.asarray(result.counts)
+            parity.cases.append(_record(one.suspect.trial, reference, result, output, own))
+        parity.cases[one.suspect.place] = parity.cases.pop(-2)
+        if all(result.passed for result in results.values()):
+            drawn.append((case, moved[moved > loss] / size))
+            if one.ties is not None and one.ties.differing:
+                parity.ties.append((case, one.ties))
+        memory.trim_memory()
+    if drawn:
+        case = found[shares.index(lost)].suspect.trial.case
+        parity.notes.append(_lost(lost, case, tolerance))
+        parity.notes.extend(random_rounding.notes(drawn, tolerance))
+
+
+def _lost(share: float, case: Case, tolerance: Tolerance) -> str:
+    """Return the note on what the original itself loses."""
+    cap = ""
+    if not tolerance.is_half:
+        most = tolerance.factor * tolerance.spread
+        cap = f", by {most:g} times what it loses at that token and by {MOST:.0%} at most"
+    return (
+        f"The original itself loses {share:.0e} to the rounding of {tolerance.dtype}, on the "
+        f"{case.name} inputs of {dict(case.sizes)}: the artifact may be off by "
+        f"{tolerance.factor:g} times that wherever it is off by more than "
+        f"{tolerance.relative:.0e}{cap}."
+    )
+
+
+@dataclass(frozen=True)
+class _Again:
+    """A suspect beside the original in both precisions, with the same choices.
+
+    Attributes:
+        suspect: with the original's logits in float32.
+        reference: those in the second precision.
+        ties: what the artifact's choices differ in, where they were taken.
+    """
+
+    suspect: _Suspect
+    reference: np.ndarray
+    ties: NearTies | None = None
+
+    def exact(self, tolerance: Tolerance) -> np.ndarray:
+        """Return the original's logits without the rounding that is judged."""
+        return self.suspect.expected if tolerance.is_half else self.reference
+
+    def compare(
+        self, tolerance: Tolerance, worst: float, moved: np.ndarray
+    ) -> dict[str, Comparison]:
+        """Compare the artifact with both; by the name of the precision.
+
+        Args:
+            tolerance: of the artifact.
+            worst: the most that the original loses at any token.
+            moved: how far rounding is known to move each token.
+        """
+        got, rounding = self.suspect.got, tolerance.beside(moved, worst)
+        between = tolerance.between(rounding)
+        return {
+            "float32": compare_rows(self.suspect.expected, got, tolerance, rounding),
+            tolerance.second: compare_rows(self.reference, got, tolerance, between),
+        }
+
+    def off(self, tolerance: Tolerance, worst: float, moved: np.ndarray) -> np.ndarray:
+        """Return which tokens are off by more than that allows; arguments as of ``compare``."""
+        got, rounding = self.suspect.got, tolerance.beside(moved, worst)
+        between = tolerance.between(rounding)
+        return rows_off(self.suspect.expected, got, tolerance, rounding) | rows_off(
+            self.reference, got, tolerance, between
+        )
+
+    def draw(
+        self, wide: Callable[[], _Original], tolerance: Tolerance, seed: int
+    ) -> np.ndarray | None:
+        """Run the original with random roundings, see ``random_rounding``."""
+        prompt, choices, kept = self.suspect.prompt, None, None
+        if self.ties is not None:
+            choices, kept = self.suspect.choices, prompt.mask
+        run = partial(wide().run_reference, prompt)
+        return random_rounding.draw(run, tolerance.dtype, seed, choices, kept)
+
+
+def _in_both(
+    suspects: list[_Suspect], originals: tuple[_Original, _Original], parity: Parity
+) -> Iterator[_Again]:
+    """Yield what may be rounding of the original, run in both precisions."""
+    tolerance = parity.tolerance
     runs = [original.run_reference for original in originals]
-    found: list[tuple[_Suspect, np.ndarray, NearTies | None]] = []
     for suspect in suspects:
         decided = _decided(runs, suspect.prompt, suspect.choices, parity)
         if decided is not None and len(decided.outputs) == len(runs):
             expected, reference = decided.outputs
-            found.append((replace(suspect, expected=expected), reference, decided.ties))
+            yield _Again(replace(suspect, expected=expected), reference, decided.ties)
         elif suspect.found.max_relative_error <= tolerance.most:
             narrow, wide = (partial(run, suspect.prompt) for run in runs)
             alike = run_alike(narrow, wide, tolerance) if suspect.choices else None
-            reference = runs[1](suspect.prompt) if alike is None else alike
-            found.append((suspect, reference, None))
-    losses = [
-        apart(suspect.expected, reference)
-        / (largest(suspect.expected if tolerance.is_half else reference) or 1.0)
-        for suspect, reference, _ in found
-    ]
-    lost = max(losses, default=0.0)
-    for suspect, reference, ties in found:
-        rounding = lost * largest(suspect.expected if tolerance.is_half else reference)
-        result = compare_arrays(suspect.expected, suspect.got, tolerance, rounding)
-        parity.cases[suspect.place] = _record(suspect.trial, "float32", result, output, rounding)
-        if not result.passed:
-            return
-        if ties is not None and ties.differing:
-            parity.ties.append((suspect.trial.case, ties))
-        result = compare_arrays(reference, suspect.got, tolerance, tolerance.between(rounding))
-        parity.counts += np.asarray(result.counts)
-        record = _record(suspect.trial, tolerance.second, result, output, rounding)
-        parity.cases.append(record)
-        memory.trim_memory()
-    if found:
-        case = found[losses.index(lost)][0].trial.case
-        cap = "" if tolerance.is_half else f", and by {MOST:.0%} at most"
-        parity.notes.append(
-            f"The original itself loses {lost:.0e} to the rounding of {tolerance.dtype}, on the "
-            f"{case.name} inputs of {dict(case.sizes)}: the artifact may be off by "
-            f"{tolerance.factor:g} times that wherever it is off by more than "
-            f"{tolerance.relative:.0e}{cap}."
-        )
+            yield _Again(suspect, runs[1](suspect.prompt) if alike is None else alike)
 
 
 def _record(
@@ -249,7 +330,15 @@ class _Original:
     """The original language model in one precision."""
 
     def __init__(self, loaded: LoadedModel, dtype: torch.dtype) -> None:
-        self.reference = Reference(loaded, dtype)
+        self.loaded, self.reference = loaded, Reference(loaded, dtype)
+
+    def in_float64(self) -> _Original:
+        """Return one whose values of this precision are float64."""
+        if self.reference.dtype == torch.float64:
+            return self
+        made = _Original(self.loaded, torch.float64)
+        made.reference.widened = False
+        return made
 
     def logits(self, prompt: Prompt, deciding: Deciding = AS_ALWAYS) -> np.ndarray:
         """Return logits (B, T, vocabulary), computed in a context in which choices are made."""

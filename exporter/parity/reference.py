@@ -36,10 +36,12 @@ class Reference:
     Args:
         loaded: the original.
         dtype: computed in; floating inputs are converted to it.
+        widened: float64 is computed in place of float32, too; False leaves float32 as it is where
+            the module names it, so that float64 stands for half precision alone.
     """
 
-    def __init__(self, loaded: LoadedModel, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    def __init__(self, loaded: LoadedModel, dtype: torch.dtype, widened: bool = True) -> None:
+        self.dtype, self.widened = dtype, widened
         self.name = str(dtype).removeprefix("torch.")
         self.denominator: float | None = None
         self.module = loaded.module if dtype == torch.float32 else _copied(loaded.module, dtype)
@@ -51,7 +53,7 @@ class Reference:
             Exception: whatever the module raises.
         """
         args, kwargs = pytree.tree_map(self._convert, inputs)
-        wide = Widened() if self.dtype == torch.float64 else nullcontext()
+        wide = Widened() if self.widened and self.dtype == torch.float64 else nullcontext()
         with torch.no_grad(), passing(), choosing(), watch_denominators() as seen, wide:
             outputs = self.module(*args, **kwargs)
         # min of Python takes a NaN only where it comes first.

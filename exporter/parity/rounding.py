@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from linexport.parity.cases import Case
-from linexport.parity.compare import in_blocks, largest
+from linexport.parity.compare import in_blocks, largest, rows
 from linexport.parity.tolerances import MOST, ROUNDING, Tolerance
 
 
@@ -17,6 +17,12 @@ def apart(single: np.ndarray, double: np.ndarray) -> float:
         with np.errstate(invalid="ignore"):
             worst = max(worst, largest(single[part].astype(np.float64) - double[part]))
     return worst
+
+
+def apart_by_row(single: np.ndarray, double: np.ndarray) -> np.ndarray:
+    """Return ``apart`` of each row, see ``compare.rows``; 0 where none is finite on both sides."""
+    found = [apart(a, b) for a, b in zip(rows(single), rows(double), strict=True)]
+    return np.array(found, np.float64)
 
 
 def is_nothing_else(distance: float, output: np.ndarray, case: Case) -> bool:

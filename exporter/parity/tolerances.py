@@ -15,7 +15,12 @@ elsewhere, may be off by ``ROUNDING`` times the distance of the original's float
 own float64 output, and never by more than ``MOST`` of the largest value: an original that loses
 more than that to rounding cannot be told from a wrong one. The report says so where it applies.
 Of a language model it is the worst distance in any case that is off by more than the tolerance:
-where a norm divides by nearly nothing, a token or two have most of it.
+where a norm divides by nearly nothing, a token or two have most of it. So no token may be off by
+more than ``SPREAD`` times as much as what rounding does to that token allows. That is known of the
+one run in float32, in which it may be little by chance, and of random roundings, see
+``linexport.parity.random_rounding``: with m_t what is known of token t and m the worst distance,
+
+    |a_t - r_t| <= max(absolute + relative * max|r|, ROUNDING * min(max(m_t, m), SPREAD * m_t))
 
 Half precision is judged by the original in that precision as float32 is by float64: an artifact in
 it may be off by ``HALF_ROUNDING`` times the original's own distance from float32, however large
@@ -29,8 +34,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
+import numpy as np
 import onnx
+
+Rounding = TypeVar("Rounding", float, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,22 @@ class Tolerance:
         """Share of the largest value beyond which that loss excuses nothing."""
         return math.inf if self.is_half else MOST
 
+    @property
+    def spread(self) -> float:
+        """Times what is known to move a token that others may be moved."""
+        return math.inf if self.is_half else SPREAD
+
+    def beside(self, moved: np.ndarray, lost: float) -> np.ndarray:
+        """Return the rounding to allow for at each token.
+
+        Args:
+            moved: how far rounding is known to move each.
+            lost: the most that the original itself loses at any.
+        """
+        with np.errstate(invalid="ignore"):
+            most = np.nan_to_num(self.spread * moved, nan=np.inf, posinf=np.inf)
+        return np.minimum(np.maximum(moved, lost), most)
+
     def limit(self, magnitude: float, rounding: float = 0.0) -> float:
         """The largest difference allowed.
 
@@ -76,7 +101,7 @@ class Tolerance:
         plain = self.absolute + self.relative * magnitude
         return max(plain, min(self.factor * rounding, self.most * magnitude if magnitude else 0.0))
 
-    def between(self, rounding: float) -> float:
+    def between(self, rounding: Rounding) -> Rounding:
         """The rounding to allow for beside the original in the ``second`` precision.
 
         That one is exact where it is float64. In half precision it is off by ``rounding`` itself.
@@ -86,6 +111,11 @@ class Tolerance:
 
 ROUNDING = 4.0
 """Distances between the original in float32 and in float64 that an artifact may be off."""
+
+SPREAD = 4.0
+"""Times what is known to move a token that it may be taken to be moved, where others are moved as
+far: a state that is rounded at every token loses a few times what sums over all tokens lose.
+"""
 
 MOST = 0.02
 """Share of the largest value beyond which rounding of the original excuses nothing."""

@@ -197,7 +197,8 @@ def _excess(case: CaseRecord, tolerance: ToleranceRecord) -> str:
     kind, reached, allowed = "relative", case.max_relative_error, tolerance.relative
     if reached is not None and reached <= allowed:
         kind, reached, allowed = "absolute", case.max_absolute_error, tolerance.absolute
-    return f"the {kind} error reaches {error(reached)} and {error(allowed)} is allowed"
+    text = f"the {kind} error reaches {error(reached)} and {error(allowed)} is allowed"
+    return f"{text}: {case.reason}" if case.reason else text
 
 
 def checks(manifest: Manifest) -> list[Check]:
