@@ -17,6 +17,7 @@ from linexport.models import feature_maps
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
 from linexport.targets.tokenwise import with_programs
 from linexport.targets.tokenwise.chains import with_chains
+from tests.support import cached_attention as cached
 from tests.support.exponentials import four_nodes
 from tests.support.layouts import Layout, mapped_model
 from tests.support.mixers import mixer
@@ -84,6 +85,10 @@ def exponential_attention() -> onnx.ModelProto:
     return with_programs(four_nodes("favor+", ((2, 2), 8, 8, 12), {"past", "mask"}))
 
 
+def over_cache() -> onnx.ModelProto:
+    return with_programs(cached.model(cached.Sizes(8, 2), 1))
+
+
 def program() -> onnx.ModelProto:
     text = "s = Sigmoid(x) y = Mul(x, s) z = Add(y, x)"
     head = '<ir_version: 10, opset_import: ["": 20]>'
@@ -107,6 +112,7 @@ MODELS = {
     "experts, bfloat16": lambda: experts(TensorProto.BFLOAT16),
     "stabilised exponentials": exponents,
     "exponential attention": exponential_attention,
+    "attention over a cache": over_cache,
     "program": program,
     "chain": lambda: with_chains(with_programs(mixer())),
 }
@@ -117,7 +123,8 @@ def bind(opened: ort.InferenceSession) -> ort.IOBinding:
     rng, binding = np.random.default_rng(0), opened.io_binding()
     kept = {}
     for x in opened.get_inputs():
-        drawn = rng.normal(size=[1 if isinstance(n, str) else n for n in x.shape])
+        free = cached.lengths(1)
+        drawn = rng.normal(size=[free.get(n, 1) if isinstance(n, str) else n for n in x.shape])
         forms = {"tensor(bool)": drawn > 0, "tensor(int64)": np.zeros(drawn.shape, np.int64)}
         value = forms.get(x.type, drawn.astype(np.float32))
         kept[x.name] = ort.OrtValue.ortvalue_from_numpy(value)

@@ -21,7 +21,15 @@ from linexport.models import feature_maps
 from linexport.plugins.cpu import library
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
 from linexport.plugins.ops.op import attribute_value
-from linexport.targets.tokenwise import OP, chains, convolutions, exponentials, with_programs
+from linexport.targets.tokenwise import (
+    OP,
+    cached_attention,
+    chains,
+    convolutions,
+    exponentials,
+    with_programs,
+)
+from tests.support import cached_attention as cached
 from tests.support.exponentials import four_nodes
 from tests.support.layouts import Layout, mapped_model
 from tests.support.mixers import mixer
@@ -109,6 +117,10 @@ def exponential(heads: int) -> onnx.ModelProto:
     return with_programs(four_nodes("favor+", ((heads, heads), 32, 200, 64), {"past", "mask"}))
 
 
+def over_cache(queries: int, heads: int) -> onnx.ModelProto:
+    return with_programs(cached.model(cached.Sizes(queries, heads, 64, 64), 1))
+
+
 def models() -> list[onnx.ModelProto]:
     return [
         *(attention(rule, heads, 200) for rule in ("linear", "gated") for heads in (1, 8)),
@@ -123,6 +135,7 @@ def models() -> list[onnx.ModelProto]:
         *(exponents(heads) for heads in (1, 8)),
         exponents(300, features=2),
         *(exponential(heads) for heads in (1, 8)),
+        *(over_cache(*heads) for heads in ((1, 1), (4, 1), (16, 8))),
         experts(),
         experts(TensorProto.BFLOAT16),
         convolution(),
@@ -140,7 +153,7 @@ def case(model: onnx.ModelProto, length: int) -> Iterator[bytes]:
     arrays = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     narrow = {attribute_value(casts[n].attribute[0]) for n in node.input if n in casts}
     activation = max(narrow, default=TensorProto.FLOAT)
-    rng, sizes = np.random.default_rng(length), {"B": 1, "T": length}
+    rng, sizes = np.random.default_rng(length), {"B": 1, "T": length, **cached.lengths(length)}
     yield f"case {node.op_type} {activation} {THREADS}\n".encode()
     for attribute in node.attribute:
         kind = {int: "i", float: "f", str: "s"}[type(attribute_value(attribute))]
@@ -187,4 +200,10 @@ def test_thread_sanitizer_finds_nothing(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     ran = done.stdout.split()
     assert len(ran) == len(models()) * len(LENGTHS)
-    assert {*ran} == library.OPS | {OP, chains.OP, convolutions.OP, exponentials.OP}
+    assert {*ran} == library.OPS | {
+        OP,
+        cached_attention.OP,
+        chains.OP,
+        convolutions.OP,
+        exponentials.OP,
+    }

@@ -18,10 +18,17 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from linexport.graph.walk import reads
+from linexport.targets.tokenwise.cached_attention import with_cached_attention
 from linexport.targets.tokenwise.convolutions import find_convolutions, fused_convolution
 from linexport.targets.tokenwise.exponentials import find_exponentials, fused_exponentials
-from linexport.targets.tokenwise.groups import Group, find_groups, ordered, outputs_of, readers_of
+from linexport.targets.tokenwise.groups import (
+    Group,
+    drop_unused,
+    find_groups,
+    ordered,
+    outputs_of,
+    readers_of,
+)
 from linexport.targets.tokenwise.layouts import with_tokens_first
 from linexport.targets.tokenwise.nodes import MEANS, VIEWS, own_axes, write
 from linexport.targets.tokenwise.program import Program, Shape, TensorView, UnfitError
@@ -40,6 +47,7 @@ MOST = 24
 def with_programs(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with a program in the place of every group of nodes that has one."""
     model = with_tokens_first(with_constant_sizes(model))
+    model = with_cached_attention(model, DOMAIN)
     values = read_values(model)
     readers = readers_of(model.graph)
     functions: dict[tuple[str, str], onnx.FunctionProto] = {}
@@ -219,21 +227,3 @@ def _renamed(
     made.input[:] = [name and names[name] for name in made.input]
     made.output[:] = [names.setdefault(name, f"v{len(names)}") for name in node.output]
     yield made
-
-
-def drop_unused(graph: onnx.GraphProto) -> None:
-    """Remove what nothing reads, such as sizes for Reshape, and what is known of inner values."""
-    read = {output.name for output in graph.output}
-    kept = []
-    for node in reversed(graph.node):
-        if not read.isdisjoint(node.output):
-            kept.append(node)
-            read |= set(reads(node))
-    made = {name for node in kept for name in node.output}
-    for field, own in (
-        (graph.node, kept[::-1]),
-        (graph.initializer, [t for t in graph.initializer if t.name in read]),
-        (graph.value_info, [v for v in graph.value_info if v.name in made]),
-    ):
-        del field[:]
-        field.extend(own)

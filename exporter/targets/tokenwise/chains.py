@@ -22,6 +22,7 @@ from linexport.plugins.ops import op
 from linexport.plugins.ops.registry import all_ops
 from linexport.targets.tokenwise import DOMAIN, MOST
 from linexport.targets.tokenwise import OP as PROGRAM
+from linexport.targets.tokenwise.cached_attention import OP as CACHED
 from linexport.targets.tokenwise.convolutions import OP as CONVOLUTION
 from linexport.targets.tokenwise.exponentials import OP as EXPONENTIALS
 from linexport.targets.tokenwise.exponentials import inlined
@@ -38,7 +39,7 @@ MOST_PLACES = 64
 TYPES = {"tensor(bool)": TensorProto.BOOL, "tensor(int64)": TensorProto.INT64}
 """Types of an op's inputs that are not activations."""
 
-FUSED = {PROGRAM: (), CONVOLUTION: (), EXPONENTIALS: (6,)}
+FUSED = {PROGRAM: (), CONVOLUTION: (), EXPONENTIALS: (6,), CACHED: ()}
 """Ops made of several nodes, with those of their inputs that are conditions: others are float32."""
 
 SETTINGS = (AttributeProto.INT, AttributeProto.FLOAT, AttributeProto.STRING)

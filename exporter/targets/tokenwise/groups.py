@@ -218,3 +218,21 @@ def ordered(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
             waiting.append(index)
             passed += 1
     return found
+
+
+def drop_unused(graph: onnx.GraphProto) -> None:
+    """Remove what nothing reads, such as sizes for Reshape, and what is known of inner values."""
+    read = {output.name for output in graph.output}
+    kept = []
+    for node in reversed(graph.node):
+        if not read.isdisjoint(node.output):
+            kept.append(node)
+            read |= set(reads(node))
+    made = {name for node in kept for name in node.output}
+    for field, own in (
+        (graph.node, kept[::-1]),
+        (graph.initializer, [t for t in graph.initializer if t.name in read]),
+        (graph.value_info, [v for v in graph.value_info if v.name in made]),
+    ):
+        del field[:]
+        field.extend(own)

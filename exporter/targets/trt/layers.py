@@ -39,8 +39,7 @@ from linexport.plugins.ops import linear_attention
 from linexport.plugins.ops.op import DOMAIN, Node
 from linexport.plugins.ops.registry import linexport_nodes
 from linexport.targets.base import DTYPES, Options
-from linexport.targets.tokenwise import drop_unused
-from linexport.targets.tokenwise.groups import readers_of
+from linexport.targets.tokenwise.groups import drop_unused, readers_of
 from linexport.targets.tokenwise.program import UnfitError
 from linexport.targets.tokenwise.sizes import with_constant_sizes
 from linexport.targets.tokenwise.values import LEAD

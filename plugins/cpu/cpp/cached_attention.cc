@@ -1,0 +1,87 @@
+// CachedAttention: softmax attention of a model's hybrid layers, from tokens before heads to the same, in the place of a
+// dozen nodes and of the scores, as long as all keys, in memory.
+#include "cached_attention.h"
+
+#include <algorithm>
+
+#include "division.h"
+
+#define KERNEL "cached_attention_kernel.h"
+#include "for_each_instruction_set.h"
+
+namespace linexport {
+namespace {
+
+enum Input { kQuery, kKey, kValue, kPastKey, kPastValue, kMask };
+
+void expect(bool holds, const char* what) {
+  if (!holds) throw Error(std::string("CachedAttention: ") + what);
+}
+
+class CachedAttentionKernel : public Kernel {
+ public:
+  explicit CachedAttentionKernel(const Attributes& attributes)
+      : scale_(attributes.number("scale", 1.0f)), threads_(attributes.threads) {}
+
+  void compute(Context& call) const override {
+    CachedAttention a = read(call);
+    a.output = call.output(0, {a.batch, a.queries, a.query_heads * a.d_v}).out<float>();
+    a.present_key = call.output(1, {a.batch, a.heads, a.keys(), a.d_k}).out<float>();
+    a.present_value = call.output(2, {a.batch, a.heads, a.keys(), a.d_v}).out<float>();
+    const int64_t products = a.streams() * a.rows() * a.keys() * (a.d_k + a.d_v);
+    if (a.rows() <= kFew) {
+      // What few rows take is the time to read keys and values, and to write them.
+      const Division division(a.streams(), 1, products + kMoved * a.streams() * a.keys() * (a.d_k + a.d_v), threads_);
+      const auto run = [&](const Part& part) { DISPATCH(run_few(a, part, memory(DISPATCH(few_floats(a))))); };
+      return division.run(call, run, Subnormals::kKept);
+    }
+    Division(a.streams(), 1, kMoved * a.streams() * a.keys() * (a.d_k + a.d_v), threads_)
+        .run(call, [&](const Part& part) { DISPATCH(append_all(a, part)); }, Subnormals::kKept);
+    const auto run = [&](const Part& part) { DISPATCH(run_blocks(a, part, memory(DISPATCH(block_floats(a))))); };
+    Division(a.streams(), DISPATCH(blocks(a)), products, threads_).run(call, run, Subnormals::kKept);
+  }
+
+ private:
+  static constexpr int64_t kMoved = 4;  // multiplications that take the time of a number's way through memory
+
+  CachedAttention read(const Context& call) const {
+    const Tensor query = call.input(kQuery), key = call.input(kKey), value = call.input(kValue), mask = call.input(kMask);
+    const Tensor past_key = call.input(kPastKey), past_value = call.input(kPastValue);
+    expect(query.rank == 3, "query has no three dimensions");
+    expect(past_key.rank == 4 && past_value.rank == 4, "past_key and past_value have no four dimensions");
+    CachedAttention a;
+    a.scale = scale_;
+    a.batch = query.dims[0], a.queries = query.dims[1], a.heads = past_key.dims[1], a.past = past_key.dims[2];
+    a.d_k = past_key.dims[3], a.d_v = past_value.dims[3];
+    expect(a.heads > 0 && a.d_k > 0 && a.d_v > 0, "past_key or past_value have no heads or channels");
+    expect(query.dims[2] > 0 && query.dims[2] % (a.heads * a.d_k) == 0, "query has no multiple of the heads of past_key");
+    a.query_heads = query.dims[2] / a.d_k;
+    expect(key.has_shape({a.batch, a.queries, a.heads * a.d_k}), "key has a wrong shape");
+    expect(value.has_shape({a.batch, a.queries, a.heads * a.d_v}), "value has a wrong shape");
+    expect(past_key.has_shape({a.batch, a.heads, a.past, a.d_k}), "past_key has a wrong shape");
+    expect(past_value.has_shape({a.batch, a.heads, a.past, a.d_v}), "past_value has a wrong shape");
+    const int64_t masks = mask.rank == 4 && mask.dims[0] == 1 ? 1 : a.batch;
+    expect(mask.has_shape({masks, 1, a.queries, a.keys()}), "mask has a wrong shape");
+    a.query = query.in<float>(), a.key = key.in<float>(), a.value = value.in<float>(), a.mask = mask.in<float>();
+    a.past_key = past_key.in<float>(), a.past_value = past_value.in<float>();
+    a.mask_of_batch = masks == 1 ? 0 : a.queries * a.keys();
+    return a;
+  }
+
+  const float scale_;
+  const int threads_;
+};
+
+const Registered registered({"CachedAttention",
+                             {{"query", kFloat},
+                              {"key", kFloat},
+                              {"value", kFloat},
+                              {"past_key", kFloat},
+                              {"past_value", kFloat},
+                              {"mask", kFloat}},
+                             {{"output", kFloat}, {"present_key", kFloat}, {"present_value", kFloat}},
+                             make<CachedAttentionKernel>,
+                             kFusedDomain});
+
+}  // namespace
+}  // namespace linexport

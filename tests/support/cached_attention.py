@@ -1,0 +1,199 @@
+"""Softmax attention over a cache as conversions write it, and what it computes in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.support.layouts import one_op_model
+from tests.support.runtimes import Arrays
+
+OUTPUTS = ("output", "keys", "values")
+LOW = float(np.finfo(np.float32).min)
+"""What transformers adds to the scores of hidden keys."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """An attention.
+
+    Attributes:
+        queries: heads of them.
+        heads: of keys and values.
+        d_k: channels of a query and key.
+        d_v: channels of a value.
+        half: pairs of channels that turn; 0 for no rotary embedding.
+        packed: the output has one axis for heads and channels.
+        scale: of the scores; None for scores that are not multiplied.
+    """
+
+    queries: int = 4
+    heads: int = 2
+    d_k: int = 8
+    d_v: int = 6
+    half: int = 0
+    packed: bool = True
+    scale: float | None = 0.3
+
+
+def model(sizes: Sizes, masks: int | str = "B") -> onnx.ModelProto:
+    """Inputs are query, key and value of (B, T, H d), past_key, past_value, mask, angles."""
+    q, h, d_k, d_v = sizes.queries, sizes.heads, sizes.d_k, sizes.d_v
+    shapes: dict[str, Sequence[int | str]] = {
+        "query": ("B", "T", q * d_k),
+        "key": ("B", "T", h * d_k),
+        "value": ("B", "T", h * d_v),
+        "past_key": ("B", h, "P", d_k),
+        "past_value": ("B", h, "P", d_v),
+        "mask": (masks, 1, "T", "P + T"),
+    }
+    inner: dict[str, Sequence[int | str]] = {}
+    nodes: list[onnx.NodeProto] = []
+    constants: dict[str, np.ndarray] = {}
+
+    def add(
+        op: str, given: Sequence[str], made: str, shape: Sequence[int | str], **settings: Any
+    ) -> str:
+        nodes.append(helper.make_node(op, given, [made], made, **settings))
+        inner[made] = shape
+        return made
+
+    def constant(values: object) -> str:
+        array = np.asarray(values)
+        name = f"constant {array.tolist()}"
+        constants[name] = array
+        return name
+
+    if sizes.half:
+        shapes["angle"] = ("B", "T", sizes.half)
+        nodes += _tables(sizes.half, constant)
+        inner |= {"cos": ("B", "T", 2 * sizes.half), "sin": ("B", "T", 2 * sizes.half)}
+
+    def heads_first(name: str, heads: int, width: int) -> str:
+        parted = constant([0, 0, heads, width])
+        four = add("Reshape", [name, parted], f"{name}_parted", ("B", "T", heads, width))
+        turned = ("B", heads, "T", width)
+        first = add("Transpose", [four], f"{name}_heads", turned, perm=[0, 2, 1, 3])
+        if not sizes.half or name == "value":
+            return first
+        tables = [first, "positions", "cos_rows", "sin_rows"]
+        settings = {"num_heads": heads, "rotary_embedding_dim": 2 * sizes.half}
+        made = f"{name}_turned"
+        return add("RotaryEmbedding", tables, made, turned, domain="com.microsoft", **settings)
+
+    query, key = heads_first("query", q, d_k), heads_first("key", h, d_k)
+    value, mask, rows = heads_first("value", h, d_v), "mask", "T"
+    keys = add("Concat", ["past_key", key], "keys", ("B", h, "T + P", d_k), axis=-2)
+    values = add("Concat", ["past_value", value], "values", ("B", h, "P + T", d_v), axis=-2)
+    across = add("Transpose", [keys], "keys_across", ("B", h, d_k, "P + T"), perm=[0, 1, 3, 2])
+    if q != h:
+        rows = f"{q // h}*T"
+        query = add("Reshape", [query, constant([0, h, -1, d_k])], "grouped", ("B", h, rows, d_k))
+        copies = ["mask"] * (q // h)
+        mask = add("Concat", copies, "masks", (masks, 1, rows, "P + T"), axis=2)
+    scored = ("B", h, rows, "P + T")
+    scores = add("MatMul", [query, across], "products", scored)
+    if sizes.scale is not None:
+        scores = add("Mul", [scores, constant(np.float32(sizes.scale))], "scaled", scored)
+    scores = add("Add", [scores, mask], "scores", scored)
+    weights = add("Softmax", [scores], "weights", scored, axis=-1)
+    summed = add("MatMul", [weights, values], "summed", ("B", h, rows, d_v))
+    if q != h:
+        summed = add("Reshape", [summed, constant([0, q, -1, d_v])], "parted", ("B", q, "T", d_v))
+    shape = ("B", "T", q, d_v)
+    result = "together" if sizes.packed else "output"
+    add("Transpose", [summed], result, shape, perm=[0, 2, 1, 3])
+    if sizes.packed:
+        wide = ("B", "T", q * d_v)
+        add("Reshape", [result, constant([0, 0, q * d_v])], "output", wide)
+    given, ends = ({**shapes}, {n: inner.pop(n) for n in OUTPUTS})
+    infos = [
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in some.items()]
+        for some in (given, ends, inner)
+    ]
+    made = one_op_model(nodes, *infos)
+    made.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in constants.items())
+    made.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    return made
+
+
+def lengths(tokens: int, past: int = 40) -> dict[str, int]:
+    """Sizes of the model's axes for so many tokens, besides that of these."""
+    return {"P": past, "P + T": past + tokens}
+
+
+def _tables(half: int, constant: Callable[[object], str]) -> list[onnx.NodeProto]:
+    """Rows of cos and sin for every token, and the positions that number them."""
+
+    def make(op: str, given: Sequence[str], made: str, **settings: Any) -> onnx.NodeProto:
+        return helper.make_node(op, given, [made], made, **settings)
+
+    nodes = [make("Concat", ["angle", "angle"], "angles", axis=-1)]
+    first = [constant([0]), constant([half]), constant([2])]
+    for name in ("cos", "sin"):
+        nodes += [
+            make(name.title(), ["angles"], name),
+            make("Slice", [name, *first], f"{name}_half"),
+            make("Reshape", [f"{name}_half", constant([-1, half])], f"{name}_rows"),
+        ]
+    return [
+        *nodes,
+        make("Shape", ["cos"], "lengths", start=0, end=2),
+        make("ReduceProd", ["lengths"], "count", keepdims=0),
+        make("Range", [constant(0), "count", constant(1)], "numbers"),
+        make("Reshape", ["numbers", "lengths"], "positions"),
+    ]
+
+
+def draw(sizes: Sizes, batch: int, length: int, past: int, hidden: float) -> Arrays:
+    """Random inputs; ``hidden`` is added to scores of later tokens and of some of the past."""
+    rng = np.random.default_rng(length + past)
+    q, h, d_k, d_v = sizes.queries, sizes.heads, sizes.d_k, sizes.d_v
+    shapes = {
+        "query": (batch, length, q * d_k),
+        "key": (batch, length, h * d_k),
+        "value": (batch, length, h * d_v),
+        "past_key": (batch, h, past, d_k),
+        "past_value": (batch, h, past, d_v),
+    }
+    if sizes.half:
+        shapes["angle"] = (batch, length, sizes.half)
+    x = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    seen = np.arange(past + length) <= past + np.arange(length)[:, None]
+    seen = seen & (rng.random((batch, 1, 1, past + length)) > 0.2)
+    seen |= np.arange(past + length) == past + np.arange(length)[:, None]
+    x["mask"] = np.where(seen, 0, hidden).astype(np.float32)
+    return x
+
+
+def oracle(sizes: Sizes, x: Arrays) -> list[np.ndarray]:
+    """Output, keys and values by the definition, in float64."""
+    wide = {name: array.astype(np.float64) for name, array in x.items()}
+
+    def heads_first(name: str, heads: int) -> np.ndarray:
+        batch, length, width = wide[name].shape
+        parted = wide[name].reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+        if not sizes.half or name == "value":
+            return parted
+        angle, half = wide["angle"][:, None], sizes.half
+        first, second = parted[..., :half], parted[..., half : 2 * half]
+        turned = first * np.cos(angle) - second * np.sin(angle)
+        other = second * np.cos(angle) + first * np.sin(angle)
+        return np.concatenate([turned, other, parted[..., 2 * half :]], -1)
+
+    keys = np.concatenate([wide["past_key"], heads_first("key", sizes.heads)], 2)
+    values = np.concatenate([wide["past_value"], heads_first("value", sizes.heads)], 2)
+    query, group = heads_first("query", sizes.queries), sizes.queries // sizes.heads
+    scores = query @ np.repeat(keys, group, 1).swapaxes(2, 3)
+    scores = scores * (1 if sizes.scale is None else np.float32(sizes.scale)) + wide["mask"]
+    largest = scores.max(-1, initial=-np.inf, keepdims=True)
+    weights = np.exp(scores - largest)
+    weights /= weights.sum(-1, keepdims=True)
+    output = (weights @ np.repeat(values, group, 1)).transpose(0, 2, 1, 3)
+    shape = (*output.shape[:2], sizes.queries * sizes.d_v) if sizes.packed else output.shape
+    return [output.reshape(shape), keys, values]
