@@ -220,12 +220,8 @@ class Eager:
 
         Every expert gets its share of the tokens; where there are fewer, only those hit count.
         """
-        import torch
-
-        found = []
+        found = [(part.weight.detach().numpy(), tokens) for part in self._layers()]
         for part in self.original.modules():
-            if isinstance(part, torch.nn.Linear):
-                found.append((part.weight.detach().numpy(), tokens))
             if hasattr(part, "_apply_gate"):
                 pairs = tokens * _chosen(self.original.model.config)
                 first = part.gate_up_proj if part.has_gate else part.up_proj
@@ -233,6 +229,23 @@ class Eager:
                     hit = weight.detach().numpy()[: min(pairs, len(weight))]
                     found += [(one, -(-pairs // len(weight))) for one in hit]
         return found
+
+    def _layers(self) -> list[Any]:
+        """Return the linear layers of a call: one that is called twice is there twice.
+
+        One that is not called counts where no other has its weight: Mamba's scan reads that of a
+        layer, and blocks of Zamba2 share layers of which each calls its own.
+        """
+        import torch
+
+        every = [part for part in self.original.modules() if isinstance(part, torch.nn.Linear)]
+        called: list[Any] = []
+        hooks = [one.register_forward_hook(lambda one, *_: called.append(one)) for one in every]
+        self.step()
+        for hook in hooks:
+            hook.remove()
+        weights = {id(one.weight) for one in called}
+        return [*called, *(one for one in every if id(one.weight) not in weights)]
 
     def _run(self, tokens: Any, state: dict[str, Any]) -> np.ndarray:
         import torch
