@@ -302,6 +302,16 @@ def test_it_ends_where_the_context_is_full(copy: Path) -> None:
         next(model.generate(b"import numpy "))
 
 
+def test_the_command_says_that_the_context_is_full(cli: Callable[..., Any], copy: Path) -> None:
+    add(copy, "config.json", {"max_position_embeddings": 12})
+    done = cli("generate", copy, "--prompt", "import ", "--max-tokens", 50)
+    assert done.out.startswith("import ") and "; the context of 12 tokens is full" in done.err
+    done = cli("generate", copy, "--prompt", "import ", "--max-tokens", 5)
+    assert "context" not in done.err
+    done = cli("generate", copy, "--prompt", "import numpy ", "--max-tokens", 5)
+    assert done.code == 2 and not done.out and "made for 12" in done.err
+
+
 def test_other_models_are_refused(converted: Callable[..., Path]) -> None:
     small = linexport.load(converted("small"), threads=1)
     with pytest.raises(UsageError, match=r"not a language model: .* x float32 .* output float32"):

@@ -60,7 +60,10 @@ class GenerationRequest:
         requested = {name: value for name, value in given.items() if value is not None}
         stops = tuple(own.stops if self.stop_strings is None else self.stop_strings)
         if isinstance(self.stop_strings, str) or not all(stops):
-            raise UsageError(f"stop_strings is {self.stop_strings!r}; expected a list of texts.")
+            raise UsageError(
+                f"stop_strings is {self.stop_strings!r}; expected a list of texts, none of them "
+                "empty."
+            )
         ends = frozenset(self.stop or ())
         if self.stop is None:
             ends = tokenizer.end_tokens(folder, files)

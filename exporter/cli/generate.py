@@ -154,8 +154,6 @@ def generate(
             *(model, prompt, request, system if chat else None), chat=chat, images=image or ()
         )
         alone = len(prompt) == 1 and not json
-        if alone and not chat:
-            _show(prompt[0])
         texts.write(proposals, _show if alone else _discard)
         if json:
             print_json(

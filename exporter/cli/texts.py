@@ -141,9 +141,12 @@ class GeneratedTexts:
         return cls(model, request, how, texts)
 
     def write(self, draft: Draft | None, show: Callable[[str], None]) -> None:
-        """Write all texts; ``show`` takes the pieces as they come."""
+        """Write all texts; ``show`` takes the pieces as they come, a prompt that goes on first."""
+        written = self._tokens(draft)  # prompts that are refused are so here
+        for text in self._texts:
+            show(text.prompt if text.goes_on else "")
         self._times = [time.perf_counter()]
-        for tokens in self._tokens(draft):
+        for tokens in written:
             self._times.append(time.perf_counter())
             for text, token in zip(self._texts, tokens, strict=True):
                 if token is not None:
@@ -171,9 +174,11 @@ class GeneratedTexts:
         read = sum(len(text.ids) for text in self._texts)
         first, following = self._milliseconds()
         what = "the prompt" if len(self._texts) == 1 else f"{len(self._texts)} prompts"
+        full = any(text.stopped(self._how) == "context" for text in self._texts)
         return (
             f"{written} tokens after {read} of {what}: "
             f"{first:.1f} ms to the first, {following:.2f} ms for each further one"
+            + (f"; the context of {self._how.context} tokens is full" if full else "")
         )
 
     def _tokens(self, draft: Draft | None) -> Iterator[tuple[int | None, ...]]:

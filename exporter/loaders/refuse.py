@@ -13,6 +13,10 @@ _TAKES = (
     "Expected a linexport checkpoint (.pt), an exported program (.pt2), an ONNX file or a factory"
 )
 
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
+NAMED = 5
+"""Folders that are named, of those that have a model."""
+
 _GGUF = (
     "quantised GGUF weights are not read; give the folder of the model they were made of, with "
     "config.json and safetensors"
@@ -50,11 +54,21 @@ def refusal(path: Path, kind: Kind) -> LinexportError:
         UsageError for a folder without a model (nothing to judge), UnsupportedModelError else.
     """
     if kind is Kind.OTHER_FOLDER:
-        return UsageError(f"{path} is a folder without a model. {_TAKES}; give the file itself.")
+        return UsageError(f"{path} is a folder without a model. {_within(path)}")
     if kind is Kind.PICKLE:
         return pickle_refusal(path, globals_named(path))
     article = "an" if kind.value[0].lower() in "aeiou" else "a"
     return refuse(path, f"{article} {kind.value}", _ADVICE[kind].format(stem=path.stem))
+
+
+def _within(folder: Path) -> str:
+    """Return what to give in the place of a folder: those in it that have a model, if any."""
+    found = sorted({p.parent.name for name in (CONFIG, ADAPTER) for p in folder.glob(f"*/{name}")})
+    if not found:
+        return f"{_TAKES}, or a folder with {CONFIG} or {ADAPTER}; give that."
+    named = ", ".join(found[:NAMED])
+    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return f"Folders in it have one: {named}{more}. Give one of them."
 
 
 def pickle_refusal(path: Path, names: tuple[str, ...]) -> LinexportError:

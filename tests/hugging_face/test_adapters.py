@@ -85,6 +85,12 @@ def test_weights_are_the_sum_of_the_formula(
         torch.testing.assert_close(merged[name].double(), expected, atol=1e-6, rtol=0)
 
 
+def test_weights_that_are_a_pickle_are_named_so(adapter: Path) -> None:
+    (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
+    with pytest.raises(UnsupportedModelError, match=r"pickle \(adapter_model\.bin\), .* any code"):
+        load_model(adapter)
+
+
 def test_the_adapter_changes_the_digest_and_its_tokenizer_goes_first(adapter: Path) -> None:
     (adapter / "tokenizer_config.json").write_text('{"of": "adapter"}')
     loaded, alone = load_model(adapter), load_model(adapter.parent / "model")

@@ -40,6 +40,10 @@ def edit(folder: Path, **changes: Any) -> None:
         ({"hidden_size": 64}, r"has shape \(64, 32\), expected \(64, 64\)"),
         ({"num_hidden_layers": 3, "layer_types": ["conv"] * 3}, "is missing"),
         ({"layer_types": ["conv", "no_such_kind"]}, "not accept|cannot load"),
+        (
+            {"rope_parameters": {"rope_type": "su", "rope_theta": 1e4, "factor": 2.0}},
+            r"rope_parameters\.rope_type is 'su', which transformers 5.* does not know",
+        ),
         ({"hidden_size": "many"}, "not accept.*expected int"),
         ({"architectures": {"a": "Lfm2ForCausalLM"}}, "architectures is .*expected a list"),
         ({"architectures": 7}, "architectures is 7; expected a list"),
@@ -79,7 +83,7 @@ def test_a_configuration_that_only_running_shows_to_be_wrong(
     place = tmp_path / "model"
     shutil.copytree(model_folder("mamba2"), place)
     edit(place, time_step_limit=[0.0])
-    with pytest.raises(UnsupportedModelError, match=r"cannot be run \(ValueError"):
+    with pytest.raises(UnsupportedModelError, match=r"cannot be run on an example.*\(ValueError"):
         load_model(place)
 
 

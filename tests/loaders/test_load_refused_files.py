@@ -153,7 +153,7 @@ def test_zip_bombs_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "error", "match"),
     [
-        ([], UsageError, "a folder without a model"),
+        ([], UsageError, "a folder without a model.* or a folder with config.json or adapter_c"),
         (["notes.txt"], UsageError, "a folder without a model"),
         (
             ["adapter_config.json", "adapter_model.safetensors"],
@@ -225,3 +225,11 @@ def test_damaged_files_never_escape_as_other_errors(tmp_path: Path, pt2: Path, k
             load_model(path)
         except LinexportError as error:
             assert "\n" not in str(error)
+
+
+def test_folders_in_a_folder_that_have_a_model_are_named(tmp_path: Path) -> None:
+    for step, name in (("checkpoint-10", "config.json"), ("checkpoint-9", "adapter_config.json")):
+        (tmp_path / step).mkdir()
+        (tmp_path / step / name).write_text("{}")
+    with pytest.raises(UsageError, match=r"have one: checkpoint-10, checkpoint-9\. Give one"):
+        load_model(tmp_path)

@@ -85,7 +85,12 @@ def load_hugging_face(
             no patch stands in for.
     """
     config = read_config(folder, trust_remote_code)
-    from linexport.loaders.hugging_face.heads import CAUSAL, check_padding, head_of
+    from linexport.loaders.hugging_face.heads import (
+        CAUSAL,
+        check_padding,
+        head_of,
+        modules_left_out,
+    )
     from linexport.loaders.hugging_face.vision import has_tower
     from linexport.models import flash_linear_attention as fla
 
@@ -135,13 +140,15 @@ def load_hugging_face(
     except Exception as error:  # the model is run, and any value of its configuration may be wrong
         raise refuse(
             folder,
-            f"a model that cannot be run ({first_line(error)})",
+            "a model whose own code cannot be run on an example, whole and then in pieces with a "
+            f"cache ({first_line(error)})",
             "compare the configuration with that of a published model of the same type",
         ) from error
     return replace(
         imported,
         warnings=(
             *(() if towers else _left_out(config, model)),
+            *modules_left_out(folder, head),
             *left_out,
             *imported.warnings,
         ),

@@ -168,3 +168,19 @@ def check_padding(folder: Path, head: Head, model: Any) -> None:
             "finds the last token by it, and takes single sequences only without",
             "set pad_token_id in config.json to the id that sequences were padded with in training",
         )
+
+
+def modules_left_out(folder: Path, head: Head) -> tuple[str, ...]:
+    """Warn of what sentence-transformers computes after a base model, which is not converted."""
+    path = folder / "modules.json"
+    if head.name not in ("hidden_states", "pooled") or not path.is_file():
+        return ()
+    types = re.findall(r'"type"\s*:\s*"[\w.]*?(\w+)"', path.read_text(encoding="utf-8"))
+    left = [t for t in types if t != "Transformer" and not (t == "Pooling" and head.pool)]
+    if not left:
+        return ()
+    pool = " Pool with --pooling." if "Pooling" in left else ""
+    return (
+        "modules.json names what sentence-transformers computes after the model: "
+        f"{', '.join(left)}. That is not part of the artifact.{pool}",
+    )

@@ -35,7 +35,7 @@ from linexport.loaders.hugging_face.folder import (
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-WEIGHTS = "adapter_model.safetensors"
+WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 PREFIX, WRAPPED = "base_model.model.", ".base_layer."
 FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<kind>embedding_)?(?P<side>[AB])(\.weight)?")
 
@@ -217,6 +217,12 @@ def read_adapter(folder: Path) -> Adapter:
             path,
             f"{name} is {str(value)[:80]!r}, which is not merged here; LoRA without it is",
             "merge the adapter with peft's merge_and_unload, and give the folder of the result",
+        )
+    if not (folder / WEIGHTS).is_file() and (folder / PICKLE).is_file():
+        raise refuse(
+            folder,
+            f"weights as a pickle ({PICKLE}), which can run any code when opened",
+            "save them as safetensors with peft's save_pretrained, where you trust them",
         )
     if not (folder / WEIGHTS).is_file():
         raise refuse(

@@ -111,6 +111,14 @@ def _pretrained(
         except Exception as error:
             if "Unrecognized configuration class" in str(error):
                 raise _unknown(folder, kind, name) from error
+            if isinstance(error, KeyError) and (place := _place_of(error.args[0], config)):
+                raise refuse(
+                    folder / CONFIG,
+                    f"{place} is {error.args[0]!r}, which transformers "
+                    f"{transformers.__version__} does not know",
+                    "write the name that it has there, or install the version that the checkpoint "
+                    "was made with",
+                ) from error
             raise refuse(
                 folder,
                 f"a model that transformers cannot load ({first_line(error)})",
@@ -131,6 +139,16 @@ def _has_no_text_model(config: Any) -> bool:
         kind not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
         and kind in transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING
     )
+
+
+def _place_of(value: Any, config: dict[str, Any]) -> str | None:
+    """Return where a configuration has a value: "rope_parameters.rope_type"."""
+    for name, found in config.items():
+        if isinstance(value, str) and found == value:
+            return name
+        if isinstance(found, dict) and (inner := _place_of(value, found)):
+            return f"{name}.{inner}"
+    return None
 
 
 def _class(folder: Path, name: Any) -> Any:
