@@ -20,7 +20,7 @@ from linexport.trace.messages import error_summary
 
 @dataclass(frozen=True)
 class PlainExport:
-    """Result of PyTorch's own ONNX export of a model.
+    """Outcome of running PyTorch's own ONNX export of a model.
 
     Attributes:
         relative_error: its largest; None where it does not run, or where there is none.

@@ -16,6 +16,7 @@ from linexport.graph.operators import SIZES_ONLY
 from linexport.recognise.evaluate import RULES, Evaluator
 from linexport.recognise.findings import UnmatchedCandidate
 from linexport.recognise.nodes import written_size
+from linexport.recognise.scan_body import nonlinear_operator
 from linexport.recognise.terms import Form, Iota, Leaf, Nested, PositionOrder, Term
 
 SUMS = ("MatMul", "Gemm", "Einsum", "ReduceSum", "ReduceMean", "CumSum")
@@ -28,7 +29,6 @@ REASONS = {
     **dict.fromkeys(("ReduceMax", "ReduceMin"), "compares all tokens of {dim}: not a sum"),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), "passes its state through a function at every token"),
     **dict.fromkeys(("DFT", "STFT"), "is a Fourier transform along {dim}, which needs all tokens"),
-    **dict.fromkeys(("Scan", "Loop"), "has a body that is not a linear recurrence"),
     **dict.fromkeys(
         MOVES,
         "shifts, cuts or lengthens {dim}. A recurrence by shifts of growing distance (a tree scan) "
@@ -40,6 +40,13 @@ REASONS = {
     "Conv": "is a convolution along {dim}, and not a causal one of every channel by itself",
 }
 """Reasons by operator, for those that are not sums of products."""
+
+
+OTHER_RECURRENCE = (
+    "is a linear recurrence, but of no form that the operators have: what keeps their state is "
+    "never negative, or a delta rule, not a number of either sign, a rotation or a full matrix. It "
+    "stays a loop"
+)
 
 
 def first_obstacle(graph: gs.Graph) -> UnmatchedCandidate | None:
@@ -114,6 +121,11 @@ def _mixes(node: gs.Node, dim: str) -> bool:
 
 
 def _why(e: Evaluator, node: gs.Node, dim: str) -> str:
+    if node.op in ("Scan", "Loop"):
+        operator = nonlinear_operator(node)
+        if operator is None:
+            return OTHER_RECURRENCE
+        return f"has a body that is not linear in its state: {operator} is computed of it"
     if node.op in REASONS:
         return REASONS[node.op].format(dim=dim)
     if node.op not in SUMS:

@@ -164,6 +164,11 @@ def _difference(
         raise ProofFailedError(f"shape {got.shape} instead of {expected.shape} {at}")
     a, b = expected.astype(np.float64), got.astype(np.float64)
     finite = np.isfinite(a)
+    if np.isnan(b[finite]).any() and any(node.op == "Log" for node in candidate.replacement[0]):
+        raise ProofFailedError(
+            "the operator takes logarithms, and what it would take one of may be negative, such as "
+            f"a decay of both signs ({at})"
+        )
     if not np.array_equal(finite, np.isfinite(b)):
         raise ProofFailedError(f"one side is finite where the other is not, {at}")
     if not finite.any():

@@ -242,6 +242,36 @@ def test_a_model_that_fails_without_being_traced_is_told_so(
         assert "At " in failure and "test_obstacles.py" in failure and "must run" in failure
 
 
+STEPS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], str]] = {
+    "both signs": (lambda h, k, v: k.tanh() * h + v, "linear recurrence, but of no form"),
+    "rotation": (
+        lambda h, k, v: k.cos() * h + k.sin() * torch.cat((-h[:, 4:], h[:, :4]), -1) + v,
+        "linear recurrence, but of no form",
+    ),
+    "of a state": (lambda h, k, v: (k * h + v).tanh(), "Tanh is computed of it"),
+    "a square": (lambda h, k, v: k * h * h + v, "Mul is computed of it"),
+    "a quotient": (lambda h, k, v: v / (h + 2), "Div is computed of it"),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_of_a_loop_it_is_said_whether_it_is_linear(name: str) -> None:
+    step, expected = STEPS[name]
+
+    def loop(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        state, out = v[:, 0] * 0, []
+        for t in range(v.shape[1]):
+            state = step(state, k[:, t], v[:, t])
+            out.append((q[:, t] * state).exp())  # what is computed of a state is not kept
+        return torch.stack(out, 1)
+
+    found = trace(load_module((Three(loop), (torch.randn(2, 12, WIDTH),)), "three:layer"))
+    findings = passes.rewrite(found.graph, weights=found.weights).findings
+    assert not findings.matches
+    (reason,) = {candidate.reason for candidate in findings.unmatched}
+    assert expected in reason
+
+
 def test_of_a_recurrent_layer_the_cell_is_named_that_converts() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:

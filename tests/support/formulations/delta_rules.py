@@ -21,7 +21,6 @@ from tests.support.formulations.notation import (
 )
 
 CHUNK = 16
-NOT_LINEAR = "not a linear recurrence"
 
 
 def parts(q, k, v):
@@ -191,7 +190,7 @@ def outer(k, v):
     return k[..., None] * v[..., None, :]
 
 
-@formulation(COLLECTED, reason=NOT_LINEAR)
+@formulation(COLLECTED)
 @by_tokens
 def delta_rule_with_the_other_sign(state, q, k, v, beta, rate):
     """What is stored is added once more instead of taken away."""
@@ -199,7 +198,7 @@ def delta_rule_with_the_other_sign(state, q, k, v, beta, rate):
     return read(state, q), state
 
 
-@formulation(COLLECTED, reason=NOT_LINEAR)
+@formulation(COLLECTED)
 @by_tokens
 def delta_rule_that_fades_late(state, q, k, v, beta, rate):
     """The correction reads the state before it faded."""
@@ -208,14 +207,14 @@ def delta_rule_that_fades_late(state, q, k, v, beta, rate):
     return read(state, q), state
 
 
-@formulation(COLLECTED, reason=NOT_LINEAR)
+@formulation(COLLECTED)
 @by_tokens
 def delta_rule_read_before_writing(state, q, k, v, beta, rate):
     """Queries meet the state of the token before."""
     return read(state, q), state + outer(k, beta * (v - read(state, k)))
 
 
-@formulation(COLLECTED, reason=NOT_LINEAR)
+@formulation(COLLECTED)
 @by_tokens
 def delta_rule_of_half_the_values(state, q, k, v, beta, rate):
     """Beta scales what is taken away, not what is written."""
@@ -223,7 +222,7 @@ def delta_rule_of_half_the_values(state, q, k, v, beta, rate):
     return read(state, q), state
 
 
-@formulation(COLLECTED, reason=NOT_LINEAR)
+@formulation(COLLECTED, reason="not linear in its state: Clip is computed of it")
 @by_tokens
 def delta_rule_with_a_bound(state, q, k, v, beta, rate):
     """A bound that random values never reach."""

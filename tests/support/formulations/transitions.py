@@ -55,7 +55,7 @@ def correction_without_fading(q, k, v):
     return torch.stack(out, 1).flatten(2)
 
 
-@formulation(COLLECTED, reason="one side is finite where the other is not")
+@formulation(COLLECTED, reason="may be negative, such as a decay of both signs")
 def transition_that_changes_signs(q, k, v):
     """A rate below 0 has no logarithm: this stays a loop."""
     rate, other = torch.tanh(split(q)), F.normalize(split(q + v), dim=-1)
