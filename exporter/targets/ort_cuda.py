@@ -1,4 +1,4 @@
-"""Target ``ort-cuda``: ONNX Runtime's CUDA provider: its kernels, without loops over blocks.
+"""Target ``ort-cuda``: ONNX Runtime's CUDA provider: its kernels, or linexport's with --sm.
 
 GatedDeltaNet is the faster operator: threads share a state by its value channels, where keys are
 64, 128 or 256 wide, to which heads are padded. On an H200 8,192 tokens of 16 heads of 64 x 65 took
