@@ -85,8 +85,8 @@ def exponential_attention() -> onnx.ModelProto:
     return with_programs(four_nodes("favor+", ((2, 2), 8, 8, 12), {"past", "mask"}))
 
 
-def over_cache() -> onnx.ModelProto:
-    return with_programs(cached.model(cached.Sizes(8, 2), 1))
+def over_cache(seen: bool) -> onnx.ModelProto:
+    return with_programs(cached.model(cached.Sizes(8, 2, seen=seen), 1))
 
 
 def program() -> onnx.ModelProto:
@@ -112,7 +112,8 @@ MODELS = {
     "experts, bfloat16": lambda: experts(TensorProto.BFLOAT16),
     "stabilised exponentials": exponents,
     "exponential attention": exponential_attention,
-    "attention over a cache": over_cache,
+    "attention over a cache": lambda: over_cache(False),
+    "attention over a cache, keys that are seen": lambda: over_cache(True),
     "program": program,
     "chain": lambda: with_chains(with_programs(mixer())),
 }

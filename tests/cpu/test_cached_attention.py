@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from linexport.targets.base import OrtSession
 from linexport.targets.tokenwise import with_programs
-from linexport.targets.tokenwise.cached_attention import OP
+from linexport.targets.tokenwise.cached_attention import MASK, OP
 from linexport.targets.tokenwise.chains import OP as CHAIN
 from linexport.targets.tokenwise.chains import with_chains
 from tests.support.cached_attention import LOW, OUTPUTS, Sizes, draw, model, oracle
@@ -30,7 +30,7 @@ def fused(sizes: Sizes, masks: int | str = "B") -> onnx.ModelProto:
     made = with_programs(model(sizes, masks))
     kinds = [node.op_type for node in made.graph.node]
     assert OP in kinds
-    assert not {"Softmax", "MatMul", "RotaryEmbedding"} & {*kinds}
+    assert not {"Softmax", "MatMul", "RotaryEmbedding", "Where"} & {*kinds}
     return made
 
 
@@ -61,10 +61,11 @@ def check(got: list[np.ndarray], sizes: Sizes, x: Arrays) -> None:
     length=st.sampled_from([0, 1, 2, 3, 4, 5, 15, 16, 17, 64, 65, 130]),
     past=st.sampled_from([0, 1, 7, 15, 16, 63, 64, 65, 127, 300]),
     hidden=st.sampled_from([LOW, -np.inf, -5.0]),
-    one_mask=st.booleans(),
+    mask=st.sampled_from(["each", "one", "seen", "seen"]),
     threads=st.integers(1, 4),
 )
-@example((8, 1), 128, 64, True, True, 0.125, 2, 200, 1000, LOW, False, 2)
+@example((8, 1), 128, 64, True, True, 0.125, 2, 200, 1000, LOW, "each", 2)
+@example((8, 1), 128, 64, True, True, 0.125, 2, 200, 1000, LOW, "seen", 2)
 def test_equals_oracle(
     heads: tuple[int, int],
     d_k: int,
@@ -76,14 +77,13 @@ def test_equals_oracle(
     length: int,
     past: int,
     hidden: float,
-    one_mask: bool,
+    mask: str,
     threads: int,
 ) -> None:
-    sizes = Sizes(*heads, d_k, d_v, d_k // 3 if turned else 0, packed, scale)
-    x = draw(sizes, batch, length, past, hidden)
-    if one_mask and batch:
+    sizes = Sizes(*heads, d_k, d_v, d_k // 3 if turned else 0, packed, scale, mask == "seen")
+    x, masks = draw(sizes, batch, length, past, hidden), 1 if mask == "one" and batch else "B"
+    if masks == 1:
         x["mask"] = x["mask"][:1]
-    masks = 1 if one_mask and batch else "B"
     check(on_library(fused(sizes, masks), threads)(x), sizes, x)
 
 
@@ -99,6 +99,16 @@ def test_queries_that_see_no_key(length: int, past: int) -> None:
     np.testing.assert_allclose(
         got[0][1, 0].reshape(2, 2, 6)[:, 0], alike / (past + length), rtol=0, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("length", [1, 100])
+def test_keys_that_no_query_sees(length: int) -> None:
+    """The same of a mask that is not made."""
+    sizes = replace(PLAIN, seen=True)
+    x = draw(sizes, 2, length, 70, LOW)
+    x["key_mask"][1] = 0
+    x["key_mask"][0, :3] = 7  # any number but zero
+    check(on_library(fused(sizes))(x), sizes, x)
 
 
 @pytest.mark.parametrize("length", [1, 100])
@@ -170,7 +180,7 @@ def test_memory_that_is_not_aligned(length: int, offset: int) -> None:
         np.testing.assert_array_equal(one, two)
 
 
-@pytest.mark.parametrize("sizes", [PLAIN, Sizes(3, 3, 8, 5, 2, False, None)])
+@pytest.mark.parametrize("sizes", [PLAIN, Sizes(3, 3, 8, 5, 2, False, None), Sizes(seen=True)])
 @pytest.mark.parametrize("length", [0, 1, 20])
 def test_runs_without_the_library(sizes: Sizes, length: int) -> None:
     x = draw(sizes, 2, length, 9, LOW)
@@ -179,8 +189,9 @@ def test_runs_without_the_library(sizes: Sizes, length: int) -> None:
         check([opened[name] for name in OUTPUTS], sizes, x)
 
 
-def test_joins_chains() -> None:
-    sizes = Sizes(4, 2, 8, 8, 2)
+@pytest.mark.parametrize("seen", [False, True])
+def test_joins_chains(seen: bool) -> None:
+    sizes = Sizes(4, 2, 8, 8, 2, seen=seen)
     made, x = with_chains(fused(sizes)), draw(sizes, 2, 7, 9, LOW)
     assert [n.op_type for n in made.graph.node if n.domain] == [CHAIN]
     check(on_library(made)(x), sizes, x)
@@ -241,6 +252,30 @@ def test_other_nodes_are_left(edit: Callable[[onnx.ModelProto], Any]) -> None:
     assert OP not in [node.op_type for node in with_programs(made).graph.node]
 
 
+MASKS: dict[str, Callable[[onnx.ModelProto], Any]] = {
+    "numbers from one on": lambda m: nodes_of(m)["numbers"].input.__setitem__(0, "constant 1"),
+    "the first numbers": lambda m: nodes_of(m)["rows"].input.__setitem__(2, "constant [1]"),
+    "rows of no known length": lambda m: sizes_of(m, "rows", 0, "R"),
+    "keys before, not up to": lambda m: setattr(nodes_of(m)["earlier"], "op_type", "Less"),
+    "a number that shows": lambda m: constant(m, f"{LOW} as float", np.float32(3)),
+    "numbers for hidden and shown": lambda m: nodes_of(m)["mask"].input.__setitem__(
+        1, f"constant {LOW} as float"
+    ),
+    "either": lambda m: setattr(nodes_of(m)["both"], "op_type", "Or"),
+    "as many as there were": lambda m: sizes_of(m, "key_mask", 1, "P"),
+}
+
+
+@pytest.mark.parametrize("edit", MASKS.values(), ids=MASKS)
+def test_other_masks_are_added(edit: Callable[[onnx.ModelProto], Any]) -> None:
+    for changed in (False, True):
+        made = model(Sizes(seen=True))
+        if changed:
+            edit(made)
+        [node] = [n for n in with_programs(made).graph.node if n.op_type == OP]
+        assert node.input[MASK] == ("mask" if changed else "key_mask")
+
+
 def test_half_precision_is_left() -> None:
     made = model(PLAIN)
     for value in (*made.graph.input, *made.graph.value_info, *made.graph.output):
@@ -248,12 +283,14 @@ def test_half_precision_is_left() -> None:
     assert OP not in [node.op_type for node in with_programs(made).graph.node]
 
 
-def test_wrong_shapes_are_refused() -> None:
-    made = fused(PLAIN)
+@pytest.mark.parametrize("seen", [False, True])
+def test_wrong_shapes_are_refused(seen: bool) -> None:
+    sizes = replace(PLAIN, seen=seen)
+    made = fused(sizes)
     for value in made.graph.input:
         for dim in value.type.tensor_type.shape.dim:
             dim.dim_param = f"{value.name}_{id(dim)}"
-    x, opened = draw(PLAIN, 2, 5, 3, LOW), session(made)
+    x, opened = draw(sizes, 2, 5, 3, LOW), session(made)
     opened.run(None, x)
     for name, array in x.items():
         for axis in range(array.ndim):

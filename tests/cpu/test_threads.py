@@ -117,8 +117,8 @@ def exponential(heads: int) -> onnx.ModelProto:
     return with_programs(four_nodes("favor+", ((heads, heads), 32, 200, 64), {"past", "mask"}))
 
 
-def over_cache(queries: int, heads: int) -> onnx.ModelProto:
-    return with_programs(cached.model(cached.Sizes(queries, heads, 64, 64), 1))
+def over_cache(queries: int, heads: int, seen: bool) -> onnx.ModelProto:
+    return with_programs(cached.model(cached.Sizes(queries, heads, 64, 64, seen=seen), 1))
 
 
 def models() -> list[onnx.ModelProto]:
@@ -135,7 +135,7 @@ def models() -> list[onnx.ModelProto]:
         *(exponents(heads) for heads in (1, 8)),
         exponents(300, features=2),
         *(exponential(heads) for heads in (1, 8)),
-        *(over_cache(*heads) for heads in ((1, 1), (4, 1), (16, 8))),
+        *(over_cache(*form) for form in ((1, 1, False), (4, 1, True), (16, 8, False))),
         experts(),
         experts(TensorProto.BFLOAT16),
         convolution(),

@@ -30,6 +30,7 @@ class Sizes:
         half: pairs of channels that turn; 0 for no rotary embedding.
         packed: the output has one axis for heads and channels.
         scale: of the scores; None for scores that are not multiplied.
+        seen: the mask is made of key_mask (B, P + T), for queries that see no later keys.
     """
 
     queries: int = 4
@@ -39,6 +40,7 @@ class Sizes:
     half: int = 0
     packed: bool = True
     scale: float | None = 0.3
+    seen: bool = False
 
 
 def model(sizes: Sizes, masks: int | str = "B") -> onnx.ModelProto:
@@ -65,10 +67,14 @@ def model(sizes: Sizes, masks: int | str = "B") -> onnx.ModelProto:
 
     def constant(values: object) -> str:
         array = np.asarray(values)
-        name = f"constant {array.tolist()}"
+        name = f"constant {array.tolist()}" + (" as float" if array.dtype.kind == "f" else "")
         constants[name] = array
         return name
 
+    if sizes.seen:
+        del shapes["mask"]
+        nodes += _seen(constant)
+        inner["mask"] = ("B", 1, "T", "P + T")
     if sizes.half:
         shapes["angle"] = ("B", "T", sizes.half)
         nodes += _tables(sizes.half, constant)
@@ -116,6 +122,11 @@ def model(sizes: Sizes, masks: int | str = "B") -> onnx.ModelProto:
         [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in some.items()]
         for some in (given, ends, inner)
     ]
+    if sizes.seen:
+        infos[0].append(helper.make_tensor_value_info("key_mask", TensorProto.INT64, SEEN["kept"]))
+        for name, shape in SEEN.items():
+            kind = TensorProto.INT64 if name in ("numbers", "rows", "column") else TensorProto.BOOL
+            infos[2].append(helper.make_tensor_value_info(name, kind, shape))
     made = one_op_model(nodes, *infos)
     made.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in constants.items())
     made.opset_import.append(helper.make_opsetid("com.microsoft", 1))
@@ -125,6 +136,43 @@ def model(sizes: Sizes, masks: int | str = "B") -> onnx.ModelProto:
 def lengths(tokens: int, past: int = 40) -> dict[str, int]:
     """Sizes of the model's axes for so many tokens, besides that of these."""
     return {"P": past, "P + T": past + tokens}
+
+
+SEEN: dict[str, Sequence[int | str]] = {
+    "numbers": ("P + T",),
+    "rows": ("T",),
+    "column": ("T", 1),
+    "earlier": ("T", "P + T"),
+    "kept": ("B", "P + T"),
+    "kept_once": ("B", 1, "P + T"),
+    "kept_of_heads": ("B", 1, 1, "P + T"),
+    "both": ("B", 1, "T", "P + T"),
+}
+"""Shapes of what such a mask is made of."""
+
+
+def _seen(constant: Callable[[object], str]) -> list[onnx.NodeProto]:
+    """A mask of key_mask and of the order of tokens."""
+
+    def make(op: str, given: Sequence[str], made: str, **settings: Any) -> onnx.NodeProto:
+        return helper.make_node(op, given, [made], made, **settings)
+
+    axes = [constant([axis]) for axis in (0, 1, 2)]
+    part = ["numbers", "past_length", constant([2**63 - 1]), axes[0]]
+    return [
+        make("Shape", ["key_mask"], "lengths_of_keys", start=1, end=2),
+        make("Squeeze", ["lengths_of_keys"], "all_length"),
+        make("Shape", ["past_key"], "past_length", start=2, end=3),
+        make("Range", [constant(0), "all_length", constant(1)], "numbers"),
+        make("Slice", part, "rows"),
+        make("Unsqueeze", ["rows", axes[1]], "column"),
+        make("LessOrEqual", ["numbers", "column"], "earlier"),
+        make("Cast", ["key_mask"], "kept", to=TensorProto.BOOL),
+        make("Unsqueeze", ["kept", axes[1]], "kept_once"),
+        make("Unsqueeze", ["kept_once", axes[2]], "kept_of_heads"),
+        make("And", ["earlier", "kept_of_heads"], "both"),
+        make("Where", ["both", constant(np.float32(0)), constant(np.float32(LOW))], "mask"),
+    ]
 
 
 def _tables(half: int, constant: Callable[[object], str]) -> list[onnx.NodeProto]:
@@ -167,6 +215,9 @@ def draw(sizes: Sizes, batch: int, length: int, past: int, hidden: float) -> Arr
     seen = np.arange(past + length) <= past + np.arange(length)[:, None]
     seen = seen & (rng.random((batch, 1, 1, past + length)) > 0.2)
     seen |= np.arange(past + length) == past + np.arange(length)[:, None]
+    if sizes.seen:
+        kept = rng.random((batch, past + length)) > 0.3
+        return x | {"key_mask": kept.astype(np.int64)}
     x["mask"] = np.where(seen, 0, hidden).astype(np.float32)
     return x
 
@@ -190,7 +241,12 @@ def oracle(sizes: Sizes, x: Arrays) -> list[np.ndarray]:
     values = np.concatenate([wide["past_value"], heads_first("value", sizes.heads)], 2)
     query, group = heads_first("query", sizes.queries), sizes.queries // sizes.heads
     scores = query @ np.repeat(keys, group, 1).swapaxes(2, 3)
-    scores = scores * (1 if sizes.scale is None else np.float32(sizes.scale)) + wide["mask"]
+    mask = wide.get("mask")
+    if mask is None:
+        rows, every = np.arange(keys.shape[2])[-query.shape[2] or keys.shape[2] :], keys.shape[2]
+        seen = (np.arange(every) <= rows[:, None]) & (x["key_mask"][:, None, None] != 0)
+        mask = np.where(seen, 0, LOW)
+    scores = scores * (1 if sizes.scale is None else np.float32(sizes.scale)) + mask
     largest = scores.max(-1, initial=-np.inf, keepdims=True)
     weights = np.exp(scores - largest)
     weights /= weights.sum(-1, keepdims=True)

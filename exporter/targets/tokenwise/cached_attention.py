@@ -5,7 +5,8 @@
 
 Queries, keys and values have tokens before heads, as products make them: the node reads and writes
 them so, and scores with all keys are not in memory. Several heads of queries may share one of keys.
-Rotary embeddings, which ONNX Runtime's operator wants heads first for, become nodes of a program.
+Rotary embeddings, which ONNX Runtime's operator wants heads first for, become nodes of a program. A
+mask that says no more than which keys are seen is not made.
 """
 
 from __future__ import annotations
@@ -13,26 +14,31 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 from onnx import helper, parser
 
 from linexport.plugins.ops.shapes import Dim
 from linexport.targets.tokenwise.groups import drop_unused, ordered
-from linexport.targets.tokenwise.lookup import Lookup, NewNodes, Shape, UnmatchedError
+from linexport.targets.tokenwise.lookup import Lookup, NewNodes, Shape, UnmatchedError, terms
 from linexport.targets.tokenwise.nodes import attributes
 from linexport.targets.tokenwise.rotary import Rotary, find_rotary, on_tokens
+from linexport.targets.tokenwise.seen_keys import SeenKeys, find_seen_keys
 
 log = logging.getLogger(__name__)
 
 OP = "CachedAttention"
+
+MASK = 5
+"""Place of the mask among its inputs, int64 where the node has the attribute ``low``."""
 
 HEADS_FIRST = [0, 2, 1, 3]
 """Axes of (B, T, H, d) in their order in (B, H, T, d), and back."""
 
 BODY = """
     <domain: "{domain}", opset_import: ["": {opset}]>
-    CachedAttention <scale> (query, key, value, past_key, past_value, mask)
+    CachedAttention <{settings}> (query, key, value, past_key, past_value, mask)
         => (output, present_key, present_value) {{
       key_sizes = Constant <value_ints: ints = [0, 0, {heads}, {d_k}]> ()
       value_sizes = Constant <value_ints: ints = [0, 0, {heads}, {d_v}]> ()
@@ -51,7 +57,8 @@ BODY = """
       turned_key = Transpose <perm: ints = [0, 1, 3, 2]> (present_key)
       all_keys = Unsqueeze (turned_key, group_axis)
       all_values = Unsqueeze (present_value, group_axis)
-      of_heads = Unsqueeze (mask, group_axis)
+{mask}
+      of_heads = Unsqueeze (added, group_axis)
       products = MatMul (own_query, all_keys)
       scaled = Mul (products, scale)
       scores = Add (scaled, of_heads)
@@ -62,6 +69,31 @@ BODY = """
     }}
 """
 """The function of a node, in standard operators."""
+
+ADDED = "      added = Identity (mask)"
+"""The part for a mask that is added to the scores."""
+
+SEEN = """
+      low = Constant <value_float: float = @low> ()
+      zero = Constant <value_float: float = 0.0> ()
+      first = Constant <value_int: int = 0> ()
+      step = Constant <value_int: int = 1> ()
+      first_axis = Constant <value_ints: ints = [0]> ()
+      second_axis = Constant <value_ints: ints = [1]> ()
+      inner_axes = Constant <value_ints: ints = [1, 2]> ()
+      keys = Shape <start: int = 2, end: int = 3> (present_key)
+      length = Shape <start: int = 1, end: int = 2> (query)
+      end = Squeeze (keys)
+      numbers = Range (first, end, step)
+      past = Sub (keys, length)
+      rows = Slice (numbers, past, keys, first_axis)
+      column = Unsqueeze (rows, second_axis)
+      earlier = LessOrEqual (numbers, column)
+      kept = Cast <to: int = 9> (mask)
+      kept_of_heads = Unsqueeze (kept, inner_axes)
+      seen = And (earlier, kept_of_heads)
+      added = Where (seen, zero, low)"""
+"""The part for a mask that says which keys are seen."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +144,7 @@ class _Attention:
         key: of all tokens.
         value: of all tokens.
         mask: what is added to the scores of a query head, (B or 1, 1, T, P + T).
+        seen: what that says, where it says no more than which keys are seen.
         scale: of the scores.
         output: (B, T, H, d).
     """
@@ -120,6 +153,7 @@ class _Attention:
     key: _Cache
     value: _Cache
     mask: str
+    seen: SeenKeys | None
     scale: float
     output: str
 
@@ -154,7 +188,7 @@ def with_cached_attention(model: onnx.ModelProto, domain: str) -> onnx.ModelProt
     del made.graph.node[:]
     made.graph.node.extend(ordered([*kept, *new.nodes]))
     made.graph.value_info.extend(
-        value for name, value in new.values.items() if not graph.is_known(name)
+        value for name, value in new.values.items() if not graph.stated(name)
     )
     made.graph.initializer.extend(new.initializers.values())
     made.functions.extend(functions.values())
@@ -183,9 +217,9 @@ def _matched(graph: Lookup, softmax: onnx.NodeProto) -> _Attention:
     turned = graph.expect_reader(output, "Transpose")
     if attributes(turned).get("perm") != HEADS_FIRST:
         raise UnmatchedError("an output with other axes")
-    found = _Attention(
-        _tokens(graph, query), key, value, _mask(graph, mask), scale, turned.output[0]
-    )
+    tokens, mask = _tokens(graph, query), _mask(graph, mask)
+    seen, output = find_seen_keys(graph, mask), turned.output[0]
+    found = _Attention(tokens, key, value, mask, seen, scale, output)
     _check_shapes(graph, found, product.output[0])
     return found
 
@@ -258,7 +292,7 @@ def _check_shapes(graph: Lookup, found: _Attention, scores: str) -> None:
         and output == (batch, length, query.heads, value.width)
         and mask[0] in (1, batch)
         and mask[1:3] == (1, length)
-        and _terms(mask[3]) == _terms(scored[3])
+        and terms(mask[3]) == terms(scored[3])
         and all(
             (*past[:2], past[3]) == (batch, heads, own.width)
             for past, own in zip(pasts, (key, value), strict=True)
@@ -268,17 +302,14 @@ def _check_shapes(graph: Lookup, found: _Attention, scores: str) -> None:
         raise UnmatchedError("shapes of another attention")
 
 
-def _terms(size: Dim) -> list[str]:
-    """Return the summands of a size, whose order may differ."""
-    return sorted(str(size).split(" + "))
-
-
 def _function(found: _Attention, domain: str, opset: int) -> onnx.FunctionProto:
     """Return what the node of an attention computes; those of equal sizes are equal."""
     query, key, value = found.query, found.key.added, found.value.added
     text = BODY.format(
         domain=domain,
         opset=opset,
+        settings="scale, low" if found.seen else "scale",
+        mask=SEEN if found.seen else ADDED,
         heads=key.heads,
         group=query.heads // key.heads,
         d_k=key.width,
@@ -297,7 +328,10 @@ def _add(
     """Add the nodes of an attention, and return what they make that others made before."""
     tokens = (found.query, found.key.added, found.value.added)
     inputs = [_packed(new, graph, one) for one in tokens]
-    inputs += [found.key.past, found.value.past, found.mask]
+    settings: dict[str, Any] = {"scale": found.scale}
+    settings |= {"low": found.seen.low} if found.seen else {}
+    mask = found.seen.key_mask if found.seen else found.mask
+    inputs += [found.key.past, found.value.past, mask]
     shape = (*found.query.lead, found.query.heads * found.value.added.width)
     joined = graph.only_reader(found.output, "Reshape")
     if joined is not None and graph.has_shape(joined.output[0], shape):
@@ -320,7 +354,7 @@ def _add(
             f"{result}/cached_attention",
             domain=function.domain,
             overload=function.overload,
-            scale=found.scale,
+            **settings,
         )
     )
     return [result, *outputs[1:]]

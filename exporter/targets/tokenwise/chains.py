@@ -22,6 +22,7 @@ from linexport.plugins.ops import op
 from linexport.plugins.ops.registry import all_ops
 from linexport.targets.tokenwise import DOMAIN, MOST
 from linexport.targets.tokenwise import OP as PROGRAM
+from linexport.targets.tokenwise.cached_attention import MASK
 from linexport.targets.tokenwise.cached_attention import OP as CACHED
 from linexport.targets.tokenwise.convolutions import OP as CONVOLUTION
 from linexport.targets.tokenwise.exponentials import OP as EXPONENTIALS
@@ -119,9 +120,10 @@ def _groups(model: onnx.ModelProto, functions: Functions) -> list[Group]:
 def _input_types(node: onnx.NodeProto) -> list[int] | None:
     """Return the types that the library has of a node's inputs, None where it is not one of its."""
     if node.domain == DOMAIN and node.op_type in FUSED:
-        conditions = FUSED[node.op_type]
-        count = range(len(node.input))
-        return [TensorProto.BOOL if i in conditions else TensorProto.FLOAT for i in count]
+        others = dict.fromkeys(FUSED[node.op_type], TensorProto.BOOL)
+        if "low" in attributes(node):  # which keys are seen
+            others[MASK] = TensorProto.INT64
+        return [others.get(i, TensorProto.FLOAT) for i in range(len(node.input))]
     if node.domain != op.DOMAIN or node.op_type not in library.OPS:
         return None
     formal = all_ops()[node.op_type].schema.inputs

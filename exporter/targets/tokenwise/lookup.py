@@ -21,6 +21,11 @@ MOST = 8
 Shape = tuple[Dim, ...]
 
 
+def terms(size: Dim) -> list[str]:
+    """Return the summands of a size, whose order may differ."""
+    return sorted(str(size).split(" + "))
+
+
 class UnmatchedError(Exception):
     """Nodes that are something else than what is looked for; the message says why."""
 
@@ -91,9 +96,13 @@ class Lookup:
             raise UnmatchedError(f"{name} is not float32 of {rank} known axes")
         return shape
 
-    def is_known(self, name: str) -> bool:
-        """Return whether the file states a value's shape."""
-        return name in self._shapes
+    def stated(self, name: str) -> Shape:
+        """Return the shape of a value of any type, () where the file states none."""
+        return self._shapes.get(name, ())
+
+    def type(self, name: str) -> int | None:
+        """Return the type of a value's elements, None where the file states none."""
+        return self._types.get(name)
 
     def has_shape(self, name: str, shape: Shape) -> bool:
         """Return whether a value is float32 of this shape."""

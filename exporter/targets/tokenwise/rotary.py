@@ -28,8 +28,8 @@ class Rotary:
     Attributes:
         name: of the result.
         x: what is turned, (B, H, T, d).
-        cos: (B, T, half).
-        sin: of the same shape.
+        cos: of each token, half of its channels or more.
+        sin: as cos.
         half: pairs of channels.
     """
 
@@ -53,7 +53,7 @@ def find_rotary(graph: Lookup, name: str) -> Rotary | None:
     half = own.get("rotary_embedding_dim", 0) // 2
     if own.keys() - {"num_heads", "rotary_embedding_dim"} or half < 1 or len(tables) != 2:
         raise UnmatchedError(f"{name} is of a rotary embedding with other attributes")
-    (cos, sin), turned = (_table(graph, table, half) for table in tables), graph.shape(x, 4)
+    (cos, sin), turned = (_source(graph, table, half) for table in tables), graph.shape(x, 4)
     numbered = graph.expect(positions, "Reshape")
     sizes = graph.expect(numbered.input[1], "Shape", start=0, end=2)
     numbers = graph.expect(numbered.input[0], "Range")
@@ -62,20 +62,20 @@ def find_rotary(graph: Lookup, name: str) -> Rotary | None:
     if (
         [graph.integers(numbers.input[i]) for i in (0, 2)] != [[0], [1]]
         or [*count.input] != [sizes.output[0]]
-        or any(graph.shape(n, 3)[:2] != lead for n in (sizes.input[0], cos[1], sin[1]))
+        or any(graph.shape(n, 3)[:2] != lead for n in (sizes.input[0], cos, sin))
     ):
         raise UnmatchedError(f"{name} is of tables without a row for each token, in order")
-    return Rotary(name, x, cos[0], sin[0], half)
+    return Rotary(name, x, cos, sin, half)
 
 
-def _table(graph: Lookup, name: str, half: int) -> tuple[str, str]:
-    """Return the value whose rows a table is, and the one that it is the first channels of."""
+def _source(graph: Lookup, name: str, half: int) -> str:
+    """Return the value (B, T, n) of whose first channels a table is the rows."""
     rows = graph.expect(name, "Reshape")
     cut = graph.expect(rows.input[0], "Slice")
     sizes = [graph.integers(given) for given in (rows.input[1], *cut.input[1:])]
     if sizes != [[-1, half], [0], [half], [2]]:
         raise UnmatchedError(f"{name} is not made of the first {half} channels of every token")
-    return rows.input[0], cut.input[0]
+    return str(cut.input[0])
 
 
 def on_tokens(new: NewNodes, rotary: Rotary, x: str, shape: Shape) -> str:
@@ -98,7 +98,8 @@ def on_tokens(new: NewNodes, rotary: Rotary, x: str, shape: Shape) -> str:
     for part, count in zip(parts, counts, strict=True):
         new.know(part, (*lead, heads, count))
     cos, sin = (
-        _with_axis_of_heads(new, given, (*lead, 1, half)) for given in (rotary.cos, rotary.sin)
+        _for_heads(new, source, half, f"{name}/{what}", (*lead, 1, half))
+        for what, source in (("cos", rotary.cos), ("sin", rotary.sin))
     )
 
     def add(op: str, what: str, first: str, second: str) -> str:
@@ -112,6 +113,8 @@ def on_tokens(new: NewNodes, rotary: Rotary, x: str, shape: Shape) -> str:
     return new.add("Concat", [*turned, *rest], name, shape, axis=-1)
 
 
-def _with_axis_of_heads(new: NewNodes, table: str, shape: Shape) -> str:
-    new.know(table, (*shape[:2], shape[3]))
-    return new.add("Unsqueeze", [table, new.integers([2])], f"{table}/heads", shape)
+def _for_heads(new: NewNodes, source: str, half: int, name: str, shape: Shape) -> str:
+    """Add what makes (B, T, 1, half) of (B, T, n), for this program alone and so within it."""
+    cut = [source, *(new.integers([number]) for number in (0, half, 2))]
+    first = new.add("Slice", cut, f"{name}/first", (*shape[:2], half))
+    return new.add("Unsqueeze", [first, new.integers([2])], name, shape)

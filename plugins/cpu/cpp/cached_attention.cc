@@ -21,7 +21,7 @@ void expect(bool holds, const char* what) {
 class CachedAttentionKernel : public Kernel {
  public:
   explicit CachedAttentionKernel(const Attributes& attributes)
-      : scale_(attributes.number("scale", 1.0f)), threads_(attributes.threads) {}
+      : scale_(attributes.number("scale", 1.0f)), low_(attributes.number("low", 0.0f)), threads_(attributes.threads) {}
 
   void compute(Context& call) const override {
     CachedAttention a = read(call);
@@ -45,7 +45,7 @@ class CachedAttentionKernel : public Kernel {
   static constexpr int64_t kMoved = 4;  // multiplications that take the time of a number's way through memory
 
   CachedAttention read(const Context& call) const {
-    const Tensor query = call.input(kQuery), key = call.input(kKey), value = call.input(kValue), mask = call.input(kMask);
+    const Tensor query = call.input(kQuery), key = call.input(kKey), value = call.input(kValue);
     const Tensor past_key = call.input(kPastKey), past_value = call.input(kPastValue);
     expect(query.rank == 3, "query has no three dimensions");
     expect(past_key.rank == 4 && past_value.rank == 4, "past_key and past_value have no four dimensions");
@@ -60,15 +60,29 @@ class CachedAttentionKernel : public Kernel {
     expect(value.has_shape({a.batch, a.queries, a.heads * a.d_v}), "value has a wrong shape");
     expect(past_key.has_shape({a.batch, a.heads, a.past, a.d_k}), "past_key has a wrong shape");
     expect(past_value.has_shape({a.batch, a.heads, a.past, a.d_v}), "past_value has a wrong shape");
-    const int64_t masks = mask.rank == 4 && mask.dims[0] == 1 ? 1 : a.batch;
-    expect(mask.has_shape({masks, 1, a.queries, a.keys()}), "mask has a wrong shape");
-    a.query = query.in<float>(), a.key = key.in<float>(), a.value = value.in<float>(), a.mask = mask.in<float>();
+    a.query = query.in<float>(), a.key = key.in<float>(), a.value = value.in<float>();
     a.past_key = past_key.in<float>(), a.past_value = past_value.in<float>();
-    a.mask_of_batch = masks == 1 ? 0 : a.queries * a.keys();
+    read_mask(call.input(kMask), a);
     return a;
   }
 
-  const float scale_;
+  // Of floats, what is added to the scores; of integers, which keys may be seen, by the queries not before them.
+  void read_mask(const Tensor& mask, CachedAttention& a) const {
+    if (mask.type == kFloat) {
+      const int64_t masks = mask.rank == 4 && mask.dims[0] == 1 ? 1 : a.batch;
+      expect(mask.has_shape({masks, 1, a.queries, a.keys()}), "mask has a wrong shape");
+      a.mask = mask.in<float>(), a.mask_of_batch = masks == 1 ? 0 : a.queries * a.keys();
+      return;
+    }
+    expect(mask.type == kInt64, "mask has another type");
+    expect(mask.has_shape({a.batch, a.keys()}), "mask has a wrong shape");
+    static thread_local std::vector<float> seen;
+    seen.resize(std::max<size_t>(seen.size(), a.batch * a.keys()));
+    for (int64_t i = 0; i < a.batch * a.keys(); ++i) seen[i] = mask.in<int64_t>()[i] ? 0 : low_;
+    a.seen = seen.data(), a.low = low_;
+  }
+
+  const float scale_, low_;
   const int threads_;
 };
 
@@ -78,7 +92,7 @@ const Registered registered({"CachedAttention",
                               {"value", kFloat},
                               {"past_key", kFloat},
                               {"past_value", kFloat},
-                              {"mask", kFloat}},
+                              {"mask", kUndefined}},
                              {{"output", kFloat}, {"present_key", kFloat}, {"present_value", kFloat}},
                              make<CachedAttentionKernel>,
                              kFusedDomain});

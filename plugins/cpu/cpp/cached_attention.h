@@ -14,6 +14,8 @@ struct CachedAttention {
   const float *past_key = nullptr, *past_value = nullptr;          // (batch, heads, past, channels)
   const float* mask = nullptr;                                     // added to scores: (batch or 1, queries, keys())
   int64_t mask_of_batch = 0;                                       // floats between masks, 0 where there is one
+  const float* seen = nullptr;                                     // where there is no mask: (batch, keys()), 0 or `low`
+  float low = 0;                                                   // then added where a key is behind its query
   float *output = nullptr, *present_key = nullptr, *present_value = nullptr;
 
   int64_t keys() const { return past + queries; }

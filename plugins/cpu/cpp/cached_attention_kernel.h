@@ -13,6 +13,20 @@ constexpr int64_t kKeys = 4 * kPanel;       // keys of a block
 constexpr int64_t kBlockRows = 64;          // rows of a block, as far as these are tokens of all heads
 constexpr float kHidden = -1e30f, kSeen = -1e29f;  // masks below one add nothing to a sum with a maximum above the other
 
+// What is added to the scores of a row: its numbers, and at most `low` for keys behind the last that it may see.
+struct Mask {
+  const float* row;
+  int64_t last;
+  float low;
+
+  // With keys from k on, of which `left` are there: -inf behind those.
+  INLINE_MEMBER Vector at(int64_t k, int64_t left) const {
+    const Vector x = load_first(row + k, left, -INFINITY);
+    const Integers behind = lane() + static_cast<int32_t>(k - last);
+    return behind > Integers{} ? smaller(all(low), x) : x;
+  }
+};
+
 // The query of a token, number g of those that share a head of keys.
 struct Query {
   const CachedAttention& a;
@@ -22,7 +36,10 @@ struct Query {
       : a(a), batch(stream / a.heads), head(stream % a.heads * a.group() + g), token(t) {}
   const float* from() const { return a.query + ((batch * a.queries + token) * a.query_heads + head) * a.d_k; }
   float* output() const { return a.output + ((batch * a.queries + token) * a.query_heads + head) * a.d_v; }
-  const float* mask() const { return a.mask + batch * a.mask_of_batch + token * a.keys(); }
+  Mask mask() const {
+    if (!a.mask) return {a.seen + batch * a.keys(), a.past + token, a.low};
+    return {a.mask + batch * a.mask_of_batch + token * a.keys(), a.keys(), -INFINITY};
+  }
 };
 
 // Rows first ... first + count - 1 of what a cache holds after the call, of a stream.
@@ -129,7 +146,7 @@ static void run_few(const CachedAttention& a, const Part& part, float* memory) {
   float *scores = memory + at.scores, *sums = memory + at.sums;
   for (int64_t stream = part.first_stream; stream < part.last_stream; ++stream) {
     const auto query = [&](int64_t r) { return Query(a, stream, r % a.group(), r / a.group()); };
-    const float* masks[kFew];
+    Mask masks[kFew];
     for (int64_t r = 0; r < rows; ++r) masks[r] = query(r).mask(), load_query(query(r), memory + at.query + r * at.width);
     const float* key = a.present_key + stream * keys * a.d_k;
     for (int64_t k = 0; k < keys; k += kLanes) {
@@ -137,7 +154,7 @@ static void run_few(const CachedAttention& a, const Part& part, float* memory) {
       append_keys(a, stream, k, std::min<int64_t>(left, kLanes));
       for (int64_t r = 0; r < rows; ++r) {
         const Vector products = scores_of(memory + at.query + r * at.width, key + k * a.d_k, a.d_k, left);
-        store(scores + r * at.stride + k, products + load_first(masks[r] + k, left, -INFINITY));
+        store(scores + r * at.stride + k, products + masks[r].at(k, left));
       }
     }
     for (int64_t r = 0; r < rows; ++r) {
@@ -192,9 +209,9 @@ struct QueryBlock {
     for (int64_t r = 0; r < rows(); ++r)
       if (!(memory[at.maximum + r] > kSeen)) return false;
     for (int64_t t = 0; t < tokens; ++t) {
-      const float* mask = query(t).mask() + k;
+      const Mask mask = query(t).mask();
       for (int64_t i = 0; i < count; i += kLanes)
-        if (!(largest(load_first(mask + i, count - i, -INFINITY)) < kHidden)) return false;
+        if (!(largest(mask.at(k + i, count - i)) < kHidden)) return false;
     }
     return true;
   }
@@ -225,10 +242,10 @@ struct QueryBlock {
   // Masks, maxima and exponentials of all rows.
   void weigh(int64_t k, int64_t count) const {
     for (int64_t r = 0; r < rows(); ++r) {
-      const float* mask = query(r).mask() + k;
+      const Mask mask = query(r).mask();
       Vector top = all(-INFINITY);
       for (int64_t s = 0; s < kKeys; s += kLanes) {
-        const Vector x = s < count ? load(scores(r) + s) + load_first(mask + s, count - s, -INFINITY) : all(-INFINITY);
+        const Vector x = s < count ? load(scores(r) + s) + mask.at(k + s, count - s) : all(-INFINITY);
         store(scores(r) + s, x);
         top = larger(x, top);
       }
