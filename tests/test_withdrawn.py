@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,10 @@ from torch.export import Dim
 import linexport
 from linexport.conversion.withdraw import TRIALS, blamed
 from linexport.manifest import Manifest
+from linexport.plugins.ops.body import Body
+from linexport.plugins.ops.op import Node
 from linexport.recognise import functions
+from linexport.targets import kernels
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -101,6 +106,40 @@ def test_what_parity_refutes_is_withdrawn(tmp_path: Path, monkeypatch: pytest.Mo
     assert withdrawn.reason.startswith("withdrawn: with it the artifact differs from the original")
     assert any(withdrawn.where in warning for warning in manifest.warnings)
     assert "withdrawn" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+class RunningSum(nn.Module):
+    """A signed sum as a denominator, which is an attention of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, 8)."""
+        scores = (x @ x.flip(-1).mT).tril()
+        return scores @ x / scores.sum(-1, keepdim=True).abs().clamp(min=1)
+
+
+def running_sum() -> tuple[nn.Module, tuple[Tensor]]:
+    return RunningSum(), (torch.randn(2, 16, 8),)
+
+
+def test_what_only_a_kernel_spoils_is_computed_by_standard_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = kernels.running_sum
+
+    def spoiled(node: Node) -> tuple[Body, list[str]]:
+        return right(replace(node, attributes={**node.attributes, "scale": 1.01}))
+
+    monkeypatch.setattr(kernels, "running_sum", spoiled)
+    options = {"dims": ("seq=1:16:200",), "bench": False, "threads": 1}
+    manifest = linexport.convert(f"{__name__}:running_sum", tmp_path / "out", **options)
+    assert manifest.status == "ok" and manifest.fused["LinearAttention"] == 2
+    assert manifest.streaming is not None and manifest.streaming.passed
+    assert not manifest.rejected
+    lowered = {record.lowering: record for record in manifest.lowerings}
+    assert set(lowered) == {"native_padded", "portable"}
+    said = r"lowered as running_sum the artifact differs .* by standard operators the two are equal"
+    assert re.search(said, lowered["portable"].reason)
+    assert any(re.search(said, warning) for warning in manifest.warnings)
 
 
 class Falling(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -59,6 +59,8 @@ class Job:
         watch: shown the stages.
         dump: receives the graph around every pass; None: nobody asked for it.
         checks: what it is checked on.
+        portable: nodes of the rewritten graph that are lowered to standard operators whatever the
+            target prefers, with the reason.
     """
 
     source: str | Path | LoadedModel
@@ -69,6 +71,7 @@ class Job:
     watch: Stopwatch
     dump: GraphDump | None = None
     checks: Checks = Checks()
+    portable: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def model(self) -> Path:

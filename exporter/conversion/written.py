@@ -72,7 +72,8 @@ def written(
             model, weights = target.prepare(with_weights(model, weights)), {}
     with stage("lower"):
         runner = _runner(target, job.options.threads) if job.options.tune else None
-        lowered, choices = lower(model, target.candidates, runner, _tune_sizes(original.dims))
+        sizes = _tune_sizes(original.dims)
+        lowered, choices = lower(model, target.candidates, runner, sizes, job.portable)
     with stage("write"):
         flat = inlined(lowered) if job.options.inline else target.written(lowered)
         write.save_model(flat, job.folder, weights)

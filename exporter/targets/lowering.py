@@ -18,6 +18,9 @@ from linexport.plugins.ops.registry import attach_functions, known_shapes, linex
 
 log = logging.getLogger(__name__)
 
+PORTABLE = "portable"
+"""Name of the lowering to standard operators, which every op has."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -40,7 +43,7 @@ def by_rules(rules: Rules, reason: str = "standard operators") -> Candidates:
 
     def candidates(op: Op, node: Node) -> Sequence[Candidate]:
         found = rules[op](node) if op in rules else ()
-        return found or [Candidate("portable", reason, op.portable)]
+        return found or [Candidate(PORTABLE, reason, op.portable)]
 
     return candidates
 
@@ -69,11 +72,13 @@ def lower(
     candidates: Candidates,
     runner: Runner | None = None,
     sizes: Mapping[str, int] | None = None,
+    portable: Mapping[str, str] | None = None,
 ) -> tuple[onnx.ModelProto, list[Choice]]:
     """A copy of the model in which every linexport node has the body of its chosen lowering.
 
     With a ``runner``, all candidates of each distinct node are timed on it, at the given ``sizes``
-    of the dynamic dimensions; without, the first candidate is taken.
+    of the dynamic dimensions; without, the first candidate is taken. Nodes named in ``portable``
+    have their portable lowering, with the reason given there.
 
     Raises:
         OpError: a node contradicts its op's definition.
@@ -85,6 +90,8 @@ def lower(
     measured: dict[str, list[dict[str, Any]]] = {}
     for node, op, view in linexport_nodes(lowered):
         options = list(candidates(op, view))
+        if portable and node.name in portable:
+            options = [Candidate(PORTABLE, portable[node.name], op.portable)]
         choice, tuned = options[0], None
         if runner is not None and len(options) > 1:
             key = repr((view.op_type, sorted(view.attributes.items()), sorted(view.shapes.items())))
