@@ -24,6 +24,9 @@ width of an image: at least 4096 patches of 8 x 8."""
 
 BATCHES = (1, 3)
 
+MAGNITUDES = {"large": 1e2, "tiny": 1e-3, "zeros": 0.0}
+"""Cases of floating inputs that are not of unit variance, with the factor on them."""
+
 EXCLUDES = -1e4
 """The least that is added to scores to exclude them from a softmax; float16 has it."""
 
@@ -83,7 +86,7 @@ def plan_cases(
                 cases.append(case)
     if floating:
         middle = _sizes(dims, (chosen.batches or BATCHES)[-1], sorted(lengths)[len(lengths) // 2])
-        for name, magnitude in (("large", 1e2), ("tiny", 1e-3), ("zeros", 0.0)):
+        for name, magnitude in MAGNITUDES.items():
             cases.append(Case(name, middle, seed + len(cases), magnitude))
     return cases
 

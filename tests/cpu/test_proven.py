@@ -175,6 +175,23 @@ def test_a_difference_within_what_the_original_loses_to_rounding_is_none(
     assert passed(loses, state, 6e-5) is False and passed(loses, output, 1e-3) is False
 
 
+@pytest.mark.parametrize(("name", "length"), [("large", 37), ("random", 4097)])
+def test_what_other_inputs_lose_excuses_nothing(
+    tested: ModelUnderTest, converted: Callable[..., Path], name: str, length: int
+) -> None:
+    """Inputs a hundred times as large, or longer ones, lose more than these have."""
+    parity, output = manifests.read(converted("small")).parity, tested.output_names[0]
+    assert parity is not None
+    lossy = [
+        replace(case, rounding=1.0 if (case.name, case.length) == (name, length) else 0.0)
+        for case in parity.cases
+    ]
+    assert max(case.rounding or 0.0 for case in lossy) == 1.0
+    inner = OrtSession(converted("small") / MODEL, 1, native=True)
+    wrong = replace(tested, open=lambda: Wrong(inner, output, lambda x: x * (1 + 1e-3)))
+    assert check_library(tested, wrong, replace(parity, cases=tuple(lossy))).passed is False
+
+
 def test_a_session_without_the_library_is_not_proof_of_it(tested: ModelUnderTest) -> None:
     found = check_library(tested, tested, None)
     assert found.passed is None and "does not compute a node" in str(found.reason)
