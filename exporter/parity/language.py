@@ -17,6 +17,7 @@ Outputs of padded tokens have no meaning and are left out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -172,7 +173,7 @@ def _compared_as_decided(
             parity.counts += np.asarray(found.counts) - np.asarray(suspect.found.counts)
             parity.cases[suspect.place] = _record(suspect.trial, "float32", found, output)
             parity.ties.append((suspect.trial.case, decided.ties))
-        elif suspect.choices or found.max_relative_error <= parity.tolerance.most:
+        else:
             left.append(suspect)
     return left
 
@@ -222,10 +223,28 @@ def _recheck(
             if one.ties is not None and one.ties.differing:
                 parity.ties.append((case, one.ties))
         memory.trim_memory()
+    _without_digits(suspects, originals[1], parity, output)
     if drawn:
         case = found[shares.index(lost)].suspect.trial.case
         parity.notes.append(_lost(lost, case, tolerance))
         parity.notes.extend(random_rounding.notes(drawn, tolerance))
+
+
+def _without_digits(
+    suspects: list[_Suspect], second: _Original, parity: Parity, output: str
+) -> None:
+    """Say of the worst case that no rounding excuses whether the original itself has digits there.
+
+    It has failed, and stays so.
+    """
+    left = [s for s in suspects if parity.cases[s.place].rounding is None]
+    left = [s for s in left if s.found.max_relative_error < math.inf]
+    worst = max(left, key=lambda s: s.found.max_relative_error, default=None)
+    if worst is None:
+        return
+    rounding = apart(worst.expected, second.run_reference(worst.prompt))
+    result = compare_arrays(worst.expected, worst.got, parity.tolerance, rounding)
+    parity.cases[worst.place] = _record(worst.trial, "float32", result, output, rounding)
 
 
 def _lost(share: float, case: Case, tolerance: Tolerance) -> str:
