@@ -22,13 +22,14 @@ from linexport.conversion.revalidate import reopen
 from linexport.graph.dims import DimRange
 from linexport.loaders.loaded_model import LanguageFacts
 from linexport.manifest import MODEL
-from linexport.parity.cases import USUAL, ChosenSizes
+from linexport.parity.cases import USUAL, Case, ChosenSizes
 from linexport.parity.choices import recording
 from linexport.parity.extra_outputs import Change, open_changed
 from linexport.parity.near_ties import ForcedChoices, decide
 from linexport.parity.tolerances import TOLERANCES
 from linexport.system.progress import Silent, Stopwatch
 from linexport.targets.base import OrtSession
+from linexport.trace import trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -266,6 +267,24 @@ def test_a_wrong_artifact_is_found_among_near_ties(
 ) -> None:
     tested = sabotaged(mixture, tmp_path, change)
     assert parity.check(tested).passed is passed
+
+
+def test_near_ties_are_not_the_first_divergence(mixture: Any, tmp_path: Path) -> None:
+    """The last layer is wrong; in those before it the artifact may choose otherwise."""
+
+    def last_down(weights: dict[str, Any]) -> None:
+        weights["3.down"] *= 1.01
+
+    tested = sabotaged(mixture, tmp_path, last_down)
+    traced = trace(tested.loaded)
+    case = Case("random", {"batch": 1, "seq": 1200}, 0)
+    opened = partial(OrtSession, threads=1)
+    found, blind = (
+        parity.first_divergence(one, traced, tmp_path / MODEL, opened, case)
+        for one in (tested, replace(tested, open_changed=None))
+    )
+    assert found is not None and found.layer == "3"
+    assert blind is not None and blind.layer in ("0", "1", "2")
 
 
 @pytest.mark.parametrize("name", ["output", "state"])

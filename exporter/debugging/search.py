@@ -28,8 +28,9 @@ from linexport.loaders import LoadedModel
 from linexport.manifest import MODEL, Manifest
 from linexport.parity.bisection import Found
 from linexport.parity.cases import Case, draw_inputs
+from linexport.parity.choices import choices_of
 from linexport.parity.compare import largest
-from linexport.parity.diverge import BothValues
+from linexport.parity.diverge import BothValues, as_near
 from linexport.parity.first_token import first_token, token_axis
 from linexport.parity.original_values import original_values
 from linexport.parity.prompts import LEFT, NONE, RIGHT, draw_prompt
@@ -115,7 +116,10 @@ def debug(
         traced = trace.trace(tested.loaded)
     inputs = _inputs(tested, manifest, traced, length, seed)
     with watch.stage("search"):
-        original = original_values(traced, inputs.leaves)
+        batch = tested.batch(inputs.case.sizes)
+        choices = choices_of(tested.open_changed, inputs.fed, batch)
+        deciding = as_near(choices, tested, inputs.mask)
+        original = original_values(traced, inputs.leaves, deciding)
         both = BothValues(
             folder / MODEL,
             original,
@@ -123,6 +127,7 @@ def debug(
             targets.find_target(manifest.target).open,
             tested.tolerance,
             inputs.kept,
+            choices,
         )
         found = _search(folder, manifest, tested, both, inputs, output)
     if overlay is not None:

@@ -115,8 +115,17 @@ def recording(
         return None
 
 
+def choices_of(open_changed: OpenChanged | None, inputs: Arrays, batch: int) -> Arrays:
+    """Return what an artifact chooses in one call, by value; nothing where that is not known."""
+    session = recording(open_changed)
+    if session is None:
+        return {}
+    session.run(inputs)
+    return session.choices(batch)
+
+
 def run_with(
-    open_changed: OpenChanged, inputs: Arrays, choices: Arrays
+    open_changed: OpenChanged, inputs: Arrays, choices: Arrays, values: Collection[str] = ()
 ) -> tuple[dict[str, np.ndarray], list[Made]]:
     """Run an artifact with choices taken as they are given.
 
@@ -124,6 +133,7 @@ def run_with(
         open_changed: opens it with its graph changed.
         inputs: of one call.
         choices: for this call, by value.
+        values: further values of the graph to give as outputs.
 
     Returns:
         Its outputs, and the choices with the scores they were made by.
@@ -133,7 +143,7 @@ def run_with(
     def replace(model: onnx.ModelProto) -> None:
         nodes.update((n, node) for n, node in _choosing(model).items() if n in choices)
         scores = [node.input[0] for node in nodes.values()]
-        model.graph.output.extend(outputs_of(model, scores))
+        model.graph.output.extend(outputs_of(model, {*scores, *values}))
         left = [_without_choice(n) if _places(n) in nodes else n for n in model.graph.node]
         del model.graph.node[:]
         model.graph.node.extend(node for node in left if node is not None)

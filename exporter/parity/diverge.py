@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from torch.utils import _pytree as pytree
@@ -17,8 +20,10 @@ from linexport.parity import extra_outputs
 from linexport.parity.bisection import Ancestry, Found, first_different
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.check import ModelUnderTest
+from linexport.parity.choices import choices_of, run_with
 from linexport.parity.compare import Comparison, compare_arrays, largest
 from linexport.parity.first_token import first_token
+from linexport.parity.near_ties import Deciding, ForcedChoices
 from linexport.parity.original_values import OriginalValues, original_values
 from linexport.parity.plain import run_plain_export
 from linexport.parity.reference import feeds
@@ -45,6 +50,7 @@ class BothValues:
         open_session: opens a model file.
         tolerance: what a value may be off.
         kept: says of a shape which elements count, None where all do.
+        choices: that the artifact makes, as in one run in all: others may round otherwise.
     """
 
     def __init__(
@@ -55,16 +61,22 @@ class BothValues:
         open_session: Callable[..., InferenceSession],
         tolerance: Tolerance,
         kept: Callable[[tuple[int, ...]], np.ndarray | None] = lambda shape: None,
+        choices: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
         self.original, self.fed, self.tolerance = original, fed, tolerance
         self._path, self._open, self._kept = path, open_session, kept
+        self._choices = choices
         self.nodes = list(external_data.read_graph(path).graph.node)
         self.ancestry = Ancestry(self.nodes)
         self.comparable = original.names & self.ancestry.producer.keys()
 
     def got(self, names: Collection[str]) -> dict[str, np.ndarray]:
         """Return these values of the artifact, and its outputs."""
-        return extra_outputs.run(self._path, names, self.fed, self._open)[0]
+        if not self._choices:
+            return extra_outputs.run(self._path, names, self.fed, self._open)[0]
+        opened = partial(self._open, low_memory=True)
+        changed = partial(extra_outputs.open_changed, self._path, open_session=opened)
+        return run_with(changed, self.fed, self._choices, names)[0]
 
     def compare(self, name: str, expected: np.ndarray, got: np.ndarray) -> Comparison:
         """Compare two values of one name where elements count."""
@@ -100,11 +112,12 @@ def first_divergence(
 ) -> DivergenceRecord | None:
     """Tensor, node, op and error of the first value out of tolerance; None if none can be named."""
     inputs = draw_inputs(tested.loaded, tested.input_shapes, case)
-    state = tested.initial_state(tested.batch(case.sizes))
-    fed = {**feeds(inputs, tested.input_names), **state}
+    batch = tested.batch(case.sizes)
+    fed = {**feeds(inputs, tested.input_names), **tested.initial_state(batch)}
     try:
-        original = original_values(traced, pytree.tree_leaves(inputs))
-        both = BothValues(path, original, fed, open_session, tested.tolerance)
+        choices = choices_of(tested.open_changed, fed, batch)
+        original = original_values(traced, pytree.tree_leaves(inputs), as_near(choices, tested))
+        both = BothValues(path, original, fed, open_session, tested.tolerance, choices=choices)
         found = both.search(tested.output_names)
         if found is None:
             return None
@@ -123,6 +136,19 @@ def first_divergence(
     except Exception as error:  # the failure itself is reported already; this only adds to it
         log.info("where the artifact first differs was not found: %s", error)
         return None
+
+
+def as_near(
+    choices: Mapping[str, np.ndarray], tested: ModelUnderTest, kept: np.ndarray | None = None
+) -> Callable[[], Deciding]:
+    """Return what makes contexts in which the original makes an artifact's choices.
+
+    Only those that are near: behind the first error of the artifact it goes on by its own. ``kept``
+    is as of ``ForcedChoices``.
+    """
+    if not choices:
+        return nullcontext
+    return lambda: ForcedChoices([*choices.values()], kept, near=tested.tolerance)
 
 
 def _place(tested: ModelUnderTest, both: BothValues) -> tuple[int | None, int | None]:

@@ -7,7 +7,8 @@ Only the values asked for are kept, and nothing after the last of them is comput
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -56,16 +57,21 @@ class OriginalValues(Protocol):
         ...
 
 
-def original_values(traced: Traced, inputs: Sequence[object]) -> OriginalValues:
+def original_values(
+    traced: Traced,
+    inputs: Sequence[object],
+    deciding: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> OriginalValues:
     """Return the values of a traced model.
 
     Args:
         traced: the original.
         inputs: its flattened inputs, as tensors; those of a program that are no tensors, too.
+        deciding: makes contexts in which a program makes its choices, see ``near_ties``.
     """
     if traced.translated is not None:
         outputs = [o.name for o in traced.graph.graph.output]
-        return _ProgramValues(traced.translated, inputs, outputs)
+        return _ProgramValues(traced.translated, inputs, outputs, deciding)
     return _GraphValues(traced, inputs)
 
 
@@ -77,8 +83,9 @@ class _ProgramValues:
         program: torch.export.ExportedProgram,
         inputs: Sequence[object],
         output_names: Sequence[str],
+        deciding: Callable[[], AbstractContextManager[object]],
     ) -> None:
-        self._program, self._inputs = program, inputs
+        self._program, self._inputs, self._deciding = program, inputs, deciding
         self._nodes = {n.name: n for n in program.graph.nodes if _is_floating(n.meta.get("val"))}
         specs = program.graph_signature.output_specs
         given = [s.arg.name for s in specs if s.kind.name == "USER_OUTPUT" and _named(s.arg)]
@@ -94,7 +101,7 @@ class _ProgramValues:
         wanted = {self._renamed.get(name, name) for name in names} & {*self._nodes}
         recorder = _Recorder(self._program.graph_module, wanted)
         if wanted:
-            with torch.no_grad(), passing():
+            with torch.no_grad(), passing(), self._deciding():
                 recorder.record(self._flat())
         values = recorder.values
         named = {name: self._renamed.get(name, name) for name in names}
