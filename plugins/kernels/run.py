@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from linexport.plugins.kernels.launch import LaunchPlan
-from linexport.plugins.kernels.sources import function
+from linexport.plugins.kernels.sources import function, parameters
 
 ELEMENTS = {
     "fp32": torch.float32,
@@ -58,7 +58,7 @@ def run(
                 )
         if all(grid):
             function(kernel)[grid](
-                **{argument.name: pool[argument.name] for argument in kernel.arguments},
+                **{name: pool[argument.name] for name, argument in parameters(kernel).items()},
                 **dict(kernel.constants),
                 num_warps=kernel.warps,
                 num_stages=kernel.stages,

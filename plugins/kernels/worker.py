@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from linexport.plugins.kernels.launch import Kernel
-from linexport.plugins.kernels.sources import function
+from linexport.plugins.kernels.sources import function, parameters
 
 ALIGNMENT = [["tt.divisibility", 16]]
 """Alignment of pointers: without this promise no load is wider than one element."""
@@ -24,11 +24,11 @@ def compile_one(kernel: Kernel, sm: int, ptx_version: int, folder: Path, name: s
     Raises:
         RuntimeError: it needs scratch memory from its launcher.
     """
-    target = function(kernel)
-    types = {argument.name: argument.type for argument in kernel.arguments}
+    target, passed = function(kernel), parameters(kernel)
     constants = dict(kernel.constants)
+    types = {name: argument.type for name, argument in passed.items()}
     signature = {p: types.get(p, "constexpr") for p in target.arg_names}
-    pointers = {a.name for a in kernel.arguments if a.is_pointer}
+    pointers = {name for name, argument in passed.items() if argument.is_pointer}
     aligned = {(i,): ALIGNMENT for i, p in enumerate(target.arg_names) if p in pointers}
     made = triton.compile(
         ASTSource(target, signature=signature, constexprs=constants, attrs=aligned),

@@ -30,7 +30,7 @@ EPS = 1e-6
 
 
 def gated_delta_layer(
-    dtype: str, d_k: int, d_v: int, key_heads: int, heads: int, bias: bool = False
+    dtype: str, d_k: int, d_v: int, key_heads: int, heads: int, bias: bool = False, taps: int = 4
 ) -> tuple[AttentionLayer, dict[str, Shape]]:
     """Return a layer as Qwen3-Next has it, and the shapes of the tensors that it reads.
 
@@ -38,7 +38,7 @@ def gated_delta_layer(
     and gates.
     """
     keys, values = key_heads * d_k, heads * d_v
-    channels, taps = 2 * keys + values, 4
+    channels = 2 * keys + values
     width = channels + 2 * heads
 
     def convolved(offset: int, head: int) -> Expression:

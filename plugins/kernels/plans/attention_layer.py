@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from linexport.errors import UnsupportedModelError
 from linexport.plugins.kernels.expressions import Convolution, Expression, encoded, parts
 from linexport.plugins.kernels.launch import Extent, Launch, LaunchPlan, Route, Scratch
 from linexport.plugins.kernels.plans.linear_attention import Planner
@@ -17,8 +18,8 @@ from linexport.plugins.kernels.plans.parameters import CONVOLVED, GIVEN, OPERAND
 from linexport.plugins.kernels.plans.tile import Tile, power
 from linexport.plugins.ops.op import Node
 
-ROWS = 8
-"""Tokens of a block that writes operands; a chunk has a multiple of them."""
+ROWS, COLUMNS = 8, 128
+"""Tokens of a block that writes operands, a chunk has a multiple of them; columns of a warp."""
 
 MOST_TENSORS, MOST_STATES = len(GIVEN), len(CONVOLVED)
 
@@ -52,6 +53,11 @@ class _LayerPlanner(Planner):
 
     def __init__(self, layer: AttentionLayer, dtype: str, sm: int, precision: str) -> None:
         super().__init__(layer.attention, dtype, sm, precision)
+        if self.map != "identity":
+            raise UnsupportedModelError(
+                f"A layer has the feature map {self.map!r}; the kernels take layers without one. "
+                "Leave its attention on its own."
+            )
         self.layer = layer
         self.given = (*GIVEN[: len(layer.types)], *CONVOLVED[: layer.states])
         self.program, places = encoded(list(layer.operands.values()))
@@ -83,7 +89,7 @@ class _LayerPlanner(Planner):
     def _write(self) -> Launch:
         sizes, spec = self.sizes, self.spec
         block_k, block_v = power(sizes.d_k), power(sizes.d_v)
-        warps = max(block_k, block_v, 32) // 32  # with more, heads of 64 spill
+        warps = max(block_k, block_v, COLUMNS) // COLUMNS
         tile = Tile(ROWS, block_k, block_v, warps, 1)
         parts = self.output.chunk // ROWS
         blocks = {"BLOCK_K": tile.block_k, "BLOCK_V": tile.block_v, "CHUNK": ROWS, "PARTS": parts}
@@ -125,6 +131,10 @@ class _LayerPlanner(Planner):
             "PROGRAM": self.program,
             "PLACES": self.places,
             **{f"{name.upper()}_CONVOLUTIONS": own for name, own in self.convolutions.items()},
+            "REACH": max(
+                sum(one.size - 1 for one in _convolutions(operand))
+                for operand in self.layer.operands.values()
+            ),
         }
 
 

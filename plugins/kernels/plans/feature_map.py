@@ -6,6 +6,7 @@ from typing import Any
 
 from linexport.errors import UnsupportedModelError
 from linexport.plugins.kernels.launch import (
+    ONE,
     TYPES,
     Argument,
     Extent,
@@ -20,7 +21,10 @@ from linexport.plugins.ops import feature_map
 from linexport.plugins.ops.op import Node
 from linexport.plugins.ops.shapes import width_per_head
 
-CHUNK, WIDEST_BLOCK = 32, 128
+CHUNK, ROWS, WARPS, WIDEST_BLOCK, NARROW = 32, 32, 4, 128, 64
+"""Tokens of a chunk; rows and warps of a block, and its most features. Narrow blocks have half the
+rows in float32, where with all of them favor+ spills on 9.0."""
+
 WIDEST = 256
 """Largest width of a head before the map."""
 
@@ -41,25 +45,60 @@ def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
         )
     parameters = feature_map.parameters_of(node, feature_map.NAMES)
     features = feature_map.formulas(kind).features(width, *(p.shape for p in parameters))
+    element = TYPES[dtype]
+    launch = apply(
+        kind,
+        (heads, width, features),
+        CHUNK,
+        Argument("x", f"*{element}"),
+        Argument("y", "*fp32" if log else f"*{element}"),
+        bool(parameters),
+        precision,
+        log,
+    )
+    return LaunchPlan(Route((launch,)), chunk=CHUNK)
+
+
+def apply(
+    kind: str,
+    sizes: tuple[int, int, int],
+    chunk: int,
+    x: Argument,
+    y: Argument,
+    parameter: bool,
+    precision: str,
+    log: bool = False,
+) -> Launch:
+    """Return the launch that computes the features of a tensor.
+
+    Args:
+        kind: of the map.
+        sizes: heads, and the width of one before and behind the map.
+        chunk: tokens of a chunk in the plan that has the launch.
+        x: the tensor.
+        y: its features, or their logarithms.
+        parameter: whether the map has ``parameter_0``.
+        precision: of products in float32.
+        log: see ``y``.
+    """
+    heads, width, features = sizes
     block = min(power(features), WIDEST_BLOCK)
     constants: dict[str, Any] = {
         "HEADS": heads,
         "WIDTH": width,
         "FEATURES": features,
         "BLOCK": block,
-        "CHUNK": CHUNK,
+        "CHUNK": chunk,
+        "ROWS": ROWS // 2 if x.type == "*fp32" and block <= NARROW else ROWS,
         "MAP": kind,
         "LOG": log,
         "PRECISION": precision,
     }
-    element = f"*{TYPES[dtype]}"
-    arguments = [Argument("x", element)]
-    if parameters:
-        arguments.append(Argument("parameter_0", "*fp32"))
+    arguments = [x, y, Argument("length", "i32"), Argument("chunks", "i32")]
+    if parameter:
+        arguments.insert(1, Argument("parameter_0", "*fp32"))
     else:
         constants["parameter_0"] = None
-    arguments += [Argument("y", "*fp32" if log else element), Argument("length", "i32")]
-    kernel = Kernel("feature_map.apply", tuple(arguments), tuple(constants.items()), 4, 1)
-    blocks = Extent(heads * -(-features // block), ("batch",))
-    route = Route((Launch(kernel, (blocks, Extent(1, ("chunks",)), Extent(1))),))
-    return LaunchPlan(route, chunk=CHUNK)
+    kernel = Kernel("feature_map.apply", tuple(arguments), tuple(constants.items()), WARPS, 1)
+    blocks = -(-features // block) * -(-chunk * heads // ROWS)
+    return Launch(kernel, (Extent(blocks, ("batch", "chunks")), ONE, ONE))

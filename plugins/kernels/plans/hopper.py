@@ -21,22 +21,21 @@ def output(shape: Shape) -> Tile | None:
     if shape.pairs:
         return Tile(_chunk(shape), 64, min(block_v, 16), 4, 1) if block_k > 64 else None
     if block_k > 128:
+        if shape.normalize and shape.type == "fp16":  # with four warps all tiles spill
+            return Tile(16, block_k, 16, 8, 1)
         return Tile(16, block_k, min(block_v, 32), 4, 1 if shape.normalize else 2)
     if block_k <= 64:
         return None
-    if shape.map == "favor+":  # its projection takes registers, which eight warps have
-        return Tile(_chunk(shape), block_k, min(block_v, 64), 8, 1)
     if not shape.normalize:
         return Tile(_chunk(shape), block_k, min(block_v, 64), 4, 2)
     if not shape.whole:
         return None
-    if shape.grouped and shape.map != "identity":  # maps of several queries take registers, too
-        return Tile(16, block_k, 32, 8, 1) if shape.type == "fp16" else Tile(16, block_k, 16, 4, 1)
     if shape.type == "fp16":
-        return Tile(16, block_k, 32, 4, 1)
+        return Tile(16, block_k, 64, 4, 2)
     if shape.decays or shape.grouped:
-        return Tile(16, block_k, 64, 4, 1)
-    return Tile(32, block_k, min(block_v, 128), 8, 1)
+        chunk = 16 if shape.decays and shape.grouped else _chunk(shape)
+        return Tile(chunk, block_k, 64, 4, 1)
+    return Tile(32, block_k, min(block_v, 128), 8, 2)
 
 
 def _chunk(shape: Shape) -> int:
@@ -44,7 +43,7 @@ def _chunk(shape: Shape) -> int:
     if shape.delta or shape.decays > 1 or (shape.decays and not shape.whole):
         return 16
     if shape.type == "fp16":
-        return 16 if shape.map == "favor+" else 32
+        return 32
     plain = shape.map == "identity" and not (shape.decays or shape.grouped)
     return 64 if plain and shape.whole else 32
 
@@ -54,10 +53,8 @@ def _of_floats(shape: Shape) -> Tile | None:
     block_k, block_v = shape.block_k, min(power(shape.d_v), 32)
     if shape.pairs:
         return None
-    if shape.grouped and shape.normalize and shape.map != "favor+":
+    if shape.grouped and shape.normalize:
         return Tile(16, 32, block_v, 8, 1) if block_k > 64 else None
-    if shape.map == "favor+" and block_k > 64:
-        return None
     if shape.delta and shape.decays <= 1 and block_k > 64:
         return Tile(16, 32, block_v, 8, 1)
     lean = shape.decays > 1 or (shape.map in ("elu1", "exp") and not shape.decays)

@@ -49,11 +49,6 @@ DECODE_LENGTH = 4
 """Tokens up to which going through them one by one is preferred to a chunk."""
 
 
-def plan(node: Node, dtype: str, sm: int, precision: str) -> LaunchPlan:
-    """See ``plugins.kernels.plan``."""
-    return Planner(node, dtype, sm, precision).plan()
-
-
 class Planner:
     """The plan of one node."""
 
@@ -111,19 +106,22 @@ class Planner:
                 blocks=self._state_blocks(),
                 resident=min(self.state.resident, self.output.resident),
             )
-        decode = Route((self._step(),))
         single = self._delta() if self.spec.has_beta else self._with_output()
         segmented = self._segmented_delta() if self.spec.has_beta else self._segmented()
         return LaunchPlan(
             single,
             segmented if self.in_segments else None,
-            decode,
+            self.decode(),
             DECODE_LENGTH,
             self.output.chunk,
             self._heads(self.output),
             self.output.resident,
             in_place=self._in_place(),
         )
+
+    def decode(self) -> Route:
+        """The route of a few tokens."""
+        return Route((self._step(),))
 
     def _step(self) -> Launch:
         return self._launch("recurrent.step", self.step, self._heads(self.step))
@@ -322,7 +320,7 @@ class Planner:
                 constants[name] = None
         return Kernel(function, tuple(arguments), tuple(constants.items()), tile.warps, tile.stages)
 
-    def _precision(self) -> str:
+    def product_precision(self) -> str:
         """Precision of float32 products; half-precision values need no more digits than they have.
 
         A projection is an exponent: its error is one of the feature, many times over.
@@ -357,7 +355,7 @@ class Planner:
             "NORMALIZE": spec.normalize,
             "SCALE": spec.scale,
             "EPS": spec.eps,
-            "PRECISION": self._precision(),
+            "PRECISION": self.product_precision(),
             **NO_EXPRESSIONS,
         }
 

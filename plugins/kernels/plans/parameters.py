@@ -81,5 +81,6 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     ),
     "operands.write": (
         *("HEADS", "KEY_HEADS", "QUERY_HEADS", "BETA_HEADS", "D_K", "D_V", "DECAYS", *_PROGRAM),
+        "REACH",
     ),
 }

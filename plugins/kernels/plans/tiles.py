@@ -19,14 +19,17 @@ def output(shape: Shape) -> Tile:
     """Tile of ``segment_output``: that of ``parts`` where it holds fewer than d_k columns of keys.
 
     There nothing may be loaded ahead of the loop's turn, since the state is in memory: one stage.
-    With operands kept once, parts of 32 columns spill in some kernels, and parts of 64 do not.
+    With operands kept once, parts of 32 columns spill in some kernels, and parts of 64 do not; with
+    normalised queries of several heads and decays, parts of 16 do not.
     """
     measured = hopper.output(shape)
     if measured:
         return measured
     block_k, block_v = shape.block_k, power(shape.d_v)
     if shape.type == "fp32" or block_k > 128:
-        return Tile(16, min(block_k, 64 if shape.one_product else 32), min(block_v, 16), 8, 1)
+        crowded = shape.type == "fp32" and shape.grouped and shape.normalize and shape.decays
+        part = 64 if shape.one_product else 16 if crowded else 32
+        return Tile(16, min(block_k, part), min(block_v, 16), 8, 1)
     wide_products = shape.type == "fp16"  # with states and scores, in TensorFloat-32
     chunk = 16 if shape.decays > 1 or wide_products else 32
     if shape.pairs and block_k > 64:

@@ -31,8 +31,12 @@ def value(
     head,
     columns,
     WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """Value of the expression at place AT of a program, where ``times`` are ``live``."""
+    """Value of the expression at place AT of a program, where ``times`` are ``live``.
+
+    EARLY: whether a convolution may see times before 0, which are in its past.
+    """
     KIND: tl.constexpr = PROGRAM[AT]
     A: tl.constexpr = PROGRAM[AT + 1]
     if KIND == NUMBER:
@@ -58,8 +62,8 @@ def value(
         for j in tl.static_range(SIZE):
             w = tl.load(tensors[PROGRAM[AT + 2]] + channels * SIZE + j, mask=inside, other=0.0)
             x = seen(
-                *(PROGRAM, AT, tensors, batch, times - (SIZE - 1) + j, live, length, head, columns),
-                WIDTH,
+                *(PROGRAM, AT, tensors, batch, times + (j + 1 - SIZE), length, head, columns),
+                *(WIDTH, EARLY),
             )
             y += x * w.to(tl.float32)
         if PROGRAM[AT + 7]:
@@ -68,13 +72,15 @@ def value(
     elif KIND == SUM:
         OWN: tl.constexpr = PROGRAM[AT + 2]
         row = tl.arange(0, triton.next_power_of_2(OWN))[None, :]
-        x = value(PROGRAM, A, tensors, batch, times, live, length, head, row, OWN)
+        x = value(PROGRAM, A, tensors, batch, times, live, length, head, row, OWN, EARLY)
         return tl.sum(tl.where(live & (row < OWN), x, 0.0), 1, keep_dims=True) * PROGRAM[AT + 3]
     else:
-        x = value(PROGRAM, A, tensors, batch, times, live, length, head, columns, WIDTH)
+        x = value(PROGRAM, A, tensors, batch, times, live, length, head, columns, WIDTH, EARLY)
         if KIND >= ADD:
             B: tl.constexpr = PROGRAM[AT + 2]
-            y = value(PROGRAM, B, tensors, batch, times, live, length, head, columns, WIDTH)
+            y = value(
+                *(PROGRAM, B, tensors, batch, times, live, length, head, columns, WIDTH, EARLY)
+            )
             return of_two(KIND, x, y)
         else:
             return of_one(KIND, x)
@@ -132,23 +138,26 @@ def seen(
     tensors,
     batch,
     times,
-    live,
     length,
     head,
     columns,
     WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Input of the convolution at place AT: the past's where times are negative."""
     A: tl.constexpr = PROGRAM[AT + 1]
-    given = live & (times >= 0)
-    x = value(PROGRAM, A, tensors, batch, times, given, length, head, columns, WIDTH)
-    x = tl.where(given, x, 0.0)
-    if PROGRAM[AT + 4] >= 0:
-        KEPT: tl.constexpr = PROGRAM[AT + 6] - 1
-        channels = PROGRAM[AT + 9] + head * PROGRAM[AT + 10] + columns * PROGRAM[AT + 11]
-        place = (batch * PROGRAM[AT + 8] + channels) * KEPT + times + KEPT
-        inside = live & (times < 0) & (columns < WIDTH)
-        x += tl.load(tensors[PROGRAM[AT + 4]] + place, mask=inside, other=0.0)
+    given = times < length
+    if EARLY:
+        given = given & (times >= 0)
+    x = value(PROGRAM, A, tensors, batch, times, given, length, head, columns, WIDTH, EARLY)
+    if EARLY:
+        x = tl.where(given, x, 0.0)
+        if PROGRAM[AT + 4] >= 0:
+            KEPT: tl.constexpr = PROGRAM[AT + 6] - 1
+            channels = PROGRAM[AT + 9] + head * PROGRAM[AT + 10] + columns * PROGRAM[AT + 11]
+            place = (batch * PROGRAM[AT + 8] + channels) * KEPT + times + KEPT
+            inside = (times < 0) & (columns < WIDTH)
+            x += tl.load(tensors[PROGRAM[AT + 4]] + place, mask=inside, other=0.0)
     return x
 
 
@@ -177,8 +186,8 @@ def store_states(
             rows = tl.arange(0, triton.next_power_of_2(KEPT))[:, None]
             live = rows < KEPT
             x = seen(
-                *(PROGRAM, AT, tensors, batch, length - KEPT + rows, live, length, head, row),
-                WIDTH,
+                *(PROGRAM, AT, tensors, batch, length - KEPT + rows, length, head, row),
+                *(WIDTH, True),
             )
             channels = PROGRAM[AT + 9] + head * PROGRAM[AT + 10] + row * PROGRAM[AT + 11]
             place = (batch * PROGRAM[AT + 8] + channels) * KEPT + rows
@@ -202,6 +211,6 @@ def of_token(
     times = t + tl.arange(0, 1)[:, None]
     x = value(
         *(PROGRAM, AT, tensors, batch, times, times < length, length, head, columns[None, :]),
-        WIDTH,
+        *(WIDTH, True),
     )
     return tl.sum(tl.zeros((1, columns.shape[0]), tl.float32) + x, 0)

@@ -14,30 +14,36 @@ def apply(
     parameter_0,
     y,
     length,
+    chunks,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     FEATURES: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
     MAP: tl.constexpr,
     LOG: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid: (B * HEADS * blocks of features, chunks)."""
+    """Features (B, T, HEADS * FEATURES) of x (B, T, HEADS * WIDTH).
+
+    A row is a head of a token: those of CHUNK tokens are one piece of memory. Grid: (B * chunks *
+    blocks of ROWS of these * blocks of features).
+    """
     BLOCKS: tl.constexpr = tl.cdiv(FEATURES, BLOCK)
-    head = tl.program_id(0) // BLOCKS
+    PARTS: tl.constexpr = tl.cdiv(CHUNK * HEADS, ROWS)
     columns = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
-    start = tl.program_id(1) * CHUNK
-    row = (head // HEADS).to(tl.int64) * length + start
-    rows = tl.arange(0, CHUNK)
-    live = start + rows < length
-    place = x + (row * HEADS + head % HEADS) * WIDTH
-    STRIDE: tl.constexpr = HEADS * WIDTH
+    part = tl.program_id(0) // BLOCKS
+    start = part // PARTS % chunks * CHUNK
+    rows = part % PARTS * ROWS + tl.arange(0, ROWS)
+    live = rows < tl.minimum(length - start, CHUNK) * HEADS
+    batch = (part // PARTS // chunks).to(tl.int64)
+    row = (batch * length + start) * HEADS + part % PARTS * ROWS
+    place = x + row * WIDTH
     if LOG:
-        out = exponents(place, live, columns, parameter_0, STRIDE, WIDTH, FEATURES, PRECISION)
+        out = exponents(place, live, columns, parameter_0, WIDTH, WIDTH, FEATURES, PRECISION)
     else:
-        out = features(place, live, columns, parameter_0, STRIDE, WIDTH, FEATURES, MAP, PRECISION)
-    at = rows[:, None] * (HEADS * FEATURES) + columns[None, :]
+        out = features(place, live, columns, parameter_0, WIDTH, WIDTH, FEATURES, MAP, PRECISION)
+    at = tl.arange(0, ROWS)[:, None] * FEATURES + columns[None, :]
     inside = live[:, None] & (columns < FEATURES)[None, :]
-    place = y + (row * HEADS + head % HEADS) * FEATURES
-    tl.store(place + at, out.to(y.dtype.element_ty), mask=inside)
+    tl.store(y + row * FEATURES + at, out.to(y.dtype.element_ty), mask=inside)

@@ -20,20 +20,76 @@ def store_rows(
     AT: tl.constexpr,
     tensors,
     batch,
-    times,
+    start,
     length,
     head,
     columns,
     WIDTH: tl.constexpr,
     HEADS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    REACH: tl.constexpr,
 ):
-    """Write an expression, if there is one, to a head of ``rows`` (B, T, HEADS * WIDTH)."""
+    """Write an expression, if there is one, to a head of ``rows`` (B, T, HEADS * WIDTH).
+
+    In the first REACH times convolutions see their past; with 0 there are none.
+    """
     if AT >= 0:
-        live = times < length
-        x = value_of(PROGRAM, AT, tensors, batch, times, live, length, head, columns, WIDTH)
-        place = ((batch * length + times) * HEADS + head) * WIDTH + columns
-        x = (tl.zeros((times.shape[0], columns.shape[1]), tl.float32) + x).to(rows.dtype.element_ty)
-        tl.store(rows + place, x, mask=live & (columns < WIDTH))
+        rows += head * WIDTH + columns
+        if REACH > 0:
+            if start < REACH:
+                store_each(
+                    *(rows, PROGRAM, AT, tensors, batch, start, length, head, columns),
+                    *(WIDTH, HEADS, CHUNK, REACH),
+                )
+            else:
+                store_each(
+                    *(rows, PROGRAM, AT, tensors, batch, start, length, head, columns),
+                    *(WIDTH, HEADS, CHUNK, 0),
+                )
+        else:
+            times = start + tl.arange(0, CHUNK)[:, None]
+            live = times < length
+            x = value_of(
+                *(PROGRAM, AT, tensors, batch, times, live, length, head, columns, WIDTH, False),
+            )
+            x = (tl.zeros((CHUNK, columns.shape[1]), tl.float32) + x).to(rows.dtype.element_ty)
+            place = rows + (batch * length + times) * (HEADS * WIDTH)
+            tl.store(place, x, mask=live & (columns < WIDTH))
+
+
+@triton.jit
+def store_each(
+    rows,
+    PROGRAM: tl.constexpr,
+    AT: tl.constexpr,
+    tensors,
+    batch,
+    start,
+    length,
+    head,
+    columns,
+    WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    REACH: tl.constexpr,
+):
+    """Write them time by time: taps, and inputs that several times see, are loaded once.
+
+    All is computed before anything is stored: the compiler takes two loads of one place for one
+    where nothing is stored between them.
+    """
+    found, first = (), start + tl.arange(0, 1)[:, None]
+    for t in tl.static_range(CHUNK):
+        times = first + t
+        x = value_of(
+            *(PROGRAM, AT, tensors, batch, times, times < length, length, head, columns, WIDTH),
+            t < REACH,
+        )
+        found += ((tl.zeros((1, columns.shape[1]), tl.float32) + x).to(rows.dtype.element_ty),)
+    for t in tl.static_range(CHUNK):
+        times = first + t
+        place = rows + (batch * length + times) * (HEADS * WIDTH)
+        tl.store(place, found[t], mask=(times < length) & (columns < WIDTH))
 
 
 @triton.jit
@@ -80,6 +136,7 @@ def write(
     QUERY_CONVOLUTIONS: tl.constexpr,
     KEY_CONVOLUTIONS: tl.constexpr,
     VALUE_CONVOLUTIONS: tl.constexpr,
+    REACH: tl.constexpr,
 ):
     """Each operand that has a place in the program, and the states of convolutions.
 
@@ -90,7 +147,7 @@ def write(
     batch = (tl.program_id(0) // chunks).to(tl.int64)
     chunk = tl.program_id(0) % chunks
     slot = tl.program_id(1)
-    times = chunk * CHUNK + tl.arange(0, CHUNK)[:, None]
+    start = chunk * CHUNK
     columns_k, columns_v = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
     row_k, row_v = columns_k[None, :], columns_v[None, :]
     tensors = (x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15)
@@ -98,40 +155,43 @@ def write(
     first = chunk == 0
     if slot < QUERY_HEADS:
         store_rows(
-            *(query, PROGRAM, PLACES[0], tensors, batch, times, length, slot, row_k),
-            *(D_K, QUERY_HEADS),
+            *(query, PROGRAM, PLACES[0], tensors, batch, start, length, slot, row_k),
+            *(D_K, QUERY_HEADS, CHUNK, REACH),
         )
-        store_states(
-            *(PROGRAM, QUERY_CONVOLUTIONS, tensors, states, batch, length, slot),
-            *(columns_k, D_K, first),
-        )
+        if first:
+            store_states(
+                *(PROGRAM, QUERY_CONVOLUTIONS, tensors, states, batch, length, slot),
+                *(columns_k, D_K, first),
+            )
     elif slot < QUERY_HEADS + KEY_HEADS:
         head = slot - QUERY_HEADS
         store_rows(
-            *(key, PROGRAM, PLACES[1], tensors, batch, times, length, head, row_k),
-            *(D_K, KEY_HEADS),
+            *(key, PROGRAM, PLACES[1], tensors, batch, start, length, head, row_k),
+            *(D_K, KEY_HEADS, CHUNK, REACH),
         )
-        store_states(
-            *(PROGRAM, KEY_CONVOLUTIONS, tensors, states, batch, length, head),
-            *(columns_k, D_K, first),
-        )
+        if first:
+            store_states(
+                *(PROGRAM, KEY_CONVOLUTIONS, tensors, states, batch, length, head),
+                *(columns_k, D_K, first),
+            )
     else:
         head = slot - QUERY_HEADS - KEY_HEADS
         store_rows(
-            *(value, PROGRAM, PLACES[2], tensors, batch, times, length, head, row_v),
-            *(D_V, HEADS),
+            *(value, PROGRAM, PLACES[2], tensors, batch, start, length, head, row_v),
+            *(D_V, HEADS, CHUNK, REACH),
         )
-        store_states(
-            *(PROGRAM, VALUE_CONVOLUTIONS, tensors, states, batch, length, head),
-            *(columns_v, D_V, first),
-        )
+        if first:
+            store_states(
+                *(PROGRAM, VALUE_CONVOLUTIONS, tensors, states, batch, length, head),
+                *(columns_v, D_V, first),
+            )
         one = tl.arange(0, 1)[None, :]
         store_rows(
-            *(decay, PROGRAM, PLACES[3], tensors, batch, times, length, head),
-            *(row_k if DECAYS > 1 else one, DECAYS, HEADS),
+            *(decay, PROGRAM, PLACES[3], tensors, batch, start, length, head),
+            *(row_k if DECAYS > 1 else one, DECAYS, HEADS, CHUNK, 0),
         )
         if head < BETA_HEADS:
             store_rows(
-                *(beta, PROGRAM, PLACES[4], tensors, batch, times, length, head, one),
-                *(1, BETA_HEADS),
+                *(beta, PROGRAM, PLACES[4], tensors, batch, start, length, head, one),
+                *(1, BETA_HEADS, CHUNK, 0),
             )

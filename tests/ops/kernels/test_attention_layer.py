@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from linexport.errors import UnsupportedModelError
 from linexport.plugins.kernels.expressions import (
     Convolution,
     Expression,
@@ -19,7 +21,7 @@ from linexport.plugins.kernels.expressions import (
     Sum,
     View,
 )
-from linexport.plugins.kernels.plans.attention_layer import plan
+from linexport.plugins.kernels.plans.attention_layer import ROWS, plan
 from linexport.plugins.kernels.run import run
 from linexport.plugins.ops.linear_attention import LinearAttentionSpec
 from linexport.plugins.ops.linear_attention.oracle import linear_attention
@@ -27,9 +29,7 @@ from tests.support import ROOT, kernels
 
 pytestmark = pytest.mark.services
 
-KEY_HEADS, HEADS, D_K, D_V, TAPS = 2, 4, 20, 24, 4
-VALUES = HEADS * D_V
-CHANNELS = 2 * KEY_HEADS * D_K + VALUES
+D_K, D_V = 20, 24
 
 
 @pytest.fixture(scope="module")
@@ -88,43 +88,53 @@ def random_tensors(
 
 
 @pytest.mark.parametrize(
-    ("length", "dtype"),
+    ("length", "dtype", "taps"),
     [
-        *((length, "float32") for length in (0, 1, 2, 4, 5, 40, 260)),
-        *((length, dtype) for length in (2, 20) for dtype in ("float16", "bfloat16")),
+        *((length, "float32", 4) for length in (0, 1, 2, 4, 5, 40, 260)),
+        *((length, dtype, 4) for length in (2, 20) for dtype in ("float16", "bfloat16")),
+        (20, "float32", 11),
     ],
 )
 def test_equals_the_oracle_of_operands_and_attention(
-    tool: ModuleType, length: int, dtype: str
+    tool: ModuleType, length: int, dtype: str, taps: int
 ) -> None:
-    """One kernel up to four tokens; in chunks and segments; the states of both go on."""
-    layer, shapes = tool.gated_delta_layer(dtype, D_K, D_V, KEY_HEADS, HEADS, bias=length % 2 == 0)
+    """One kernel up to four tokens; in chunks and segments; the states of both go on.
+
+    Eleven taps see the past from more than one of the blocks that operands are written in.
+    """
+    assert (taps > ROWS) == (taps == 11)
     batch = 1 if length > 5 else 2
+    shared, heads = (1, 2) if length > 200 else (2, 4)
+    values = heads * D_V
+    channels = 2 * shared * D_K + values
+    layer, shapes = tool.gated_delta_layer(
+        dtype, D_K, D_V, shared, heads, bias=length % 2 == 0, taps=taps
+    )
     spec = LinearAttentionSpec.from_attributes(dict(layer.attention.attributes))
     given = random_tensors(shapes, layer.types, batch, length)
     rng = np.random.default_rng(1)
-    past = torch.from_numpy(rng.normal(size=(batch, HEADS, D_K, D_V))).float()
+    past = torch.from_numpy(rng.normal(size=(batch, heads, D_K, D_V))).float()
     mask = torch.from_numpy(rng.random((batch, length)) < 0.8)
     wide = {name: kernels.wide(x) for name, x in given.items()}
-    counts = {"query": KEY_HEADS, "key": KEY_HEADS, "value": HEADS, "decay": HEADS, "beta": HEADS}
+    counts = {"query": shared, "key": shared, "value": heads, "decay": heads, "beta": heads}
     operands = {}
-    for name, heads in counts.items():
+    for name, count in counts.items():
         width = {"query": D_K, "key": D_K, "value": D_V}.get(name, 1)
-        x = evaluated(layer.operands[name], wide, heads, width)
-        operands[name] = np.broadcast_to(x, (batch, length, heads, width)).reshape(
-            batch, length, heads * width
+        x = evaluated(layer.operands[name], wide, count, width)
+        operands[name] = np.broadcast_to(x, (batch, length, count, width)).reshape(
+            batch, length, count * width
         )
     wanted = linear_attention(
         spec, **operands, past_state=kernels.wide(past), key_mask=mask.numpy()
     )
-    convolved = np.concatenate([wide["x3"], np.moveaxis(wide["x0"][..., :CHANNELS], 1, 2)], 2)[
-        ..., -(TAPS - 1) :
+    convolved = np.concatenate([wide["x3"], np.moveaxis(wide["x0"][..., :channels], 1, 2)], 2)[
+        ..., -(taps - 1) :
     ]
     own = getattr(torch, dtype)
     out = {
-        "output": torch.full((batch, length, VALUES), np.nan, dtype=own),
+        "output": torch.full((batch, length, values), np.nan, dtype=own),
         "present_state": past,
-        "present_conv_0": torch.full((batch, CHANNELS, TAPS - 1), np.nan),
+        "present_conv_0": torch.full((batch, channels, taps - 1), np.nan),
     }
     tensors = {**given, "past_state": past, "key_mask": mask, **out}
     state = past.clone()
@@ -138,3 +148,11 @@ def test_equals_the_oracle_of_operands_and_attention(
     got = [kernels.wide(x) for x in (out["output"], state, out["present_conv_0"])]
     scale = (np.maximum(np.abs(wanted[0]), 1.0), np.maximum(np.abs(wanted[1]), 1.0), convolved)
     kernels.assert_close(got, (wanted[0], wanted[1], convolved), scale, kernels.TOLERANCE[dtype])
+
+
+def test_a_layer_with_a_feature_map_is_refused(tool: ModuleType) -> None:
+    layer, _ = tool.gated_delta_layer("float32", D_K, D_V, 1, 2)
+    attributes = {**layer.attention.attributes, "feature_map": "relu"}
+    mapped = replace(layer, attention=replace(layer.attention, attributes=attributes))
+    with pytest.raises(UnsupportedModelError, match="has the feature map 'relu'; the kernels take"):
+        plan(mapped, "float32", 90)

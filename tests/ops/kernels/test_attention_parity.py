@@ -229,6 +229,24 @@ def test_fused_feature_maps_in_segments(kind: str, causal: bool) -> None:
     case.check(np.random.default_rng(7), 1, 300, 64)
 
 
+@pytest.mark.parametrize("rule", ["linear", "gated"])
+def test_features_of_wide_heads_in_memory(rule: str) -> None:
+    """In one segment, in place, and in several; of more than one block of rows, the last short."""
+    _, _, phi, _ = kernels.maps()["elu1"]
+    node = layout(
+        rule, (4, 2, 2), normalize=True, eps=1.0, past=True, masked=True, d_k=70, d_v=20,
+        dtype="bfloat16",
+    )  # fmt: skip
+    case = kernels.Case(node, ("elu1", phi))
+    assert case.plan().single.launches[0].kernel.function == "feature_map.apply"
+    rng = np.random.default_rng(13)
+    for length in (3, 21):
+        case.check(rng, 2, length, in_place=True)
+    length = 2 * 8 * case.plan().chunk + 5
+    assert case.plan().symbols(1, length, 64)["segments"] > 1
+    case.check(rng, 1, length, 64)
+
+
 @pytest.mark.parametrize("rule", ["gated", "gated_delta"])
 @pytest.mark.parametrize("kind", ["elu1", "taylor2", "favor+"])
 def test_channel_decays_of_fused_feature_maps(kind: str, rule: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from linexport.errors import UnsupportedModelError
 from linexport.plugins.kernels.architectures import ARCHITECTURES
 from linexport.plugins.kernels.launch import Extent, LaunchPlan, Scratch
 from linexport.plugins.kernels.plan import plan_launches
-from linexport.plugins.kernels.sources import function
+from linexport.plugins.kernels.sources import function, parameters
 from linexport.plugins.ops.op import Node
 from tests.support import kernels
 
@@ -27,11 +28,13 @@ def test_arguments_are_in_the_order_the_kernel_declares(variant: str, width: int
     """What is no argument is a constant, and the two make up the parameters."""
     for kernel in plan_launches(kernels.node(variant, width), "bfloat16", sm).kernels():
         declared = function(kernel).arg_names
-        passed = {a.name for a in kernel.arguments}
+        passed = parameters(kernel)
         constants = dict(kernel.constants)
-        assert set(declared) == passed | set(constants), kernel.function
-        assert not passed & set(constants)
-        assert [n for n in declared if n in passed] == [a.name for a in kernel.arguments]
+        assert set(declared) == {*passed, *constants}, kernel.function
+        assert not {*passed} & {*constants}
+        for name, argument in passed.items():
+            own = kernel.function != "feature_map.apply" or name == "parameter_0"
+            assert argument.name.removesuffix("_features") == name or not own
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -116,6 +119,38 @@ def test_scores_of_channel_decays_are_made_for_all_chunks_at_once(
     )
     assert sizes["chunk_decays"] == blocks * 128 * 4
     assert decayed <= {argument.name for argument in route.launches[-1].kernel.arguments}
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "dtype", "apart"),
+    [
+        ("elu1", 128, "bfloat16", True),
+        ("exp", 80, "float16", True),
+        ("elu1", 64, "bfloat16", False),
+        ("elu1", 128, "float32", False),
+        ("relu", 128, "bfloat16", False),
+        ("favor+", 32, "float32", True),
+    ],
+)
+def test_features_are_computed_once_where_several_blocks_would(
+    kind: str, width: int, dtype: str, apart: bool
+) -> None:
+    """Written to memory before attention, which has no map then; a few tokens take one kernel."""
+    parameter = np.ones((width, width)) if kind == "favor+" else None
+    chosen = plan_launches(kernels.mapped("LinearAttention", kind, width, parameter), dtype, 90)
+    launches = chosen.single.launches
+    names = [launch.kernel.function for launch in launches]
+    output = dict(launches[-1].kernel.constants)
+    assert names[:-1] == ["feature_map.apply"] * 2 * apart
+    assert output["MAP"] == ("identity" if apart else kind)
+    read = [argument.name for argument in launches[-1].kernel.arguments]
+    assert read[:2] == (["query_features", "key_features"] if apart else ["query", "key"])
+    assert {buffer.name for buffer in chosen.single.scratch} == {*read[:2]} & {
+        *("query_features", "key_features")
+    }
+    assert chosen.decode
+    (step,) = chosen.decode.launches
+    assert dict(step.kernel.constants)["MAP"] == kind
 
 
 def test_scratch_is_a_small_part_of_what_the_decomposition_takes() -> None:
