@@ -35,7 +35,7 @@ def output(shape: Shape) -> Tile | None:
     if shape.decays or shape.grouped:
         chunk = 16 if shape.decays and shape.grouped else _chunk(shape)
         return Tile(chunk, block_k, 64, 4, 1)
-    return Tile(32, block_k, min(block_v, 128), 8, 2)
+    return Tile(32, block_k, min(block_v, 128), 8, 2 if shape.causal else 1)
 
 
 def _chunk(shape: Shape) -> int:

@@ -74,6 +74,7 @@ class Planner:
             normalize=self.spec.normalize,
             grouped=self.spec.q_num_heads > self.spec.kv_num_heads,
             precision=precision,
+            causal=self.spec.causal,
         )
         self.in_segments = shape.segmented
         self.output, self.state = tiles.output(shape), tiles.state(shape)

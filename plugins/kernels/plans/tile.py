@@ -37,6 +37,7 @@ class Shape:
         normalize: outputs are divided by sums of scores.
         grouped: several query heads share a state.
         precision: of products in float32; see ``plugins.kernels.plan``.
+        causal: a token is attended to by those behind it alone.
     """
 
     d_k: int
@@ -49,6 +50,7 @@ class Shape:
     normalize: bool
     grouped: bool
     precision: str
+    causal: bool
 
     @property
     def block_k(self) -> int:
