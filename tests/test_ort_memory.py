@@ -7,6 +7,7 @@ through the calls that those of a GPU would.
 from __future__ import annotations
 
 import gc
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,21 @@ def test_steps_of_a_pool_are_bound(converted: Callable[..., Path]) -> None:
         for one, two in zip(want, got, strict=True):
             assert all(np.allclose(two[n], x, rtol=1e-4, atol=1e-5) for n, x in one.items())
     assert len(models[1]._session.memory._graphs._calls) == 2
+
+
+def test_bench_times_a_step_with_its_states_on_the_device(
+    converted: Callable[..., Path], factories: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As a stream has them: of states of the host, a time is mostly that of their copies."""
+    folder = shutil.copytree(converted("language_model"), tmp_path / "artifact")
+    held, run = [], OrtMemory.run
+
+    def recorded(self: OrtMemory, inputs: Any, arrays: Any) -> Any:
+        pasts = [x for name, x in inputs.items() if name.startswith("past_")]
+        held.append(bool(pasts) and all(isinstance(x, DeviceArray) for x in pasts))
+        return run(self, inputs, arrays)
+
+    monkeypatch.setattr(OrtMemory, "run", recorded)
+    source = factories.source("language_model")
+    found = linexport.bench(folder, source=source, provider="host", lengths=(16,), threads=1)
+    assert found.decode is not None and any(held)

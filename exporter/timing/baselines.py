@@ -24,7 +24,7 @@ from linexport.parity.reference import feeds
 from linexport.system import memory
 from linexport.system.npz import save_npz
 from linexport.targets import InferenceSession
-from linexport.targets.base import OrtSession
+from linexport.targets.base import DeviceSession, OrtSession
 from linexport.targets.providers import CPU
 from linexport.timing.admission import Admission, if_equal
 from linexport.timing.latency import Call, Called, Settings, latency_table, measure
@@ -124,6 +124,8 @@ class Bench:
             return None
         inputs, fed = self._inputs({sequence: 1})
         state, session = self.state({}), self.opened()
+        if isinstance(session, DeviceSession):  # where a stream has them
+            state = session.hold(state)
         step = _eager_step(tested.loaded, inputs)
         reasons = {
             "pytorch": "the module has no step with a state to call",

@@ -181,7 +181,7 @@ def test_files_that_are_not_there(adapter: Path) -> None:
     with pytest.raises(LinexportError, match="damaged safetensors"):
         load_model(adapter)
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
-    with pytest.raises(UnsupportedModelError, match=r"no adapter_model.safetensors"):
+    with pytest.raises(UnsupportedModelError, match=r"weights as a pickle \(adapter_model.bin\)"):
         load_model(adapter)
     with pytest.raises(UsageError, match="is an adapter without its model"):
         load_model(adapter, whole=True)

@@ -83,13 +83,14 @@ def apply(
     """
     heads, width, features = sizes
     block = min(power(features), WIDEST_BLOCK)
+    rows = ROWS // 2 if x.type == "*fp32" and block <= NARROW else ROWS
     constants: dict[str, Any] = {
         "HEADS": heads,
         "WIDTH": width,
         "FEATURES": features,
         "BLOCK": block,
         "CHUNK": chunk,
-        "ROWS": ROWS // 2 if x.type == "*fp32" and block <= NARROW else ROWS,
+        "ROWS": rows,
         "MAP": kind,
         "LOG": log,
         "PRECISION": precision,
@@ -100,5 +101,5 @@ def apply(
     else:
         constants["parameter_0"] = None
     kernel = Kernel("feature_map.apply", tuple(arguments), tuple(constants.items()), WARPS, 1)
-    blocks = -(-features // block) * -(-chunk * heads // ROWS)
+    blocks = -(-features // block) * -(-chunk * heads // rows)
     return Launch(kernel, (Extent(blocks, ("batch", "chunks")), ONE, ONE))
