@@ -21,6 +21,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from linexport.errors import UnsupportedModelError
+from linexport.graph import external_data
 from linexport.plugins.ops.op import DOMAIN, attribute_value
 from linexport.plugins.ops.registry import all_ops
 from linexport.targets.base import OrtSession
@@ -196,12 +197,25 @@ def open_here(model: Path | bytes, **keywords: Any) -> OrtSession:
     ONNX Runtime has no CPU kernels of bfloat16: such a model is run with its rounded weights in
     float32.
     """
-    loaded = (
-        onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load_model(str(model))
-    )
-    if widen(loaded):
-        model = loaded.SerializeToString()
+    if isinstance(model, bytes):
+        graph = onnx.load_from_string(model)
+    else:
+        graph = external_data.read_graph(model)
+    if _has_bfloat16(graph):
+        whole = graph if isinstance(model, bytes) else onnx.load_model(str(model))
+        widen(whole)
+        model = whole.SerializeToString()
     return OrtSession(model, **keywords)
+
+
+def _has_bfloat16(model: onnx.ModelProto) -> bool:
+    """Return whether a value is of that type, of a model whose weights may be left out."""
+    nodes = [*model.graph.node, *(n for f in model.functions for n in f.node)]
+    types = [t.data_type for t in model.graph.initializer]
+    types += [value.type.tensor_type.elem_type for value in model.graph.value_info]
+    types += [a.t.data_type for n in nodes for a in n.attribute]
+    types += [a.i for n in nodes if n.op_type == "Cast" for a in n.attribute if a.name == "to"]
+    return TensorProto.BFLOAT16 in types
 
 
 def widen(model: onnx.ModelProto) -> bool:
