@@ -22,7 +22,6 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 from linexport.manifest.placement import ORT_CPU, PlacementRecord
 from linexport.plugins.cpu import library as cpu_library
 from linexport.plugins.cuda import library as cuda_library
-from linexport.plugins.kernels.description import carried_by
 from linexport.targets import gated_delta_net, ort_graphs, placement
 from linexport.targets.ort_options import with_graph
 from linexport.targets.providers import CPU, CUDA, Execution
@@ -98,6 +97,8 @@ def _for_cpu_library(model: onnx.ModelProto) -> onnx.ModelProto:
 def _on_provider(
     source: bytes | str, options: Options, threads: int, execution: Execution
 ) -> Opened:
+    from linexport.plugins.kernels.description import carried_by  # conversions for a CPU need none
+
     ways = [(False, False)]
     if execution.provider == CUDA:
         ways = [(True, True), (True, False), (False, True), *ways]
