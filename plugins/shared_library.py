@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import platform
 import struct
 from functools import cache
@@ -32,6 +33,20 @@ def checked(file: Path, title: str, expected: str) -> Path:
     found = problem(file, title, expected)
     if found:
         raise EnvironmentProblemError(f"{found}. Build it: {INSTALL}")
+    return file
+
+
+def usable(file: Path, title: str, expected: str, switch: str) -> Path | None:
+    """Return the file of a library; None where it cannot be used or is switched off.
+
+    Args:
+        file: as the next ones, see ``problem``.
+        title: see there.
+        expected: see there.
+        switch: environment variable that is 0 where users want the library left aside.
+    """
+    if os.environ.get(switch) == "0" or problem(file, title, expected):
+        return None
     return file
 
 

@@ -154,19 +154,14 @@ def _prepare(options: Options, model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _described(options: Options, op: Op, node: Node) -> Description | None:
+    """Describe a node for the CUDA library, which wants its first output to be an activation."""
     dtype = DTYPES[options.precision]
-    if _why_not(options, op, node):
+    if contract.unsupported(op, node, dtype, options.sms):
+        return None
+    output = contract.tensors(op, node, dtype)[1][0]
+    if output.type != TYPES[dtype]:
         return None
     return contract.describe_plugin(op, node, dtype, options.sms)
-
-
-def _why_not(options: Options, op: Op, node: Node) -> str | None:
-    """Return why the library does not run a node, or None."""
-    dtype = DTYPES[options.precision]
-    reason = contract.unsupported(op, node, dtype, options.sms)
-    if reason is None and contract.tensors(op, node, dtype)[1][0].type != TYPES[dtype]:
-        return "its output is in float32"
-    return reason
 
 
 def _candidates(options: Options, op: Op, node: Node) -> Sequence[Candidate]:

@@ -13,7 +13,7 @@ runs one call at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,34 +62,39 @@ class OrtGraphs:
         self._calls: dict[Any, _Call] = {}
         self.launched = _options(-1)
 
-    def replay(self, inputs: Mapping[str, Any], following: Places) -> dict[str, np.ndarray] | None:
-        """Run a call that was met before from its graph.
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        following: Places,
+        launch: Callable[[], dict[str, np.ndarray]],
+    ) -> dict[str, np.ndarray]:
+        """Run a call, from its graph if it was met before.
 
         Args:
             inputs: of the call.
             following: where its states go to.
+            launch: runs it as it is.
 
         Returns:
-            Its other outputs; None where the call has to be launched.
+            Its other outputs.
         """
         key = _key(inputs, following)
-        if key not in self._calls:
-            if key not in self._met or len(self._calls) == KEPT:
-                return None
+        if key in self._met and len(self._calls) < KEPT:
             self._calls[key] = self._bound(inputs, following, self._met.pop(key))
-        call = self._calls[key]
+        if key in self._calls:
+            return self._replay(self._calls[key], inputs)
+        outputs = launch()
+        if key is not None and len(self._met) < KEPT:
+            self._met[key] = {name: np.empty_like(value) for name, value in outputs.items()}
+        return outputs
+
+    def _replay(self, call: _Call, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         for name, value in call.inputs.items():
             value.update_inplace(np.ascontiguousarray(inputs[name]))
         self._inner.run_with_iobinding(call.binding, call.options)
         found = {name: value.numpy() for name, value in call.outputs.items()}
         # Of memory of the host that is a view, of what the next call writes to.
         return {n: x.copy() for n, x in found.items()} if self._device[0] == "cpu" else found
-
-    def met(self, inputs: Mapping[str, Any], following: Places, outputs: Mapping[str, Any]) -> None:
-        """Remember a call that was launched; arguments are its own, and its other outputs."""
-        key = _key(inputs, following)
-        if key is not None and len(self._met) < KEPT:
-            self._met[key] = {name: np.empty_like(value) for name, value in outputs.items()}
 
     def _bound(
         self, inputs: Mapping[str, Any], following: Places, outputs: Mapping[str, np.ndarray]

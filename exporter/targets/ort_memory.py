@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,15 +77,13 @@ class OrtMemory:
             if name in self._fixed
         }
         given = {**following, **arrays}
+        launch = partial(self._launch, inputs, given, stay)
+        alike = self._graphs is not None and {*given} == {*self._pasts}
         with self._turn:
-            alike = {*given} == {*self._pasts}
-            alike = alike and all(isinstance(x, DeviceArray) for x in given.values())
-            graphs = self._graphs if alike else None
-            found = graphs.replay(inputs, given) if graphs else None
-            if found is None:
-                found = self._launch(inputs, given, stay)
-                if graphs:
-                    graphs.met(inputs, given, found)
+            if self._graphs and alike and all(isinstance(x, DeviceArray) for x in given.values()):
+                found = self._graphs.run(inputs, given, launch)
+            else:
+                found = launch()
         return {**following, **found}
 
     def _launch(

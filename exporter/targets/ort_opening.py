@@ -23,10 +23,8 @@ from linexport.manifest.placement import ORT_CPU, PlacementRecord
 from linexport.plugins.cpu import library as cpu_library
 from linexport.plugins.cuda import library as cuda_library
 from linexport.targets import gated_delta_net, ort_graphs, placement
-from linexport.targets.ort_options import with_graph
+from linexport.targets.ort_options import changed_graph, with_graph
 from linexport.targets.providers import CPU, CUDA, Execution
-from linexport.targets.tokenwise import with_programs
-from linexport.targets.tokenwise.chains import with_chains
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +64,7 @@ def opened(
     try:
         return Opened(_on_cpu(source, chosen))
     except NotImplemented:
-        source, _ = with_graph(source, chosen, gated_delta_net.defined)
-        return Opened(_on_cpu(source, chosen))
+        return Opened(_on_cpu(with_graph(source, chosen, gated_delta_net.defined), chosen))
 
 
 def _tried(how: str, opening: Callable[[], Opened | None]) -> Opened | None:
@@ -85,11 +82,14 @@ def _on_cpu(source: bytes | str, options: Any) -> Any:
 def _by_cpu_library(source: bytes | str, options: Any, threads: int) -> Opened | None:
     if not cpu_library.register(options, threads):
         return None
-    source, _ = with_graph(source, options, _for_cpu_library)
-    return Opened(_on_cpu(source, options), native=True)
+    changed = with_graph(source, options, _for_cpu_library)
+    return Opened(_on_cpu(changed, options), native=True)
 
 
 def _for_cpu_library(model: onnx.ModelProto) -> onnx.ModelProto:
+    from linexport.targets.tokenwise import with_programs
+    from linexport.targets.tokenwise.chains import with_chains
+
     cpu_library.check_nodes(model)
     return with_chains(with_programs(model))
 
@@ -97,32 +97,34 @@ def _for_cpu_library(model: onnx.ModelProto) -> onnx.ModelProto:
 def _on_provider(
     source: bytes | str, options: Options, threads: int, execution: Execution
 ) -> Opened:
-    from linexport.plugins.kernels.description import carried_by  # conversions for a CPU need none
+    adapted = partial(placement.adapted, provider=execution.provider)
+    given, graph, settings = changed_graph(source, adapted)
 
-    ways = [(False, False)]
-    if execution.provider == CUDA:
-        ways = [(True, True), (True, False), (False, True), *ways]
-
-    def opening(native: bool, captures: bool) -> Opened | None:
+    def opening(native: bool, captures: bool) -> Opened:
         chosen = options()
-        adapted = partial(placement.adapted, provider=execution.provider)
-        given, graph = with_graph(source, chosen, adapted)
-        if native and not any(map(carried_by, graph.graph.node)):
-            return None
-        if native and not cuda_library.register(chosen):
-            return None
-        if captures and not ort_graphs.are_possible(graph):
-            return None
-        settings = ort_graphs.SETTING if captures else {}
-        inner, found = placement.open_placed(given, graph, chosen, execution, threads, settings)
+        for name, value in settings.items():
+            chosen.add_session_config_entry(name, value)
+        if native:
+            cuda_library.register(chosen)
+        more = ort_graphs.SETTING if captures else {}
+        inner, found = placement.open_placed(given, graph, chosen, execution, threads, more)
         return Opened(inner, native, captures, found)
 
-    for native, captures in ways[:-1]:
+    *ways, last = _ways(graph) if execution.provider == CUDA else [(False, False)]
+    for native, captures in ways:
         how = f"by {'the CUDA library' if native else 'functions'}"
         how += " with CUDA graphs" if captures else ""
         made = _tried(how, partial(opening, native, captures))
         if made is not None:
             return made
-    last = opening(*ways[-1])
-    assert last is not None
-    return last
+    return opening(*last)
+
+
+def _ways(model: onnx.ModelProto) -> list[tuple[bool, bool]]:
+    """Return how CUDA may run a model, best first: by the CUDA library, and with CUDA graphs."""
+    from linexport.plugins.kernels.description import carried_by  # conversions for a CPU need none
+
+    native = any(map(carried_by, model.graph.node)) and cuda_library.find() is not None
+    captures = ort_graphs.are_possible(model)
+    ways = [(True, True), (True, False), (False, True), (False, False)]
+    return [way for way in ways if (native or not way[0]) and (captures or not way[1])]

@@ -13,15 +13,32 @@ EXTERNAL_WEIGHTS = "session.model_external_initializers_file_folder_path"
 """Setting of ONNX Runtime: where weights are of a model that is given as bytes."""
 
 
-def with_graph(
-    source: bytes | str, options: Any, change: Callable[[onnx.ModelProto], onnx.ModelProto]
-) -> tuple[bytes | str, onnx.ModelProto]:
-    """Return a model with another graph, and that graph; weights beside the file stay there.
+Change = Callable[["onnx.ModelProto"], "onnx.ModelProto"]
+"""Returns the graph to run, or the very one that it is given."""
+
+
+def with_graph(source: bytes | str, options: Any, change: Change) -> bytes | str:
+    """Return a model with another graph; weights beside the file stay there.
 
     Args:
         source: a file, or a serialised model.
         options: of the session; they get the folder of external weights.
-        change: returns the graph to run, or the very one that it is given.
+        change: of the graph.
+    """
+    changed, _, settings = changed_graph(source, change)
+    for name, value in settings.items():
+        options.add_session_config_entry(name, value)
+    return changed
+
+
+def changed_graph(
+    source: bytes | str, change: Change
+) -> tuple[bytes | str, onnx.ModelProto, dict[str, str]]:
+    """Return a model with another graph, that graph, and the settings of sessions that open it.
+
+    Args:
+        source: a file, or a serialised model.
+        change: of the graph.
     """
     import onnx
 
@@ -29,14 +46,14 @@ def with_graph(
 
     if isinstance(source, bytes):
         changed = change(onnx.load_from_string(source))
-        return changed.SerializeToString(), changed
+        return changed.SerializeToString(), changed, {}
     path = Path(source)
     graph = external_data.read_graph(path)
     changed = change(graph)
     if changed is graph:
-        return source, graph
-    options.add_session_config_entry(EXTERNAL_WEIGHTS, str(path.resolve().parent))
-    return external_data.with_graph(path, changed), changed
+        return source, graph, {}
+    settings = {EXTERNAL_WEIGHTS: str(path.resolve().parent)}
+    return external_data.with_graph(path, changed), changed, settings
 
 
 def write_profile(options: Any, folder: Path) -> None:

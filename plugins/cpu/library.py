@@ -10,7 +10,6 @@ runs either way. ``LINEXPORT_CPU_LIBRARY=0`` in the environment leaves the libra
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,10 +54,7 @@ def path() -> Path:
 
 def find() -> Path | None:
     """Return the library's file, or None where it is missing, unusable or switched off."""
-    if os.environ.get(SWITCH) == "0":
-        return None
-    file = _FOLDER / _NAME
-    return None if shared_library.problem(file, TITLE, sources_digest()) else file
+    return shared_library.usable(_FOLDER / _NAME, TITLE, sources_digest(), SWITCH)
 
 
 def computes(ops: Iterable[str]) -> bool:

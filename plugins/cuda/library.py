@@ -11,7 +11,6 @@ that has such a node. ``LINEXPORT_CUDA_LIBRARY=0`` in the environment leaves the
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,7 @@ def path() -> Path:
 
 def find() -> Path | None:
     """Return the library's file, or None where it is missing, unusable or switched off."""
-    if os.environ.get(SWITCH) == "0":
-        return None
-    file = _FOLDER / _NAME
-    return None if shared_library.problem(file, TITLE, sources_digest()) else file
+    return shared_library.usable(_FOLDER / _NAME, TITLE, sources_digest(), SWITCH)
 
 
 def version() -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,9 @@ from onnx import TensorProto
 from linexport import passes, targets
 from linexport.errors import UsageError
 from linexport.plugins.cuda import library
+from linexport.plugins.kernels.contract import LAYER
 from linexport.plugins.kernels.description import MULTIPROCESSORS, Description, carried_by
+from linexport.plugins.ops.registry import all_ops
 from linexport.targets import Options
 from linexport.targets.base import OrtSession
 from linexport.targets.lowering import lower
@@ -182,6 +185,15 @@ def test_what_no_kernel_computes_is_no_function_of_the_domain() -> None:
     bidirectional = prepared(tensorrt_models.node(causal=False, normalize=False))
     left = [n for n in bidirectional.graph.node if n.domain == "linexport"]
     assert all(map(carried_by, left))
+
+
+def test_every_op_that_has_kernels_is_an_operator_of_the_library() -> None:
+    """Those in C++ are named."""
+    source = (library.source_folders()[0] / "operators.cpp").read_text(encoding="utf-8")
+    named = re.search(r"operators\[\] = \{(.*?)\}", source, re.DOTALL)
+    assert named is not None
+    found = {*re.findall(r'"(\w+)"', named[1])}
+    assert found == {LAYER, *(op.name for op in all_ops().values() if op.kernels)}
 
 
 @pytest.mark.parametrize(

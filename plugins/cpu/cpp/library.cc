@@ -15,6 +15,7 @@
 #include <tuple>
 
 #include "instruction_set.h"
+#include "onnxruntime_call.h"
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
@@ -37,11 +38,6 @@ OrtCustomOpDomain* domain_for(OrtApi api, const char* name, int threads) {
   OrtCustomOpDomain*& domain = domains[{api, name, threads}];
   if (!domain) domain = new_domain(api, name, threads);
   return domain;
-}
-
-OrtStatus* refuse(const OrtApiBase* base, const std::string& reason) {
-  OrtApi oldest = base->GetApi(1);  // whose first entry makes a status
-  return reinterpret_cast<Entry<CreateStatus>::Type>(oldest[CreateStatus])(kFail, reason.c_str());
 }
 
 }  // namespace

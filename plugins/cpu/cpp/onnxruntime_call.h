@@ -31,4 +31,10 @@ bool found(OrtApi api, Arguments... arguments) {
   return !status;
 }
 
+// What RegisterCustomOps returns where it has no table of functions to make a status with.
+inline OrtStatus* refuse(const OrtApiBase* base, const std::string& reason) {
+  OrtApi oldest = base->GetApi(1);  // whose first entry makes a status
+  return call<CreateStatus>(oldest, int{kFail}, reason.c_str());
+}
+
 }  // namespace linexport

@@ -193,11 +193,6 @@ OrtCustomOpDomain* domain(OrtApi api) {
     return made;
 }
 
-OrtStatus* refuse(OrtApiBase const* base, std::string const& reason) {
-    OrtApi const oldest = base->GetApi(1);  // whose first entry makes a status
-    return call<CreateStatus>(oldest, int{kFail}, reason.c_str());
-}
-
 }  // namespace
 }  // namespace linexport
 
