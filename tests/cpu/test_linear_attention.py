@@ -239,9 +239,12 @@ def test_subnormal_numbers_are_zero_in_the_library_only(threads: int) -> None:
     "rule, length",
     [(rule, n) for rule in RULES for n in (1, 200)] + [("delta", 3000), ("gated_delta", 3000)],
 )
-def test_same_bits_whatever_the_threads(rule: str, length: int) -> None:
-    """Of threads that share value channels."""
-    layout = Layout(LinearAttentionSpec(1, 1, rule), 1, d_k=33, d_v=200, past=True)
+@pytest.mark.parametrize("heads, widths", [(1, (33, 200)), (1, (140, 200)), (16, (64, 64))])
+def test_same_bits_whatever_the_threads(
+    rule: str, length: int, heads: int, widths: tuple[int, int]
+) -> None:
+    """Of threads that share value channels, and heads; of the wider, a single token, too."""
+    layout = Layout(LinearAttentionSpec(heads, heads, rule), heads, *widths, past=True)
     x = layout.inputs(np.random.default_rng(0), 1, length)
     alone, *others = (on_library(layout.model(), threads)(x) for threads in (1, 2, 3, 5))
     for other in others:

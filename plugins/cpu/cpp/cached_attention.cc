@@ -42,8 +42,6 @@ class CachedAttentionKernel : public Kernel {
   }
 
  private:
-  static constexpr int64_t kMoved = 4;  // multiplications that take the time of a number's way through memory
-
   CachedAttention read(const Context& call) const {
     const Tensor query = call.input(kQuery), key = call.input(kKey), value = call.input(kValue);
     const Tensor past_key = call.input(kPastKey), past_value = call.input(kPastValue);

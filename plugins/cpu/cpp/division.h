@@ -10,6 +10,7 @@
 namespace linexport {
 
 constexpr int64_t kTurns = 4;  // streams of a thread, where they take turns
+constexpr int64_t kMoved = 8;  // multiplications that take less time than a number's way out of memory and back
 
 // Numbers below 1.2e-38: a recurrence decays to them, and is not to become slower by that.
 enum class Subnormals { kZero, kKept };
