@@ -166,7 +166,7 @@ def _native(b: Body, call: _KernelCall, inputs: Sequence[str], dialect: Dialect)
     spec, sizes, (d_k, d_v) = call.spec, call.sizes, call.padded
     called = _called(b, call, inputs, dialect)
     kernel, output, state = called.kernel, called.output, called.state
-    heads, query = spec.kv_num_heads, kernel.query
+    heads, query = spec.kv_num_heads, inputs[0]
     if not spec.normalize:
         output = b.CastLike(output, query)
         normalizer = b.const(np.zeros((1, heads, sizes.d_k), np.float32))
@@ -207,7 +207,7 @@ def native_columns(
         call = replace(call, spec=plain, sizes=replace(call.sizes, d_v=width + 1))
     d_v = -(-call.sizes.d_v // multiple) * multiple
     called = _called(b, replace(call, padded=(d_k, d_v)), inputs, dialect)
-    heads, query = spec.output_heads, called.kernel.query
+    heads, query = spec.output_heads, inputs[0]
     if not spec.normalize:
         normalizer = b.const(np.zeros((1, spec.kv_num_heads, call.sizes.d_k), np.float32))
         output = cut_heads(b, b.CastLike(called.output, query), heads, width, d_v)
@@ -284,12 +284,16 @@ def _running_sum(b: Body, call: _KernelCall, inputs: Sequence[str]) -> list[str]
     return [output, b.Unsqueeze(state, b.const([3])), normalizer]
 
 
-def native_conv(node: Node, dialect: Dialect = ONNX_RUNTIME) -> tuple[Body, list[str]]:
-    """The kernel's CausalConvWithState, which has our definition."""
+def native_conv(
+    node: Node, dialect: Dialect = ONNX_RUNTIME, wide: bool = False
+) -> tuple[Body, list[str]]:
+    """The kernel's CausalConvWithState, which has our definition; called in float32 if ``wide``."""
     b = Body()
     inputs = list(node.inputs)
     while not inputs[-1]:
         inputs.pop()
+    if wide:
+        inputs = [x and b.Cast(x, to=TensorProto.FLOAT) for x in inputs]
     outputs = b.node(
         causal_conv.OP.name,
         *inputs,
@@ -297,4 +301,4 @@ def native_conv(node: Node, dialect: Dialect = ONNX_RUNTIME) -> tuple[Body, list
         domain=dialect.domain,
         activation=causal_conv.activation_of(node),
     )
-    return b, list(outputs)
+    return b, [b.CastLike(x, node.inputs[0]) if wide else x for x in outputs]

@@ -143,9 +143,10 @@ def pack_heads(b: Body, split: str, width: int) -> str:
 
 
 def pad_heads(b: Body, packed: str, heads: int, width: int, padded: int) -> str:
-    """(B, T, H*width) as (B, T, H*padded): every head ends in zeros."""
+    """(B, T, H*width) as (B, T, H*padded), in float32: every head ends in zeros."""
     pads = b.const([0, 0, 0, 0, 0, 0, 0, padded - width])
-    return pack_heads(b, b.Pad(split_heads(b, packed, heads, width), pads), heads * padded)
+    split = split_heads(b, b.Cast(packed, to=TensorProto.FLOAT), heads, width)
+    return pack_heads(b, b.Pad(split, pads), heads * padded)
 
 
 def cut_heads(b: Body, packed: str, heads: int, width: int, padded: int) -> str:

@@ -34,7 +34,7 @@ from linexport.plugins.kernels.launch import TYPES
 from linexport.plugins.ops import causal_conv, linear_attention
 from linexport.plugins.ops.linear_attention import SCALE, multiplied_out, view
 from linexport.plugins.ops.op import Node, Op
-from linexport.targets import diagonal, kernels, native_kernel
+from linexport.targets import cuda_bfloat16, diagonal, kernels, native_kernel
 from linexport.targets.base import DTYPES, Options, OrtSession, Target, check_precision
 from linexport.targets.lowering import Candidate, Rules, by_rules
 from linexport.targets.providers import CPU, CPU_ONLY
@@ -56,9 +56,10 @@ DIVIDED_KEYS, DIVIDED_VALUES = (64, 128), 32
 """Widths of keys, and multiple of widths of values, for which states are divided among blocks."""
 
 
-def _conv(node: Node) -> Sequence[Candidate]:
+def _conv(node: Node, wide: bool = False) -> Sequence[Candidate]:
+    reason = "ONNX Runtime's kernel" + (", which has no bfloat16, in float32" if wide else "")
     return [
-        Candidate("native", "ONNX Runtime's kernel", kernels.native_conv),
+        Candidate("native", reason, partial(kernels.native_conv, wide=wide)),
         Candidate("portable", "standard operators", causal_conv.OP.portable),
     ]
 
@@ -121,6 +122,7 @@ def _divided(node: Node) -> Candidate | None:
 
 
 _RULES: Rules = {causal_conv.OP: _conv, linear_attention.OP: _attention}
+_BFLOAT16_RULES: Rules = {**_RULES, causal_conv.OP: partial(_conv, wide=True)}
 
 
 def configure(target: Target, options: Options) -> Target:
@@ -147,10 +149,11 @@ def configure(target: Target, options: Options) -> Target:
 
 
 def _prepare(options: Options, model: onnx.ModelProto) -> onnx.ModelProto:
+    takes = cuda_bfloat16.OPERATORS if options.precision == "bf16" else None
     if not options.sms:
-        return half(model, options.precision)
+        return half(model, options.precision, takes)
     describe = partial(_described, options)
-    return parser_form.mark_plugins(planned(options, model), describe, filled=False)
+    return parser_form.mark_plugins(planned(options, model, takes), describe, filled=False)
 
 
 def _described(options: Options, op: Op, node: Node) -> Description | None:
@@ -166,7 +169,8 @@ def _described(options: Options, op: Op, node: Node) -> Description | None:
 
 def _candidates(options: Options, op: Op, node: Node) -> Sequence[Candidate]:
     """The kernels where the node carries them; its function is for programs without the library."""
-    functions = by_rules(_RULES)(op, node)
+    rules = _BFLOAT16_RULES if options.precision == "bf16" else _RULES
+    functions = by_rules(rules)(op, node)
     if LAUNCH not in node.annotations:
         return functions
     return [replace(functions[0], name="kernels", reason="linexport's kernels")]

@@ -32,7 +32,7 @@ class Elu1(FeatureMap):
     @classmethod
     def phi_onnx(cls, b: Body, x: str, width: int, *parameters: Parameter) -> str:
         zero = b.CastLike(b.const(0.0), x)
-        return str(b.Add(b.Relu(x), b.Exp(b.Clip(x, "", zero))))
+        return str(b.Add(b.Relu(x), b.Exp(b.Min(x, zero))))
 
     def kernel_value(self, query: Array, key: Array) -> Array:
         q, k = (np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))) for x in (query, key))

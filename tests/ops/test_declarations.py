@@ -5,100 +5,23 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx import helper
 
 from linexport.errors import OpError
 from linexport.models import feature_maps, torch_ops
 from linexport.plugins.ops.op import Op
-from linexport.plugins.ops.registry import all_ops, attach_functions, register_schemas
-
-RANDOM = np.random.default_rng(0)
-BATCH, LENGTH, WIDTH = 7, 5, 8
-
-
-def array(*shape: int) -> np.ndarray:
-    return RANDOM.normal(size=shape).astype(np.float32)
-
-
-def per_token(*names: str) -> dict[str, np.ndarray]:
-    return {name: array(BATCH, LENGTH, WIDTH) for name in names}
-
-
-CASES: dict[str, tuple[dict[str, Any], dict[str, np.ndarray]]] = {
-    "LinearAttention": (
-        {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "gated"},
-        {**per_token("query", "key", "value"), "decay": -np.abs(array(BATCH, LENGTH, 2))},
-    ),
-    "CausalConvWithState": (
-        {"activation": "silu"},
-        {"input": array(BATCH, WIDTH, LENGTH), "weight": array(WIDTH, 1, 4)},
-    ),
-    "CausalConvTokens": (
-        {"activation": "silu"},
-        {
-            "input": array(BATCH, LENGTH, WIDTH),
-            "weight": array(WIDTH, 1, 4),
-            "past_state": array(BATCH, WIDTH, 3),
-        },
-    ),
-    "FeatureMap": ({"kind": "elu1", "num_heads": 2, "side": "key", "log": 0}, per_token("x")),
-    "GeneralizedDeltaRule": (
-        {"num_heads": 2, "scale": 0.5},
-        {
-            **per_token("query", "key", "value", "a", "b"),
-            "decay": -np.abs(array(BATCH, LENGTH, WIDTH)),
-        },
-    ),
-    "MixtureOfExperts": (
-        {"activation": "gelu", "gated": 0},
-        {
-            "x": array(LENGTH, WIDTH),
-            "index": np.array([[0, 2], [1, 0], [2, 1], [0, 1], [1, 2]]),
-            "weight": array(LENGTH, 2),
-            "up": array(3, 6, WIDTH),
-            "down": array(3, 4, 6),
-        },
-    ),
-    "StabilizedExp": (
-        {"q_num_heads": 2, "k_num_heads": 2, "causal": 1},
-        per_token("query", "key"),
-    ),
-}
-"""Attributes and inputs of a small node, by op."""
+from linexport.plugins.ops.registry import all_ops, attach_functions
+from tests.support.op_cases import CASES, model
 
 
 @pytest.fixture(params=sorted(all_ops()))
 def op(request: pytest.FixtureRequest) -> Op:
     return all_ops()[request.param]
-
-
-def model(op: Op, symbols: bool) -> onnx.ModelProto:
-    """One node of the op without types of its outputs, its function attached."""
-    register_schemas()
-    attributes, inputs = CASES[op.name]
-    names = [name if name in inputs else "" for name in op.input_names]
-    outputs = [f"{name}_out" for name in op.output_names]
-    node = helper.make_node(op.name, names, outputs, "node", domain="linexport", **attributes)
-    sizes = {BATCH: "B", LENGTH: "T"} if symbols else {}
-    typed = [
-        helper.make_tensor_value_info(
-            name, helper.np_dtype_to_tensor_dtype(x.dtype), [sizes.get(d, d) for d in x.shape]
-        )
-        for name, x in inputs.items()
-        if x.shape
-    ]
-    graph = helper.make_graph([node], "g", typed, [onnx.ValueInfoProto(name=n) for n in outputs])
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("linexport", 1)]
-    made = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    attach_functions(made)
-    return made
 
 
 def test_every_op_has_a_case_here() -> None:

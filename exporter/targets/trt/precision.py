@@ -12,6 +12,7 @@ would take for zero or infinity keeps its operation in float32: an epsilon stays
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +39,31 @@ SENSITIVE = {
 }
 
 
-def half(model: onnx.ModelProto, precision: str) -> onnx.ModelProto:
+def half(
+    model: onnx.ModelProto, precision: str, takes: Collection[str] | None = None
+) -> onnx.ModelProto:
     """The model in ``precision``; in "fp32" it is the model itself.
+
+    Args:
+        model: with its ops' shapes known.
+        precision: one of fp32, fp16, bf16.
+        takes: standard operators that there are kernels of in that precision, None for all; others
+            stay in float32.
 
     Raises:
         UnsupportedModelError: it has branches or loops, whose types this does not follow.
     """
     if precision == "fp32":
         return model
-    return _Rewrite(model, ELEMENTS[precision]).run()
+    return _Rewrite(model, ELEMENTS[precision], takes).run()
 
 
 class _Rewrite:
     """One model on its way to half precision."""
 
-    def __init__(self, model: onnx.ModelProto, lower: int) -> None:
+    def __init__(self, model: onnx.ModelProto, lower: int, takes: Collection[str] | None) -> None:
         self.model = shape_inference.infer_shapes(model)
-        self.graph, self.lower = self.model.graph, lower
+        self.graph, self.lower, self.takes = self.model.graph, lower, takes
         self.types = {t.name: t.data_type for t in self.graph.initializer}
         for info in [*self.graph.output, *self.graph.value_info, *self.graph.input]:
             self.types[info.name] = info.type.tensor_type.elem_type
@@ -133,6 +142,8 @@ class _Rewrite:
     def _kind(self, node: onnx.NodeProto) -> int:
         floating = [name for name in node.input if name and self._floating(name)]
         if node.op_type in SENSITIVE or any(self._lost(name) for name in floating):
+            return TensorProto.FLOAT
+        if self.takes is not None and not node.domain and node.op_type not in self.takes:
             return TensorProto.FLOAT
         if node.op_type in PRODUCTS:
             return self.lower

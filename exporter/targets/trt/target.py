@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -158,9 +158,12 @@ def prepare(options: Options, model: onnx.ModelProto) -> onnx.ModelProto:
     return parser_form.mark_plugins(planned(options, model), partial(_describe, options))
 
 
-def planned(options: Options, model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model with its ops as kernels take them, and precision applied."""
-    return half(tokens_first(multiply_out(parser_form.fold_constants(model))), options.precision)
+def planned(
+    options: Options, model: onnx.ModelProto, takes: Collection[str] | None = None
+) -> onnx.ModelProto:
+    """Return the model with its ops as kernels take them, and precision applied; see ``half``."""
+    ready = tokens_first(multiply_out(parser_form.fold_constants(model)))
+    return half(ready, options.precision, takes)
 
 
 def _describe(options: Options, op: Op, node: Node) -> Description | None:
