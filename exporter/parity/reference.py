@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
+from torch._higher_order_ops import utils
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -142,15 +143,15 @@ def passing() -> Iterator[None]:
 
 @contextmanager
 def choosing() -> Iterator[None]:
-    """``torch.cond`` calls the function it chooses; it would compile both.
+    """``torch.cond``, ``while_loop`` and ``scan`` run as they are; torch would compile them first.
 
     torch 2.13.0 cannot do that once a module was exported in the same process.
     """
 
-    def chosen(pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> Any:
-        return (true_fn if pred else false_fn)(*operands)
+    def call(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
+        return fn(*args, **(kwargs or {}))
 
-    with mock.patch.object(torch, "cond", chosen):
+    with mock.patch.object(utils, "_hop_compile_and_call", call):
         yield
 
 

@@ -37,6 +37,16 @@ SUMS = {"MatMul", "Einsum", "CumSum"}
 """Operators that sum over tokens."""
 
 
+FIXED = "stays where the number of its steps is no constant up to 128"
+LEFT = {
+    "If": "stays where one of them may fail (indices, loops), where sizes choose, or where they "
+    "give other shapes than each other; torch.where of both is fused",
+    "Loop": FIXED,
+    "Scan": FIXED,
+}
+"""When a body stays one."""
+
+
 class Search(Rewriter):
     """Finds and replaces in one graph.
 
@@ -86,8 +96,9 @@ class Search(Rewriter):
                 roots = attention_in(body, inner)
                 if roots:
                     reason = (
-                        f"it is in a body of {node.op} {node.name}, where it runs as often as that "
-                        "says; ops of linexport are put into the main graph only"
+                        f"it is in a body of {node.op} {node.name}, which "
+                        f"{LEFT.get(node.op, 'stays')}. Ops of linexport are put into the main "
+                        "graph only"
                     )
                     found.append(UnmatchedCandidate(roots[-1], (node.name,), reason))
                 found += self._inside(body, inner)

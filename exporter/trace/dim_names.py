@@ -16,6 +16,7 @@ import torch
 
 from linexport.errors import UnsupportedModelError
 from linexport.graph.dims import DimRange, batch_dims
+from linexport.graph.walk import all_graphs
 from linexport.trace import loops
 
 SYMBOL = re.compile(r"\b[su]\d+\b")
@@ -180,9 +181,9 @@ def length_warnings(
 
 
 def rename_symbols(model: onnx.ModelProto, names: Mapping[str, str]) -> None:
-    """Rename size symbols; a compound expression such as 2*s3 keeps its form."""
-    graph = model.graph
-    for info in [*graph.input, *graph.output, *graph.value_info]:
-        for dim in info.type.tensor_type.shape.dim:
-            if dim.dim_param:
-                dim.dim_param = SYMBOL.sub(lambda m: names.get(m[0], m[0]), dim.dim_param)
+    """Rename size symbols, in bodies too; a compound expression such as 2*s3 keeps its form."""
+    for graph in all_graphs(model):
+        for info in [*graph.input, *graph.output, *graph.value_info]:
+            for dim in info.type.tensor_type.shape.dim:
+                if dim.dim_param:
+                    dim.dim_param = SYMBOL.sub(lambda m: names.get(m[0], m[0]), dim.dim_param)

@@ -15,6 +15,7 @@ import onnx
 from onnx import inliner, shape_inference, version_converter
 
 from linexport.errors import UnsupportedModelError
+from linexport.graph.walk import all_graphs
 from linexport.loaders.loaded_model import OnnxGraph
 from linexport.loaders.onnx_file.document import read
 from linexport.loaders.onnx_file.dynamic_shapes import inputs
@@ -104,17 +105,22 @@ def _shaped(model: onnx.ModelProto, seen: list[onnx.ValueInfoProto]) -> onnx.Mod
     """Return the model with the shapes that were seen, or else those that onnx infers."""
     if not seen:
         log.debug("shapes are inferred by onnx: the graph could not be observed")
-        try:
-            return shape_inference.infer_shapes(model, data_prop=True)
-        except shape_inference.InferenceError as error:
-            raise UnsupportedModelError(f"The file contradicts itself: {error}") from error
+        return _inferred(model)
     found = {value.name: value for value in seen}
     del model.graph.value_info[:]
     for output in model.graph.output:
         if output.name in found:
             output.type.CopyFrom(found.pop(output.name).type)
     model.graph.value_info.extend(found.values())
-    return model
+    # What is inside of bodies was not observed.
+    return _inferred(model) if sum(1 for _ in all_graphs(model)) > 1 else model
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    try:
+        return shape_inference.infer_shapes(model, data_prop=True)
+    except shape_inference.InferenceError as error:
+        raise UnsupportedModelError(f"The file contradicts itself: {error}") from error
 
 
 def _write_shape(value: onnx.ValueInfoProto, shape: tuple[int | str, ...]) -> None:
