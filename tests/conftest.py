@@ -29,6 +29,12 @@ from tests.support.command_line import Result
 
 MODULE = "small_models"
 
+LONGEST = {
+    *("test_pages.py", "test_formulations.py", "test_layers.py"),
+    *("test_attention_layer.py", "test_vision.py", "test_attention_parity.py"),
+}
+"""Files that take minutes."""
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in the background of a shell: programs that tests interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -36,7 +42,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the files that take longest while there are others to run beside them."""
-    items.sort(key=lambda item: item.path.name not in ("test_pages.py", "test_formulations.py"))
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture(scope="session")
