@@ -49,12 +49,12 @@ for name, module in sorted(sys.modules.items()):
 """Prints what the checks import; fails where that is a library that the other machine lacks."""
 
 
-def compile_plugins(output: Path, headers: Path = TOOLS / "gpu" / "tensorrt") -> None:
+def compile_plugins(output: Path, *headers: Path) -> None:
     """Compile the plugins in C++, and what plays their life, as a library that needs no TensorRT.
 
     Args:
         output: the library.
-        headers: folder of NvInferRuntime.h: TensorRT's, or the stand-in for it.
+        headers: folders of TensorRT's headers and of CUDA's; none: the stand-in for both.
 
     Raises:
         BuildError: there is no compiler, or it does not compile.
@@ -62,13 +62,9 @@ def compile_plugins(output: Path, headers: Path = TOOLS / "gpu" / "tensorrt") ->
     sources = [*sorted(library.LAUNCHING.glob("*.cpp")), library.SOURCES / "plugin.cpp"]
     command = ["c++", "-std=c++17", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra"]
     command += [f"-I{library.LAUNCHING}", "-o", str(output)]
-    command += [
-        "-isystem",
-        str(headers),
-        *map(str, sources),
-        str(TOOLS / "gpu" / "plugin_c.cpp"),
-        "-ldl",
-    ]
+    for folder in headers or [TOOLS / "gpu" / "tensorrt"]:
+        command += ["-isystem", str(folder)]
+    command += [*map(str, sources), str(TOOLS / "gpu" / "plugin_c.cpp"), "-ldl"]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except FileNotFoundError:

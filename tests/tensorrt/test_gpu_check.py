@@ -22,6 +22,7 @@ import pytest
 
 from linexport.errors import EnvironmentProblemError
 from linexport.plugins.kernels.description import MULTIPROCESSORS
+from linexport.plugins.tensorrt import library
 from tests.support import ROOT, stand_in_driver
 from tests.support.stand_in_driver import LEFT
 from tests.tensorrt.test_library import HEADERS
@@ -186,7 +187,8 @@ def test_the_plugins_compile_against_tensorrts_headers(check: ModuleType, tmp_pa
     """And so does what plays their life: the stand-in's interface is TensorRT's."""
     if HEADERS not in os.environ:
         pytest.skip(f"{HEADERS} names no headers of TensorRT")
-    check.compile_plugins(tmp_path / "plugins.so", Path(os.environ[HEADERS]))
+    cuda = next(f for f in library.cuda_folders() if (f / "cuda.h").is_file())
+    check.compile_plugins(tmp_path / "plugins.so", Path(os.environ[HEADERS]), cuda)
 
 
 def test_a_plugin_says_why_it_is_not_created(check: ModuleType, tmp_path: Path) -> None:

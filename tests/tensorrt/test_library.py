@@ -15,11 +15,12 @@ from typing import Any
 import onnx
 import pytest
 
+import linexport
 from linexport.errors import BuildError, EnvironmentProblemError
 from linexport.plugins.kernels.contract import LAYER
 from linexport.plugins.ops.registry import all_ops
 from linexport.plugins.tensorrt import library
-from tests.support import ROOT, SCRIPTS, tensorrt_models
+from tests.support import ROOT, SCRIPTS, families, tensorrt_models
 
 HEADERS = "LINEXPORT_TENSORRT_INCLUDE"
 """Environment variable that names TensorRT's headers to these tests."""
@@ -66,13 +67,24 @@ def test_a_machine_without_cmake_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pa
         library.build_library(tmp_path / "x.so", tmp_path, tmp_path)
 
 
-@pytest.mark.skipif(HEADERS not in os.environ, reason=f"{HEADERS} names no headers of TensorRT")
+needs_headers = pytest.mark.skipif(
+    HEADERS not in os.environ, reason=f"{HEADERS} names no headers of TensorRT"
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library, compiled with the headers that the environment names."""
+    output = tmp_path_factory.mktemp("library") / library.NAME
+    return library.build_library(output, Path(os.environ[HEADERS]))
+
+
+@needs_headers
 @pytest.mark.parametrize("case", ["linear", "gated_delta", "convolution", "feature_map"])
 def test_the_library_builds_the_engines_that_python_builds(
-    case: str, rtx: Any, engines: SimpleNamespace, tmp_path: Path
+    case: str, rtx: Any, engines: SimpleNamespace, made: Path, tmp_path: Path
 ) -> None:
     """Plugin layers and scratch memory, which the plugin computes, are the same."""
-    made = library.build_library(tmp_path / "lib" / library.NAME, Path(os.environ[HEADERS]))
     model = {
         "convolution": tensorrt_models.convolution,
         "feature_map": tensorrt_models.feature_map,
@@ -80,15 +92,39 @@ def test_the_library_builds_the_engines_that_python_builds(
     low, _ = engines.lowered(model)
     path = tmp_path / "model.onnx"
     onnx.save_model(low, str(path))
+    said = engine_of(path, made)
+    names = {"convolution": "conv", "feature_map": "map"}
+    assert said.startswith(f"('{names.get(case, 'attention')}',)")
+
+
+@needs_headers
+@pytest.mark.parametrize("case", [LAYER, "StabilizedExp"])
+def test_it_builds_those_of_converted_models(
+    case: str, rtx: Any, made: Path, tmp_path: Path
+) -> None:
+    """The plugins that only passes write: attention with its operands, and exponents."""
+    source: Any = "reference_models:stabilised"
+    if case == LAYER:
+        source, kind = tmp_path / "model", "qwen3_5_text"
+        linear = {"layer_types": ["linear_attention"] * 2}
+        families.save_model({**families.TINY[kind], **linear}, kind, source)
+    options = {"target": "tensorrt-rtx", "sms": (89,), "dims": ("seq=1:64:4096",), "bench": False}
+    (engine,) = linexport.convert(source, tmp_path / "artifact", threads=1, **options).engines
+    model = tmp_path / "artifact" / "model.onnx"
+    assert case in {node.op_type for node in onnx.load_model(str(model)).graph.node}
+    assert engine_of(model, made).startswith(str(tuple(engine.plugins)))
+
+
+def engine_of(model: Path, made: Path) -> str:
+    """What an engine holds, which is the same by the library's plugins and by Python's."""
     said = []
     for registered in ("python", str(made)):
         done = subprocess.run(
-            [sys.executable, str(SCRIPTS / "build_engine.py"), str(path), registered],
+            [sys.executable, str(SCRIPTS / "build_engine.py"), str(model), registered],
             capture_output=True,
             text=True,
         )
         assert done.returncode == 0, done.stderr
         said.append(done.stdout)
     assert said[0] == said[1]
-    names = {"convolution": "conv", "feature_map": "map"}
-    assert said[0].startswith(f"('{names.get(case, 'attention')}',)")
+    return said[0]
