@@ -183,6 +183,28 @@ def test_a_mask_that_is_added_is_drawn_of_zeros_and_what_excludes(kind: str) -> 
     assert not kept[2].any() and 0.1 < float(-kept[3].mean()) < 0.5, "and one with weights"
 
 
+HELD = {
+    "signs": torch.ones(12, 12).triu(1) * 2 - 1,
+    "excluded above a bias": torch.full((12, 12), -torch.inf).triu(1) + 0.5,
+    "weights above one": torch.ones(12, 12).tril() * 2,
+    "decays": 0.5 ** (torch.arange(12.0)[:, None] - torch.arange(12)).clamp(min=0),
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_a_mask_of_other_values_than_zero_and_one_is_drawn_of_its_example(kind: str) -> None:
+    """They were drawn 0 and 1, of which a rewrite for masks that select is right."""
+    example = HELD[kind]
+    loaded = load_module((AddedMask(), (torch.randn(3, 12, 8), example)), "held:mask")
+    for seed in (2, 3):
+        case = Case("random", {"batch": 3, "seq": 40}, seed)
+        x, mask = draw_inputs(loaded, [["batch", "seq", 8], ["seq", "seq"]], case)[0]
+        assert isinstance(mask, torch.Tensor) and mask.shape == (40, 40)
+        assert set(mask.unique().tolist()) == set(example.unique().tolist())
+        assert set(mask.diagonal().tolist()) == set(example.diagonal().tolist())
+        assert loaded.module(x, mask).isfinite().all()
+
+
 @pytest.mark.parametrize(
     "function", [lambda x, m: (x @ x.transpose(1, 2) + m).softmax(-1) @ x, lambda x, m: m @ x + x]
 )

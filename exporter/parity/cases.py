@@ -186,6 +186,28 @@ def _mask(
     return kept * weights if excluded is None else torch.where(kept, weights.log(), excluded)
 
 
+def _held(
+    example: torch.Tensor, shape: Sequence[int], generator: torch.Generator
+) -> torch.Tensor | None:
+    """Return values of an example for pairs of tokens; None where it has zeros and ones alone.
+
+    Each token has of itself what one has there: rows need not be excluded as a whole.
+    """
+    if (
+        not example.is_floating_point()
+        or not example.numel()
+        or bool(((example == 0) | (example == 1)).all())
+    ):
+        return None
+    found = _choose(example.flatten(), shape, generator)
+    own = _choose(example.diagonal(dim1=-2, dim2=-1).flatten(), shape, generator)
+    return torch.where(torch.eye(shape[-1]).bool(), own, found)
+
+
+def _choose(values: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    return values[torch.randint(len(values), tuple(shape), generator=generator)]
+
+
 def draw_inputs(
     loaded: LoadedModel, shapes: Sequence[Sequence[int | str]], case: Case
 ) -> tuple[tuple[object, ...], dict[str, object]]:
@@ -206,7 +228,11 @@ def draw_inputs(
         excluded, real = _excluded(leaf, dims), leaf.dtype == torch.bool or leaf.is_floating_point()
         masks = excluded is not None or (is_square(dims) and real)
         if masks and case.magnitude in (0, 1):  # any other values at other magnitudes
-            drawn.append(_mask(shape, generator, case.seed % 2 == 1, excluded).to(leaf.dtype))
+            # The example of a file in ONNX is none of its user.
+            own = excluded is None and loaded.graph is None
+            held = _held(leaf, shape, generator) if own else None
+            mask = _mask(shape, generator, case.seed % 2 == 1, excluded) if held is None else held
+            drawn.append(mask.to(leaf.dtype))
         elif leaf.dtype == torch.bool:
             drawn.append(torch.rand(shape, generator=generator) < 0.8)
         elif leaf.is_floating_point():
