@@ -123,10 +123,10 @@ def test_tokens_before_channels(
     np.testing.assert_allclose(by_function["output"].transpose(0, 2, 1), want[0], 1e-4, 1e-5)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 40])
-def test_states_in_place(length: int) -> None:
+@pytest.mark.parametrize("size, length", [(2, 1), (3, 1), (4, 1), (5, 1), (4, 2), (4, 3), (4, 40)])
+def test_states_in_place(size: int, length: int) -> None:
     """Past and present bound to the same memory."""
-    made = model(7, 4, True, True, "silu")
+    made = model(7, size, True, True, "silu")
     check_in_place(made, inputs(made, 2, length))
 
 

@@ -49,11 +49,19 @@ static void convolve_token(const Convolution& c, int64_t row) {
   if (c.present) UNROLL for (int j = 0; j < kBefore; ++j) c.present[row * kBefore + j] = seen[j + 1];
 }
 
+template <int kSize>
+static void convolve_tokens(const Convolution& c, int64_t first, int64_t last) {
+  for (int64_t row = first; row < last; ++row) convolve_token<kSize>(c, row);
+}
+
 static void convolve_rows(const Convolution& c, int64_t first, int64_t last) {
-  if (c.length == 1 && c.size == 4)
-    for (int64_t row = first; row < last; ++row) convolve_token<4>(c, row);
-  else
-    for (int64_t row = first; row < last; ++row) convolve_row(c, row);
+  switch (c.length == 1 ? c.size : 0) {
+    case 2: return convolve_tokens<2>(c, first, last);
+    case 3: return convolve_tokens<3>(c, first, last);
+    case 4: return convolve_tokens<4>(c, first, last);
+    default:
+      for (int64_t row = first; row < last; ++row) convolve_row(c, row);
+  }
 }
 
 static void convolve(const Convolution& c, const Part& part) {
