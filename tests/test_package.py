@@ -306,7 +306,7 @@ def test_what_cannot_be_packaged(
         done = cli("package", converted("language_model"), *arguments)
         assert done.code == 2 and message in " ".join(done.err.split()), done.err
     on_gpus = converted("language_model", target="ort-cuda")
-    done = cli("package", on_gpus, "--for", "triton", "-o", tmp_path / "x")
+    done = cli("package", on_gpus, "--for", "onnx", "-o", tmp_path / "x")
     assert done.code == 2 and "--target ort or --target onnx" in " ".join(done.err.split())
     assert not (tmp_path / "x").exists()
     assert {"genai", "onnx", "ort-mobile", "ray", "triton"} <= set(destinations())

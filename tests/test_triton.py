@@ -14,14 +14,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+import torch
 
 import linexport
-from linexport.errors import UsageError
+from linexport.errors import EnvironmentProblemError, UsageError
+from linexport.loaders import load_model
 from linexport.manifest import describe_files, read, to_json
 from linexport.manifest.engines import EngineRecord, ProfileRecord
 from linexport.package import find_destination, package
+from linexport.plugins.cuda import library
+from linexport.plugins.kernels.description import carried_by
 from linexport.plugins.tensorrt.library import NAME as LIBRARY
+from linexport.targets import gated_delta_net
 from tests.support import ROOT, environments
 
 pytestmark = [pytest.mark.services, pytest.mark.usefixtures("one_thread")]
@@ -38,6 +44,13 @@ for path in sys.argv[1:]:
         found.backend, len(found.sequence_batching.state), found.HasField("dynamic_batching"),
         found.max_batch_size, list(found.instance_group[0].profile),
     )
+    if found.model_operations.op_library_filename:
+        [accelerator] = found.optimization.execution_accelerators.gpu_execution_accelerator
+        print(
+            found.instance_group[0].Kind.Name(found.instance_group[0].kind),
+            *found.model_operations.op_library_filename,
+            accelerator.name, dict(accelerator.parameters),
+        )
 """
 
 
@@ -163,6 +176,71 @@ def test_sequences_of_sixteen_clients_are_those_of_single_runs(
         check_single_runs(artifact, sequences, ask(environment, port, tmp_path, sequences))
 
 
+def on_the_cpu(repository: Path) -> Path:
+    """A repository for GPUs, changed to run on the CPU, whose GatedDeltaNet is written out."""
+    config = repository / "lm" / "config.pbtxt"
+    text = config.read_text()
+    assert text.count("KIND_GPU") == 1
+    config.write_text(text.replace("KIND_GPU", "KIND_CPU"))
+    file = repository / "lm" / "1" / "model.onnx"
+    onnx.save_model(gated_delta_net.defined(onnx.load_model(str(file))), str(file))
+    return repository
+
+
+@pytest.mark.parametrize("sms", [(), (90,)])
+def test_a_package_for_gpus_gives_the_values_of_the_original_on_the_cpu(
+    sms: tuple[int, ...],
+    converted: Callable[..., Path],
+    environment: Path,
+    served: Callable[[Path], int],
+    sequences: dict[str, np.ndarray],
+    tmp_path: Path,
+) -> None:
+    """Its functions run there, and its sequences are carried as on a GPU."""
+    if sms:
+        pytest.importorskip("triton", reason="kernels are written in Triton: pip install triton")
+    artifact = converted("language_model", target="ort-cuda", sms=sms)
+    repository = packaged(artifact, tmp_path / "repository", backend="python")
+    found = ask(environment, served(on_the_cpu(repository)), tmp_path, sequences)
+    original = load_model("small_models:language_model").module.eval()
+    for name, tokens in sequences.items():
+        with torch.no_grad():
+            expected = original(torch.from_numpy(tokens[None]))[0].numpy()
+        assert np.abs(found[name] - expected).max() < 5e-5 * np.abs(expected).max()
+
+
+def test_kernels_bring_the_library_that_launches_them(
+    converted: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Into the folder of the model, whose nodes keep them; without it nothing is written."""
+    pytest.importorskip("triton", reason="kernels are written in Triton: pip install triton")
+    artifact = converted("language_model", target="ort-cuda", sms=(90,))
+    place = tmp_path / "out"
+    notes = " ".join(package(artifact, find_destination("triton"), place, name="lm").notes)
+    assert "LD_LIBRARY_PATH" in notes and "REPOSITORY/lm" in notes and "those of 90" in notes
+    written = onnx.load_model(str(place / "lm" / "1" / "model.onnx"))
+    assert sum(map(carried_by, written.graph.node)) == 4  # two convolutions, two attentions
+    assert {f.domain for f in written.functions} == {"linexport"}
+    assert (place / "lm" / library.path().name).read_bytes() == library.path().read_bytes()
+    assert (
+        "onnxruntime-gpu[cuda,cudnn]=="
+        in (
+            packaged(artifact, tmp_path / "python", backend="python") / "lm" / "requirements.txt"
+        ).read_text()
+    )
+
+    def missing() -> Path:
+        raise EnvironmentProblemError("The CUDA library was not built.")
+
+    monkeypatch.setattr(library, "path", missing)
+    with pytest.raises(EnvironmentProblemError, match="was not built"):
+        packaged(artifact, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    without = packaged(converted("language_model", target="ort-cuda"), tmp_path / "functions")
+    config = (without / "lm" / "config.pbtxt").read_text()
+    assert "KIND_GPU" in config and "op_library_filename" not in config
+
+
 def test_tokens_are_streamed(
     converted: Callable[..., Path],
     environment: Path,
@@ -211,7 +289,9 @@ def test_the_server_reads_every_configuration(
     packaged(stateful, tmp_path / "b", backend="python", decoupled="true")
     packaged(stateless, tmp_path / "c")
     packaged(with_engine(stateful, tmp_path / "engine"), tmp_path / "d")
-    files = [str(tmp_path / name / "lm" / "config.pbtxt") for name in "abcd"]
+    on_gpus = converted("language_model", target="ort-cuda", sms=(90,))
+    packaged(on_gpus, tmp_path / "e")
+    files = [str(tmp_path / name / "lm" / "config.pbtxt") for name in "abcde"]
     done = subprocess.run(
         [str(environment / "bin" / "python"), "-c", PARSE, *files],
         env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True, check=True,
@@ -222,6 +302,8 @@ def test_the_server_reads_every_configuration(
         "python 0 False 16 []",
         "onnxruntime 0 True 16 []",
         f"tensorrt {states} False 8 ['0', '1']",
+        f"onnxruntime {states} False 16 []",
+        "KIND_GPU liblinexport_cuda.so cuda {'use_tf32': '0'}",
     ]
     assert (tmp_path / "d" / "lm" / "1" / "model.plan").read_bytes() == b"an engine"
 

@@ -25,11 +25,7 @@ def standalone(job: Packaging) -> tuple[onnx.ModelProto, dict[str, str]]:
     Raises:
         UsageError: its weights do not fit into one file, or it runs on GPUs alone.
     """
-    if sum(file.bytes for file in job.manifest.files.values()) > MOST:
-        raise UsageError(
-            f"{job.source} is larger than the 2 GB of one ONNX file, and this destination takes no "
-            "weights in others. Quantise it: linexport quantize."
-        )
+    check_size(job)
     written = onnx.load_model(str(job.source / MODEL))
     if gated_delta_net.is_in(written):
         raise UsageError(
@@ -39,6 +35,19 @@ def standalone(job: Packaging) -> tuple[onnx.ModelProto, dict[str, str]]:
         )
     model = inlined(written)
     return model, rename_interface(model)
+
+
+def check_size(job: Packaging) -> None:
+    """Refuse an artifact that is no single file.
+
+    Raises:
+        UsageError: it is too large.
+    """
+    if sum(file.bytes for file in job.manifest.files.values()) > MOST:
+        raise UsageError(
+            f"{job.source} is larger than the 2 GB of one ONNX file, and this destination takes no "
+            "weights in others. Quantise it: linexport quantize."
+        )
 
 
 def rename_interface(model: onnx.ModelProto) -> dict[str, str]:

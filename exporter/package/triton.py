@@ -20,16 +20,16 @@ from importlib import resources
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 
 from linexport.artifact import write
 from linexport.errors import UsageError
 from linexport.graph.states import State
 from linexport.manifest import MODEL
-from linexport.package import triton_engine
+from linexport.package import triton_cuda, triton_engine
 from linexport.package.destination import Destination, Packaged, Packaging
 from linexport.package.standalone import rename_records, standalone
 from linexport.package.triton_config import CPU, config, own_inputs, own_outputs, warmup
-from linexport.system import environment
 
 MAX_BATCH = 16
 IDLE_SECONDS = 60
@@ -61,21 +61,27 @@ def _write(job: Packaging) -> Packaged:
     version.mkdir(parents=True)
     most, idle = _number(job, "max-batch", MAX_BATCH), _number(job, "idle-seconds", IDLE_SECONDS)
     renamed: dict[str, str] = {}
+    library = None
     if backend == "tensorrt":
         engine = triton_engine.chosen(job)
         notes = triton_engine.write_engine(job, engine, version)
         most = triton_engine.largest_batch(job, engine, most)
         place = triton_engine.instances(engine)
     else:
-        model, renamed = standalone(job)
-        write.save_model(model, version)
+        on_gpus = triton_cuda.is_for_gpus(job)
+        model, renamed = triton_cuda.model(job) if on_gpus else standalone(job)
         # From here on names are plain ones: they become paths, and text of the configuration.
         job = replace(job, manifest=rename_records(job.manifest, renamed))
-        notes = _notes(backend)
-        place = [CPU, *([] if job.manifest.states else warmup(own_inputs(job)))]
+        notes, place = _notes(backend, on_gpus), [CPU]
+        if on_gpus:
+            library = triton_cuda.write_library(job, model)
+            notes += tuple(triton_cuda.notes(job, backend, library))
+            place = [*triton_cuda.place(backend, library)]
+        write.save_model(model, version)
+        place += [] if job.manifest.states else warmup(own_inputs(job))
     states = [State.from_record(s) for s in job.manifest.states]
     if backend == "python":
-        _write_python(job, version, states, decoupled)
+        _write_python(job, version, states, decoupled, library)
     else:
         _check_order(states)
         _write_starts(folder, states)
@@ -100,16 +106,15 @@ def _why_python(job: Packaging) -> str | None:
     return None
 
 
-def _notes(backend: str) -> tuple[str, ...]:
-    runtime = environment.version("onnxruntime")
+def _notes(backend: str, on_gpus: bool) -> tuple[str, ...]:
+    runtime = onnxruntime.__version__
     if backend == "python":
-        return (
-            f"The server's Python needs numpy and onnxruntime {runtime}; see requirements.txt.",
-        )
-    return (
-        f"Made for ONNX Runtime {runtime}. A server with an older one may lack kernels that target "
-        "ort uses: convert with --target onnx for it.",
-    )
+        package = "onnxruntime-gpu" if on_gpus else "onnxruntime"
+        return (f"The server's Python needs numpy and {package} {runtime}; see requirements.txt.",)
+    lacks = f"Made for ONNX Runtime {runtime}. A server with an older one may lack kernels that "
+    if on_gpus:
+        return (f"{lacks}target ort-cuda uses.",)
+    return (f"{lacks}target ort uses: convert with --target onnx for it.",)
 
 
 def _flag(job: Packaging, name: str) -> bool:
@@ -144,11 +149,14 @@ def _write_starts(folder: Path, states: Sequence[State]) -> None:
             (place / state.past).write_bytes(np.ascontiguousarray(state.start(1)).tobytes())
 
 
-def _write_python(job: Packaging, version: Path, states: Sequence[State], decoupled: bool) -> None:
+def _write_python(
+    job: Packaging, version: Path, states: Sequence[State], decoupled: bool, library: str | None
+) -> None:
     spec = {
         "model": MODEL,
         "idle_seconds": _number(job, "idle-seconds", IDLE_SECONDS),
         "decoupled": decoupled,
+        "library": library,
         "inputs": [{"name": i.name, "default": i.default} for i in own_inputs(job)],
         "outputs": [o.name for o in own_outputs(job)],
         "states": [
@@ -167,8 +175,9 @@ def _write_python(job: Packaging, version: Path, states: Sequence[State], decoup
     (version / "states.json").write_text(json.dumps(spec, indent=2) + "\n")
     text = resources.files("linexport.package").joinpath("triton_model.txt").read_text()
     (version / "model.py").write_text(text)
-    runtime = environment.version("onnxruntime")
-    (version.parent / "requirements.txt").write_text(f"numpy\nonnxruntime=={runtime}\n")
+    package = "onnxruntime-gpu[cuda,cudnn]" if triton_cuda.is_for_gpus(job) else "onnxruntime"
+    needed = f"numpy\n{package}=={onnxruntime.__version__}\n"
+    (version.parent / "requirements.txt").write_text(needed)
 
 
 DESTINATION = Destination(
