@@ -2,14 +2,16 @@
 
 Where a norm divides by nearly nothing one token in thousands has errors of 5e-5, in the original as
 in the artifact; where two scores of a router are nearly the same, rounding takes one expert or the
-other. Both are looked at where the runs differ by more than the tolerance.
+other. Both are looked at where the runs differ by more than the tolerance. Rounding is known row by
+row, as for language models: of the original's own run, and of random roundings where that one was
+right by chance, see ``random_rounding``.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 
 import numpy as np
@@ -18,10 +20,12 @@ import torch
 from linexport.parity.cases import Case, draw_inputs
 from linexport.parity.check import ModelUnderTest
 from linexport.parity.choices import RecordingSession, recording, run_with
-from linexport.parity.compare import Comparison, compare_arrays
+from linexport.parity.compare import Comparison, compare_arrays, compare_rows, rows_off
 from linexport.parity.near_ties import run_alike, within_rounding
+from linexport.parity.random_rounding import draw, rounding_of_rows
 from linexport.parity.reference import Reference, feeds, run_deciding
-from linexport.parity.rounding import apart
+from linexport.parity.rounding import apart_by_row
+from linexport.parity.tolerances import Tolerance
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +61,7 @@ def compare_runs(
         first = first if decided is None else {name: decided[name] for name in first}
         found = _compare(tested, first, second, rounding)
     if not _passed(found):
-        found = _compare(tested, first, second, own_rounding(tested, case))
+        found |= _with_own_rounding(tested, case, first, second)
     return found
 
 
@@ -98,8 +102,10 @@ def _with_choices(
     return outputs if ties else None
 
 
-def own_rounding(tested: ModelUnderTest, case: Case) -> dict[str, float]:
-    """Return the distance of the original's float32 from its float64, by output; 0 if unknown."""
+def _with_own_rounding(
+    tested: ModelUnderTest, case: Case, first: Arrays, second: Arrays
+) -> dict[str, Comparison]:
+    """Compare outputs with what rounding does to each row of them; empty if that is unknown."""
     inputs = draw_inputs(tested.loaded, tested.input_shapes, case)
     try:
         originals = [Reference(tested.loaded, kind) for kind in (torch.float32, torch.float64)]
@@ -107,7 +113,44 @@ def own_rounding(tested: ModelUnderTest, case: Case) -> dict[str, float]:
         double = run_alike(narrow, wide, tested.tolerance)
         single, double = originals[0](inputs), double or originals[1](inputs)
     except Exception:  # not every original can be run in float64
-        return dict.fromkeys(tested.output_names, 0.0)
+        return {}
+    seeded = cache(partial(draw, wide, "float32", choices=()))  # none of an original that chooses
+
+    def drawn(place: int, seed: int) -> np.ndarray | None:
+        outputs = seeded(seed)
+        return None if outputs is None else outputs[place]
+
     return {
-        name: apart(a, b) for name, a, b in zip(tested.output_names, single, double, strict=True)
+        name: _by_row(
+            tested.tolerance,
+            (first[name], second[name]),
+            (single[place], double[place]),
+            partial(drawn, place),
+        )
+        for place, name in enumerate(tested.output_names)
     }
+
+
+def _by_row(
+    tolerance: Tolerance,
+    runs: tuple[np.ndarray, np.ndarray],
+    original: tuple[np.ndarray, np.ndarray],
+    drawn: Callable[[int], np.ndarray | None],
+) -> Comparison:
+    """Compare an output of two runs.
+
+    Args:
+        tolerance: of the artifact.
+        runs: what is compared.
+        original: the same output of the original in float32 and in float64.
+        drawn: gives it with random roundings, by a seed.
+    """
+    first, second, single, exact = map(np.atleast_1d, (*runs, *original))
+    known = apart_by_row(single, exact)
+    lost = float(known.max(initial=0.0))
+
+    def off(moved: np.ndarray) -> np.ndarray:
+        return rows_off(first, second, tolerance, tolerance.beside(moved, lost))
+
+    moved = rounding_of_rows(known, exact, drawn, off)
+    return compare_rows(first, second, tolerance, tolerance.beside(moved, lost))

@@ -34,7 +34,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from linexport.parity.cases import Case
-from linexport.parity.near_ties import ForcedChoices, Run
+from linexport.parity.near_ties import ForcedChoices, Run, T
 from linexport.parity.rounding import apart_by_row
 from linexport.parity.tolerances import MOST, Tolerance
 
@@ -111,12 +111,12 @@ def _size(argument: object) -> object:
 
 
 def draw(
-    run: Run[np.ndarray],
+    run: Run[T],
     dtype: str,
     seed: int,
     choices: Collection[np.ndarray] | None = None,
     kept: np.ndarray | None = None,
-) -> np.ndarray | None:
+) -> T | None:
     """Run the original once with random roundings.
 
     Args:
