@@ -10,6 +10,7 @@ import torch
 from onnx import parser
 from torch import nn
 from torch.export import Dim
+from torch.nn import functional as F
 
 import linexport
 from linexport import passes
@@ -31,7 +32,8 @@ def model(step: str, state: str = "float[batch, 4] h", axis: int = 1) -> onnx.Mo
         <float[4, 4] w = {{{", ".join(str(0.1 * i - 0.7) for i in range(16))}}},
          float[4] c = {{1.0, -0.5, 0.25, 2.0}}, int64[1] end = {{-1}}, int64[1] one = {{1}},
          int64[2] halves = {{2, 2}}, int64[3] pairs = {{0, 2, 2}},
-         int64 last_part = {{1}}, int64 first_part = {{0}}, float[1] two = {{2.0}}>
+         int64 last_part = {{1}}, int64 first_part = {{0}}, float[1] two = {{2.0}},
+         float[1] c_0 = {{1e-6}}, int64[2] wide = {{1, 4}}>
         {{ last, y = Scan <num_scan_inputs = 1, scan_input_axes = [{axis}], body = step (
             {state}, float[batch, 4] t) => ({state.replace(" h", " next")}, float[batch, 4] out)
             {{ {step} out = Identity (next) }}> (begin, x) }}"""
@@ -86,6 +88,8 @@ ENDS = "s = Tanh (h) next = Add (s, {0})"
         ("a = Transpose <perm = [1, 0]> (t) b = Exp (a) p = Transpose <perm = [1, 0]> (b)", "p"),
         ("n = Neg (c) p = Mul (t, n)", "p"),
         ("n = CastLike (two, t) p = Mul (t, n)", "p"),
+        ("a = ReduceL2 (t, one) b = Max (a, c_0) e = Expand (b, wide) p = Div (t, e)",
+         "p"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("axis", [0, 1])
@@ -153,14 +157,35 @@ class MatrixMemory(nn.Module):
         return torch.stack(out, 1)
 
 
-@pytest.mark.parametrize("layer", [GatedUnit, MatrixMemory])
+class NormalisedKeys(nn.Module):
+    """Kimi delta attention by tokens, which normalises query and key in the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.gate = nn.Linear(16, 48), nn.Linear(16, 18)
+
+    def forward(self, x):
+        q, k, v = self.project(x).chunk(3, -1)
+        decay, beta = self.gate(x).sigmoid().split([16, 2], -1)
+        state, out = x.new_zeros(x.shape[0], 16, 16), []
+        for t in range(x.shape[1]):
+            query, key = (F.normalize(z[:, t], dim=-1) for z in (q, k))
+            state = state * decay[:, t, :, None]
+            error = v[:, t] - (state * key[:, :, None]).sum(1)
+            state = state + (beta[:, t, :1] * key)[:, :, None] * error[:, None]
+            out.append((state * query[:, :, None]).sum(1))
+        return torch.stack(out, 1)
+
+
+@pytest.mark.parametrize("layer", [GatedUnit, MatrixMemory, NormalisedKeys])
 def test_a_loop_that_projects_its_tokens_is_fused_and_streams(layer, tmp_path) -> None:
     torch.manual_seed(0)
     module = layer().eval()
     loaded = load_module((module, (torch.randn(2, 16, 16),), DYNAMIC), "user:layer")
     manifest = linexport.convert(loaded, tmp_path / "a", bench=False, threads=1)
     assert manifest.status == "ok"
-    assert manifest.fused.get("LinearAttention") == 1
+    attention = ("LinearAttention", "GeneralizedDeltaRule")
+    assert sum(manifest.fused.get(op, 0) for op in attention) == 1
     assert manifest.streaming is not None and manifest.streaming.passed
     check_independently(tmp_path / "a", module, 16, lengths=(1, 7, 130))
 

@@ -34,7 +34,7 @@ from linexport.passes.lifted_steps import (
 
 log = logging.getLogger(__name__)
 
-LAYOUT = frozenset(("Unsqueeze", "Squeeze", "Transpose", "Identity", "Reshape"))
+LAYOUT = frozenset(("Unsqueeze", "Squeeze", "Transpose", "Identity", "Reshape", "Expand"))
 """Operators that compute nothing: by themselves they are no reason to leave the body."""
 
 
@@ -186,6 +186,11 @@ def _is_for_each_token(node: gs.Node, shapes: Mapping[str, Shape]) -> bool:
         return (
             bool(after) and after[:1] == before[:1] and all(isinstance(n, int) for n in after[1:])
         )
+    if node.op == "Expand":
+        # Not to more than what there is for every token: an outer product stays in the step.
+        after = _written(node.outputs[0]) or []
+        sizes = [_size(shape) for shape in shapes.values()]
+        return len(after) == len(shapes[first.name]) and _size(after) in sizes
     return node.op not in AXES or axes_of(node) is not None
 
 

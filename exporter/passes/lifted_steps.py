@@ -27,13 +27,15 @@ AXIS = {"Split": 0, "Softmax": -1, "LogSoftmax": -1, "LayerNormalization": -1}
 
 AXES = {
     **dict.fromkeys(("Unsqueeze", "Squeeze", "ReduceSum", "ReduceMean", "ReduceMax"), 1),
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceMin"), 1),
     "Slice": 3,
 }
 """Operators with axes as an input, and its number."""
 
 PRODUCTS = ("MatMul", "Gemm")
 PARTS = ("SplitToSequence", "SequenceAt")
-OPERATORS = frozenset((*ELEMENTWISE, *AXIS, *AXES, *PRODUCTS, *PARTS, "Transpose", "Reshape"))
+SHAPED = ("Transpose", "Reshape", "Expand")
+OPERATORS = frozenset((*ELEMENTWISE, *AXIS, *AXES, *PRODUCTS, *PARTS, *SHAPED))
 
 
 class ScannedTokens(NamedTuple):
@@ -125,6 +127,8 @@ class LiftedSteps:
             sizes = [0, 0, *self.shapes[node.outputs[0].name][1:]]
             inputs[1] = self._numbers(f"{node.outputs[0].name}/shape", sizes)
             attrs = {}  # a 0 is the size that there is
+        elif node.op == "Expand":
+            inputs[1] = self._with_tokens(node)
         elif node.op in ELEMENTWISE:
             rank = max(len(self._shape(t)) for t in node.inputs)
             inputs = [self._wide(t, w, rank) for t, w in zip(node.inputs, inputs, strict=True)]
@@ -177,6 +181,14 @@ class LiftedSteps:
         found = gs.Variable(f"{whole.name}/wide{missing}", whole.dtype)
         found.shape = [self.length, *[1] * missing, *self._shape(tensor)]
         self.nodes.append(gs.Node("Unsqueeze", found.name, {}, [whole, axes], [found]))
+        return found
+
+    def _with_tokens(self, node: gs.Node) -> gs.Tensor:
+        """Return the shape that an Expand gives, with any number of tokens before it."""
+        name = f"{self.stem}/{node.outputs[0].name}/shape"
+        found = gs.Variable(name, np.int64)
+        inputs = [self._numbers(f"{node.outputs[0].name}/tokens", [1]), node.inputs[1]]
+        self.nodes.append(gs.Node("Concat", name, {"axis": 0}, inputs, [found]))
         return found
 
     def _product(self, node: gs.Node, inputs: list[gs.Tensor]) -> list[gs.Tensor]:
