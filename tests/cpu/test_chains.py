@@ -14,7 +14,7 @@ from linexport.targets.tokenwise import DOMAIN, with_programs
 from linexport.targets.tokenwise.chains import OP, with_chains
 from tests.support.comparison import assert_close
 from tests.support.mixers import STATES, feeds, mixer, reference
-from tests.support.native import check_in_place, session
+from tests.support.native import check_in_place, one_node, session
 
 RTOL = 5e-6
 CONVOLUTION = "CausalConvTokens"
@@ -80,6 +80,26 @@ def test_single_steps_are_the_whole() -> None:
             opened.run(None, x)
     first = [np.float64(want[0][:, :40])]
     assert_close([np.concatenate(outputs, 1)], first, scales(first), RTOL)
+
+
+def test_nodes_without_programs_are_a_chain_that_other_software_opens() -> None:
+    shapes = {"input": ("B", 3, "T"), "weight": (3, 1, 4)}
+    made = one_node("CausalConvWithState", shapes, ("output",))
+    first, last = made.graph.node
+    second = onnx.NodeProto()
+    second.CopyFrom(first)
+    second.input[0], second.output[0] = first.output[0], "twice"
+    last.input[0] = "twice"
+    made.graph.node.insert(1, second)
+    model = with_chains(with_programs(made))
+    assert operators(model) == [OP, "Cast"]
+    assert {n.domain for n in model.graph.node} <= {o.domain for o in model.opset_import}
+    rng = np.random.default_rng(0)
+    x = {"input": rng.normal(size=(2, 3, 9)), "weight": rng.normal(size=(3, 1, 4))}
+    x = {name: value.astype(np.float32) for name, value in x.items()}
+    got, want = (OrtSession(m.SerializeToString(), 1).run(x)["output"] for m in (model, made))
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(session(model).run(None, x)[0], session(made).run(None, x)[0])
 
 
 def test_a_node_of_others_divides_a_chain() -> None:

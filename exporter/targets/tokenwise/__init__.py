@@ -23,6 +23,7 @@ from linexport.targets.tokenwise.convolutions import find_convolutions, fused_co
 from linexport.targets.tokenwise.exponentials import find_exponentials, fused_exponentials
 from linexport.targets.tokenwise.groups import (
     Group,
+    add_functions,
     drop_unused,
     find_groups,
     ordered,
@@ -38,7 +39,6 @@ from linexport.targets.tokenwise.values import LEAD, TokenValues, read_values
 log = logging.getLogger(__name__)
 
 DOMAIN, OP = "linexport.cpu", "Tokenwise"
-VERSION = 1
 
 MOST = 24
 """Inputs that the library's operator has, and outputs."""
@@ -101,10 +101,7 @@ def with_programs(model: onnx.ModelProto) -> onnx.ModelProto:
     del made.graph.node[:]
     made.graph.node.extend(in_order)
     drop_unused(made.graph)
-    made.functions.extend(functions.values())
-    if all(o.domain != DOMAIN for o in made.opset_import):
-        made.opset_import.append(helper.make_opsetid(DOMAIN, VERSION))
-    made.ir_version = max(made.ir_version, 10)  # the first with overloads
+    add_functions(made, functions.values(), DOMAIN)
     return made
 
 

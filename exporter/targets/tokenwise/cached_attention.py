@@ -20,7 +20,7 @@ import onnx
 from onnx import helper, parser
 
 from linexport.plugins.ops.shapes import Dim
-from linexport.targets.tokenwise.groups import drop_unused, ordered
+from linexport.targets.tokenwise.groups import add_functions, drop_unused, ordered
 from linexport.targets.tokenwise.lookup import Lookup, NewNodes, Shape, UnmatchedError, terms
 from linexport.targets.tokenwise.nodes import attributes
 from linexport.targets.tokenwise.rotary import Rotary, find_rotary, on_tokens
@@ -191,7 +191,7 @@ def with_cached_attention(model: onnx.ModelProto, domain: str) -> onnx.ModelProt
         value for name, value in new.values.items() if not graph.stated(name)
     )
     made.graph.initializer.extend(new.initializers.values())
-    made.functions.extend(functions.values())
+    add_functions(made, functions.values(), domain)
     drop_unused(made.graph)
     return made
 

@@ -27,7 +27,14 @@ from linexport.targets.tokenwise.cached_attention import OP as CACHED
 from linexport.targets.tokenwise.convolutions import OP as CONVOLUTION
 from linexport.targets.tokenwise.exponentials import OP as EXPONENTIALS
 from linexport.targets.tokenwise.exponentials import inlined
-from linexport.targets.tokenwise.groups import Group, connected, ordered, outputs_of, readers_of
+from linexport.targets.tokenwise.groups import (
+    Group,
+    add_functions,
+    connected,
+    ordered,
+    outputs_of,
+    readers_of,
+)
 from linexport.targets.tokenwise.nodes import attributes
 
 log = logging.getLogger(__name__)
@@ -92,7 +99,7 @@ def with_chains(model: onnx.ModelProto) -> onnx.ModelProto:
     nodes = [replaced.get(i, node) for i, node in kept if i not in gone or i in replaced]
     del made.graph.node[:]
     made.graph.node.extend(ordered(nodes))
-    made.functions.extend({f.overload: f for f in known.values()}.values())
+    add_functions(made, {f.overload: f for f in known.values()}.values(), DOMAIN)
     return made
 
 

@@ -9,9 +9,10 @@ which it may become one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import onnx
+from onnx import helper
 
 from linexport.graph.walk import reads
 from linexport.plugins.cpu import library
@@ -25,6 +26,9 @@ MOVES = (*VIEWS, "Split", "Slice")
 
 LEAST = 2
 """Nodes that are worth a program, where no node of the library is beside them."""
+
+VERSION = 1
+"""Version of the domain of nodes that are made."""
 
 Group = list[int]
 """Positions of nodes in a graph, in order."""
@@ -236,3 +240,13 @@ def drop_unused(graph: onnx.GraphProto) -> None:
     ):
         del field[:]
         field.extend(own)
+
+
+def add_functions(
+    model: onnx.ModelProto, functions: Iterable[onnx.FunctionProto], domain: str
+) -> None:
+    """Add functions of a domain, which they have overloads in, and the import of that domain."""
+    model.functions.extend(functions)
+    if all(imported.domain != domain for imported in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(domain, VERSION))
+    model.ir_version = max(model.ir_version, 10)  # the first with overloads
