@@ -11,6 +11,7 @@ import triton.language as tl
 from linexport.plugins.kernels.sources.feature_functions import features
 from linexport.plugins.kernels.sources.tiles import (
     load_state,
+    store_rows,
     times_state,
 )
 
@@ -74,6 +75,4 @@ def segment_output(
         o *= SCALE
         if present_normalizer is not None:
             o /= (denominator * SCALE + EPS)[:, None]
-        at = rows[:, None] * (OUT * D_V) + columns_v[None, :]
-        inside = live[:, None] & (columns_v < D_V)[None, :]
-        tl.store(output + offset * (OUT * D_V) + at, o.to(output.dtype.element_ty), mask=inside)
+        store_rows(output + offset * (OUT * D_V), o, live, columns_v, OUT * D_V, D_V)

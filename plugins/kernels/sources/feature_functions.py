@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linexport.plugins.kernels.sources.tiles import components, load_rows
+from linexport.plugins.kernels.sources.tiles import components, load_chunk, load_rows
 
 
 @triton.jit
@@ -191,6 +191,30 @@ def load_keys(
             inside = inside & (columns < FEATURES)[None, :]
         keys = tl.where(inside, keys, 0.0).to(keys.dtype)
     return keys
+
+
+@triton.jit
+def chunk_keys(
+    decayed,
+    base,
+    offset,
+    keep,
+    columns,
+    parameter,
+    STRIDE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FEATURES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    DECAYS: tl.constexpr,
+    MAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Keys of the chunk at ``offset``: those that ``channels`` decayed, or ``load_keys``."""
+    if DECAYS > 1:
+        return load_chunk(decayed + offset * FEATURES, columns, CHUNK, FEATURES)
+    else:
+        base += offset * STRIDE
+        return load_keys(base, keep, columns, parameter, STRIDE, WIDTH, FEATURES, MAP, PRECISION)
 
 
 @triton.jit

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from linexport.plugins.kernels.sources.feature_functions import exponents, features
+from linexport.plugins.kernels.sources.tiles import store_rows
 
 
 @triton.jit
@@ -44,6 +45,4 @@ def apply(
         out = exponents(place, live, columns, parameter_0, WIDTH, WIDTH, FEATURES, PRECISION)
     else:
         out = features(place, live, columns, parameter_0, WIDTH, WIDTH, FEATURES, MAP, PRECISION)
-    at = tl.arange(0, ROWS)[:, None] * FEATURES + columns[None, :]
-    inside = live[:, None] & (columns < FEATURES)[None, :]
-    tl.store(y + row * FEATURES + at, out.to(y.dtype.element_ty), mask=inside)
+    store_rows(y + row * FEATURES, out, live, columns, FEATURES, FEATURES)

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from linexport.plugins.kernels.sources.delta import written
-from linexport.plugins.kernels.sources.feature_functions import features, kappa, load_keys
+from linexport.plugins.kernels.sources.feature_functions import chunk_keys, features, kappa
 from linexport.plugins.kernels.sources.tiles import (
     components,
     faded,
@@ -34,6 +34,7 @@ from linexport.plugins.kernels.sources.tiles import (
     load_square,
     load_state,
     pairs,
+    store_rows,
     store_state,
     times_rows,
     times_state,
@@ -88,6 +89,8 @@ def segment_output(
     V_TILES: tl.constexpr = tl.cdiv(D_V, BLOCK_V)
     GROUP: tl.constexpr = tl.cdiv(QUERY_HEADS, HEADS)
     OUT: tl.constexpr = HEADS * GROUP
+    QUERIES: tl.constexpr = QUERY_HEADS * WIDTH
+    KEYS: tl.constexpr = KEY_HEADS * WIDTH
     # Which columns of which state this program owns, and which part of the sequence.
     tile = tl.program_id(0) % V_TILES
     head = tl.program_id(0) // V_TILES
@@ -100,8 +103,8 @@ def segment_output(
     # 2^31 on long inputs, so rows count in 64 bits.
     first = segment * chunks_per_segment * CHUNK
     row = (head // HEADS).to(tl.int64) * length + first
-    query += row * (QUERY_HEADS * WIDTH)
-    key += row * (KEY_HEADS * WIDTH) + h * KEY_HEADS // HEADS * WIDTH
+    query += row * QUERIES
+    key += row * KEYS + h * KEY_HEADS // HEADS * WIDTH
     value += row * (HEADS * D_V) + h * D_V
     output += row * (OUT * D_V)
     if decay is not None:
@@ -147,20 +150,18 @@ def segment_output(
         u = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V)
         # Keys as the state after the chunk sees them, K * exp(L_C - L), where decays differ by
         # channel; one decay a token is as well one of its value, which is fewer columns.
+        k = chunk_keys(
+            key_to_end, key, offset, keep, columns_k, parameter_0, KEYS, WIDTH,
+            D_K, CHUNK, DECAYS, MAP, PRECISION,
+        )  # fmt: skip
+        k_rest = k
         if DECAYS > 1:
-            k_rest = load_chunk(key_to_end + offset * D_K, columns_k, CHUNK, D_K)
             place = chunk_decays + start // CHUNK * D_K + columns_k
             whole = tl.load(place, mask=columns_k < D_K, other=0.0)
-        else:
-            place = key + offset * (KEY_HEADS * WIDTH)
-            k = load_keys(
-                place, keep, columns_k, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
-            )
-            k_rest = k
         # Scores within the chunk are a polynomial of q . k itself: features would cancel.
         if DECAYS <= 1 and (MAP == "taylor2" or MAP == "quadratic"):
             parts = components(WIDTH)
-            raw_k = load_rows(place, keep, parts, KEY_HEADS * WIDTH, WIDTH)
+            raw_k = load_rows(key + offset * KEYS, keep, parts, KEYS, WIDTH)
         to_end = None
         if DECAYS == 1:
             place = decay + offset * HEADS
@@ -178,18 +179,10 @@ def segment_output(
         for g in range(GROUP):
             # Query heads that share this state, one after the other.
             query_head = (h * GROUP + g) * QUERY_HEADS // OUT
-            queries = query + offset * (QUERY_HEADS * WIDTH) + query_head * WIDTH
+            queries = query + offset * QUERIES + query_head * WIDTH
             if DECAYS <= 1:
                 q = features(
-                    queries,
-                    live,
-                    columns_k,
-                    parameter_0,
-                    QUERY_HEADS * WIDTH,
-                    WIDTH,
-                    D_K,
-                    MAP,
-                    PRECISION,
+                    queries, live, columns_k, parameter_0, QUERIES, WIDTH, D_K, MAP, PRECISION
                 )
             # (Q K^T) * D, the part within the chunk.
             if DECAYS > 1:
@@ -197,7 +190,7 @@ def segment_output(
                 q = load_chunk(query_from_start + token * D_K, columns_k, CHUNK, D_K)
                 scores = load_square(channel_scores + token * CHUNK, CHUNK)
             elif MAP == "taylor2" or MAP == "quadratic":
-                raw_q = load_rows(queries, live, parts, QUERY_HEADS * WIDTH, WIDTH)
+                raw_q = load_rows(queries, live, parts, QUERIES, WIDTH)
                 t = tl.dot(raw_q, tl.trans(raw_k), input_precision=PRECISION)
                 scores = tl.where(keep[None, :], kappa(t, parameter_0, WIDTH, MAP), 0.0)
             else:
@@ -223,9 +216,7 @@ def segment_output(
             else:
                 o *= SCALE
             written_at = output + offset * (OUT * D_V) + (h * GROUP + g) * D_V
-            at = rows[:, None] * (OUT * D_V) + columns_v[None, :]
-            inside = live[:, None] & (columns_v < D_V)[None, :]
-            tl.store(written_at + at, o.to(output.dtype.element_ty), mask=inside)
+            store_rows(written_at, o, live, columns_v, OUT * D_V, D_V)
         # z' = exp(L_C) * z + (K * exp(L_C - L))^T 1, and S' alike with U in the place of ones.
         if DECAYS > 1:
             whole = whole[:, None]

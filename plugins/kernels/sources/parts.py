@@ -13,7 +13,12 @@ import triton
 import triton.language as tl
 
 from linexport.plugins.kernels.sources.delta import written
-from linexport.plugins.kernels.sources.feature_functions import features, kappa, load_keys
+from linexport.plugins.kernels.sources.feature_functions import (
+    chunk_keys,
+    features,
+    kappa,
+    load_keys,
+)
 from linexport.plugins.kernels.sources.tiles import (
     components,
     faded,
@@ -25,6 +30,7 @@ from linexport.plugins.kernels.sources.tiles import (
     load_state,
     pairs,
     store_part,
+    store_rows,
     times_rows,
     times_state,
 )
@@ -73,6 +79,8 @@ def segment_output(
     V_TILES: tl.constexpr = tl.cdiv(D_V, BLOCK_V)
     GROUP: tl.constexpr = tl.cdiv(QUERY_HEADS, HEADS)
     OUT: tl.constexpr = HEADS * GROUP
+    QUERIES: tl.constexpr = QUERY_HEADS * WIDTH
+    KEYS: tl.constexpr = KEY_HEADS * WIDTH
     PARTS: tl.constexpr = tl.cdiv(D_K, BLOCK_K)
     PAIRS: tl.constexpr = MAP == "taylor2" or MAP == "quadratic"
     KAPPA: tl.constexpr = PAIRS and DECAYS <= 1
@@ -86,8 +94,8 @@ def segment_output(
 
     first = segment * chunks_per_segment * CHUNK
     row = (head // HEADS).to(tl.int64) * length + first
-    query += row * (QUERY_HEADS * WIDTH)
-    key += row * (KEY_HEADS * WIDTH) + h * KEY_HEADS // HEADS * WIDTH
+    query += row * QUERIES
+    key += row * KEYS + h * KEY_HEADS // HEADS * WIDTH
     value += row * (HEADS * D_V) + h * D_V
     output += row * (OUT * D_V)
     if decay is not None:
@@ -129,7 +137,7 @@ def segment_output(
         offset = tl.cast(start, tl.int64)
         live = start + rows < last
         keep = load_keep(key_mask + offset if key_mask is not None else None, live)
-        keys = key + offset * (KEY_HEADS * WIDTH)
+        keys = key + offset * KEYS
         decays = decay + offset * (HEADS * DECAYS) if decay is not None else None
         u = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V)
         if DECAYS == 1:
@@ -139,20 +147,10 @@ def segment_output(
             stored = tl.zeros((CHUNK, BLOCK_V), tl.float32)
             for p in range(PARTS):
                 columns = p * BLOCK_K + tl.arange(0, BLOCK_K)
-                if DECAYS > 1:
-                    k = load_chunk(key_from_start + offset * D_K, columns, CHUNK, D_K)
-                else:
-                    k = load_keys(
-                        keys,
-                        keep,
-                        columns,
-                        parameter_0,
-                        KEY_HEADS * WIDTH,
-                        WIDTH,
-                        D_K,
-                        MAP,
-                        PRECISION,
-                    )
+                k = chunk_keys(
+                    key_from_start, key, offset, keep, columns, parameter_0, KEYS, WIDTH,
+                    D_K, CHUNK, DECAYS, MAP, PRECISION,
+                )  # fmt: skip
                 S, _ = load_state(state, None, columns, columns_v, D_K, D_V)
                 stored += times_state(k, S, PRECISION)
             if DECAYS == 1:
@@ -163,7 +161,7 @@ def segment_output(
         for g in tl.static_range(GROUP):
             # Query heads that share this state, one after the other.
             query_head = (h * GROUP + g) * QUERY_HEADS // OUT
-            queries = query + offset * (QUERY_HEADS * WIDTH) + query_head * WIDTH
+            queries = query + offset * QUERIES + query_head * WIDTH
             o = tl.zeros((CHUNK, BLOCK_V), tl.float32)
             if DECAYS > 1:
                 token = chunks * g * CHUNK + offset
@@ -178,27 +176,11 @@ def segment_output(
                     q = load_chunk(query_from_start + token * D_K, columns, CHUNK, D_K)
                 else:
                     q = features(
-                        queries,
-                        live,
-                        columns,
-                        parameter_0,
-                        QUERY_HEADS * WIDTH,
-                        WIDTH,
-                        D_K,
-                        MAP,
-                        PRECISION,
+                        queries, live, columns, parameter_0, QUERIES, WIDTH, D_K, MAP, PRECISION
                     )
                 if DECAYS <= 1 and not PAIRS:
                     k = load_keys(
-                        keys,
-                        keep,
-                        columns,
-                        parameter_0,
-                        KEY_HEADS * WIDTH,
-                        WIDTH,
-                        D_K,
-                        MAP,
-                        PRECISION,
+                        keys, keep, columns, parameter_0, KEYS, WIDTH, D_K, MAP, PRECISION
                     )
                     scores += tl.dot(q, tl.trans(k), input_precision=PRECISION)
                 S, _ = load_state(state, None, columns, columns_v, D_K, D_V)
@@ -208,8 +190,8 @@ def segment_output(
             # Scores of the maps of degree two: the polynomial of q . k, once, not from features.
             if KAPPA:
                 wide = components(WIDTH)
-                raw_q = load_rows(queries, live, wide, QUERY_HEADS * WIDTH, WIDTH)
-                raw_k = load_rows(keys, keep, wide, KEY_HEADS * WIDTH, WIDTH)
+                raw_q = load_rows(queries, live, wide, QUERIES, WIDTH)
+                raw_k = load_rows(keys, keep, wide, KEYS, WIDTH)
                 t = tl.dot(raw_q, tl.trans(raw_k), input_precision=PRECISION)
                 scores = tl.where(keep[None, :], kappa(t, parameter_0, WIDTH, MAP), 0.0)
             # Decays within the chunk, then the chunk's own values.
@@ -226,20 +208,16 @@ def segment_output(
             else:
                 o *= SCALE
             place = output + offset * (OUT * D_V) + (h * GROUP + g) * D_V
-            at = rows[:, None] * (OUT * D_V) + columns_v[None, :]
-            inside = live[:, None] & (columns_v < D_V)[None, :]
-            tl.store(place + at, o.to(output.dtype.element_ty), mask=inside)
+            store_rows(place, o, live, columns_v, OUT * D_V, D_V)
         # Threads write what others read, before and after.
         tl.debug_barrier()
         # S' = exp(L_C) * S + (K * exp(L_C - L))^T U, read and written part by part.
         for p in range(PARTS):
             columns = p * BLOCK_K + tl.arange(0, BLOCK_K)
-            if DECAYS > 1:
-                k = load_chunk(key_to_end + offset * D_K, columns, CHUNK, D_K)
-            else:
-                k = load_keys(
-                    keys, keep, columns, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
-                )
+            k = chunk_keys(
+                key_to_end, key, offset, keep, columns, parameter_0, KEYS, WIDTH,
+                D_K, CHUNK, DECAYS, MAP, PRECISION,
+            )  # fmt: skip
             S, _ = load_state(state, None, columns, columns_v, D_K, D_V)
             factor = tl.full((BLOCK_K,), 1.0, tl.float32)
             if DECAYS == 1:

@@ -11,12 +11,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from linexport.plugins.kernels.sources.feature_functions import load_keys
+from linexport.plugins.kernels.sources.feature_functions import chunk_keys
 from linexport.plugins.kernels.sources.tiles import (
     faded,
     first_column,
     head_decays,
-    load_chunk,
     load_keep,
     load_rows,
     store_state,
@@ -91,13 +90,10 @@ def segment_state(
         offset = tl.cast(start, tl.int64)
         live = start + tl.arange(0, CHUNK) < last
         keep = load_keep(key_mask + offset if key_mask is not None else None, live)
-        if DECAYS > 1:
-            k = load_chunk(key_to_end + offset * D_K, columns_k, CHUNK, D_K)
-        else:
-            place = key + offset * (KEY_HEADS * WIDTH)
-            k = load_keys(
-                place, keep, columns_k, parameter_0, KEY_HEADS * WIDTH, WIDTH, D_K, MAP, PRECISION
-            )
+        k = chunk_keys(
+            key_to_end, key, offset, keep, columns_k, parameter_0, KEY_HEADS * WIDTH, WIDTH,
+            D_K, CHUNK, DECAYS, MAP, PRECISION,
+        )  # fmt: skip
         v = load_rows(value + offset * (HEADS * D_V), live, columns_v, HEADS * D_V, D_V)
         v, ones = v.to(k.dtype), one.to(k.dtype)
         # What the state held decays over the chunk, and what is added by what is left of it.

@@ -45,6 +45,14 @@ def load_rows(base, live, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def store_rows(base, x, live, columns, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
+    """The reverse of ``load_rows``, in the type of the memory."""
+    at = tl.arange(0, live.shape[0])[:, None] * STRIDE + columns[None, :]
+    inside = live[:, None] & (columns < WIDTH)[None, :]
+    tl.store(base + at, x.to(base.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def load_chunk(base, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Columns of a matrix (ROWS, WIDTH) without gaps, zero past WIDTH: of ``channels``."""
     at = tl.arange(0, ROWS)[:, None] * WIDTH + columns[None, :]

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from linexport.plugins.kernels.sources.delta import written
-from linexport.plugins.kernels.sources.feature_functions import load_keys
+from linexport.plugins.kernels.sources.feature_functions import chunk_keys
 from linexport.plugins.kernels.sources.tiles import (
     faded,
     head_decays,
@@ -106,20 +106,10 @@ def segment_transition(
     for start in range(0, chunks * CHUNK, CHUNK):
         offset = tl.cast(start, tl.int64)
         keep = load_keep(key_mask + offset if key_mask is not None else None, live)
-        if DECAYS > 1:
-            k = load_chunk(key_from_start + offset * D_K, columns_k, CHUNK, D_K)
-        else:
-            k = load_keys(
-                key + offset * (KEY_HEADS * WIDTH),
-                keep,
-                columns_k,
-                parameter_0,
-                KEY_HEADS * WIDTH,
-                WIDTH,
-                D_K,
-                MAP,
-                PRECISION,
-            )
+        k = chunk_keys(
+            key_from_start, key, offset, keep, columns_k, parameter_0, KEY_HEADS * WIDTH, WIDTH,
+            D_K, CHUNK, DECAYS, MAP, PRECISION,
+        )  # fmt: skip
         place = value + offset * (HEADS * D_V)
         v = load_rows(place, live & of_state, columns, HEADS * D_V, D_V)
         T = load_square(inverses + offset * CHUNK, CHUNK)

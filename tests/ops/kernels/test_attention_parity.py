@@ -109,9 +109,10 @@ IN_PARTS = [
     )
     for rule, channel in [*((r, False) for r in RULES), ("gated_delta", True)]
     for precision, part, slow in [
-        ("ieee", 32, rule != "gated_delta" or channel),
+        ("ieee", 32, rule != "gated_delta"),
         ("tf32", 64, rule != "linear"),
     ]
+    if not (channel and precision == "ieee")  # held whole, as measured on an H100
 ]
 
 
