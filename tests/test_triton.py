@@ -7,14 +7,18 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 
@@ -239,6 +243,36 @@ def test_kernels_bring_the_library_that_launches_them(
     without = packaged(converted("language_model", target="ort-cuda"), tmp_path / "functions")
     config = (without / "lm" / "config.pbtxt").read_text()
     assert "KIND_GPU" in config and "op_library_filename" not in config
+
+
+def test_an_instance_on_a_gpu_is_never_one_on_the_cpu(
+    converted: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """ONNX Runtime alone would warn, and run on the CPU."""
+    artifact = converted("language_model", target="ort-cuda")
+    version = packaged(artifact, tmp_path / "out", backend="python") / "lm" / "1"
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", ModuleType("none"))
+    found: dict[str, Any] = {}
+    exec((version / "model.py").read_text(), found)
+    spec = json.loads((version / "states.json").read_text())
+    arguments = {"model_instance_kind": "GPU", "model_instance_device_id": "0"}
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("ONNX Runtime has CUDA here")
+    portable = packaged(converted("language_model", target="onnx"), tmp_path / "cpu")
+    with pytest.raises(RuntimeError, match="cannot run on a GPU here"):
+        found["opened"](portable / "lm" / "1", spec, arguments)
+    given: list[Any] = []
+    registered: list[str] = []
+    options = SimpleNamespace(register_custom_ops_library=registered.append)
+    session = SimpleNamespace(get_providers=lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(onnxruntime, "SessionOptions", lambda: options)
+    monkeypatch.setattr(
+        onnxruntime, "InferenceSession", lambda *_, providers: (given.extend(providers), session)[1]
+    )
+    arguments["model_instance_device_id"] = "3"
+    assert found["opened"](version, spec | {"library": "lib.so"}, arguments) is session
+    assert given == [("CUDAExecutionProvider", {"device_id": "3", "use_tf32": "0"})]
+    assert registered == [str(version.parent / "lib.so")]
 
 
 def test_tokens_are_streamed(
