@@ -87,6 +87,8 @@ def identity_of(node: gs.Node) -> gs.Tensor | None:
     source = node.inputs[0] if node.inputs else None
     if node.op == "Identity" or (node.op == "Slice" and _slices_nothing_off(node)):
         return source
+    if node.op == "Concat" and len(node.inputs) == 1:
+        return source
     if node.op in ("Mul", "Div"):
         return _times_one(node)
     if node.op == "Reshape" and source is not None:

@@ -101,13 +101,14 @@ def initial_values(model: onnx.ModelProto) -> Iterator[dict[str, float]]:
 def find_states(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:
     """Return the states whose past is an input and whose present is an output of the graph.
 
-    A Cast may lie between them and the node. ``given`` are inputs of the original model: a past
-    among them is its caller's to carry.
+    A Cast may lie between them and the node, and in front of it a product with signs of the tokens.
+    ``given`` are inputs of the original model: a past among them is its caller's to carry.
     """
     inputs = {i.name: i for i in model.graph.input}
     outputs = {o.name for o in model.graph.output}
     casts = [n for n in model.graph.node if n.op_type == "Cast"]
     casts_in = {n.output[0]: n.input[0] for n in casts if n.input[0] in inputs}
+    casts_in |= _turned(model, inputs, casts_in)
     casts_out = {n.input[0]: n.output[0] for n in casts if n.output[0] in outputs}
     shapes = known_shapes(model)
     found = []
@@ -136,6 +137,16 @@ def find_states(model: onnx.ModelProto, given: Collection[str] = ()) -> list[Sta
     if before in inputs and after in outputs and before not in given:
         found.append(State(before, after, "int64", shapes[before], "Positions"))
     return found
+
+
+def _turned(
+    model: onnx.ModelProto, inputs: Collection[str], casts: dict[str, str]
+) -> dict[str, str]:
+    """Return pasts that are multiplied with signs, see ``expose_past_present``, by the product."""
+    pasts = {name for name in inputs if name.startswith("past_")}
+    products = [n for n in model.graph.node if n.op_type == "Mul"]
+    found = {(n.output[0], casts.get(x, x)) for n in products for x in n.input}
+    return {product: past for product, past in found if past in pasts}
 
 
 def is_rows(name: str) -> bool:

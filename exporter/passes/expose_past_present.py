@@ -3,6 +3,7 @@
     LinearAttention(q, k, v)      becomes  past_state_i, past_normalizer_i -> present_...
     StabilizedExp(q, k)           becomes  past_key_max_i -> present_key_max_i
     CausalConvWithState(x, w)     becomes  past_conv_i -> present_conv_i
+    LinearAttention(.., 0 c)      becomes  past_state_i c
 
 and so on: which states a node has, its op declares. One graph then serves prefill (the initial
 past, any T) and decode (T = 1). Whether the model as a whole streams by these states is for
@@ -18,7 +19,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.errors import OpError
-from linexport.graph.edit import is_output
+from linexport.graph.edit import is_output, producer
 from linexport.passes.contract import Pass, PassResult
 from linexport.plugins.ops.op import ACTIVATION, DOMAIN, Node, Op, StatePort
 from linexport.plugins.ops.registry import all_ops
@@ -48,7 +49,7 @@ def run(graph: gs.Graph) -> PassResult:
         for port in ports:
             element = op.element_type(op.input_names[port.past], node.attrs)
             dtype = node.inputs[0].dtype if element == ACTIVATION else np.dtype(element)
-            _attach(graph, node, port, index, dtype)
+            _attach(graph, node, port, index, dtype, known)
         log.info("%s %r: state %d is an input and an output", node.op, node.name, index)
         index, modified = index + 1, True
     return PassResult(modified)
@@ -66,16 +67,37 @@ def _view(node: gs.Node, op: Op) -> Node:
 
 def _given(node: gs.Node, port: StatePort, known: Values) -> bool:
     """Return whether a node begins with another state than its op does by itself."""
+    return _beginning(node, port, known) is None
+
+
+def _beginning(node: gs.Node, port: StatePort, known: Values) -> tuple[gs.Node, int] | None:
+    """Return which node's input is the past, by its number: the node's own, or that of its turn.
+
+    None where the graph provides another past.
+    """
     past = node.inputs[port.past] if len(node.inputs) > port.past else gs.Variable.empty()
-    return not past.is_empty() and not (port.initial_value == 0 and known.is_zero(past))
+    if past.is_empty() or (port.initial_value == 0 and known.is_zero(past)):
+        return node, port.past
+    # A product of zeros and signs, see ``recognise.signed``: the signs are of the tokens at hand.
+    turn = producer(past, "Mul")
+    if turn is None or port.initial_value != 0:
+        return None
+    zeros = [i for i, t in enumerate(turn.inputs) if known.is_zero(t)]
+    return (turn, zeros[0]) if zeros else None
 
 
-def _attach(graph: gs.Graph, node: gs.Node, port: StatePort, index: int, dtype: Any) -> None:
+def _attach(
+    graph: gs.Graph, node: gs.Node, port: StatePort, index: int, dtype: Any, known: Values
+) -> None:
     shape = [node.inputs[0].shape[0], *port.sizes]
     while len(node.inputs) <= port.past:
         node.inputs.append(gs.Variable.empty())
-    node.inputs[port.past] = gs.Variable(f"past_{port.name}_{index}", dtype=dtype, shape=shape)
-    graph.inputs.append(node.inputs[port.past])
+    past = gs.Variable(f"past_{port.name}_{index}", dtype=dtype, shape=shape)
+    found = _beginning(node, port, known)
+    assert found is not None
+    reader, place = found
+    reader.inputs[place] = past
+    graph.inputs.append(past)
     while len(node.outputs) <= port.present:
         node.outputs.append(gs.Variable.empty())
     output = node.outputs[port.present]

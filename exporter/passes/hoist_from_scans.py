@@ -5,37 +5,30 @@
 
 What is left in the body is a recurrence that recognition can read; in a loop that is not linear,
 one product of all tokens takes the place of one for each. Outer products stay in the step: there is
-one of them at a time.
+one of them at a time. Of a loop that is linear in its states functions of them leave, such as the
+exp(d A) - 1 of a zero-order hold, which are no products that recognition could take apart.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import name_type
 from linexport.passes.contract import Pass, PassResult, rewrite_matches
-from linexport.passes.lifted_steps import (
-    AXES,
-    ELEMENTWISE,
-    OPERATORS,
-    PRODUCTS,
-    LiftedSteps,
-    ScannedTokens,
-    Shape,
-    axes_of,
-    parts_of,
-    sliced,
-)
+from linexport.passes.lifted_steps import ELEMENTWISE, LiftedSteps, ScannedTokens, Shape
+from linexport.passes.step_nodes import has_directions, leaves, scanned_axes
+from linexport.recognise.scan_body import nonlinear_operator
 
 log = logging.getLogger(__name__)
 
 LAYOUT = frozenset(("Unsqueeze", "Squeeze", "Transpose", "Identity", "Reshape", "Expand"))
 """Operators that compute nothing: by themselves they are no reason to leave the body."""
+
+FOLLOWED = frozenset(("Mul", "Div", "Exp", "Neg", "Identity", "Cast"))
+"""Operators that recognition follows, of outer products as well."""
 
 
 @dataclass(frozen=True)
@@ -65,145 +58,55 @@ def run(graph: gs.Graph) -> PassResult:
 
 def _plan(graph: gs.Graph, node: gs.Node) -> _Plan | None:
     """Return what can leave a Scan; None where nothing can that computes something."""
-    if node.op != "Scan" or _has_directions(node):
+    if node.op != "Scan" or has_directions(node):
         return None
     body, count = node.attrs["body"], node.attrs["num_scan_inputs"]
     inner = body.inputs[-count:]
     if any(t.shape is None for t in (*inner, *node.inputs[-count:])):
         return None
-    shapes: dict[str, Shape] = {t.name: list(t.shape) for t in inner}
-    within = {t.name for t in (*body.inputs, *(o for n in body.nodes for o in n.outputs))}
-    leaving = _worthwhile([n for n in body.nodes if _leaves(n, within, shapes)])
+    found, shapes = _leaving(body, inner, outer=False)
+    if nonlinear_operator(node) is None:
+        every, shapes = _leaving(body, inner, outer=True)
+        found = _with_functions(every, found)
+    leaving = _worthwhile(found)
     if not leaving:
         return None
     moved = set(map(id, leaving))
     left = {t.name for n in body.nodes if id(n) not in moved for t in n.inputs}
     left |= {t.name for t in body.outputs}
     read = [o for n in leaving for o in n.outputs if o.name in left and o.name in shapes]
-    scanned = zip(inner, node.inputs[-count:], _axes(node), strict=True)
+    scanned = zip(inner, node.inputs[-count:], scanned_axes(node), strict=True)
     return _Plan(leaving, read, {i.name: ScannedTokens(o, a) for i, o, a in scanned}, shapes)
 
 
-def _has_directions(node: gs.Node) -> bool:
-    sides = ("scan_input_directions", "scan_output_directions")
-    return any(any(node.attrs.get(side) or ()) for side in sides)
+def _leaving(
+    body: gs.Graph, tokens: list[gs.Tensor], outer: bool
+) -> tuple[list[gs.Node], dict[str, Shape]]:
+    """Return the nodes of a body that can leave, and the shapes of what tokens alone decide."""
+    shapes: dict[str, Shape] = {t.name: list(t.shape) for t in tokens}
+    within = {t.name for t in (*body.inputs, *(o for n in body.nodes for o in n.outputs))}
+    return [n for n in body.nodes if leaves(n, within, shapes, outer)], shapes
 
 
-def _axes(scan: gs.Node) -> list[int]:
-    """Return the axes of the scanned inputs, counted from the first."""
-    count = scan.attrs["num_scan_inputs"]
-    axes = scan.attrs.get("scan_input_axes") or [0] * count
-    return [a % len(t.shape) for a, t in zip(axes, scan.inputs[-count:], strict=True)]
-
-
-def _leaves(node: gs.Node, within: set[str], shapes: dict[str, Shape]) -> bool:
-    """Return whether a node can leave.
-
-    Args:
-        node: of the body.
-        within: names of the body's values; those that are the same at every step are taken out.
-        shapes: of what tokens alone decide, at one step; what the node computes is added.
-    """
-    reads = [t for t in node.inputs if t.name in within]
-    if node.op not in OPERATORS or any(t.name not in shapes for t in reads):
-        return False
-    if not reads:
-        within.difference_update(o.name for o in node.outputs)
-        return True
-    if any(t.is_empty() for t in node.inputs) or not _is_for_each_token(node, shapes):
-        return False
-    found = _computed(node, shapes)
-    if found is None:
-        return False
-    shapes |= found
-    return True
-
-
-def _computed(node: gs.Node, shapes: Mapping[str, Shape]) -> dict[str, Shape] | None:
-    """Return the shapes of what a node computes at one step; None where one is not known."""
-    if node.op in ELEMENTWISE:
-        given = [shapes.get(t.name) or _written(t) for t in node.inputs]
-        shape = _broadcast(given)
-        if shape is None or _is_outer(shape, [s for s in given if s]):
-            return None
-        return {node.outputs[0].name: shape}
-    if node.op == "SplitToSequence":
-        return {node.outputs[0].name: shapes[node.inputs[0].name]}
-    if node.op == "Slice":
-        shape = sliced(node, shapes[node.inputs[0].name])
-        return None if shape is None else {node.outputs[0].name: shape}
-    written = {o.name: _written(o) for o in node.outputs}
-    known = {name: shape for name, shape in written.items() if shape is not None}
-    return known if len(known) == len(written) else None
-
-
-def _written(tensor: gs.Tensor) -> Shape | None:
-    return None if tensor.shape is None else list(tensor.shape)
-
-
-def _broadcast(shapes: Iterable[Shape | None]) -> Shape | None:
-    """Return the shape that these are broadcast to, by numpy's rules."""
-    found: Shape = []
-    for shape in shapes:
-        if shape is None:
-            return None
-        rank = max(len(found), len(shape))
-        rows: list[Shape] = [[*[1] * (rank - len(s)), *s] for s in (found, shape)]
-        found = [a if b == 1 else b for a, b in zip(*rows, strict=True)]
-        if any(a not in (1, size) for row in rows for a, size in zip(row, found, strict=True)):
-            return None
-    return found
-
-
-def _is_outer(shape: Shape, given: Iterable[Shape]) -> bool:
-    """Return whether an elementwise result is larger than each of the values it is made of."""
-    return not any(_size(one) == _size(shape) for one in given)
-
-
-def _size(shape: Shape) -> tuple[int, list[str]]:
-    symbols = sorted(n for n in shape if isinstance(n, str))
-    return math.prod(n for n in shape if isinstance(n, int)), symbols
-
-
-def _is_for_each_token(node: gs.Node, shapes: Mapping[str, Shape]) -> bool:
-    """Return whether the same node does for all tokens what it does for one."""
-    if node.op in ELEMENTWISE:
-        return True
-    first, rest = node.inputs[0], node.inputs[1:]
-    if first.name not in shapes or any(t.name in shapes for t in rest):
-        return False
-    if node.op in PRODUCTS:
-        return _is_projection(node, shapes[first.name])
-    if node.op == "Transpose":
-        return "perm" in node.attrs
-    if node.op == "SplitToSequence":
-        known = parts_of(node, shapes[first.name]) is not None
-        return known and all(_is_one_part(n) for n in node.outputs[0].outputs)
-    if node.op == "SequenceAt":
-        return _is_one_part(node)
-    if node.op == "Reshape":
-        before, after = shapes[first.name], _written(node.outputs[0]) or []
-        return (
-            bool(after) and after[:1] == before[:1] and all(isinstance(n, int) for n in after[1:])
-        )
-    if node.op == "Expand":
-        # Not to more than what there is for every token: an outer product stays in the step.
-        after = _written(node.outputs[0]) or []
-        sizes = [_size(shape) for shape in shapes.values()]
-        return len(after) == len(shapes[first.name]) and _size(after) in sizes
-    return node.op not in AXES or axes_of(node) is not None
-
-
-def _is_one_part(node: gs.Node) -> bool:
-    return node.op == "SequenceAt" and isinstance(node.inputs[1], gs.Constant)
-
-
-def _is_projection(node: gs.Node, first: Shape) -> bool:
-    """Return whether a product is one of tokens with a matrix, and what is added a vector."""
-    if len(first) < 2 or len(node.inputs[1].shape or ()) != 2:
-        return False
-    plain = {"transA": 0, "alpha": 1.0, "beta": 1.0}
-    return all(node.attrs.get(name, value) == value for name, value in plain.items())
+def _with_functions(every: list[gs.Node], plain: list[gs.Node]) -> list[gs.Node]:
+    """Return the plain ones of all nodes, and functions of outer products with what they read."""
+    kept = set(map(id, plain))
+    outer = [node for node in every if id(node) not in kept]
+    made = {o.name for node in outer for o in node.outputs}
+    needed: set[str] = set()
+    for node in reversed(outer):
+        own = [t.name for t in node.inputs if t.name in made]
+        function = node.op in ELEMENTWISE - FOLLOWED and len(own) == 1
+        stored = all(t.name in made or isinstance(t, gs.Constant) for t in node.inputs)
+        if (function and stored) or any(o.name in needed for o in node.outputs):
+            kept.add(id(node))
+            needed.update(own)
+    grown = {o.name for n in outer if id(n) in kept for o in n.outputs}
+    for node in outer:  # products with what has left are no larger than that
+        if any(t.name in grown for t in node.inputs) and node.op in ELEMENTWISE:
+            kept.add(id(node))
+            grown |= {o.name for o in node.outputs}
+    return [node for node in every if id(node) in kept]
 
 
 def _worthwhile(nodes: list[gs.Node]) -> list[gs.Node]:
@@ -219,7 +122,7 @@ def _worthwhile(nodes: list[gs.Node]) -> list[gs.Node]:
 
 def _hoist(graph: gs.Graph, scan: gs.Node, plan: _Plan) -> None:
     """Move the nodes before the Scan, which scans what the body still reads of them."""
-    body, axes = scan.attrs["body"], _axes(scan)
+    body, axes = scan.attrs["body"], scanned_axes(scan)
     lifted = LiftedSteps(scan.name or scan.outputs[0].name, plan.scanned, plan.shapes)
     gone = set(map(id, plan.nodes))
     body.nodes[:] = [node for node in body.nodes if id(node) not in gone]

@@ -3,7 +3,7 @@
     nodes whose inputs are all constant           -> a constant
     Shape, and Gather or Slice of it, where all
     sizes that are taken are known                -> a constant
-    Identity, Slice of everything, products and quotients with 1,
+    Identity, Slice of everything, Concat of one value, products and quotients with 1,
     Cast, CastLike and Reshape to what it is      -> their input
     Reshape of a Reshape                          -> one Reshape
     CastLike a value of a known type              -> Cast, which reads no other value

@@ -154,6 +154,10 @@ def _sides(
             "scores and is not known to be a triangle or a decay: make a causal mask in the model "
             "(tril), and mask tokens by a mask of keys"
         )
+    # Truth values that have a width are values, such as spikes: a mask is one for all of it.
+    shared = set(key_position).union(*(f.axes for f in (*query, *key)))
+    value += [f for f in mask if not f.axes <= shared]
+    mask = [f for f in mask if f.axes <= shared]
     # Heads are shared with queries or keys, so what the value alone has is its width.
     inside = {*query_position, *key_position, *channels}
     elsewhere = set().union(*(f.axes for f in (*query, *key))) | inside

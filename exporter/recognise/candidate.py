@@ -12,7 +12,7 @@ import onnx_graphsurgeon as gs
 from linexport.manifest.matches import MatchRecord, ProofRecord
 from linexport.recognise import functions
 from linexport.recognise.axes import size_of
-from linexport.recognise.draws import Draw, fraction, unit
+from linexport.recognise.draws import Draw, fraction, signed, unit
 from linexport.recognise.emit import MatchWriter
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.factors import Factors
@@ -58,7 +58,7 @@ def rewrite_candidate(
         names | falling if rising else names,
         frozenset() if rising else falling,
         frozenset() if roles.query else frozenset(f.tensor.name for f in decays),
-        _bounded(roles),
+        _bounded(roles, writer.has_signs),
         _channels(roles) if writer.applies_map or len(roles.query) > 1 else {},
         (root.region, root.tensor),
         (writer.nodes, writer.result),
@@ -70,16 +70,20 @@ def rewrite_candidate(
 
 def _sign(decays: Sequence[Leaf], known: Mapping[str, np.ndarray | None]) -> int:
     """Return -1 where the known factors of a decay, such as Mamba's A, are negative."""
-    values = [known.get(f.tensor.name) for f in decays if f.function == IDENTITY]
+    values = [
+        f.tensor.values if isinstance(f.tensor, gs.Constant) else known.get(f.tensor.name)
+        for f in decays
+        if f.function == IDENTITY
+    ]
     negative = sum(x is not None and bool((x <= 0).all()) for x in values)
     return -1 if negative % 2 else 1
 
 
-def _bounded(roles: Roles) -> dict[str, Draw]:
+def _bounded(roles: Roles, may_be_negative: bool) -> dict[str, Draw]:
     """Return how keys and betas of a delta rule are drawn, and decays that are no logarithms."""
     decays = roles.decay.of(Leaf) if roles.decay else []
     found: dict[str, Draw] = {
-        f.tensor.name: fraction
+        f.tensor.name: signed if may_be_negative else fraction
         for f in decays
         if f.function == ("Log", (), IDENTITY) or is_fraction(f.tensor)
     }

@@ -19,6 +19,11 @@ def fraction(x: np.ndarray) -> np.ndarray:
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
+def signed(x: np.ndarray) -> np.ndarray:
+    """Return numbers between -1 and 1, some of them 0."""
+    return np.asarray(np.where(np.abs(x) < 0.05, 0.0, np.tanh(x)))
+
+
 def falling(x: np.ndarray) -> np.ndarray:
     """Return logarithms of decays: states fade within some tens of tokens."""
     return np.asarray(-0.3 * np.abs(x))

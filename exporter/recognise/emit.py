@@ -23,13 +23,14 @@ from linexport.recognise.head_layout import axis_size, check_heads
 from linexport.recognise.maximum import with_features
 from linexport.recognise.nodes import element_type, written_size
 from linexport.recognise.roles import NotAttentionError
+from linexport.recognise.signed import SignedGates
 from linexport.recognise.terms import IDENTITY, Leaf, Term
 from linexport.recognise.tokens import (
     delayed_logarithms,
     delayed_tokens,
-    faded_tokens,
     masked_tokens,
     reversed_tokens,
+    scaled_tokens,
 )
 
 UPDATE_RULES = {
@@ -43,7 +44,7 @@ UPDATE_RULES = {
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-class MatchWriter(Gates):
+class MatchWriter(SignedGates):
     """Writes the nodes that take the place of a match."""
 
     @property
@@ -62,13 +63,15 @@ class MatchWriter(Gates):
         roles, order = self.roles, self.layout
         check_heads(roles)
         dtype = self.dtype()
-        faded = gs.Variable.empty()
+        faded, rates = gs.Variable.empty(), self.rates(dtype)
         if roles.stabilized:
             _, keys, decays = self.stabilized(order.value)
             groups = (roles.batch, roles.key_position, order.value)
             features = Leaf(self.feature(keys, 0, order.value), groups)
             roles = with_features(roles, features)
             faded = self.cast(self.feature(decays, 0, order.value), dtype)
+        elif rates is not None:
+            faded = self.logarithms_of_sizes(rates)
         elif roles.decay:
             faded = self.decay(dtype)
         # Without a value, or query and key, they are 1, of width 1.
@@ -85,14 +88,17 @@ class MatchWriter(Gates):
         initial = self._initial(dtype) if roles.initial else None
         if initial is not None:
             # b_t - (1 - a_t) h: what is computed is h_t - h, which is zero before the first token.
-            kept = faded_tokens(self, initial, faded, axis_size(order.value))
+            kept = self._times_decays(initial, faded, rates)
             for op, x in (("Add", kept), ("Sub", initial)):
                 inputs[2] = self.add(op, [inputs[2], x], dtype, shape=initial.shape)
         mask = self._mask(roles.mask) if roles.mask else gs.Variable.empty()
         if roles.reverse:
             *inputs, mask = (reversed_tokens(self, x) for x in (*inputs, mask))
         if roles.strict:
-            inputs, faded, mask = self._earlier(inputs, faded, mask)
+            inputs, faded, rates, mask = self._earlier(inputs, faded, rates, mask)
+        signs = None if rates is None else self.signs(rates)
+        if signs is not None:
+            inputs = self.turned(inputs, signs)
         # Inputs are positional, and these two are states: a pass that follows may add them.
         if not faded.is_empty() or not mask.is_empty() or roles.delta:
             inputs += [gs.Variable.empty(), gs.Variable.empty(), faded]
@@ -100,6 +106,9 @@ class MatchWriter(Gates):
             inputs.append(self._beta(dtype) if roles.delta else gs.Variable.empty())
         if not mask.is_empty():
             inputs.append(mask)
+        if signs is not None:
+            for place, past in self.turned_pasts(signs).items():
+                inputs[place] = past
         if self.mapped is not None and self.applies_map and self.parameters:
             inputs += [gs.Variable.empty() for _ in range(len(INPUTS) - len(inputs))]
             inputs += self.parameters
@@ -131,6 +140,8 @@ class MatchWriter(Gates):
         self.nodes.append(fused)
         if roles.reverse:
             output = reversed_tokens(self, output)
+        if signs is not None:
+            output = self.turned_back(output, signs)
         if initial is not None:
             output = self.add("Add", [output, initial], dtype, shape=output.shape)
         output = self._weighted(self.post(output), packed)
@@ -140,8 +151,12 @@ class MatchWriter(Gates):
         return fused
 
     def _earlier(
-        self, inputs: list[gs.Tensor], faded: gs.Tensor, mask: gs.Tensor
-    ) -> tuple[list[gs.Tensor], gs.Tensor, gs.Tensor]:
+        self,
+        inputs: list[gs.Tensor],
+        faded: gs.Tensor,
+        rates: gs.Variable | None,
+        mask: gs.Tensor,
+    ) -> tuple[list[gs.Tensor], gs.Tensor, gs.Variable | None, gs.Tensor]:
         """Return inputs of which each token has the key and the value of the one before.
 
             sum_{s < t} exp(X_t - X_s) k_s v_s
@@ -160,16 +175,24 @@ class MatchWriter(Gates):
         # Without a key it is 1 everywhere, and the value is zero where there is none.
         key = delayed_tokens(self, key) if roles.key else key
         if not faded.is_empty() and decay.read_decay(roles, order.value).lags:
+            rates = None if rates is None else delayed_tokens(self, rates)
             faded = delayed_logarithms(self, faded)
         elif not faded.is_empty():
             if roles.key and order.key != order.value:
                 raise NotAttentionError("its triangle is shifted by -1, and its keys are shared")
-            heads = axis_size(order.value)
             if roles.key:
-                key = faded_tokens(self, key, faded, heads)
+                key = self._times_decays(key, faded, rates)
             else:
-                value = faded_tokens(self, value, faded, heads)
-        return [query, key, value], faded, gs.Variable.empty()
+                value = self._times_decays(value, faded, rates)
+        return [query, key, value], faded, rates, gs.Variable.empty()
+
+    def _times_decays(
+        self, x: gs.Variable, faded: gs.Variable, rates: gs.Variable | None
+    ) -> gs.Variable:
+        """Return tokens times their decays, whose logarithms are given where they are positive."""
+        if rates is None:
+            rates = self.add("Exp", [faded], np.dtype(x.dtype), shape=faded.shape)
+        return scaled_tokens(self, x, rates, axis_size(self.layout.value))
 
     def dtype(self) -> np.dtype[np.generic]:
         """The widest dtype of what is read.

@@ -25,10 +25,12 @@ class Factors(Nodes):
 
     Attributes:
         maps: the kinds of the feature maps of query and key.
+        has_signs: decays are written that may be negative.
         result: once all is written, the last value; it equals the root.
     """
 
     result: gs.Tensor
+    has_signs = False
 
     def __init__(
         self, root: gs.Tensor, form: Form, roles: Roles, mapped: Mapped | None = None

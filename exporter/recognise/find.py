@@ -218,10 +218,11 @@ class Search(Rewriter):
 
         Something outside reads it as well, or it is this attention before its weights.
         """
-        inside = {id(n) for n in root.region}
+        inside, beside = {id(n) for n in root.region}, root.tensor.inputs[0].outputs
         for node in root.region:
             for tensor in node.outputs:
-                if tensor is root.tensor or tensor.name not in roots:
+                # What the same loop computes beside it is not on the way.
+                if tensor.name not in roots or any(tensor is o for o in beside):
                     continue
                 inner = roots[tensor.name].roles
                 if root.roles.query and not inner.query:

@@ -75,7 +75,7 @@ def _diagonal(a: Term, b: Term, free: frozenset[Axis]) -> Term | None:
         at_row = {s: (t,) for s, t in zip(order.column, order.row, strict=True)}
         others = tuple(f for f in a.factors if f is not order)
         rest = without_inverses(Term(1.0, others).rename(at_row))
-        if equal_up_to_names(rest, b, free):
+        if rest.coefficient == 1 and equal_up_to_names(rest, b, free):
             # [s <= t] and [s < t] = [s <= t - 1] differ in that entry only.
             moved = replace(order, offset=order.offset + sign)
             return Term(a.coefficient, (*others, moved))
@@ -129,13 +129,14 @@ def _of_one_exponent(term: Term) -> Term:
 
 
 def without_inverses(term: Term) -> Term:
-    """Drop pairs of factors whose product is 1, such as exp(a) exp(-a)."""
+    """Drop pairs of factors whose product is a number, such as exp(a) exp(-a)."""
     exps = [f for f in term.of(Nested) if f.kind == "exp" and len(f.inner.terms) == 1]
     for first in exps:
         for second in (*exps, *term.of(Leaf)):
-            if _inverse(first, second):
+            number = _product(first, second)
+            if number is not None:
                 left = tuple(f for f in term.factors if f is not first and f is not second)
-                return without_inverses(Term(term.coefficient, left))
+                return without_inverses(Term(term.coefficient * number, left))
     return term
 
 
@@ -167,13 +168,23 @@ def lagging(term: Term) -> Term:
     return term
 
 
-def _inverse(exp: Nested, other: Nested | Leaf) -> bool:
-    """Return whether a product is 1: exp(a) exp(-a), or x exp(-log x)."""
+def _product(exp: Nested, other: Nested | Leaf) -> float | None:
+    """Return exp(a) exp(-a) = 1, x exp(-log x) = 1, x exp(-log(c x)) = 1 / c; None of others."""
     a = exp.inner.terms[0]
-    if isinstance(other, Leaf):
-        return a == Term(-1.0, (other.logarithm,))
-    b = other.inner.terms[0]
-    return a.coefficient == -b.coefficient and equal_up_to_names(a, b, exp.axes | other.axes)
+    if isinstance(other, Nested):
+        b = other.inner.terms[0]
+        opposite = a.coefficient == -b.coefficient
+        return 1.0 if opposite and equal_up_to_names(a, b, exp.axes | other.axes) else None
+    if a == Term(-1.0, (other.logarithm,)):
+        return 1.0
+    leaf = a.factors[0] if len(a.factors) == 1 else None
+    if a.coefficient != -1 or not isinstance(leaf, Leaf):
+        return None
+    match leaf.function:
+        case ("Log", (), ("Mul", (), function, ("const", number, None))) if number:
+            same = replace(leaf, function=function) == other
+            return 1 / number if same else None
+    return None
 
 
 def equal_up_to_names(a: Term, b: Term, free: frozenset[Axis]) -> bool:

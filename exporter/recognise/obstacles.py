@@ -44,8 +44,7 @@ REASONS = {
 
 OTHER_RECURRENCE = (
     "is a linear recurrence, but of no form that the operators have: what keeps their state is "
-    "never negative, or a delta rule, not a number of either sign, a rotation or a full matrix. It "
-    "stays a loop"
+    "a number for each channel, or a delta rule, not a rotation or a full matrix. It stays a loop"
 )
 
 

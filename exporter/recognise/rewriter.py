@@ -71,6 +71,7 @@ class Rewriter:
 
     def fuse(self, root: Root, writer: MatchWriter) -> Exception | None:
         """Put the fused node in place, or say why it is not."""
+        writer.takes_logarithms = any(node.op == "Log" for node in root.region)
         try:
             fused = writer.write()
             proof = self.swap(root, writer)
@@ -90,7 +91,10 @@ class Rewriter:
         candidate = rewrite_candidate(self.evaluator, self.imports, root, writer)
         proof = prove(candidate)
         self.whole |= whole_chunks.needed_by(self.graph, self.evaluator.values, candidate)
-        self.covered |= {t.name for n in root.region for t in n.outputs}
+        # What a loop computes beside it may be another match.
+        beside = [t for t in root.tensor.inputs[0].outputs if t is not root.tensor]
+        inside = [t for n in root.region for t in n.outputs]
+        self.covered |= {t.name for t in inside if not any(t is o for o in beside)}
         for node in list(root.tensor.inputs):
             old = gs.Variable(f"{root.tensor.name}/before")
             node.outputs = [old if o is root.tensor else o for o in node.outputs]

@@ -50,6 +50,10 @@ def _sign(tensor: gs.Tensor, depth: int = 0) -> int:
         return 1
     if node.op == "Where":
         return _chosen(node, depth)
+    if node.op == "Sub":
+        return 1 if _is_one(node.inputs[0]) and is_fraction(node.inputs[1]) else 0
+    if node.op == "Clip" and len(node.inputs) > 1 and not node.inputs[1].is_empty():
+        return 1 if _sign(node.inputs[1], depth + 1) == 1 else 0
     signs = [_sign(t, depth + 1) for t in node.inputs[: 1 if node.op in KEEPS else None]]
     if node.op in KEEPS or (node.op in ("Add", "Sum", "Min", "Max") and len(set(signs)) == 1):
         return signs[0]
@@ -59,6 +63,10 @@ def _sign(tensor: gs.Tensor, depth: int = 0) -> int:
         return signs[0] * signs[1]
     below_one = node.op == "Log" and node.inputs[0].inputs
     return -1 if below_one and node.inputs[0].inputs[0].op in ("Sigmoid", "Softmax") else 0
+
+
+def _is_one(tensor: gs.Tensor) -> bool:
+    return isinstance(tensor, gs.Constant) and bool((np.asarray(tensor.values) >= 1).all())
 
 
 def _chosen(node: gs.Node, depth: int) -> int:

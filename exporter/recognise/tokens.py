@@ -1,10 +1,10 @@
-"""Packed tensors (B, T, C) with their tokens delayed, reversed, masked or faded, as nodes.
+"""Packed tensors (B, T, C) with their tokens delayed, reversed, masked or scaled, as nodes.
 
 delayed     x_{t-1}, zeros before the first token: a convolution with the taps 1, 0, whose state
 is the last token of the piece before
 reversed    x_{T-1-t}
 masked      x_t where the mask is true, else 0
-faded       exp(g_t) x_t
+scaled      f_t x_t
 """
 
 from __future__ import annotations
@@ -61,17 +61,16 @@ def masked_tokens(nodes: Nodes, x: gs.Variable, mask: gs.Variable) -> gs.Variabl
     return nodes.add("Mul", [x, kept], dtype, shape=x.shape)
 
 
-def faded_tokens(nodes: Nodes, x: gs.Variable, decay: gs.Variable, heads: int) -> gs.Variable:
-    """Return exp(decay) x of a decay (B, T, heads) or (B, T, heads * width)."""
+def scaled_tokens(nodes: Nodes, x: gs.Variable, factor: gs.Variable, heads: int) -> gs.Variable:
+    """Return x times a factor (B, T, heads) or (B, T, heads * width)."""
     dtype, shape = np.dtype(x.dtype), list(x.shape)
-    factor = nodes.add("Exp", [decay], dtype, shape=decay.shape)
-    if decay.shape[2] == shape[2]:
+    if factor.shape[2] == shape[2]:
         return nodes.add("Mul", [x, factor], dtype, shape=shape)
     split = [*shape[:2], heads, shape[2] // heads]
     sizes = gs.Constant(nodes.name("shape"), np.asarray([0, 0, heads, -1], np.int64))
     packed = gs.Constant(nodes.name("shape"), np.asarray([0, 0, shape[2]], np.int64))
     last = gs.Constant(nodes.name("axes"), np.asarray([3], np.int64))
-    factor = nodes.add("Unsqueeze", [factor, last], dtype, shape=[*decay.shape, 1])
+    factor = nodes.add("Unsqueeze", [factor, last], dtype, shape=[*factor.shape, 1])
     x = nodes.add("Reshape", [x, sizes], dtype, shape=split)
     x = nodes.add("Mul", [x, factor], dtype, shape=split)
     return nodes.add("Reshape", [x, packed], dtype, shape=shape)

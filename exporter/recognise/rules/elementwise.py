@@ -49,6 +49,8 @@ def elementwise(e: Evaluator, node: gs.Node) -> Form | None:
         # A number is equal to itself. Powers of positions under a mask are numbers, where computing
         # them gives 0 times infinity; of the model's input a user may mean to clean NaN.
         return algebra.constant(1.0, forms[0].dims)
+    if node.op in ("Add", "Sub") and _is_hold(e, forms):
+        return None
     forms = [_masked_number(f) for f in forms]
     special = SPECIAL.get(node.op)
     if special is not None and len(given) == len(node.inputs):
@@ -111,6 +113,28 @@ def _stored(e: Evaluator, form: Form) -> bool:
     leaves = [f for f in factors if isinstance(f, Leaf)]
     inside = [f.inner for f in factors if isinstance(f, Nested)]
     return all(e.is_weight(f.tensor) for f in leaves) and all(_stored(e, f) for f in inside)
+
+
+def _is_hold(e: Evaluator, forms: list[Form]) -> bool:
+    """Return whether a number is added to exp(d A), of stored A and a tensor of single tokens.
+
+    As exp(d A) - 1 of a zero-order hold it is a factor of one key, which two terms would not be.
+    """
+    exps = [f for f in forms if f.scalar is None and len(f.terms) == 1]
+    if len(forms) != 2 or len(exps) != 1 or not any(f.scalar is not None for f in forms):
+        return False
+    (form,) = exps
+    (term,) = form.terms
+    nested = term.of(Nested)
+    if len(nested) != 1 or nested[0].kind != "exp" or len(nested[0].inner.terms) != 1:
+        return False
+    (exponent,) = nested[0].inner.terms
+    leaves = [*term.of(Leaf), *exponent.of(Leaf)]
+    if len(leaves) + 1 != len(term.factors) + len(exponent.factors):
+        return False
+    inside = {*term.axes, *exponent.axes}
+    tokens = {f.tensor.name for f in leaves if not e.is_weight(f.tensor)}
+    return len(tokens) < 2 and inside <= form.axes and not any(a.parameter for a in inside)
 
 
 def _frozen(value: Any) -> Any:

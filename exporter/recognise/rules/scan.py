@@ -1,6 +1,7 @@
 """Scan whose body is the recurrence of linear attention, in closed form.
 
-    S_t = a_t S_{t-1} + U_t,  S_0 = 0      is      S_{t-1} = sum_s [s < t] exp(G_{t-1} - G_s) U_s
+    S_t = a_t S_{t-1} + U_t
+    is    S_{t-1} = exp(G_{t-1}) S_0 + sum_s [s < t] exp(G_{t-1} - G_s) U_s
 
 with G the cumulative sum of log a. The body is evaluated once, with the step as a parameter; its
 outputs are then written without the state.
@@ -9,13 +10,14 @@ outputs are then written without the state.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import producer
 from linexport.recognise import algebra
-from linexport.recognise.axes import Axis, Index
+from linexport.recognise.axes import Axis, Index, Renaming
 from linexport.recognise.evaluate import Evaluator, rule
 from linexport.recognise.joining import collect, lagging, without_inverses
 from linexport.recognise.rules.shifts import delayed_along
@@ -41,7 +43,7 @@ def scan(e: Evaluator, node: gs.Node) -> dict[str, Form] | None:
         return None
     time, given = steps
     starts = e.forms(node.inputs[:states])
-    if starts is None or any(f.scalar != 0 for f in starts):
+    if starts is None:
         return None
     bound = dict(zip((t.name for t in body.inputs[states:]), given, strict=True))
     for tensor, start in zip(body.inputs[:states], starts, strict=True):
@@ -54,7 +56,8 @@ def scan(e: Evaluator, node: gs.Node) -> dict[str, Form] | None:
         tensor.name: followed(inside.form(after), made)
         for tensor, after in zip(body.inputs[:states], body.outputs[:states], strict=True)
     }
-    before = _before(e, following, time)
+    first = {tensor.name: f for tensor, f in zip(body.inputs, starts, strict=False)}
+    before = _before(e, following, first, time)
     if before is None:
         return None
     axes = node.attrs.get("scan_output_axes") or [0] * (len(body.outputs) - states)
@@ -74,14 +77,21 @@ def scan(e: Evaluator, node: gs.Node) -> dict[str, Form] | None:
     return found
 
 
-def _before(e: Evaluator, following: dict[str, Form | None], time: Axis) -> dict[str, Form] | None:
-    """Return states before a step, from their forms after it; None where one is not followed."""
+def _before(
+    e: Evaluator, following: dict[str, Form | None], first: dict[str, Form], time: Axis
+) -> dict[str, Form] | None:
+    """Return states before a step, from their forms after it; None where one is not followed.
+
+    ``first`` are those before all steps.
+    """
     before: dict[str, Form] = {}
     # A state that does not read itself is what others were a step ago.
     apart = sorted(following.items(), key=lambda state: not _has(state[1], {state[0]}))
     for name, form in apart:
         if _has(form, {name}):
-            closed = form and _closed(e, form, name, time)
+            closed = form and _closed(e, form, name, first[name], time)
+        elif first[name].scalar != 0:
+            closed = None
         else:
             closed = form and _without_states(form, before)
             closed = closed and delayed_along(closed, (time,))
@@ -136,8 +146,8 @@ def followed(form: Form | None, made: set[str]) -> Form | None:
     return form
 
 
-def _closed(e: Evaluator, form: Form, state: str, time: Axis) -> Form | None:
-    """The state before a step, from the form of the state after it."""
+def _closed(e: Evaluator, form: Form, state: str, first: Form, time: Axis) -> Form | None:
+    """The state before a step, from the form of the state after it and that before all steps."""
     # S_t = a S_{t-1} + U: a term with the state, and terms without. Of two terms with the state
     # the rate would be a sum, whose logarithm is not a sum of logarithms.
     kept = [t for t in form.terms if any(f.tensor.name == state for f in t.of(Leaf))]
@@ -149,7 +159,7 @@ def _closed(e: Evaluator, form: Form, state: str, time: Axis) -> Form | None:
     if own.dims[:-1] != form.dims or own.function != ("x",):
         return None
     rate = Term(kept[0].coefficient, tuple(f for f in kept[0].factors if f is not own))
-    # S_0 = 0, so the state is the sum of what earlier steps added: sum_s [s < t] U_s.
+    # The state is S_0, and the sum of what earlier steps added: sum_s [s < t] U_s.
     column: Index = (Axis(time.size),)
     order = Term(1.0, (PositionOrder((time,), column, -1),))
     earlier = replace(form, terms=added).rename({time: column})
@@ -158,29 +168,49 @@ def _closed(e: Evaluator, form: Form, state: str, time: Axis) -> Form | None:
     growth = logarithm_of(e, rate)
     if growth is None:
         return None
+    begun = () if first.scalar == 0 else first.rename(_labels(first, form)).terms
     # A rate of 1: nothing that was added decays.
     if not growth:
-        return closed
+        return replace(closed, terms=(*closed.terms, *begun))
     # What step s added has met the rates of the steps s + 1 to t - 1, whose product is
     # exp(G_{t-1} - G_s), as exp(G_t) exp(-g_t) exp(-G_s): exp of a sum is a product of exps.
     for exponent in growth:
         summed = _accumulated(exponent, time)
         at_column = summed.rename({time: column}).scaled(-1.0)
         free = frozenset(closed.axes | {*column, time})
+        # S_0 has met all rates before this step.
+        for term in (summed, exponent.scaled(-1.0)):
+            begun = _times_exp(begun, term, free)
         for term in (summed, exponent.scaled(-1.0), at_column):
-            if term.factors:
-                grown = Term(1.0, (algebra.exponent(term, free),))
-            else:
-                grown = Term(math.exp(term.coefficient))
-            terms = [algebra.multiplied(t, grown) for t in closed.terms]
-            closed = replace(
-                closed, terms=tuple(without_inverses(t) for t in terms if t is not None)
-            )
-    return closed
+            closed = replace(closed, terms=_times_exp(closed.terms, term, free))
+    return replace(closed, terms=(*closed.terms, *begun))
+
+
+def _labels(form: Form, other: Form) -> Renaming:
+    """Return the labels that the dims of another form have for those of this one."""
+    pairs = zip(form.dims, other.dims, strict=True)
+    return {a: (b,) for x, y in pairs for a, b in zip(x, y, strict=True)}
+
+
+def _times_exp(terms: Sequence[Term], exponent: Term, free: frozenset[Axis]) -> tuple[Term, ...]:
+    """Return terms times exp of a term."""
+    if exponent.factors:
+        grown = Term(1.0, (algebra.exponent(exponent, free),))
+    else:
+        grown = Term(math.exp(exponent.coefficient))
+    products = [algebra.multiplied(t, grown) for t in terms]
+    return tuple(without_inverses(t) for t in products if t is not None)
 
 
 def logarithm_of(e: Evaluator, rate: Term) -> list[Term] | None:
-    """Return the terms of the logarithm of a product; None where it may not be positive."""
+    """Return the terms of the logarithm of a product; None where it cannot be taken.
+
+    A factor may be negative: of such a logarithm the sign is written apart, see ``signed``.
+    """
+    own = rate.factors[0] if len(rate.factors) == 1 else None
+    if isinstance(own, Leaf) and rate.coefficient != 1:
+        scaled = ("Mul", (), own.function, ("const", rate.coefficient, None))
+        rate = Term(1.0, (replace(own, function=scaled),))
     # log(a b) = log a + log b.
     if rate.coefficient <= 0:
         return None

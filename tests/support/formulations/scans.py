@@ -23,6 +23,15 @@ def running_sum(q, k, v):
     return q * v.cumsum(1) + k
 
 
+@formulation(COLLECTED)
+def sums_indexed_by_all_positions(q, k, v):
+    """trim-transformer: sums of outer products at positions 0, 1, ..., which are all."""
+    q, k, v = (split(x).transpose(1, 2) for x in (q, k, v))
+    sums = (k[..., None] @ v[..., None, :]).cumsum(2)
+    sums = sums[..., torch.arange(v.shape[2], dtype=torch.int32), :, :]
+    return (q[..., None, :] @ sums).squeeze(-2).transpose(1, 2).flatten(2)
+
+
 @formulation(COLLECTED, reason="cannot translate")
 def running_maximum(q, k, v):
     return q * v.cummax(1).values + k

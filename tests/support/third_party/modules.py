@@ -321,8 +321,9 @@ def trimmed_attention() -> nn.Module:
     return First(TrimMultiheadAttention(WIDTH, 2, batch_first=True), 3)
 
 
-@module("trim-transformer", "trim_transformer")
+@module("trim-transformer", "trim_transformer", causal=False)
 def trimmed_causal_attention() -> nn.Module:
+    # Scores are divided by the number of all tokens, so that an output changes with later ones.
     from trim_transformer.modules import TrimMultiheadAttention
 
     class Causal(nn.Module):

@@ -1,0 +1,168 @@
+"""Outputs that a Scan's step computes of its states alone -> computed after it, of all tokens.
+
+    Scan: h = a h + x; y = h W        ->    Scan: h = a h + x; H        Y = H W
+    Scan: ...; y = n / max(d, e)      ->    Scan: ...; N, D             Y = N / max(D, e)
+
+Products with stored matrices and functions that are no sums or products leave, and all that is
+computed of them. What is left is a recurrence that recognition can read, and of any loop fewer
+operators for each token. What crosses over must be no larger than what the loop reads and gives
+anyway: states that are matrices stay in the step.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from linexport.passes.contract import Pass, PassResult, rewrite_matches
+from linexport.passes.lifted_steps import (
+    AXIS,
+    COMPARE,
+    ELEMENTWISE,
+    PRODUCTS,
+    LiftedSteps,
+    ScannedTokens,
+    Shape,
+)
+from linexport.passes.step_nodes import has_directions, leaves, scanned_axes
+
+log = logging.getLogger(__name__)
+
+LINEAR = frozenset(("Add", "Sub", "Mul", "Div", "Neg", "Identity", "Cast"))
+"""Elementwise operators that recognition follows."""
+
+FUNCTIONS = (ELEMENTWISE - LINEAR - frozenset(COMPARE)) | (AXIS.keys() - {"Split"})
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Nodes that leave the body of one Scan.
+
+    Attributes:
+        nodes: those that leave, in the order of evaluation.
+        crossing: what they read of states, which the Scan gives as outputs instead.
+        shapes: of the values at one step.
+    """
+
+    nodes: list[gs.Node]
+    crossing: list[gs.Tensor]
+    shapes: dict[str, Shape]
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Take what only outputs need, and recognition does not follow, out of every Scan."""
+    return rewrite_matches(graph, _plan, _sink, log)
+
+
+def _plan(graph: gs.Graph, scan: gs.Node) -> _Plan | None:
+    """Return what can leave a Scan; None where nothing can, or too much would cross over."""
+    if scan.op != "Scan" or has_directions(scan):
+        return None
+    body, count = scan.attrs["body"], scan.attrs["num_scan_inputs"]
+    states = len(body.inputs) - count
+    shapes = {t.name: list(t.shape) for t in body.inputs if t.shape is not None}
+    if len(shapes) < len(body.inputs):
+        return None
+    kept = {id(n) for n in _behind(body.outputs[:states])}
+    of_states = {t.name for t in body.inputs[:states]}
+    made = {o.name for n in body.nodes for o in n.outputs}
+    within, leaving, chosen = made | shapes.keys(), set[str](), list[gs.Node]()
+    for node in body.nodes:
+        reads = {t.name for t in node.inputs}
+        known = leaves(node, within, shapes, outer=True)
+        if not known:
+            shapes |= {o.name: list(o.shape) for o in node.outputs if o.shape is not None}
+        if reads & of_states:
+            square = node.op == "Mul" and reads <= of_states
+            of_states |= {o.name for o in node.outputs}
+            reason = square or node.op in FUNCTIONS or node.op in PRODUCTS
+            if reads & leaving and (not known or id(node) in kept):
+                return None
+            if reads & leaving or (reason and known and id(node) not in kept):
+                chosen.append(node)
+                leaving |= {o.name for o in node.outputs}
+    tokens = {t.name for t in body.inputs[states:]}
+    read = {t.name: t for n in chosen for t in n.inputs if t.name in made | shapes.keys()}
+    crossing = [t for name, t in read.items() if name not in leaving | tokens]
+    given = [*body.inputs[states:], *body.outputs[states:]]
+    sizes = (_size(tensors, shapes) for tensors in (crossing, given))
+    if not chosen or any(t.name not in shapes for t in crossing) or next(sizes) > next(sizes):
+        return None
+    return _Plan(chosen, crossing, shapes)
+
+
+def _behind(tensors: list[gs.Tensor]) -> list[gs.Node]:
+    """Return the nodes that values are computed by."""
+    found: dict[int, gs.Node] = {}
+    pending = list(tensors)
+    while pending:
+        for node in pending.pop().inputs:
+            if id(node) not in found:
+                found[id(node)] = node
+                pending += node.inputs
+    return list(found.values())
+
+
+def _size(tensors: list[gs.Tensor], shapes: Mapping[str, Shape]) -> int:
+    """Return how many numbers values have, for each of the batch."""
+    known = [shapes.get(t.name) or list(t.shape or ()) for t in tensors]
+    return sum(math.prod(n for n in shape if isinstance(n, int)) for shape in known)
+
+
+def _sink(graph: gs.Graph, scan: gs.Node, plan: _Plan) -> None:
+    """Move the nodes after the Scan, whose outputs are what crosses over."""
+    body, count = scan.attrs["body"], scan.attrs["num_scan_inputs"]
+    states, stem = len(body.inputs) - count, scan.name or scan.outputs[0].name
+    inner = zip(body.inputs[states:], scan.inputs[states:], scanned_axes(scan), strict=True)
+    scanned = {t.name: ScannedTokens(outer, axis) for t, outer, axis in inner}
+    axes = scan.attrs.get("scan_output_axes") or [0] * (len(body.outputs) - states)
+    length = scan.inputs[states].shape[scanned_axes(scan)[0]]
+    gone = {o.name for n in plan.nodes for o in n.outputs}
+    for tensor in plan.crossing:
+        shape = plan.shapes[tensor.name]
+        stacked = gs.Variable(f"{stem}/{tensor.name}/all", tensor.dtype, [length, *shape])
+        # A body must not give one value twice.
+        copy = gs.Variable(f"{tensor.name}/crossing", tensor.dtype, list(shape))
+        body.nodes.append(gs.Node("Identity", copy.name, {}, [tensor], [copy]))
+        body.outputs.append(copy)
+        scan.outputs.append(stacked)
+        axes = [*axes, 0]
+        scanned[tensor.name] = ScannedTokens(stacked, 0)
+    lifted = LiftedSteps(f"{stem}/after", scanned, plan.shapes)
+    moved = set(map(id, plan.nodes))
+    body.nodes[:] = [node for node in body.nodes if id(node) not in moved]
+    for node in plan.nodes:
+        lifted.add(node)
+    for node in plan.nodes:
+        if not any(node is made for made in lifted.nodes):
+            node.inputs, node.outputs = [], []  # it is in no graph any more
+    nodes, kept = lifted.nodes, list[int]()
+    for place, tensor in enumerate(body.outputs[states:]):
+        if tensor.name not in gone:
+            kept.append(place)
+            continue
+        output, whole = scan.outputs[states + place], lifted.whole[tensor.name]
+        axis = axes[place] % len(whole.shape)
+        order = list(range(1, len(whole.shape)))
+        order.insert(axis, 0)
+        attrs = {"perm": order} if axis else {}
+        op = "Transpose" if axis else "Identity"
+        nodes.append(gs.Node(op, f"{output.name}/{op}", attrs, [whole], [output]))
+    body.outputs = [*body.outputs[:states], *(body.outputs[states + i] for i in kept)]
+    scan.outputs = [*scan.outputs[:states], *(scan.outputs[states + i] for i in kept)]
+    scan.attrs["scan_output_axes"] = [axes[i] for i in kept]
+    place = next(i for i, node in enumerate(graph.nodes) if node is scan)
+    graph.nodes[place + 1 : place + 1] = nodes
+
+
+PASS = Pass(
+    name="sink_from_scans",
+    stage="canonicalise",
+    requires="the values in the bodies of Scans have known shapes",
+    ensures="Scans compute of their states what the next states, sums and products need",
+    run=run,
+)

@@ -1,0 +1,150 @@
+"""Nodes of a Scan's step that would do for all tokens what they do for one, and their shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import onnx_graphsurgeon as gs
+
+from linexport.passes.lifted_steps import (
+    AXES,
+    ELEMENTWISE,
+    OPERATORS,
+    PRODUCTS,
+    Shape,
+    axes_of,
+    parts_of,
+    sliced,
+)
+
+
+def has_directions(node: gs.Node) -> bool:
+    """Return whether a Scan goes backwards along an input or an output."""
+    sides = ("scan_input_directions", "scan_output_directions")
+    return any(any(node.attrs.get(side) or ()) for side in sides)
+
+
+def scanned_axes(scan: gs.Node) -> list[int]:
+    """Return the axes of the scanned inputs, counted from the first."""
+    count = scan.attrs["num_scan_inputs"]
+    axes = scan.attrs.get("scan_input_axes") or [0] * count
+    return [a % len(t.shape) for a, t in zip(axes, scan.inputs[-count:], strict=True)]
+
+
+def leaves(node: gs.Node, within: set[str], shapes: dict[str, Shape], outer: bool) -> bool:
+    """Return whether a node can leave.
+
+    Args:
+        node: of the body.
+        within: names of the body's values; those that are the same at every step are taken out.
+        shapes: of what tokens alone decide, at one step; what the node computes is added.
+        outer: outer products leave as well.
+    """
+    reads = [t for t in node.inputs if t.name in within]
+    if node.op not in OPERATORS or any(t.name not in shapes for t in reads):
+        return False
+    if not reads:
+        within.difference_update(o.name for o in node.outputs)
+        _write_shape(node)
+        return True
+    if any(t.is_empty() for t in node.inputs) or not _is_for_each_token(node, shapes):
+        return False
+    found = _computed(node, shapes, outer)
+    if found is None:
+        return False
+    shapes |= found
+    return True
+
+
+def _write_shape(node: gs.Node) -> None:
+    """Write the shapes of what is the same at every step, such as a number cast to a type."""
+    if node.op in ELEMENTWISE and node.outputs[0].shape is None:
+        node.outputs[0].shape = _broadcast(_written(t) for t in node.inputs)
+
+
+def _computed(node: gs.Node, shapes: Mapping[str, Shape], outer: bool) -> dict[str, Shape] | None:
+    """Return the shapes of what a node computes at one step; None where one is not known."""
+    if node.op in ELEMENTWISE:
+        given = [shapes.get(t.name) or _written(t) for t in node.inputs]
+        shape = _broadcast(given)
+        if shape is None or (not outer and _is_outer(shape, [s for s in given if s])):
+            return None
+        return {node.outputs[0].name: shape}
+    if node.op == "SplitToSequence":
+        return {node.outputs[0].name: shapes[node.inputs[0].name]}
+    if node.op == "Slice":
+        shape = sliced(node, shapes[node.inputs[0].name])
+        return None if shape is None else {node.outputs[0].name: shape}
+    written = {o.name: _written(o) for o in node.outputs}
+    known = {name: shape for name, shape in written.items() if shape is not None}
+    return known if len(known) == len(written) else None
+
+
+def _written(tensor: gs.Tensor) -> Shape | None:
+    return None if tensor.shape is None else list(tensor.shape)
+
+
+def _broadcast(shapes: Iterable[Shape | None]) -> Shape | None:
+    """Return the shape that these are broadcast to, by numpy's rules."""
+    found: Shape = []
+    for shape in shapes:
+        if shape is None:
+            return None
+        rank = max(len(found), len(shape))
+        rows: list[Shape] = [[*[1] * (rank - len(s)), *s] for s in (found, shape)]
+        found = [a if b == 1 else b for a, b in zip(*rows, strict=True)]
+        if any(a not in (1, size) for row in rows for a, size in zip(row, found, strict=True)):
+            return None
+    return found
+
+
+def _is_outer(shape: Shape, given: Iterable[Shape]) -> bool:
+    """Return whether an elementwise result is larger than each of the values it is made of."""
+    return not any(_size(one) == _size(shape) for one in given)
+
+
+def _size(shape: Shape) -> tuple[int, list[str]]:
+    symbols = sorted(n for n in shape if isinstance(n, str))
+    return math.prod(n for n in shape if isinstance(n, int)), symbols
+
+
+def _is_for_each_token(node: gs.Node, shapes: Mapping[str, Shape]) -> bool:
+    """Return whether the same node does for all tokens what it does for one."""
+    if node.op in ELEMENTWISE:
+        return True
+    first, rest = node.inputs[0], node.inputs[1:]
+    if first.name not in shapes or any(t.name in shapes for t in rest):
+        return False
+    if node.op in PRODUCTS:
+        return _is_projection(node, shapes[first.name])
+    if node.op == "Transpose":
+        return "perm" in node.attrs
+    if node.op == "SplitToSequence":
+        known = parts_of(node, shapes[first.name]) is not None
+        return known and all(_is_one_part(n) for n in node.outputs[0].outputs)
+    if node.op == "SequenceAt":
+        return _is_one_part(node)
+    if node.op == "Reshape":
+        before, after = shapes[first.name], _written(node.outputs[0]) or []
+        return (
+            bool(after) and after[:1] == before[:1] and all(isinstance(n, int) for n in after[1:])
+        )
+    if node.op == "Expand":
+        # Not to more than what there is for every token: an outer product stays in the step.
+        after = _written(node.outputs[0]) or []
+        sizes = [_size(shape) for shape in shapes.values()]
+        return len(after) == len(shapes[first.name]) and _size(after) in sizes
+    return node.op not in AXES or axes_of(node) is not None
+
+
+def _is_one_part(node: gs.Node) -> bool:
+    return node.op == "SequenceAt" and isinstance(node.inputs[1], gs.Constant)
+
+
+def _is_projection(node: gs.Node, first: Shape) -> bool:
+    """Return whether a product is one of tokens with a matrix, and what is added a vector."""
+    if len(first) < 2 or len(node.inputs[1].shape or ()) != 2:
+        return False
+    plain = {"transA": 0, "alpha": 1.0, "beta": 1.0}
+    return all(node.attrs.get(name, value) == value for name, value in plain.items())
