@@ -31,7 +31,7 @@ from linexport.passes.manager import run_passes
 from linexport.passes.registry import all_passes, find_pass, target_passes
 from linexport.plugins.ops.op import DOMAIN
 from linexport.recognise import Findings, UnmatchedCandidate
-from linexport.recognise.obstacles import first_obstacle
+from linexport.recognise.obstacles import first_loop, first_obstacle
 
 __all__ = [
     "RESULT",
@@ -103,8 +103,8 @@ def rewrite(
     findings, records = run_passes(graph, chosen, dump, stop_after)
     if dump is not None:
         dump.end()
-    if "fuse" in stages and not _found(graph, findings):
-        findings = replace(findings, unmatched=_obstacle(model, weights))
+    if "fuse" in stages and not (findings.matches or findings.unmatched or findings.rejected):
+        findings = replace(findings, unmatched=_obstacle(model, weights, _fused(graph)))
     external = {} if weights is None else surgeon.externalize_constants(graph)
     return Rewritten(surgeon.to_model(graph), findings, external, records)
 
@@ -116,17 +116,24 @@ def run(
     return rewrite(model, stages, target=target).model
 
 
-def _found(graph: gs.Graph, findings: Findings) -> bool:
-    """Return whether anything was fused, or rejected with a reason."""
-    fused = any(node.domain == DOMAIN for node in graph.nodes)
-    return fused or bool(findings.matches or findings.unmatched or findings.rejected)
+def _fused(graph: gs.Graph) -> bool:
+    """Return whether there are ops of linexport, such as convolutions, without a match."""
+    return any(node.domain == DOMAIN for node in graph.nodes)
 
 
-def _obstacle(model: onnx.ModelProto, weights: Weights | None) -> tuple[UnmatchedCandidate, ...]:
-    """Return the first thing in the way, in the graph in which attention was looked for."""
+def _obstacle(
+    model: onnx.ModelProto, weights: Weights | None, fused: bool
+) -> tuple[UnmatchedCandidate, ...]:
+    """Return the first thing in the way, in the graph in which attention was looked for.
+
+    Beside ops that were fused without a match, that is a loop over tokens alone.
+    """
     searched = rewrite(model, STAGES[:1], weights)
     graph = gs.import_onnx(searched.model)
     surgeon.restore_constants(graph, searched.weights)
-    with completed_shapes(graph):
-        found = first_obstacle(graph)
+    if not fused:
+        with completed_shapes(graph):
+            found = first_obstacle(graph)
+    else:
+        found = first_loop(graph)
     return () if found is None else (found,)

@@ -37,7 +37,8 @@ REASONS = {
     ),
     "If": "computes tokens of {dim} in one of two bodies; what can be computed in both is fused",
     "Softmax": "divides by a sum over {dim}",
-    "Conv": "is a convolution along {dim}, and not a causal one of every channel by itself",
+    "Conv": "is a convolution along {dim}, whose weights are the same for all tokens: a causal one "
+    "gets a state beside what is fused",
 }
 """Reasons by operator, for those that are not sums of products."""
 
@@ -46,6 +47,26 @@ OTHER_RECURRENCE = (
     "is a linear recurrence, but of no form that the operators have: what keeps their state is "
     "a number for each channel, or a delta rule, not a rotation or a full matrix. It stays a loop"
 )
+
+
+RUNNING_MAXIMUM = (
+    ". A maximum that is carried to keep exponents small, as in the mLSTM, is fused in parallel "
+    "form (rows of a masked matrix less their maximum), not in a loop"
+)
+
+
+def first_loop(graph: gs.Graph) -> UnmatchedCandidate | None:
+    """Return the first loop over tokens, and why it stays one; None without."""
+    evaluator = Evaluator(graph)
+    for node in _of_inputs(graph):
+        if node.op in ("Scan", "Loop"):
+            return _candidate_of(evaluator, node, "tokens")
+    return None
+
+
+def _candidate_of(evaluator: Evaluator, node: gs.Node, dim: str) -> UnmatchedCandidate:
+    name = f"{node.op} {node.name}".strip()
+    return _candidate(node.outputs[0].name, [node], f"{name} {_why(evaluator, node, dim)}")
 
 
 def first_obstacle(graph: gs.Graph) -> UnmatchedCandidate | None:
@@ -66,10 +87,10 @@ def first_obstacle(graph: gs.Graph) -> UnmatchedCandidate | None:
     evaluator = Evaluator(graph)
     _state_shapes(graph, evaluator)
     mixing = [node for node in _of_inputs(graph) if _mixes(node, dim)]
-    # A loop takes its first token from a Gather, and a convolution pads for its transform.
-    for node in sorted(mixing, key=lambda n: n.op in MOVES):
-        name = f"{node.op} {node.name}".strip()
-        return _candidate(node.outputs[0].name, [node], f"{name} {_why(evaluator, node, dim)}")
+    # A loop takes its first token from a Gather or its chunks from a Reshape, and a convolution
+    # pads for its transform. A convolution is in front of many loops.
+    for node in sorted(mixing, key=lambda n: (n.op in (*MOVES, "Reshape"), n.op == "Conv")):
+        return _candidate_of(evaluator, node, dim)
     return _candidate(where, [], f"no operation was found that adds up tokens of {dim}")
 
 
@@ -124,7 +145,8 @@ def _why(e: Evaluator, node: gs.Node, dim: str) -> str:
         operator = nonlinear_operator(node)
         if operator is None:
             return OTHER_RECURRENCE
-        return f"has a body that is not linear in its state: {operator} is computed of it"
+        reason = f"has a body that is not linear in its state: {operator} is computed of it"
+        return reason + (RUNNING_MAXIMUM if operator == "Max" else "")
     if node.op in REASONS:
         return REASONS[node.op].format(dim=dim)
     if node.op not in SUMS:

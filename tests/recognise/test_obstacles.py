@@ -249,6 +249,7 @@ STEPS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], str]] = {
         "linear recurrence, but of no form",
     ),
     "of a state": (lambda h, k, v: (k * h + v).tanh(), "Tanh is computed of it"),
+    "a maximum": (lambda h, k, v: torch.maximum(h + k, v), "is fused in parallel form"),
     "a square": (lambda h, k, v: k * h * h + v, "Mul is computed of it"),
     "a quotient": (lambda h, k, v: v / (h + 2), "Div is computed of it"),
 }
@@ -270,6 +271,57 @@ def test_of_a_loop_it_is_said_whether_it_is_linear(name: str) -> None:
     assert not findings.matches
     (reason,) = {candidate.reason for candidate in findings.unmatched}
     assert expected in reason
+
+
+def test_of_a_loop_over_chunks_the_loop_is_named() -> None:
+    """Not the reshape that makes its chunks."""
+
+    def chunks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (z.unflatten(1, (-1, 4)) for z in (q, k, v))
+        state, out = v[:, 0] * 0, []
+        for i in range(v.shape[1]):
+            state = (state + k[:, i]).tanh()
+            out.append(q[:, i] * state)
+        return torch.stack(out, 1).flatten(1, 2)
+
+    found = trace(load_module((Three(chunks), (torch.randn(2, 16, WIDTH),)), "three:layer"))
+    (candidate,) = passes.rewrite(found.graph, weights=found.weights).findings.unmatched
+    assert candidate.reason.startswith("Scan") and "Tanh is computed of it" in candidate.reason
+
+
+@pytest.mark.parametrize("widened", [False, True], ids=["convolution stays", "is fused"])
+def test_a_loop_behind_a_convolution_has_its_reason(widened: bool) -> None:
+    """As in Longhorn, where the convolution alone is fused, and nothing was said of the loop."""
+
+    class Convolved(Three):
+        def __init__(self, function: Function) -> None:
+            super().__init__(function)
+            self.convolution = nn.Conv1d(WIDTH, WIDTH, 3, groups=WIDTH, padding=2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            """(B, T, WIDTH)."""
+            return super().forward(self.convolution(x.mT)[..., : x.shape[1]].mT)
+
+    def loop(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        state, out = v[:, 0] * 0, []
+        if widened:
+            q, k, v, state = (
+                q[..., None, :],
+                k[..., None, :],
+                v[..., None],
+                state[..., None] + q[0, 0] * 0,
+            )
+        for t in range(v.shape[1]):
+            state = (1 - k[:, t] ** 2) * state + v[:, t]
+            out.append((q[:, t] * state).sum(-1))
+        return torch.stack(out, 1)
+
+    found = trace(load_module((Convolved(loop), (torch.randn(2, 12, WIDTH),)), "conv:layer"))
+    rewritten = passes.rewrite(found.graph, weights=found.weights)
+    fused = "CausalConvWithState" in {n.op_type for n in rewritten.model.graph.node}
+    assert fused == widened
+    (candidate,) = rewritten.findings.unmatched
+    assert candidate.reason.startswith("Scan") and "of no form" in candidate.reason
 
 
 def test_of_a_recurrent_layer_the_cell_is_named_that_converts() -> None:
