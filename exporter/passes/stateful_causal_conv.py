@@ -1,11 +1,15 @@
-"""A causal depthwise convolution -> CausalConvWithState, whose state carries it over a split.
+"""A causal convolution -> CausalConvWithState, whose state carries it over a split.
 
     Conv(Pad(x, k-1 zeros on the left), W, b)           y_t = b + sum_j W_j x_{t-(k-1)+j}
     Conv(Concat(k-1 zeros, x), W, b)                    the same
     Conv(x, W, b; pads = [k-1, 0])                      the same
     Conv(x, W, b; pads = [k-1, k-1])[..., :T]           the same; or [..., :1-k]
 
-along the axis that holds the tokens, stride and dilation 1, one kernel a channel.
+along the axis that holds the tokens, stride and dilation 1. One kernel a channel is the op itself.
+Where channels are mixed, the op gives each token beside the k-1 before it, one tap a channel, of
+which a convolution of one tap makes the same sum:
+
+    Conv(x, W)   ->   Conv(CausalConvWithState([x, .., x], one tap each), W as (O, k C, 1))
 """
 
 from __future__ import annotations
@@ -38,14 +42,20 @@ def run(graph: gs.Graph) -> PassResult:
     known = Values.of_graph(graph)
 
     def match(graph: gs.Graph, node: gs.Node) -> Ends | None:
-        return _causal(graph, node, known, length) if _is_depthwise(node) else None
+        return _causal(graph, node, known, length) if _is_plain(node) else None
 
     def replace(graph: gs.Graph, node: gs.Node, ends: Ends) -> None:
         given, output = ends
         stored = [_stored(t, known) for t in node.inputs[1:]]
         output.inputs[0].outputs.clear()
-        attributes, inputs = {"activation": "none"}, [given, *stored]
-        graph.nodes.append(gs.Node(OP.name, node.name, attributes, inputs, [output], domain=DOMAIN))
+        inputs, made = [given, *stored], output
+        if not _is_depthwise(node):
+            beside = gs.Variable(f"{node.name}/taps", given.dtype)
+            tap = gs.Node("Conv", f"{node.name}/mixed", {}, [beside, *_mixed(*stored)], [output])
+            graph.nodes.append(tap)
+            inputs, made = _repeated(graph, given, stored[0]), beside
+        attributes = {"activation": "none"}
+        graph.nodes.append(gs.Node(OP.name, node.name, attributes, inputs, [made], domain=DOMAIN))
 
     return rewrite_matches(graph, match, replace, log)
 
@@ -58,17 +68,41 @@ def _stored(tensor: gs.Tensor, known: Values) -> gs.Tensor:
     return gs.Constant(f"{tensor.name}/stored", value)
 
 
-def _is_depthwise(node: gs.Node) -> bool:
-    """Return whether a node is a depthwise convolution of one axis, stride and dilation 1."""
+def _mixed(weight: gs.Constant, *bias: gs.Tensor) -> list[gs.Tensor]:
+    """Return the kernel (O, C, k) as (O, k C, 1), and the bias."""
+    across = weight.values.transpose(0, 2, 1).reshape(len(weight.values), -1, 1)
+    return [gs.Constant(f"{weight.name}/mixed", np.ascontiguousarray(across)), *bias]
+
+
+def _repeated(graph: gs.Graph, given: gs.Tensor, weight: gs.Constant) -> list[gs.Tensor]:
+    """Return k copies of the channels, and for each the tap that is 1; adds their node."""
+    channels, width = weight.shape[1:]
+    name = f"{weight.name}/copies"
+    copies = gs.Variable(name, given.dtype, [given.shape[0], width * channels, given.shape[2]])
+    graph.nodes.append(gs.Node("Concat", name, {"axis": 1}, [given] * width, [copies]))
+    taps = np.repeat(np.eye(width, dtype=weight.dtype), channels, 0)[:, None]
+    return [copies, gs.Constant(f"{weight.name}/taps", taps)]
+
+
+def _is_plain(node: gs.Node) -> bool:
+    """Return whether a node is a convolution of one axis, stride and dilation 1.
+
+    It has one kernel a channel, or mixes all channels.
+    """
     if node.op != "Conv":
         return False
-    weight = node.inputs[1]
-    if not isinstance(weight, gs.Constant) or len(weight.shape) != 3 or weight.shape[1] != 1:
+    weight, groups = node.inputs[1], node.attrs.get("group", 1)
+    if not isinstance(weight, gs.Constant) or len(weight.shape) != 3:
         return False
     plain = all(
         list(node.attrs.get(name, [1])) == [1] for name in ("strides", "dilations")
     ) and node.attrs.get("auto_pad", "NOTSET") in ("NOTSET", b"NOTSET")
-    return plain and node.attrs.get("group", 1) == weight.shape[0] and weight.shape[2] > 1
+    return plain and (groups == 1 or _is_depthwise(node)) and weight.shape[2] > 1
+
+
+def _is_depthwise(node: gs.Node) -> bool:
+    channels, each, _ = node.inputs[1].shape
+    return bool(each == 1 and node.attrs.get("group", 1) == channels)
 
 
 def _causal(graph: gs.Graph, node: gs.Node, known: Values, length: str) -> Ends:
@@ -125,6 +159,6 @@ PASS = Pass(
     name="stateful_causal_conv",
     stage="stream",
     requires="linear attention is fused: its nodes tell which axis holds the tokens",
-    ensures="every causal depthwise convolution along the tokens is a CausalConvWithState",
+    ensures="every causal convolution along the tokens is a CausalConvWithState or reads one",
     run=run,
 )

@@ -116,7 +116,7 @@ class GateLoopSurrogate(nn.Module):
         return torch.where(keep, scores, torch.zeros(())) @ v
 
 
-@stranger("fused")
+@stranger("streams")
 class Qrnn(nn.Module):
     """QRNN with fo-pooling: gates from a causal convolution, pooled by a loop."""
 
