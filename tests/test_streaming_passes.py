@@ -103,6 +103,11 @@ SCORES = "k = Transpose <perm = [0, 2, 1]> (x)  s = MatMul(x, k)"
 ATTENDED = f"{SCORES}  f = Where(seen, s, low)  p = Softmax(f)  q = MatMul(p, x)"
 
 STREAMS = {
+    "convolution of all channels": (
+        CONV % "y = Conv <pads = [3, 0]> (c, full)",
+        {"full": RANDOM.normal(size=(8, 8, 4)).astype(np.float32)},
+        "CausalConvWithState",
+    ),
     "softmax of all tokens before": (f"{DISTANCES} {SEEN} {ATTENDED}", {}, "Softmax"),
     "softmax of a window": (f"{DISTANCES} {LATE} seen = And(own, late) {ATTENDED}", {}, "Softmax"),
     "softmax with a mask that is added": (
@@ -211,14 +216,17 @@ def test_without_states_the_graph_is_as_it_was(graph: Build, case: str) -> None:
             "f = Cast <to = 1> (s)  q = Add(x, f)",
             {},
         ),
-        # Convolutions that see what comes later, or mix channels, or skip.
+        # Convolutions that see what comes later, or mix groups of channels, or skip.
         (CONV % "y = Conv <group = 8, pads = [1, 2]> (c, w)", KERNEL),
         (CONV % "y = Conv <group = 8, pads = [0, 3]> (c, w)", KERNEL),
         (
             CONV % "y = Conv <group = 8, pads = [6, 0], dilations = [2]> (c, w)",
             KERNEL,
         ),
-        (CONV % "y = Conv <pads = [3, 0]> (c, full)", {"full": np.ones((8, 8, 4), np.float32)}),
+        (
+            CONV % "y = Conv <group = 2, pads = [3, 0]> (c, half)",
+            {"half": np.ones((8, 4, 4), np.float32)},
+        ),
         (
             CONV % "p = Constant <value = int64[6] {0, 0, 3, 0, 0, 0}> ()"
             "v = Constant <value = float {1}> ()  d = Pad(c, p, v)  y = Conv <group = 8> (d, w)",
