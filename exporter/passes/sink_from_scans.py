@@ -65,7 +65,7 @@ def _plan(graph: gs.Graph, scan: gs.Node) -> _Plan | None:
     body, count = scan.attrs["body"], scan.attrs["num_scan_inputs"]
     states = len(body.inputs) - count
     shapes = {t.name: list(t.shape) for t in body.inputs if t.shape is not None}
-    if len(shapes) < len(body.inputs):
+    if len(shapes) < len(body.inputs) or any(t.shape is None for t in scan.inputs[states:]):
         return None
     kept = {id(n) for n in _behind(body.outputs[:states])}
     of_states = {t.name for t in body.inputs[:states]}

@@ -119,21 +119,16 @@ class SignedGates(Gates):
         query, key, value = inputs
         if not signs.of_keys:
             return [query, key, self._scaled(value, signs)]
-        if self.layout.query != self.layout.value or self.layout.key != self.layout.value:
+        heads = self.layout.value
+        # Queries of one head are side by side, and so have its signs.
+        queries = self.layout.query if signs.by_channel else self.layout.query[: len(heads)]
+        if queries != heads or self.layout.key != heads:
             raise NotAttentionError("its decay may be negative, and heads share queries or keys")
         return [self._scaled(query, signs), self._scaled(key, signs), value]
 
     def turned_back(self, output: gs.Variable, signs: Signs) -> gs.Variable:
-        """Return h of g, unless queries have the signs already.
-
-        Raises:
-            NotAttentionError: several queries read one state.
-        """
-        if signs.of_keys:
-            return output
-        if self.layout.output != self.layout.value:
-            raise NotAttentionError("its decay may be negative, and its queries share keys")
-        return self._scaled(output, signs)
+        """Return h of g, unless queries have the signs already."""
+        return output if signs.of_keys else self._scaled(output, signs)
 
     def turned_pasts(self, signs: Signs) -> dict[int, gs.Variable]:
         """Return g_0 of h_0 = 0 for each state of the operator, by the number of the input."""

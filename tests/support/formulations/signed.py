@@ -116,6 +116,19 @@ def signed_decay_read_before_writing(q, k, v):
 
 
 @formulation(COLLECTED)
+def signed_decay_of_shared_heads(q, k, v):
+    """Two queries for each key and value, which have one decay."""
+    q = q.unflatten(-1, (HEADS, D)).unflatten(2, (2, 2))
+    k, v = (x[..., : 2 * D].unflatten(-1, (2, D)) for x in (k, v))
+    rate = torch.tanh(3 * k.mean(-1))
+    state, out = torch.zeros(q.shape[0], 2, D, D), []
+    for t in range(q.shape[1]):
+        state = rate[:, t, :, None, None] * state + k[:, t, ..., None] * v[:, t, :, None]
+        out.append(torch.einsum("bhgd,bhde->bhge", q[:, t], state))
+    return torch.stack(out, 1).flatten(2)
+
+
+@formulation(COLLECTED)
 def signed_decay_over_a_sum(q, k, v):
     """Divided by a sum with the same decays, which may vanish but for what is added."""
     rate, q = torch.tanh(split(q + v).mean(-1) * 3)[..., None], torch.sigmoid(split(q))
