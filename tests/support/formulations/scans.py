@@ -119,7 +119,7 @@ def associative_scan_of_torch(q, k, v):
     return out + q
 
 
-@formulation(COLLECTED, reason="differs at other lengths")
+@formulation(COLLECTED)
 def tree_scan(q, k, v):
     """Shifts by 1, 2, 4, ...: Hillis and Steele."""
     a, b = torch.sigmoid(k), v
@@ -213,9 +213,9 @@ def loop_over_tokens(q, k, v):
     return torch.stack(out, 1) + q
 
 
-@formulation(COLLECTED, reason="in a body of If")
+@formulation(COLLECTED, nodes=2, streams=False)
 def two_branches(q, k, v):
-    """One of two decays, by a condition on the data."""
+    """One of two sums, by a condition on all tokens: both are computed."""
 
     def causal(x, y):
         return x * y.cumsum(1)
