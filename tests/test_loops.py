@@ -68,6 +68,28 @@ class Gates(Recurrence):
         return torch.stack(out, 1), h
 
 
+class Normed(Recurrence):
+    """The state's RMS norm, of which torch's export writes a Cast to the state's own type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(8)
+
+    def forward(self, x):
+        h, out = torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            h = torch.sigmoid(x[:, t]) * self.norm(h) + x[:, t]
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+class Extremes(nn.Module):
+    """Running maxima and minima."""
+
+    def forward(self, x):
+        return x.cummax(1).values * torch.cummin(x - 1, -2)[0]
+
+
 class Uneven(Recurrence):
     """The third step is another one."""
 
@@ -99,6 +121,19 @@ def test_a_loop_that_is_not_linear_streams(tmp_path: Path) -> None:
     manifest = linexport.convert(source, tmp_path / "artifact", bench=False, threads=1)
     assert [state.op for state in manifest.states] == ["Scan"]
     check_independently(tmp_path / "artifact", module, 8, lengths=(1, 2, 40))
+
+
+@pytest.mark.parametrize(("kind", "states"), [(Normed, 1), (Extremes, 2)])
+def test_a_value_that_is_not_linear_is_carried(
+    kind: type[nn.Module], states: int, tmp_path: Path
+) -> None:
+    module = kind()
+    loaded = load_module((module, (torch.randn(2, 12, 8),), DYNAMIC), "a:module")
+    manifest = linexport.convert(loaded, tmp_path / "out", bench=False, threads=1)
+    assert manifest.status == "ok" and manifest.streaming.passed
+    carried = [state.past for state in manifest.states]
+    assert len([name for name in carried if not name.endswith("_begun")]) == states
+    check_independently(tmp_path / "out", module, 8, lengths=(1, 2, 40))
 
 
 @pytest.mark.slow

@@ -270,6 +270,15 @@ class Products(torch.nn.Module):
         )
 
 
+class Extremes(torch.nn.Module):
+    """Running maxima and minima, and where they are: of equal values the last."""
+
+    def forward(self, x):
+        x = torch.round(2 * x)
+        least = x.mT.to(torch.int64).cummin(-2)
+        return (*x.cummax(1), *least, x.double().cummin(0).values)
+
+
 class Subtracted(torch.nn.Module):
     """Numbers minus integers."""
 
@@ -278,7 +287,7 @@ class Subtracted(torch.nn.Module):
         return x + (-5.0 - n) + torch.rsub(n, 1.5, alpha=2) + (2 - n)
 
 
-@pytest.mark.parametrize("kind", [Products, Subtracted], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [Products, Extremes, Subtracted], ids=lambda kind: kind.__name__)
 def test_what_the_exporter_does_not_translate_is_written(kind: type[torch.nn.Module]) -> None:
     dims, module = (dict.fromkeys((0, 1), torch.export.Dim.DYNAMIC),), kind()
     model = trace.trace(load_module((module, (torch.randn(2, 16),), dims), "a:module")).model

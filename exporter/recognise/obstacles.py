@@ -146,7 +146,8 @@ def _why(e: Evaluator, node: gs.Node, dim: str) -> str:
         if operator is None:
             return OTHER_RECURRENCE
         reason = f"has a body that is not linear in its state: {operator} is computed of it"
-        return reason + (RUNNING_MAXIMUM if operator == "Max" else "")
+        keeps_exponents_small = any(inner.op == "Exp" for inner in node.attrs["body"].nodes)
+        return reason + (RUNNING_MAXIMUM if operator == "Max" and keeps_exponents_small else "")
     if node.op in REASONS:
         return REASONS[node.op].format(dim=dim)
     if node.op not in SUMS:

@@ -23,7 +23,7 @@ from linexport.graph.external_data import LARGE, LOCATION, Weights, with_weights
 from linexport.models import torch_ops
 from linexport.plugins.ops import registry
 from linexport.plugins.ops.op import DOMAIN, VERSION, Op
-from linexport.trace import integers, inverses, loops, products
+from linexport.trace import extremes, integers, inverses, loops, products
 from linexport.trace.dim_names import rename_symbols
 from linexport.trace.exporting import exporting
 from linexport.trace.messages import explained, innermost
@@ -91,6 +91,8 @@ def to_graph(
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(exported.model)
     model = exported.model_proto
     _widen_indices(model.graph)
+    if any(node.op_type == loops.MARK for node in model.graph.node):
+        _cast_to_types(model.graph)
     _name_nodes(model)
     lines = source_lines(model)
     drop_metadata(model)
@@ -158,6 +160,8 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     marks = {loops.OPERATOR: loops.symbol, inverses.OPERATOR: inverses.symbol}
     marks[torch.ops.aten.relu.default] = _relu
     marks[torch.ops.aten.cumprod.default] = products.cumulative
+    marks[torch.ops.aten.cummax.default] = extremes.maximum
+    marks[torch.ops.aten.cummin.default] = extremes.minimum
     return marks | {torch_ops.overload(op): _symbol(op) for op in registry.all_ops().values()}
 
 
@@ -195,6 +199,17 @@ def _widen_indices(graph: onnx.GraphProto) -> None:
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
+
+
+def _cast_to_types(graph: onnx.GraphProto) -> None:
+    """Write CastLike as Cast: a step would carry a value that is read for its type alone."""
+    known = {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input)}
+    known |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "CastLike" and known.get(node.input[1]):
+            like = node.input.pop()
+            node.op_type = "Cast"
+            node.attribute.append(onnx.helper.make_attribute("to", known[like]))
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:

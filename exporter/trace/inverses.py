@@ -22,11 +22,10 @@ from onnxscript import values
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from linexport.graph.walk import subgraphs
-from linexport.plugins.ops.body import Body
+from linexport.trace.named_body import DOMAIN, NamedBody
 
-DOMAIN, NODE = "linexport.linalg", "TriangularInverse"
-"""The node that stands for an inverse in a graph, until ``expand`` writes it out."""
+NODE = "TriangularInverse"
+"""The node that stands for an inverse in a graph."""
 
 library = torch.library.Library("linexport_linalg", "DEF")
 library.define("triangular_inverse(Tensor matrix, bool upper, bool unit) -> Tensor")
@@ -113,36 +112,10 @@ def _schema() -> onnx.defs.OpSchema:
     )
 
 
-def expand(model: onnx.ModelProto) -> None:
-    """Write out every inverse of a model, in place."""
-    _expand(model.graph, {v.name: v for v in [*model.graph.value_info, *model.graph.input]})
-    kept = [o for o in model.opset_import if o.domain != DOMAIN]
-    del model.opset_import[:]
-    model.opset_import.extend(kept)
-
-
-def _expand(graph: onnx.GraphProto, types: dict[str, onnx.ValueInfoProto]) -> None:
-    types = types | {v.name: v for v in [*graph.value_info, *graph.input, *graph.output]}
-    nodes: list[onnx.NodeProto] = []
-    for node in graph.node:
-        for body in subgraphs(node):
-            _expand(body, types)
-        if node.domain != DOMAIN:
-            nodes.append(node)
-            continue
-        flags = {a.name: bool(a.i) for a in node.attribute}
-        kind = types[node.output[0]].type.tensor_type.elem_type
-        dtype = helper.tensor_dtype_to_np_dtype(kind)
-        nodes += _written(node.input[0], node.output[0], dtype, **flags)
-    del graph.node[:]
-    graph.node.extend(nodes)
-
-
-def _written(
-    matrix: str, result: str, dtype: np.dtype[Any], upper: bool, unit: bool
-) -> list[onnx.NodeProto]:
+def write(matrix: str, inverse: onnx.ValueInfoProto, upper: int, unit: int) -> list[onnx.NodeProto]:
     """Return nodes that compute an inverse."""
-    b = _Named(result)
+    b = NamedBody(inverse.name)
+    dtype = helper.tensor_dtype_to_np_dtype(inverse.type.tensor_type.elem_type)
     lower = _transposed(b, matrix) if upper else matrix
     size = b.Shape(lower, start=-1)
     positions = b.Range(b.const(0), b.Squeeze(size), b.const(1))
@@ -158,20 +131,22 @@ def _written(
     if not unit:  # A^-1 = (1 + N)^-1 D^-1
         found = b.Div(found, _transposed(b, diagonal))
     found = _transposed(b, found) if upper else found
-    b.nodes.append(helper.make_node("Identity", [found], [result], f"{result}/Identity"))
+    b.nodes.append(
+        helper.make_node("Identity", [found], [inverse.name], f"{inverse.name}/Identity")
+    )
     return b.nodes
 
 
-def _transposed(b: Body, x: str) -> str:
+def _transposed(b: NamedBody, x: str) -> str:
     """Return the matrices transposed, whatever their number of dims."""
     return str(b.Einsum(x, equation="...ij->...ji"))
 
 
 def _step(
-    b: _Named, rest: str, row: str, column: str, size: str, dtype: np.dtype[Any]
+    b: NamedBody, rest: str, row: str, column: str, size: str, dtype: np.dtype[Any]
 ) -> onnx.GraphProto:
     """Return the body: from the inverse of blocks of some rows to that of twice as many."""
-    inner = _Named(b.prefix, b)
+    inner = NamedBody(b.prefix, b)
     count, going, x, rows = (inner.fresh(n) for n in ("count", "going", "inverse", "rows"))
     block, other = inner.Div(row, rows), inner.Div(column, rows)
     one, two = inner.const(1), inner.const(2)
@@ -194,26 +169,3 @@ def _step(
         helper.make_tensor_value_info(doubled, onnx.TensorProto.INT64, []),
     ]
     return helper.make_graph(inner.nodes, f"{b.prefix}/blocks", given, made)
-
-
-class _Named(Body):
-    """Nodes whose values are named after a value of the graph.
-
-    Args:
-        prefix: of all names.
-        parent: the nodes around these.
-    """
-
-    def __init__(self, prefix: str, parent: Body | None = None) -> None:
-        super().__init__(parent)
-        self.prefix = prefix
-
-    def fresh(self, hint: str) -> str:
-        """A name that no other value of the graph has."""
-        return f"{self.prefix}/{super().fresh(hint)}"
-
-    def node(self, op_type: str, *inputs: str, **attributes: Any) -> Any:
-        """Append a node with a name of its own."""
-        found = super().node(op_type, *inputs, **attributes)
-        self.nodes[-1].name = f"{self.nodes[-1].output[0]}/{op_type}"
-        return found

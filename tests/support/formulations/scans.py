@@ -32,12 +32,12 @@ def sums_indexed_by_all_positions(q, k, v):
     return (q[..., None, :] @ sums).squeeze(-2).transpose(1, 2).flatten(2)
 
 
-@formulation(COLLECTED, reason="cannot translate")
+@formulation(COLLECTED, reason="Max is computed of it")
 def running_maximum(q, k, v):
     return q * v.cummax(1).values + k
 
 
-@formulation(COLLECTED, reason="cannot translate")
+@formulation(COLLECTED, reason="Min is computed of it")
 def running_minimum(q, k, v):
     return q * v.cummin(1).values + k
 
@@ -53,7 +53,7 @@ def running_product(q, k, v):
     return q * torch.sigmoid(v + 3).cumprod(1) + k
 
 
-@formulation(COLLECTED, reason="cannot translate")
+@formulation(COLLECTED, reason="Max is computed of it")
 def stable_softmax_over_the_past(q, k, v):
     """Aaren with the running maximum subtracted."""
     largest = k.cummax(1).values
