@@ -31,11 +31,6 @@ ADVICE = (
         "ONNX has no complex numbers: write them as pairs of real ones, (a + bi) (c + di) as "
         "ac - bd and ad + bc, exp(a + bi) as exp(a) cos(b) and exp(a) sin(b).",
     ),
-    (
-        r"aten\.cum(max|min)\b",
-        "ONNX has no operator for it: write a loop over tokens with torch.maximum or torch.minimum "
-        "that begins with an infinity. It is converted, and streams.",
-    ),
     (r"No ONNX function found for", "ONNX has no operator for it: write it with others."),
     (
         r"\.numpy\(\)|[Nn]um[Pp]y",

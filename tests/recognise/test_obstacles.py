@@ -204,7 +204,7 @@ def test_the_source_line_is_that_of_a_function_that_forward_calls() -> None:
             lambda q, k, v: q if q.sum() > 0 else v,
             ("data-dependent", "torch.where", "test_obstacles"),
         ),
-        (lambda q, k, v: q.cummax(1)[0], ("cummax", "no operator for it", "torch.maximum")),
+        (lambda q, k, v: q.kthvalue(2, 1)[0], ("kthvalue", "no operator for it", "with others")),
         (lambda q, k, v: (q + k * 1j).cumsum(1).real, ("complex", "pairs of real")),
         (lambda q, k, v: torch.from_numpy(q.numpy().cumsum(1)), ("numpy", "the function of torch")),
     ],
@@ -225,7 +225,7 @@ def test_messages_of_torch_are_whole_and_say_what_helps(
     ("function", "own"),
     [
         (lambda q, k, v: q @ v, "Expected size for first two dimensions of batch2 tensor"),
-        (lambda q, k, v: q.cummax(1)[0], None),
+        (lambda q, k, v: q.kthvalue(2, 1)[0], None),
     ],
     ids=["fails by itself", "runs"],
 )
