@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,18 @@ def producer(tensor: gs.Tensor, op: str | None = None) -> gs.Node | None:
 def consumers(node: gs.Node) -> list[gs.Node]:
     """Return the nodes that read any output of a node."""
     return [consumer for tensor in node.outputs for consumer in tensor.outputs]
+
+
+def nodes_behind(tensors: Iterable[gs.Tensor]) -> list[gs.Node]:
+    """Return the nodes that tensors are computed by."""
+    found: dict[int, gs.Node] = {}
+    pending = list(tensors)
+    while pending:
+        for node in pending.pop().inputs:
+            if id(node) not in found:
+                found[id(node)] = node
+                pending += node.inputs
+    return list(found.values())
 
 
 def is_output(graph: gs.Graph, tensor: gs.Tensor) -> bool:

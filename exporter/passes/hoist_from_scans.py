@@ -124,13 +124,7 @@ def _hoist(graph: gs.Graph, scan: gs.Node, plan: _Plan) -> None:
     """Move the nodes before the Scan, which scans what the body still reads of them."""
     body, axes = scan.attrs["body"], scanned_axes(scan)
     lifted = LiftedSteps(scan.name or scan.outputs[0].name, plan.scanned, plan.shapes)
-    gone = set(map(id, plan.nodes))
-    body.nodes[:] = [node for node in body.nodes if id(node) not in gone]
-    for node in plan.nodes:
-        lifted.add(node)
-    for node in plan.nodes:
-        if not any(node is made for made in lifted.nodes):
-            node.inputs, node.outputs = [], []  # it is in no graph any more
+    lifted.take(body, plan.nodes)
     place = next(i for i, node in enumerate(graph.nodes) if node is scan)
     graph.nodes[place:place] = lifted.nodes
     for tensor in plan.read:

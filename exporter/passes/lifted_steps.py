@@ -8,7 +8,7 @@ A sequence of parts becomes the outputs of one Split. What is the same at every 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,6 +105,16 @@ class LiftedSteps:
         self._parts: dict[str, list[gs.Tensor]] = {}
         tensor, axis = next(iter(scanned.values()))
         self.length = tensor.shape[axis]
+
+    def take(self, body: gs.Graph, nodes: Sequence[gs.Node]) -> None:
+        """Take nodes out of the body of a step, and add what they compute, of all tokens."""
+        gone = set(map(id, nodes))
+        body.nodes[:] = [node for node in body.nodes if id(node) not in gone]
+        for node in nodes:
+            self.add(node)
+        for node in nodes:
+            if not any(node is made for made in self.nodes):
+                node.inputs, node.outputs = [], []  # it is in no graph any more
 
     def add(self, node: gs.Node) -> None:
         """Add what a node computes, of all tokens."""

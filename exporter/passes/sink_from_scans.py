@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.edit import nodes_behind
 from linexport.passes.contract import Pass, PassResult, rewrite_matches
 from linexport.passes.lifted_steps import (
     AXIS,
@@ -67,7 +68,7 @@ def _plan(graph: gs.Graph, scan: gs.Node) -> _Plan | None:
     shapes = {t.name: list(t.shape) for t in body.inputs if t.shape is not None}
     if len(shapes) < len(body.inputs) or any(t.shape is None for t in scan.inputs[states:]):
         return None
-    kept = {id(n) for n in _behind(body.outputs[:states])}
+    kept = {id(n) for n in nodes_behind(body.outputs[:states])}
     of_states = {t.name for t in body.inputs[:states]}
     made = {o.name for n in body.nodes for o in n.outputs}
     within, leaving, chosen = made | shapes.keys(), set[str](), list[gs.Node]()
@@ -89,22 +90,11 @@ def _plan(graph: gs.Graph, scan: gs.Node) -> _Plan | None:
     read = {t.name: t for n in chosen for t in n.inputs if t.name in made | shapes.keys()}
     crossing = [t for name, t in read.items() if name not in leaving | tokens]
     given = [*body.inputs[states:], *body.outputs[states:]]
-    sizes = (_size(tensors, shapes) for tensors in (crossing, given))
-    if not chosen or any(t.name not in shapes for t in crossing) or next(sizes) > next(sizes):
+    if not chosen or any(t.name not in shapes for t in crossing):
+        return None
+    if _size(crossing, shapes) > _size(given, shapes):
         return None
     return _Plan(chosen, crossing, shapes)
-
-
-def _behind(tensors: list[gs.Tensor]) -> list[gs.Node]:
-    """Return the nodes that values are computed by."""
-    found: dict[int, gs.Node] = {}
-    pending = list(tensors)
-    while pending:
-        for node in pending.pop().inputs:
-            if id(node) not in found:
-                found[id(node)] = node
-                pending += node.inputs
-    return list(found.values())
 
 
 def _size(tensors: list[gs.Tensor], shapes: Mapping[str, Shape]) -> int:
@@ -133,13 +123,7 @@ def _sink(graph: gs.Graph, scan: gs.Node, plan: _Plan) -> None:
         axes = [*axes, 0]
         scanned[tensor.name] = ScannedTokens(stacked, 0)
     lifted = LiftedSteps(f"{stem}/after", scanned, plan.shapes)
-    moved = set(map(id, plan.nodes))
-    body.nodes[:] = [node for node in body.nodes if id(node) not in moved]
-    for node in plan.nodes:
-        lifted.add(node)
-    for node in plan.nodes:
-        if not any(node is made for made in lifted.nodes):
-            node.inputs, node.outputs = [], []  # it is in no graph any more
+    lifted.take(body, plan.nodes)
     nodes, kept = lifted.nodes, list[int]()
     for place, tensor in enumerate(body.outputs[states:]):
         if tensor.name not in gone:

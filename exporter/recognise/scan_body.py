@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.edit import nodes_behind
+
 MOVES = {
     *("Cast", "Expand", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split", "Squeeze"),
     *("Neg", "ReduceMean", "ReduceSum", "Transpose", "Unsqueeze"),
@@ -23,7 +25,7 @@ def nonlinear_operator(loop: gs.Node) -> str | None:
     before = body.inputs[2:] if loop.op == "Loop" else body.inputs
     count = len(loop.inputs) - (2 if loop.op == "Loop" else loop.attrs["num_scan_inputs"])
     after = body.outputs[1:] if loop.op == "Loop" else body.outputs
-    needed = {id(node) for node in _nodes_behind(after[:count])}
+    needed = {id(node) for node in nodes_behind(after[:count])}
     states = {tensor.name for tensor in before[:count]}
     for node in body.nodes:
         taken = [tensor.name in states for tensor in node.inputs]
@@ -44,15 +46,3 @@ def _is_linear(op: str, taken: list[bool]) -> bool:
     if op == "Where":
         return not taken[0]
     return (op in MOVES or op == "Div") and not any(taken[1:])
-
-
-def _nodes_behind(tensors: list[gs.Tensor]) -> list[gs.Node]:
-    """Return the nodes that tensors are computed by."""
-    found: dict[int, gs.Node] = {}
-    pending = list(tensors)
-    while pending:
-        for node in pending.pop().inputs:
-            if id(node) not in found:
-                found[id(node)] = node
-                pending += node.inputs
-    return list(found.values())

@@ -14,10 +14,12 @@ import onnx
 from onnx import helper
 from onnxscript import values
 
-from linexport.trace.named_body import DOMAIN, NamedBody
+from linexport.trace.named_body import NamedBody, mark
 
 NODE = "RunningExtreme"
 """The node that stands for running maxima or minima in a graph."""
+
+KINDS = ("float16", "float", "double", "int32", "int64")
 
 OPSET = 20
 
@@ -43,24 +45,7 @@ def _cumulative(smallest: bool, x: Any, dim: int) -> tuple[Any, Any]:
 
 
 def _running(x: Any, axis: int, smallest: bool) -> Any:
-    if not onnx.defs.has(NODE, 1, DOMAIN):
-        onnx.defs.register_schema(_schema())
-    return getattr(values.Opset(DOMAIN, 1), NODE)(x, axis=axis, smallest=int(smallest))
-
-
-def _schema() -> onnx.defs.OpSchema:
-    parameter, attribute = onnx.defs.OpSchema.FormalParameter, onnx.defs.OpSchema.Attribute
-    number = onnx.defs.OpSchema.AttrType.INT
-    kinds = ("float16", "float", "double", "int32", "int64")
-    return onnx.defs.OpSchema(
-        NODE,
-        DOMAIN,
-        1,
-        inputs=[parameter("tokens", "T")],
-        outputs=[parameter("extremes", "T")],
-        type_constraints=[("T", [f"tensor({kind})" for kind in kinds], "any numbers")],
-        attributes=[attribute("axis", number), attribute("smallest", number)],
-    )
+    return mark(NODE, KINDS, x, axis=axis, smallest=int(smallest))
 
 
 def write(
@@ -89,6 +74,4 @@ def write(
     sizes = b.Concat(b.Shape(tokens, start=0, end=axis), b.Shape(tokens, start=axis + 1), axis=0)
     along = {"scan_input_axes": [axis], "scan_output_axes": [axis], "num_scan_inputs": 1}
     _, found = b.Scan(b.Expand(start, sizes), tokens, outputs=2, body=body, **along)
-    name = extremes.name
-    b.nodes.append(helper.make_node("Identity", [found], [name], f"{name}/Identity"))
-    return b.nodes
+    return b.written(found)

@@ -91,8 +91,6 @@ def to_graph(
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(exported.model)
     model = exported.model_proto
     _widen_indices(model.graph)
-    if any(node.op_type == loops.MARK for node in model.graph.node):
-        _cast_to_types(model.graph)
     _name_nodes(model)
     lines = source_lines(model)
     drop_metadata(model)
@@ -199,17 +197,6 @@ def _widen_indices(graph: onnx.GraphProto) -> None:
         nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
-
-
-def _cast_to_types(graph: onnx.GraphProto) -> None:
-    """Write CastLike as Cast: a step would carry a value that is read for its type alone."""
-    known = {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input)}
-    known |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "CastLike" and known.get(node.input[1]):
-            like = node.input.pop()
-            node.op_type = "Cast"
-            node.attribute.append(onnx.helper.make_attribute("to", known[like]))
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:

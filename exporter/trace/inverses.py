@@ -18,11 +18,10 @@ import numpy as np
 import onnx
 import torch
 from onnx import helper
-from onnxscript import values
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from linexport.trace.named_body import DOMAIN, NamedBody
+from linexport.trace.named_body import NamedBody, mark
 
 NODE = "TriangularInverse"
 """The node that stands for an inverse in a graph."""
@@ -93,23 +92,7 @@ REPLACED: dict[Any, Callable[..., Any]] = {
 
 def symbol(matrix: Any, upper: bool, unit: bool) -> Any:
     """Write an inverse as a node of a graph."""
-    if not onnx.defs.has(NODE, 1, DOMAIN):
-        onnx.defs.register_schema(_schema())
-    return getattr(values.Opset(DOMAIN, 1), NODE)(matrix, upper=int(upper), unit=int(unit))
-
-
-def _schema() -> onnx.defs.OpSchema:
-    parameter, attribute = onnx.defs.OpSchema.FormalParameter, onnx.defs.OpSchema.Attribute
-    flag = onnx.defs.OpSchema.AttrType.INT
-    return onnx.defs.OpSchema(
-        NODE,
-        DOMAIN,
-        1,
-        inputs=[parameter("matrix", "T")],
-        outputs=[parameter("inverse", "T")],
-        type_constraints=[("T", ["tensor(float)", "tensor(double)"], "a matrix")],
-        attributes=[attribute("upper", flag), attribute("unit", flag)],
-    )
+    return mark(NODE, ("float", "double"), matrix, upper=int(upper), unit=int(unit))
 
 
 def write(matrix: str, inverse: onnx.ValueInfoProto, upper: int, unit: int) -> list[onnx.NodeProto]:
@@ -131,10 +114,7 @@ def write(matrix: str, inverse: onnx.ValueInfoProto, upper: int, unit: int) -> l
     if not unit:  # A^-1 = (1 + N)^-1 D^-1
         found = b.Div(found, _transposed(b, diagonal))
     found = _transposed(b, found) if upper else found
-    b.nodes.append(
-        helper.make_node("Identity", [found], [inverse.name], f"{inverse.name}/Identity")
-    )
-    return b.nodes
+    return b.written(found)
 
 
 def _transposed(b: NamedBody, x: str) -> str:

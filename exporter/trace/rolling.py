@@ -36,6 +36,7 @@ def roll(model: onnx.ModelProto) -> None:
     marks = [n for n in graph.node if n.domain == DOMAIN]
     if not marks:
         return
+    _cast_to_types(graph)
     unrolled = Unrolled(graph)
     loops = [_Loop(unrolled, mark, count) for mark in marks]
     ends = _ends(graph, unrolled, loops)
@@ -50,6 +51,17 @@ def roll(model: onnx.ModelProto) -> None:
     _sort_and_prune(graph)
     _check_steps(graph, unrolled, {0, 1, *(s.width for loop in loops for s in loop.body.scanned)})
     _replace(model.opset_import, [o for o in model.opset_import if o.domain != DOMAIN])
+
+
+def _cast_to_types(graph: onnx.GraphProto) -> None:
+    """Write CastLike as Cast: a step would carry a value that is read for its type alone."""
+    known = {v.name: v.type.tensor_type.elem_type for v in (*graph.value_info, *graph.input)}
+    known |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "CastLike" and known.get(node.input[1]):
+            like = node.input.pop()
+            node.op_type = "Cast"
+            node.attribute.append(helper.make_attribute("to", known[like]))
 
 
 class _Loop:

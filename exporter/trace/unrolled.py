@@ -106,8 +106,6 @@ class Unrolled:
         stamps = [self.stamps.get(i, -1) for i in inputs]
         if node.op_type == "Shape" or node.domain == DOMAIN:
             stamps = []  # a length; or all steps of a loop, as one tensor
-        elif node.op_type == "CastLike":
-            stamps = stamps[:1]
         token = self.token(node)
         last = max([-1, *stamps, -1 if token is None else token.number])
         self.stamps.update({o: max(last, self.stamps.get(o, -1)) for o in node.output})
