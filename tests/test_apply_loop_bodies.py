@@ -17,7 +17,7 @@ from torch.export import Dim
 
 import linexport
 from linexport import passes
-from linexport.graph.walk import all_graphs
+from linexport.graph.walk import all_graphs, subgraphs
 from linexport.loaders.factory import load_module
 from linexport.trace import trace
 from tests.support.independent import check_independently
@@ -115,11 +115,18 @@ def test_a_loop_of_a_file_is_the_same(tmp_path: Path) -> None:
     check_independently(tmp_path / "a", Layers().eval(), 16, lengths=(1, 7, 130))
 
 
+def bodies(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
+    """Of the nodes of a graph, which have none themselves."""
+    return [body for node in graph.node for body in subgraphs(node)]
+
+
 def test_a_number_of_steps_that_data_decides_is_the_reason(tmp_path: Path) -> None:
     manifest = linexport.convert(loaded(OfData), tmp_path / "a", bench=False, threads=1)
     assert manifest.status == "ok" and not manifest.fused
     (rejected,) = manifest.rejected
     assert "a body of Loop" in rejected.reason and "no constant up to 128" in rejected.reason
+    graph = onnx.load(tmp_path / "a" / "model.onnx").graph
+    assert manifest.nodes.artifact == sum(len(g.node) for g in (graph, *bodies(graph)))
 
 
 def test_more_steps_than_a_model_has_layers_stay_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:

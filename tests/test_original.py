@@ -46,7 +46,7 @@ def test_large_inputs_are_not_compared_without_float64(magnitude: float, compare
     single = [reference(torch.float32)]
     found = original.run_reference(single, case, ((), {}), TOLERANCES["float32"], notes)
     assert len(found) == compared
-    said = "on the large inputs of {'seq': 100}: there nothing is compared"
+    said = "on the large inputs at seq 100: there nothing is compared"
     assert [said in n for n in notes] == [True] * (1 - compared)
 
 
@@ -62,7 +62,7 @@ def test_what_overflows_on_large_inputs_is_not_compared(
     found = original.run_reference([single, double], case, ((), {}), TOLERANCES["float32"], notes)
     assert [a.name for a in found] == compared
     assert ("nothing is compared" in notes[-1]) == (not compared)
-    assert "overflows in float32 on the large inputs of {'seq': 100} (1 values" in notes[-1]
+    assert "overflows in float32 on the large inputs at seq 100 (1 values" in notes[-1]
 
 
 def test_what_overflows_in_a_part_that_is_half_precision_is_named_with_its_sizes() -> None:
@@ -73,7 +73,7 @@ def test_what_overflows_in_a_part_that_is_half_precision_is_named_with_its_sizes
     tolerance = replace(TOLERANCES["float16"], whole=False)
     both = [half, reference(torch.float64)]
     assert not original.run_reference(both, case, ((), {}), tolerance, notes)
-    assert notes[-1].endswith("the large inputs of {'seq': 100}: there nothing is compared.")
+    assert notes[-1].endswith("the large inputs at seq 100: there nothing is compared.")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from linexport import report
 from linexport.errors import UsageError
-from linexport.manifest import from_json
+from linexport.manifest import ConvertOptions, from_json
 from linexport.plugins.ops.registry import all_ops
 from linexport.report import page as report_page
 from linexport.report import snippet
@@ -211,6 +211,18 @@ def test_the_header_follows_the_numbers(change: dict[str, Any], words: str) -> N
     assert words in verdict(sample() | change).sentence
 
 
+def test_errors_of_lower_precisions_are_beside_what_is_allowed() -> None:
+    manifest = sample()
+    manifest["parity"]["tolerance"] |= {"dtype": "bfloat16", "relative": 0.03}
+    assert "error 3.1e-06 of the 3.0e-02 allowed in bfloat16 over" in verdict(manifest).sentence
+
+
+def test_capabilities_are_beside_the_target() -> None:
+    options = vars(ConvertOptions(target="ort-cuda", sms=(89, 90)))
+    text = Page(render_html(sample() | {"target": "ort-cuda", "options": options})).text
+    assert "compute capability 8.9, 9.0" in text
+
+
 def test_status_and_parity_block_that_disagree_count_as_failed() -> None:
     assert verdict(sample() | {"status": "parity_failed"}).tone == "bad"
     assert verdict(changed(sample(), ("parity", "passed"), False)).tone == "bad"
@@ -276,7 +288,7 @@ def test_every_number_of_the_tables_is_on_the_page() -> None:
 
 def test_missing_sections_say_so() -> None:
     text = Page(render_html(bare())).text
-    assert text.count("not measured: the manifest has no such results") == 3
+    assert text.count("not measured: it was skipped") == 3
     assert text.count("not measured: the manifest gives no reason") >= 2
     assert "not applicable: both ways" in Page(
         render_html(sample() | {"streaming": {"passed": None, "reason": "both ways"}})

@@ -172,7 +172,7 @@ def _checked(
 
 
 def _where(outcome: parity.Parity) -> str:
-    sizes = dict(outcome.failed.sizes) if outcome.failed else "any size"
+    sizes = outcome.failed.at if outcome.failed else "any size"
     return f"its outputs differ from the original's at {sizes}"
 
 

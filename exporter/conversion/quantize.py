@@ -30,6 +30,7 @@ from linexport.conversion.quantisation_record import (
 from linexport.conversion.quantised import run_in_half
 from linexport.conversion.shared_weights import write_apart
 from linexport.errors import UsageError
+from linexport.graph.walk import count_nodes
 from linexport.loaders import LoadedModel
 from linexport.loaders.metric import Evaluate, Metric, as_metric, check_drop
 from linexport.manifest import DATA, MODEL, ConvertOptions, Manifest, describe_files
@@ -231,7 +232,7 @@ def _write(
     """Write the model and copy what belongs to it; returns its manifest, nothing compared yet."""
     opened = model.artifact
     left = {t.name for t in graph.graph.initializer}
-    nodes = len(graph.graph.node)
+    nodes = count_nodes(graph.graph)
     same = {n: v for n, v in model.values.items() if n in left}
     write.save_model(graph, folder, {**same, **values})
     manifest = opened.manifest

@@ -19,6 +19,7 @@ from linexport.graph import sequence_axis, states
 from linexport.graph.dims import DimRange
 from linexport.graph.external_data import externals_as_inputs, with_weights
 from linexport.graph.interface import input_records, tensor_records
+from linexport.graph.walk import count_nodes
 from linexport.manifest import FORMAT, MODEL, Manifest, describe_files
 from linexport.manifest.records import DimRecord, SourceRecord
 from linexport.manifest.rewriting import LoweringRecord, NodesRecord, RejectionRecord, TunedRecord
@@ -82,7 +83,7 @@ def written(
         manifest = _manifest(job, original, lowered, rewritten, choices)
         manifest = replace(
             manifest,
-            nodes=replace(manifest.nodes, artifact=len(flat.graph.node)),
+            nodes=replace(manifest.nodes, artifact=count_nodes(flat.graph)),
             outputs=tensor_records(flat.graph.output),
         )
     matches = tuple(m.where for m in rewritten.findings.matches)
@@ -186,7 +187,7 @@ def _manifest(
         ),
         lowerings=tuple(_lowering(choice) for choice in choices),
         engines=(),
-        nodes=NodesRecord(exported=len(traced.graph.graph.node), artifact=len(graph.node)),
+        nodes=NodesRecord(count_nodes(traced.graph.graph), count_nodes(graph)),
         files=files,
         model_sha256=files[MODEL].sha256 or "",
         parity=None,

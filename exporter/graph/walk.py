@@ -23,6 +23,11 @@ def nodes_within(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             yield from nodes_within(graph.node)
 
 
+def count_nodes(graph: onnx.GraphProto) -> int:
+    """Return how many nodes a graph has, those of the bodies of its loops and choices included."""
+    return sum(1 for _ in nodes_within(graph.node))
+
+
 def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Every node of the graph, of its subgraphs and of its local functions."""
     yield from nodes_within(model.graph.node)

@@ -44,7 +44,7 @@ class LoweringRecord:
 
 @dataclass(frozen=True)
 class NodesRecord:
-    """Numbers of nodes: of the plain export and of the artifact."""
+    """Numbers of nodes, those of bodies included: of the plain export and of the artifact."""
 
     exported: int
     artifact: int

@@ -69,10 +69,12 @@ def place(backend: str, library_name: str | None) -> Iterator[str]:
 def notes(job: Packaging, backend: str, library_name: str | None) -> Iterator[str]:
     """Yield what users should know."""
     if library_name:
-        gpus = ", ".join(str(sm) for sm in job.manifest.options.sms) if job.manifest.options else ""
+        sms = job.manifest.options.sms if job.manifest.options else ()
+        capabilities = ", ".join(f"{sm / 10:.1f}" for sm in sms)
         yield (
-            f"{library_name} was compiled on this machine, for its version of Linux. On other GPUs "
-            f"than those of {gpus} it refuses to run: remove it, and functions run."
+            f"{library_name} was compiled on this machine, for its version of Linux. On GPUs of "
+            f"another compute capability than {capabilities} it refuses to run: remove it, and "
+            "functions run."
         )
     if library_name and backend == "onnxruntime":
         yield (

@@ -47,6 +47,11 @@ class Case:
     seed: int
     magnitude: float = 1.0
 
+    @property
+    def at(self) -> str:
+        """The sizes in words, such as "batch 3, seq 16"."""
+        return ", ".join(f"{name} {size}" for name, size in self.sizes.items())
+
 
 @dataclass(frozen=True)
 class ChosenSizes:

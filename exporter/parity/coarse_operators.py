@@ -48,7 +48,7 @@ def notes(
     if not shares:
         return []
     return [
-        f"On the {case.name} inputs of {dict(case.sizes)} the original with sigmoids and "
+        f"On the {case.name} inputs at {case.at} the original with sigmoids and "
         f"cumulative sums as coarse as ONNX Runtime's is {max(shares):.0e} of its largest value "
         "away, as any ONNX file of it is: "
         + (

@@ -255,7 +255,7 @@ def _lost(share: float, case: Case, tolerance: Tolerance) -> str:
         cap = f", by {most:g} times what it loses at that token and by {MOST:.0%} at most"
     return (
         f"The original itself loses {share:.0e} to the rounding of {tolerance.dtype}, on the "
-        f"{case.name} inputs of {dict(case.sizes)}: the artifact may be off by "
+        f"{case.name} inputs at {case.at}: the artifact may be off by "
         f"{tolerance.factor:g} times that wherever it is off by more than "
         f"{tolerance.relative:.0e}{cap}."
     )

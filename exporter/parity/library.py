@@ -153,11 +153,10 @@ def _compare(
     rounding: Mapping[str, float],
 ) -> tuple[float, str | None]:
     """The largest error of a case, and what is wrong."""
-    sizes = ", ".join(f"{n} {size}" for n, size in case.sizes.items())
     try:
         got = with_library.open().run(_inputs(tested, case))
     except Exception as error:  # ONNX Runtime has no class for its own
-        return float("inf"), f"at {sizes}: {str(error).splitlines()[0]}"
+        return float("inf"), f"at {case.at}: {str(error).splitlines()[0]}"
 
     def again(session: InferenceSession) -> None:
         session.run(_inputs(tested, case))
@@ -165,4 +164,4 @@ def _compare(
     found = compare_runs(tested, case, wanted, got, again, with_library, rounding)
     worst = max(result.max_relative_error for result in found.values())
     wrong = next((name for name, result in found.items() if not result.passed), None)
-    return worst, None if wrong is None else f"{wrong} differs at {sizes}"
+    return worst, None if wrong is None else f"{wrong} differs at {case.at}"

@@ -73,7 +73,7 @@ def notes(found: Sequence[tuple[Case, NearTies]]) -> list[str]:
     gap = max(ties.gap for _, ties in found)
     others = f", and some in {len(found) - 1} more" if len(found) > 1 else ""
     return [
-        f"On the {case.name} inputs of {dict(case.sizes)} rounding decides {most.differing} of "
+        f"On the {case.name} inputs at {case.at} rounding decides {most.differing} of "
         f"{most.of} choices of the original, as a router's between experts{others}: their scores "
         f"differ by {gap:.0e} of the token's largest at the most. There the original was run with "
         "the choices of the artifact, and compared as always."

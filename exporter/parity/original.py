@@ -74,7 +74,7 @@ def run_reference(
         finite = not any(_infinite(a) for a in found)
         if found and finite and reference.dtype == torch.float64 and seconds > patience:
             notes.append(
-                f"The original takes {seconds:.0f} s in float32 at {dict(case.sizes)}: there it is "
+                f"The original takes {seconds:.0f} s in float32 at {case.at}: there it is "
                 "not run in float64 as well."
             )
             continue
@@ -82,7 +82,7 @@ def run_reference(
         try:
             outputs = reference(inputs)
         except Exception as error:
-            text = f"The original itself fails in {reference.name} at {dict(case.sizes)}: {error}"
+            text = f"The original itself fails in {reference.name} at {case.at}: {error}"
             notes.append(text.splitlines()[0])
             if reference.dtype == torch.float64 and found:
                 references.remove(reference)
@@ -96,13 +96,13 @@ def run_reference(
     if scaled and found and len(references) == 1:
         notes.append(
             f"Without float64 nobody knows what the original loses to rounding on the {case.name} "
-            f"inputs of {dict(case.sizes)}: there nothing is compared."
+            f"inputs at {case.at}: there nothing is compared."
         )
         return []
     if scaled and not tolerance.whole and any(_infinite(a) for a in found):
         notes.append(
             f"The original overflows in {tolerance.dtype}, in which it computes a part, on the "
-            f"{case.name} inputs of {dict(case.sizes)}: there nothing is compared."
+            f"{case.name} inputs at {case.at}: there nothing is compared."
         )
         return []
     if not len(found) == len(references) == 2:
@@ -110,7 +110,7 @@ def run_reference(
     single, double = map(_infinite, found)
     if single > double:
         notes.append(
-            f"The original overflows in float32 on the {case.name} inputs of {dict(case.sizes)} "
+            f"The original overflows in float32 on the {case.name} inputs at {case.at} "
             f"({single} values, {double} of them in float64 as well): there "
             f"{'nothing is compared' if scaled else 'it is compared in float64 only'}."
         )
@@ -153,5 +153,5 @@ def _not_finite(output: ReferenceOutput, case: Case) -> list[str]:
         return []
     return [
         f"The original itself gives {nan} NaN and {infinite} infinite values in {output.name} on "
-        f"the {case.name} inputs of {dict(case.sizes)}."
+        f"the {case.name} inputs at {case.at}."
     ]

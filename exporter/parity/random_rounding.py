@@ -185,7 +185,7 @@ def notes(moved: Sequence[tuple[Case, np.ndarray]], tolerance: Tolerance) -> lis
     cap = "" if tolerance.is_half else f", and by {MOST:.0%} at most"
     return [
         f"Random roundings of {tolerance.dtype} move the original by up to {rows.max():.0e} of its "
-        f"largest value at {tokens:,} tokens, on the {case.name} inputs of {dict(case.sizes)}"
+        f"largest value at {tokens:,} tokens, on the {case.name} inputs at {case.at}"
         f"{others}, where its own run lost less by chance: each of these may be off by "
         f"{tolerance.factor:g} times what they move it{cap}."
     ]

@@ -42,7 +42,7 @@ def note(distance: float, output: np.ndarray, case: Case, tolerance: Tolerance) 
         return None
     return (
         f"The original itself loses {distance / magnitude:.0e} to the rounding of float32 on the "
-        f"{case.name} inputs of {dict(case.sizes)}: there "
+        f"{case.name} inputs at {case.at}: there "
     ) + (
         "nothing is compared."
         if is_nothing_else(distance, output, case)

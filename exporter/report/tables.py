@@ -77,7 +77,7 @@ def facts(manifest: Manifest) -> list[tuple[str, Cell]]:
     digest = Cell(source.sha256, tone="code") if source.sha256 else Cell(unhashed)
     return [
         ("Model", Cell(source.description)),
-        ("Target", Cell(target_name(manifest.target))),
+        ("Target", Cell(target_name(manifest.target), _capabilities(manifest))),
         ("Source", Cell(source.location, source.kind.replace("_", " "), tone="code")),
         ("SHA-256", digest),
         ("Files", Cell("model.onnx, manifest.json, report.html", "this page is report.html")),
@@ -86,6 +86,11 @@ def facts(manifest: Manifest) -> list[tuple[str, Cell]]:
         ("Time taken", _duration(manifest)),
         *([("Isolation", _isolation(manifest.isolation))] if manifest.isolation else []),
     ]
+
+
+def _capabilities(manifest: Manifest) -> str:
+    sms = manifest.options.sms if manifest.options else ()
+    return f"compute capability {', '.join(f'{sm / 10:.1f}' for sm in sms)}" if sms else ""
 
 
 def _isolation(record: IsolationRecord) -> Cell:

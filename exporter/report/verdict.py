@@ -17,7 +17,7 @@ from linexport.report.text import NO_REASON, amount, count, error, format_speedu
 
 # The harder baseline first: it is the one worth quoting.
 BASELINES = (("plain_export", "a plain export"), ("pytorch", "eager PyTorch"))
-SKIPPED = "the manifest has no such results; linexport bench measures an artifact"
+SKIPPED = "it was skipped; linexport bench measures an artifact"
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def verdict(manifest: Manifest) -> Verdict:
         return Verdict("open", f"{start}; {'it ' + fast if row else fast}.")
     checks = len(parity.cases)
     over = f" over {count(checks)} check{'s' * (checks != 1)}" if checks else ""
-    numbers = f"largest relative error {error(parity.max_relative_error)}{over}"
+    numbers = f"{_largest(parity)}{over}"
     if manifest.quantisation is not None and not predictor_failed(manifest):
         return _quantised(manifest.quantisation, fast, f"this model equals {whose} ({numbers})")
     sentence = f"{it} equals {whose} ({numbers}) and {fast}"
@@ -193,6 +193,14 @@ def _first(parity: ParityRecord) -> str:
     return f"{text}; PyTorch's own ONNX export {how}: {error(found.plain_relative_error)}"
 
 
+def _largest(parity: ParityRecord) -> str:
+    """Return the largest error; beside what is allowed where that is more than in float32."""
+    text, limits = f"largest relative error {error(parity.max_relative_error)}", parity.tolerance
+    if limits.dtype in ("float32", "float64"):
+        return text
+    return f"{text} of the {error(limits.relative)} allowed in {limits.dtype}"
+
+
 def _excess(case: CaseRecord, tolerance: ToleranceRecord) -> str:
     kind, reached, allowed = "relative", case.max_relative_error, tolerance.relative
     if reached is not None and reached <= allowed:
@@ -230,8 +238,7 @@ def parity_check(manifest: Manifest) -> Check:
         right = sum(layer.passed for layer in parity.layers)
         graph = f"{right} of {len(parity.layers)} float32 layers, each by itself: "
     counted = len(parity.cases) - good if failed else good
-    detail = f"{graph}{counted} of {len(parity.cases)} checks, largest relative error "
-    detail += error(parity.max_relative_error)
+    detail = f"{graph}{counted} of {len(parity.cases)} checks, {_largest(parity)}"
     smallest = parity.smallest_denominator
     if smallest:
         detail += f"; smallest |denominator| {error(smallest.denominator)}"
