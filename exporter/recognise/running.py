@@ -100,4 +100,6 @@ def _number(node: ast.AST, symbols: Mapping[str, int]) -> int:
                     return a * b
                 case ast.FloorDiv() if b:
                     return a // b
+                case ast.Mod() if b:
+                    return a % b
     raise NotRunnableError("the size of an input is not known")

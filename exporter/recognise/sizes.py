@@ -134,6 +134,8 @@ def _of_tree(node: ast.AST) -> Size:
             return Size(1, (name,))
         case ast.BinOp(left=left, op=sign, right=right):
             return OPERATORS[type(sign)](_of_tree(left), _of_tree(right))
+        case ast.Call(func=ast.Name(id="Mod"), args=[left, right]):  # as torch writes a remainder
+            return _of_tree(left) % _of_tree(right)
     raise KeyError(node)
 
 

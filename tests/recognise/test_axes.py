@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linexport.recognise.axes import Axis, fresh, regroup, size_of, unify
+from linexport.recognise.running import size_value, symbols_in
 from linexport.recognise.sizes import ONE, Size, parse
 
 SHAPES = st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=5)
@@ -83,3 +84,12 @@ def test_sizes_divide_as_monomials() -> None:
 )
 def test_a_quotient_by_a_number_of_chunks_is_a_number(size: str, whole: str) -> None:
     assert str(parse(size)) == whole
+
+
+def test_a_remainder_is_followed_however_it_is_written() -> None:
+    """Padded chunks, as torch writes their number, have the size that a graph computes."""
+    chunks = parse("((seq + (Mod(16 - (Mod(seq, 16)), 16)))//16)")
+    computed = (parse("seq") + (Size(16) - parse("seq") % Size(16)) % Size(16)) // Size(16)
+    assert chunks == computed
+    assert symbols_in(chunks) == {"seq"}
+    assert [size_value(chunks, {"seq": n}) for n in (1, 16, 17, 160)] == [1, 1, 2, 10]
