@@ -106,7 +106,7 @@ STREAMS = {
     "convolution of all channels": (
         CONV % "y = Conv <pads = [3, 0]> (c, full)",
         {"full": RANDOM.normal(size=(8, 8, 4)).astype(np.float32)},
-        "CausalConvWithState",
+        "Conv",
     ),
     "softmax of all tokens before": (f"{DISTANCES} {SEEN} {ATTENDED}", {}, "Softmax"),
     "softmax of a window": (f"{DISTANCES} {LATE} seen = And(own, late) {ATTENDED}", {}, "Softmax"),

@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import producer
 from linexport.graph.operators import SIZES_ONLY
-from linexport.graph.states import SCAN, is_rows
+from linexport.graph.states import CONVOLVED, SCAN, is_rows
 from linexport.plugins.ops.op import DOMAIN, Op
 from linexport.plugins.ops.registry import all_ops
 
@@ -101,8 +101,12 @@ def mixing(model: onnx.ModelProto) -> list[str]:
 
 def _with_past(graph: gs.Graph) -> set[int | str]:
     """Return the sizes of axes that hold rows of past pieces and tokens, as those of pairs do."""
-    joined = [n for n in graph.nodes if n.op == "Concat" and is_rows(n.inputs[0].name)]
+    joined = [n for n in graph.nodes if n.op == "Concat" and _is_past(n.inputs[0].name)]
     return {n.outputs[0].shape[n.attrs["axis"]] for n in joined}
+
+
+def _is_past(name: str) -> bool:
+    return is_rows(name) or name.startswith(CONVOLVED[0])
 
 
 def _is_carried(state: gs.Tensor) -> bool:

@@ -25,6 +25,9 @@ KEY_VALUES, PADDING = "KeyValueCache", "PaddingMask"
 SCAN = ("past_scan_", "present_scan_")
 """How states of Scans begin that linexport has exposed."""
 
+CONVOLVED = ("past_inputs_", "present_inputs_")
+"""How states begin that are the last inputs of a convolution of standard ONNX."""
+
 
 @dataclass(frozen=True)
 class State:
@@ -124,12 +127,13 @@ def find_states(model: onnx.ModelProto, given: Collection[str] = ()) -> list[Sta
                 )
                 seen = (start, end, dtype.name, shapes[start], node.op_type)
                 found.append(State(*seen, initial_value=port.initial_value))
-    for start in inputs:
-        end = start.replace(*SCAN, 1)
-        if start.startswith(SCAN[0]) and start not in given and end in outputs:
-            kind = inputs[start].type.tensor_type.elem_type
-            dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
-            found.append(State(start, end, dtype.name, shapes[start], "Scan"))
+    for names, standard in ((SCAN, "Scan"), (CONVOLVED, "Conv")):
+        for start in (name for name in inputs if name.startswith(names[0])):
+            end = start.replace(*names, 1)
+            if start not in given and end in outputs:
+                kind = inputs[start].type.tensor_type.elem_type
+                dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
+                found.append(State(start, end, dtype.name, shapes[start], standard))
     rows = [name for name in inputs if is_rows(name) and name not in given]
     found += [_rows(inputs[name], shapes[name]) for name in rows]
     # Last: the batch is read from the first state.

@@ -1,4 +1,4 @@
-"""A causal convolution -> CausalConvWithState, whose state carries it over a split.
+"""A causal convolution -> CausalConvWithState, or the same with its last inputs as a state.
 
     Conv(Pad(x, k-1 zeros on the left), W, b)           y_t = b + sum_j W_j x_{t-(k-1)+j}
     Conv(Concat(k-1 zeros, x), W, b)                    the same
@@ -6,21 +6,22 @@
     Conv(x, W, b; pads = [k-1, k-1])[..., :T]           the same; or [..., :1-k]
 
 along the axis that holds the tokens, stride and dilation 1. One kernel a channel is the op itself.
-Where channels are mixed, the op gives each token beside the k-1 before it, one tap a channel, of
-which a convolution of one tap makes the same sum:
+Where channels are mixed, the convolution stays:
 
-    Conv(x, W)   ->   Conv(CausalConvWithState([x, .., x], one tap each), W as (O, k C, 1))
+    Conv(Pad(x), W, b)   ->   Conv(seen, W, b)    seen = [past, x]    present = seen[..., 1-k:]
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph import sequence_axis
-from linexport.graph.edit import is_output, producer
+from linexport.graph.edit import END, is_output, producer
+from linexport.graph.states import CONVOLVED
 from linexport.passes.contract import NoMatchError, Pass, PassResult, rewrite_matches
 from linexport.plugins.ops.causal_conv import OP
 from linexport.plugins.ops.op import DOMAIN
@@ -39,25 +40,42 @@ def run(graph: gs.Graph) -> PassResult:
     if length is None:
         log.debug("no convolution gets a state: no causal node tells the axis of the tokens")
         return PassResult(False)
-    known = Values.of_graph(graph)
+    known, taken = Values.of_graph(graph), graph.tensors()
+    numbers = (n for n in itertools.count() if f"{CONVOLVED[0]}{n}" not in taken)
 
     def match(graph: gs.Graph, node: gs.Node) -> Ends | None:
         return _causal(graph, node, known, length) if _is_plain(node) else None
 
     def replace(graph: gs.Graph, node: gs.Node, ends: Ends) -> None:
         given, output = ends
-        stored = [_stored(t, known) for t in node.inputs[1:]]
         output.inputs[0].outputs.clear()
-        inputs, made = [given, *stored], output
         if not _is_depthwise(node):
-            beside = gs.Variable(f"{node.name}/taps", given.dtype)
-            tap = gs.Node("Conv", f"{node.name}/mixed", {}, [beside, *_mixed(*stored)], [output])
-            graph.nodes.append(tap)
-            inputs, made = _repeated(graph, given, stored[0]), beside
+            node.inputs[0], node.outputs = _seen(graph, node, given, next(numbers)), [output]
+            node.attrs["pads"] = [0, 0]
+            return
+        inputs = [given, *(_stored(t, known) for t in node.inputs[1:])]
         attributes = {"activation": "none"}
-        graph.nodes.append(gs.Node(OP.name, node.name, attributes, inputs, [made], domain=DOMAIN))
+        graph.nodes.append(gs.Node(OP.name, node.name, attributes, inputs, [output], domain=DOMAIN))
 
     return rewrite_matches(graph, match, replace, log)
+
+
+def _seen(graph: gs.Graph, node: gs.Node, given: gs.Tensor, number: int) -> gs.Variable:
+    """Return what a convolution sees: its last inputs of the past, a state, and those at hand."""
+    before, (batch, _, length) = _before(node), given.shape
+    channels = node.inputs[1].shape[1] * node.attrs.get("group", 1)
+    shape = [batch, channels, before]
+    past, present = (gs.Variable(f"{name}{number}", given.dtype, shape) for name in CONVOLVED)
+    seen = gs.Variable(f"{node.name}/seen", given.dtype, [batch, channels, f"{before}+{length}"])
+    graph.inputs.append(past)
+    graph.outputs.append(present)
+    slices = [np.asarray([n], np.int64) for n in (-before, END, 2)]
+    ends = [gs.Constant(f"{present.name}/{i}", n) for i, n in enumerate(slices)]
+    graph.nodes += [
+        gs.Node("Concat", seen.name, {"axis": 2}, [past, given], [seen]),
+        gs.Node("Slice", present.name, {}, [seen, *ends], [present]),
+    ]
+    return seen
 
 
 def _stored(tensor: gs.Tensor, known: Values) -> gs.Tensor:
@@ -66,22 +84,6 @@ def _stored(tensor: gs.Tensor, known: Values) -> gs.Tensor:
     if value is None or isinstance(tensor, gs.Constant):
         return tensor
     return gs.Constant(f"{tensor.name}/stored", value)
-
-
-def _mixed(weight: gs.Constant, *bias: gs.Tensor) -> list[gs.Tensor]:
-    """Return the kernel (O, C, k) as (O, k C, 1), and the bias."""
-    across = weight.values.transpose(0, 2, 1).reshape(len(weight.values), -1, 1)
-    return [gs.Constant(f"{weight.name}/mixed", np.ascontiguousarray(across)), *bias]
-
-
-def _repeated(graph: gs.Graph, given: gs.Tensor, weight: gs.Constant) -> list[gs.Tensor]:
-    """Return k copies of the channels, and for each the tap that is 1; adds their node."""
-    channels, width = weight.shape[1:]
-    name = f"{weight.name}/copies"
-    copies = gs.Variable(name, given.dtype, [given.shape[0], width * channels, given.shape[2]])
-    graph.nodes.append(gs.Node("Concat", name, {"axis": 1}, [given] * width, [copies]))
-    taps = np.repeat(np.eye(width, dtype=weight.dtype), channels, 0)[:, None]
-    return [copies, gs.Constant(f"{weight.name}/taps", taps)]
 
 
 def _is_plain(node: gs.Node) -> bool:
@@ -105,10 +107,15 @@ def _is_depthwise(node: gs.Node) -> bool:
     return bool(each == 1 and node.attrs.get("group", 1) == channels)
 
 
+def _before(node: gs.Node) -> int:
+    """Return how many tokens before its own a causal convolution sees."""
+    return int(node.inputs[1].shape[2] - 1)
+
+
 def _causal(graph: gs.Graph, node: gs.Node, known: Values, length: str) -> Ends:
     """Return the ends of the causal convolution that a Conv is the middle of."""
     given, output = node.inputs[0], node.outputs[0]
-    before = node.inputs[1].shape[2] - 1
+    before = _before(node)
     pads = list(node.attrs.get("pads", [0, 0]))
     if pads == [0, 0]:
         given = _unpadded(given, known, before)
@@ -159,6 +166,7 @@ PASS = Pass(
     name="stateful_causal_conv",
     stage="stream",
     requires="linear attention is fused: its nodes tell which axis holds the tokens",
-    ensures="every causal convolution along the tokens is a CausalConvWithState or reads one",
+    ensures="every causal convolution along the tokens is a CausalConvWithState, or its inputs are "
+    "a state",
     run=run,
 )
