@@ -88,6 +88,7 @@ def whole(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
 TABLE = {"table": RANDOM.normal(size=(64, 8)).astype(np.float32)}
 WIDE = {"wide": RANDOM.normal(size=(1, 64, 8)).astype(np.float32)}
 KERNEL = {"w": RANDOM.normal(size=(8, 1, 4)).astype(np.float32), "b": np.ones(8, np.float32)}
+FULL = {"full": RANDOM.normal(size=(8, 8, 4)).astype(np.float32) / 6}
 RANGE = "r = Range(zero, n, one)"
 LOOKED_UP = "  e = Gather(table, r)  q = Add(x, e)"
 ENDS = "lo = Constant <value = int64[1] {0}> ()  hi = Unsqueeze(n, lo)"
@@ -105,7 +106,23 @@ ATTENDED = f"{SCORES}  f = Where(seen, s, low)  p = Softmax(f)  q = MatMul(p, x)
 STREAMS = {
     "convolution of all channels": (
         CONV % "y = Conv <pads = [3, 0]> (c, full)",
-        {"full": RANDOM.normal(size=(8, 8, 4)).astype(np.float32)},
+        FULL,
+        "Conv",
+    ),
+    "convolution of groups of channels": (
+        CONV % "y = Conv <group = 2, pads = [3, 0]> (c, half, b)",
+        {"half": FULL["full"][:, :4], "b": np.ones(8, np.float32)},
+        "Conv",
+    ),
+    "convolution with gaps": (
+        CONV % "y = Conv <group = 8, pads = [6, 0], dilations = [2]> (c, w)",
+        KERNEL,
+        "Conv",
+    ),
+    "convolution with gaps, padded before": (
+        CONV % "p = Constant <value = int64[6] {0, 0, 9, 0, 0, 0}> ()  d = Pad(c, p)"
+        "y = Conv <dilations = [3]> (d, full)",
+        FULL,
         "Conv",
     ),
     "softmax of all tokens before": (f"{DISTANCES} {SEEN} {ATTENDED}", {}, "Softmax"),
@@ -216,16 +233,12 @@ def test_without_states_the_graph_is_as_it_was(graph: Build, case: str) -> None:
             "f = Cast <to = 1> (s)  q = Add(x, f)",
             {},
         ),
-        # Convolutions that see what comes later, or mix groups of channels, or skip.
+        # Convolutions that see what comes later, or are padded for another dilation.
         (CONV % "y = Conv <group = 8, pads = [1, 2]> (c, w)", KERNEL),
         (CONV % "y = Conv <group = 8, pads = [0, 3]> (c, w)", KERNEL),
         (
-            CONV % "y = Conv <group = 8, pads = [6, 0], dilations = [2]> (c, w)",
+            CONV % "y = Conv <group = 8, pads = [3, 3], dilations = [2]> (c, w)",
             KERNEL,
-        ),
-        (
-            CONV % "y = Conv <group = 2, pads = [3, 0]> (c, half)",
-            {"half": np.ones((8, 4, 4), np.float32)},
         ),
         (
             CONV % "p = Constant <value = int64[6] {0, 0, 3, 0, 0, 0}> ()"

@@ -1,14 +1,14 @@
 """A causal convolution -> CausalConvWithState, or the same with its last inputs as a state.
 
-    Conv(Pad(x, k-1 zeros on the left), W, b)           y_t = b + sum_j W_j x_{t-(k-1)+j}
-    Conv(Concat(k-1 zeros, x), W, b)                    the same
-    Conv(x, W, b; pads = [k-1, 0])                      the same
-    Conv(x, W, b; pads = [k-1, k-1])[..., :T]           the same; or [..., :1-k]
+    Conv(Pad(x, n zeros on the left), W, b)          y_t = b + sum_j W_j x_{t-n+dj}, n = d (k-1)
+    Conv(Concat(n zeros, x), W, b)                   the same
+    Conv(x, W, b; pads = [n, 0])                     the same
+    Conv(x, W, b; pads = [n, n])[..., :T]            the same; or [..., :-n]
 
-along the axis that holds the tokens, stride and dilation 1. One kernel a channel is the op itself.
-Where channels are mixed, the convolution stays:
+along the axis that holds the tokens, stride 1, dilation d. One kernel a channel and d = 1 is the op
+itself. Any other convolution stays, in groups or not:
 
-    Conv(Pad(x), W, b)   ->   Conv(seen, W, b)    seen = [past, x]    present = seen[..., 1-k:]
+    Conv(Pad(x), W, b)   ->   Conv(seen, W, b)    seen = [past, x]    present = seen[..., -n:]
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def run(graph: gs.Graph) -> PassResult:
         return PassResult(False)
     known, taken = Values.of_graph(graph), graph.tensors()
     numbers = (n for n in itertools.count() if f"{CONVOLVED[0]}{n}" not in taken)
+    seen: dict[tuple[str, int], gs.Variable] = {}
 
     def match(graph: gs.Graph, node: gs.Node) -> Ends | None:
         return _causal(graph, node, known, length) if _is_plain(node) else None
@@ -49,9 +50,11 @@ def run(graph: gs.Graph) -> PassResult:
     def replace(graph: gs.Graph, node: gs.Node, ends: Ends) -> None:
         given, output = ends
         output.inputs[0].outputs.clear()
-        if not _is_depthwise(node):
-            node.inputs[0], node.outputs = _seen(graph, node, given, next(numbers)), [output]
-            node.attrs["pads"] = [0, 0]
+        if not _is_op(node):
+            own = given.name, _before(node)  # a gate sees what the convolution beside it does
+            if own not in seen:
+                seen[own] = _seen(graph, node, given, next(numbers))
+            node.inputs[0], node.outputs, node.attrs["pads"] = seen[own], [output], [0, 0]
             return
         inputs = [given, *(_stored(t, known) for t in node.inputs[1:])]
         attributes = {"activation": "none"}
@@ -87,29 +90,27 @@ def _stored(tensor: gs.Tensor, known: Values) -> gs.Tensor:
 
 
 def _is_plain(node: gs.Node) -> bool:
-    """Return whether a node is a convolution of one axis, stride and dilation 1.
-
-    It has one kernel a channel, or mixes all channels.
-    """
-    if node.op != "Conv":
+    """Return whether a node is a convolution of one axis and stride 1, of two taps or more."""
+    weight = node.inputs[1] if node.op == "Conv" else None
+    if not isinstance(weight, gs.Constant) or len(weight.shape) != 3 or weight.shape[2] < 2:
         return False
-    weight, groups = node.inputs[1], node.attrs.get("group", 1)
-    if not isinstance(weight, gs.Constant) or len(weight.shape) != 3:
-        return False
-    plain = all(
-        list(node.attrs.get(name, [1])) == [1] for name in ("strides", "dilations")
-    ) and node.attrs.get("auto_pad", "NOTSET") in ("NOTSET", b"NOTSET")
-    return plain and (groups == 1 or _is_depthwise(node)) and weight.shape[2] > 1
+    strides, auto_pad = (node.attrs.get(name) for name in ("strides", "auto_pad"))
+    return list(strides or [1]) == [1] and auto_pad in (None, "NOTSET", b"NOTSET")
 
 
-def _is_depthwise(node: gs.Node) -> bool:
+def _is_op(node: gs.Node) -> bool:
+    """Return whether a convolution has one kernel a channel, and no gaps in it."""
     channels, each, _ = node.inputs[1].shape
-    return bool(each == 1 and node.attrs.get("group", 1) == channels)
+    return each == 1 and node.attrs.get("group", 1) == channels and _dilation(node) == 1
+
+
+def _dilation(node: gs.Node) -> int:
+    return int(node.attrs.get("dilations", [1])[0])
 
 
 def _before(node: gs.Node) -> int:
     """Return how many tokens before its own a causal convolution sees."""
-    return int(node.inputs[1].shape[2] - 1)
+    return int(_dilation(node) * (node.inputs[1].shape[2] - 1))
 
 
 def _causal(graph: gs.Graph, node: gs.Node, known: Values, length: str) -> Ends:
@@ -148,7 +149,7 @@ def _unpadded(padded: gs.Tensor, known: Values, before: int) -> gs.Tensor:
 
 
 def _cut(graph: gs.Graph, long: gs.Tensor, known: Values, length: str, before: int) -> gs.Tensor:
-    """Return the first T of T + k - 1 positions of a value of which nothing else is used."""
+    """Return the first T of T + n positions of a value of which nothing else is used."""
     if len(long.outputs) != 1 or is_output(graph, long) or long.outputs[0].op != "Slice":
         raise NoMatchError("it is padded on both sides, and its output is not cut at once")
     cut = long.outputs[0]
