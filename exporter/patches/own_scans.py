@@ -131,7 +131,8 @@ def _run_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any])
             model(*args, **kwargs)
     finally:
         sys.setprofile(previous)
-    functions = [f for c in own for f in gc.get_referrers(c) if isinstance(f, FunctionType)]
+    # All at once: each call looks through everything that Python holds.
+    functions = [f for f in gc.get_referrers(*own) if isinstance(f, FunctionType)]
     calls = [_Call(f, *ended[f.__code__]) for f in functions if f.__code__ in ended]
     return _Ran(functions, [c for c in calls if c.result is not None], bool(seen))
 
