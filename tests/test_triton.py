@@ -221,7 +221,9 @@ def test_kernels_bring_the_library_that_launches_them(
     artifact = converted("language_model", target="ort-cuda", sms=(90,))
     place = tmp_path / "out"
     notes = " ".join(package(artifact, find_destination("triton"), place, name="lm").notes)
-    assert "LD_LIBRARY_PATH" in notes and "REPOSITORY/lm" in notes and "than 9.0 it refuses" in notes
+    assert (
+        "LD_LIBRARY_PATH" in notes and "REPOSITORY/lm" in notes and "than 9.0 it refuses" in notes
+    )
     written = onnx.load_model(str(place / "lm" / "1" / "model.onnx"))
     assert sum(map(carried_by, written.graph.node)) == 4  # two convolutions, two attentions
     assert {f.domain for f in written.functions} == {"linexport"}

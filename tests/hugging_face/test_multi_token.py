@@ -37,7 +37,11 @@ from tests.support.multi_token import Oracle, add_head
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 KINDS = ("qwen3_5_text", "qwen3_next", "qwen3_5_moe_text")
-EACH = [KINDS[0], *(pytest.param(kind, marks=pytest.mark.services) for kind in KINDS[1:])]
+EACH = [
+    KINDS[0],
+    pytest.param(KINDS[1], marks=pytest.mark.services),
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[2:]),
+]
 CERTAIN = "certain"
 EXPERT = "layers.0.mlp.experts.3.up_proj.weight"
 PROMPT = np.arange(20) * 7 % 61
@@ -365,7 +369,7 @@ def test_the_manifest_says_on_what_the_head_was_compared(
     assert validate(place, threads=1).mtp.placement is None
 
 
-@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.services)])
+@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_large_weights_are_those_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool
 ) -> None:

@@ -30,8 +30,8 @@ from tests.tensorrt.test_library import HEADERS
 pytestmark = pytest.mark.services
 
 NAMES = (
-    *("prefill gated", "prefill gated delta", "ragged batch elu1", "convolution", "map favor+"),
-    *("layer of 4 tokens", "layer prefill", "grouped queries"),
+    *("prefill gated", "prefill gated delta", "ragged batch elu1", "convolution"),
+    *("layer of 4 tokens", "grouped queries"),
 )
 """Cases that are played where tests are not slow; all others have kernels to compile, too."""
 

@@ -33,11 +33,10 @@ pytest.importorskip("transformers", reason="families are transformers' models")
 LENGTHS = (1, 3, 4, 5, 40)
 
 FAMILIES = [
-    ("qwen3_5_text", LENGTHS),
-    ("kimi_linear", (4, 5)),
+    *((kind, (4, 5)) for kind in ("qwen3_5_text", "kimi_linear")),
     *(
         pytest.param(kind, LENGTHS, marks=pytest.mark.slow)
-        for kind in ("kimi_linear", "qwen3_next", "olmo_hybrid")
+        for kind in ("qwen3_5_text", "kimi_linear", "qwen3_next", "olmo_hybrid")
     ),
 ]
 """Families of which a layer computes all operands, a decay per channel among them (Kimi Linear)."""

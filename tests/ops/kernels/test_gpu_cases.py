@@ -57,10 +57,13 @@ def test_every_case_has_a_plan_everywhere(cases: ModuleType, described: ModuleTy
 
 
 @pytest.mark.services
-def test_the_kernels_give_what_every_case_wants(cases: ModuleType, described: ModuleType) -> None:
+@pytest.mark.parametrize("part", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2))])
+def test_the_kernels_give_what_every_case_wants(
+    cases: ModuleType, described: ModuleType, part: int
+) -> None:
     """In Triton's interpreter, in float32; cases that are the same when small are run once."""
     seen = []
-    for case in map(shrunk, cases.CASES):
+    for case in map(shrunk, cases.CASES[part::3]):
         if (same := replace(case, name="", target=None, peer="")) in seen:
             continue
         seen.append(same)
@@ -73,7 +76,7 @@ def test_the_kernels_give_what_every_case_wants(cases: ModuleType, described: Mo
         for name, want in wanted.items():
             error = np.linalg.norm(found[name].numpy() - want) / (np.linalg.norm(want) or 1.0)
             assert error <= LARGEST, (case.name, name, error)
-    assert len(seen) > 15
+    assert len(seen) > 8
 
 
 @pytest.mark.parametrize("kind", ["relu", "elu1", "exp", "taylor2", "quadratic", "favor+"])
