@@ -3,10 +3,11 @@
     Scan over x_t: a = sigmoid(x_t W),         A = sigmoid(X W)
                    h = a h + x_t         ->    Scan over a_t, x_t: h = a_t h + x_t
 
-What is left in the body is a recurrence that recognition can read; in a loop that is not linear,
-one product of all tokens takes the place of one for each. Outer products stay in the step: there is
-one of them at a time. Of a loop that is linear in its states functions of them leave, such as the
-exp(d A) - 1 of a zero-order hold, which are no products that recognition could take apart.
+Several factors of a state are joined before, see ``scan_rates``. What is left in the body is a
+recurrence that recognition can read; in a loop that is not linear, one product of all tokens takes
+the place of one for each. Outer products stay in the step: there is one of them at a time. Of a
+loop that is linear in its states functions of them leave, such as the exp(d A) - 1 of a zero-order
+hold, which are no products that recognition could take apart.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import onnx_graphsurgeon as gs
 from linexport.graph.edit import name_type
 from linexport.passes.contract import Pass, PassResult, rewrite_matches
 from linexport.passes.lifted_steps import ELEMENTWISE, LiftedSteps, ScannedTokens, Shape
+from linexport.passes.scan_rates import join_rates
 from linexport.passes.step_nodes import has_directions, leaves, scanned_axes
 from linexport.recognise.scan_body import nonlinear_operator
 
@@ -52,8 +54,9 @@ def run(graph: gs.Graph) -> PassResult:
     """Take what depends on tokens alone, or on no token, out of every Scan."""
     scans = [n for n in graph.nodes if n.op == "Scan"]
     # What is cast may be a constant, which must not wait for the value that says the type.
-    typed = [name_type(node) for scan in scans for node in scan.attrs["body"].nodes]
-    return PassResult(rewrite_matches(graph, _plan, _hoist, log).modified or any(typed))
+    changed = [name_type(node) for scan in scans for node in scan.attrs["body"].nodes]
+    changed += [join_rates(scan) for scan in scans]
+    return PassResult(rewrite_matches(graph, _plan, _hoist, log).modified or any(changed))
 
 
 def _plan(graph: gs.Graph, node: gs.Node) -> _Plan | None:

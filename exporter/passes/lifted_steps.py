@@ -14,13 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from linexport.graph.edit import END
+
 Shape = list[int | str]
 
 SAME = ("Neg", "Exp", "Log", "Sigmoid", "Softplus", "Sqrt", "Reciprocal", "Relu", "Abs", "Tanh")
 OTHER = ("Erf", "Elu", "Gelu", "LeakyRelu", "HardSigmoid", "Not", "Cast", "Identity", "Clip")
-BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Where")
+ROUNDED = ("Sign", "Floor", "Ceil", "Round")
+BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Where", "And", "Or")
 COMPARE = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
-ELEMENTWISE = frozenset((*SAME, *OTHER, *BROADCAST, *COMPARE))
+ELEMENTWISE = frozenset((*SAME, *OTHER, *ROUNDED, *BROADCAST, *COMPARE))
 
 AXIS = {"Split": 0, "Softmax": -1, "LogSoftmax": -1, "LayerNormalization": -1}
 """Operators with an axis as an attribute, and its default."""
@@ -77,6 +80,8 @@ def sliced(node: gs.Node, shape: Shape) -> Shape | None:
     found = list(shape)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         size = found[axis]
+        if (start, end, step) == (0, END, 1):
+            continue  # all of an axis, whatever its size
         if not isinstance(size, int) or step < 1:
             return None
         found[axis] = len(range(size)[start:end:step])

@@ -80,6 +80,11 @@ def common_exponent(product: Term, query_position: Index, key_position: Index) -
         raise NotAttentionError("exp is taken of query times key, which is softmax attention")
     at_row = [f.inner.terms[0] for f in exps if f.axes & set(query_position)]
     at_column = [f.inner.terms[0] for f in exps if f.axes & set(key_position)]
+    if len(at_row) == len(at_column) > 1:
+        raise NotAttentionError(
+            f"its decay is a product of {len(at_row)} tensors, where one is expected, a number for "
+            "each head or each channel of its keys: multiply them first, or add their logarithms"
+        )
     if len(at_row) != 1 or len(at_column) != 1 or len(exps) != 2:
         raise NotAttentionError("its decay is not one factor for queries and its inverse for keys")
     # exp(X_t - X_s) is a product of decays between s and t only if both sides have the same X: the
