@@ -22,7 +22,9 @@ from linexport.passes.contract import Pass, PassResult, rewrite_matches
 from linexport.passes.lifted_steps import ELEMENTWISE, LiftedSteps, ScannedTokens, Shape
 from linexport.passes.scan_rates import join_rates
 from linexport.passes.step_nodes import has_directions, leaves, scanned_axes
+from linexport.passes.step_norms import as_layer_norms
 from linexport.recognise.scan_body import nonlinear_operator
+from linexport.recognise.values import Values
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,9 @@ LAYOUT = frozenset(("Unsqueeze", "Squeeze", "Transpose", "Identity", "Reshape", 
 
 FOLLOWED = frozenset(("Mul", "Div", "Exp", "Neg", "Identity", "Cast"))
 """Operators that recognition follows, of outer products as well."""
+
+TYPED = frozenset(("Add", "Sub", "Mul", "Div"))
+"""Operators whose results have the type of what they take."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +58,21 @@ class _Plan:
 def run(graph: gs.Graph) -> PassResult:
     """Take what depends on tokens alone, or on no token, out of every Scan."""
     scans = [n for n in graph.nodes if n.op == "Scan"]
+    if not scans:
+        return PassResult(False)
+    known = Values.of_graph(graph)
+    changed = [as_layer_norms(scan.attrs["body"], known) for scan in scans]
     # What is cast may be a constant, which must not wait for the value that says the type.
-    changed = [name_type(node) for scan in scans for node in scan.attrs["body"].nodes]
+    changed += [_typed(node) for scan in scans for node in scan.attrs["body"].nodes]
     changed += [join_rates(scan) for scan in scans]
     return PassResult(rewrite_matches(graph, _plan, _hoist, log).modified or any(changed))
+
+
+def _typed(node: gs.Node) -> bool:
+    """Write the type that a node casts to, and that of a sum or product; see ``name_type``."""
+    if node.op in TYPED and node.outputs[0].dtype is None:
+        node.outputs[0].dtype = node.inputs[0].dtype
+    return name_type(node)
 
 
 def _plan(graph: gs.Graph, node: gs.Node) -> _Plan | None:

@@ -80,7 +80,7 @@ def _plan(graph: gs.Graph, scan: gs.Node) -> _Plan | None:
         if reads & of_states:
             square = node.op == "Mul" and reads <= of_states
             of_states |= {o.name for o in node.outputs}
-            reason = square or node.op in FUNCTIONS or node.op in PRODUCTS
+            reason = square or node.op in PRODUCTS or _begins_function(node)
             if reads & leaving and (not known or id(node) in kept):
                 return None
             if reads & leaving or (reason and known and id(node) not in kept):
@@ -95,6 +95,13 @@ def _plan(graph: gs.Graph, scan: gs.Node) -> _Plan | None:
     if _size(crossing, shapes) > _size(given, shapes):
         return None
     return _Plan(chosen, crossing, shapes)
+
+
+def _begins_function(node: gs.Node) -> bool:
+    """Return whether a node is a function, or groups values for one, as a group norm does."""
+    readers = [reader.op for o in node.outputs for reader in o.outputs]
+    grouped = node.op == "Reshape" and readers and all(op in FUNCTIONS for op in readers)
+    return node.op in FUNCTIONS or bool(grouped)
 
 
 def _size(tensors: list[gs.Tensor], shapes: Mapping[str, Shape]) -> int:

@@ -16,7 +16,7 @@ from linexport.graph.operators import SIZES_ONLY
 from linexport.recognise.evaluate import RULES, Evaluator
 from linexport.recognise.findings import UnmatchedCandidate
 from linexport.recognise.nodes import written_size
-from linexport.recognise.scan_body import nonlinear_operator
+from linexport.recognise.scan_body import nonlinear_operator, nonlinear_read
 from linexport.recognise.terms import Form, Iota, Leaf, Nested, PositionOrder, Term
 
 SUMS = ("MatMul", "Gemm", "Einsum", "ReduceSum", "ReduceMean", "CumSum")
@@ -46,6 +46,13 @@ REASONS = {
 OTHER_RECURRENCE = (
     "is a linear recurrence, but of no form that the operators have: what keeps their state is "
     "a number for each channel, or a delta rule, not a rotation or a full matrix. It stays a loop"
+)
+
+
+READ_OTHERWISE = (
+    "is linear in its state, of which {operator} is computed in each step for what it gives: that "
+    "takes the state of every token, and stays a loop. What is read of the state by products and "
+    "sums (q^T S) may be normalised, or any function of it taken"
 )
 
 
@@ -144,7 +151,8 @@ def _why(e: Evaluator, node: gs.Node, dim: str) -> str:
     if node.op in ("Scan", "Loop"):
         operator = nonlinear_operator(node)
         if operator is None:
-            return OTHER_RECURRENCE
+            read = nonlinear_read(node)
+            return OTHER_RECURRENCE if read is None else READ_OTHERWISE.format(operator=read)
         reason = f"has a body that is not linear in its state: {operator} is computed of it"
         keeps_exponents_small = any(inner.op == "Exp" for inner in node.attrs["body"].nodes)
         return reason + (RUNNING_MAXIMUM if operator == "Max" and keeps_exponents_small else "")

@@ -5,9 +5,12 @@ S_t = F_t(S_{t-1}) + b_t        F_t: sums, products with what is no state, moves
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import nodes_behind
+from linexport.graph.operators import SIZES_ONLY
 
 MOVES = {
     *("Cast", "Expand", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split", "Squeeze"),
@@ -21,15 +24,39 @@ PRODUCTS = {"Einsum", "Gemm", "MatMul", "Mul"}
 
 def nonlinear_operator(loop: gs.Node) -> str | None:
     """Return the first operator by which a Scan or Loop is not linear in its state, if any."""
+    count = _states(loop)
+    after = loop.attrs["body"].outputs[_control(loop) :]
+    return _first_nonlinear(loop, nodes_behind(after[:count]))
+
+
+def nonlinear_read(loop: gs.Node) -> str | None:
+    """Return the first operator by which what a loop gives is not linear in states, if any.
+
+    None of states of one number for each channel: operators of those can leave the loop.
+    """
+    body: gs.Graph = loop.attrs["body"]
+    states = body.inputs[2:] if loop.op == "Loop" else body.inputs[: _states(loop)]
+    matrices = any(len(state.shape or ()) > 2 for state in states)
+    return _first_nonlinear(loop, body.nodes) if matrices else None
+
+
+def _control(loop: gs.Node) -> int:
+    """Return how many outputs of a body say whether the loop goes on."""
+    return 1 if loop.op == "Loop" else 0
+
+
+def _states(loop: gs.Node) -> int:
+    return len(loop.inputs) - (2 if loop.op == "Loop" else loop.attrs["num_scan_inputs"])
+
+
+def _first_nonlinear(loop: gs.Node, nodes: Iterable[gs.Node]) -> str | None:
     body: gs.Graph = loop.attrs["body"]
     before = body.inputs[2:] if loop.op == "Loop" else body.inputs
-    count = len(loop.inputs) - (2 if loop.op == "Loop" else loop.attrs["num_scan_inputs"])
-    after = body.outputs[1:] if loop.op == "Loop" else body.outputs
-    needed = {id(node) for node in nodes_behind(after[:count])}
-    states = {tensor.name for tensor in before[:count]}
+    needed = {id(node) for node in nodes}
+    states = {tensor.name for tensor in before[: _states(loop)]}
     for node in body.nodes:
         taken = [tensor.name in states for tensor in node.inputs]
-        if id(node) not in needed or not any(taken):
+        if id(node) not in needed or not any(taken) or node.op in SIZES_ONLY:
             continue
         if not _is_linear(node.op, taken):
             return str(node.op)
