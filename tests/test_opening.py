@@ -343,7 +343,7 @@ def described(artifact: Path, edit: Callable[[dict[str, Any]], object]) -> None:
             lambda m: m["files"].update({"../x": m["files"]["model.onnx"]}),
             "which is not a file of the artifact",
         ),
-        (lambda m: m["files"].update({"gone": m["files"]["model.onnx"]}), "found None bytes"),
+        (lambda m: m["files"].update({"gone": m["files"]["model.onnx"]}), "gone is missing"),
     ],
 )
 def test_a_manifest_that_does_not_describe_its_model_is_refused(
@@ -365,7 +365,7 @@ def test_what_is_no_file_is_not_waited_for(
     (artifact / name).unlink()
     make(artifact / name)
     key = public if name.endswith(".sig") else None
-    with pytest.raises((UsageError, SignatureError), match=r"not a file|found None bytes"):
+    with pytest.raises((UsageError, SignatureError), match="not a file"):
         linexport.load(artifact, threads=1, key=key)
     if key is None:
         with pytest.raises(UsageError, match="not a file"):

@@ -77,7 +77,10 @@ def check_files(folder: Path, manifest: Manifest) -> None:
         path = folder / name
         if path.parent != folder:
             raise UsageError(f"{folder / manifests.MANIFEST} names {name!r}, which is elsewhere.")
-        found = path.stat().st_size if path.is_file() else None
+        if not path.is_file():
+            state = "not a file" if path.exists() else "missing"
+            raise UsageError(f"{path} is {state}. Convert the model again.")
+        found = path.stat().st_size
         if found != file.bytes:
             raise UsageError(
                 f"{path} is damaged: found {found} bytes, expected {file.bytes}. "

@@ -224,8 +224,8 @@ def _length_warnings(original: TracedOriginal) -> list[str]:
 def _warnings(fused: Mapping[str, int]) -> list[str]:
     if not fused:
         return [
-            "No linear attention was fused: the artifact is the model as exported. What was "
-            "withdrawn, or nearly found, is named under rejected, with the reason."
+            "No linear attention was fused. What was withdrawn, or nearly found, is listed as "
+            "refused, with the reason."
         ]
     return [
         f"{name} was found: {op.slow}."

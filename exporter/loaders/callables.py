@@ -33,7 +33,7 @@ def find_callable(source: str, use: str) -> Callable[..., Any]:
     if not spelling:
         raise UsageError(
             f"{source!r} is neither a file nor package.module:callable. Write a dotted module "
-            f"name, a colon and the name of a function, {_EXAMPLE}."
+            f"name, a colon and the name of a function, {_EXAMPLE}.{_of_file(source)}"
         )
     found: Any = _import(source, spelling["module"])
     for name in spelling["name"].split("."):
@@ -44,6 +44,14 @@ def find_callable(source: str, use: str) -> Callable[..., Any]:
     if not callable(found):
         raise UsageError(f"{source} is a {type(found).__name__}, not a function. Name {use}.")
     return found
+
+
+def _of_file(source: str) -> str:
+    """Return how a function of a Python file is named, where a source names one by its path."""
+    file, suffix, name = source.partition(".py:")
+    path = Path(file)
+    place = f" in {path.parent}" if path.parent.name else ""
+    return f" A module is named without .py: write {path.name}:{name}{place}." if suffix else ""
 
 
 def _functions(module: Any) -> str:
@@ -63,7 +71,7 @@ def _import(source: str, name: str) -> ModuleType:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             raise UsageError(
                 f"{source}: no module named {error.name} on Python's path or in {Path.cwd()}. Run "
-                f"in the folder that contains it, or install its package."
+                f"in the folder that contains it, or install its package.{_of_file(source)}"
             ) from error
         raise UsageError(
             f"{source}: importing {name} needs {error.name}, which is not installed. Install it "

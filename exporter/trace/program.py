@@ -56,9 +56,9 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
                 return rolled
         if is_frozen:
             raise frozen(loaded, error) from error
+        said = f"{explained(error)}{_user_line(error)}"
         raise BuildError(
-            f"torch.export cannot trace the model: {explained(error)}{_user_line(error)}"
-            f"{_own_failure(loaded)}"
+            f"torch.export cannot trace the model: {said}{_own_failure(loaded, said)}"
         ) from error
     if loaded.decode_module is not None:
         return program
@@ -71,15 +71,21 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
     return rolled or program
 
 
-def _own_failure(loaded: LoadedModel) -> str:
-    """Return how the model fails on its example without being traced; "" where it does not."""
+def _own_failure(loaded: LoadedModel, said: str) -> str:
+    """Return how the model fails on its example without being traced; "" where it does not.
+
+    Args:
+        loaded: the model.
+        said: how it fails while it is traced, which is not said again.
+    """
     try:
         with torch.no_grad():
             loaded.module(*loaded.args, **loaded.kwargs)
     except Exception as error:
+        own = f"{explained(error)}{_user_line(error)}"
         return (
-            "\nThe model itself fails on its example inputs, in eager mode: "
-            f"{explained(error)}{_user_line(error)}\n"
+            "\nThe model itself fails on its example inputs, in eager mode"
+            f"{' by the same error.' if own == said else f': {own}'}\n"
             "Mend that first: module(*args, **kwargs) must run."
         )
     return ""

@@ -137,6 +137,18 @@ def test_missing_modules() -> None:
         load_model("json.absent:make")
 
 
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [
+        ("absent.py:make", r"without \.py: write absent:make\."),
+        ("some/absent.py:make", r"without \.py: write absent:make in some\."),
+    ],
+)
+def test_of_a_file_the_name_of_its_module_is_said(source: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=hint):
+        load_model(source)
+
+
 def test_a_missing_dependency_is_told_from_a_missing_module(factory: Callable[[str], str]) -> None:
     name = factory("import absent_dependency")
     with pytest.raises(UsageError, match="needs absent_dependency, which is not installed"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim
 
 from linexport import passes
@@ -240,6 +241,28 @@ def test_a_model_that_fails_without_being_traced_is_told_so(
     if own is not None:
         assert own in failure and "[2, 8] but got: [2, 12]" in failure
         assert "At " in failure and "test_obstacles.py" in failure and "must run" in failure
+
+
+def test_an_error_that_eager_mode_has_as_well_is_said_once() -> None:
+    """As of a tensor that a body of ``while_loop`` indexes by the number of the step."""
+
+    class Indexed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = nn.Parameter(torch.randn(3, WIDTH, WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            """(B, T, WIDTH)."""
+
+            def body(i: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+                return i + 1, x + x @ self.weights[i]
+
+            return while_loop(lambda i, x: i < 3, body, (torch.tensor(0), x))[1]
+
+    loaded = load_module((Indexed().eval(), (torch.randn(2, 12, WIDTH),)), "indexed:layer")
+    with pytest.raises(BuildError, match="in eager mode by the same error") as raised:
+        trace(loaded)
+    assert str(raised.value).count("Could not extract") == 1
 
 
 STEPS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], str]] = {
