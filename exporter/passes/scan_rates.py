@@ -31,7 +31,7 @@ def join_rates(scan: gs.Node) -> bool:
 
 
 class _Rates:
-    """What the states of a body are multiplied with.
+    """Factors that the states of a body are multiplied with.
 
     Attributes:
         modified: whether the body was changed.
