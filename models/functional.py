@@ -117,6 +117,8 @@ def mixture_of_experts(
     *,
     activation: str = "silu",
     gated: bool = True,
+    gate_cap: float = 0.0,
+    value_cap: float = 0.0,
 ) -> Tensor:
     """Return y (N, H_out), in the dtype of x."""
     y: Tensor = call(
@@ -128,5 +130,7 @@ def mixture_of_experts(
         down,
         activation=activation,
         gated=int(gated),
+        gate_cap=gate_cap,
+        value_cap=value_cap,
     )
     return y

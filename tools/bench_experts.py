@@ -168,10 +168,14 @@ def main() -> None:
         name: (rng.standard_normal(shapes[name]) / shapes[name][2] ** 0.5).astype(np.float32)
         for name in ("up", "down")
     }
-    kind = given.activation, not given.ungated
-    attributes = {"activation": kind[0], "gated": int(kind[1])}
+    function = op.ExpertFunction(given.activation, not given.ungated)
+    attributes = {"activation": given.activation, "gated": int(function.gated)}
     names = ["portable", LIBRARY, "every_expert", "int8", "int4"]
-    names += {("silu", True): ["gathered", "kernel"], ("relu2", False): ["twice"]}.get(kind, [])
+    more = {
+        op.ExpertFunction("silu", True): ["gathered", "kernel"],
+        op.ExpertFunction("relu2", False): ["twice"],
+    }
+    names += more.get(function, [])
     forms = {form: session(form, attributes, shapes, weights, given.threads) for form in names}
     one = sum(array[0].nbytes for array in weights.values())
     rows = []
@@ -183,7 +187,7 @@ def main() -> None:
             "weight": rng.uniform(0.1, 1, (tokens, chosen)).astype(np.float32),
         }
         wide = {n: a if n == "index" else a.astype(np.float64) for n, a in x.items()}
-        want = op.mixture_of_experts(*kind, **wide, **weights)
+        want = op.mixture_of_experts(function, **wide, **weights)
         calls = {}
         for form, opened in forms.items():
             if form == "gathered" and tokens * chosen * one > LARGEST:

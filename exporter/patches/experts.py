@@ -5,19 +5,21 @@
 The library has an interface for implementations of this function, which models choose by name; so
 nothing is swapped. Its own loop over the experts that were hit cannot be traced, and its form
 without one gathers the weights of k experts for every token. That is what experts are left to that
-the op does not describe: with biases, norms, transposed weights or another gate.
+the op does not describe: with biases, norms, transposed weights or a gate of another kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
 
 from linexport.models.functional import mixture_of_experts
 from linexport.patches import check_signature
+from linexport.plugins.ops.mixture_of_experts import ExpertFunction
 
 NAME = "linexport"
 """Name of the implementation, while a model is traced."""
@@ -33,6 +35,10 @@ ACTIVATIONS = {
     "ReLUSquaredActivation": "relu2",
 }
 """Activations that the op has, by the names of classes and of functions."""
+
+CAPPED = "Inkling2Experts._apply_gate", "Inkling2SoftcappedSwiGLU"
+"""Names of a gate with soft caps, and of its activation, which has ``gate_softcap`` and
+``up_softcap``."""
 
 
 @contextmanager
@@ -60,7 +66,8 @@ def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights
     """Stands in for ``forward`` of a module of experts."""
     from transformers.integrations.moe import batched_mm_experts_forward
 
-    if not described(self):
+    function = described(self)
+    if function is None:
         gathered: Tensor = batched_mm_experts_forward(
             self, hidden_states, top_k_index, top_k_weights
         )
@@ -71,24 +78,22 @@ def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights
         top_k_weights.to(hidden_states.dtype),
         self.gate_up_proj if self.has_gate else self.up_proj,
         self.down_proj,
-        activation=ACTIVATIONS[_activation(self)],
-        gated=self.has_gate,
+        **asdict(function),
     )
 
 
-def described(module: Any) -> bool:
-    """The op computes what these experts do."""
+def described(module: Any) -> ExpertFunction | None:
+    """Return what the op computes between the products of these experts; None if it cannot."""
     from transformers.integrations.moe import _default_apply_gate
 
-    others = (module.has_bias, module.has_post_expert_norm, module.is_transposed)
-    return (
-        not any(others)
-        and type(module)._apply_gate is _default_apply_gate
-        and _activation(module) in ACTIVATIONS
-    )
-
-
-def _activation(module: Any) -> str:
-    """Name of the class or of the function that computes the activation of the experts."""
-    name: str = getattr(module.act_fn, "__name__", type(module.act_fn).__name__)
-    return name
+    if module.has_bias or module.has_post_expert_norm or module.is_transposed:
+        return None
+    gate, act = type(module)._apply_gate, module.act_fn
+    activation = getattr(act, "__name__", type(act).__name__)
+    if gate is _default_apply_gate and activation in ACTIVATIONS:
+        return ExpertFunction(ACTIVATIONS[activation], module.has_gate)
+    if (gate.__qualname__, activation) == CAPPED and module.has_gate:
+        caps = act.gate_softcap.softcap, act.up_softcap.softcap
+        # Of a cap of zero the library's quotient is no number, where the op has no cap.
+        return ExpertFunction("silu", True, *caps) if min(caps) > 0 else None
+    return None

@@ -4,10 +4,10 @@
     h_e        =  MatMulNBits(x[p_e], up_e)            f(h), of all experts at once
     y_n        =  sum_j weight_nj MatMulNBits(f(h)_e, down_e)
 
-For what ONNX Runtime's kernel for experts does not have: other activations, widths that no block
-divides, and routers that give negative weights. A product of no rows returns at once, so an expert
-that nobody chose costs about a microsecond. ``tools/bench_experts.py`` measures these products, and
-for relu2 the kernel beside them, which needs every row of ``up`` twice.
+For what ONNX Runtime's kernel for experts does not have: other activations, soft caps, widths that
+no block divides, and routers that give negative weights. A product of no rows returns at once, so
+an expert that nobody chose costs about a microsecond. ``tools/bench_experts.py`` measures these
+products, and for relu2 the kernel beside them, which needs every row of ``up`` twice.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from linexport.plugins.ops.body import MICROSOFT, Body
-from linexport.plugins.ops.mixture_of_experts import apply_activation, sort_pairs
+from linexport.plugins.ops.mixture_of_experts import apply_function, sort_pairs
 from linexport.quantise.block_quantisation import Quantised
-from linexport.quantise.experts import UP, inlined, options
+from linexport.quantise.experts import UP, function, inlined
 from linexport.quantise.quantisable import Experts, Weight
 
 
@@ -57,7 +57,7 @@ def replacement(
     flat, chosen = b.Reshape(index, b.const([-1])), b.const(experts.chosen)
     _, order, counts = sort_pairs(b, flat, experts.count)
     h = _products(b, b.Gather(x, b.Div(order, chosen)), counts, *up, level)
-    h = apply_activation(b, *options(node), h)
+    h = apply_function(b, function(node), h)
     y = _products(b, h, counts, *down, level)
     numbers = b.Range(b.const(0), b.Size(flat), b.const(1))
     # In the order of the tokens again.

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from linexport.plugins.ops.body import MICROSOFT, Body
-from linexport.plugins.ops.mixture_of_experts import OP, options_of
+from linexport.plugins.ops.mixture_of_experts import OP, ExpertFunction, function_of
 from linexport.plugins.ops.op import DOMAIN, attribute_value
 from linexport.plugins.ops.registry import known_shapes
 from linexport.quantise.block_quantisation import Quantised
@@ -40,8 +40,8 @@ from linexport.quantise.quantisable import (
     few_inputs,
 )
 
-KERNELS = {("silu", True): "swiglu", ("silu", False): "silu"}
-"""Activations of the kernel by name and gate; of GELU it has an approximation."""
+KERNELS = {ExpertFunction("silu", True): "swiglu", ExpertFunction("silu", False): "silu"}
+"""Activations of the kernel; of GELU it has an approximation."""
 
 PARTS = (2, 3, 11), (5, 6, 12)
 """Positions of values, scales and zero points among the inputs of the kernel, for both weights."""
@@ -75,11 +75,11 @@ def find_experts(
             kept += [KeptWeight(name, reason) for name in names]
             continue
         chosen, block = sizes[node.input[INDEX]][-1], _block(up, down)
-        fused = options(node) in KERNELS and block is not None and down[1] == up[2]
+        fused = function(node) in KERNELS and block is not None and down[1] == up[2]
         share = node.input[SHARE]
         assert isinstance(chosen, int)
         uses = (Use(index, names[0], False, node.input[0]), Use(index, names[1], False, None))
-        alternates = (fused and options(node)[1], False)
+        alternates = (fused and function(node).gated, False)
         found += [
             Weight(
                 *(name, (use,), e * rows, inputs, block if fused and block else BLOCK),
@@ -92,9 +92,9 @@ def find_experts(
     return found, kept
 
 
-def options(node: onnx.NodeProto) -> tuple[str, bool]:
-    """Return the activation of a node of experts, and whether it is gated."""
-    return options_of({a.name: attribute_value(a) for a in node.attribute})
+def function(node: onnx.NodeProto) -> ExpertFunction:
+    """Return what a node of experts computes between its products."""
+    return function_of({a.name: attribute_value(a) for a in node.attribute})
 
 
 def _block(up: tuple[int, ...], down: tuple[int, ...]) -> int | None:
@@ -138,7 +138,7 @@ def replacement(
         *(x, chosen, q1, s1, "", q2, s2, "", "", "", "", z1, z2, "", share),
         domain=MICROSOFT,
         k=experts.chosen,
-        activation_type=KERNELS[options(node)],
+        activation_type=KERNELS[function(node)],
         swiglu_fusion=int(experts.alternates),
         activation_alpha=1.0,
         activation_beta=0.0,

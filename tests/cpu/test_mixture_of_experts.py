@@ -12,7 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto
 
-from linexport.plugins.ops.mixture_of_experts import ACTIVATIONS, mixture_of_experts
+from linexport.plugins.ops.mixture_of_experts import (
+    ACTIVATIONS,
+    ExpertFunction,
+    mixture_of_experts,
+)
 from linexport.targets.base import OrtSession
 from tests.support.native import on_library, one_node, session
 from tests.support.runtimes import Arrays
@@ -36,6 +40,7 @@ class Layer:
     activation: str = "silu"
     gated: bool = True
     dtype: str = "float32"
+    caps: tuple[float, float] = (0.0, 0.0)
 
     def model(self) -> onnx.ModelProto:
         shapes: dict[str, tuple[int | str, ...]] = {
@@ -45,8 +50,9 @@ class Layer:
             "up": (self.experts, self.inner * (1 + self.gated), self.width),
             "down": (self.experts, self.outputs, self.inner),
         }
-        kind, own = DTYPES[self.dtype][1], {"activation": self.activation}
-        return one_node("MixtureOfExperts", shapes, ("y",), kind, gated=int(self.gated), **own)
+        own = dict(zip(("gate_cap", "value_cap"), self.caps, strict=True))
+        own |= {"activation": self.activation, "gated": int(self.gated)}
+        return one_node("MixtureOfExperts", shapes, ("y",), DTYPES[self.dtype][1], **own)
 
     def inputs(self, seed: int, tokens: int, spread: float = 1.0) -> Arrays:
         """Random values that 16 bits can hold; the lower ``spread``, the fewer experts are hit."""
@@ -63,7 +69,7 @@ class Layer:
 
     def oracle(self, x: Arrays) -> np.ndarray:
         wide = {n: v if n == "index" else v.astype(np.float64) for n, v in x.items()}
-        return mixture_of_experts(self.activation, self.gated, **wide)
+        return mixture_of_experts(ExpertFunction(self.activation, self.gated, *self.caps), **wide)
 
     def bound(self, x: Arrays) -> np.ndarray:
         """Return the sum of what is added up for y, all of it positive: rounding is of its size."""
@@ -85,12 +91,15 @@ def check(layer: Layer, x: Arrays, threads: int = 1) -> None:
 @st.composite
 def layers(draw: st.DrawFn, widths: st.SearchStrategy[int]) -> Layer:
     experts = draw(st.integers(1, 9))
+    caps = st.sampled_from([0.0, 0.5, 10.0])
+    gated = draw(st.booleans())
     return Layer(
         experts,
         draw(st.integers(1, experts)),
         *(draw(widths) for _ in range(3)),
         draw(st.sampled_from(sorted(ACTIVATIONS))),
-        draw(st.booleans()),
+        gated,
+        caps=(draw(caps), draw(caps) if gated else 0.0),
     )
 
 
@@ -110,6 +119,15 @@ def test_equals_oracle(data: st.DataObject) -> None:
 def test_equals_oracle_of_wide_experts(activation: str, tokens: int) -> None:
     layer = Layer(4, 2, 257, 130, 129, activation)
     check(layer, layer.inputs(0, tokens), threads=2)
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 30.0])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_soft_caps_of_small_and_large_values(activation: str, size: float) -> None:
+    """As exact where a cap changes nothing as where it is reached."""
+    layer = Layer(4, 2, 19, 21, 5, activation, caps=(10.0, 7.0))
+    x = layer.inputs(0, 30)
+    check(layer, {**x, "x": np.float32(size) * x["x"]})
 
 
 @pytest.mark.slow
@@ -171,6 +189,22 @@ def test_wrong_shapes_are_refused(name: str, shape: tuple[int, ...]) -> None:
     opened.run(None, x)
     with pytest.raises(Exception, match="MixtureOfExperts"):
         opened.run(None, {**x, name: np.zeros(shape, x[name].dtype)})
+
+
+@pytest.mark.parametrize(
+    ("gated", "name", "cap", "message"),
+    [
+        (True, "gate_cap", -1.0, "a cap is no positive number"),
+        (True, "value_cap", float("nan"), "a cap is no positive number"),
+        (False, "value_cap", 1.0, "value_cap needs a gate"),
+    ],
+)
+def test_wrong_caps_are_refused(gated: bool, name: str, cap: float, message: str) -> None:
+    model = Layer(3, 2, 4, 4, 4, gated=gated).model()
+    node = next(n for n in model.graph.node if n.op_type == "MixtureOfExperts")
+    next(a for a in node.attribute if a.name == name).f = cap
+    with pytest.raises(Exception, match=message):
+        on_library(model)(Layer(3, 2, 4, 4, 4).inputs(0, 2))
 
 
 def test_unknown_activation_is_refused() -> None:

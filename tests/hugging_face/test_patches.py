@@ -182,7 +182,7 @@ def test_a_mask_of_another_kind_is_refused() -> None:
         )
 
 
-@pytest.mark.parametrize("model_type", sorted(TINY.keys() - {"inkling2_text"}))  # its own gate
+@pytest.mark.parametrize("model_type", sorted(TINY))
 def test_experts_are_computed_by_the_op(model_type: str) -> None:
     """Otherwise weights of the chosen experts are gathered for every token: ten times slower."""
     import transformers

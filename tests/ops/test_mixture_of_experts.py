@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from linexport.plugins.ops.mixture_of_experts import (
     INPUTS,
     OP,
     SLACK,
+    ExpertFunction,
     check,
     every_expert,
     mixture_of_experts,
@@ -35,7 +37,9 @@ E, K, H, INNER, OUT = 12, 2, 8, 5, 7
 Arrays = dict[str, np.ndarray]
 
 
-def inputs(tokens: int, gated: bool, index: np.ndarray | None = None, seed: int = 0) -> Arrays:
+def inputs(
+    tokens: int, gated: bool = True, index: np.ndarray | None = None, seed: int = 0
+) -> Arrays:
     """Random ones; a token has no expert twice."""
     rng = np.random.default_rng(seed)
     if index is None:
@@ -49,25 +53,24 @@ def inputs(tokens: int, gated: bool, index: np.ndarray | None = None, seed: int 
     return {n: v.astype(np.float32) for n, v in x.items()} | {"index": index.astype(np.int64)}
 
 
-def oracle(x: Arrays, activation: str, gated: bool) -> np.ndarray:
+def oracle(x: Arrays, function: ExpertFunction) -> np.ndarray:
     wide = {n: v if n == "index" else v.astype(np.float64) for n, v in x.items()}
-    return mixture_of_experts(activation, gated, **wide)
+    return mixture_of_experts(function, **wide)
 
 
-def model(activation: str, gated: bool, write: Lowering, element: int = TensorProto.FLOAT) -> Any:
+def model(function: ExpertFunction, write: Lowering, element: int = TensorProto.FLOAT) -> Any:
     node = helper.make_node(
         "MixtureOfExperts",
         list(INPUTS),
         ["y"],
         domain="linexport",
-        activation=activation,
-        gated=int(gated),
+        **{**asdict(function), "gated": int(function.gated)},
     )
     shapes: dict[str, list[Any]] = {
         "x": ["N", H],
         "index": ["N", K],
         "weight": ["N", K],
-        "up": [E, INNER * (1 + gated), H],
+        "up": [E, INNER * (1 + function.gated), H],
         "down": [E, OUT, INNER],
     }
     types = {n: TensorProto.INT64 if n == "index" else element for n in INPUTS}
@@ -91,12 +94,17 @@ def opened(made: onnx.ModelProto) -> Callable[[Arrays], np.ndarray]:
     return lambda x: np.asarray(session.run(None, x)[0])
 
 
-def assert_close(got: np.ndarray, x: Arrays, activation: str, gated: bool, rtol: float) -> None:
-    want = oracle(x, activation, gated)
+def assert_close(got: np.ndarray, x: Arrays, function: ExpertFunction, rtol: float) -> None:
+    want = oracle(x, function)
     assert np.abs(got - want).max(initial=0) <= rtol * max(1.0, np.abs(want).max(initial=0))
 
 
-KINDS = [(activation, gated) for activation in ACTIVATIONS for gated in (True, False)]
+FUNCTIONS = [
+    ExpertFunction(*kind)
+    for activation in ACTIVATIONS
+    for kind in ((activation, True), (activation, False), (activation, True, 0.5, 0.25))
+] + [ExpertFunction("silu", False, 2.0), ExpertFunction("silu", True, 0.0, 1.5)]
+SILU = ExpertFunction()
 LOWERINGS = {"portable": OP.portable, "every_expert": every_expert}
 
 
@@ -104,21 +112,31 @@ def test_oracle_is_the_formula() -> None:
     """One token, two experts of width one, by hand."""
     up, down = np.array([[[2.0], [3.0]], [[-1.0], [5.0]]]), np.array([[[4.0]], [[7.0]]])
     y = mixture_of_experts(
-        "silu", True, np.array([[0.5]]), np.array([[1, 0]]), np.array([[0.25, 2.0]]), up, down
+        SILU, np.array([[0.5]]), np.array([[1, 0]]), np.array([[0.25, 2.0]]), up, down
     )
     silu = [1 / (1 + math.exp(-1)), -0.5 / (1 + math.exp(0.5))]
     expected = 2.0 * 4 * silu[0] * 1.5 + 0.25 * 7 * silu[1] * 2.5
     np.testing.assert_allclose(y, [[expected]], rtol=1e-14)
 
 
+def test_oracle_caps_the_linear_part_of_the_gate_and_the_value() -> None:
+    """One token, one expert of width one, by hand: the sigmoid sees the gate itself."""
+    up, down = np.array([[[2.0], [3.0]]]), np.array([[[4.0]]])
+    capped = ExpertFunction("silu", True, 0.5, 0.25)
+    one = np.array([[1.0]])
+    y = mixture_of_experts(capped, one, np.array([[0]]), one, up, down)
+    gate = 0.5 * math.tanh(2 / 0.5) / (1 + math.exp(-2))
+    np.testing.assert_allclose(y, [[4 * gate * 0.25 * math.tanh(3 / 0.25)]], rtol=1e-14)
+
+
 @pytest.mark.smoke
-@pytest.mark.parametrize(("activation", "gated"), KINDS)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=str)
 @pytest.mark.parametrize("lowering", LOWERINGS)
-def test_body_equals_oracle(lowering: str, activation: str, gated: bool) -> None:
-    run = opened(model(activation, gated, LOWERINGS[lowering]))
+def test_body_equals_oracle(lowering: str, function: ExpertFunction) -> None:
+    run = opened(model(function, LOWERINGS[lowering]))
     for tokens in (1, 2, 7, 65, 195):
-        x = inputs(tokens, gated, seed=tokens)
-        assert_close(run(x), x, activation, gated, 1e-6)
+        x = inputs(tokens, function.gated, seed=tokens)
+        assert_close(run(x), x, function, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -136,29 +154,29 @@ def test_body_with_a_router_that_prefers(index: Any) -> None:
     x = inputs(len(index), True, index)
     if len(index):
         assert np.bincount(index.ravel(), minlength=E).max() > SLACK * index.size // E + 1
-    assert_close(opened(model("silu", True, OP.portable))(x), x, "silu", True, 1e-6)
+    assert_close(opened(model(SILU, OP.portable))(x), x, SILU, 1e-6)
 
 
 def test_bodies_in_onnx_s_evaluator() -> None:
-    x = inputs(9, True)
+    x = inputs(9)
     for write in LOWERINGS.values():
-        [got] = ReferenceEvaluator(model("silu", True, write)).run(None, x)
-        assert_close(got, x, "silu", True, 1e-6)
+        [got] = ReferenceEvaluator(model(SILU, write)).run(None, x)
+        assert_close(got, x, SILU, 1e-6)
 
 
 def test_half_precision_computes_in_float32() -> None:
-    run = opened(model("silu", True, OP.portable, TensorProto.FLOAT16))
-    x = inputs(33, True)
+    run = opened(model(SILU, OP.portable, TensorProto.FLOAT16))
+    x = inputs(33)
     narrow = {n: v if n == "index" else v.astype(np.float16) for n, v in x.items()}
-    want = oracle(narrow, "silu", True)
+    want = oracle(narrow, SILU)
     np.testing.assert_allclose(run(narrow), want, rtol=2**-11, atol=1e-5)
 
 
 def test_every_lowering_is_linear_in_what_experts_count() -> None:
     """A weight of zero leaves an expert out, and doubling weights doubles the output."""
-    x = inputs(20, True)
+    x = inputs(20)
     for write in LOWERINGS.values():
-        run = opened(model("silu", True, write))
+        run = opened(model(SILU, write))
         nothing = {**x, "weight": np.zeros_like(x["weight"])}
         assert not run(nothing).any()
         np.testing.assert_array_equal(run({**x, "weight": 2 * x["weight"]}), 2 * run(x))
@@ -167,7 +185,10 @@ def test_every_lowering_is_linear_in_what_experts_count() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"activation": "tanh"}, "activation is 'tanh'; expected one of silu"),
+        ({"function": ExpertFunction("tanh")}, "activation is 'tanh'; expected one of silu"),
+        ({"function": ExpertFunction(gate_cap=-1.0)}, "gate_cap is -1.0; expected a positive"),
+        ({"function": ExpertFunction(value_cap=math.nan)}, "value_cap is nan; expected a positive"),
+        ({"function": ExpertFunction("relu2", False, 0.0, 3.0)}, "value_cap is 3.0, and experts w"),
         ({"weight": (3, 1)}, "weight has experts a token 1; expected 2"),
         ({"index": (4, 2)}, "index has tokens 4; expected 3"),
         ({"up": (5, 10, 8)}, "up has experts 5; expected 6"),
@@ -179,9 +200,9 @@ def test_every_lowering_is_linear_in_what_experts_count() -> None:
 )
 def test_wrong_shapes_are_refused(changes: dict[str, Any], message: str) -> None:
     right = {"x": (3, 8), "index": (3, 2), "weight": (3, 2), "up": (6, 10, 8), "down": (6, 7, 5)}
-    check("silu", True, **right)
+    check(SILU, **right)
     with pytest.raises(OpError, match=message):
-        check(**{"activation": "silu", "gated": True, **right, **changes})
+        check(**{"function": SILU, **right, **changes})
 
 
 def test_a_node_without_an_input_is_refused() -> None:
@@ -197,18 +218,16 @@ def tensors(x: Arrays) -> dict[str, torch.Tensor]:
     return {n: v if n == "index" else v.double() for n, v in found.items()}
 
 
-@pytest.mark.parametrize(("activation", "gated"), KINDS)
-def test_twin_equals_oracle(activation: str, gated: bool) -> None:
+@pytest.mark.parametrize("function", FUNCTIONS, ids=str)
+def test_twin_equals_oracle(function: ExpertFunction) -> None:
     for tokens in (0, 1, 7, 65):
-        x = inputs(tokens, gated, seed=tokens)
-        got = in_pytorch(**tensors(x), activation=activation, gated=gated)
-        np.testing.assert_allclose(
-            got.numpy(), oracle(x, activation, gated), rtol=1e-11, atol=1e-13
-        )
+        x = inputs(tokens, function.gated, seed=tokens)
+        got = in_pytorch(**tensors(x), **asdict(function))
+        np.testing.assert_allclose(got.numpy(), oracle(x, function), rtol=1e-11, atol=1e-13)
 
 
 def test_twin_has_gradients() -> None:
-    x = tensors(inputs(3, True))
+    x = tensors(inputs(3))
     index = x.pop("index")
 
     def run(*values: torch.Tensor) -> torch.Tensor:
@@ -218,7 +237,7 @@ def test_twin_has_gradients() -> None:
 
 
 def test_operator() -> None:
-    x = tensors(inputs(5, True))
+    x = tensors(inputs(5))
     call = torch.ops.linexport.mixture_of_experts.default
     arguments, keywords = tuple(x[n] for n in INPUTS), {"activation": "silu", "gated": 1}
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
@@ -231,11 +250,18 @@ def test_operator() -> None:
 
 def library_experts(kind: str) -> Any:
     """A layer's experts as the library builds them, which computes with its own loop."""
+    from transformers.models.inkling2 import modeling_inkling2 as capped
     from transformers.models.nemotron_h import modeling_nemotron_h as plain
     from transformers.models.qwen3_next import modeling_qwen3_next as gated
 
     torch.manual_seed(0)
-    if kind == "gated":
+    if kind == "capped":
+        config = capped.Inkling2TextConfig(
+            hidden_size=H, moe_intermediate_size=INNER, mlp_gate_softcap=0.5, mlp_up_softcap=0.25
+        )
+        config.n_routed_experts = E
+        made = capped.Inkling2Experts(config)
+    elif kind == "gated":
         config = gated.Qwen3NextConfig(hidden_size=H, moe_intermediate_size=INNER, num_experts=E)
         made = gated.Qwen3NextExperts(config)
     else:
@@ -249,11 +275,11 @@ def library_experts(kind: str) -> Any:
 
 
 def routed(tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    x = inputs(tokens, True, seed=tokens)
+    x = inputs(tokens, seed=tokens)
     return tuple(torch.from_numpy(x[n]) for n in ("x", "index", "weight"))  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("kind", ["gated", "plain"])
+@pytest.mark.parametrize("kind", ["gated", "plain", "capped"])
 def test_the_op_is_the_library_s_loop(kind: str) -> None:
     module = library_experts(kind)
     assert patch.described(module)
@@ -279,6 +305,13 @@ def test_experts_of_another_kind_are_left_to_the_library() -> None:
         for e, share in zip(index[n], weight[n], strict=True):
             want[n] += share * (down[e] @ module._apply_gate(up[e] @ x[n]))
     torch.testing.assert_close(patch.forward(module, x, index, weight), want)
+
+
+def test_a_cap_of_zero_is_left_to_the_library() -> None:
+    """Its quotients are no numbers, and the op would not cap."""
+    module = library_experts("capped")
+    module.act_fn.up_softcap.softcap = 0.0
+    assert patch.described(module) is None
 
 
 def test_the_interface_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

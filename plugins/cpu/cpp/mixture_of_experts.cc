@@ -2,6 +2,7 @@
 #include "mixture_of_experts.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "division.h"
@@ -57,6 +58,9 @@ class MixtureOfExperts : public Kernel {
   explicit MixtureOfExperts(const Attributes& attributes) : threads_(attributes.threads) {
     node_.activation = activation_named(attributes.text("activation", "silu"));
     node_.gated = attributes.integer("gated", 1) != 0;
+    node_.gate_cap = attributes.number("gate_cap", 0), node_.value_cap = attributes.number("value_cap", 0);
+    for (const float cap : {node_.gate_cap, node_.value_cap}) expect(cap >= 0 && std::isfinite(cap), "a cap is no positive number");
+    expect(node_.gated || node_.value_cap == 0, "value_cap needs a gate");
   }
 
   void compute(Context& call) const override {

@@ -12,6 +12,7 @@ struct Experts {
   int64_t width = 0, inner = 0, outputs = 0;    // of x, of what goes from up to down, and of y
   bool gated = true;
   ExpertActivation activation = ExpertActivation::kSilu;
+  float gate_cap = 0, value_cap = 0;  // of gates and of their factors; 0: none
   int stored = 0;  // type of the weights of experts
 
   const float* x = nullptr;

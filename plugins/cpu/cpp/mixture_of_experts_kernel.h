@@ -81,12 +81,26 @@ INLINE Vector error_function(Vector x) {
   return x < Vector{} ? -found : found;
 }
 
+// cap tanh(x / cap), or x without a cap. Of small y by the polynomial of Cephes' tanhf, as 1 - 2 / (e^2y + 1) cancels.
+INLINE Vector capped(Vector x, float cap) {
+  if (cap == 0) return x;
+  const Vector y = x / cap, size = y < Vector{} ? -y : y, square = y * y;
+  Vector p = square * -5.70498872745e-3f + 2.06390887954e-2f;
+  p = p * square - 5.37397155531e-2f;
+  p = p * square + 1.33314422036e-1f;
+  p = p * square - 3.33332819422e-1f;
+  const Vector far = 1.0f - 2.0f / (exponential(size + size) + 1.0f);
+  return cap * (size < all(0.625f) ? p * square * y + y : y < Vector{} ? -far : far);
+}
+
+INLINE Vector positive(Vector x) { return Vector{} > x ? Vector{} : x; }
+
 template <ExpertActivation kActivation>
-INLINE Vector activated(Vector x) {
-  if constexpr (kActivation == ExpertActivation::kSilu) return x / (exponential(-x) + 1.0f);
-  if constexpr (kActivation == ExpertActivation::kGelu) return x * 0.5f * (error_function(x * 0.707106781f) + 1.0f);
-  const Vector positive = Vector{} > x ? Vector{} : x;
-  return positive * positive;
+INLINE Vector activated(Vector x, float cap) {
+  const Vector linear = capped(x, cap);
+  if constexpr (kActivation == ExpertActivation::kSilu) return linear / (exponential(-x) + 1.0f);
+  if constexpr (kActivation == ExpertActivation::kGelu) return linear * 0.5f * (error_function(x * 0.707106781f) + 1.0f);
+  return positive(linear) * positive(x);
 }
 
 // The hidden values of some groups of rows, for all pairs.
@@ -105,10 +119,10 @@ static void fill_hidden(const Experts& m, const Part& part, float* memory) {
         Tokens x;
         for (int t = 0; t < kTokens; ++t) x.at[t] = m.x + m.token[pair + (t < left ? t : left - 1)] * m.width;
         Tile h = products(x, gate, m.width, pair == first);
-        UNROLL for (int v = 0; v < kVectors; ++v) h.of[v] = activated<kActivation>(h.of[v]);
+        UNROLL for (int v = 0; v < kVectors; ++v) h.of[v] = activated<kActivation>(h.of[v], m.gate_cap);
         if (m.gated) {
           const Tile factors = products(x, value, m.width, pair == first);
-          UNROLL for (int v = 0; v < kVectors; ++v) h.of[v] *= factors.of[v];
+          UNROLL for (int v = 0; v < kVectors; ++v) h.of[v] *= capped(factors.of[v], m.value_cap);
         }
         float tile[kVectors * kLanes];
         put(h, tile);

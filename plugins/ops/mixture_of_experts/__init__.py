@@ -3,6 +3,10 @@
     y_n = sum_j weight_nj down_e f(up_e x_n),   e = index_nj,   j = 0 ... k-1
     f(h) = act(h),   or gated:  f([g, u]) = act(g) * u
 
+with soft caps, c(x) = cap tanh(x / cap):
+
+    act(x) = x a(x)   ->   c(x) a(x) by gate_cap,        u   ->   c(u) by value_cap
+
 N tokens x (N, H), index and weight (N, k), up (E, F, H), down (E, H_out, I) with F = I, or 2 I
 where gated; y (N, H_out). The router is not part of it.
 """
@@ -18,15 +22,16 @@ from linexport.plugins.ops.mixture_of_experts.definition import (
     ACTIVATIONS,
     INPUTS,
     Array,
+    ExpertFunction,
     check,
     eager,
+    function_of,
     mixture_of_experts,
-    options_of,
     view,
 )
 from linexport.plugins.ops.mixture_of_experts.portable import (
     SLACK,
-    apply_activation,
+    apply_function,
     every_expert,
     portable,
     sort_pairs,
@@ -47,18 +52,19 @@ __all__ = [
     "INPUTS",
     "OP",
     "SLACK",
-    "apply_activation",
+    "ExpertFunction",
+    "apply_function",
     "check",
     "every_expert",
+    "function_of",
     "mixture_of_experts",
-    "options_of",
     "sort_pairs",
     "view",
 ]
 
 
 def _oracle(attributes: Attributes, inputs: Mapping[str, Any]) -> tuple[Array, ...]:
-    return (mixture_of_experts(*options_of(attributes), **inputs),)
+    return (mixture_of_experts(function_of(attributes), **inputs),)
 
 
 def _infer(node: Node) -> Sequence[Shape]:
@@ -66,9 +72,8 @@ def _infer(node: Node) -> Sequence[Shape]:
 
 
 def _describe(node: Node) -> str:
-    sizes, (activation, gated) = view(node), options_of(node.attributes)
-    kind = f"gated {activation}" if gated else activation
-    return f"{sizes.chosen} of {sizes.experts} experts a token, {kind}"
+    sizes, function = view(node), function_of(node.attributes)
+    return f"{sizes.chosen} of {sizes.experts} experts a token, {function}"
 
 
 OP = Op(
@@ -89,12 +94,15 @@ OP = Op(
         attributes=[
             defs.OpSchema.Attribute("activation", helper.make_attribute("activation", "silu")),
             defs.OpSchema.Attribute("gated", helper.make_attribute("gated", 1)),
+            defs.OpSchema.Attribute("gate_cap", helper.make_attribute("gate_cap", 0.0)),
+            defs.OpSchema.Attribute("value_cap", helper.make_attribute("value_cap", 0.0)),
         ],
     ),
     infer=_infer,
     portable=portable,
     torch_schema="""mixture_of_experts(
-        Tensor x, Tensor index, Tensor weight, Tensor up, Tensor down, *, str activation, int gated
+        Tensor x, Tensor index, Tensor weight, Tensor up, Tensor down, *, str activation, int gated,
+        float gate_cap=0.0, float value_cap=0.0
     ) -> Tensor""",
     eager=eager,
     oracle=_oracle,

@@ -17,7 +17,12 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from linexport.plugins.ops.body import Body
-from linexport.plugins.ops.mixture_of_experts.definition import ACTIVATIONS, options_of, view
+from linexport.plugins.ops.mixture_of_experts.definition import (
+    ACTIVATIONS,
+    ExpertFunction,
+    function_of,
+    view,
+)
 from linexport.plugins.ops.op import (
     Node,
 )
@@ -26,13 +31,21 @@ SLACK = 4
 """Rows an expert gives in one pass, relative to what it gets if all are chosen alike."""
 
 
-def apply_activation(b: Body, activation: str, gated: bool, h: str) -> str:
+def apply_function(b: Body, function: ExpertFunction, h: str) -> str:
     """Write f of a value (..., F)."""
-    write = ACTIVATIONS[activation].write
-    if not gated:
-        return write(b, h)
-    gate, value = b.Split(h, outputs=2, axis=-1, num_outputs=2)
-    return str(b.Mul(write(b, gate), value))
+    write = ACTIVATIONS[function.activation].write
+    gate, *values = b.Split(h, outputs=2, axis=-1, num_outputs=2) if function.gated else [h]
+    h = write(b, _capped(b, gate, function.gate_cap), gate)
+    for value in values:
+        h = b.Mul(h, _capped(b, value, function.value_cap))
+    return h
+
+
+def _capped(b: Body, x: str, cap: float) -> str:
+    if not cap:
+        return x
+    limit = b.CastLike(b.const(cap), x)
+    return str(b.Mul(limit, b.Tanh(b.Div(x, limit))))
 
 
 def sort_pairs(b: Body, index: str, experts: int) -> tuple[str, str, str]:
@@ -108,7 +121,7 @@ def _expert(outer: Body, node: Node, x: str, rows: str) -> object:
     zeros = idle.Expand(idle.const(0.0), idle.Concat(rows, width, axis=0))
     start, end = (busy.Reshape(v, busy.const([1])) for v in (first, last))
     mine = busy.Slice(x, start, end, busy.const([0]))
-    h = apply_activation(busy, *options_of(node.attributes), busy.Gemm(mine, up, transB=1))
+    h = apply_function(busy, function_of(node.attributes), busy.Gemm(mine, up, transB=1))
     missing = busy.Sub(rows, busy.Sub(end, start))
     pads = busy.Concat(busy.const([0, 0]), missing, busy.const([0]), axis=0)
     y = busy.Pad(busy.Gemm(h, down, transB=1), pads)
@@ -127,8 +140,8 @@ def every_expert(node: Node) -> tuple[Body, list[str]]:
     """
     sizes, b = view(node), Body()
     up, down = (b.Transpose(name, perm=[0, 2, 1]) for name in ("up", "down"))
-    h = apply_activation(
-        b, *options_of(node.attributes), b.MatMul(b.Unsqueeze("x", b.const([0])), up)
+    h = apply_function(
+        b, function_of(node.attributes), b.MatMul(b.Unsqueeze("x", b.const([0])), up)
     )
     y = b.Cast(b.MatMul(h, down), to=TensorProto.FLOAT)
     numbers = b.const(np.arange(sizes.experts).reshape(-1, 1, 1))
