@@ -4,8 +4,9 @@
 
 The library has an interface for implementations of this function, which models choose by name; so
 nothing is swapped. Its own loop over the experts that were hit cannot be traced, and its form
-without one gathers the weights of k experts for every token. That is what experts are left to that
-the op does not describe: with biases, norms, transposed weights or a gate of another kind.
+without one gathers the weights of k experts for every token, which for a prompt is more memory than
+there is. Experts that the op does not describe, with biases, norms, transposed weights or a gate of
+another kind, are computed for all tokens: E / k times the products, and E values for every one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from linexport.models.functional import mixture_of_experts
@@ -64,14 +66,9 @@ def applied(model: Any) -> Iterator[None]:
 
 def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """Stands in for ``forward`` of a module of experts."""
-    from transformers.integrations.moe import batched_mm_experts_forward
-
     function = described(self)
     if function is None:
-        gathered: Tensor = batched_mm_experts_forward(
-            self, hidden_states, top_k_index, top_k_weights
-        )
-        return gathered
+        return _every_expert(self, hidden_states, top_k_index, top_k_weights)
     return mixture_of_experts(
         hidden_states,
         top_k_index,
@@ -80,6 +77,24 @@ def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights
         self.down_proj,
         **asdict(function),
     )
+
+
+def _every_expert(module: Any, x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+    """Return y (N, H), all tokens through all experts; activations get rows, as in the library."""
+
+    def product(x: Tensor, name: str) -> Tensor:
+        matrices = getattr(module, name)
+        y = x @ (matrices if module.is_transposed else matrices.transpose(1, 2))
+        return y + getattr(module, f"{name}_bias")[:, None] if module.has_bias else y
+
+    pairs = module.down_proj.shape[0], x.shape[0]
+    first, act = ("gate_up_proj", "_apply_gate") if module.has_gate else ("up_proj", "act_fn")
+    h = getattr(module, act)(product(x, first).flatten(0, 1))
+    y = product(h.unflatten(0, pairs), "down_proj")
+    if module.has_post_expert_norm:
+        y = module.post_expert_norm(y.flatten(0, 1)).unflatten(0, pairs)
+    share = weight.new_zeros(pairs[::-1]).scatter_add(1, index, weight)
+    return torch.einsum("ne,enh->nh", share.to(y.dtype), y).to(x.dtype)
 
 
 def described(module: Any) -> ExpertFunction | None:

@@ -16,6 +16,8 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from linexport.errors import OpError, UnsupportedModelError
 from linexport.models.functional import mixture_of_experts as in_pytorch
@@ -288,23 +290,68 @@ def test_the_op_is_the_library_s_loop(kind: str) -> None:
         torch.testing.assert_close(patch.forward(module, *given), module(*given))
 
 
-def test_experts_of_another_kind_are_left_to_the_library() -> None:
-    """Gate and value interleaved, as some have them."""
-    module = copy.copy(library_experts("gated"))
+def other_experts(kind: str) -> Any:
+    """A layer's experts that the op does not describe."""
+    from transformers.models.gpt_oss import modeling_gpt_oss as transposed
+    from transformers.models.muse_spark import modeling_muse_spark as normed
 
-    class Interleaved(type(module)):  # type: ignore[misc]
-        def _apply_gate(self, h: torch.Tensor) -> torch.Tensor:
-            gated: torch.Tensor = self.act_fn(h[..., ::2]) * h[..., 1::2]
-            return gated
+    if kind == "interleaved gate":
+        module = copy.copy(library_experts("gated"))
 
-    module.__class__ = Interleaved
-    assert not patch.described(module)
-    x, index, weight = routed(7)
-    up, down, want = module.gate_up_proj, module.down_proj, torch.zeros_like(x)
-    for n in range(7):
-        for e, share in zip(index[n], weight[n], strict=True):
-            want[n] += share * (down[e] @ module._apply_gate(up[e] @ x[n]))
-    torch.testing.assert_close(patch.forward(module, x, index, weight), want)
+        class Interleaved(type(module)):  # type: ignore[misc]
+            def _apply_gate(self, h: torch.Tensor) -> torch.Tensor:
+                gated: torch.Tensor = self.act_fn(h[..., ::2]) * h[..., 1::2]
+                return gated
+
+        module.__class__ = Interleaved
+        return module
+    if kind == "other activation":
+        module = library_experts("plain")
+        module.act_fn = torch.nn.Softsign()
+        return module
+    if kind == "biases, transposed":
+        config = transposed.GptOssConfig(hidden_size=H, intermediate_size=INNER)
+        config.num_local_experts = E
+        made = transposed.GptOssExperts(config)
+    else:
+        sizes = {"moe_hidden_size": H, "moe_intermediate_size": INNER, "num_local_experts": E}
+        config = normed.MuseSparkTextConfig(**sizes)
+        made = normed.MuseSparkExperts(config)
+    config._experts_implementation_internal = "eager"
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return made.requires_grad_(False)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Keeps the number of elements of the largest output of an operator."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator."""
+        found = call(*args, **(kwargs or {}))
+        sizes = [x.numel() for x in tree_leaves(found) if isinstance(x, torch.Tensor)]
+        self.elements = max(self.elements, *sizes)
+        return found
+
+
+@pytest.mark.parametrize(
+    "kind", ["interleaved gate", "other activation", "biases, transposed", "norm of each expert"]
+)
+def test_experts_that_the_op_does_not_describe(kind: str) -> None:
+    """Equal to the library's other form, without its weights for every token."""
+    from transformers.integrations.moe import batched_mm_experts_forward
+
+    module = other_experts(kind)
+    assert patch.described(module) is None
+    assert patch.forward(module, *routed(0)).shape == (0, H)
+    for tokens in (1, 7, 65):
+        given = routed(tokens)
+        with LargestTensor() as largest:
+            got = patch.forward(module, *given)
+        torch.testing.assert_close(got, batched_mm_experts_forward(module, *given))
+        assert largest.elements <= E * 2 * INNER * max(H, tokens)
 
 
 def test_a_cap_of_zero_is_left_to_the_library() -> None:
