@@ -61,15 +61,24 @@ def attend(
     # The queries of all heads that share keys, one below the other: one product of matrices.
     rows = query.unflatten(1, (groups, served)).flatten(2, 3)
     scores = rows @ key.transpose(2, 3) * scaling
+    by_head = mask is not None and mask.shape[1] > 1
+    if by_head:
+        # Rows of a mask for every head would have to be copied together.
+        scores, value = scores.unflatten(2, (served, length)), value[:, :, None]
+
+    def placed(x: Tensor) -> Tensor:
+        return x.unflatten(1, (groups, served)) if by_head else _by_row(x, groups, served)
+
     if mask is not None:
-        scores = scores + _by_row(mask, groups, served)
+        scores = scores + placed(mask)
     if sinks is not None:
-        scores = torch.cat([scores, _by_row(sinks, groups, served)], -1)
+        scores = torch.cat([scores, placed(sinks)], -1)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
     if sinks is not None:
         weights = weights.narrow(-1, 0, key.shape[2])
-    output = (weights @ value).unflatten(2, (served, length)).flatten(1, 2)
-    return output, weights.unflatten(2, (served, length)).flatten(1, 2)
+    found = (weights @ value, weights)
+    output, weights = found if by_head else (x.unflatten(2, (served, length)) for x in found)
+    return output.flatten(1, 2), weights.flatten(1, 2)
 
 
 def _by_row(mask: Tensor, groups: int, served: int) -> Tensor:

@@ -130,6 +130,25 @@ def test_attention_is_the_library_s(library: ModuleType, groups: int) -> None:
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_attention_with_a_bias_of_every_head_is_the_library_s(groups: int) -> None:
+    """Heads that share keys are not copied together for it."""
+    from torch.profiler import profile
+    from transformers.models.inkling import modeling_inkling as inkling
+
+    query = torch.randn(2, 4, 5, 8)
+    key, value = torch.randn(2, 2, 4 // groups, 7, 8)
+    mask, bias = torch.randn(2, 1, 5, 7), torch.randn(2, 4, 5, 7)
+    module = SimpleNamespace(num_key_value_groups=groups, training=False)
+    for given in (mask, None):
+        arguments = (module, query, key, value, given, 0.3)
+        expected = inkling.eager_attention_forward(*arguments, position_bias=bias)
+        with profile() as run:
+            found = softmax_attention.eager_attention_forward(*arguments, position_bias=bias)
+        torch.testing.assert_close(found, expected)
+        assert "aten::cat" not in {event.key for event in run.key_averages()}
+
+
 @pytest.mark.parametrize("rank_of_queries", [None, 12])
 def test_latent_attention_is_the_library_s(rank_of_queries: int | None) -> None:
     """Absorbed here, expanded there; both from the latents of a past."""
