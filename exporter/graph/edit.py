@@ -88,7 +88,7 @@ def merge_reshapes(node: gs.Node) -> bool:
 
 def name_type(node: gs.Node) -> bool:
     """Let a CastLike be a Cast to the type it takes of its second input; returns whether it is."""
-    to = _dtype(node.inputs[1]) if node.op == "CastLike" else None
+    to = element_type_of(node.inputs[1]) if node.op == "CastLike" else None
     if to is None:
         return False
     node.op, node.attrs, node.inputs = "Cast", {"to": to}, node.inputs[:1]
@@ -109,8 +109,8 @@ def identity_of(node: gs.Node) -> gs.Tensor | None:
         named = before and not any(size in (None, "") for size in before)
         return source if named and before == after else None
     if node.op in ("Cast", "CastLike"):
-        to = _code(node.attrs["to"]) if node.op == "Cast" else _dtype(node.inputs[1])
-        return source if to is not None and _dtype(source) == to else None
+        to = _code(node.attrs["to"]) if node.op == "Cast" else element_type_of(node.inputs[1])
+        return source if to is not None and element_type_of(source) == to else None
     return None
 
 
@@ -159,7 +159,7 @@ def _unwrapped(tensor: gs.Tensor) -> gs.Node | None:
     return node
 
 
-def _dtype(tensor: gs.Tensor) -> int | None:
+def element_type_of(tensor: gs.Tensor) -> int | None:
     """Return ONNX's number of the dtype, from what it is computed of where none is noted."""
     while tensor.dtype is None and (node := producer(tensor)) is not None:
         if node.op not in SAME_DTYPE | ONE_DTYPE:
