@@ -104,7 +104,8 @@ def initial_values(model: onnx.ModelProto) -> Iterator[dict[str, float]]:
 def find_states(model: onnx.ModelProto, given: Collection[str] = ()) -> list[State]:
     """Return the states whose past is an input and whose present is an output of the graph.
 
-    A Cast may lie between them and the node, and in front of it a product with signs of the tokens.
+    A Cast may lie between them and the node, and in front of it a product with signs or turns of
+    the tokens.
     ``given`` are inputs of the original model: a past among them is its caller's to carry.
     """
     inputs = {i.name: i for i in model.graph.input}
@@ -146,9 +147,9 @@ def find_states(model: onnx.ModelProto, given: Collection[str] = ()) -> list[Sta
 def _turned(
     model: onnx.ModelProto, inputs: Collection[str], casts: dict[str, str]
 ) -> dict[str, str]:
-    """Return pasts that are multiplied with signs, see ``expose_past_present``, by the product."""
+    """Return pasts that signs or turns multiply, see ``expose_past_present``, by the product."""
     pasts = {name for name in inputs if name.startswith("past_")}
-    products = [n for n in model.graph.node if n.op_type == "Mul"]
+    products = [n for n in model.graph.node if n.op_type in ("Mul", "MatMul")]
     found = {(n.output[0], casts.get(x, x)) for n in products for x in n.input}
     return {product: past for product, past in found if past in pasts}
 

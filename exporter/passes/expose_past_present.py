@@ -76,14 +76,14 @@ def _beginning(node: gs.Node, port: StatePort, known: Values) -> tuple[gs.Node, 
     None where the graph provides another past.
     """
     past = node.inputs[port.past] if len(node.inputs) > port.past else gs.Variable.empty()
-    if past.is_empty() or (port.initial_value == 0 and known.is_zero(past)):
-        return node, port.past
-    # A product of zeros and signs, see ``recognise.signed``: the signs are of the tokens at hand.
-    turn = producer(past, "Mul")
-    if turn is None or port.initial_value != 0:
-        return None
-    zeros = [i for i, t in enumerate(turn.inputs) if known.is_zero(t)]
-    return (turn, zeros[0]) if zeros else None
+    # A product of zeros and signs or turns, see ``recognise.signed`` and ``recognise.turns``, which
+    # are of the tokens at hand.
+    turn = None if past.is_empty() else producer(past)
+    if turn is not None and turn.op in ("Mul", "MatMul") and port.initial_value == 0:
+        zeros = [i for i, t in enumerate(turn.inputs) if known.is_zero(t)]
+        return (turn, zeros[0]) if zeros else None
+    zero = port.initial_value == 0 and not past.is_empty() and known.is_zero(past)
+    return (node, port.past) if past.is_empty() or zero else None
 
 
 def _attach(

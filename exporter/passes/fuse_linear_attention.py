@@ -18,7 +18,9 @@ import onnx_graphsurgeon as gs
 from linexport.graph.shapes import completed_shapes
 from linexport.passes import simplify
 from linexport.passes.contract import Pass, PassResult
+from linexport.passes.turning_loops import replace_turning_loops
 from linexport.recognise.find import Search
+from linexport.recognise.findings import Findings
 from linexport.recognise.row_sums import replace_row_sums
 from linexport.recognise.stateful import replace_loops
 
@@ -37,6 +39,7 @@ def _fused(graph: gs.Graph, withdrawn: Mapping[str, str]) -> PassResult:
     if summed or findings.matches:
         graph.cleanup().toposort()
     findings += Search(graph, withdrawn).run()
+    findings += _turned(graph, withdrawn)
     for match in findings.matches:
         log.info("%s: %d nodes fused, %s", match.where, len(match.replaced), match.update_rule)
     rejected = [(found.where, found.reason) for found in findings.rejected]
@@ -48,6 +51,12 @@ def _fused(graph: gs.Graph, withdrawn: Mapping[str, str]) -> PassResult:
         # Several matches may have written the same node, such as the shape of an input.
         simplify.run(graph)
     return PassResult(summed or bool(findings.matches), findings)
+
+
+def _turned(graph: gs.Graph, withdrawn: Mapping[str, str]) -> Findings:
+    """Fuse those of the loops that are left that turn pairs."""
+    graph.cleanup().toposort()
+    return replace_turning_loops(graph, withdrawn)
 
 
 PASS = Pass(

@@ -8,6 +8,7 @@ A sequence of parts becomes the outputs of one Split. What is the same at every 
 
 from __future__ import annotations
 
+import string
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,13 +20,15 @@ from linexport.graph.edit import END
 Shape = list[int | str]
 
 SAME = ("Neg", "Exp", "Log", "Sigmoid", "Softplus", "Sqrt", "Reciprocal", "Relu", "Abs", "Tanh")
+TURNS = ("Cos", "Sin")
 OTHER = ("Erf", "Elu", "Gelu", "LeakyRelu", "HardSigmoid", "Not", "Cast", "Identity", "Clip")
 ROUNDED = ("Sign", "Floor", "Ceil", "Round")
 BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Where", "And", "Or")
 COMPARE = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
-ELEMENTWISE = frozenset((*SAME, *OTHER, *ROUNDED, *BROADCAST, *COMPARE))
+ELEMENTWISE = frozenset((*SAME, *TURNS, *OTHER, *ROUNDED, *BROADCAST, *COMPARE))
 
 AXIS = {"Split": 0, "Softmax": -1, "LogSoftmax": -1, "LayerNormalization": -1}
+AXIS |= {"Concat": 0, "Gather": 0}
 """Operators with an axis as an attribute, and its default."""
 
 AXES = {
@@ -129,7 +132,7 @@ class LiftedSteps:
         if node.op in PARTS:
             self._part(node)
             return
-        inputs = [self._of(t) for t in node.inputs]
+        inputs = [self.of(t) for t in node.inputs]
         attrs = dict(node.attrs)
         if node.op == "Transpose":
             attrs["perm"] = [0, *(axis + 1 for axis in node.attrs["perm"])]
@@ -147,6 +150,8 @@ class LiftedSteps:
         elif node.op in ELEMENTWISE:
             rank = max(len(self._shape(t)) for t in node.inputs)
             inputs = [self._wide(t, w, rank) for t, w in zip(node.inputs, inputs, strict=True)]
+        elif node.op == "Einsum":
+            attrs = {"equation": self._equation(node)}
         elif node.op == "Gemm":
             inputs, attrs = self._product(node, inputs), {}
         self._add(_operator(node), inputs, node.outputs, attrs)
@@ -170,10 +175,10 @@ class LiftedSteps:
             parts[-1].shape[axis if axis < 0 else axis + 1] = size
         self._parts[name] = parts
         sizes = self._numbers(f"{name}/sizes", (part.shape[_later(axis)] for part in parts))
-        inputs, attrs = [self._of(first), sizes], {"axis": _later(axis)}
+        inputs, attrs = [self.of(first), sizes], {"axis": _later(axis)}
         self.nodes.append(gs.Node("Split", parts[0].name, attrs, inputs, parts))
 
-    def _of(self, tensor: gs.Tensor) -> gs.Tensor:
+    def of(self, tensor: gs.Tensor) -> gs.Tensor:
         """Return all tokens of a value of the step, first axis first; what is outside stays."""
         name = tensor.name
         if name not in self.whole and name in self.scanned:
@@ -222,6 +227,16 @@ class LiftedSteps:
         product.shape = [self.length, *self.shapes[node.outputs[0].name]]
         self.nodes.append(gs.Node("MatMul", product.name, {}, [x, matrix], [product]))
         return [product, *added]
+
+    def _equation(self, node: gs.Node) -> str:
+        """Return the equation of an Einsum with one letter more for the tokens."""
+        given, result = node.attrs["equation"].replace(" ", "").split("->")
+        letter = next(c for c in string.ascii_letters if c not in given)
+        terms = [
+            letter + term if tensor.name in self.whole else term
+            for tensor, term in zip(node.inputs, given.split(","), strict=True)
+        ]
+        return f"{','.join(terms)}->{letter}{result}"
 
     def _numbers(self, name: str, values: Any) -> gs.Constant:
         return gs.Constant(f"{self.stem}/{name}", np.array(list(values), np.int64))

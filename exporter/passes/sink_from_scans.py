@@ -36,7 +36,9 @@ log = logging.getLogger(__name__)
 LINEAR = frozenset(("Add", "Sub", "Mul", "Div", "Neg", "Identity", "Cast"))
 """Elementwise operators that recognition follows."""
 
-FUNCTIONS = (ELEMENTWISE - LINEAR - frozenset(COMPARE)) | (AXIS.keys() - {"Split"})
+FUNCTIONS = (ELEMENTWISE - LINEAR - frozenset(COMPARE)) | (
+    AXIS.keys() - {"Split", "Concat", "Gather"}
+)
 
 
 @dataclass(frozen=True)

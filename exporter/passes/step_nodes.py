@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+import onnx
 import onnx_graphsurgeon as gs
+from onnx import helper, numpy_helper
+from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 
 from linexport.passes.lifted_steps import (
     AXES,
@@ -78,7 +82,46 @@ def _computed(node: gs.Node, shapes: Mapping[str, Shape], outer: bool) -> dict[s
         return None if shape is None else {node.outputs[0].name: shape}
     written = {o.name: _written(o) for o in node.outputs}
     known = {name: shape for name, shape in written.items() if shape is not None}
-    return known if len(known) == len(written) else None
+    return known if len(known) == len(written) else inferred(node, shapes)
+
+
+def inferred(node: gs.Node, shapes: Mapping[str, Shape]) -> dict[str, Shape] | None:
+    """Return the shapes of what a node computes at one step, as onnx infers them; None if not."""
+    types, data = {}, {}
+    for tensor in node.inputs:
+        shape = shapes.get(tensor.name) or _written(tensor)
+        if shape is None or tensor.dtype is None:
+            return None
+        own = tensor.dtype
+        kind = own if isinstance(own, int) else helper.np_dtype_to_tensor_dtype(np.dtype(own))
+        types[tensor.name] = helper.make_tensor_type_proto(kind, shape)
+        if isinstance(tensor, gs.Constant):
+            data[tensor.name] = numpy_helper.from_array(np.asarray(tensor.values), tensor.name)
+    schema, proto = onnx.defs.get_schema(node.op), OnnxExporter.export_node(node)
+    try:
+        found = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
+    except onnx.shape_inference.InferenceError:
+        return None
+    dims = {name: kind.tensor_type.shape.dim for name, kind in found.items()}
+    sizes = {name: [d.dim_param or d.dim_value for d in of] for name, of in dims.items()}
+    return sizes if all(all(shape) for shape in sizes.values()) and sizes else None
+
+
+def multiplies(node: gs.Node, within: set[str], shapes: dict[str, Shape]) -> bool:
+    """Return whether a product of matrices is the same for all tokens; its shape is added."""
+    ranks = {len(shapes[t.name]) for t in node.inputs if t.name in shapes}
+    outside = [len(t.shape or ()) for t in node.inputs if t.name not in shapes]
+    written_out = node.op == "Einsum" and "->" in node.attrs["equation"]
+    same = written_out or (
+        node.op == "MatMul" and len(ranks) == 1 and max([2, *outside]) <= min(ranks)
+    )
+    if not same or not ranks:
+        return False
+    if any(t.name in within for t in node.inputs if t.name not in shapes):
+        return False
+    found = inferred(node, shapes)
+    shapes |= found or {}
+    return found is not None
 
 
 def _written(tensor: gs.Tensor) -> Shape | None:
@@ -114,6 +157,9 @@ def _is_for_each_token(node: gs.Node, shapes: Mapping[str, Shape]) -> bool:
     if node.op in ELEMENTWISE:
         return True
     first, rest = node.inputs[0], node.inputs[1:]
+    if node.op == "Concat":
+        ranks = {len(shapes[t.name]) for t in node.inputs if t.name in shapes}
+        return all(t.name in shapes for t in node.inputs) and len(ranks) == 1
     if first.name not in shapes or any(t.name in shapes for t in rest):
         return False
     if node.op in PRODUCTS:

@@ -45,7 +45,8 @@ REASONS = {
 
 OTHER_RECURRENCE = (
     "is a linear recurrence, but of no form that the operators have: what keeps their state is "
-    "a number for each channel, or a delta rule, not a rotation or a full matrix. It stays a loop"
+    "a number for each channel, a turn of pairs of channels, or a delta rule, not a full matrix. "
+    "It stays a loop"
 )
 
 

@@ -14,7 +14,7 @@ from linexport.graph.operators import SIZES_ONLY
 
 MOVES = {
     *("Cast", "Expand", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split", "Squeeze"),
-    *("Neg", "ReduceMean", "ReduceSum", "Transpose", "Unsqueeze"),
+    *("Neg", "SequenceAt", "SplitToSequence", "ReduceMean", "ReduceSum", "Transpose", "Unsqueeze"),
 }
 """Linear operators of their first input."""
 

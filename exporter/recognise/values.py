@@ -24,7 +24,9 @@ SYMBOLIC = {"Gather", "Concat", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Cas
 SYMBOLIC |= {"Identity", "Add", "Sub", "Mul", "Div", "Neg", "Mod"}
 
 SAME_ZERO = {"Cast", "CastLike", "Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
-"""Operators that make zeros of zeros."""
+SAME_ZERO |= {"Gather", "Neg", "Slice", "Split", "Transpose"}
+SUMS_OF_ZEROS, PRODUCTS = {"Add", "Concat", "Sub", "Sum"}, {"Einsum", "MatMul", "Mul"}
+"""Operators that make zeros of zeros: of the first input, of all, or of any."""
 
 
 class Values:
@@ -62,6 +64,15 @@ class Values:
 
     def is_zero(self, tensor: gs.Tensor) -> bool:
         """Return whether all of a tensor is zero, whatever its size."""
+        return self._is_zero(tensor, {})
+
+    def _is_zero(self, tensor: gs.Tensor, seen: dict[int, bool]) -> bool:
+        if id(tensor) not in seen:
+            seen[id(tensor)] = False
+            seen[id(tensor)] = self._computes_zero(tensor, seen)
+        return seen[id(tensor)]
+
+    def _computes_zero(self, tensor: gs.Tensor, seen: dict[int, bool]) -> bool:
         value = self.numbers(tensor)
         node = tensor.inputs[0] if tensor.inputs else None
         if value is not None or node is None:
@@ -69,7 +80,12 @@ class Values:
         if node.op == "ConstantOfShape":
             filling = node.attrs.get("value")
             return filling is None or not np.asarray(filling.values).any()
-        return node.op in SAME_ZERO and self.is_zero(node.inputs[0])
+        if node.op in SAME_ZERO:
+            return self._is_zero(node.inputs[0], seen)
+        if node.op not in (*SUMS_OF_ZEROS, *PRODUCTS):
+            return False
+        found = [self._is_zero(t, seen) for t in node.inputs]
+        return any(found) if node.op in PRODUCTS else all(found)
 
     def visit(self, node: gs.Node) -> None:
         """Note the outputs of a node, as far as they follow from what is known."""

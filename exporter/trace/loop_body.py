@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from linexport.trace.unrolled import Token, Unrolled
+from linexport.trace.unrolled import Token, Unrolled, alike
 
 Steps = tuple[str, ...]
 """A value at each step; the last may be missing ("") where nothing reads it."""
@@ -305,7 +305,8 @@ class LoopBody:
 
     def _state(self, steps: Steps, known: list[str], producers: list) -> str:
         """Return the state that a step takes over from the one before it."""
-        if not self._is_taken_over(known) or self._is_computed(steps, known, producers):
+        own = self._is_taken_over(known) and not self._is_computed(steps, known, producers)
+        if not own and not self._is_behind(known, producers):
             return ""
         name = self.fresh("state")
         self.declare(name, known[1])
@@ -317,13 +318,25 @@ class LoopBody:
         last, *later = (self.unrolled.stamps.get(s, -1) for s in known)
         return last < self.first and later == list(range(self.first, self.first + len(later)))
 
+    def _is_behind(self, known: list[str], producers: list) -> bool:
+        """Return whether these begin with a constant and are at most tokens behind their step.
+
+        So is an imaginary part, where tokens are added to the real part alone.
+        """
+        stamps = [self.unrolled.stamps.get(s, -1) for s in known]
+        late = stamps[0] < 0 and all(s < self.first + i for i, s in enumerate(stamps))
+        if None in producers[1:] or not late or stamps[-1] < self.first:
+            return False
+        same = [p for p in producers if p is not None and alike(p, producers[1])]
+        return len(same) == len(producers) - 1 and same[0] is producers[1]
+
     def _is_computed(self, steps: Steps, known: list[str], producers: list) -> bool:
         """Return whether the same operator computes these of states that begin in another way.
 
         Both S and g S can be what a step takes over; one of them is enough, and S is what begins
         with a constant.
         """
-        if any(p is None or not _alike(p, producers[1]) for p in producers):
+        if any(p is None or not alike(p, producers[1]) for p in producers):
             return False
         if steps not in self._computable:
             self._computable[steps] = all(map(self._is_available, self._inputs(steps, producers)))
@@ -337,8 +350,8 @@ class LoopBody:
         if len(set(known)) == 1 or self._find(steps) is not None:
             return True
         producers: list = [self.unrolled.producer.get(s) for s in known]
-        if any(p is None or not _alike(p, producers[1]) for p in producers):
-            return self._is_taken_over(known)
+        if any(p is None or not alike(p, producers[1]) for p in producers):
+            return self._is_taken_over(known) or self._is_behind(known, producers)
         if self.unrolled.token(producers[0]) is not None:
             return True
         return self._is_computed(steps, known, producers)
@@ -353,7 +366,7 @@ class LoopBody:
 
     def _computed(self, steps: Steps, known: list[str], producers: list) -> str:
         """Return what the same operator computes at every step."""
-        if any(p is None or not _alike(p, producers[1]) for p in producers):
+        if any(p is None or not alike(p, producers[1]) for p in producers):
             return ""
         model = producers[1]
         places = {
@@ -386,14 +399,3 @@ class LoopBody:
             if original in self.unrolled.types:
                 self.declare(own, original)
         return outputs
-
-
-def _alike(one: onnx.NodeProto, other: onnx.NodeProto) -> bool:
-    """Return whether two nodes compute the same function."""
-    return (
-        one.op_type == other.op_type
-        and one.domain == other.domain
-        and len(one.input) == len(other.input)
-        and [a.SerializeToString() for a in one.attribute]
-        == [a.SerializeToString() for a in other.attribute]
-    )

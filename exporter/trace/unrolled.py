@@ -127,3 +127,14 @@ class Unrolled:
         if not dims or not dims[axis % len(dims)].dim_param:
             return None
         return Token(self.one(data), number, axis % len(dims), width)
+
+
+def alike(one: onnx.NodeProto, other: onnx.NodeProto) -> bool:
+    """Return whether two nodes compute the same function."""
+    return (
+        one.op_type == other.op_type
+        and one.domain == other.domain
+        and len(one.input) == len(other.input)
+        and [a.SerializeToString() for a in one.attribute]
+        == [a.SerializeToString() for a in other.attribute]
+    )

@@ -37,6 +37,9 @@ IN_EVERY_RUN = {
     "power_of_rectified_distance",
     "multiscaleretention",
     "xlstmparallel",
+    "angles_of_tokens",
+    "rotationmatrices",
+    "polesofchannels",
 }
 """One of each kind."""
 

@@ -267,7 +267,7 @@ def test_an_error_that_eager_mode_has_as_well_is_said_once() -> None:
 
 STEPS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], str]] = {
     "both signs": (lambda h, k, v: k.tanh() * h + v, "linear recurrence, but of no form"),
-    "rotation": (
+    "turns of each half by another angle": (
         lambda h, k, v: k.cos() * h + k.sin() * torch.cat((-h[:, 4:], h[:, :4]), -1) + v,
         "linear recurrence, but of no form",
     ),

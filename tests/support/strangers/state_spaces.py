@@ -139,7 +139,7 @@ class S4dKernel(nn.Module):
         return F.gelu(y + u * self.D)
 
 
-@stranger("carried")
+@stranger("streams")
 class LruRealPairs(nn.Module):
     """LRU with its complex state as two real ones, one loop over tokens."""
 
