@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from linexport import parity
 from linexport.graph.dims import DimRange
-from linexport.loaders.loaded_model import LanguageFacts
+from linexport.loaders.loaded_model import LanguageFacts, LoadedModel, Source
 from linexport.parity import own_rounding, random_rounding
 from linexport.parity.cases import Case, ChosenSizes
+from linexport.parity.check import ModelUnderTest
 from linexport.parity.compare import compare_rows
 from linexport.parity.own_rounding import compare_runs
 from linexport.parity.random_rounding import RandomRounding, draw, rounding_of_rows
@@ -314,3 +315,43 @@ def test_two_runs_may_differ_where_the_original_was_right_by_chance(
     wrong = pieces.copy()
     wrong[0, steady] += 1e-4
     assert not compare(wrong)
+
+
+class Lucky(nn.Module):
+    """Loses nothing in float32: it computes in float64, where others have 1e-7 of large angles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.w = nn.Parameter(3 * torch.randn(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, WIDTH)."""
+        return (x.double() @ self.w.double()).sin().to(x.dtype)
+
+
+def stretched(stretch: float) -> parity.Parity:
+    """Parity of a program in float32 that has other angles, by that factor."""
+    module = Lucky()
+    weight = module.w.detach().numpy() * np.float32(stretch)
+    example = (torch.randn(2, 16, WIDTH),)
+    tested = ModelUnderTest(
+        LoadedModel(module, example, {}, None, Source("factory", "here", None, "a layer")),
+        lambda: SimpleNamespace(run=lambda given: {"y": np.sin(given["x"] @ weight)}),
+        ["x"],
+        [["batch", "seq", WIDTH]],
+        ["y"],
+        [["batch", "seq", WIDTH]],
+        [],
+        {"batch": DimRange(batch=True), "seq": DimRange(1, 16, 60)},
+        {"batch": 2, "seq": 16},
+    )
+    return parity.check(tested)
+
+
+def test_at_large_inputs_an_original_that_was_right_by_chance_fails_nothing() -> None:
+    found = stretched(1.0)
+    [note] = [n for n in found.notes if "lost less by chance" in n]
+    assert found.passed and "on the large inputs at batch 3" in note
+    wrong = stretched(1 + 1e-6)
+    assert {case.name for case in wrong.cases if not case.passed} == {"large"}

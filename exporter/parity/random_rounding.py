@@ -34,9 +34,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from linexport.parity.cases import Case
+from linexport.parity.compare import largest
 from linexport.parity.near_ties import ForcedChoices, Run, T
 from linexport.parity.rounding import apart_by_row
-from linexport.parity.tolerances import MOST, Tolerance
+from linexport.parity.tolerances import MOST, ROUNDING, Tolerance
 
 log = logging.getLogger(__name__)
 
@@ -188,4 +189,20 @@ def notes(moved: Sequence[tuple[Case, np.ndarray]], tolerance: Tolerance) -> lis
         f"largest value at {tokens:,} tokens, on the {case.name} inputs at {case.at}"
         f"{others}, where its own run lost less by chance: each of these may be off by "
         f"{tolerance.factor:g} times what they move it{cap}."
+    ]
+
+
+def notes_of_outputs(moved: Sequence[float], exact: Sequence[np.ndarray], case: Case) -> list[str]:
+    """Return the note on a case whose outputs were judged by random roundings, all tokens at once.
+
+    Args:
+        moved: how far these move each output.
+        exact: the original's outputs.
+        case: of inputs a hundred times too large, or too small.
+    """
+    shares = [m / largest(x) for m, x in zip(moved, exact, strict=True) if largest(x)]
+    return [
+        f"Random roundings of float32 move the original by up to {max(shares, default=0.0):.0e} of "
+        f"its largest value on the {case.name} inputs at {case.at}, where its own run lost less by "
+        f"chance: the artifact may be off by {ROUNDING:g} times that."
     ]
