@@ -27,8 +27,10 @@ BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Where", "And", "O
 COMPARE = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
 ELEMENTWISE = frozenset((*SAME, *TURNS, *OTHER, *ROUNDED, *BROADCAST, *COMPARE))
 
-AXIS = {"Split": 0, "Softmax": -1, "LogSoftmax": -1, "LayerNormalization": -1}
-AXIS |= {"Concat": 0, "Gather": 0}
+AXIS = {
+    **dict.fromkeys(("Split", "Concat", "Gather"), 0),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "LayerNormalization"), -1),
+}
 """Operators with an axis as an attribute, and its default."""
 
 AXES = {
