@@ -277,8 +277,9 @@ class _Turning:
         known = sum(math.prod(n for n in t.shape or () if isinstance(n, int)) for t in given)
         if 2 * self.turns.count > known:
             raise TooLargeError(
-                f"is a loop that turns {self.turns.count} pairs of numbers, where a token has only "
-                f"{known} numbers: of all tokens at once they would cost more. It stays a loop"
+                f"Scan {self.loop.name} is linear in its state of {2 * self.turns.count} numbers, "
+                f"where a token has only {known}: the states of all tokens at once would cost more "
+                "than the loop, which stays"
             )
 
     def _lifted(

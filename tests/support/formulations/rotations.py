@@ -209,10 +209,10 @@ class PolesOfChannels(nn.Module):
         return torch.stack(out, 1) + q * k
 
 
-formulation(COLLECTED, reason="turns 128 pairs")(PolesOfChannels)
+formulation(COLLECTED, reason="its state of 256 numbers")(PolesOfChannels)
 
 
-@formulation(COLLECTED, reason="turns 256 pairs")
+@formulation(COLLECTED, reason="its state of 512 numbers")
 def heads_that_turn(q, k, v):
     """GateLoop by hand: keys and queries of a complex state of heads, turned by a gate of each."""
     q, k, v = split(q), split(k), split(v)
