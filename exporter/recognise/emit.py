@@ -78,7 +78,9 @@ class MatchWriter(SignedGates):
         inputs: list[gs.Tensor] = [
             self.packed(role, leaves, heads, width, dtype)
             if leaves
-            else self.everywhere(np.ones((1, 1, axis_size(heads)), dtype), heads, time)
+            else self.everywhere(
+                np.ones((1, 1, axis_size((*heads, *width))), dtype), (*heads, *width), time
+            )
             for role, leaves, heads, width, time in (
                 ("query", roles.query, order.query, roles.channels, roles.query_position),
                 ("key", roles.key, order.key, roles.channels, roles.key_position),

@@ -25,7 +25,9 @@ class HeadLayout:
 def head_layout(roles: Roles) -> HeadLayout:
     """Heads in consecutive groups: of those that share one, the shared label comes first."""
     order = seen_axes(roles)
-    query, key = roles.heads(roles.query), roles.heads(roles.key)
+    query = roles.heads(roles.query)
+    # Keys of 1 are made for every query.
+    key = roles.heads(roles.key) if roles.key else query
     value = roles.heads(roles.value) if roles.value else key
     kv = key | value
     # The op lets queries share keys, or keys share queries, not each in one label: then queries

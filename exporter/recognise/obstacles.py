@@ -28,7 +28,11 @@ WHOLE = ("DFT", "STFT", "Scan", "Loop")
 REASONS = {
     **dict.fromkeys(("ReduceMax", "ReduceMin"), "compares all tokens of {dim}: not a sum"),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), "passes its state through a function at every token"),
-    **dict.fromkeys(("DFT", "STFT"), "is a Fourier transform along {dim}, which needs all tokens"),
+    **dict.fromkeys(
+        ("DFT", "STFT"),
+        "is a Fourier transform along {dim}, which needs all tokens. A causal convolution by it is "
+        "fused where its kernel is a sum of exponentials of positions, c * exp(a * t) with real a",
+    ),
     **dict.fromkeys(
         MOVES,
         "shifts, cuts or lengthens {dim}. A recurrence by shifts of growing distance (a tree scan) "

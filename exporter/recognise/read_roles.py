@@ -13,6 +13,7 @@ import onnx_graphsurgeon as gs
 from linexport.recognise.assign_roles import assign_roles
 from linexport.recognise.axes import size_of
 from linexport.recognise.decay import plain_exps
+from linexport.recognise.fixed_queries import read_fixed_queries
 from linexport.recognise.initial import with_initial, without_initial
 from linexport.recognise.joining import match
 from linexport.recognise.maximum import without_maximum
@@ -41,10 +42,14 @@ def read_roles(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | No
     product, stabilized = without_maximum(product)
     product = plain_exps(product, form.axes)
     roles = assign_roles(product, form)
-    if roles is None or len(over) > 1:
-        return None
     # A product with a stored tensor is a projection, not a query times a key.
-    if any(is_weight(f.tensor) for f in (*roles.query, *roles.key, *roles.value)):
+    if roles is not None and any(
+        is_weight(f.tensor) for f in (*roles.query, *roles.key, *roles.value)
+    ):
+        return None
+    if roles is None and not over:
+        roles = read_fixed_queries(product, form, is_weight)
+    if roles is None or len(over) > 1:
         return None
     roles = replace(roles, post=term.coefficient, post_counts=counts, stabilized=stabilized)
     if over:

@@ -10,7 +10,7 @@ from linexport.recognise import algebra
 from linexport.recognise.axes import Axis, Index
 from linexport.recognise.evaluate import Evaluator, rule
 from linexport.recognise.joining import collect
-from linexport.recognise.terms import Form, Leaf, PositionOrder, Term
+from linexport.recognise.terms import Form, Iota, Leaf, Nested, PositionOrder, Term
 
 
 def contraction(e: Evaluator, a: Form, b: Form, gone: list[int], keep: bool) -> Form | None:
@@ -30,10 +30,13 @@ def contraction(e: Evaluator, a: Form, b: Form, gone: list[int], keep: bool) -> 
 def _is_projection(e: Evaluator, term: Term, lost: set[Axis]) -> bool:
     """Return whether a weight is summed over, besides one that weighs products of two tensors.
 
-    sum_d q_d u_d k_d is a product of q and k: RWKV's newest key is weighed by u.
+    sum_d q_d u_d k_d is a product of q and k: RWKV's newest key is weighed by u. A sum of powers of
+    positions, sum_n c_n exp(a_n t), is a kernel and no projection.
     """
     leaves: list[Leaf] = term.of(Leaf)
     tensors = [f.axes for f in leaves if not e.is_weight(f.tensor)]
+    if not tensors and any(x.of(Iota) for f in term.of(Nested) for x in f.inner.terms):
+        return False
     for leaf in leaves:
         summed = leaf.axes & lost
         if not summed or not e.is_weight(leaf.tensor):

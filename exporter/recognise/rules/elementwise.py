@@ -14,6 +14,7 @@ from linexport.recognise.rules.positions import (
     absolute,
     clip,
     equal,
+    maximum,
     minimum,
     position_order,
     rectify,
@@ -366,5 +367,6 @@ SPECIAL: dict[str, Any] = {
     "Clip": clip,
     "Abs": absolute,
     "Min": minimum,
+    "Max": maximum,
 }
 """Operators with a meaning in the algebra; each returns None where that does not apply."""

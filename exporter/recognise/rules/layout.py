@@ -22,7 +22,7 @@ from linexport.recognise import algebra
 from linexport.recognise.axes import Axis, fresh, regroup, size_of
 from linexport.recognise.evaluate import Evaluator, rule
 from linexport.recognise.joining import collect
-from linexport.recognise.rules import pieces, shifts
+from linexport.recognise.rules import kernels, pieces, shifts
 from linexport.recognise.rules.padding import unpadded
 from linexport.recognise.running import NotRunnableError, size_value, symbols_in
 from linexport.recognise.sizes import ONE, Size, product
@@ -210,6 +210,9 @@ def slice_(e: Evaluator, node: gs.Node) -> Form | None:
         delayed = shifts.cut(e, given, made, places[0], form, ends[0])
         if delayed is not None:
             return delayed
+        convolved = kernels.convolution(e, node.inputs[0], places[0], ends[0])
+        if convolved is not None:
+            return convolved
     behind = e.behind.get(node.inputs[0].name)
     if (
         behind is not None

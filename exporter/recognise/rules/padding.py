@@ -38,7 +38,7 @@ Cuts = Mapping[Index, Index]
 @rule("Pad")
 def pad(e: Evaluator, node: gs.Node) -> Form | None:
     """Return None, and note the result: a concatenation with a constant, or a zero-padded dim."""
-    form, (fronts, ends) = e.form(node.inputs[0]), _ends(e, node)
+    form, (fronts, ends) = e.form(node.inputs[0]), ends_of(e, node)
     filling = e.values.numbers(node.inputs[2]) if len(node.inputs) > 2 else None
     if len(node.inputs) > 2 and filling is None and not node.inputs[2].is_empty():
         return None
@@ -71,7 +71,7 @@ def _delay(
     return shifts.put_zero_in_front(e, node.inputs[0].name, node.outputs[0].name, place, form)
 
 
-def _ends(e: Evaluator, node: gs.Node) -> tuple[dict[int, Size], dict[int, Size]]:
+def ends_of(e: Evaluator, node: gs.Node) -> tuple[dict[int, Size], dict[int, Size]]:
     """Return the padding in front of and behind each padded dim."""
     form = e.form(node.inputs[0])
     given = e.ints(node, 1, "pads") if "pads" in node.attrs else e.values.get(node.inputs[1])

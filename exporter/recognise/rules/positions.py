@@ -145,3 +145,10 @@ def rate_falls(term: Term) -> bool:
 def clip(a: Form, *limits: Form) -> Form | None:
     """Return max(t - s, 0) of positions clipped at zero from below."""
     return rectify(a) if len(limits) == 1 and limits[0].scalar == 0 else None
+
+
+def maximum(a: Form, *others: Form) -> Form | None:
+    """Return max(t - s, 0) of positions and a number."""
+    if len(others) != 1:
+        return None
+    return rectify(a) if others[0].scalar == 0 else rectify(others[0]) if a.scalar == 0 else None

@@ -166,7 +166,7 @@ class LruRealPairs(nn.Module):
         return torch.stack(out, 1) + self.D * x
 
 
-@stranger("refused")
+@stranger("streams")
 class MegaEma(nn.Module):
     """MEGA's damped EMA, its kernel of T powers applied by FFT."""
 

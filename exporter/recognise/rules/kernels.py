@@ -1,0 +1,137 @@
+"""Causal convolutions of tokens with a kernel as long as the sequence, as sums over earlier tokens.
+
+    irfft(rfft(u, n) rfft(K, n), n)[: T]    is    y_t = sum_s [s <= t] K_{t-s} u_s,    n >= 2 T - 1
+    K[max(t - s, 0)]                        is    [s <= t] K_{t-s} + [s > t] K_0
+
+where K depends on its position as exp(a t) does, so that K_{t-s} is a product of factors of t and
+of s. The convolution is cyclic, of length n; nothing wraps around where n is that large.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx_graphsurgeon as gs
+
+from linexport.recognise import algebra
+from linexport.recognise.axes import Index, fresh, size_of
+from linexport.recognise.evaluate import Evaluator
+from linexport.recognise.fourier import read_convolution
+from linexport.recognise.sizes import Size
+from linexport.recognise.terms import Factor, Form, Iota, Nested, PositionOrder, Term
+
+
+def convolution(e: Evaluator, tensor: gs.Tensor, place: int, size: Size) -> Form | None:
+    """Return the first positions of a convolution by Fourier transforms, as a sum over tokens.
+
+    Args:
+        e: of the graph.
+        tensor: the convolution.
+        place: the dim that is cut.
+        size: of what is kept, from the first position.
+    """
+    form = e.form(tensor)
+    found = None if form is None else read_convolution(e, tensor, size)
+    if form is None or found is None or found.along != place - len(form.dims):
+        return None
+    forms = e.forms(found.operands)
+    if forms is None or any(size_of(f.dims[found.along]) != size for f in forms):
+        return None
+    first, second = forms
+    return _summed(first, second, found.along) or _summed(second, first, found.along)
+
+
+def _summed(kernel: Form, tokens: Form, along: int) -> Form | None:
+    """Return sum_s [s <= t] K_{t-s} u_s along a dim, counted from the end."""
+    matrix = by_difference(_moved(kernel, along, -1))
+    if matrix is None:
+        return None
+    t, s = matrix.dims[-2:]
+    last = _moved(tokens, along, -1)
+    spread = replace(last, dims=(*last.dims[:-1], (), last.dims[-1]))
+    masked = algebra.times(matrix, Form((t, s), (Term(1.0, (PositionOrder(t, s),)),)))
+    product = masked and algebra.times(masked, spread)
+    if product is None:
+        return None
+    return _moved(algebra.summed(product, [len(product.dims) - 1], keep=False), -1, along)
+
+
+def _moved(form: Form, source: int, target: int) -> Form:
+    """Return a form with a dim at another place, both counted from the end."""
+    rank, dims = len(form.dims), list(form.dims)
+    dims.insert(rank + target, dims.pop(rank + source))
+    return replace(form, dims=tuple(dims))
+
+
+def by_difference(form: Form) -> Form | None:
+    """Return X_{t-s}, t and s as last dims, of X whose last dim is a position; None of others."""
+    if len(form.dims[-1]) != 1:
+        return None
+    size = size_of(form.dims[-1])
+    t, s = fresh(size), fresh(size)
+    terms = [_parted(term, form.dims[-1], t, s) for term in form.terms]
+    if any(term is None for term in terms):
+        return None
+    return Form((*form.dims[:-1], t, s), tuple(term for term in terms if term is not None))
+
+
+def _parted(term: Term, position: Index, t: Index, s: Index) -> Term | None:
+    factors: list[Factor] = []
+    for factor in term.factors:
+        if not factor.axes & set(position):
+            factors.append(factor)
+        elif _is_power(factor, position):
+            # exp(a (t - s)) = exp(a t) exp(-a s).
+            assert isinstance(factor, Nested)
+            (axis,) = position
+            grown, fading = (factor.rename({axis: index}) for index in (t, s))
+            inverse = tuple(x.scaled(-1.0) for x in fading.inner.terms)
+            factors += [grown, replace(fading, inner=replace(fading.inner, terms=inverse))]
+        else:
+            return None
+    return Term(term.coefficient, tuple(factors))
+
+
+def _is_power(factor: Factor, position: Index) -> bool:
+    """Return whether a factor is exp(a l) of a position l, with a that does not depend on it."""
+    if not isinstance(factor, Nested) or factor.kind != "exp" or len(factor.inner.terms) != 1:
+        return False
+    inside = [f for f in factor.inner.terms[0].factors if f.axes & set(position)]
+    return inside == [Iota(position)]
+
+
+def at_distance(kernel: Form, distance: Form) -> Form | None:
+    """Return K[..., max(t - s, 0)], of a kernel by its last dim; None of other indices."""
+    places = _row_and_column(distance)
+    apart = None if places is None else by_difference(kernel)
+    if places is None or apart is None:
+        return None
+    row, column = places
+    (t,), (s,) = apart.dims[-2:]
+    if {size_of(index) for index in places} != {t.size}:
+        return None
+    matrix = apart.rename({t: row, s: column})
+    order = PositionOrder(row, column)
+    later, first = (Form((row, column), (Term(1.0, (o,)),)) for o in (order, order.complement()))
+    own = kernel.dims[-1]
+    at_zero = [
+        Term(x.coefficient, tuple(f for f in x.factors if not f.axes & set(own)))
+        for x in kernel.terms
+    ]
+    start = Form((*kernel.dims[:-1], (), ()), tuple(at_zero))
+    kept, rest = algebra.times(matrix, later), algebra.times(start, first)
+    return kept and rest and algebra.plus(kept, rest)
+
+
+def _row_and_column(distance: Form) -> tuple[Index, Index] | None:
+    """Return t and s, where an index with these dims is [s <= t] (t - s)."""
+    if len(distance.dims) != 2 or len(distance.terms) != 2:
+        return None
+    row, column = distance.dims
+    order = PositionOrder(row, column)
+    expected = {
+        (1.0, frozenset((order, Iota(row)))),
+        (-1.0, frozenset((order, Iota(column)))),
+    }
+    found = {(t.coefficient, frozenset(t.factors)) for t in distance.terms}
+    return (row, column) if found == expected else None

@@ -1,0 +1,131 @@
+"""Convolutions with kernels as long as the sequence: fused where they are sums of exponentials."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import linexport
+from linexport.loaders.factory import load_module
+from tests.support.independent import check_independently
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+WIDTH, STATES = 16, 4
+
+
+def fourier(u: Tensor, kernel: Tensor) -> Tensor:
+    """S4D's: (B, D, T) with (D, T)."""
+    length = u.shape[-1]
+    spectrum = torch.fft.rfft(u, n=2 * length) * torch.fft.rfft(kernel, n=2 * length)
+    return torch.fft.irfft(spectrum, n=2 * length)[..., :length]
+
+
+def fourier_of_odd_length(u: Tensor, kernel: Tensor) -> Tensor:
+    length = u.shape[-1]
+    n = 2 * length - 1
+    spectrum = torch.fft.rfft(kernel.mT[None], n=n, dim=1) * torch.fft.rfft(u.mT, n=n, dim=1)
+    return torch.fft.irfft(spectrum, n=n, dim=1)[:, :length].mT
+
+
+def toeplitz(u: Tensor, kernel: Tensor) -> Tensor:
+    t = torch.arange(u.shape[-1], dtype=u.dtype)
+    lag = t[:, None] - t
+    matrix = kernel[:, lag.clamp(min=0).long()]
+    matrix = torch.where(lag >= 0, matrix, torch.zeros((), dtype=u.dtype))
+    return torch.einsum("dts,bds->bdt", matrix, u)
+
+
+def toeplitz_under_tril(u: Tensor, kernel: Tensor) -> Tensor:
+    t = torch.arange(u.shape[-1])
+    return (kernel[:, (t[:, None] - t).clamp(min=0)].tril() @ u[..., None])[..., 0]
+
+
+def around(u: Tensor, kernel: Tensor) -> Tensor:
+    """A cycle as long as the sequence: the last tokens reach the first."""
+    length = u.shape[-1]
+    spectrum = torch.fft.rfft(u, n=length) * torch.fft.rfft(kernel, n=length)
+    return torch.fft.irfft(spectrum, n=length)[..., :length]
+
+
+class Exponentials(nn.Module):
+    """A diagonal state space with real rates, by its kernel.
+
+    Args:
+        convolve: of (B, D, T) with (D, T).
+        times: what powers are multiplied by, of their positions.
+    """
+
+    def __init__(
+        self,
+        convolve: Callable[[Tensor, Tensor], Tensor],
+        times: Callable[[Tensor], Tensor] = torch.ones_like,
+    ) -> None:
+        super().__init__()
+        self.convolve, self.times = convolve, times
+        self.project = nn.Linear(WIDTH, WIDTH)
+        self.log_step = nn.Parameter(torch.rand(WIDTH) * 2 - 4)
+        self.log_rate = nn.Parameter(torch.log(1 + torch.arange(STATES)).repeat(WIDTH, 1))
+        self.c = nn.Parameter(torch.randn(WIDTH, STATES))
+        self.skip = nn.Parameter(torch.randn(WIDTH))
+
+    def kernel(self, length: int, dtype: torch.dtype) -> Tensor:
+        """(D, T)."""
+        rate = -self.log_rate.exp() * self.log_step.exp()[:, None]
+        t = torch.arange(length, dtype=dtype)
+        return torch.einsum("dn,dnt->dt", self.c, torch.exp(rate[..., None] * t) * self.times(t))
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = self.project(x).mT
+        y = self.convolve(u, self.kernel(x.shape[1], x.dtype)) + self.skip[:, None] * u
+        return torch.nn.functional.gelu(y).mT
+
+
+def converted(module: nn.Module, folder: Path):
+    dynamic = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
+    given = (module.eval(), (torch.randn(2, 20, WIDTH),), dynamic)
+    loaded = load_module(given, "long_convolutions:layer")
+    return linexport.convert(loaded, folder, bench=False, threads=1)
+
+
+@pytest.mark.parametrize(
+    "convolve",
+    [fourier, fourier_of_odd_length, toeplitz, toeplitz_under_tril],
+    ids=lambda f: f.__name__,
+)
+def test_a_sum_of_exponentials_streams(
+    convolve: Callable[[Tensor, Tensor], Tensor], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    module = Exponentials(convolve)
+    manifest = converted(module, tmp_path / "a")
+    assert manifest.status == "ok"
+    assert dict(manifest.fused) == {"LinearAttention": 1}
+    (state,) = manifest.states
+    assert list(state.shape)[1:] == [WIDTH, STATES, 1]
+    assert manifest.streaming is not None and manifest.streaming.passed
+    check_independently(tmp_path / "a", module, WIDTH, lengths=(1, 2, 7, 130, 517))
+
+
+@pytest.mark.parametrize(
+    ("module", "lengths"),
+    [
+        (lambda: Exponentials(around), (2, 7, 130, 517)),
+        (lambda: Exponentials(fourier, torch.sqrt), (2, 7, 130, 517)),
+    ],
+    ids=["around", "times a root"],
+)
+def test_what_is_none_is_left(
+    module: Callable[[], nn.Module], lengths: tuple[int, ...], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    made = module()
+    manifest = converted(made, tmp_path / "a")
+    assert manifest.status == "ok" and not manifest.fused and not manifest.states
+    assert "sum of exponentials of positions" in manifest.rejected[0].reason
+    check_independently(tmp_path / "a", made, WIDTH, lengths=lengths)
