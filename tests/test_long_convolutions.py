@@ -46,6 +46,11 @@ def toeplitz_under_tril(u: Tensor, kernel: Tensor) -> Tensor:
     return (kernel[:, (t[:, None] - t).clamp(min=0)].tril() @ u[..., None])[..., 0]
 
 
+def convolution(u: Tensor, kernel: Tensor) -> Tensor:
+    padded = torch.nn.functional.pad(u, (u.shape[-1] - 1, 0))
+    return torch.nn.functional.conv1d(padded, kernel.flip(-1)[:, None], groups=WIDTH)
+
+
 def around(u: Tensor, kernel: Tensor) -> Tensor:
     """A cycle as long as the sequence: the last tokens reach the first."""
     length = u.shape[-1]
@@ -95,7 +100,7 @@ def converted(module: nn.Module, folder: Path):
 
 @pytest.mark.parametrize(
     "convolve",
-    [fourier, fourier_of_odd_length, toeplitz, toeplitz_under_tril],
+    [fourier, fourier_of_odd_length, toeplitz, toeplitz_under_tril, convolution],
     ids=lambda f: f.__name__,
 )
 def test_a_sum_of_exponentials_streams(

@@ -59,9 +59,9 @@ def read_convolution(e: Evaluator, tensor: gs.Tensor, tokens: Size) -> FourierCo
     start = missing.item()
     start = start if isinstance(start, Size) else Size(int(start))
     # rfft gives n // 2 + 1 numbers, and the others follow: so the inverse is of length n.
-    if not _compare(start, length, lambda a, b: a == b - b // 2 - 1):
+    if not compare(start, length, lambda a, b: a == b - b // 2 - 1):
         return None
-    if not _compare(length, tokens, lambda a, b: a >= 2 * b - 1):
+    if not compare(length, tokens, lambda a, b: a >= 2 * b - 1):
         return None
     operands = [_operand(e, node) for node in (first, second)]
     x, y = operands
@@ -74,7 +74,7 @@ def read_convolution(e: Evaluator, tensor: gs.Tensor, tokens: Size) -> FourierCo
     return FourierConvolution((x[0], y[0]), x[1], length, (first, second), size)
 
 
-def _compare(a: Size, b: Size, holds: Callable[[int, int], bool]) -> bool:
+def compare(a: Size, b: Size, holds: Callable[[int, int], bool]) -> bool:
     """Return whether something holds of two sizes, whatever the one symbol in them is."""
     symbols = symbols_in(a) | symbols_in(b)
     given = [dict.fromkeys(symbols, n) for n in LENGTHS]
@@ -199,14 +199,15 @@ def _operand(e: Evaluator, node: gs.Node) -> tuple[gs.Tensor, int] | None:
     if pad is None:
         return given, axis
     front, behind = ends_of(e, pad)
-    if front or list(behind) != [axis % len(sizes)] or not _is_zero(e, pad):
+    if front or list(behind) != [axis % len(sizes)] or not fills_zero(e, pad):
         return None
     # A negative padding cuts.
-    if not _compare(behind[axis % len(sizes)], sizes[axis], lambda a, b: a >= 0):
+    if not compare(behind[axis % len(sizes)], sizes[axis], lambda a, b: a >= 0):
         return None
     return pad.inputs[0], axis
 
 
-def _is_zero(e: Evaluator, pad: gs.Node) -> bool:
+def fills_zero(e: Evaluator, pad: gs.Node) -> bool:
+    """Return whether a Pad fills with zeros."""
     filling = pad.inputs[2] if len(pad.inputs) > 2 else None
     return filling is None or filling.is_empty() or e.values.is_zero(filling)

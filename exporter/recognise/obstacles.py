@@ -174,7 +174,8 @@ def _form_reason(e: Evaluator, node: gs.Node, form: Form) -> str | None:
     """Return what in a sum of products is not linear attention."""
     if form.leaf is not None and form.leaf.tensor is node.outputs[0]:
         unread = e.opaque_over.get(node.outputs[0].name, node)
-        if unread.op in RULES:
+        # Of convolutions those alone are read that have a kernel as long as the sequence.
+        if unread.op in RULES and unread.op != "Conv":
             return "of more products than are followed"
         return f"{unread.op} is not an operator whose sums are followed"
     if len(form.terms) > 1:

@@ -1,6 +1,7 @@
 """Causal convolutions of tokens with a kernel as long as the sequence, as sums over earlier tokens.
 
     irfft(rfft(u, n) rfft(K, n), n)[: T]    is    y_t = sum_s [s <= t] K_{t-s} u_s,    n >= 2 T - 1
+    Conv(Pad(u, T - 1 zeros in front), K backwards)    is    the same
     K[max(t - s, 0)]                        is    [s <= t] K_{t-s} + [s > t] K_0
 
 where K depends on its position as exp(a t) does, so that K_{t-s} is a product of factors of t and
@@ -13,12 +14,17 @@ from dataclasses import replace
 
 import onnx_graphsurgeon as gs
 
+from linexport.graph.edit import producer
 from linexport.recognise import algebra
 from linexport.recognise.axes import Index, fresh, size_of
-from linexport.recognise.evaluate import Evaluator
-from linexport.recognise.fourier import read_convolution
+from linexport.recognise.evaluate import Evaluator, rule
+from linexport.recognise.fourier import compare, fills_zero, read_convolution
+from linexport.recognise.rules.padding import ends_of
 from linexport.recognise.sizes import Size
 from linexport.recognise.terms import Factor, Form, Iota, Nested, PositionOrder, Term
+
+END = 1 << 31
+"""Slices to before -END, backwards, go to the first position."""
 
 
 def convolution(e: Evaluator, tensor: gs.Tensor, place: int, size: Size) -> Form | None:
@@ -39,6 +45,44 @@ def convolution(e: Evaluator, tensor: gs.Tensor, place: int, size: Size) -> Form
         return None
     first, second = forms
     return _summed(first, second, found.along) or _summed(second, first, found.along)
+
+
+@rule("Conv")
+def convolved(e: Evaluator, node: gs.Node) -> Form | None:
+    """Return a convolution along all tokens, one kernel a channel, as a sum over tokens."""
+    pad, kernel = producer(node.inputs[0], "Pad"), _backwards(e, node.inputs[1])
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if pad is None or kernel is None or (bias is not None and not e.values.is_zero(bias)):
+        return None
+    forms = e.forms([kernel, pad.inputs[0]])
+    if forms is None or [len(f.dims) for f in forms] != [2, 3] or not _is_plain(node):
+        return None
+    (channels, size), tokens = (size_of(i) for i in forms[0].dims), forms[1]
+    if size_of(tokens.dims[2]) != size or channels != Size(node.attrs.get("group", 1)):
+        return None
+    front, behind = ends_of(e, pad)
+    whole = list(front) == [2] and not behind and fills_zero(e, pad)
+    if not whole or not compare(front[2], size, lambda a, b: a == b - 1):
+        return None
+    return _summed(forms[0], tokens, -1)
+
+
+def _is_plain(node: gs.Node) -> bool:
+    """Return whether a convolution has no padding of its own, and takes every position."""
+    ones = all(set(node.attrs.get(name, [1])) == {1} for name in ("strides", "dilations"))
+    padded = any(node.attrs.get("pads", [])) or node.attrs.get("auto_pad", "NOTSET") != "NOTSET"
+    return ones and not padded
+
+
+def _backwards(e: Evaluator, weight: gs.Tensor) -> gs.Tensor | None:
+    """Return K (D, T) of a weight (D, 1, T) that is K from its last position to the first."""
+    unsqueezed = producer(weight, "Unsqueeze")
+    turned = None if unsqueezed is None else producer(unsqueezed.inputs[0], "Slice")
+    if unsqueezed is None or turned is None or e.ints(unsqueezed, 1, "axes") != [1]:
+        return None
+    start, end, axis, step = (e.ints(turned, i, "") for i in range(1, 5))
+    whole = start == [-1] and end is not None and len(end) == 1 and end[0] < -END
+    return turned.inputs[0] if whole and axis in ([-1], [1]) and step == [-1] else None
 
 
 def _summed(kernel: Form, tokens: Form, along: int) -> Form | None:
