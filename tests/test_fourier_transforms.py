@@ -98,3 +98,46 @@ def test_a_plain_export_of_half_a_spectrum_may_not_run() -> None:
     module, x = Filter(CYCLES["twice"]).eval(), np.ones((2, 517, WIDTH), np.float32)
     with pytest.raises(Exception, match="DFT node"):
         next(outputs(module, x))
+
+
+class Twice(nn.Module):
+    """Heads first, as in Hyena."""
+
+    def forward(self, x):
+        n, u = 2 * x.shape[1], x.mT
+        place = 1 / (1 + torch.arange(x.shape[1], dtype=x.dtype))
+        spectrum = torch.fft.rfft(u, n=n) * torch.fft.rfft(place.sin(), n=n)
+        return torch.fft.irfft(spectrum, n=n)[..., : x.shape[1]].mT
+
+
+class TwoFilters(nn.Module):
+    """Tokens whose one transform is multiplied with those of two kernels."""
+
+    def forward(self, x):
+        length = x.shape[1]
+        place = 1 / (1 + torch.arange(length, dtype=x.dtype)[:, None])
+        spectrum = torch.fft.rfft(x, n=2 * length, dim=1)
+        found = [
+            torch.fft.irfft(
+                spectrum * torch.fft.rfft(kernel, n=2 * length, dim=0), n=2 * length, dim=1
+            )
+            for kernel in (place.sin(), place.cos())
+        ]
+        return found[0][:, :length] * found[1][:, :length]
+
+
+@pytest.mark.parametrize(("module", "padded"), [(Twice, 1), (TwoFilters, 0)])
+def test_causal_convolutions_have_powers_of_two(module: type[nn.Module], padded: int) -> None:
+    """Only where nothing else reads the transforms."""
+    model = trace(loaded(module())).model
+    plain, made = (passes.run(model, stages) for stages in (("canonicalise",), passes.STATELESS))
+    assert sum(node.op_type == "Ceil" for node in made.graph.node) == padded
+    for length in (1, 3, 130, 517):
+        x = np.random.default_rng(length).standard_normal((2, length, WIDTH)).astype(np.float32)
+        first, second = (
+            onnxruntime.InferenceSession(
+                g.SerializeToString(), providers=["CPUExecutionProvider"]
+            ).run(None, {"x": x})[0]
+            for g in (plain, made)
+        )
+        assert np.abs(first - second).max() <= 1e-6 * np.abs(first).max()

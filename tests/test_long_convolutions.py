@@ -29,7 +29,7 @@ def fourier(u: Tensor, kernel: Tensor) -> Tensor:
 def fourier_of_odd_length(u: Tensor, kernel: Tensor) -> Tensor:
     length = u.shape[-1]
     n = 2 * length - 1
-    spectrum = torch.fft.rfft(kernel.mT[None], n=n, dim=1) * torch.fft.rfft(u.mT, n=n, dim=1)
+    spectrum = torch.fft.rfft(kernel.mT, n=n, dim=0) * torch.fft.rfft(u.mT, n=n, dim=1)
     return torch.fft.irfft(spectrum, n=n, dim=1)[:, :length].mT
 
 

@@ -31,25 +31,25 @@ class FourierConvolution(NamedTuple):
         along: the dim of all three.
         length: of the cycle, at least twice the tokens but one.
         transforms: of the two operands.
-        size: reads the length for the inverse transform.
+        turned: the Slice that completes the spectrum of the result.
     """
 
     operands: tuple[gs.Tensor, gs.Tensor]
     along: int
     length: Size
     transforms: tuple[gs.Node, gs.Node]
-    size: gs.Node
+    turned: gs.Node
 
 
 def read_convolution(e: Evaluator, tensor: gs.Tensor, tokens: Size) -> FourierConvolution | None:
     """Return the convolution that a tensor is, where its first tokens are those of a plain one."""
     inverse = _inverse(e, tensor)
     completed = None if inverse is None else _completed(e, inverse.inputs[0])
-    spectra = None if completed is None else _multiplied(e, completed[0].inputs[0])
+    spectra = None if completed is None else _multiplied(e, completed.inputs[0])
     if inverse is None or completed is None or spectra is None:
         return None
-    turned, size = completed
-    first, second = (producer(s, "DFT") for s in spectra)
+    turned = completed
+    first, second = (producer(_unsqueezed(e, s), "DFT") for s in spectra)
     if first is None or second is None:
         return None
     length, other = _length(e, first), _length(e, second)
@@ -63,7 +63,7 @@ def read_convolution(e: Evaluator, tensor: gs.Tensor, tokens: Size) -> FourierCo
         return None
     if not compare(length, tokens, lambda a, b: a >= 2 * b - 1):
         return None
-    operands = [_operand(e, node) for node in (first, second)]
+    operands = [_operand(e, node, s) for node, s in zip((first, second), spectra, strict=True)]
     x, y = operands
     sizes = e.sizes(tensor)
     if x is None or y is None or sizes is None:
@@ -71,7 +71,7 @@ def read_convolution(e: Evaluator, tensor: gs.Tensor, tokens: Size) -> FourierCo
     alongs = {x[1], y[1], _from_end(e, inverse, len(sizes))}
     if len(alongs) != 1:
         return None
-    return FourierConvolution((x[0], y[0]), x[1], length, (first, second), size)
+    return FourierConvolution((x[0], y[0]), x[1], length, (first, second), turned)
 
 
 def compare(a: Size, b: Size, holds: Callable[[int, int], bool]) -> bool:
@@ -122,8 +122,8 @@ def _part(e: Evaluator, tensor: gs.Tensor) -> tuple[gs.Tensor, int] | None:
     return _uncast(node.inputs[0]), start[0]
 
 
-def _completed(e: Evaluator, tensor: gs.Tensor) -> tuple[gs.Node, gs.Node] | None:
-    """Return the Slice that a spectrum is completed by, and the Reshape of the length it reads."""
+def _completed(e: Evaluator, tensor: gs.Tensor) -> gs.Node | None:
+    """Return the Slice that a spectrum is completed by."""
     joined = producer(tensor, "Concat")
     product = None if joined is None else producer(joined.inputs[-1], "Mul")
     turned = None if product is None else producer(product.inputs[0], "Slice")
@@ -136,9 +136,7 @@ def _completed(e: Evaluator, tensor: gs.Tensor) -> tuple[gs.Node, gs.Node] | Non
         return None
     if turned.inputs[0] is not joined.inputs[0]:
         return None
-    missing = producer(turned.inputs[1], "Sub")
-    size = None if missing is None else producer(missing.inputs[0])
-    return None if size is None else (turned, size)
+    return turned if producer(turned.inputs[1], "Sub") is not None else None
 
 
 def _multiplied(e: Evaluator, spectrum: gs.Tensor) -> tuple[gs.Tensor, gs.Tensor] | None:
@@ -183,16 +181,25 @@ def _from_end(e: Evaluator, node: gs.Node, rank: int) -> int | None:
     return axis[0] - rank if axis[0] >= 0 else axis[0] + 1
 
 
-def _operand(e: Evaluator, node: gs.Node) -> tuple[gs.Tensor, int] | None:
+def _unsqueezed(e: Evaluator, spectrum: gs.Tensor) -> gs.Tensor:
+    """Return a spectrum with a first dim of size 1, which the exporter takes away again."""
+    node = producer(spectrum, "Squeeze")
+    return (
+        _uncast(node.inputs[0]) if node is not None and e.ints(node, 1, "axes") == [0] else spectrum
+    )
+
+
+def _operand(e: Evaluator, node: gs.Node, spectrum: gs.Tensor) -> tuple[gs.Tensor, int] | None:
     """Return what a transform is of, before zeros were appended, and along which dim."""
     if node.attrs.get("inverse", 0) or not node.attrs.get("onesided", 0):
         return None
     pairs = producer(_uncast(node.inputs[0]), "Unsqueeze")
-    if pairs is None or e.ints(pairs, 1, "axes") != [-1]:
+    first = [] if spectrum is node.outputs[0] else [0]
+    if pairs is None or e.ints(pairs, 1, "axes") != [*first, -1]:
         return None
     given = _uncast(pairs.inputs[0])
     sizes = e.sizes(given)
-    axis = None if sizes is None else _from_end(e, node, len(sizes))
+    axis = None if sizes is None else _from_end(e, node, len(sizes) + len(first))
     if sizes is None or axis is None:
         return None
     pad = producer(given, "Pad")
