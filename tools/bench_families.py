@@ -121,11 +121,14 @@ def speed(model_type: str, work: Path, threads: int) -> dict[str, Any]:
 
 
 def _overheads(times: dict[str, float]) -> dict[str, float]:
-    """Return each baseline's time beyond the GEMM floor, in multiples of the library's."""
+    """Return each baseline's time beyond the GEMM floor, in multiples of the library's.
+
+    Nothing where the library's is a tenth of the floor or less, which is in the noise.
+    """
     floor = times["products"]
     own = times["library"] - floor
     others = {who: times[who] - floor for who in ("artifact", "eager", "plain") if who in times}
-    return {who: round(t / own, 2) for who, t in others.items()} if own > 0 else {}
+    return {who: round(t / own, 2) for who, t in others.items()} if own > floor / 10 else {}
 
 
 def converted(folder: Path, work: Path) -> tuple[Path, Any]:
