@@ -39,7 +39,10 @@ def _fused(graph: gs.Graph, withdrawn: Mapping[str, str]) -> PassResult:
     if summed or findings.matches:
         graph.cleanup().toposort()
     findings += Search(graph, withdrawn).run()
-    findings += _turned(graph, withdrawn)
+    turned = _turned(graph, withdrawn)
+    told = {found.where for found in findings.rejected}
+    kept = tuple(found for found in turned.rejected if found.where not in told)
+    findings += replace(turned, rejected=kept)
     for match in findings.matches:
         log.info("%s: %d nodes fused, %s", match.where, len(match.replaced), match.update_rule)
     rejected = [(found.where, found.reason) for found in findings.rejected]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -39,13 +39,19 @@ from linexport.recognise.prove import ProofFailedError, RewriteCandidate, prove
 from linexport.recognise.region import dead_nodes, reads
 from linexport.recognise.scan_body import nonlinear_operator
 from linexport.recognise.sizes import parse
+from linexport.recognise.stateful_region import Regions, is_analytic
 from linexport.recognise.tokens import delayed_tokens
 from linexport.recognise.turns import FLOAT, LARGE, Pair, Turns
 
 log = logging.getLogger(__name__)
 
 IN_FRONT = (OPERATORS - {*PRODUCTS}) | {"Shape", "ConstantOfShape", "Range", "CastLike", "Tile"}
-"""Operators in front of a loop that the proof runs with it, so that its rates are what they are."""
+"""Operators in front of a loop that the proof runs with it, so that its rates are what they are.
+
+Of what depends on the inputs those alone that move values or make polynomials and exponentials of
+them. Values of others, of a choice by a comparison or a row of a table, are drawn: random numbers
+may not meet what is chosen once in a thousand times.
+"""
 
 
 class TooLargeError(NoMatchError):
@@ -64,8 +70,9 @@ def replace_turning_loops(graph: gs.Graph, withdrawn: Mapping[str, str]) -> Find
     if not loops:
         return findings
     evaluator = Evaluator(graph)
+    data = Regions(graph, evaluator).data
     for loop in loops:
-        if not _is_linear_loop(evaluator, loop):
+        if not _is_linear_loop(evaluator, loop) or not is_analytic(loop, data):
             continue
         where = next(t.name for t in loop.outputs if _is_used(graph, t))
         if where in withdrawn:
@@ -73,7 +80,8 @@ def replace_turning_loops(graph: gs.Graph, withdrawn: Mapping[str, str]) -> Find
             continue
         for number, pairs in enumerate(layouts(loop)):
             try:
-                match = _Turning(graph, evaluator, loop, pairs, f"{where}/{number}").replaced()
+                turning = _Turning(graph, evaluator, loop, pairs, f"{where}/{number}", data)
+                match = turning.replaced()
             except TooLargeError as reason:
                 findings += Findings((), (UnmatchedCandidate(where, (loop.name,), str(reason)),))
                 break
@@ -111,12 +119,19 @@ class _Turning:
         loop: a Scan.
         pairs: where they are.
         name: begins all names.
+        data: names of the values that depend on the inputs of the graph.
     """
 
     def __init__(
-        self, graph: gs.Graph, evaluator: Evaluator, loop: gs.Node, pairs: StatePairs, name: str
+        self,
+        graph: gs.Graph,
+        evaluator: Evaluator,
+        loop: gs.Node,
+        pairs: StatePairs,
+        name: str,
+        data: Collection[str],
     ) -> None:
-        self.graph, self.evaluator, self.loop = graph, evaluator, loop
+        self.graph, self.evaluator, self.loop, self.data = graph, evaluator, loop, data
         self.pairs, self.name = pairs, name
         self.count = len(loop.inputs) - loop.attrs["num_scan_inputs"]
         self.axes = scanned_axes(loop)
@@ -385,7 +400,7 @@ class _Turning:
         found, waiting = dict[int, gs.Node](), list(reads(self.loop))
         while waiting:
             for node in waiting.pop().inputs:
-                standard = node.domain in (None, "", "ai.onnx")
+                standard = node.domain in (None, "", "ai.onnx") and is_analytic(node, self.data)
                 if id(node) not in found and standard and node.op in IN_FRONT:
                     found[id(node)] = node
                     waiting += [] if node.op == "Shape" else reads(node)
