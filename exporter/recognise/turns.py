@@ -104,7 +104,7 @@ class Turns(Nodes):
         guess = self._cast(self._op("Acos", cos), DOUBLE)
         below = self.add("Less", [b, self._number(b, 0.0)], np.dtype(bool), shape=b.shape)
         negative = self._op("Neg", guess)
-        guess = self.add("Where", [below, negative, guess], DOUBLE, shape=a.shape)
+        guess = self.add("Where", [below, negative, guess], DOUBLE, shape=_wider(a, b))
         apart = self._op("Mul", b, self._op("Cos", guess))
         apart = self._op("Sub", apart, self._op("Mul", a, self._op("Sin", guess)))
         return size, self._op("Add", guess, self._op("Div", apart, over))
@@ -194,11 +194,17 @@ class Turns(Nodes):
         return self.cast(x, dtype)
 
     def _op(self, op: str, x: gs.Tensor, y: gs.Tensor | float | None = None) -> gs.Variable:
-        """Write an elementwise operator whose result has the shape of its first input."""
-        inputs = [x]
-        if y is not None:
-            inputs.append(y if isinstance(y, gs.Tensor) else self._number(x, y))
-        return self.add(op, inputs, np.dtype(x.dtype), shape=x.shape)
+        """Write an elementwise operator; either input may be the same for all tokens."""
+        if y is None:
+            return self.add(op, [x], np.dtype(x.dtype), shape=x.shape)
+        if not isinstance(y, gs.Tensor):
+            return self.add(op, [x, self._number(x, y)], np.dtype(x.dtype), shape=x.shape)
+        return self.add(op, [x, y], np.dtype(x.dtype), shape=_wider(x, y))
 
     def _number(self, like: gs.Tensor, value: float) -> gs.Constant:
         return gs.Constant(self.name("number"), np.asarray(value, like.dtype))
+
+
+def _wider(x: gs.Tensor, y: gs.Tensor) -> list[int | str]:
+    """Return the shape of two tensors together; either may have a size of 1 anywhere."""
+    return [m if n == 1 else n for n, m in zip(x.shape, y.shape, strict=True)]

@@ -147,6 +147,27 @@ def test_what_does_not_turn_pairs_stays_a_loop(step: Step) -> None:
     assert any(node.op_type == "Scan" for node in found.model.graph.node)
 
 
+def one_way_or_the_other(re: Tensor, im: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return 0.8 * re - b * im, b * re + 0.8 * im
+
+
+def as_far_either_way(re: Tensor, im: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return a * re - 0.6 * im, 0.6 * re + a * im
+
+
+@pytest.mark.parametrize("step", [one_way_or_the_other, as_far_either_way])
+def test_one_factor_may_be_the_same_for_all_tokens(step: Step) -> None:
+    module = Recurrence(step)
+    found = rewritten(module)
+    assert len(found.findings.matches) == 1
+    (state,) = states.find_states(found.model)
+    x = torch.rand(2, 37, 16) * 0.5
+    y, _ = session_of(found.model).run(None, {"x": x.numpy(), state.past: state.start(2)})
+    with torch.no_grad():
+        expected = module.double()(x.double()).numpy()
+    np.testing.assert_allclose(y, expected, rtol=0, atol=5e-6 * np.abs(expected).max())
+
+
 def test_a_state_that_does_not_begin_with_zeros_stays_a_loop() -> None:
     assert not rewritten(Recurrence(begin=1.0)).findings.matches
 
