@@ -25,6 +25,7 @@ from linexport.passes.contract import NoMatchError
 from linexport.passes.lifted_steps import (
     OPERATORS,
     PRODUCTS,
+    TURNS,
     LiftedSteps,
     ScannedTokens,
     Shape,
@@ -48,9 +49,9 @@ log = logging.getLogger(__name__)
 IN_FRONT = (OPERATORS - {*PRODUCTS}) | {"Shape", "ConstantOfShape", "Range", "CastLike", "Tile"}
 """Operators in front of a loop that the proof runs with it, so that its rates are what they are.
 
-Of what depends on the inputs those alone that move values or make polynomials and exponentials of
-them. Values of others, of a choice by a comparison or a row of a table, are drawn: random numbers
-may not meet what is chosen once in a thousand times.
+Of what depends on the inputs those alone that move values or make polynomials, exponentials, sines
+and cosines of them. Values of others, of a choice by a comparison or a row of a table, are drawn:
+random numbers may not meet what is chosen once in a thousand times.
 """
 
 
@@ -400,8 +401,9 @@ class _Turning:
         found, waiting = dict[int, gs.Node](), list(reads(self.loop))
         while waiting:
             for node in waiting.pop().inputs:
-                standard = node.domain in (None, "", "ai.onnx") and is_analytic(node, self.data)
-                if id(node) not in found and standard and node.op in IN_FRONT:
+                standard = node.domain in (None, "", "ai.onnx") and node.op in IN_FRONT
+                known = node.op in (*TURNS, "Tile") or is_analytic(node, self.data)
+                if id(node) not in found and standard and known:
                     found[id(node)] = node
                     waiting += [] if node.op == "Shape" else reads(node)
         return [node for node in self.graph.nodes if id(node) in found]
