@@ -24,6 +24,7 @@ from linexport.passes import split_sequence
 from linexport.passes.contract import NoMatchError
 from linexport.passes.lifted_steps import (
     OPERATORS,
+    PARTS,
     PRODUCTS,
     TURNS,
     LiftedSteps,
@@ -55,6 +56,10 @@ random numbers may not meet what is chosen once in a thousand times.
 """
 
 
+ALSO = {*TURNS, *PARTS, "Tile"}
+"""Sines and cosines, which random numbers know as well, and what takes and repeats parts."""
+
+
 class TooLargeError(NoMatchError):
     """States of all tokens at once would take more memory and time than the loop does."""
 
@@ -73,7 +78,7 @@ def replace_turning_loops(graph: gs.Graph, withdrawn: Mapping[str, str]) -> Find
     evaluator = Evaluator(graph)
     data = Regions(graph, evaluator).data
     for loop in loops:
-        if not _is_linear_loop(evaluator, loop) or not is_analytic(loop, data):
+        if not _is_linear_loop(evaluator, loop) or not _is_followed(loop, data):
             continue
         where = next(t.name for t in loop.outputs if _is_used(graph, t))
         if where in withdrawn:
@@ -105,6 +110,13 @@ def _is_linear_loop(e: Evaluator, loop: gs.Node) -> bool:
     if not (shaped and typed and zero and tokens) or last or has_directions(loop):
         return False
     return count in (1, 2) and nonlinear_operator(loop) is None
+
+
+def _is_followed(loop: gs.Node, data: Collection[str]) -> bool:
+    """Return whether random numbers tell what a step computes: it has no choice by a comparison."""
+    body = loop.attrs["body"]
+    inside = {t.name for t in body.inputs} | {o.name for node in body.nodes for o in node.outputs}
+    return all(node.op in ALSO or is_analytic(node, inside.union(data)) for node in body.nodes)
 
 
 def _is_used(graph: gs.Graph, tensor: gs.Tensor) -> bool:
@@ -402,7 +414,7 @@ class _Turning:
         while waiting:
             for node in waiting.pop().inputs:
                 standard = node.domain in (None, "", "ai.onnx") and node.op in IN_FRONT
-                known = node.op in (*TURNS, "Tile") or is_analytic(node, self.data)
+                known = node.op in ALSO or is_analytic(node, self.data)
                 if id(node) not in found and standard and known:
                     found[id(node)] = node
                     waiting += [] if node.op == "Shape" else reads(node)
