@@ -50,22 +50,17 @@ class BuildLibrary(build_ext):
         """Without the tag of a Python version."""
         return str(Path(*fullname.split(".")).with_suffix(".so"))
 
-    def build_extension(self, ext: Extension) -> None:
+    def build_extensions(self) -> None:
         """Files are compiled side by side, which setuptools does one after another."""
+        one_after_another = self.compiler.compile
 
-        def compiled(source: str) -> list[str]:
-            return self.compiler.compile(
-                [source],
-                output_dir=self.build_temp,
-                macros=ext.define_macros,
-                include_dirs=ext.include_dirs,
-                extra_postargs=ext.extra_compile_args,
-            )
+        def side_by_side(sources: list[str], **options: object) -> list[str]:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                made = pool.map(lambda source: one_after_another([source], **options), sources)
+                return [path for found in made for path in found]
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = [path for found in pool.map(compiled, ext.sources) for path in found]
-        ext.extra_objects, ext.sources = objects, []
-        super().build_extension(ext)
+        self.compiler.compile = side_by_side
+        super().build_extensions()
 
 
 setup(
