@@ -58,6 +58,11 @@ def is_output(graph: gs.Graph, tensor: gs.Tensor) -> bool:
     return any(tensor is output for output in graph.outputs)
 
 
+def is_read(graph: gs.Graph, tensor: gs.Tensor) -> bool:
+    """Return whether a node reads a tensor, or the graph gives it."""
+    return bool(tensor.outputs) or is_output(graph, tensor)
+
+
 def replace_all_uses_with(node: gs.Node, values: list[gs.Tensor]) -> None:
     """Let consumers of a node's outputs read ``values`` instead, and disconnect the node.
 

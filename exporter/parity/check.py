@@ -239,16 +239,16 @@ def _run_case(
         failure = str(error).splitlines()[0]
     found = _compared(tested, case, expected, got, failure)
     alone = [reference.name for reference in expected] == ["float32"]
-    if got is not None and alone and not all(record.passed for record, _ in found):
+    if got is not None and alone and not _passed(found):
         expected = _in_both(tested, parity, case) or expected
         found = _compared(tested, case, expected, got, failure)
-    if got is not None and not all(record.passed for record, _ in found):
+    if got is not None and not _passed(found):
         found = _decided(tested, parity, case, expected, got) or found
     scaled = case.magnitude not in (0, 1) and not tested.tolerance.is_half
-    if got is not None and scaled and not all(record.passed for record, _ in found):
+    if got is not None and scaled and not _passed(found):
         allowed = _with_coarse_operators(tested, parity, case, expected)
         found = _compared(tested, case, allowed, got, failure)
-        if not all(record.passed for record, _ in found):
+        if not _passed(found):
             found = _with_random_roundings(tested, parity, case, allowed, got) or found
     for record, counts in found:
         parity.cases.append(record)
@@ -268,10 +268,19 @@ def _with_coarse_operators(
     parity.notes.extend(coarse_operators.notes(lost, exact, case, tested.tolerance))
     if any(is_nothing_else(a, b, case) for a, b in zip(lost, exact, strict=True)):
         return []
+    return _allowing(expected, lost)
+
+
+def _allowing(expected: list[ReferenceOutput], lost: list[float]) -> list[ReferenceOutput]:
+    """Return references whose outputs lose at least that much to rounding."""
     return [
         replace(e, rounding=[max(pair) for pair in zip(e.rounding, lost, strict=True)])
         for e in expected
     ]
+
+
+def _passed(found: list[tuple[CaseRecord, np.ndarray]]) -> bool:
+    return all(record.passed for record, _ in found)
 
 
 def _with_random_roundings(
@@ -295,12 +304,8 @@ def _with_random_roundings(
         moved = [max(m, apart(a, b)) for m, a, b in zip(moved, exact, drawn, strict=True)]
         if any(is_nothing_else(m, a, case) for m, a in zip(moved, exact, strict=True)):
             break
-        rounded = [
-            replace(e, rounding=[max(pair) for pair in zip(e.rounding, moved, strict=True)])
-            for e in expected
-        ]
-        found = _compared(tested, case, rounded, got, None)
-        if all(record.passed for record, _ in found):
+        found = _compared(tested, case, _allowing(expected, moved), got, None)
+        if _passed(found):
             parity.notes.extend(random_rounding.notes_of_outputs(moved, exact, case))
             return found
     return []
@@ -331,7 +336,7 @@ def _decided(
     rounding = [apart(*pair) for pair in zip(decided.outputs[0], decided.outputs[-1], strict=True)]
     chosen = [replace(e, outputs=outputs[e.name], rounding=rounding) for e in expected]
     found = _compared(tested, case, chosen, got, None)
-    if not all(record.passed for record, _ in found):
+    if not _passed(found):
         return []
     parity.ties.append((case, decided.ties))
     return found

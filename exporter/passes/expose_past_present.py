@@ -19,7 +19,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.errors import OpError
-from linexport.graph.edit import is_output, producer
+from linexport.graph.edit import is_read, producer
 from linexport.passes.contract import Pass, PassResult
 from linexport.plugins.ops.op import ACTIVATION, DOMAIN, Node, Op, StatePort
 from linexport.plugins.ops.registry import all_ops
@@ -104,7 +104,7 @@ def _attach(
     state = gs.Variable(f"present_{port.name}_{index}", dtype, shape)
     node.outputs[port.present] = state
     graph.outputs.append(state)
-    if not output.is_empty() and (is_output(graph, output) or output.outputs):
+    if not output.is_empty() and is_read(graph, output):
         # The model's own use of it stays what it is.
         copy = gs.Node("Identity", f"{node.name}/{state.name}", inputs=[state], outputs=[output])
         graph.nodes.append(copy)

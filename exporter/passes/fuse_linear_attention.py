@@ -20,7 +20,6 @@ from linexport.passes import simplify
 from linexport.passes.contract import Pass, PassResult
 from linexport.passes.turning_loops import replace_turning_loops
 from linexport.recognise.find import Search
-from linexport.recognise.findings import Findings
 from linexport.recognise.row_sums import replace_row_sums
 from linexport.recognise.stateful import replace_loops
 
@@ -39,10 +38,7 @@ def _fused(graph: gs.Graph, withdrawn: Mapping[str, str]) -> PassResult:
     if summed or findings.matches:
         graph.cleanup().toposort()
     findings += Search(graph, withdrawn).run()
-    turned = _turned(graph, withdrawn)
-    told = {found.where for found in findings.rejected}
-    kept = tuple(found for found in turned.rejected if found.where not in told)
-    findings += replace(turned, rejected=kept)
+    findings += replace_turning_loops(graph, withdrawn)
     for match in findings.matches:
         log.info("%s: %d nodes fused, %s", match.where, len(match.replaced), match.update_rule)
     rejected = [(found.where, found.reason) for found in findings.rejected]
@@ -54,12 +50,6 @@ def _fused(graph: gs.Graph, withdrawn: Mapping[str, str]) -> PassResult:
         # Several matches may have written the same node, such as the shape of an input.
         simplify.run(graph)
     return PassResult(summed or bool(findings.matches), findings)
-
-
-def _turned(graph: gs.Graph, withdrawn: Mapping[str, str]) -> Findings:
-    """Fuse those of the loops that are left that turn pairs."""
-    graph.cleanup().toposort()
-    return replace_turning_loops(graph, withdrawn)
 
 
 PASS = Pass(

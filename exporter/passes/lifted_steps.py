@@ -27,10 +27,8 @@ BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Where", "And", "O
 COMPARE = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
 ELEMENTWISE = frozenset((*SAME, *TURNS, *OTHER, *ROUNDED, *BROADCAST, *COMPARE))
 
-AXIS = {
-    **dict.fromkeys(("Split", "Concat", "Gather"), 0),
-    **dict.fromkeys(("Softmax", "LogSoftmax", "LayerNormalization"), -1),
-}
+NORMALISERS = ("Softmax", "LogSoftmax", "LayerNormalization")
+AXIS = dict.fromkeys(("Split", "Concat", "Gather"), 0) | dict.fromkeys(NORMALISERS, -1)
 """Operators with an axis as an attribute, and its default."""
 
 AXES = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from linexport.graph.edit import is_output, nodes_behind
+from linexport.graph.edit import is_read, nodes_behind
 from linexport.recognise.nodes import element_type
 from linexport.recognise.values import Values
 
@@ -91,7 +91,7 @@ class _Rates:
 
     def _drop_unread(self, tensor: gs.Tensor) -> None:
         """Take the node out of the body that computes what nothing reads any more."""
-        if tensor.inputs and not tensor.outputs and not is_output(self.body, tensor):
+        if tensor.inputs and not is_read(self.body, tensor):
             (node,) = tensor.inputs
             self.body.nodes[:] = [n for n in self.body.nodes if n is not node]
             node.inputs, node.outputs = [], []

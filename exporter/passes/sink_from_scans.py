@@ -21,9 +21,9 @@ import onnx_graphsurgeon as gs
 from linexport.graph.edit import nodes_behind
 from linexport.passes.contract import Pass, PassResult, rewrite_matches
 from linexport.passes.lifted_steps import (
-    AXIS,
     COMPARE,
     ELEMENTWISE,
+    NORMALISERS,
     PRODUCTS,
     LiftedSteps,
     ScannedTokens,
@@ -36,9 +36,7 @@ log = logging.getLogger(__name__)
 LINEAR = frozenset(("Add", "Sub", "Mul", "Div", "Neg", "Identity", "Cast"))
 """Elementwise operators that recognition follows."""
 
-FUNCTIONS = (ELEMENTWISE - LINEAR - frozenset(COMPARE)) | (
-    AXIS.keys() - {"Split", "Concat", "Gather"}
-)
+FUNCTIONS = (ELEMENTWISE - LINEAR - frozenset(COMPARE)) | frozenset(NORMALISERS)
 
 
 @dataclass(frozen=True)

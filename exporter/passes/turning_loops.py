@@ -18,7 +18,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from linexport.graph.copies import copy_nodes, disconnect
-from linexport.graph.edit import is_output
+from linexport.graph.edit import is_read
 from linexport.manifest.matches import MatchRecord, ProofRecord
 from linexport.passes import split_sequence
 from linexport.passes.contract import NoMatchError
@@ -55,7 +55,6 @@ and cosines of them. Values of others, of a choice by a comparison or a row of a
 random numbers may not meet what is chosen once in a thousand times.
 """
 
-
 ALSO = {*TURNS, *PARTS, "Tile"}
 """Sines and cosines, which random numbers know as well, and what takes and repeats parts."""
 
@@ -72,15 +71,15 @@ def replace_turning_loops(graph: gs.Graph, withdrawn: Mapping[str, str]) -> Find
         withdrawn: matches to leave as they are, by the value they compute, with the reason.
     """
     findings = Findings()
-    loops = [node for node in graph.nodes if node.op == "Scan"]
-    if not loops:
+    if not any(node.op == "Scan" for node in graph.nodes):
         return findings
+    graph.cleanup().toposort()
     evaluator = Evaluator(graph)
     data = Regions(graph, evaluator).data
-    for loop in loops:
+    for loop in [node for node in graph.nodes if node.op == "Scan"]:
         if not _is_linear_loop(evaluator, loop) or not _is_followed(loop, data):
             continue
-        where = next(t.name for t in loop.outputs if _is_used(graph, t))
+        where = next(t.name for t in loop.outputs if is_read(graph, t))
         if where in withdrawn:
             findings += Findings(rejected=(RejectedMatch(where, withdrawn[where]),))
             continue
@@ -105,7 +104,7 @@ def _is_linear_loop(e: Evaluator, loop: gs.Node) -> bool:
     tokens = loop.inputs[count:]
     shaped = all(t.shape is not None for t in (*body.inputs, *tokens))
     typed = all(t.dtype == FLOAT for t in body.inputs[:count])
-    last = any(_is_used(e.graph, t) for t in loop.outputs[:count])
+    last = any(is_read(e.graph, t) for t in loop.outputs[:count])
     zero = all(map(e.values.is_zero, loop.inputs[:count]))
     if not (shaped and typed and zero and tokens) or last or has_directions(loop):
         return False
@@ -116,11 +115,8 @@ def _is_followed(loop: gs.Node, data: Collection[str]) -> bool:
     """Return whether random numbers tell what a step computes: it has no choice by a comparison."""
     body = loop.attrs["body"]
     inside = {t.name for t in body.inputs} | {o.name for node in body.nodes for o in node.outputs}
-    return all(node.op in ALSO or is_analytic(node, inside.union(data)) for node in body.nodes)
-
-
-def _is_used(graph: gs.Graph, tensor: gs.Tensor) -> bool:
-    return bool(tensor.outputs) or is_output(graph, tensor)
+    of_data = inside.union(data)
+    return all(node.op in ALSO or is_analytic(node, of_data) for node in body.nodes)
 
 
 class _Turning:
@@ -188,7 +184,7 @@ class _Turning:
         loop.outputs.clear()
         count = turns.count
         return MatchRecord(
-            where=next(t.name for t in used if _is_used(self.graph, t)),
+            where=next(t.name for t in used if is_read(self.graph, t)),
             update_rule="gated",
             causal=True,
             normalize=False,

@@ -42,5 +42,6 @@ class Findings:
         return Findings(
             self.matches + other.matches,
             self.unmatched + other.unmatched,
-            self.rejected + other.rejected,
+            # A match that two searches would make is withdrawn once.
+            tuple(dict.fromkeys(self.rejected + other.rejected)),
         )

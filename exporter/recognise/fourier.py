@@ -15,7 +15,7 @@ import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import producer
 from linexport.recognise.evaluate import Evaluator
-from linexport.recognise.rules.padding import ends_of
+from linexport.recognise.rules.padding import ends_of, fills_zero
 from linexport.recognise.running import NotRunnableError, size_value, symbols_in
 from linexport.recognise.sizes import Size
 
@@ -212,9 +212,3 @@ def _operand(e: Evaluator, node: gs.Node, spectrum: gs.Tensor) -> tuple[gs.Tenso
     if not compare(behind[axis % len(sizes)], sizes[axis], lambda a, b: a >= 0):
         return None
     return pad.inputs[0], axis
-
-
-def fills_zero(e: Evaluator, pad: gs.Node) -> bool:
-    """Return whether a Pad fills with zeros."""
-    filling = pad.inputs[2] if len(pad.inputs) > 2 else None
-    return filling is None or filling.is_empty() or e.values.is_zero(filling)

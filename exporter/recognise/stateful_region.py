@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_graphsurgeon as gs
 
-from linexport.graph.edit import producer
+from linexport.graph.edit import is_read, producer
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.region import reads
 from linexport.recognise.running import symbols_in
@@ -114,7 +114,7 @@ class Regions:
     def passed(self, loop: gs.Node) -> Iterator[gs.Variable]:
         """Yield values that everything a loop computes passes through."""
         place = next(i for i, n in enumerate(self.graph.nodes) if n is loop)
-        waiting = {o.name: o for o in loop.outputs if self._is_read(o)}
+        waiting = {o.name: o for o in loop.outputs if is_read(self.graph, o)}
         inside = [loop]
         for _ in range(STEPS):
             if len(waiting) == 1:
@@ -127,7 +127,7 @@ class Regions:
                 return
             place = next(i for i, n in enumerate(self.graph.nodes) if n is node)
             inside.append(node)
-            waiting |= {o.name: o for o in node.outputs if self._is_read(o)}
+            waiting |= {o.name: o for o in node.outputs if is_read(self.graph, o)}
             done = {id(n) for n in inside}
             waiting = {
                 name: t
@@ -135,9 +135,6 @@ class Regions:
                 if any(id(n) not in done for n in t.outputs)
                 or any(t is o for o in self.graph.outputs)
             }
-
-    def _is_read(self, tensor: gs.Tensor) -> bool:
-        return bool(tensor.outputs) or any(tensor is o for o in self.graph.outputs)
 
     def _is_followed(self, node: gs.Node) -> bool:
         """Return whether a node computes what a region may hold."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import onnx_graphsurgeon as gs
 
-from linexport.graph.edit import producer
+from linexport.graph.edit import is_read, producer
 from linexport.recognise.axes import Axis, Index, Renaming
 from linexport.recognise.evaluate import Evaluator
 from linexport.recognise.roles import Roles, Transition
@@ -50,7 +50,7 @@ def read_transition(e: Evaluator, node: gs.Node) -> tuple[Roles, Form] | None:
     """Return the roles of the only output of all steps, and its form; None of another loop."""
     count = node.attrs.get("num_scan_inputs", 0)
     single = len(node.inputs) == count + 1 and len(node.outputs) == 2
-    if node.op != "Scan" or not single or _is_used(e, node.outputs[0]):
+    if node.op != "Scan" or not single or is_read(e.graph, node.outputs[0]):
         return None
     body, start, steps = node.attrs["body"], e.form(node.inputs[0]), steps_of(e, node, 1, count)
     if steps is None or start is None or start.scalar != 0:
@@ -75,10 +75,6 @@ def read_transition(e: Evaluator, node: gs.Node) -> tuple[Roles, Form] | None:
     place = (node.attrs.get("scan_output_axes") or [0])[0] % (len(read[1]) + 1)
     dims = (*read[1][:place], roles.query_position, *read[1][place:])
     return roles, Form(dims, (Term(1.0, (Leaf(node.outputs[1], dims),)),))
-
-
-def _is_used(e: Evaluator, tensor: gs.Variable) -> bool:
-    return bool(tensor.outputs) or any(tensor is o for o in e.graph.outputs)
 
 
 def _original(tensor: gs.Variable) -> gs.Variable:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,8 +14,8 @@ from torch.export import Dim
 from linexport import passes
 from linexport.graph import states
 from linexport.loaders.factory import load_module
-from linexport.plugins.ops.registry import attach_functions
 from linexport.trace import trace
+from tests.support.loops import session_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -49,13 +48,6 @@ def rewritten(module: nn.Module) -> onnx.ModelProto:
 
 def has_signs(model: onnx.ModelProto) -> bool:
     return any(node.op_type == "Mod" for node in model.graph.node)
-
-
-def session_of(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    attach_functions(model)
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,8 @@ from linexport import passes
 from linexport.graph import states
 from linexport.loaders.factory import load_module
 from linexport.passes import Rewritten
-from linexport.plugins.ops.registry import attach_functions
 from linexport.trace import trace
+from tests.support.loops import session_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -50,13 +49,6 @@ def rewritten(module: nn.Module, withdrawn: dict[str, str] | None = None) -> Rew
     example = (torch.randn(2, 16, 16),)
     source = load_module((module, example, ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)), "recurrence")
     return passes.rewrite(trace(source).model, withdrawn=withdrawn)
-
-
-def session_of(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
-    attach_functions(model)
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
 
 
 def in_float64(x: np.ndarray) -> np.ndarray:

@@ -18,8 +18,8 @@ from linexport.graph.edit import producer
 from linexport.recognise import algebra
 from linexport.recognise.axes import Index, fresh, size_of
 from linexport.recognise.evaluate import Evaluator, rule
-from linexport.recognise.fourier import compare, fills_zero, read_convolution
-from linexport.recognise.rules.padding import ends_of
+from linexport.recognise.fourier import compare, read_convolution
+from linexport.recognise.rules.padding import ends_of, fills_zero
 from linexport.recognise.sizes import Size
 from linexport.recognise.terms import Factor, Form, Iota, Nested, PositionOrder, Term
 

@@ -88,6 +88,12 @@ def ends_of(e: Evaluator, node: gs.Node) -> tuple[dict[int, Size], dict[int, Siz
     return front, behind
 
 
+def fills_zero(e: Evaluator, pad: gs.Node) -> bool:
+    """Return whether a Pad fills with zeros."""
+    filling = pad.inputs[2] if len(pad.inputs) > 2 else None
+    return filling is None or filling.is_empty() or e.values.is_zero(filling)
+
+
 def unpadded(e: Evaluator, form: Form, place: int, size: Size) -> Form | None:
     """The first positions of a dim, where all others are padding; None if they are not."""
     # Cuts are made in all padded dims at once: in a sum over s and a dim t both are padded.
