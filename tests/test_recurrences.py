@@ -68,6 +68,16 @@ def test_logarithms_are_right_where_plain_exports_are_infinite(
     np.testing.assert_allclose(run(rewritten(program), x), expected, rtol=1e-6, atol=1e-6)
 
 
+def test_roots_of_closed_gates_are_right_where_plain_exports_are_not(tmp_path: Path) -> None:
+    x = torch.linspace(-100, 100, 40).reshape(1, 20, 2)
+    module = Function(lambda x: x.sigmoid() ** (1 / 16))
+    program = torch.export.export(module, (x,))
+    expected = module(x.double()).numpy()
+    plain_onnx(program, tmp_path / "plain.onnx")
+    assert np.abs(run(tmp_path / "plain.onnx", x) - expected).max() > 0.2
+    np.testing.assert_allclose(run(rewritten(program), x), expected, rtol=1e-5, atol=1e-30)
+
+
 def test_a_sum_of_integers_or_along_a_fixed_axis_stays_as_it_is() -> None:
     def positions(x: Tensor) -> Tensor:
         mask = x[..., :4] > 0

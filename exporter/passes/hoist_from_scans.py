@@ -21,7 +21,7 @@ from linexport.graph.edit import name_type
 from linexport.passes.contract import Pass, PassResult, rewrite_matches
 from linexport.passes.lifted_steps import ELEMENTWISE, LiftedSteps, ScannedTokens, Shape
 from linexport.passes.scan_rates import join_rates
-from linexport.passes.step_nodes import has_directions, leaves, scanned_axes
+from linexport.passes.step_nodes import drop_unread, has_directions, leaves, scanned_axes
 from linexport.passes.step_norms import as_layer_norms
 from linexport.recognise.scan_body import nonlinear_operator
 from linexport.recognise.values import Values
@@ -150,19 +150,7 @@ def _hoist(graph: gs.Graph, scan: gs.Node, plan: _Plan) -> None:
         tensor.shape = plan.shapes[tensor.name]
         scan.inputs.append(lifted.whole[tensor.name])
         body.inputs.append(tensor)
-    _drop_unread(scan, axes + [0] * len(plan.read))
-
-
-def _drop_unread(scan: gs.Node, axes: list[int]) -> None:
-    """Write the axes of the scanned inputs, without inputs that the body reads no more."""
-    body = scan.attrs["body"]
-    read = {t.name for n in body.nodes for t in n.inputs} | {t.name for t in body.outputs}
-    states = len(body.inputs) - len(axes)
-    kept = [i for i, t in enumerate(body.inputs[states:]) if t.name in read]
-    body.inputs = [*body.inputs[:states], *(body.inputs[states + i] for i in kept)]
-    scan.inputs = [*scan.inputs[:states], *(scan.inputs[states + i] for i in kept)]
-    scan.attrs["scan_input_axes"] = [axes[i] for i in kept]
-    scan.attrs["num_scan_inputs"] = len(kept)
+    drop_unread(scan, axes + [0] * len(plan.read))
 
 
 PASS = Pass(

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from linexport.graph.edit import nodes_behind
+from linexport.passes import scan_parts
 from linexport.passes.contract import Pass, PassResult, rewrite_matches
 from linexport.passes.lifted_steps import (
     COMPARE,
@@ -56,7 +57,12 @@ class _Plan:
 
 def run(graph: gs.Graph) -> PassResult:
     """Take what only outputs need, and recognition does not follow, out of every Scan."""
-    return rewrite_matches(graph, _plan, _sink, log)
+    sunk = rewrite_matches(graph, _plan, _sink, log).modified
+    parted = False
+    while rewrite_matches(graph, scan_parts.plan, scan_parts.take_apart, log).modified:
+        parted = True
+    again = parted and rewrite_matches(graph, _plan, _sink, log).modified
+    return PassResult(sunk or parted or again)
 
 
 def _plan(graph: gs.Graph, scan: gs.Node) -> _Plan | None:

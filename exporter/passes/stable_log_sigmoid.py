@@ -1,7 +1,9 @@
-"""Log(Sigmoid(x)) -> Neg(Softplus(Neg(x))).
+"""Log(Sigmoid(x)) -> Neg(Softplus(Neg(x))), and Pow(Sigmoid(x), c < 1) -> Exp(c Log(Sigmoid(x))).
 
-PyTorch's ``logsigmoid`` is exported so. Sigmoid is 0 from x = -104 down, and its logarithm -inf, so
-that a gate as closed as that made every later state NaN. Softplus(-x) is -x there.
+PyTorch's ``logsigmoid`` is exported as the first. Sigmoid is 0 from x = -104 down, and its
+logarithm -inf, so that a gate as closed as that made every later state NaN. Softplus(-x) is -x
+there. ONNX Runtime's Sigmoid is the same number from x = -18 down, by processor 0 or 1.5e-8: a root
+of it, as gates of slow decay take it (``sigmoid(x) ** (1 / 16)``), is off by up to 0.3.
 """
 
 from __future__ import annotations
@@ -17,8 +19,34 @@ log = logging.getLogger(__name__)
 
 
 def run(graph: gs.Graph) -> PassResult:
-    """Rewrite every such logarithm."""
-    return rewrite_matches(graph, _argument, _rewrite, log)
+    """Rewrite every such root, then every such logarithm."""
+    roots = rewrite_matches(graph, _root, _as_exponential, log)
+    logarithms = rewrite_matches(graph, _argument, _rewrite, log)
+    return PassResult(roots.modified or logarithms.modified)
+
+
+def _root(graph: gs.Graph, node: gs.Node) -> gs.Constant | None:
+    """Return c of Pow(Sigmoid(x), c), a number below 1."""
+    if node.op != "Pow" or producer(node.inputs[0], "Sigmoid") is None:
+        return None
+    power = node.inputs[1]
+    known = isinstance(power, gs.Constant) and power.values.size == 1 and not power.values.shape
+    return power if known and 0 < power.values.item() < 1 else None
+
+
+def _as_exponential(graph: gs.Graph, node: gs.Node, power: gs.Constant) -> None:
+    (result,) = node.outputs
+    logarithm, scaled = (
+        gs.Variable(f"{result.name}/{name}", result.dtype, result.shape)
+        for name in ("logarithm", "scaled")
+    )
+    made = [
+        gs.Node("Log", logarithm.name, {}, [node.inputs[0]], [logarithm]),
+        gs.Node("Mul", scaled.name, {}, [logarithm, power], [scaled]),
+    ]
+    place = next(i for i, other in enumerate(graph.nodes) if other is node)
+    graph.nodes[place:place] = made
+    node.op, node.inputs = "Exp", [scaled]
 
 
 def _argument(graph: gs.Graph, node: gs.Node) -> gs.Tensor | None:
@@ -46,6 +74,6 @@ def _rewrite(graph: gs.Graph, node: gs.Node, x: gs.Tensor) -> None:
 PASS = Pass(
     name="stable_log_sigmoid",
     stage="canonicalise",
-    ensures="no Log reads a Sigmoid",
+    ensures="no Log reads a Sigmoid, and no Pow takes a root of one",
     run=run,
 )

@@ -36,6 +36,18 @@ def scanned_axes(scan: gs.Node) -> list[int]:
     return [a % len(t.shape) for a, t in zip(axes, scan.inputs[-count:], strict=True)]
 
 
+def drop_unread(scan: gs.Node, axes: list[int]) -> None:
+    """Write the axes of the scanned inputs, without inputs that the body reads no more."""
+    body = scan.attrs["body"]
+    read = {t.name for n in body.nodes for t in n.inputs} | {t.name for t in body.outputs}
+    states = len(body.inputs) - len(axes)
+    kept = [i for i, t in enumerate(body.inputs[states:]) if t.name in read]
+    body.inputs = [*body.inputs[:states], *(body.inputs[states + i] for i in kept)]
+    scan.inputs = [*scan.inputs[:states], *(scan.inputs[states + i] for i in kept)]
+    scan.attrs["scan_input_axes"] = [axes[i] for i in kept]
+    scan.attrs["num_scan_inputs"] = len(kept)
+
+
 def leaves(node: gs.Node, within: set[str], shapes: dict[str, Shape], outer: bool) -> bool:
     """Return whether a node can leave.
 

@@ -61,12 +61,6 @@ READ_OTHERWISE = (
 )
 
 
-RUNNING_MAXIMUM = (
-    ". A maximum that is carried to keep exponents small, as in the mLSTM, is fused in parallel "
-    "form (rows of a masked matrix less their maximum), not in a loop"
-)
-
-
 def first_loop(graph: gs.Graph) -> UnmatchedCandidate | None:
     """Return the first loop over tokens, and why it stays one; None without."""
     evaluator = Evaluator(graph)
@@ -158,9 +152,7 @@ def _why(e: Evaluator, node: gs.Node, dim: str) -> str:
         if operator is None:
             read = nonlinear_read(node)
             return OTHER_RECURRENCE if read is None else READ_OTHERWISE.format(operator=read)
-        reason = f"has a body that is not linear in its state: {operator} is computed of it"
-        keeps_exponents_small = any(inner.op == "Exp" for inner in node.attrs["body"].nodes)
-        return reason + (RUNNING_MAXIMUM if operator == "Max" and keeps_exponents_small else "")
+        return f"has a body that is not linear in its state: {operator} is computed of it"
     if node.op in REASONS:
         return REASONS[node.op].format(dim=dim)
     if node.op not in SUMS:

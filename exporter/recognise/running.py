@@ -43,6 +43,7 @@ def session(
     )
     try:
         model = gs.export_onnx(graph, do_type_check=False)
+        _rename_given(model.graph)
         attach_functions(model)
         return onnxruntime.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
@@ -51,6 +52,13 @@ def session(
         raise NotRunnableError(
             f"it could not be run on its own: {str(error).strip().splitlines()[0]}"
         ) from None
+
+
+def _rename_given(graph: onnx.GraphProto) -> None:
+    """Rename outputs of nodes that stand beside others of these and are inputs of the graph."""
+    given = {i.name for i in graph.input}
+    for node in graph.node:
+        node.output[:] = [f"{name}/computed" if name in given else name for name in node.output]
 
 
 def symbols_in(size: Size) -> set[str]:

@@ -26,7 +26,8 @@ def nonlinear_operator(loop: gs.Node) -> str | None:
     """Return the first operator by which a Scan or Loop is not linear in its state, if any."""
     count = _states(loop)
     after = loop.attrs["body"].outputs[_control(loop) :]
-    return _first_nonlinear(loop, nodes_behind(after[:count]))
+    body: gs.Graph = loop.attrs["body"]
+    return first_nonlinear(body, _names(loop), nodes_behind(after[:count]))
 
 
 def nonlinear_read(loop: gs.Node) -> str | None:
@@ -37,7 +38,7 @@ def nonlinear_read(loop: gs.Node) -> str | None:
     body: gs.Graph = loop.attrs["body"]
     states = body.inputs[2:] if loop.op == "Loop" else body.inputs[: _states(loop)]
     matrices = any(len(state.shape or ()) > 2 for state in states)
-    return _first_nonlinear(loop, body.nodes) if matrices else None
+    return first_nonlinear(body, _names(loop), body.nodes) if matrices else None
 
 
 def _control(loop: gs.Node) -> int:
@@ -49,18 +50,29 @@ def _states(loop: gs.Node) -> int:
     return len(loop.inputs) - (2 if loop.op == "Loop" else loop.attrs["num_scan_inputs"])
 
 
-def _first_nonlinear(loop: gs.Node, nodes: Iterable[gs.Node]) -> str | None:
+def _names(loop: gs.Node) -> set[str]:
+    """Return the names that the states before a step have in it."""
     body: gs.Graph = loop.attrs["body"]
     before = body.inputs[2:] if loop.op == "Loop" else body.inputs
-    needed = {id(node) for node in nodes}
-    states = {tensor.name for tensor in before[: _states(loop)]}
+    return {tensor.name for tensor in before[: _states(loop)]}
+
+
+def first_nonlinear(body: gs.Graph, states: set[str], nodes: Iterable[gs.Node]) -> str | None:
+    """Return the first operator of some nodes of a body that is not linear in states, if any.
+
+    Args:
+        body: its nodes in the order of evaluation.
+        states: names of its inputs, or of other values that are linear in states.
+        nodes: those that are looked at.
+    """
+    needed, linear = {id(node) for node in nodes}, set(states)
     for node in body.nodes:
-        taken = [tensor.name in states for tensor in node.inputs]
+        taken = [tensor.name in linear for tensor in node.inputs]
         if id(node) not in needed or not any(taken) or node.op in SIZES_ONLY:
             continue
         if not _is_linear(node.op, taken):
             return str(node.op)
-        states |= {tensor.name for tensor in node.outputs}
+        linear |= {tensor.name for tensor in node.outputs}
     return None
 
 

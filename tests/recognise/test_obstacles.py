@@ -272,7 +272,7 @@ STEPS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], str]] = {
         "linear recurrence, but of no form",
     ),
     "of a state": (lambda h, k, v: (k * h + v).tanh(), "Tanh is computed of it"),
-    "a maximum": (lambda h, k, v: torch.maximum(h + k, v), "is fused in parallel form"),
+    "a maximum": (lambda h, k, v: torch.maximum(h + k, v), "Max is computed of it"),
     "a square": (lambda h, k, v: k * h * h + v, "Mul is computed of it"),
     "a quotient": (lambda h, k, v: v / (h + 2), "Div is computed of it"),
 }

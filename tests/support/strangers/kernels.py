@@ -150,7 +150,7 @@ class RetNetChunks(nn.Module):
         return torch.cat(outs, 2).transpose(1, 2).reshape(b, n, dim)
 
 
-@stranger("carried")
+@stranger("streams")
 class GatedSlots(nn.Module):
     """Gated slot attention, token by token: keys and values in slots, a softmax over the slots."""
 

@@ -88,7 +88,7 @@ class Rwkv6(nn.Module):
         return self.wkv(r, k, v, w, self.u).flatten(2) * F.silu(self.g(x))
 
 
-@stranger("carried")
+@stranger("streams")
 class MlstmRecurrent(nn.Module):
     """mLSTM step by step with its stabiliser, as tutorials of xLSTM write it."""
 

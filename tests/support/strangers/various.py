@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tests.support.strangers.registry import WIDTH, stranger
 
 
-@stranger("carried")
+@stranger("streams")
 class Rwkv4(nn.Module):
     """RWKV-4 token by token, the maximum of its exponents from -1e38 on."""
 
@@ -92,7 +92,7 @@ class RunningExtremes(nn.Module):
         return scan(torch.maximum, y) + low * scan(lambda a, b: a * b, torch.sigmoid(y))
 
 
-@stranger("left", unit=4)
+@stranger("fused", unit=4)
 class MlstmChunkwise(nn.Module):
     """The stabilised mLSTM, one chunk after another."""
 
