@@ -110,6 +110,15 @@ def test_a_loop_converts_at_every_length(tmp_path: Path) -> None:
     check_independently(tmp_path / "artifact", module, 8, lengths=(1, 2, 40))
 
 
+@pytest.mark.parametrize("size", [(2, 2), (5, 5)])
+def test_an_example_of_few_tokens_is_made_longer(size: tuple[int, int]) -> None:
+    """Too few steps to see that they repeat; a batch of as many sequences is none of the steps."""
+    module = Recurrence().eval()
+    traced = trace(load_module((module, (torch.randn(*size, 8),), DYNAMIC), "a:loop"))
+    rewritten = passes.run(traced.graph)
+    assert [n.op_type for n in rewritten.graph.node if n.domain] == ["LinearAttention"]
+
+
 @pytest.mark.slow
 def test_a_loop_that_is_not_linear_streams(tmp_path: Path) -> None:
     class Outputs(Gates):

@@ -50,7 +50,7 @@ def export_program(loaded: LoadedModel) -> torch.export.ExportedProgram:
     except Exception as error:
         is_frozen = "onstraints violated" in str(error)
         if loaded.decode_module is None:
-            rolled = _of_few_steps(loaded, counted) if is_frozen else None
+            rolled = _of_few_steps(loaded, counted, _fixed(error)) if is_frozen else None
             rolled = rolled or _of_own_scans(loaded)
             if rolled is not None:
                 return rolled
@@ -177,20 +177,27 @@ def _is_of_several(rest: tuple[Any, ...], count: int) -> bool:
     return all(entry is None or isinstance(entry, dict | tuple | list) for entry in rest[0])
 
 
+def _fixed(error: Exception) -> tuple[int, ...]:
+    """Return the sizes that torch says the code of a model fixes."""
+    return tuple(map(int, re.findall(r"to be a constant \((\d+)\)", str(error))))
+
+
 def _of_few_steps(
-    loaded: LoadedModel, counted: Sequence[loops.Counted] = ()
+    loaded: LoadedModel, counted: Sequence[loops.Counted] = (), fixed: Sequence[int] = ()
 ) -> torch.export.ExportedProgram | None:
     """Trace a model with a loop over tokens at a few of them; None where that fails as well.
 
     Args:
         loaded: the model.
         counted: numbers of chunks that its loops were seen to count to.
+        fixed: sizes that its loops count to; an example with fewer tokens is made longer.
     """
     lengths, chunk = {c.size: n for c in counted if c.size and (n := c.length())}, 1
     sliced = None if lengths else _slices(loaded)
     if sliced is not None:
         size, chunk = sliced
         lengths = {size: loops.STEPS * chunk}
+    lengths = {n: loops.STEPS for n in fixed if n < loops.STEPS} | lengths
     given = shortened(loaded.args, loaded.dynamic_shapes, lengths)
     if given is None:
         return None
