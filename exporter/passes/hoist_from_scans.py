@@ -3,7 +3,8 @@
     Scan over x_t: a = sigmoid(x_t W),         A = sigmoid(X W)
                    h = a h + x_t         ->    Scan over a_t, x_t: h = a_t h + x_t
 
-Several factors of a state are joined before, see ``scan_rates``. What is left in the body is a
+Several factors of a state, and sums that have it several times, are joined before, see
+``scan_rates`` and ``scan_sums``. What is left in the body is a
 recurrence that recognition can read; in a loop that is not linear, one product of all tokens takes
 the place of one for each. Outer products stay in the step: there is one of them at a time. Of a
 loop that is linear in its states functions of them leave, such as the exp(d A) - 1 of a zero-order
@@ -16,11 +17,13 @@ import logging
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
+from onnx import helper
 
 from linexport.graph.edit import name_type
 from linexport.passes.contract import Pass, PassResult, rewrite_matches
 from linexport.passes.lifted_steps import ELEMENTWISE, LiftedSteps, ScannedTokens, Shape
 from linexport.passes.scan_rates import join_rates
+from linexport.passes.scan_sums import join_sums
 from linexport.passes.step_nodes import drop_unread, has_directions, leaves, scanned_axes
 from linexport.passes.step_norms import as_layer_norms
 from linexport.recognise.scan_body import nonlinear_operator
@@ -64,7 +67,7 @@ def run(graph: gs.Graph) -> PassResult:
     changed = [as_layer_norms(scan.attrs["body"], known) for scan in scans]
     # What is cast may be a constant, which must not wait for the value that says the type.
     changed += [_typed(node) for scan in scans for node in scan.attrs["body"].nodes]
-    changed += [join_rates(scan) for scan in scans]
+    changed += [join(scan) for scan in scans for join in (join_sums, join_rates)]
     return PassResult(rewrite_matches(graph, _plan, _hoist, log).modified or any(changed))
 
 
@@ -72,6 +75,8 @@ def _typed(node: gs.Node) -> bool:
     """Write the type that a node casts to, and that of a sum or product; see ``name_type``."""
     if node.op in TYPED and node.outputs[0].dtype is None:
         node.outputs[0].dtype = node.inputs[0].dtype
+    if node.op == "Cast" and node.outputs[0].dtype is None:
+        node.outputs[0].dtype = helper.tensor_dtype_to_np_dtype(node.attrs["to"])
     return name_type(node)
 
 

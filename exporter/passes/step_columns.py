@@ -115,12 +115,14 @@ class StepColumns:
         self, node: gs.Node, inputs: list[gs.Tensor], op: str | None = None
     ) -> list[gs.Tensor]:
         """Write a node of the same kind, or of another whose output has the shape of its input."""
+        attrs = dict(node.attrs) if op is None else {}
         if node.op == "Reshape" and op is None:
-            inputs = [inputs[0], self._of_each_sequence(node)]
+            sizes = self._of_each_sequence(node)
+            attrs = attrs if sizes is node.inputs[1] else {}
+            inputs = [inputs[0], sizes]
         outputs = [
             gs.Variable(self._name(t.name), t.dtype or inputs[0].dtype) for t in node.outputs
         ]
-        attrs = dict(node.attrs) if op is None else {}
         made = gs.Node(op or node.op, outputs[0].name, attrs, inputs, outputs)
         values = fold(made, self.body.opset)
         if values is not None:

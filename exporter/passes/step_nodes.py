@@ -76,15 +76,19 @@ def leaves(node: gs.Node, within: set[str], shapes: dict[str, Shape], outer: boo
 def _write_shape(node: gs.Node) -> None:
     """Write the shapes of what is the same at every step, such as a number cast to a type."""
     if node.op in ELEMENTWISE and node.outputs[0].shape is None:
-        node.outputs[0].shape = _broadcast(_written(t) for t in node.inputs)
+        node.outputs[0].shape = broadcast(_written(t) for t in node.inputs)
 
 
 def _computed(node: gs.Node, shapes: Mapping[str, Shape], outer: bool) -> dict[str, Shape] | None:
     """Return the shapes of what a node computes at one step; None where one is not known."""
     if node.op in ELEMENTWISE:
         given = [shapes.get(t.name) or _written(t) for t in node.inputs]
-        shape = _broadcast(given)
-        if shape is None or (not outer and _is_outer(shape, [s for s in given if s])):
+        shape = broadcast(given)
+        if shape is None:
+            return None
+        # What is no larger than other values of a token may leave as these do.
+        large = _size(shape) not in map(_size, shapes.values())
+        if large and not outer and _is_outer(shape, [s for s in given if s]):
             return None
         return {node.outputs[0].name: shape}
     if node.op == "SplitToSequence":
@@ -140,7 +144,7 @@ def _written(tensor: gs.Tensor) -> Shape | None:
     return None if tensor.shape is None else list(tensor.shape)
 
 
-def _broadcast(shapes: Iterable[Shape | None]) -> Shape | None:
+def broadcast(shapes: Iterable[Shape | None]) -> Shape | None:
     """Return the shape that these are broadcast to, by numpy's rules."""
     found: Shape = []
     for shape in shapes:

@@ -85,7 +85,7 @@ def _bounded(roles: Roles, may_be_negative: bool) -> dict[str, Draw]:
     found: dict[str, Draw] = {
         f.tensor.name: signed if may_be_negative else fraction
         for f in decays
-        if f.function == ("Log", (), IDENTITY) or is_fraction(f.tensor)
+        if f.function[0] == "Log" or is_fraction(f.tensor)
     }
     if roles.delta:
         found |= {f.tensor.name: unit for f in roles.key}

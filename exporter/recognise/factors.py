@@ -164,6 +164,9 @@ class Factors(Nodes):
                 array = numpy_helper.to_array(attributes["value"])
                 named[proto.output[0]] = gs.Constant(self.name("constant"), array)
                 continue
+            if proto.op_type not in (*BOOLEAN, "Where", "Cast"):
+                # A truth among numbers is 1 or 0.
+                inputs = [self.cast(t, dtype) if t.dtype == np.dtype(bool) else t for t in inputs]
             to = attributes.get("to")
             kind = helper.tensor_dtype_to_np_dtype(to) if to else _kind(inputs, dtype)
             if proto.op_type in BOOLEAN:

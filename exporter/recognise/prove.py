@@ -214,7 +214,11 @@ def _draw(
         return candidate.known[tensor.name]
     if dtype == np.dtype(bool):
         mask = random.random(shape) < 0.7
-        mask[..., :1] = True
+        # One key is read by all queries. Along a dim of one entry, everything would be true, and
+        # nothing be seen of what is computed elsewhere.
+        along = next((place for place in reversed(range(mask.ndim)) if shape[place] > 1), None)
+        if along is not None:
+            np.moveaxis(mask, along, 0)[:1] = True
         return np.asarray(mask)
     if dtype.kind in "iu":
         return random.integers(0, 2, shape).astype(dtype)

@@ -171,6 +171,8 @@ def _layout(
     sizes = evaluator.sizes(tensor)
     if sizes is None or str(tensor.dtype) not in ("float32", "float16"):
         return None
+    if place is None and tokens not in sizes:
+        return None
     place = sizes.index(tokens) if place is None else place
     rest = tuple(s for i, s in enumerate(sizes) if i != place and s != ONE)
     return _Layout(tuple(sizes), place, rest)
