@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -27,11 +27,11 @@ from linexport.targets.tokenwise.groups import (
     drop_unused,
     find_groups,
     ordered,
-    outputs_of,
     readers_of,
 )
 from linexport.targets.tokenwise.layouts import with_tokens_first
 from linexport.targets.tokenwise.nodes import MEANS, VIEWS, own_axes, write
+from linexport.targets.tokenwise.parts import take_parts
 from linexport.targets.tokenwise.program import Program, Shape, TensorView, UnfitError
 from linexport.targets.tokenwise.sizes import with_constant_sizes
 from linexport.targets.tokenwise.values import LEAD, TokenValues, read_values
@@ -39,6 +39,9 @@ from linexport.targets.tokenwise.values import LEAD, TokenValues, read_values
 log = logging.getLogger(__name__)
 
 DOMAIN, OP = "linexport.cpu", "Tokenwise"
+
+Replacement = tuple[Group, onnx.NodeProto, onnx.FunctionProto]
+"""Positions of nodes, the node in their place, and its function."""
 
 MOST = 24
 """Inputs that the library's operator has, and outputs."""
@@ -53,25 +56,11 @@ def with_programs(model: onnx.ModelProto) -> onnx.ModelProto:
     functions: dict[tuple[str, str], onnx.FunctionProto] = {}
     replaced: dict[int, onnx.NodeProto] = {}
     gone: set[int] = set()
-    for group in find_groups(model.graph, values):
-        try:
-            node, function = _fused(model, group, values, outputs_of(model.graph, group, readers))
-        except UnfitError as error:
-            log.debug(
-                "%s and those with it are no program: %s", model.graph.node[group[0]].name, error
-            )
-            continue
-        functions[OP, function.overload] = function
-        replaced[group[-1]] = node
-        gone |= set(group)
-    programs = len(replaced)
-    for places in find_convolutions(model, readers):
-        turned = [model.graph.node[index] for index in places]
-        node, function = fused_convolution(turned, DOMAIN, model.functions)
+    programs, convolutions = _programs_and_convolutions(model, values, readers)
+    for own, node, function in (*programs, *convolutions):
         functions[node.op_type, function.overload] = function
-        replaced[places[-1]] = node
-        gone |= set(places)
-    convolutions = len(replaced) - programs
+        replaced[own[-1]] = node
+        gone |= set(own)
     for four in find_exponentials(model, readers):
         own = [model.graph.node[index] for index in four]
         node, function = fused_exponentials(own, DOMAIN, model.functions)
@@ -83,9 +72,9 @@ def with_programs(model: onnx.ModelProto) -> onnx.ModelProto:
     log.info(
         "%d nodes are %d programs of the CPU library, %d convolutions and %d attentions",
         len(gone),
-        programs,
-        convolutions,
-        len(replaced) - programs - convolutions,
+        len(programs),
+        len(convolutions),
+        len(replaced) - len(programs) - len(convolutions),
     )
     made = onnx.ModelProto()
     made.CopyFrom(model)
@@ -103,6 +92,32 @@ def with_programs(model: onnx.ModelProto) -> onnx.ModelProto:
     drop_unused(made.graph)
     add_functions(made, functions.values(), DOMAIN)
     return made
+
+
+def _programs_and_convolutions(
+    model: onnx.ModelProto, values: TokenValues, readers: Mapping[str, Sequence[int]]
+) -> tuple[list[Replacement], list[Replacement]]:
+    groups, places = find_groups(model.graph, values), find_convolutions(model, readers)
+    while True:
+        programs: list[Replacement] = []
+        unfit: list[Group] = []
+        members, turned = take_parts(model.graph, groups, places, values)
+        for one in members:
+            try:
+                programs.append((one.own, *_fused(model, one.whole, values, one.outputs)))
+            except UnfitError as error:
+                name = model.graph.node[one.own[-1]].name
+                log.debug("%s and those with it are no program: %s", name, error)
+                unfit.append(one.own)
+        if not unfit:
+            break
+        # Others may have counted on these to read parts where they lie.
+        groups = [group for group in groups if not any(group[-1] == own[-1] for own in unfit)]
+    convolutions: list[Replacement] = []
+    for one in turned:
+        nodes = [model.graph.node[index] for index in one.whole]
+        convolutions.append((one.own, *fused_convolution(nodes, DOMAIN, model.functions, values)))
+    return programs, convolutions
 
 
 def _fused(

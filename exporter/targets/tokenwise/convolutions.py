@@ -2,7 +2,8 @@
 
     Transpose(CausalConvWithState(Transpose(x)))  ->  linexport.cpu.CausalConvTokens(x)
 
-For one token both layouts are the same; for many the transposes take as long as the convolution.
+with x itself or ``first_channel`` in the value that x is cut out of. For one token both layouts are
+the same; for many the transposes take as long as the convolution.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from onnx import helper
 
 from linexport.plugins.ops import causal_conv
 from linexport.plugins.ops.op import DOMAIN, attribute_value
+from linexport.targets.tokenwise.groups import Group
+from linexport.targets.tokenwise.nodes import parts_of
+from linexport.targets.tokenwise.values import TokenValues
 
 OP = "CausalConvTokens"
 
@@ -22,9 +26,7 @@ PERM = [0, 2, 1]
 """Between (B, T, C) and (B, C, T)."""
 
 
-def find_convolutions(
-    model: onnx.ModelProto, readers: Mapping[str, Sequence[int]]
-) -> list[tuple[int, int, int]]:
+def find_convolutions(model: onnx.ModelProto, readers: Mapping[str, Sequence[int]]) -> list[Group]:
     """Return the positions of transpose, convolution and transpose, where nothing else reads them.
 
     Args:
@@ -45,7 +47,7 @@ def find_convolutions(
             and min(before, after) >= 0
             and all(map(turns, (graph.node[before], graph.node[after])))
         ):
-            found.append((before, index, after))
+            found.append([before, index, after])
     return found
 
 
@@ -61,26 +63,40 @@ def turns(node: onnx.NodeProto) -> bool:
 
 
 def fused_convolution(
-    nodes: Sequence[onnx.NodeProto], domain: str, functions: Sequence[onnx.FunctionProto]
+    nodes: Sequence[onnx.NodeProto],
+    domain: str,
+    functions: Sequence[onnx.FunctionProto],
+    values: TokenValues,
 ) -> tuple[onnx.NodeProto, onnx.FunctionProto]:
     """Return the node in the place of transpose, convolution and transpose, and its function.
 
     Args:
-        nodes: the three.
+        nodes: the three, behind those that cut what they read out of another value.
         domain: of the new node.
         functions: of the model; that of the convolution becomes a part of the new one.
+        values: of the graph.
     """
-    first, convolution, last = nodes
+    *cuts, first, convolution, last = nodes
     own = next(f for f in functions if is_function_of(f, convolution))
-    inputs = [first.input[0], *convolution.input[1:]]
+    attributes = {a.name: attribute_value(a) for a in convolution.attribute}
+    source, body, start = first.input[0], [], 0
+    for cut in reversed(cuts):
+        start += parts_of(cut, values)[[*cut.output].index(source)][1]
+        source = cut.input[0]
+    if cuts:
+        attributes["first_channel"] = start
+        [channels] = values.tokens[first.input[0]].shape
+        bounds = {"start": start, "end": start + channels, "axis": -1}
+        body = [helper.make_node("Constant", [], [n], value_ints=[i]) for n, i in bounds.items()]
+        body.append(helper.make_node("Slice", ["x0", *bounds], ["part"]))
+    inputs = [source, *convolution.input[1:]]
     outputs = [last.output[0], *filter(None, convolution.output[1:])]
     given = [name and f"x{i}" for i, name in enumerate(inputs)]
-    body = [
-        helper.make_node("Transpose", ["x0"], ["turned"], perm=PERM),
+    body += [
+        helper.make_node("Transpose", ["part" if cuts else "x0"], ["turned"], perm=PERM),
         *_renamed(own, ["turned", *given[1:]], ["convolved", "y1"]),
         helper.make_node("Transpose", ["convolved"], ["y0"], perm=PERM),
     ]
-    attributes = {a.name: attribute_value(a) for a in convolution.attribute}
     function = helper.make_function(
         domain,
         OP,

@@ -9,7 +9,7 @@ which it may become one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import onnx
 from onnx import helper
@@ -17,11 +17,11 @@ from onnx import helper
 from linexport.graph.walk import reads
 from linexport.plugins.cpu import library
 from linexport.plugins.ops import op
-from linexport.targets.tokenwise.nodes import VIEWS, data_inputs, results
+from linexport.targets.tokenwise.nodes import CUTS, VIEWS, data_inputs, results
 from linexport.targets.tokenwise.program import UnfitError
 from linexport.targets.tokenwise.values import TokenValues
 
-MOVES = (*VIEWS, "Split", "Slice")
+MOVES = (*VIEWS, *CUTS)
 """Operators that compute nothing."""
 
 LEAST = 2
@@ -97,14 +97,31 @@ def connected(
     return [*found.values()]
 
 
-def outputs_of(graph: onnx.GraphProto, group: Group, readers: dict[str, list[int]]) -> list[str]:
-    """Return the values of a group that something outside of it reads."""
-    inside = set(group)
+def outputs_of(
+    graph: onnx.GraphProto,
+    group: Group,
+    readers: Mapping[str, Sequence[int]],
+    wholes: Sequence[Collection[int]] = (),
+) -> list[str]:
+    """Return the values of a group that something reads which does not make them itself.
+
+    Args:
+        graph: what positions are of.
+        group: the nodes that make the values.
+        readers: see ``readers_of``.
+        wholes: nodes that are computed together; some may be in several. By default the group.
+    """
+    wholes = wholes or [set(group)]
+
+    def is_read(index: int, name: str) -> bool:
+        homes = ([one for one in wholes if reader in one] for reader in readers.get(name, ()))
+        return any(not own or any(index not in one for one in own) for own in homes)
+
     return [
         name
         for index in group
         for name in graph.node[index].output
-        if any(reader not in inside for reader in readers.get(name, ()))
+        if name and is_read(index, name)
     ]
 
 

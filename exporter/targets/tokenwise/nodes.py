@@ -23,7 +23,8 @@ MEANS = {"ReduceMean": "Mean", "ReduceSum": "Sum"}
 VIEWS = ("Reshape", "Unsqueeze", "Squeeze")
 """Operators that move nothing."""
 
-PARTS = ("Split", "Slice", "Concat")
+CUTS = ("Split", "Slice")
+PARTS = (*CUTS, "Concat")
 
 
 def attributes(node: onnx.NodeProto) -> Mapping[str, Any]:
@@ -234,8 +235,8 @@ def write(
             program.add("Copy", room, [source], source.shape)
             source = room
         return [source.reshaped(shape)]
-    if op in ("Split", "Slice"):
-        return _parts(node, values, sources[0], shapes)
+    if op in CUTS:
+        return [sources[0].part(*one) for one in parts_of(node, values)]
     [shape] = shapes
     to = target(node.output[0], shape)
     if op == "Concat":
@@ -259,19 +260,18 @@ def write(
     return [to]
 
 
-def _parts(
-    node: onnx.NodeProto, values: TokenValues, source: TensorView, shapes: Sequence[Shape]
-) -> list[TensorView]:
+def parts_of(node: onnx.NodeProto, values: TokenValues) -> list[tuple[int, int, int]]:
+    """Return axis, start and size of each output of a Split or Slice that has ``results``."""
+    shape = values.tokens[node.input[0]].shape
     if node.op_type == "Slice":
-        cut = _cut(node, values, source.shape)
+        cut = _cut(node, values, shape)
         assert cut is not None
-        return [source.part(*cut)]
-    axis = _axis(node, source.shape)
+        return [cut]
+    axis = _axis(node, shape)
     assert axis is not None
-    starts = np.cumsum([0, *(shape[axis] for shape in shapes)]).tolist()
-    return [
-        source.part(axis, start, shape[axis]) for start, shape in zip(starts, shapes, strict=False)
-    ]
+    sizes = [values.tokens[name].shape[axis] for name in node.output]
+    starts = np.cumsum([0, *sizes]).tolist()
+    return [(axis, start, size) for start, size in zip(starts, sizes, strict=False)]
 
 
 def _add_mean(name: str, program: Program, to: TensorView, source: TensorView) -> None:

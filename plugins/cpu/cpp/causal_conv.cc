@@ -48,13 +48,13 @@ bool has_silu(const Attributes& attributes) {
   return silu;
 }
 
-Convolution read_convolution(const Context& call, const Tensor& input, int64_t channels, int64_t length) {
+Convolution read_convolution(const Context& call, const Tensor& input, int64_t width, int64_t length, int64_t first) {
   const Tensor weight = call.input(kWeight), bias = call.input(kBias), past = call.input(kPast);
   Convolution c;
-  c.batch = input.dims[0], c.channels = channels, c.length = length;
-  expect(weight.rank == 3 && weight.dims[0] == c.channels && weight.dims[1] == 1 && weight.dims[2] > 0,
-         "weight has a wrong shape");
-  c.size = weight.dims[2];
+  expect(weight.rank == 3 && weight.dims[1] == 1 && weight.dims[2] > 0, "weight has a wrong shape");
+  c.batch = input.dims[0], c.channels = weight.dims[0], c.length = length, c.size = weight.dims[2];
+  c.width = width, c.first = std::max<int64_t>(first, 0);
+  expect(first < 0 ? c.channels == width : first <= width - c.channels, "weight has other channels than the input");
   expect(!bias || bias.has_shape({c.channels}), "bias has a wrong shape");
   expect(!past || past.has_shape({c.batch, c.channels, c.size - 1}), "past_state has a wrong shape");
   c.input = input.in<float>(), c.weight = weight.in<float>(), c.bias = bias.in<float>(), c.past = past.in<float>();

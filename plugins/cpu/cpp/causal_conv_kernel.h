@@ -15,7 +15,7 @@ static void keep_last(const Convolution& c, const float* past, const float* x, f
 
 static void convolve_row(const Convolution& c, int64_t row) {
   const int64_t channel = row % c.channels, before = c.size - 1;
-  const float *x = c.input + row * c.length, *weight = c.weight + channel * c.size;
+  const float *x = c.row(row), *weight = c.weight + channel * c.size;
   const float* past = c.past ? c.past + row * before : nullptr;
   float* y = c.output + row * c.length;
   const float bias = c.bias ? c.bias[channel] : 0.0f;
@@ -42,7 +42,7 @@ static void convolve_token(const Convolution& c, int64_t row) {
   const float* weight = c.weight + channel * kSize;
   float seen[kSize] = {};
   if (c.past) UNROLL for (int j = 0; j < kBefore; ++j) seen[j] = c.past[row * kBefore + j];
-  seen[kBefore] = c.input[row];
+  seen[kBefore] = *c.row(row);
   float sum = c.bias ? c.bias[channel] : 0.0f;
   UNROLL for (int j = 0; j < kSize; ++j) sum += weight[j] * seen[j];
   c.output[row] = sum;

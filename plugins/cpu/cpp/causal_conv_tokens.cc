@@ -10,16 +10,17 @@ namespace {
 
 class CausalConvTokens : public Kernel {
  public:
-  explicit CausalConvTokens(const Attributes& attributes) : silu_(has_silu(attributes)), threads_(attributes.threads) {}
+  explicit CausalConvTokens(const Attributes& attributes)
+      : silu_(has_silu(attributes)), first_(attributes.integer("first_channel", -1)), threads_(attributes.threads) {}
 
   void compute(Context& call) const override {
     const Tensor input = call.input(0);
     if (input.rank != 3) throw Error("CausalConvTokens: input has three dimensions");
-    Convolution c = read_convolution(call, input, input.dims[2], input.dims[1]);
+    Convolution c = read_convolution(call, input, input.dims[2], input.dims[1], first_);
     c.silu = silu_;
-    c.output = call.output(0, input.dims, 3).out<float>();
+    c.output = call.output(0, {c.batch, c.length, c.channels}).out<float>();
     c.present = call.output(1, {c.batch, c.channels, c.size - 1}).out<float>();
-    if (c.length == 1) return convolve_channels_first(call, c, threads_);  // which is the same layout
+    if (c.length == 1) return convolve_channels_first(call, c, threads_);  // the same layout
     const Division division(c.batch * DISPATCH(blocks(c)), 1, c.rows() * c.length * (c.size + 16), threads_);
     const auto run = [&](const Part& part) { DISPATCH(convolve(c, part, memory(DISPATCH(memory_floats(c))))); };
     division.run(call, run, Subnormals::kKept);
@@ -27,6 +28,7 @@ class CausalConvTokens : public Kernel {
 
  private:
   const bool silu_;
+  const int64_t first_;
   const int threads_;
 };
 

@@ -49,8 +49,19 @@ static void transpose_back(const float* columns, int64_t count, int64_t width, f
     for (int64_t i = 0; i < width; ++i) rows[r * width + i] = columns[i * kLanes + r];
 }
 
-// Tokens start ... end - 1 of a vector of heads, whose rates, state and z are given by columns.
-template <bool kNormalizer>
+// Whether no exponent of these tokens is so large that it has to be cut; a NaN makes no difference.
+static bool are_moderate(const Attention& a, const Heads& at, int64_t start, int64_t end, const float* rates) {
+  Vector steps = {}, rate = {};
+  for (int64_t i = 0; i < a.d_k; ++i) rate = larger(larger(load(rates + i * kLanes), -load(rates + i * kLanes)), rate);
+  for (int64_t t = start; t < end; ++t) {
+    const Vector g = load_first(a.decay + (at.batch * a.keys + t) * a.heads + at.first, at.count);
+    steps = larger(larger(g, -g), steps);
+  }
+  return largest(steps * rate) <= 87 * kRate;
+}
+
+// Tokens start ... end - 1 of a vector of heads, whose rates (times kRate), state and z are given by columns.
+template <bool kNormalizer, bool kModerate>
 static void scan_block(const Attention& a, const Heads& at, int64_t start, int64_t end, const float* rates, float* S,
                        float* z) {
   for (int64_t t = start; t < end; ++t) {
@@ -65,7 +76,8 @@ static void scan_block(const Attention& a, const Heads& at, int64_t start, int64
     const float* query = a.query + (token * a.key_heads + at.key_head) * a.d_k;
     Vector y = {};
     for (int64_t i = 0; i < a.d_k; ++i) {
-      const Vector kept = exponential_of_decay(g * load(rates + i * kLanes));
+      const Vector rate = load(rates + i * kLanes);
+      const Vector kept = kModerate ? exponential_of_product(g, rate) : exponential_of_decay(g * (rate * (1 / kRate)));
       const float k = masked ? 0.0f : key[i];
       const Vector s = kept * load(S + i * kLanes) + v * k;
       store(S + i * kLanes, s);
@@ -86,13 +98,18 @@ static void scan_many(const Attention& a, const Part& part, float* memory) {
     const int64_t place = (at.batch * a.heads + at.first) * a.d_k;
     transpose(a.decay_scale + at.first * a.d_k, at.count, a.d_k, rates(index));
     transpose(a.past_state ? a.past_state + place : nullptr, at.count, a.d_k, state(index));
+    for (int64_t i = 0; i < size; i += kLanes) store(rates(index) + i, load(rates(index) + i) * kRate);
     transpose(nullptr, 0, a.d_k, normalizer(index));
   }
-  const auto block = a.present_normalizer ? scan_block<true> : scan_block<false>;
+  const auto block = a.present_normalizer ? scan_block<true, false> : scan_block<false, false>;
+  const auto moderate = a.present_normalizer ? scan_block<true, true> : scan_block<false, true>;
   for (int64_t start = 0; start < a.keys; start += kScanned)
-    for (int64_t index = part.first_stream; index < part.last_stream; ++index)
-      block(a, Heads(a, index), start, start + kScanned < a.keys ? start + kScanned : a.keys, rates(index),
-            state(index), normalizer(index));
+    for (int64_t index = part.first_stream; index < part.last_stream; ++index) {
+      const Heads at(a, index);
+      const int64_t end = start + kScanned < a.keys ? start + kScanned : a.keys;
+      (are_moderate(a, at, start, end, rates(index)) ? moderate : block)(a, at, start, end, rates(index), state(index),
+                                                                         normalizer(index));
+    }
   for (int64_t index = part.first_stream; index < part.last_stream; ++index) {
     const Heads at(a, index);
     const int64_t place = (at.batch * a.heads + at.first) * a.d_k;

@@ -138,7 +138,9 @@ INLINE Vector exponential(Vector x) {
 // enough, and 2^(k / kLanes) for k < kLanes is a table in a register. ln 2 is 2.7e-9 from a float, and n ln 2 is not
 // rounded before it is subtracted: r needs no second part of ln 2. Within 4e-7 of the value.
 #if defined(__clang__)  // which has no builtin that takes elements by numbers of another vector
+constexpr float kRate = 1;
 INLINE Vector exponential_by_table(Vector x) { return exponential_within_range(x); }
+INLINE Vector exponential_of_product(Vector x, Vector y) { return exponential_within_range(x * y); }
 #else
 template <int... I>
 INLINE Vector roots(std::integer_sequence<int, I...>) {
@@ -155,20 +157,40 @@ INLINE V fused(V x, V y, V z) {
   return x * y + z;
 }
 
-INLINE Vector exponential_by_table(Vector x) {
+constexpr float kQuadratic = 0.5f + 0.693147181f * 0.693147181f / (96 * kLanes * kLanes);  // of r^2, for |r| <= ln 2 / (2 kLanes)
+
+// 2^(n / kLanes), from the mantissa of n + 3 * 2^22.
+INLINE Vector power_by_table(Vector shifted) {
   constexpr int kShift = kLanes == 16 ? 19 : kLanes == 8 ? 20 : 21;
-  constexpr float kWidth = 0.693147181f / (2 * kLanes);  // |r| at most
-  const Vector shift = all(12582912.0f), shifted = x * (1.44269504f * kLanes) + shift, n = shifted - shift;
-  const Vector r = fused(n, all(-0.693147182f / kLanes), x);
-  Vector p = r * (1.0f / 6) + (0.5f + kWidth * kWidth / 24);
-  p = (p * r) * r + r;
   Vector root = roots(std::make_integer_sequence<int, kLanes>());
   Integers table, power;
-  std::memcpy(&table, &root, sizeof x);
-  std::memcpy(&power, &shifted, sizeof x);
+  std::memcpy(&table, &root, sizeof root);
+  std::memcpy(&power, &shifted, sizeof root);
   table = __builtin_shuffle(table - (lane() << kShift), power) + (power << kShift);
-  std::memcpy(&root, &table, sizeof x);
+  std::memcpy(&root, &table, sizeof root);
+  return root;
+}
+
+INLINE Vector exponential_by_table(Vector x) {
+  const Vector shift = all(12582912.0f), shifted = x * (1.44269504f * kLanes) + shift, n = shifted - shift;
+  const Vector r = fused(n, all(-0.693147182f / kLanes), x);
+  Vector p = r * (1.0f / 6) + kQuadratic;
+  p = (p * r) * r + r;
+  const Vector root = power_by_table(shifted);
   return root * p + root;
+}
+
+// e^(x y / kRate) for |x y| <= 87 kRate, y being rounded as a product with kRate: then n and r need no product of their
+// own, and the product of x and y is not rounded.
+constexpr float kRate = kLanes >= 8 ? kLanes / 0.693147181f : 1;
+
+INLINE Vector exponential_of_product(Vector x, Vector y) {
+  if constexpr (kLanes < 8) return exponential_within_range(x * y);
+  constexpr float kOne = 1 / kRate;
+  const Vector shift = all(12582912.0f), shifted = fused(x, y, shift), n = shifted - shift, r = fused(x, y, -n);
+  const Vector p = (r * (kOne * kOne * kOne / 6) + kOne * kOne * kQuadratic) * r + kOne;
+  const Vector root = power_by_table(shifted);
+  return (root * r) * p + root;
 }
 #endif
 
