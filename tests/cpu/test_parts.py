@@ -1,4 +1,7 @@
-"""Parts of one product that a convolution and programs of the CPU library read where they lie."""
+"""Parts of one product that a convolution and programs of the CPU library read where they lie.
+
+The convolution multiplies its output by a factor of each token, too.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,19 @@ WIDTH = BEFORE + CHANNELS + 2 * GATE
 
 TEXT = """
     <ir_version: 10, opset_import: ["": 20, "linexport": 1]>
-    mixer (float[B, T, 93] p, float[B, 40, 3] past_conv)
+    mixer (float[B, T, 93] p, float[B, T, 1] mask, float[B, 40, 3] past_conv)
         => (float[B, T, 24] y, float[B, T, 5] s, float[B, 40, 3] present_conv)
         <float[B, T, 93] d, float[B, 40, T] xt, float[B, 40, T] ct, float[B, T, 40] c,
-         float[B, T, 24] m>
+         float[B, T, 40] masked, float[B, T, 24] m>
     {
         d = Mul(p, scale)
         CUTS
         xt = Transpose<perm = [0, 2, 1]>(x)
         ct, present_conv = linexport.CausalConvWithState<activation = "silu">(xt, w, , past_conv)
         c = Transpose<perm = [0, 2, 1]>(ct)
+        masked = Mul(mask, c)
         s = Softplus(a)
-        m = MatMul(c, matrix)
+        m = MatMul(masked, matrix)
         z1, z2 = Split<axis = -1>(z, halves)
         g = Sigmoid(z1)
         h = Mul(g, z2)
@@ -90,6 +94,7 @@ def mixer(cuts: str = "split", source: str = "p") -> onnx.ModelProto:
 def feeds(batch: int, length: int) -> Arrays:
     rng = np.random.default_rng(length)
     shapes = {"p": (batch, length, WIDTH), "past_conv": (batch, CHANNELS, 3)}
+    shapes["mask"] = (batch, length, 1)
     return {name: np.float32(rng.normal(size=shape)) for name, shape in shapes.items()}
 
 
@@ -99,7 +104,8 @@ def reference(given: Arrays, source: str) -> list[np.ndarray]:
     a, x, z1, z2 = np.split(p, np.cumsum([BEFORE, CHANNELS, GATE]), axis=-1)
     c, present = causal_conv("silu", x.transpose(0, 2, 1), own["w"], None, given["past_conv"])
     gate = z2 / (1 + np.exp(-z1))
-    return [gate * (c.transpose(0, 2, 1) @ own["matrix"]), np.log1p(np.exp(a)), present]
+    masked = c.transpose(0, 2, 1) * given["mask"]
+    return [gate * (masked @ own["matrix"]), np.log1p(np.exp(a)), present]
 
 
 def scales(want: list[np.ndarray]) -> list[np.ndarray]:
@@ -113,7 +119,7 @@ def test_nothing_is_copied(cuts: str, source: str) -> None:
     assert CUTTING.isdisjoint(node.op_type for node in made.graph.node)
     [convolution] = [node for node in made.graph.node if node.op_type == "CausalConvTokens"]
     assert attributes(convolution)["first_channel"] == BEFORE
-    assert convolution.input[0] == source
+    assert [*convolution.input] == [source, "w", "", "past_conv", "mask"]
 
 
 @pytest.mark.parametrize("source", ["p", "d"])
@@ -150,6 +156,26 @@ def test_what_others_read_is_copied_alone(name: str) -> None:
     want = [*reference(x, "p"), np.where(part > 0, part, np.expm1(np.float64(part)))]
     for opened in (session(made, 1), session(with_chains(made), 2)):
         assert_close(opened.run(None, x), want, scales(want), 3e-6)
+
+
+def test_a_product_of_channels_or_with_others_is_a_program() -> None:
+    """A factor that is no number a token, and a product whose program has another node."""
+    channels, more = mixer(), mixer()
+    channels.graph.input[1].type.tensor_type.shape.dim[2].dim_value = CHANNELS
+    [product] = [node for node in more.graph.node if node.output[0] == "masked"]
+    more.graph.node.insert(
+        [*more.graph.node].index(product) + 1, helper.make_node("Neg", ["masked"], ["n"])
+    )
+    [matrix] = [node for node in more.graph.node if node.op_type == "MatMul"]
+    matrix.input[0] = "n"
+    for model, sign, width in ((channels, 1, CHANNELS), (more, -1, 1)):
+        made, x = with_programs(model), feeds(2, 9)
+        [convolution] = [node for node in made.graph.node if node.op_type == "CausalConvTokens"]
+        assert len(convolution.input) == 4
+        x["mask"] = np.repeat(x["mask"], width, axis=-1)
+        y, *others = reference(x, "p")
+        want = [sign * y, *others]
+        assert_close(session(made).run(None, x), want, scales(want), 3e-6)
 
 
 def test_channels_that_the_input_lacks_are_refused() -> None:

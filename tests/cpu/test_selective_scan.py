@@ -99,6 +99,16 @@ def test_decays_that_forget_all(length: int) -> None:
     check(layout, x)
 
 
+@pytest.mark.parametrize("factor", [-20.0, 20.0, 80.0, 1e4])
+def test_exponents_near_the_largest_and_beyond(factor: float) -> None:
+    """Of some tokens alone: their neighbours are computed another way."""
+    layout = scan(1, 40, 5)
+    x = layout.inputs(np.random.default_rng(0), 2, 70)
+    x["decay"][:, 33] = factor / np.abs(x["decay_scale"]).max()
+    x["decay_scale"] = -np.abs(x["decay_scale"])
+    check(layout, x)
+
+
 @pytest.mark.parametrize("length", [1, 100])
 def test_same_bits_whatever_the_threads(length: int) -> None:
     layout = scan(1, 300, 16)

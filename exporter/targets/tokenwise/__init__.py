@@ -19,7 +19,11 @@ import onnx
 from onnx import helper, numpy_helper
 
 from linexport.targets.tokenwise.cached_attention import with_cached_attention
-from linexport.targets.tokenwise.convolutions import find_convolutions, fused_convolution
+from linexport.targets.tokenwise.convolutions import (
+    find_convolutions,
+    fused_convolution,
+    take_factors,
+)
 from linexport.targets.tokenwise.exponentials import find_exponentials, fused_exponentials
 from linexport.targets.tokenwise.groups import (
     Group,
@@ -98,6 +102,7 @@ def _programs_and_convolutions(
     model: onnx.ModelProto, values: TokenValues, readers: Mapping[str, Sequence[int]]
 ) -> tuple[list[Replacement], list[Replacement]]:
     groups, places = find_groups(model.graph, values), find_convolutions(model, readers)
+    places, groups = take_factors(model.graph, places, groups, values, readers)
     while True:
         programs: list[Replacement] = []
         unfit: list[Group] = []

@@ -1,9 +1,10 @@
 """Convolutions on tokens before channels, as models have them between two transposes.
 
-    Transpose(CausalConvWithState(Transpose(x)))  ->  linexport.cpu.CausalConvTokens(x)
+    Transpose(CausalConvWithState(Transpose(x))) * mask
+        ->  linexport.cpu.CausalConvTokens<first_channel>(y, ..., mask)
 
-with x itself or ``first_channel`` in the value that x is cut out of. For one token both layouts are
-the same; for many the transposes take as long as the convolution.
+where x may be cut out of y, and a factor of each token follow. For one token both layouts are the
+same; for many the transposes take as long as the convolution, and so does what is copied.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from linexport.targets.tokenwise.nodes import parts_of
 from linexport.targets.tokenwise.values import TokenValues
 
 OP = "CausalConvTokens"
+
+FACTOR = 4
+"""Place of the factor among its inputs."""
 
 PERM = [0, 2, 1]
 """Between (B, T, C) and (B, C, T)."""
@@ -62,6 +66,35 @@ def turns(node: onnx.NodeProto) -> bool:
     return node.op_type == "Transpose" and [attribute_value(a) for a in node.attribute] == [PERM]
 
 
+def take_factors(
+    graph: onnx.GraphProto,
+    convolutions: Sequence[Group],
+    groups: Sequence[Group],
+    values: TokenValues,
+    readers: Mapping[str, Sequence[int]],
+) -> tuple[list[Group], list[Group]]:
+    """Return convolutions with products that would be programs of one node, and the other groups.
+
+    Args:
+        graph: what positions are of.
+        convolutions: see ``find_convolutions``.
+        groups: of programs; that a node is alone in one says what shapes it reads.
+        values: of the graph.
+        readers: see ``find_convolutions``.
+    """
+    found = [[*places] for places in convolutions]
+    for places in found:
+        [name] = graph.node[places[-1]].output
+        product = _reader(readers, name)
+        if [product] not in groups or graph.node[product].op_type != "Mul":
+            continue
+        others = [values.tokens.get(other) for other in graph.node[product].input if other != name]
+        if [other.shape for other in others if other] == [(1,)]:
+            places.append(product)
+    taken = {places[-1] for places in found}
+    return found, [group for group in groups if len(group) > 1 or group[0] not in taken]
+
+
 def fused_convolution(
     nodes: Sequence[onnx.NodeProto],
     domain: str,
@@ -71,12 +104,15 @@ def fused_convolution(
     """Return the node in the place of transpose, convolution and transpose, and its function.
 
     Args:
-        nodes: the three, behind those that cut what they read out of another value.
+        nodes: the three, behind those that cut what they read out of another value, and in front of
+            the product with a factor of each token.
         domain: of the new node.
         functions: of the model; that of the convolution becomes a part of the new one.
         values: of the graph.
     """
-    *cuts, first, convolution, last = nodes
+    at = next(index for index, node in enumerate(nodes) if node.domain)
+    cuts, products = nodes[: at - 1], nodes[at + 2 :]
+    first, convolution, last = nodes[at - 1 : at + 2]
     own = next(f for f in functions if is_function_of(f, convolution))
     attributes = {a.name: attribute_value(a) for a in convolution.attribute}
     source, body, start = first.input[0], [], 0
@@ -90,12 +126,16 @@ def fused_convolution(
         body = [helper.make_node("Constant", [], [n], value_ints=[i]) for n, i in bounds.items()]
         body.append(helper.make_node("Slice", ["x0", *bounds], ["part"]))
     inputs = [source, *convolution.input[1:]]
-    outputs = [last.output[0], *filter(None, convolution.output[1:])]
+    outputs = [nodes[-1].output[0], *filter(None, convolution.output[1:])]
+    for product in products:
+        factors = [name for name in product.input if name != last.output[0]]
+        inputs = [*inputs, *("",) * (FACTOR - len(inputs)), *factors]
     given = [name and f"x{i}" for i, name in enumerate(inputs)]
     body += [
         helper.make_node("Transpose", ["part" if cuts else "x0"], ["turned"], perm=PERM),
         *_renamed(own, ["turned", *given[1:]], ["convolved", "y1"]),
-        helper.make_node("Transpose", ["convolved"], ["y0"], perm=PERM),
+        helper.make_node("Transpose", ["convolved"], ["all" if products else "y0"], perm=PERM),
+        *(helper.make_node("Mul", ["all", given[FACTOR]], ["y0"]) for _ in products),
     ]
     function = helper.make_function(
         domain,

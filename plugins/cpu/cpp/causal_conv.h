@@ -14,6 +14,7 @@ struct Convolution {
   bool silu = false;
 
   const float *input = nullptr, *weight = nullptr, *bias = nullptr, *past = nullptr;
+  const float* factor = nullptr;  // of each token's output, such as a mask
   float *output = nullptr, *present = nullptr;
 
   int64_t rows() const { return batch * channels; }

@@ -33,7 +33,10 @@ struct Channels {
 
   float* output(int64_t t) const { return c.output + (batch * c.length + t) * c.channels + first; }
   INLINE_MEMBER Vector bias(int64_t i) const { return c.bias ? load_first(c.bias + first + i, count - i) : Vector{}; }
-  INLINE_MEMBER Vector activated(Vector x) const { return c.silu ? x / (exponential(-x) + 1.0f) : x; }
+  INLINE_MEMBER Vector result(Vector x, int64_t t) const {
+    const float factor = c.factor ? c.factor[batch * c.length + t] : 1.0f;
+    return (c.silu ? x / (exponential(-x) + 1.0f) : x) * factor;
+  }
 
   // The vector of channels from i on, of tokens start ... end - 1.
   void convolve(int64_t i, int64_t start, int64_t end) const {
@@ -42,7 +45,7 @@ struct Channels {
       Vector sum = bias(i);
       for (int64_t j = 0; j < c.size; ++j)
         sum += load_first(weights + j * count + i, left) * load_first(token(t - c.size + 1 + j) + i, left);
-      store_first(output(t) + i, activated(sum), left);
+      store_first(output(t) + i, result(sum, t), left);
     }
   }
 
@@ -60,7 +63,7 @@ struct Channels {
       seen[kSize - 1] = load(x);
       Vector sum = first_sum;
       UNROLL for (int j = 0; j < kSize; ++j) sum += weight[j] * seen[j];
-      store(y, activated(sum));
+      store(y, result(sum, t));
     }
   }
 
