@@ -5,6 +5,8 @@ The convolution multiplies its output by a factor of each token, too.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -12,10 +14,12 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 from linexport.plugins.ops.causal_conv import causal_conv
 from linexport.plugins.ops.registry import attach_functions, register_schemas
+from linexport.targets import tokenwise
 from linexport.targets.base import OrtSession
 from linexport.targets.tokenwise import with_programs
 from linexport.targets.tokenwise.chains import with_chains
 from linexport.targets.tokenwise.nodes import attributes
+from linexport.targets.tokenwise.program import UnfitError
 from tests.support.comparison import assert_close
 from tests.support.native import check_in_place, session
 from tests.support.runtimes import Arrays
@@ -156,6 +160,24 @@ def test_what_others_read_is_copied_alone(name: str) -> None:
     want = [*reference(x, "p"), np.where(part > 0, part, np.expm1(np.float64(part)))]
     for opened in (session(made, 1), session(with_chains(made), 2)):
         assert_close(opened.run(None, x), want, scales(want), 3e-6)
+
+
+@pytest.mark.parametrize("unfit", ["Softplus", "Sigmoid", "Mul"])
+def test_a_group_without_program_gets_its_part(unfit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others read theirs in place all the same."""
+    fused = tokenwise._fused
+
+    def refused(model: onnx.ModelProto, group: list[int], *more: Any) -> Any:
+        if unfit in {model.graph.node[index].op_type for index in group}:
+            raise UnfitError(unfit)
+        return fused(model, group, *more)
+
+    monkeypatch.setattr(tokenwise, "_fused", refused)
+    x = feeds(2, 9)
+    for cuts in CUTS:
+        made, want = with_programs(mixer(cuts, "d")), reference(x, "d")
+        assert unfit in {node.op_type for node in made.graph.node}
+        assert_close(session(made).run(None, x), want, scales(want), 3e-6)
 
 
 def test_a_product_of_channels_or_with_others_is_a_program() -> None:

@@ -61,10 +61,10 @@ def with_programs(model: onnx.ModelProto) -> onnx.ModelProto:
     replaced: dict[int, onnx.NodeProto] = {}
     gone: set[int] = set()
     programs, convolutions = _programs_and_convolutions(model, values, readers)
-    for own, node, function in (*programs, *convolutions):
+    for places, node, function in (*programs, *convolutions):
         functions[node.op_type, function.overload] = function
-        replaced[own[-1]] = node
-        gone |= set(own)
+        replaced[places[-1]] = node
+        gone |= set(places)
     for four in find_exponentials(model, readers):
         own = [model.graph.node[index] for index in four]
         node, function = fused_exponentials(own, DOMAIN, model.functions)
@@ -101,6 +101,7 @@ def with_programs(model: onnx.ModelProto) -> onnx.ModelProto:
 def _programs_and_convolutions(
     model: onnx.ModelProto, values: TokenValues, readers: Mapping[str, Sequence[int]]
 ) -> tuple[list[Replacement], list[Replacement]]:
+    """Return what is in the place of groups of nodes that have a program, and of convolutions."""
     groups, places = find_groups(model.graph, values), find_convolutions(model, readers)
     places, groups = take_factors(model.graph, places, groups, values, readers)
     while True:
@@ -117,7 +118,7 @@ def _programs_and_convolutions(
         if not unfit:
             break
         # Others may have counted on these to read parts where they lie.
-        groups = [group for group in groups if not any(group[-1] == own[-1] for own in unfit)]
+        groups = [group for group in groups if not any(own[0] in group for own in unfit)]
     convolutions: list[Replacement] = []
     for one in turned:
         nodes = [model.graph.node[index] for index in one.whole]
