@@ -84,16 +84,16 @@ def test_pieces_and_single_steps(served: int) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("length", [1, 40])
-def test_states_in_place(length: int, threads: int) -> None:
+@pytest.mark.parametrize(("length", "groups"), [(1, 1), (40, 1), (40, 70)])
+def test_states_in_place(length: int, groups: int, threads: int) -> None:
     """Past and present bound to the same memory."""
-    layout = scan(1, 70, 16)
+    layout = scan(groups, 70 // groups, 16)
     check_in_place(model(layout), layout.inputs(np.random.default_rng(0), 2, length), threads)
 
 
-@pytest.mark.parametrize("length", [2, 9])
-def test_decays_that_forget_all(length: int) -> None:
-    layout = scan(1, 11, 5)
+@pytest.mark.parametrize(("length", "groups"), [(2, 1), (9, 1), (9, 11)])
+def test_decays_that_forget_all(length: int, groups: int) -> None:
+    layout = scan(groups, 11 // groups, 5)
     x = layout.inputs(np.random.default_rng(0), 1, length)
     x["decay"][0, 1] = np.inf
     check(layout, x)
@@ -109,9 +109,18 @@ def test_exponents_near_the_largest_and_beyond(factor: float) -> None:
     check(layout, x)
 
 
-@pytest.mark.parametrize("length", [1, 100])
-def test_same_bits_whatever_the_threads(length: int) -> None:
-    layout = scan(1, 300, 16)
+def test_decays_that_stay_the_same() -> None:
+    """Heads with keys of their own, whose decays are computed where they differ from the last."""
+    layout = scan(5, 1, 20)
+    x = layout.inputs(np.random.default_rng(0), 2, 70)
+    x["decay"][:, 10:60] = 1.0
+    x["decay"][1, 30, 2:] = 0.0
+    check(layout, x, threads=2)
+
+
+@pytest.mark.parametrize(("length", "groups"), [(1, 1), (100, 1), (100, 300)])
+def test_same_bits_whatever_the_threads(length: int, groups: int) -> None:
+    layout = scan(groups, 300 // groups, 16)
     x = layout.inputs(np.random.default_rng(0), 1, length)
     alone, *others = (on_library(model(layout), threads)(x) for threads in (1, 2, 5))
     for other in others:

@@ -33,8 +33,12 @@ struct Heads {
 
 static int64_t head_vectors(const Attention& a) { return HeadVectors(a).count(a); }
 
+// Whether heads share nothing. Of the last state's z is nothing known then but that nobody asks for it.
+static bool has_own_keys(const Attention& a) { return a.heads == a.key_heads && !a.present_normalizer; }
+
 static int64_t scan_floats(const Attention& a, const Part& part) {
   const int64_t row = vectors(a.d_k) * kLanes;
+  if (a.keys >= kFewTokens && has_own_keys(a)) return (part.last_stream - part.first_stream) * (2 * row + 1);
   return a.keys < kFewTokens ? 2 * row : 3 * (part.last_stream - part.first_stream) * a.d_k * kLanes;
 }
 
@@ -155,6 +159,58 @@ static void scan_few(const Attention& a, const Part& part, float* memory) {
   }
 }
 
+// Tokens start ... end - 1 of a head with a key of its own. Its decays are kept while g is what it was for the
+// token before, as in every token of a state space whose rates are constant.
+static void scan_own_block(const Attention& a, int64_t head, int64_t start, int64_t end, float* decays, float* S, float* last) {
+  const int64_t whole = a.d_k / kLanes * kLanes, left = a.d_k - whole, stream = head % a.heads;
+  const float* rates = a.decay_scale + stream * a.d_k;
+  for (int64_t t = start; t < end; ++t) {
+    const int64_t place = (head / a.heads * a.keys + t) * a.heads + stream;
+    const bool masked = a.key_mask && !a.key_mask[place / a.heads];
+    const float g = masked ? 0.0f : a.decay[place], v = masked ? 0.0f : a.value[place];
+    const float *query = a.query + place * a.d_k, *key = a.key + place * a.d_k;
+    if (!(g == *last)) {
+      for (int64_t i = 0; i < a.d_k; i += kLanes)
+        store_first(decays + i, exponential(load_first(rates + i, a.d_k - i) * g), a.d_k - i);
+      *last = g;
+    }
+    Vector y = {};
+    for (int64_t i = 0; i < whole; i += kLanes) {
+      const Vector k = masked ? Vector{} : load(key + i);
+      const Vector s = load(decays + i) * load(S + i) + k * v;
+      store(S + i, s);
+      y += s * load(query + i);
+    }
+    if (left) {
+      const Vector k = masked ? Vector{} : load_first(key + whole, left);
+      store_first(S + whole, load_first(decays + whole, left) * load_first(S + whole, left) + k * v, left);
+      // As it was stored: behind the end is what an infinite value makes of a key of zero.
+      y += load_first(S + whole, left) * load_first(query + whole, left);
+    }
+    a.output[place] = sum(y) * a.scale;
+  }
+}
+
+static void scan_own(const Attention& a, const Part& part, float* memory) {
+  const int64_t row = vectors(a.d_k) * kLanes, count = part.last_stream - part.first_stream;
+  auto decays = [&](int64_t head) { return memory + 2 * (head - part.first_stream) * row; };
+  auto state = [&](int64_t head) { return decays(head) + row; };
+  auto last = [&](int64_t head) { return memory + 2 * count * row + head - part.first_stream; };
+  for (int64_t head = part.first_stream; head < part.last_stream; ++head) {
+    *last(head) = NAN;
+    if (a.past_state)
+      std::memcpy(state(head), a.past_state + head * a.d_k, a.d_k * sizeof(float));
+    else
+      std::memset(state(head), 0, a.d_k * sizeof(float));
+  }
+  for (int64_t start = 0; start < a.keys; start += kScanned)
+    for (int64_t head = part.first_stream; head < part.last_stream; ++head)
+      scan_own_block(a, head, start, start + kScanned < a.keys ? start + kScanned : a.keys, decays(head), state(head), last(head));
+  for (int64_t head = part.first_stream; a.present_state && head < part.last_stream; ++head)
+    std::memcpy(a.present_state + head * a.d_k, state(head), a.d_k * sizeof(float));
+}
+
 static void scan(const Attention& a, const Part& part, float* memory) {
-  a.keys < kFewTokens ? scan_few(a, part, memory) : scan_many(a, part, memory);
+  if (a.keys < kFewTokens) return scan_few(a, part, memory);
+  has_own_keys(a) ? scan_own(a, part, memory) : scan_many(a, part, memory);
 }
