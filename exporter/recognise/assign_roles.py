@@ -15,7 +15,7 @@ from linexport.recognise.axes import Axis, Index, size_of
 from linexport.recognise.decay import common_exponent
 from linexport.recognise.recurrence import read_recurrence
 from linexport.recognise.roles import NotAttentionError, Roles
-from linexport.recognise.terms import Form, Leaf, Nested, PositionOrder, Term
+from linexport.recognise.terms import TURNS, Form, Leaf, Nested, PositionOrder, Term
 
 Axes = frozenset[Axis]
 
@@ -29,7 +29,7 @@ def assign_roles(product: Term, form: Form) -> Roles | None:
     leaves = [f for f in product.of(Leaf) if f.axes]
     if len(leaves) != len(product.of(Leaf)):
         return None
-    if any(f.kind == "log" for f in product.of(Nested)):
+    if any(f.kind in ("log", *TURNS) for f in product.of(Nested)):
         return None
     if orders:
         roles = _causal(product, orders, leaves, free, bound)

@@ -146,7 +146,7 @@ def match_record(
         q_num_heads=int(attributes.get("q_num_heads", attributes.get("num_heads"))),
         kv_num_heads=int(attributes.get("kv_num_heads", attributes.get("num_heads"))),
         key_heads=size_of(writer.layout.key).known or 1,
-        d_k=size_of(roles.channels).known or 1,
+        d_k=(size_of(roles.channels).known or 1) * (2 if roles.turn else 1),
         d_v=size_of(roles.widths).known or 1,
         query_map=writer.maps.get("query"),
         key_map=writer.maps.get("key"),

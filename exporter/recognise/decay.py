@@ -8,6 +8,7 @@ exp(X_t - X_s) with X_t = c t                   decay c at every token      (Ret
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from linexport.recognise.axes import Axis, Index
@@ -87,6 +88,20 @@ def common_exponent(product: Term, query_position: Index, key_position: Index) -
         )
     if len(at_row) != 1 or len(at_column) != 1 or len(exps) != 2:
         raise NotAttentionError("its decay is not one factor for queries and its inverse for keys")
+    found = common_multiple((*at_row, *at_column), product, query_position, key_position)
+    if found is None:
+        raise NotAttentionError("the decays of queries and of keys differ")
+    return found
+
+
+def common_multiple(
+    terms: Sequence[Term], product: Term, query_position: Index, key_position: Index
+) -> Term | None:
+    """Return X where two terms are X_t and -X_s; None of others."""
+    at_row = [x for x in terms if x.axes & set(query_position)]
+    at_column = [x for x in terms if x.axes & set(key_position)]
+    if len(terms) != 2 or len(at_row) != 1 or len(at_column) != 1:
+        return None
     # exp(X_t - X_s) is a product of decays between s and t only if both sides have the same X: the
     # key's exponent, with t for s and the other sign, must be the query's.
     moved = (
@@ -95,12 +110,12 @@ def common_exponent(product: Term, query_position: Index, key_position: Index) -
         .rename({s: (t,) for s, t in zip(key_position, query_position, strict=True)})
     )
     shared = frozenset(at_row[0].axes | moved.axes) & frozenset(product.axes)
-    same_rate = math.isclose(moved.coefficient, at_row[0].coefficient)
-    if same_rate:
-        for query in (at_row[0], _advanced(at_row[0])):
-            if match(query, moved, shared) is not None:
-                return at_row[0]
-    raise NotAttentionError("the decays of queries and of keys differ")
+    if not math.isclose(moved.coefficient, at_row[0].coefficient):
+        return None
+    for query in (at_row[0], _advanced(at_row[0])):
+        if match(query, moved, shared) is not None:
+            return at_row[0]
+    return None
 
 
 def _advanced(term: Term) -> Term:

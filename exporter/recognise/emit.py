@@ -23,7 +23,7 @@ from linexport.recognise.head_layout import axis_size, check_heads
 from linexport.recognise.maximum import with_features
 from linexport.recognise.nodes import element_type, written_size
 from linexport.recognise.roles import NotAttentionError
-from linexport.recognise.signed import SignedGates
+from linexport.recognise.signed import Signs
 from linexport.recognise.terms import IDENTITY, Leaf, Term
 from linexport.recognise.tokens import (
     delayed_logarithms,
@@ -32,6 +32,7 @@ from linexport.recognise.tokens import (
     reversed_tokens,
     scaled_tokens,
 )
+from linexport.recognise.turning_queries import TurningQueries
 
 UPDATE_RULES = {
     (False, False): "linear",
@@ -41,10 +42,12 @@ UPDATE_RULES = {
 }
 """Names by whether what is stored is corrected, and whether it fades."""
 
+DECAY = INPUTS.index("decay")
+
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-class MatchWriter(SignedGates):
+class MatchWriter(TurningQueries):
     """Writes the nodes that take the place of a match."""
 
     @property
@@ -63,7 +66,10 @@ class MatchWriter(SignedGates):
         roles, order = self.roles, self.layout
         check_heads(roles)
         dtype = self.dtype()
+        if roles.turn is not None:
+            return self._finished(self.turning_inputs(dtype), dtype)
         faded, rates = gs.Variable.empty(), self.rates(dtype)
+        constant = self.constant_rates() if rates is None else None
         if roles.stabilized:
             _, keys, decays = self.stabilized(order.value)
             groups = (roles.batch, roles.key_position, order.value)
@@ -72,6 +78,9 @@ class MatchWriter(SignedGates):
             faded = self.cast(self.feature(decays, 0, order.value), dtype)
         elif rates is not None:
             faded = self.logarithms_of_sizes(rates)
+        elif constant is not None:
+            row = np.ones((1, 1, axis_size(order.value)), dtype)
+            faded = self.everywhere(row, order.value, roles.key_position)
         elif roles.decay:
             faded = self.decay(dtype)
         # Without a value, or query and key, they are 1, of width 1.
@@ -114,6 +123,21 @@ class MatchWriter(SignedGates):
         if self.mapped is not None and self.applies_map and self.parameters:
             inputs += [gs.Variable.empty() for _ in range(len(INPUTS) - len(inputs))]
             inputs += self.parameters
+        if constant is not None:
+            names = linear_attention.OP.input_names
+            inputs += [gs.Variable.empty() for _ in range(len(names) - len(inputs))]
+            inputs[names.index(linear_attention.SCALE)] = constant
+        return self._finished(inputs, dtype, signs, initial)
+
+    def _finished(
+        self,
+        inputs: list[gs.Tensor],
+        dtype: np.dtype[np.generic],
+        signs: Signs | None = None,
+        initial: gs.Variable | None = None,
+    ) -> gs.Node:
+        """Write the fused node and the result, and return the node."""
+        roles, order = self.roles, self.layout
         packed: tuple[Index, ...] = (
             roles.batch,
             roles.query_position,
@@ -127,7 +151,9 @@ class MatchWriter(SignedGates):
             {
                 "q_num_heads": axis_size(order.query),
                 "kv_num_heads": axis_size(order.value),
-                "update_rule": UPDATE_RULES[roles.delta, not faded.is_empty()],
+                "update_rule": UPDATE_RULES[
+                    roles.delta, len(inputs) > DECAY and not inputs[DECAY].is_empty()
+                ],
                 "causal": int(roles.causal),
                 "normalize": int(roles.normalize),
                 "scale": float(roles.scale),

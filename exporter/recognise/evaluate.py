@@ -128,7 +128,17 @@ class Evaluator:
     def form_of_input(self, node: gs.Node) -> Form | None:
         """Return what a node makes of its first input, whatever that is made of."""
         given = self._source(node.inputs[0])
-        return None if given is None else self._made_of(node, {node.inputs[0].name: given})
+        return None if given is None else self.made_of(node, {node.inputs[0].name: given})
+
+    def made_of(self, node: gs.Node, forms: Mapping[str, Form]) -> Form | None:
+        """Return what an operator makes of other forms of its inputs."""
+        kept = dict(self._forms)
+        self._forms.update(forms)
+        try:
+            found = RULES[node.op](self, node)
+        finally:
+            self._forms = kept
+        return found if isinstance(found, Form) and algebra.reasonable(found) else None
 
     def sizes(self, tensor: gs.Tensor) -> list[Size] | None:
         """The sizes of a tensor's dims."""
@@ -220,17 +230,7 @@ class Evaluator:
     def _of_half(self, node: gs.Node, half: str) -> Form | None:
         """Return what an operator makes of the first position of its inputs, or of the others."""
         halves = {t.name: self.behind[t.name] for t in node.inputs if t.name in self.behind}
-        return self._made_of(node, {name: getattr(b, half) for name, b in halves.items()})
-
-    def _made_of(self, node: gs.Node, forms: Mapping[str, Form]) -> Form | None:
-        """Return what an operator makes of other forms of its inputs."""
-        kept = dict(self._forms)
-        self._forms.update(forms)
-        try:
-            found = RULES[node.op](self, node)
-        finally:
-            self._forms = kept
-        return found if isinstance(found, Form) and algebra.reasonable(found) else None
+        return self.made_of(node, {name: getattr(b, half) for name, b in halves.items()})
 
     def _opaque(self, node: gs.Node, output: gs.Tensor) -> None:
         for tensor in node.inputs:

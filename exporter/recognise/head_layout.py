@@ -25,7 +25,8 @@ class HeadLayout:
 def head_layout(roles: Roles) -> HeadLayout:
     """Heads in consecutive groups: of those that share one, the shared label comes first."""
     order = seen_axes(roles)
-    query = roles.heads(roles.query)
+    # Queries that turn are made for every state.
+    query = roles.heads(roles.value if roles.turn else roles.query)
     # Keys of 1 are made for every query.
     key = roles.heads(roles.key) if roles.key else query
     value = roles.heads(roles.value) if roles.value else key

@@ -13,12 +13,12 @@ import onnx_graphsurgeon as gs
 from linexport.recognise.assign_roles import assign_roles
 from linexport.recognise.axes import size_of
 from linexport.recognise.decay import plain_exps
-from linexport.recognise.fixed_queries import read_fixed_queries
+from linexport.recognise.fixed_queries import read_fixed_queries, read_turning_queries
 from linexport.recognise.initial import with_initial, without_initial
 from linexport.recognise.joining import match
 from linexport.recognise.maximum import without_maximum
 from linexport.recognise.roles import NotAttentionError, Roles
-from linexport.recognise.terms import Count, Factor, Form, Leaf, Nested, Term
+from linexport.recognise.terms import TURNS, Count, Factor, Form, Leaf, Nested, Term
 
 WIDEST = 512
 """Features of a power of query times key, above which the state is larger than what it saves."""
@@ -31,6 +31,11 @@ def read_roles(form: Form, is_weight: Callable[[gs.Tensor], bool]) -> Roles | No
         NotAttentionError: it is a product of query, key and value, but not linear attention.
     """
     form, fading = without_initial(form)
+    if any(f.kind in TURNS for term in form.terms for f in term.of(Nested)):
+        turning = None if fading else read_turning_queries(form, is_weight)
+        if turning is not None:
+            _sensible(turning)
+        return turning
     if len(form.terms) != 1:
         return None
     term = form.terms[0]

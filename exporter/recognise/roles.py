@@ -33,6 +33,20 @@ class Transition:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """Angles and weights of channels that turn, in the place of queries and keys.
+
+    Attributes:
+        angle: of a token, b times its position.
+        cosines, sines: products of stored numbers, whose sums a cosine and a sine are weighed by.
+    """
+
+    angle: Term
+    cosines: tuple[Term, ...]
+    sines: tuple[Term, ...]
+
+
+@dataclass(frozen=True)
 class Roles:
     """The parts of one linear attention.
 
@@ -54,6 +68,7 @@ class Roles:
         beside: products of single tokens that are added to the output, see ``beside``.
         initial: the state of a recurrence before the first token, see ``initial``.
         transition: a state is corrected by what a vector of its own reads.
+        turn: channels of the state are pairs that turn as they fade.
     """
 
     query: tuple[Leaf, ...]
@@ -81,6 +96,7 @@ class Roles:
     beside: tuple[Term, ...] = ()
     initial: Term | None = None
     transition: Transition | None = None
+    turn: Turn | None = None
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:
@@ -89,6 +105,8 @@ class Roles:
         decay = () if self.decay is None else tuple(self.decay.of(Leaf))
         beta = () if self.beta is None else (self.beta,)
         terms = (*self.beside, *(() if self.initial is None else (self.initial,)))
+        if self.turn is not None:
+            terms += (self.turn.angle, *self.turn.cosines, *self.turn.sines)
         added = [f for term in terms for f in term.of(Leaf)]
         if self.transition is not None:
             added += (*self.transition.reads, *self.transition.writes)

@@ -8,7 +8,7 @@ A factor is
     PositionOrder  1 where one position is not after another, else 0: triangles, cumulative sums
     Iota           the position along an axis itself
     Count          the size of a dimension
-    Nested         exp of, log of, log of the largest of, or one over, another normal form
+    Nested         exp, cos, sin, log, log of the largest, or one over, of another normal form
 
 A cumulative sum is a sum with a PositionOrder, a mask is a product with one, so every formulation
 of causal linear attention is sum_{s,d} [s <= t] q[t,d] k[s,d] v[s,e], whatever the order in which
@@ -29,6 +29,9 @@ Function = tuple[Any, ...]
 """An elementwise function: ("x",), ("const", value, dtype), or (op, attributes, *arguments)."""
 
 IDENTITY: Function = ("x",)
+
+TURNS = ("cos", "sin")
+"""Kinds of nested factors that only kernels of convolutions have, see ``rules.oscillations``."""
 
 BOOLEAN = {"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Not", "And", "Or"}
 """Operators that give truth values."""
@@ -161,7 +164,8 @@ class Count:
 class Nested:
     """``exp(inner)`` (kind "exp"), ``log(inner)`` ("log") or ``1 / inner`` ("one over").
 
-    Kind "log max" is the logarithm of the largest product, in the place of their sum.
+    Kinds "cos" and "sin" are named alike. Kind "log max" is the logarithm of the largest product,
+    in the place of their sum.
     """
 
     kind: str

@@ -9,6 +9,7 @@ import onnx_graphsurgeon as gs
 from linexport.recognise.axes import size_of
 from linexport.recognise.evaluate import Evaluator, rule
 from linexport.recognise.rules.kernels import at_distance
+from linexport.recognise.rules.oscillations import kernel_form
 from linexport.recognise.terms import Form, Iota
 
 
@@ -23,7 +24,8 @@ def gather(e: Evaluator, node: gs.Node) -> Form | None:
         return None
     data, index = forms
     if len(index.dims) == 3 and not index.dims[2]:
-        matrix = at_distance(_last(data), replace(index, dims=index.dims[:2]))
+        kernel = kernel_form(e, node.inputs[0], data)
+        matrix = at_distance(_last(kernel), replace(index, dims=index.dims[:2]))
         return matrix and replace(matrix, dims=(*matrix.dims[-2:], *matrix.dims[:-2]))
     if len(index.dims) != 2 or len(index.terms) != 1 or index.terms[0].coefficient != 1:
         return None

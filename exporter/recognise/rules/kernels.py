@@ -5,7 +5,8 @@
     K[max(t - s, 0)]                        is    [s <= t] K_{t-s} + [s > t] K_0
 
 where K depends on its position as exp(a t) does, so that K_{t-s} is a product of factors of t and
-of s. The convolution is cyclic, of length n; nothing wraps around where n is that large.
+of s, or as cos(b t) or sin(b t) besides, whose angle is then b t - b s. The convolution is cyclic,
+of length n; nothing wraps around where n is that large.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from linexport.recognise import algebra
 from linexport.recognise.axes import Index, fresh, size_of
 from linexport.recognise.evaluate import Evaluator, rule
 from linexport.recognise.fourier import compare, read_convolution
+from linexport.recognise.rules.oscillations import at_difference, kernel_form
 from linexport.recognise.rules.padding import ends_of, fills_zero
 from linexport.recognise.sizes import Size
-from linexport.recognise.terms import Factor, Form, Iota, Nested, PositionOrder, Term
+from linexport.recognise.terms import TURNS, Factor, Form, Iota, Nested, PositionOrder, Term
 
 END = 1 << 31
 """Slices to before -END, backwards, go to the first position."""
@@ -43,16 +45,19 @@ def convolution(e: Evaluator, tensor: gs.Tensor, place: int, size: Size) -> Form
     forms = e.forms(found.operands)
     if forms is None or any(size_of(f.dims[found.along]) != size for f in forms):
         return None
-    first, second = forms
-    return _summed(first, second, found.along) or _summed(second, first, found.along)
+    operands = list(zip(found.operands, forms, strict=True))
+    for (kernel, own), (_, tokens) in (operands, operands[::-1]):
+        summed = _summed(kernel_form(e, kernel, own), tokens, found.along)
+        if summed is not None:
+            return summed
+    return None
 
 
 @rule("Conv")
 def convolved(e: Evaluator, node: gs.Node) -> Form | None:
     """Return a convolution along all tokens, one kernel a channel, as a sum over tokens."""
     pad, kernel = producer(node.inputs[0], "Pad"), _backwards(e, node.inputs[1])
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    if pad is None or kernel is None or (bias is not None and not e.values.is_zero(bias)):
+    if pad is None or kernel is None or _has_bias(e, node):
         return None
     forms = e.forms([kernel, pad.inputs[0]])
     if forms is None or [len(f.dims) for f in forms] != [2, 3] or not _is_plain(node):
@@ -64,7 +69,24 @@ def convolved(e: Evaluator, node: gs.Node) -> Form | None:
     whole = list(front) == [2] and not behind and fills_zero(e, pad)
     if not whole or not compare(front[2], size, lambda a, b: a == b - 1):
         return None
-    return _summed(forms[0], tokens, -1)
+    return _summed(kernel_form(e, kernel, forms[0]), tokens, -1)
+
+
+def is_long(node: gs.Node) -> bool:
+    """Return whether a node is a convolution whose kernel is of no fixed length."""
+    shape = node.inputs[1].shape if node.op == "Conv" else None
+    return shape is not None and not isinstance(shape[-1], int)
+
+
+def long_obstacle(e: Evaluator, node: gs.Node) -> str:
+    """Return what is in the way of a convolution: "bias", "not turned around", or "" for others."""
+    if _has_bias(e, node):
+        return "bias"
+    return "not turned around" if _backwards(e, node.inputs[1]) is None else ""
+
+
+def _has_bias(e: Evaluator, node: gs.Node) -> bool:
+    return len(node.inputs) > 2 and not e.values.is_zero(node.inputs[2])
 
 
 def _is_plain(node: gs.Node) -> bool:
@@ -124,24 +146,25 @@ def _parted(term: Term, position: Index, t: Index, s: Index) -> Term | None:
     for factor in term.factors:
         if not factor.axes & set(position):
             factors.append(factor)
-        elif _is_power(factor, position):
+        elif not isinstance(factor, Nested) or not _is_of_multiple(factor, position):
+            return None
+        elif factor.kind == "exp":
             # exp(a (t - s)) = exp(a t) exp(-a s).
-            assert isinstance(factor, Nested)
             (axis,) = position
             grown, fading = (factor.rename({axis: index}) for index in (t, s))
             inverse = tuple(x.scaled(-1.0) for x in fading.inner.terms)
             factors += [grown, replace(fading, inner=replace(fading.inner, terms=inverse))]
+        elif factor.kind in TURNS:
+            factors.append(at_difference(factor, position, t, s))
         else:
             return None
     return Term(term.coefficient, tuple(factors))
 
 
-def _is_power(factor: Factor, position: Index) -> bool:
-    """Return whether a factor is exp(a l) of a position l, with a that does not depend on it."""
-    if not isinstance(factor, Nested) or factor.kind != "exp" or len(factor.inner.terms) != 1:
-        return False
-    inside = [f for f in factor.inner.terms[0].factors if f.axes & set(position)]
-    return inside == [Iota(position)]
+def _is_of_multiple(factor: Nested, position: Index) -> bool:
+    """Return whether a function is of a l, of a position l and an a that does not depend on it."""
+    inside = [f for term in factor.inner.terms for f in term.factors if f.axes & set(position)]
+    return len(factor.inner.terms) == 1 and inside == [Iota(position)]
 
 
 def at_distance(kernel: Form, distance: Form) -> Form | None:
@@ -158,9 +181,11 @@ def at_distance(kernel: Form, distance: Form) -> Form | None:
     order = PositionOrder(row, column)
     later, first = (Form((row, column), (Term(1.0, (o,)),)) for o in (order, order.complement()))
     own = kernel.dims[-1]
+    # exp(0) and cos(0) are 1, and sin(0) is 0.
     at_zero = [
         Term(x.coefficient, tuple(f for f in x.factors if not f.axes & set(own)))
         for x in kernel.terms
+        if not any(f.kind == "sin" and f.axes & set(own) for f in x.of(Nested))
     ]
     start = Form((*kernel.dims[:-1], (), ()), tuple(at_zero))
     kept, rest = algebra.times(matrix, later), algebra.times(start, first)

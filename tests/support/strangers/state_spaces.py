@@ -109,7 +109,7 @@ class Mamba2Ssd(nn.Module):
         return rearrange(Y, "b c l h p -> b (c l) (h p)")
 
 
-@stranger("left")
+@stranger("streams")
 class S4dKernel(nn.Module):
     """S4D in real pairs, by its Vandermonde kernel under a Toeplitz matrix."""
 
