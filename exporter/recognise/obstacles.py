@@ -16,6 +16,7 @@ from linexport.graph.operators import SIZES_ONLY
 from linexport.recognise.evaluate import RULES, Evaluator
 from linexport.recognise.findings import UnmatchedCandidate
 from linexport.recognise.nodes import written_size
+from linexport.recognise.rules.kernels import is_long, long_obstacle
 from linexport.recognise.scan_body import nonlinear_operator, nonlinear_read
 from linexport.recognise.terms import Form, Iota, Leaf, Nested, PositionOrder, Term
 
@@ -25,13 +26,28 @@ MOVES = ("Pad", "Slice", "Concat", "Split", "Gather")
 WHOLE = ("DFT", "STFT", "Scan", "Loop")
 """Operators that are named whether or not the shapes around them are known."""
 
+SUM = (
+    "a sum of exponentials of positions, c * exp(a * t) of weights, or times cos(b * t), sin(b * t)"
+)
+
+LONG = "is a convolution along {dim} with a kernel as long as the sequence"
+LONG_REASONS = {
+    "bias": f"{LONG} and a bias. Without one it is fused where its kernel is {SUM}: add the bias "
+    "to what it gives",
+    "not turned around": f"{LONG} that is no K.flip(-1). conv1d does not turn a kernel around: "
+    "without a flip each token meets itself by the kernel's last number, another one at every "
+    "length",
+    "": f"{LONG}. It is fused behind as many zeros but one, of stride 1, where each channel has "
+    f"one kernel, which is {SUM}",
+}
+
 REASONS = {
     **dict.fromkeys(("ReduceMax", "ReduceMin"), "compares all tokens of {dim}: not a sum"),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), "passes its state through a function at every token"),
     **dict.fromkeys(
         ("DFT", "STFT"),
         "is a Fourier transform along {dim}, which needs all tokens. A causal convolution by it is "
-        "fused where its kernel is a sum of exponentials of positions, c * exp(a * t) with real a",
+        f"fused where its kernel is {SUM}",
     ),
     **dict.fromkeys(
         MOVES,
@@ -134,7 +150,7 @@ def _state_shapes(graph: gs.Graph, e: Evaluator) -> None:
 
 
 def _mixes(node: gs.Node, dim: str) -> bool:
-    if node.op in WHOLE:
+    if node.op in WHOLE or is_long(node):
         return True
     before, after = (
         max((list(t.shape or ()).count(dim) for t in tensors), default=0)
@@ -153,6 +169,8 @@ def _why(e: Evaluator, node: gs.Node, dim: str) -> str:
             read = nonlinear_read(node)
             return OTHER_RECURRENCE if read is None else READ_OTHERWISE.format(operator=read)
         return f"has a body that is not linear in its state: {operator} is computed of it"
+    if is_long(node):
+        return LONG_REASONS[long_obstacle(e, node)].format(dim=dim)
     if node.op in REASONS:
         return REASONS[node.op].format(dim=dim)
     if node.op not in SUMS:
