@@ -103,10 +103,17 @@ class Widened(TorchFunctionMode):
         args, kwargs = pytree.tree_map(_widened, (args, kwargs or {}))
         if func in NORMS:
             args, kwargs = _with_epsilon(*args, **kwargs)
-        return (torch.Tensor.double if func is torch.Tensor.float else func)(*args, **kwargs)
+        return CASTS.get(func, func)(*args, **kwargs)
 
 
 NORMS = (torch.rms_norm, torch.nn.functional.rms_norm)
+
+CASTS: dict[Any, Any] = {
+    torch.Tensor.float: torch.Tensor.double,
+    torch.Tensor.cfloat: torch.Tensor.cdouble,  # type: ignore[attr-defined]
+}
+
+WIDE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
 def _with_epsilon(
@@ -121,7 +128,7 @@ def _with_epsilon(
 
 
 def _widened(argument: object) -> object:
-    return torch.float64 if argument is torch.float32 else argument
+    return WIDE.get(argument, argument) if isinstance(argument, torch.dtype) else argument
 
 
 @contextmanager
@@ -158,7 +165,8 @@ def choosing() -> Iterator[None]:
 def _copied(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
     """Return a copy in this precision, where the module has it, with memory-mapped weights."""
     weights = _weights(module)
-    made = copy.deepcopy(module, {id(w): _empty(w) for w in weights.values()}).to(dtype)
+    made = copy.deepcopy(module, {id(w): _empty(w) for w in weights.values()})
+    made._apply(lambda weight: _converted(weight, dtype))
     mine = _weights(made)
     sources = {id(mine[name]): (mine[name], weight) for name, weight in weights.items()}
     sizes = [weight.numel() * own.itemsize for own, weight in sources.values()]
@@ -172,6 +180,13 @@ def _copied(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
         memory.release(place.data_ptr(), size)
         memory.release(weight.data_ptr(), weight.nbytes)
     return made
+
+
+def _converted(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a weight in this precision; complex ones have none besides the two of float."""
+    if weight.is_complex():
+        return weight.to(dtype.to_complex()) if dtype in WIDE.values() else weight
+    return weight.to(dtype) if weight.is_floating_point() else weight
 
 
 def _weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -24,6 +24,7 @@ from linexport.models import torch_ops
 from linexport.plugins.ops import registry
 from linexport.plugins.ops.op import DOMAIN, VERSION, Op
 from linexport.trace import extremes, integers, inverses, loops, products
+from linexport.trace.complex_pairs import with_pairs
 from linexport.trace.dim_names import rename_symbols
 from linexport.trace.exporting import exporting
 from linexport.trace.messages import explained, innermost
@@ -69,6 +70,8 @@ def to_graph(
     """
     registry.register_schemas()
     integers.promote(program)
+    translations = _translations()
+    program = with_pairs(program, OPSET, translations)
     try:
         with exporting(), translations_read_once():
             exported = torch.onnx.export(
@@ -77,7 +80,7 @@ def to_graph(
                 optimize=False,
                 verbose=False,
                 opset_version=OPSET,
-                custom_translation_table=_translations(),
+                custom_translation_table=translations,
             )
     except Exception as error:
         raise BuildError(

@@ -19,6 +19,12 @@ FOR_DEBUGGING = (
 )
 """Beginnings of lines about torch's own debugging; nothing about the model comes after them."""
 
+COMPLEX = (
+    "ONNX has no complex numbers: write it with pairs of real ones, (a + bi) (c + di) as ac - bd "
+    "and ad + bc, exp(a + bi) as exp(a) cos(b) and exp(a) sin(b)."
+)
+"""Advice for operators of complex numbers that have no translation."""
+
 ADVICE = (
     (
         r"[Dd]ata.dependent|torch\.cond",
@@ -26,11 +32,7 @@ ADVICE = (
         "bool(x)) cannot be traced: compute both cases and choose with torch.where, and take sizes "
         "from shapes.",
     ),
-    (
-        r"complex-valued input",
-        "ONNX has no complex numbers: write them as pairs of real ones, (a + bi) (c + di) as "
-        "ac - bd and ad + bc, exp(a + bi) as exp(a) cos(b) and exp(a) sin(b).",
-    ),
+    (r"complex-valued input", COMPLEX),
     (r"No ONNX function found for", "ONNX has no operator for it: write it with others."),
     (
         r"\.numpy\(\)|[Nn]um[Pp]y",

@@ -39,6 +39,7 @@ IN_EVERY_RUN = {
     "xlstmparallel",
     "angles_of_tokens",
     "rotationmatrices",
+    "complexunit",
     "polesofchannels",
 }
 """One of each kind."""

@@ -8,7 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.support.formulations.notation import COLLECTED, HEADS, WIDTH, D, formulation, split
+from tests.support.formulations.notation import (
+    COLLECTED,
+    HEADS,
+    WIDTH,
+    D,
+    formulation,
+    heads_first,
+    merge,
+    split,
+)
 
 N = 8
 """Complex states of a layer."""
@@ -43,6 +52,54 @@ class LinearRecurrentUnit(nn.Module):
 
 
 formulation(COLLECTED)(LinearRecurrentUnit)
+
+
+class ComplexUnit(LinearRecurrentUnit):
+    """The same in complex numbers, as its authors write it."""
+
+    def forward(self, q, k, v):
+        rate = torch.exp(torch.complex(-self.nu.exp(), self.theta.exp()))
+        b, c = torch.complex(*self.b), torch.complex(*self.c)
+        added = v.to(b.dtype) @ (self.gamma.exp()[:, None] * b).T
+        state, out = torch.zeros(v.shape[0], N, dtype=b.dtype), []
+        for t in range(v.shape[1]):
+            state = rate * state + added[:, t]
+            out.append((state @ c.T).real)
+        return torch.stack(out, 1) + self.d * v + q * k
+
+
+formulation(COLLECTED)(ComplexUnit)
+
+
+class ComplexStates(ComplexUnit):
+    """All states come out, from a real zero, and are multiplied afterwards; rates by polar."""
+
+    def forward(self, q, k, v):
+        rate = torch.polar(torch.exp(-self.nu.exp()), self.theta.exp())
+        added = torch.view_as_complex(torch.einsum("btd,ind->btni", v, self.b))
+        state, out = torch.zeros(v.shape[0], N), []
+        for t in range(v.shape[1]):
+            state = rate * state + added[:, t]
+            out.append(state)
+        return (torch.stack(out, 1) @ torch.complex(*self.c).T).real + q * k
+
+
+formulation(COLLECTED)(ComplexStates)
+
+
+def rotated(x, angles):
+    """Llama's rotary embedding."""
+    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+
+
+@formulation(COLLECTED)
+def complex_rotary_embedding(q, k, v):
+    q, k, v = heads_first(q), heads_first(k), heads_first(v)
+    position = torch.arange(q.shape[2], dtype=q.dtype)
+    angles = torch.outer(position, 100 ** -torch.linspace(0, 1, D // 2, dtype=q.dtype))
+    q, k = rotated(F.elu(q) + 1, angles), rotated(F.elu(k) + 1, angles)
+    return merge((q @ k.mT).tril() @ v)
 
 
 class StackedUnit(LinearRecurrentUnit):

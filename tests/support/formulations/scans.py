@@ -164,7 +164,7 @@ class ComplexStateSpace(DiagonalStateSpace):
         return torch.exp(torch.complex(-self.rate, self.turn) * apart).real
 
 
-formulation(COLLECTED, reason="cannot translate")(ComplexStateSpace)
+formulation(COLLECTED, reason="of more products than are followed")(ComplexStateSpace)
 
 
 class PairsOfReals(nn.Module):
