@@ -90,6 +90,11 @@ def without_signs(a: Tensor, b: Tensor) -> Tensor:
     return doubling(a.abs(), b)
 
 
+def conjugated(a: Tensor, b: Tensor) -> Tensor:
+    """The recurrence of the conjugates of a."""
+    return doubling(a.conj(), b)
+
+
 class Gated(nn.Module):
     """h = sigmoid(a) h + b by some function."""
 
@@ -121,6 +126,16 @@ class Swept(Gated):
     @staticmethod
     def scan(a: Tensor, b: Tensor) -> Tensor:
         return swept(a, b)
+
+
+class Turned(Gated):
+    def scan(self, a: Tensor, b: Tensor) -> Tensor:
+        return doubling(torch.polar(a, 2 * b), b.to(torch.complex64)).real
+
+
+class Conjugated(Gated):
+    def scan(self, a: Tensor, b: Tensor) -> Tensor:
+        return conjugated(torch.polar(a, 2 * b), b.to(torch.complex64)).real
 
 
 class Bounded(Gated):
@@ -243,7 +258,10 @@ def converted(module: nn.Module, folder: Path) -> linexport.manifest.Manifest:
     return linexport.convert(source(module), folder, bench=False, threads=1)
 
 
-@pytest.mark.parametrize("kind", [Doubling, Padded, Halves, Swept], ids=lambda kind: kind.__name__)
+FOUND = [Doubling, Padded, Halves, Swept, Turned]
+
+
+@pytest.mark.parametrize("kind", FOUND, ids=lambda kind: kind.__name__)
 def test_a_function_that_computes_a_recurrence_is_found(kind: type[Gated]) -> None:
     module = kind().eval()
     before = doubling, padded, halves, swept, sweeps
@@ -285,9 +303,12 @@ def test_a_loop_in_the_middle_of_a_function_converts_and_streams(tmp_path: Path)
     check_independently(tmp_path / "artifact", module, WIDTH, lengths=(1, 2, 7, 130))
 
 
-@pytest.mark.parametrize("function", [bounded, without_signs], ids=lambda f: f.__name__)
+OTHERS = {bounded: Bounded, without_signs: WithoutSigns, conjugated: Conjugated}
+
+
+@pytest.mark.parametrize("function", OTHERS, ids=lambda f: f.__name__)
 def test_another_function_is_not_swapped(function: object) -> None:
-    module = {bounded: Bounded, without_signs: WithoutSigns}[function]()  # type: ignore[index]
+    module = OTHERS[function]()  # type: ignore[index]
     own = globals()[function.__name__]  # type: ignore[attr-defined]
     with own_scans(module, (torch.randn(2, 16, WIDTH),), {}):
         assert globals()[function.__name__] is own  # type: ignore[attr-defined]
@@ -303,7 +324,7 @@ def test_a_tree_scan_converts_and_streams(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    [Padded, Halves, Swept, FromSecond, Associative, InlineWrites],
+    [Padded, Halves, Swept, Turned, FromSecond, Associative, InlineWrites],
     ids=lambda kind: kind.__name__,
 )
 def test_every_scan_converts_and_streams(kind: type[Gated], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -138,11 +139,11 @@ def _run_model(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [
-        leaf
-        for leaf in pytree.tree_leaves(value)
-        if isinstance(leaf, Tensor) and leaf.is_floating_point()
-    ]
+    return [leaf for leaf in pytree.tree_leaves(value) if _is_drawn(leaf)]
+
+
+def _is_drawn(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
 def _loop(call: _Call) -> Callable[..., Any] | None:
@@ -176,6 +177,8 @@ def _results(call: _Call, axis: int, order: tuple[int, int]) -> list[Compute] | 
             ]
             pair[order[0]].uniform_(low, high, generator=generator)
             pair[order[1]].normal_(generator=generator).mul_(size)
+            given = _tensors(call.arguments)
+            pair = [_turned(x, y, generator) for x, y in zip(pair, given, strict=True)]
             try:
                 found = _tensors(_run(call, pair, {own: length}))
             except Exception:
@@ -197,13 +200,21 @@ def _results(call: _Call, axis: int, order: tuple[int, int]) -> list[Compute] | 
     return states if recurrence in states else None
 
 
+def _turned(drawn: Tensor, given: Tensor, generator: torch.Generator) -> Tensor:
+    """Return numbers in all directions of the plane where those of the call are complex."""
+    if not given.is_complex():
+        return drawn
+    angle = torch.empty_like(drawn).uniform_(0, math.tau, generator=generator)
+    return torch.polar(drawn.abs(), angle)
+
+
 def _run(call: _Call, pair: Sequence[Tensor], sizes: Mapping[int, int]) -> Any:
     """Call a function with other tensors, and with their sizes where it is given sizes."""
     given = iter(pair)
     leaves, structure = pytree.tree_flatten(dict(call.arguments))
     taken = [
         next(given).clone()
-        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+        if _is_drawn(leaf)
         else sizes.get(leaf, leaf)
         if type(leaf) is int
         else leaf

@@ -206,10 +206,9 @@ def test_the_source_line_is_that_of_a_function_that_forward_calls() -> None:
             ("data-dependent", "torch.where", "test_obstacles"),
         ),
         (lambda q, k, v: q.kthvalue(2, 1)[0], ("kthvalue", "no operator for it", "with others")),
-        (lambda q, k, v: (q + k * 1j).cumsum(1).real, ("complex", "pairs of real")),
         (lambda q, k, v: torch.from_numpy(q.numpy().cumsum(1)), ("numpy", "the function of torch")),
     ],
-    ids=["branch", "operator", "complex", "numpy"],
+    ids=["branch", "operator", "numpy"],
 )
 def test_messages_of_torch_are_whole_and_say_what_helps(
     function: Function, parts: tuple[str, ...]
