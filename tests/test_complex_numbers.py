@@ -91,6 +91,8 @@ LAYOUT: dict[str, Function] = {
     "chosen": lambda z, w, x: torch.where(x > 0, z, w) + torch.where(x > 1, z, x),
     "masked": lambda z, w, x: z.masked_fill(x > 0, 0) + (z @ w.mT).tril()[..., :1],
     "made": lambda z, w, x: torch.ones_like(z) * w + z.new_zeros(4) + torch.full_like(z, 1 - 2j),
+    "expanded": lambda z, w, x: (x[..., :1] + 1j * x[:, :1]).reshape(x.shape[0], -1),
+    "neighbours": lambda z, w, x: (x.view(z.dtype) + z[..., :2]).view(x.dtype),
     "written": lambda z, w, x: torch.zeros_like(z).index_put((torch.tensor([0]),), w[:1]),
 }
 

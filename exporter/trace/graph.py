@@ -18,7 +18,7 @@ import torch
 from onnxscript import ir, values
 from onnxscript.ir.passes.common import LiftConstantsToInitializersPass
 
-from linexport.errors import BuildError
+from linexport.errors import BuildError, LinexportError
 from linexport.graph.external_data import LARGE, LOCATION, Weights, with_weights
 from linexport.models import torch_ops
 from linexport.plugins.ops import registry
@@ -67,12 +67,13 @@ def to_graph(
 
     Raises:
         BuildError: an operator has no translation.
+        UnsupportedModelError: one of complex numbers has none, see ``with_pairs``.
     """
     registry.register_schemas()
     integers.promote(program)
     translations = _translations()
-    program = with_pairs(program, OPSET, translations)
     try:
+        program = with_pairs(program, OPSET, translations)
         with exporting(), translations_read_once():
             exported = torch.onnx.export(
                 program,
@@ -82,6 +83,8 @@ def to_graph(
                 opset_version=OPSET,
                 custom_translation_table=translations,
             )
+    except LinexportError:
+        raise
     except Exception as error:
         raise BuildError(
             f"torch.onnx.export cannot translate the model: {explained(innermost(error))}"

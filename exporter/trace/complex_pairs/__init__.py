@@ -18,7 +18,7 @@ from torch.export.graph_signature import TensorArgument
 from torch.fx import Node
 from torch.onnx._internal.exporter import _decomp, _registration
 
-from linexport.errors import UnsupportedModelError
+from linexport.errors import LinexportError, UnsupportedModelError
 from linexport.trace.complex_pairs import arithmetic, layout, products, transforms
 from linexport.trace.complex_pairs.weights import Weights
 from linexport.trace.complex_pairs.writer import (
@@ -30,7 +30,7 @@ from linexport.trace.complex_pairs.writer import (
     value_of,
 )
 from linexport.trace.exporting import exporting
-from linexport.trace.messages import COMPLEX
+from linexport.trace.messages import COMPLEX, error_summary
 from linexport.trace.metadata import last_frame
 from linexport.trace.translations import translations_read_once
 
@@ -132,7 +132,13 @@ def _write(w: PairWriter, node: Node) -> None:
     if rule is None:
         raise _refused(f"{node.target} of complex numbers has no translation", node, COMPLEX)
     w.begin(node)
-    found, value = rule(w, node), value_of(node)
+    try:
+        found, value = rule(w, node), value_of(node)
+    except LinexportError:
+        raise
+    except Exception as error:
+        what = f"{node.target} of complex numbers is not written in pairs: {error_summary(error)}"
+        raise _refused(what, node, COMPLEX) from error
     several = isinstance(value, list | tuple)
     if is_complex(node):
         assert isinstance(found, ComplexPair)

@@ -173,6 +173,12 @@ def _of_two(
     return rule
 
 
+def _add_product(w: PairWriter, node: Node) -> ComplexPair:
+    given = arguments(node)
+    x, y, z, factor = map(w.pair, (*operands(node)[:3], given.get("value", 1)))
+    return add(w, x, mul(w, mul(w, y, z), factor))
+
+
 def _power(w: PairWriter, node: Node) -> ComplexPair:
     given = arguments(node)
     return power(w, w.pair(given["self"]), given["exponent"])
@@ -191,6 +197,7 @@ def _polar(w: PairWriter, node: Node) -> ComplexPair:
 RULES: Rules = {
     "abs": _of_one(absolute),
     "add": _of_two(add),
+    "addcmul": _add_product,
     "angle": _of_one(angle),
     "complex": _complex,
     **dict.fromkeys(("_conj", "conj", "conj_physical", "_conj_physical"), _of_one(conjugate)),

@@ -29,11 +29,22 @@ from linexport.trace.complex_pairs.writer import (
 )
 
 OF_ONE = (
-    *("_unsafe_view", "alias", "clone", "contiguous", "cumsum", "detach", "diag_embed", "diagonal"),
+    *("alias", "clone", "contiguous", "cumsum", "detach", "diag_embed", "diagonal"),
     *("expand", "flatten", "flip", "gather", "getitem", "index", "index_select", "lift_fresh_copy"),
-    *("mT", "mean", "movedim", "narrow", "permute", "repeat", "reshape", "resolve_conj", "roll"),
+    *(
+        "mT",
+        "mean",
+        "movedim",
+        "narrow",
+        "permute",
+        "repeat",
+        "repeat_interleave",
+        "reshape",
+        "resolve_conj",
+        "roll",
+    ),
     *("resolve_neg", "select", "slice", "split", "split_with_sizes", "squeeze", "sum", "t"),
-    *("transpose", "tril", "triu", "unbind", "unflatten", "unsqueeze", "view", "unfold", "chunk"),
+    *("transpose", "tril", "triu", "unbind", "unflatten", "unsqueeze", "unfold", "chunk"),
 )
 """Operators whose first argument alone is complex."""
 
@@ -127,6 +138,19 @@ def parts_of(w: PairWriter, x: Node) -> ComplexPair:
     return ComplexPair(*(w(aten.select.int, x, last, i) for i in (0, 1)))
 
 
+def _view(w: PairWriter, node: Node) -> ComplexPair | Part:
+    """Change the shape; or take neighbours for parts, or parts for neighbours."""
+    x, shape = operands(node)[:2]
+    if not isinstance(shape, torch.dtype):
+        # A part may be an expanded one, of which there is no view.
+        parts = (p if p == 0.0 else w(aten.reshape.default, p, shape) for p in w.pair(x))
+        return ComplexPair(*parts)
+    sizes = w.sizes(value_of(node).shape)
+    if is_complex(node):
+        return parts_of(w, w(aten.view.default, x, [*sizes, 2]))
+    return w(aten.view.default, join(w, w.pair(x), value_of(x).shape), sizes)
+
+
 def _joined(w: PairWriter, node: Node) -> Node:
     """Put parts together; what takes one of them, as x.real does, gets it without that."""
     pair, shape = w.pair(operands(node)[0]), value_of(node).shape[:-1]
@@ -168,6 +192,7 @@ RULES: Rules = {
     "mH": lambda w, node: conjugate(w, by_part(w, node)),
     "steps": _steps,
     "sym_size": _size,
+    **dict.fromkeys(("view", "_unsafe_view"), _view),
     "view_as_complex": lambda w, node: parts_of(w, operands(node)[0]),
     "view_as_real": _joined,
 }
