@@ -29,22 +29,12 @@ from linexport.trace.complex_pairs.writer import (
 )
 
 OF_ONE = (
-    *("alias", "clone", "contiguous", "cumsum", "detach", "diag_embed", "diagonal"),
+    *("alias", "chunk", "clone", "contiguous", "cumsum", "detach", "diag_embed", "diagonal"),
     *("expand", "flatten", "flip", "gather", "getitem", "index", "index_select", "lift_fresh_copy"),
-    *(
-        "mT",
-        "mean",
-        "movedim",
-        "narrow",
-        "permute",
-        "repeat",
-        "repeat_interleave",
-        "reshape",
-        "resolve_conj",
-        "roll",
-    ),
-    *("resolve_neg", "select", "slice", "split", "split_with_sizes", "squeeze", "sum", "t"),
-    *("transpose", "tril", "triu", "unbind", "unflatten", "unsqueeze", "unfold", "chunk"),
+    *("mT", "mean", "movedim", "narrow", "permute", "repeat", "repeat_interleave", "reshape"),
+    *("resolve_conj", "resolve_neg", "roll", "select", "slice", "split", "split_with_sizes"),
+    *("squeeze", "sum", "t", "transpose", "tril", "triu", "unbind", "unflatten", "unfold"),
+    "unsqueeze",
 )
 """Operators whose first argument alone is complex."""
 
