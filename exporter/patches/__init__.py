@@ -26,10 +26,20 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
+from torch import nn
+
 from linexport.errors import UnsupportedModelError
 from linexport.system.extensions import find_entry_points, load_entry_point, unusable
 
-__all__ = ["Patch", "Swap", "applied", "check_signature", "original", "patches"]
+__all__ = [
+    "Patch",
+    "Swap",
+    "applied",
+    "check_signature",
+    "modeling_files",
+    "original",
+    "patches",
+]
 
 
 log = logging.getLogger(__name__)
@@ -112,6 +122,19 @@ def applied(modules: Iterable[ModuleType]) -> Iterator[None]:
         log.info("%s.%s is swapped while the model is traced", holder.__name__, name)
     with _replaced([(*place, swap.replacement) for place, swap in places]):
         yield
+
+
+def modeling_files(model: nn.Module, known: bool = False) -> list[ModuleType]:
+    """Return the Python modules that the classes of a model are defined in.
+
+    Args:
+        model: the model.
+        known: only those of packages that patches were tried with.
+    """
+    names = dict.fromkeys(type(part).__module__ for part in model.modules())
+    packages = {tried.partition(" ")[0] for patch in patches() for tried in patch.tried}
+    kept = [name for name in names if not known or name.partition(".")[0] in packages]
+    return [sys.modules[name] for name in kept if not name.startswith("torch.")]
 
 
 def ignore_padding(modules: Iterable[ModuleType]) -> bool:

@@ -7,7 +7,7 @@ import inspect
 import logging
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from linexport.errors import BuildError, LinexportError, UnsupportedModelError
 from linexport.loaders.loaded_model import LoadedModel
 from linexport.models import torch_ops
+from linexport.patches import applied, modeling_files
 from linexport.patches.own_scans import own_scans
 from linexport.patches.packages import as_ops
 from linexport.patches.scans import as_loops, has_scans
@@ -143,7 +144,7 @@ def _unrolled(loaded: LoadedModel) -> str:
 
 def _export(loaded: LoadedModel) -> torch.export.ExportedProgram:
     step = loaded.decode_module
-    source, patched = step or loaded, step.patched() if step else as_ops(loaded.module)
+    source, patched = step or loaded, step.patched() if step else _patched(loaded.module)
     with torch.no_grad(), exporting(), patched, as_inverses():
         return torch.export.export(
             source.module,
@@ -152,6 +153,13 @@ def _export(loaded: LoadedModel) -> torch.export.ExportedProgram:
             dynamic_shapes=_by_parameter(source.module, len(source.args), source.dynamic_shapes),
             strict=False,
         )
+
+
+@contextlib.contextmanager
+def _patched(model: torch.nn.Module) -> Iterator[None]:
+    """Swap functions of packages, and of layers of libraries that a model is made of."""
+    with applied(modeling_files(model, known=True)), as_ops(model):
+        yield
 
 
 def _by_parameter(module: torch.nn.Module, count: int, dynamic_shapes: Any) -> Any:

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -32,12 +30,6 @@ CACHE = re.compile(r"\bCache\b")
 
 CACHE_NAMES = ("past_key_values", "cache_params")
 """Names of the parameter for the cache."""
-
-
-def modeling_files(model: nn.Module) -> list[ModuleType]:
-    """The Python modules that the classes of a model are defined in."""
-    names = dict.fromkeys(type(part).__module__ for part in model.modules())
-    return [sys.modules[name] for name in names if not name.startswith("torch.")]
 
 
 @contextmanager
@@ -104,7 +96,7 @@ class OriginalCausalModel(CausalModel):
     @property
     def ignores_padding(self) -> bool:
         """True if the library's code does not know which tokens are padding."""
-        return patches.ignore_padding(modeling_files(self.model))
+        return patches.ignore_padding(patches.modeling_files(self.model))
 
     def of_hidden_states(self, hidden_states: Tensor) -> Tensor:
         """The output of the head for what the decoder gives to it."""
@@ -122,7 +114,7 @@ class OriginalCausalModel(CausalModel):
             attention_mask: of these tokens.
         """
         rotary.reset(self.model)
-        with patches.original(modeling_files(self.model)):
+        with patches.original(patches.modeling_files(self.model)):
             output = self.model(
                 **given,
                 attention_mask=attention_mask,
@@ -158,6 +150,6 @@ class OriginalCausalModel(CausalModel):
 
     def step(self, input_ids: Tensor, attention_mask: Tensor, state: dict[str, Any]) -> Tensor:
         """Outputs, with the library's own cache kept in ``state``: for timing, none is padding."""
-        with patches.original(modeling_files(self.model)):
+        with patches.original(patches.modeling_files(self.model)):
             output = self.model(input_ids=input_ids, use_cache=True, **state)
         return self.head.result(output, attention_mask)

@@ -32,7 +32,6 @@ from linexport.loaders.hugging_face.cache import KEYS, VALUES, make_cache, prese
 from linexport.loaders.hugging_face.causal_model import (
     CausalModel,
     last_hidden_states,
-    modeling_files,
 )
 from linexport.loaders.hugging_face.heads import CAUSAL, HIDDEN, Head
 from linexport.loaders.hugging_face.vision.positions import (
@@ -162,7 +161,7 @@ class Streaming(CausalModel):
     @contextmanager
     def patched(self) -> Iterator[None]:
         """The library's functions swapped for linexport's; restored afterwards."""
-        files, model = modeling_files(self.model), self.model
+        files, model = patches.modeling_files(self.model), self.model
         with patches.applied(files), experts.applied(model), rotary.applied(model), as_ops(model):
             yield
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from linexport import patches
-from linexport.loaders.hugging_face.causal_model import OriginalCausalModel, modeling_files
+from linexport.loaders.hugging_face.causal_model import OriginalCausalModel
 from linexport.loaders.hugging_face.heads import Head
 from linexport.loaders.hugging_face.vision.positions import advances, embeddings, grid_positions
 from linexport.loaders.loaded_model import Images, VisionTower
@@ -54,7 +54,7 @@ class OriginalWithImages(OriginalCausalModel):
                 given["position_ids"] = grid_positions(steps, position_offsets, nothing)
         else:
             return super().forward(input_ids, attention_mask)
-        with patches.original(modeling_files(self.model)):
+        with patches.original(patches.modeling_files(self.model)):
             output = self.model(**given, attention_mask=attention_mask, use_cache=False)
         return self.head.result(output, attention_mask)
 
@@ -70,5 +70,5 @@ class OriginalWithImages(OriginalCausalModel):
     def _features(self, images: Images) -> Tensor:
         given = self._inputs(torch.zeros(1, 1), self._image_token, images)
         given.pop("mm_token_type_ids", None)
-        with patches.original(modeling_files(self.model)):
+        with patches.original(patches.modeling_files(self.model)):
             return torch.cat(list(self.model.get_image_features(**given).pooler_output))

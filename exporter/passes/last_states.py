@@ -1,0 +1,66 @@
+"""The last state of a linear Scan that gives every state -> the last of these.
+
+    h_T, H = Scan(h_t = a_t h_{t-1} + b_t)        ->        H = Scan(...),  h_T = H[T - 1]
+
+What reads the last state would keep the loop beside the operator that takes its place.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from linexport.graph.edit import is_read, producer
+from linexport.passes.contract import Pass, PassResult, rewrite_matches
+from linexport.passes.step_nodes import has_directions
+from linexport.recognise.scan_body import nonlinear_operator
+
+log = logging.getLogger(__name__)
+
+
+def run(graph: gs.Graph) -> PassResult:
+    """Read last states from all states, where a linear Scan gives these."""
+    return rewrite_matches(graph, _given, _gather, log)
+
+
+def _given(graph: gs.Graph, scan: gs.Node) -> dict[int, int] | None:
+    """Return the place of the output with all of a state, by that of its last one."""
+    if scan.op != "Scan" or has_directions(scan):
+        return None
+    outputs, count = scan.attrs["body"].outputs, len(scan.inputs) - scan.attrs["num_scan_inputs"]
+    read = [i for i in range(count) if is_read(graph, scan.outputs[i])]
+    if not read or nonlinear_operator(scan) is not None:
+        return None
+    every = {_original(outputs[i]).name: i for i in range(count, len(outputs))}
+    found = {i: every[name] for i in read if (name := _original(outputs[i]).name) in every}
+    return found or None
+
+
+def _original(tensor: gs.Tensor) -> gs.Tensor:
+    """Return what a value is a copy of."""
+    while (node := producer(tensor, "Identity")) is not None:
+        tensor = node.inputs[0]
+    return tensor
+
+
+def _gather(graph: gs.Graph, scan: gs.Node, found: dict[int, int]) -> None:
+    count = len(scan.inputs) - scan.attrs["num_scan_inputs"]
+    sides = scan.attrs.get("scan_output_axes") or [0] * (len(scan.outputs) - count)
+    place = next(i for i, node in enumerate(graph.nodes) if node is scan)
+    for state, output in found.items():
+        last, every = scan.outputs[state], scan.outputs[output]
+        scan.outputs[state] = gs.Variable(f"{last.name}/unread", last.dtype, last.shape)
+        index = gs.Constant(f"{last.name}/index", np.asarray(-1, np.int64))
+        attrs = {"axis": sides[output - count]}
+        node = gs.Node("Gather", f"{last.name}/Gather", attrs, [every, index], [last])
+        graph.nodes.insert(place + 1, node)
+
+
+PASS = Pass(
+    name="last_states",
+    stage="canonicalise",
+    ensures="the last state of a linear Scan is read from all states where it gives these",
+    run=run,
+)
