@@ -280,10 +280,11 @@ class Extremes(torch.nn.Module):
 
 
 class Subtracted(torch.nn.Module):
-    """Numbers minus integers."""
+    """Numbers minus integers, and bounds of both types."""
 
     def forward(self, x):
         n = torch.arange(x.shape[1])
+        x = x.clamp(min=-1, max=0.5) + torch.clamp(x, -0.5, 1)
         return x + (-5.0 - n) + torch.rsub(n, 1.5, alpha=2) + (2 - n)
 
 

@@ -1,8 +1,10 @@
-"""A number minus integers, which torch's exporter does not translate: integers become floats first.
+"""Integers beside floats, which torch's exporter does not translate: they become floats first.
 
-    1.5 - n        ->        1.5 - float(n)
+    1.5 - n                       ->        1.5 - float(n)
+    x.clamp(min=1, max=5e4)       ->        x.clamp(min=1.0, max=5e4)
 
-torch promotes them so when it runs; its exporter finds no ``aten.sub`` of a number and a tensor.
+torch promotes them so when it runs; its exporter finds no ``aten.sub`` of a number and a tensor,
+and no ``aten.clamp`` of bounds of two types.
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ SUBTRACTED = (torch.ops.aten.rsub.Scalar, torch.ops.aten.rsub.Tensor)
 
 
 def promote(program: torch.export.ExportedProgram) -> None:
-    """Promote the integers that are subtracted from numbers, in place."""
+    """Promote integers that are subtracted from numbers, and integer bounds, in place."""
     graph = program.graph
     for node in graph.nodes:
+        if node.target is torch.ops.aten.clamp.default and node.meta["val"].is_floating_point():
+            node.args = tuple(float(x) if type(x) is int else x for x in node.args)
+            node.kwargs = {k: float(x) if type(x) is int else x for k, x in node.kwargs.items()}
         result = node.meta.get("val")
         given = node.args[0].meta.get("val") if node.target in SUBTRACTED else None
         if given is None or result is None or given.dtype == result.dtype:
